@@ -1,12 +1,12 @@
-"""The functions that model code calls on a device, each in several versions of one name and signature.
+"""Functions that model code calls on a device, each in several versions of one name and signature.
 
-`reference` is plain torch: it defines what every function means, runs on any device, and the faster packages are tested
-against it. A faster package need not have every function: `load` takes each from the first package that has it.
+`reference` is plain torch: it defines the meaning of every function, runs on any device, and the faster packages are
+tested against it. A faster package need not have every function: `load` takes each from the first package that has it.
 
-A package here offers any of FUNCTIONS, and `unavailable() -> str | None`: why none of them can run on this machine
-(the extension is not built, the CPU lacks an instruction), or None. `prepare_linear` and `linear` come together, so do
-`prepare_quantized_linear` and `quantized_linear`, `prepare_experts` and `experts`, `prepare_head_linear` and
-`head_linear`, `prepare_low_rank`, `put_low_rank`, `add_low_rank` and `embed_low_rank`, `best_of_part` and
+A package offers any of FUNCTIONS, and `unavailable() -> str | None`: why none of them can run on this machine (the
+extension is not built, the CPU lacks an instruction), or None. Some functions come together: `prepare_linear` and
+`linear`; `prepare_quantized_linear` and `quantized_linear`; `prepare_experts` and `experts`; `prepare_head_linear` and
+`head_linear`; `prepare_low_rank`, `put_low_rank`, `add_low_rank` and `embed_low_rank`; `best_of_part` and
 `best_of_parts`.
 """
 
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # what builds the kernels has no torch
+if TYPE_CHECKING:  # the build of the kernels has no torch
     from torch import Tensor
 
 FUNCTIONS = (
@@ -56,13 +56,13 @@ FUNCTIONS = (
     "log_softmax",
 )
 
-# By device type, best first. Names are imported only when that device is asked for.
+# By device type, fastest first. Imported only for that device.
 PACKAGES: dict[str, tuple[str, ...]] = {
     "cpu": ("quire.kernels.cpu", "quire.kernels.reference"),
     "cuda": ("quire.kernels.triton", "quire.kernels.reference"),
 }
 
-# The same where a row must have the same bits in any batch; the reference then serves for what it does row by row.
+# Batch-invariant packages; the reference is used for functions that it computes row by row.
 BATCH_INVARIANT: dict[str, tuple[str, ...]] = {
     "cpu": PACKAGES["cpu"],
     "cuda": ("quire.kernels.triton.batch_invariant", *PACKAGES["cuda"]),
@@ -71,7 +71,7 @@ BATCH_INVARIANT: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Ops:
-    """One choice of every function. Shapes, dtypes and meaning: the docstrings in kernels/reference."""
+    """One implementation of every function. Shapes, dtypes and meaning: the docstrings in kernels/reference."""
 
     prepare_linear: Callable[[Tensor, Tensor | None], Any]
     linear: Callable[[Tensor, Any], Tensor]
@@ -105,12 +105,12 @@ class Ops:
     digit_sums: Callable[..., Tensor]
     mask_logits: Callable[..., None]
     log_softmax: Callable[[Tensor], Tensor]
-    sources: dict[str, str]  # function -> package it came from
-    refused: dict[str, str]  # package -> why it was passed over
+    sources: dict[str, str]  # function -> package of its implementation
+    refused: dict[str, str]  # package -> why it was not used
 
 
 def load(device: str, packages: tuple[str, ...] = ()) -> Ops:
-    """The best functions for `device` ("cpu" or "cuda"), or those of `packages` in that order."""
+    """Returns the fastest functions for `device` ("cpu" or "cuda"), or those of `packages` in that order."""
     refused: dict[str, str] = {}
     usable: list[ModuleType] = []
     for name in packages or PACKAGES[device]:
@@ -128,8 +128,11 @@ def load(device: str, packages: tuple[str, ...] = ()) -> Ops:
 
 
 def set_num_threads(ops: Ops, count: int) -> None:
-    """Threads that compute on the CPU. A compiled package has a pool of its own; torch's would spin beside it and take
-    the cores away (measured: 27.7 s instead of 2.4 s for one file of tests)."""
+    """Sets the number of CPU threads.
+
+    A compiled package has its own pool; torch's would spin in parallel and take the cores away (measured: 27.7 s
+    instead of 2.4 s for one file of tests).
+    """
     pools = [find(package)[0] for package in set(ops.sources.values())]
     import torch
 
@@ -140,7 +143,7 @@ def set_num_threads(ops: Ops, count: int) -> None:
 
 
 def find(package: str) -> tuple[ModuleType | None, str]:
-    """The package if its functions can run here, else None and why not."""
+    """Returns the package if its functions can run here, else None and the reason."""
     try:
         module = importlib.import_module(package)
         reason = module.unavailable()

@@ -1,6 +1,6 @@
-"""Values by the compute capability of a GPU: tuning constants of kernels, and what a generation can do. Needs no torch.
+"""Values by the compute capability of a GPU: tuning constants of kernels, and features of a generation. Needs no torch.
 
-A kernel has one table, beside its launch (kernels/README.md, "Another GPU generation").
+A kernel has one table, next to its launch (docs/design/kernels.md, "Another GPU generation").
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 @functools.cache
 def gpu_capability() -> Capability:
-    """Returns the capability that Triton compiles for; SM90 where no GPU is present, as in Triton's interpreter."""
+    """Returns the capability that Triton compiles for; SM90 without a GPU, as in Triton's interpreter."""
     from triton.runtime import driver
 
     try:
@@ -31,11 +31,13 @@ def gpu_capability() -> Capability:
 
 
 class ByCapability(Generic[T]):
-    """Rows of values by capability. A GPU has the row of the newest capability that is not newer than its own; one that
-    is older than all rows has the oldest."""
+    """Table of values by capability.
+
+    A GPU uses the row of the newest capability that is not newer than its own, or the oldest row.
+    """
 
     def __init__(self, rows: Mapping[Capability, T]) -> None:
-        """`rows`: not empty."""
+        """Takes the rows, at least one."""
         self.rows = dict(sorted(rows.items()))
 
     def of(self, capability: Capability) -> T:

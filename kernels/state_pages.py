@@ -1,9 +1,9 @@
-"""Where the states of recurrent layers lie: in the pages that hold other layers' keys and values.
+"""Layout of recurrent states in the pages that hold other layers' keys and values.
 
-A page has two parts of one size, which are a block's keys and its values in layers with attention. A recurrent layer
-has in the first the last inputs of its convolution, then the states of its first heads, in the second those of the
-others; all of it float32, whatever the model's dtype: a state is the sum of all that came before. Numbers of heads are
-chosen so that the larger part is as small as can be. Needs no torch.
+A page has two parts of one size, a block's keys and its values in layers with attention. A recurrent layer stores in
+the first the last inputs of its convolution, then the states of its first heads, and in the second the other heads'
+states. Everything is float32, independent of the model's dtype, because a state sums over the whole past. The numbers
+of heads minimize the larger part. Needs no torch.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # sizes are also read where there is no torch
+if TYPE_CHECKING:  # sizes are also read without torch
     from torch import Tensor
 
 WORD_BYTES = 4
@@ -23,7 +23,7 @@ class StateShape:
     """Sizes of one layer's state."""
 
     num_channels: int  # of the convolution
-    conv_width: int  # tokens that it sees, the present one included
+    conv_width: int  # tokens it covers, including the current one
     num_heads: int
     key_dim: int
     value_dim: int
@@ -35,7 +35,7 @@ class StateShape:
 
     @property
     def head_words(self) -> int:
-        """Of a head's state, [key_dim, value_dim]."""
+        """Words of a head's state, [key_dim, value_dim]."""
         return self.key_dim * self.value_dim
 
     @property
@@ -44,12 +44,12 @@ class StateShape:
 
     @cached_property
     def num_first(self) -> int:
-        """Heads whose states are in the first part."""
+        """Number of heads with states in the first part."""
         return min(range(self.num_heads + 1), key=self._larger_part)
 
     @cached_property
     def part_words(self) -> int:
-        """What each part must have room for."""
+        """Words that each part has to hold."""
         return self._larger_part(self.num_first)
 
     def _larger_part(self, num_first: int) -> int:
@@ -59,21 +59,21 @@ class StateShape:
 
 @dataclass(frozen=True, slots=True)
 class StatePages:
-    """A layer's share of all pages."""
+    """View of one layer's part of all pages."""
 
-    first: Tensor  # float32 [num_blocks, words], rows side by side, at least part_words of each
+    first: Tensor  # float32 [num_blocks, words], contiguous rows of at least part_words
     second: Tensor  # the same
     shape: StateShape
 
     @property
     def inputs(self) -> Tensor:
-        """[num_blocks, conv_width - 1, num_channels]"""
+        """Inputs of the convolution, [num_blocks, conv_width - 1, num_channels]."""
         shape = self.shape
         return self.first[:, : shape.num_inputs].unflatten(1, (shape.conv_width - 1, shape.num_channels))
 
     @property
     def heads(self) -> tuple[Tensor, Tensor]:
-        """[num_blocks, number of heads, key_dim, value_dim]: of the first heads, and of the others."""
+        """States of the first heads and of the others, [num_blocks, number of heads, key_dim, value_dim]."""
         shape = self.shape
         size = (shape.key_dim, shape.value_dim)
         end = shape.num_inputs + shape.num_first * shape.head_words

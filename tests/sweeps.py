@@ -32,7 +32,7 @@ SWEEPS = {
 
 # How many cases of a test stay; the others are `slow`.
 FIRST_CASES = {
-    "tests/batch_invariance/test_interpreted.py::test_logits_are_the_same_bits_in_steps_of_all_kinds": 1,
+    "tests/batch_invariance/test_interpreted.py::test_logits_are_bit_identical_in_steps_of_all_kinds": 1,
     "tests/chaos/test_keys.py::test_files_that_are_torn_or_gone_leave_the_old_ones_in_force": 1,
     "tests/chaos/test_network.py::test_a_cut_connection_costs_a_pause": 1,
     "tests/chaos/test_schedulers.py::test_the_scheduler_is_killed": 1,
@@ -45,13 +45,13 @@ FIRST_CASES = {
     "tests/services/worker/ranks/test_expert_parallel.py::test_experts_that_move_at_every_step_say_the_same": 2,
     "tests/services/worker/ranks/test_expert_parallel.py::test_ranks_with_whole_experts_say_what_one_does": 3,
     "tests/services/worker/ranks/test_sharding.py::test_two_ranks_say_what_one_does": 8,
-    "tests/spec_decode/test_prefix_parts.py::test_preempted_sequences_say_the_same": 2,
-    "tests/spec_decode/test_prefix_parts.py::test_the_same_texts_with_hardly_anything_computed_again": 2,
+    "tests/spec_decode/test_prefix_parts.py::test_preempted_sequences_generate_the_same": 2,
+    "tests/spec_decode/test_prefix_parts.py::test_the_same_texts_with_little_recomputation": 2,
 }
 
 # Of the slow ones, too, only so many stay where each case takes half a minute; the others are `sweep`.
 FIRST_SLOW_CASES = {
-    "tests/batch_invariance/test_interpreted.py::test_logits_are_the_same_bits_in_steps_of_all_kinds": 2,
+    "tests/batch_invariance/test_interpreted.py::test_logits_are_bit_identical_in_steps_of_all_kinds": 2,
     "tests/chaos/test_attach.py::test_a_frontend_is_killed_and_its_streams_go_on_at_another": 1,
     "tests/chaos/test_handover.py::test_streams_survive": 2,
     "tests/chaos/test_keys.py::test_a_certificate_that_has_expired_is_a_pause_until_there_is_another": 1,

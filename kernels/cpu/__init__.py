@@ -1,4 +1,4 @@
-"""The functions of kernels in compiled C++ (build.py), for CPUs. README.md: how a row keeps its bits in any batch."""
+"""Functions of kernels in compiled C++ (build.py), for CPUs; docs/design/cpu-kernels.md explains batch invariance."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Imported on first use: what builds and finds the library (build.py, first_start.py) has no torch yet."""
+    """Imports functions on first use: build.py and first_start.py run without torch."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     rooms = {

@@ -1,7 +1,7 @@
 """Compiles the library: `python -m quire.kernels.cpu.build [--arch ARCH] [--compiler CXX]`.
 
-Only what changed is compiled: an object's name carries a digest of its source, the headers and the flags, and for
-`native` of this CPU. Without a compiler nothing is built, which is no error: kernels.load then takes the reference.
+Compiles only changed files: an object's name contains a digest of its source, the headers and the flags, and with
+`native` of this CPU. Without a compiler nothing is built, which is no error: kernels.load then uses the reference.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def find_compiler(wanted: str | None = None) -> str | None:
 
 
 def build(compiler: str, arch: str, directory: Path = built.BUILD) -> int:
-    """Brings `directory` up to date; how many files had to be compiled."""
+    """Brings `directory` up to date; returns how many files were compiled."""
     directory.mkdir(parents=True, exist_ok=True)
     flags = (*FLAGS, *WARNINGS, target(arch))
     context = digest(
@@ -84,7 +84,7 @@ def build(compiler: str, arch: str, directory: Path = built.BUILD) -> int:
 
 
 def remove_objects(directory: Path) -> None:
-    """Where nothing will be compiled again, only the library is of use."""
+    """Removes object files where nothing will be compiled again."""
     for path in directory.glob("*.o"):
         path.unlink()
 
@@ -94,14 +94,14 @@ def target(arch: str) -> str:
 
 
 def needs(compiler: str, arch: str) -> list[str]:
-    """CPU features that code compiled for `arch` may use, by the names of /proc/cpuinfo."""
+    """Returns the CPU features that code for `arch` may use, by their names in /proc/cpuinfo."""
     macros = run(compiler, target(arch), "-dM", "-E", "-x", "c++", os.devnull).split()
     named = sorted(feature for macro, feature in processor.FEATURE_MACROS.items() if macro in macros)
     return named if named or arch != "native" else list(processor.features())
 
 
 def header_folders() -> list[str]:
-    """As flags."""
+    """Returns the compiler flags for the header folders."""
     return sorted({f"-I{header.parent}" for header in built.headers()})
 
 
@@ -114,7 +114,7 @@ def compile_source(compiler: str, flags: tuple[str, ...], source: Path, target: 
 def link(compiler: str, objects: list[Path], library: Path) -> None:
     unfinished = library.with_suffix(f".{os.getpid()}")
     run(compiler, "-shared", "-pthread", *map(str, objects), "-o", str(unfinished))
-    unfinished.replace(library)  # a process that has the old one open keeps it
+    unfinished.replace(library)  # running processes keep the old file
 
 
 def run(*command: str) -> str:

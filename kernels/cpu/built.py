@@ -1,4 +1,4 @@
-"""The library as it lies on disk: where, made from what, and whether it suits this machine."""
+"""Compiled library on disk: its location, its sources, and whether it suits this machine."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ STAMP = "stamp.json"
 
 
 def cached() -> Path:
-    """Where a first start compiles to, for these sources and this CPU: a folder of the user's cache."""
+    """Returns the folder of the user's cache that a first start compiles to, for these sources and this CPU."""
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(home) / "quire" / "kernels" / digest(source_digest(), platform.machine(), *processor.features())
 
 
 def suitable() -> Path | None:
-    """The directory of a library that may be loaded here, or None."""
+    """Returns the directory of a library that can be loaded here, or None."""
     return next((directory for directory in (BUILD, cached()) if unsuitable(directory) is None), None)
 
 
@@ -37,7 +37,7 @@ def headers() -> list[Path]:
 
 
 def _found(pattern: str) -> list[Path]:
-    """By name: which folder a file lies in changes nothing of what it is compiled to."""
+    """Returns matching files sorted by name; their folder does not affect the compiled result."""
     return sorted(SOURCES.rglob(pattern), key=lambda path: path.name)
 
 
@@ -46,7 +46,7 @@ def read_headers() -> bytes:
 
 
 def source_digest() -> str:
-    """Of all that the library is made from, flags aside."""
+    """Returns the digest of all sources of the library, without flags."""
     return digest(read_headers(), *(path.read_bytes() for path in sources()))
 
 
@@ -59,7 +59,7 @@ def digest(*parts: str | bytes) -> str:
 
 
 def read_stamp(directory: Path) -> dict[str, object]:
-    """What the build in `directory` was made from and for; empty if there is none."""
+    """Returns what the build in `directory` was compiled from and for; empty if there is none."""
     try:
         return json.loads((directory / STAMP).read_text())
     except (OSError, ValueError):
@@ -67,7 +67,7 @@ def read_stamp(directory: Path) -> dict[str, object]:
 
 
 def unsuitable(directory: Path = BUILD) -> str | None:
-    """Why the library in `directory` must not be loaded here, or None."""
+    """Returns why the library in `directory` must not be loaded here, or None."""
     stamp = read_stamp(directory)
     if not stamp or not (directory / LIBRARY).exists():
         return "not built: python -m quire.kernels.cpu.build"

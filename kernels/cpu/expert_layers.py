@@ -18,7 +18,7 @@ Tensor = torch.Tensor
 
 @dataclass(frozen=True, slots=True)
 class PackedExperts:
-    """Weights in tiles (linear.h), expert by expert. The numbers stand ready for the call."""
+    """Expert weights in tiles (linear.h), with the arguments of the call precomputed."""
 
     dtype: torch.dtype
     code: int
@@ -30,11 +30,11 @@ class PackedExperts:
     gate_up_bias: int | None
     down: int
     down_bias: int | None
-    owners: tuple[Tensor | None, ...]  # keep the memory behind the pointers
+    owners: tuple[Tensor | None, ...]  # keep the memory of the pointers alive
 
     @property
     def by_expert(self) -> tuple[Tensor, ...]:
-        """As quire.kernels.reference.ExpertsWeight has it: tiles as bytes."""
+        """Weights by expert as in quire.kernels.reference.ExpertsWeight; tiles as bytes."""
         kept = (owner for owner in self.owners if owner is not None)
         return tuple(owner.view(self.num_experts, -1) for owner in kept)
 
@@ -92,7 +92,7 @@ def prepare_experts(
 
 
 def _packed(code: int, weights: Tensor) -> tuple[int, Tensor]:
-    """Where the tiles of the first expert begin, and the memory that they are in."""
+    """Returns the address of the first expert's tiles, and the memory that contains them."""
     num_experts, out_features, in_features = weights.shape
     each = LIBRARY.quire_packed_bytes(code, out_features, in_features)
     memory = aligned(num_experts * each)
@@ -153,7 +153,7 @@ def experts(
 
 
 def _addresses(added: ExpertAdditions | None, packed: PackedExperts) -> tuple[int | None, ...]:
-    """Of the two tables, and of the rows' count, tokens and adapters."""
+    """Returns the addresses of both tables and of the rows' count, tokens and adapters."""
     if added is None:
         return (None,) * 5
     assert not packed.gate.limit

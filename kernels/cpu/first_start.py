@@ -1,4 +1,4 @@
-"""Compiles the library at the first start on a machine, into the user's cache, where no build fits its CPU."""
+"""Compiles the library into the user's cache at the first start on a machine without a suitable build."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from quire.kernels.cpu import build, built
 
 
 def ensure(report: Callable[[str], None]) -> bool:
-    """Whether a library fits this machine now; if none does, `report` was told why and what that costs.
+    """Returns whether a library suits this machine, compiling one if necessary; `report` receives reason and
+    consequence.
 
-    To be called before anything of quire.kernels.cpu is loaded. Processes that start together compile it once.
+    Call before anything of quire.kernels.cpu is loaded. Processes that start concurrently compile it once.
     """
     if built.suitable() is not None:
         return True

@@ -1,6 +1,6 @@
-"""The functions of kernels, on the compiled library. Meaning, shapes and dtypes: kernels/reference.
+"""The functions of kernels on the compiled library. Meaning, shapes and dtypes: kernels/reference.
 
-What the library does not compute in (float16, mixed dtypes) goes to the reference. Tensors are dense where it says so.
+Unsupported dtypes (float16, mixed ones) use the reference. Tensors are dense where noted.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def dense(*tensors: Tensor) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class PackedWeight:
-    """A weight in tiles (linear.h). The numbers stand ready for the call."""
+    """Weight in tiles (linear.h), with the arguments of the call precomputed."""
 
     dtype: torch.dtype
     code: int
@@ -34,11 +34,11 @@ class PackedWeight:
     out_features: int
     pointer: int
     bias_pointer: int | None
-    owners: tuple[Tensor | None, ...]  # keep the memory behind the pointers
+    owners: tuple[Tensor | None, ...]  # keep the memory of the pointers alive
 
 
 def aligned(num_bytes: int) -> Tensor:
-    """Memory that begins where tiles may; the tensor is as long as they are, so that copying it copies them."""
+    """Allocates memory with the alignment of tiles, as a tensor of exactly that length, so that it can be copied."""
     memory = torch.empty(num_bytes + ALIGNMENT, dtype=torch.uint8)
     return memory[-memory.data_ptr() % ALIGNMENT :][:num_bytes]
 

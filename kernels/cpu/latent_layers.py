@@ -15,7 +15,7 @@ Tensor = torch.Tensor
 
 @dataclass(frozen=True, slots=True)
 class PackedHeads:
-    """A weight of each head in tiles (linear.h), one after the other."""
+    """Weights of all heads in tiles (linear.h), concatenated."""
 
     dtype: torch.dtype
     code: int
@@ -23,7 +23,7 @@ class PackedHeads:
     in_features: int
     out_features: int
     pointer: int
-    memory: Tensor  # behind the pointer
+    memory: Tensor  # memory of the pointer
 
 
 def prepare_head_linear(weight: Tensor) -> PackedHeads | Tensor:

@@ -13,19 +13,20 @@ from quire.kernels.cpu.native import DTYPES, LIBRARY, calls
 from quire.kernels.reference.low_rank import MOST_RANK, AdaptedRows, LowRankAddition, LowRankWeights
 
 Tensor = torch.Tensor
-NUM_WORDS = 5  # of LowRank in low_rank.cpp
+NUM_WORDS = 5  # words of LowRank in low_rank.cpp
 
 
 @dataclass(frozen=True, slots=True)
 class PackedLowRanks:
-    """`table` [num_adapters, NUM_WORDS]: addresses of down, up, spans and gains, and the ranks; 0: there is none."""
+    """Adapters of a layer; `table` [num_adapters, NUM_WORDS] has addresses of down, up, spans and gains, and ranks; 0:
+    none."""
 
     dtype: torch.dtype
     code: int
     in_features: int
     sizes: tuple[int, ...]
     table: Tensor
-    owners: dict[int, tuple[object, ...]] = field(default_factory=dict)  # keep the memory behind the addresses
+    owners: dict[int, tuple[object, ...]] = field(default_factory=dict)  # keep the memory of the addresses alive
 
     @property
     def out_features(self) -> int:
@@ -65,7 +66,7 @@ def put_low_rank(weights: PackedLowRanks | LowRankWeights, number: int, update: 
     assert down.dtype is up.dtype is weights.dtype
     packed = prepare_linear(down, None), prepare_linear(up, None)
     assert all(type(part) is PackedWeight for part in packed)
-    spans = torch.zeros(weights.out_features, 2, dtype=torch.int64)  # more than there are blocks
+    spans = torch.zeros(weights.out_features, 2, dtype=torch.int64)  # upper bound of the number of blocks
     sizes = weights.code, weights.out_features, down.size(0)
     LIBRARY.quire_low_rank_spans(*sizes, up.contiguous().data_ptr(), spans.data_ptr())
     gains = update.gains
@@ -76,8 +77,8 @@ def put_low_rank(weights: PackedLowRanks | LowRankWeights, number: int, update: 
 
 
 def fused(update: LowRankAddition, sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Of a layer's projections: `down` [ranks of all, one after the other, in_features], and `up` [out_features of all,
-    the same ranks], blocks along the diagonal."""
+    """Fuses a layer's projections: `down` [sum of ranks, in_features] and block-diagonal `up` [sum of out_features, sum
+    of ranks]."""
     downs = [pair[0] for pair in update.pairs if pair is not None]
     up = torch.zeros(sum(sizes), sum(len(down) for down in downs), dtype=downs[0].dtype)
     row = column = 0

@@ -1,4 +1,4 @@
-"""The compiled library, bound with ctypes. Calls release the GIL."""
+"""Bindings of the compiled library by ctypes. Calls release the GIL."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from quire.kernels.cpu import built, processor
 I32 = npt.NDArray[np.int32]
 Rows = npt.NDArray[np.int64]
 
-# Arguments by letter, in the order of the entry points: n: rows, which differ from replay to replay of a tape;
+# Arguments by letter, in the order of the entry points: n: rows, which vary between replays of a tape;
 # i: another integer; f: a float; p: a pointer or None.
 SIGNATURES = {
     "add_low_rank": "iiipppppp",
@@ -41,13 +41,13 @@ SIGNATURES = {
 }
 _TYPES = {"n": ctypes.c_int64, "i": ctypes.c_int64, "f": ctypes.c_double, "p": ctypes.c_void_p}
 
-# Dtypes that the library computes in, by their number there. Anything else goes to the reference: the look-up that
-# tells float32 from bfloat16 is the one that finds out.
+# Dtypes that the library supports, by their number there. Others use the reference, as detected by the look-up that
+# distinguishes float32 from bfloat16.
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 
 
 def load() -> tuple[ctypes.CDLL | None, str | None]:
-    """The library, or None and why it cannot be used."""
+    """Returns the library, or None and why it cannot be used."""
     directory = built.suitable()
     if directory is None:
         return None, built.unsuitable()
@@ -85,7 +85,7 @@ def declare(library: ctypes.CDLL, name: str, result: type | None, *arguments: ty
 
 LIBRARY, UNAVAILABLE = load()
 
-# What the functions call: the entry points and the allocation of results. A tape puts its own here while it records.
+# Entry points and allocators that the functions call; a tape replaces them while it records.
 calls = SimpleNamespace(empty=torch.empty, empty_like=torch.empty_like)
 if LIBRARY is not None:
     LIBRARY.quire_set_num_threads(processor.usable_cores())
@@ -98,8 +98,11 @@ def unavailable() -> str | None:
 
 
 def ends_of_matches(tokens: I32, slots: Rows, lengths: I32, shortest: int, longest: int) -> I32:
-    """For each of `slots` (rows of `tokens`, of which the first `lengths` count) where the earliest of the longest
-    earlier occurrences of its last `shortest` to `longest` tokens ends; 0: nowhere. Only where the library is there."""
+    """Returns where the earliest of the longest earlier matches of each slot's last tokens ends; 0: no match.
+
+    Rows `slots` of `tokens` have `lengths` valid tokens; matches have `shortest` to `longest` tokens. Requires the
+    library.
+    """
     assert LIBRARY is not None
     assert tokens.strides[1] == tokens.itemsize
     slots, lengths = np.ascontiguousarray(slots, np.int64), np.ascontiguousarray(lengths, np.int32)
@@ -112,7 +115,8 @@ def ends_of_matches(tokens: I32, slots: Rows, lengths: I32, shortest: int, longe
 
 
 def set_num_threads(threads: int) -> None:
-    """Threads that share a kernel's work, the caller's included. Between kernels only. Results do not depend on it."""
+    """Sets the threads that share a kernel's work, including the caller; call between kernels. Results do not depend on
+    it."""
     assert threads >= 1, threads
     if LIBRARY is not None:
         LIBRARY.quire_set_num_threads(threads)
@@ -123,14 +127,17 @@ def num_threads() -> int:
 
 
 def prefer_huge_pages(memory: torch.Tensor) -> torch.Tensor:
-    """For a KV cache, before anything is written to it: attention over long contexts then misses the TLB less."""
+    """Requests huge pages for a KV cache before its first write: attention over long contexts then has fewer TLB
+    misses."""
     if LIBRARY is not None:
         LIBRARY.quire_prefer_huge_pages(memory.data_ptr(), memory.nbytes)
     return memory
 
 
 def populate(memory: torch.Tensor, begin: int, end: int) -> None:
-    """Asks the system for the pages of these bytes of it, which the first write would otherwise wait for. Contents
-    stay; other threads may use the memory meanwhile."""
+    """Pre-faults the pages of these bytes, which the first write would otherwise wait for.
+
+    Contents are kept; other threads may use the memory meanwhile.
+    """
     if LIBRARY is not None and begin < end:
         LIBRARY.quire_populate(memory.data_ptr() + begin, end - begin)

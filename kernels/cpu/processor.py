@@ -1,4 +1,4 @@
-"""What this machine's CPU can do, and how many of its cores are ours."""
+"""Features of this machine's CPU, and the cores this process may use."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 import os
 from pathlib import Path
 
-# What a compiler defines when it may use a feature -> that feature in /proc/cpuinfo.
+# Compiler macro of a feature -> its name in /proc/cpuinfo.
 FEATURE_MACROS = {
     "__SSE3__": "pni",
     "__SSSE3__": "ssse3",
@@ -41,7 +41,7 @@ FEATURE_MACROS = {
 
 
 def features(cpuinfo: Path = Path("/proc/cpuinfo")) -> tuple[str, ...]:
-    """Sorted names; empty where the system does not tell."""
+    """Returns sorted feature names; empty if the system does not list them."""
     try:
         lines = cpuinfo.read_text().splitlines()
     except OSError:
@@ -51,7 +51,7 @@ def features(cpuinfo: Path = Path("/proc/cpuinfo")) -> tuple[str, ...]:
 
 
 def usable_cores() -> int:
-    """Physical cores that this process may use, by its affinity and its cgroup's quota."""
+    """Returns the physical cores that this process may use, by its affinity and cgroup quota."""
     allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
     cores = {_siblings(cpu) for cpu in allowed}
     return max(1, math.ceil(min(len(cores), _quota())))
@@ -65,7 +65,7 @@ def _siblings(cpu: int) -> str:
 
 
 def _quota() -> float:
-    """CPUs' worth of time that the cgroup (v2) grants."""
+    """Returns the CPUs granted by the cgroup (v2)."""
     try:
         granted, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
     except (OSError, ValueError):

@@ -1,8 +1,8 @@
 """Products with quantized weights: kernels/reference/quantized_linear.py.
 
-Codes are kept as they are for x in bfloat16, on processors that can look them up in registers (codes.h), and x stays as
-it is. Integers of 8 bits meet such activations where the weight says so, its scales are those of whole rows, and the
-processor multiplies them (integer_linear.cpp). Elsewhere weights are widened once, when they are loaded.
+For x in bfloat16, on processors that can look codes up in registers (codes.h), codes stay packed and x stays as it is.
+8-bit integers are multiplied with quantized activations if the weight requests it, its scales are per row, and the
+processor supports it (integer_linear.cpp). Otherwise weights are dequantized once, at load.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ from quire.kernels.reference.linear import LinearWeight
 from quire.kernels.reference.quantized_linear import QuantizedWeight
 
 Tensor = torch.Tensor
-WIDTH = 32  # columns: groups are whole multiples
+WIDTH = 32  # columns; groups are multiples of it
 FP8 = torch.float8_e4m3fn
-PANEL = 8  # blocks of columns that lie side by side: quantized_linear.cpp
-LONGEST = 2**17  # columns: products of integers add up in 32 bits
-HALF = 0.5  # by which the magnitudes of integers of 8 bits are too large
+PANEL = 8  # interleaved blocks of columns (quantized_linear.cpp)
+LONGEST = 2**17  # columns; integer products accumulate in 32 bits
+HALF = 0.5  # offset of 8-bit integer magnitudes
 
 
 @dataclass(frozen=True, slots=True)
 class PackedCodes:
-    """The numbers stand ready for the call."""
+    """Weight with codes looked up in a table; the arguments of the call are precomputed."""
 
     bits: int
     in_features: int
     out_features: int
     group_size: int
-    zero: float  # of all groups, where they have none of their own
+    zero: float  # common zero point, without per-group ones
     pointers: tuple[int | None, ...]  # codes, scales, zeros, table, bias
     order: int | None
-    owners: tuple[Tensor | None, ...]  # keep the memory behind the pointers
+    owners: tuple[Tensor | None, ...]  # keep the memory of the pointers alive
 
 
 @dataclass(frozen=True, slots=True)
 class PackedEightBits:
-    """Of 8 bits, for activations that become such."""
+    """8-bit weight multiplied with 8-bit activations."""
 
     in_features: int
     out_features: int
@@ -110,8 +110,7 @@ def _pointers(tensors: tuple[Tensor | None, ...]) -> tuple[int | None, ...]:
 
 
 def _by_table(weight: QuantizedWeight) -> tuple[Tensor, Tensor | None, float, Tensor]:
-    """uint8 codes; what is subtracted, float32 zeros of groups or else one of all; the bfloat16 values that codes are
-    looked up in."""
+    """Returns uint8 codes, zero points (float32 per group, else one for all) and the table of bfloat16 values."""
     codes, zeros = weight.codes, None if weight.zeros is None else weight.zeros.float()
     if weight.bits == 4 and weight.table is not None:
         return codes, zeros, 0.0, weight.table.bfloat16()
@@ -121,7 +120,7 @@ def _by_table(weight: QuantizedWeight) -> tuple[Tensor, Tensor | None, float, Te
         return codes.view(torch.uint8), zeros, 0.0, torch.arange(128, dtype=torch.uint8).view(FP8).bfloat16()
     else:
         moved, table = HALF, torch.arange(128) + HALF
-        if codes.dtype is torch.uint8:  # what is above 127 is negative where there is a sign
+        if codes.dtype is torch.uint8:  # signed codes above 127 are negative
             codes, moved = (codes ^ 0x80).view(torch.int8), HALF - 128
         codes = torch.where(codes < 0, codes ^ 0x7F, codes).view(torch.uint8)
     if zeros is None:
@@ -131,26 +130,27 @@ def _by_table(weight: QuantizedWeight) -> tuple[Tensor, Tensor | None, float, Te
 
 
 def _nibbles(codes: Tensor, lanes: int) -> Tensor:
-    """[out_features, in_features] -> [blocks, units, 64]: lanes of pairs of words of 16 bits, four steps in each"""
+    """Interleaves [out_features, in_features] to [blocks, units, 64]: lanes of pairs of 16-bit words, four steps in
+    each."""
     pairs = codes.view(codes.size(0) // lanes, lanes, -1, 4, 2).permute(0, 2, 1, 4, 3).int()
     words = pairs[..., 0] | pairs[..., 1] << 4 | pairs[..., 2] << 8 | pairs[..., 3] << 12
     return words.to(torch.int16).contiguous().view(torch.uint8).view(*words.shape[:2], -1)
 
 
 def _bytes(codes: Tensor, lanes: int) -> Tensor:
-    """[out_features, in_features] -> [blocks, units, 64]: quarters of 2 steps of their columns' pairs"""
+    """Interleaves [out_features, in_features] to [blocks, units, 64]: quarters of 2 steps of their columns' pairs."""
     pairs = codes.view(codes.size(0) // lanes, 4, lanes // 4, -1, 2, 2)
     return pairs.permute(0, 3, 1, 4, 2, 5).flatten(2)
 
 
 def _by_block(values: Tensor, lanes: int) -> Tensor:
-    """[out_features, groups] -> [panels, groups, blocks of the panel, lanes], flat"""
+    """Interleaves [out_features, groups] to [panels, groups, blocks of the panel, lanes], flat."""
     padded = torch.nn.functional.pad(values, (0, 0, 0, -values.size(0) % lanes))
     return _in_panels(padded.view(-1, lanes, values.size(1)).transpose(1, 2))
 
 
 def _in_panels(blocks: Tensor) -> Tensor:
-    """[blocks, n, m] -> [panels, n, blocks of the panel, m], flat; the last panel may have fewer"""
+    """Interleaves [blocks, n, m] to [panels, n, blocks of the panel, m], flat; the last panel may have fewer blocks."""
     return torch.cat([panel.transpose(0, 1).flatten() for panel in blocks.split(PANEL)])
 
 

@@ -112,8 +112,10 @@ def _scan(
     seq_lens: Tensor,
     block_size: int,
 ) -> Tensor:
-    """Calls the library's scan over states. `by_token`: qkv and what else tokens have, as the library takes it;
-    `by_head`: rates and biases of steps, float32."""
+    """Calls the library's scan over states.
+
+    `by_token`: qkv and other per-token inputs in the library's order; `by_head`: rates and step biases, float32.
+    """
     qkv, shape = by_token[0], pages.shape
     assert all(tensor.dtype is qkv.dtype and tensor.stride(1) == 1 for tensor in by_token)
     assert all(tensor.dtype is torch.float32 for tensor in by_head)

@@ -1,4 +1,4 @@
-"""A forward pass as a list of calls that C replays: what a CUDA graph is to a GPU. README.md shows its use."""
+"""Forward pass as a list of calls that C replays, like a CUDA graph (docs/design/cpu-kernels.md)."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from quire.kernels.cpu.native import LIBRARY, SIGNATURES, calls
 FIXED = -1
 ALIGNMENT = 64
 
-# What model code may do to tensors between kernels while a tape records: look at them differently. What computes or
-# copies would happen once, now, and be missing from every replay.
+# Operations allowed between kernels while a tape records: views. Computing or copying operations
+# would run once while recording and be missing from every replay.
 VIEWS = frozenset(
     getattr(torch.ops.aten, name)
     for name in (
@@ -29,10 +29,10 @@ VIEWS = frozenset(
 
 
 class Tape:
-    """Records the kernels that a model calls, once, and replays them at any smaller sizes.
+    """Records the kernels that a model calls once and replays them at any smaller sizes.
 
-    `largest` names the sizes that vary and gives the most of each, e.g. num_tokens=512, num_seqs=64. They must differ:
-    while recording, a tensor's rows tell by their number which of them they follow.
+    `largest` names the sizes that vary and their maxima, e.g. num_tokens=512, num_seqs=64. They have to differ: while
+    recording, the number of a tensor's rows identifies the size.
     """
 
     def __init__(self, **largest: int) -> None:
@@ -48,10 +48,10 @@ class Tape:
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Kernels called by this thread are noted instead of run; their results are places in the tape's own memory.
+        """Records the kernels called by this thread instead of running them; results are in the tape's memory.
 
-        Every tensor that the model reads or writes must have its largest size now and stay where it is: the tape keeps
-        addresses. One recording per tape, and no kernels on other threads meanwhile.
+        Every tensor that the model reads or writes must have its maximum size now and keep its address. One recording
+        per tape, and no kernels on other threads meanwhile.
         """
         assert self.num_calls == 0, "a tape records once"
         before = dict(vars(calls))
@@ -67,7 +67,7 @@ class Tape:
             vars(calls).update(before)
 
     def replay(self, **sizes: int) -> None:
-        """Runs the calls with these sizes, in one call of C: rows beyond them are neither read nor written."""
+        """Runs the calls with these sizes, in one C call; rows beyond them are neither read nor written."""
         for number, (name, most) in enumerate(self.largest.items()):
             assert 0 <= sizes[name] <= most, f"{name} = {sizes[name]}, recorded for {most}"
             self._sizes[number] = sizes[name]
@@ -75,7 +75,7 @@ class Tape:
 
     @property
     def num_bytes(self) -> int:
-        """Of memory for results."""
+        """Bytes of memory for results."""
         return self._arena.num_bytes
 
     def _recorder(self, name: str):
@@ -101,7 +101,7 @@ class Tape:
 
 
 class Arena:
-    """Memory for the results of a recording. What the model has let go of is given to later results."""
+    """Allocator of a recording's results; memory freed by the model is reused for later results."""
 
     def __init__(self) -> None:
         self.num_bytes = 0
@@ -114,13 +114,13 @@ class Arena:
         count = math.prod(shape)
         memory = self._take(max(count * dtype.itemsize, 1))
         start = -ctypes.addressof(memory) % ALIGNMENT
-        # A tensor over a buffer keeps the buffer, and with it the memory, as long as any view of it lives.
+        # A tensor over a buffer keeps the buffer, and thus the memory, alive as long as any view of it.
         buffer = (ctypes.c_char * (count * dtype.itemsize)).from_buffer(memory, start)
         weakref.finalize(buffer, self._free.append, memory).atexit = False
         return torch.frombuffer(buffer, dtype=dtype, count=count).view(shape)
 
     def _take(self, num_bytes: int) -> ctypes.Array:
-        """The smallest free piece that fits and is not wasted on it, or a new one."""
+        """Returns the smallest free piece that fits without waste, or a new one."""
         least = num_bytes + ALIGNMENT
         fitting = [memory for memory in self._free if least <= len(memory) <= 2 * least]
         if fitting:
@@ -132,18 +132,18 @@ class Arena:
 
 
 class OnlyViews(TorchDispatchMode):
-    """Refuses what a replay would leave out."""
+    """Raises errors for operations that a replay would miss."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Otherwise torch imports its compiler at the first call, only to keep away from this one: 1.3 s."""
+        """Avoids importing torch's compiler at the first call (1.3 s)."""
         return False
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         if func.overloadpacket in VIEWS:
             return func(*args, **kwargs)
-        with self:  # what is made of others comes here whole in inference mode: flatten, reshape
+        with self:  # composite operations arrive undecomposed in inference mode: flatten, reshape
             result = func.decompose(*args, **kwargs)
         if result is NotImplemented:
             raise RuntimeError(f"{func} cannot be recorded on a tape: use a function of kernels, or call it outside")

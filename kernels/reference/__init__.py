@@ -1,4 +1,4 @@
-"""What every function of kernels means, in plain torch. Runs on any device; fast on none."""
+"""Definition of every function of kernels in plain torch, for any device."""
 
 from quire.kernels.reference.activation import silu_mul
 from quire.kernels.reference.attention.attention_inputs import qk_norm_rope_store

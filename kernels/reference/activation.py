@@ -1,4 +1,4 @@
-"""The gate of the feed-forward layer."""
+"""Gated activation of the feed-forward layer."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ from torch.nn import functional
 
 
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
-    """silu(gate) * up: [num_tokens, 2 * size], gate first -> [num_tokens, size] (SwiGLU, arXiv 2002.05202)."""
+    """Computes silu(gate) * up: [num_tokens, 2 * size], gate first -> [num_tokens, size] (SwiGLU, arXiv 2002.05202)."""
     gate, up = gate_up.chunk(2, dim=-1)
     return functional.silu(gate).mul_(up)

@@ -1,4 +1,4 @@
-"""Token ids to vectors."""
+"""Token embedding lookup in a table."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from torch.nn import functional
 
 
 def embed(ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-    """Rows of `table` [vocab_size, hidden_size] at `ids` int32 [num_tokens] -> [num_tokens, hidden_size].
+    """Gathers rows of `table` [vocab_size, hidden_size] at `ids` int32 [num_tokens] -> [num_tokens, hidden_size].
 
-    Every id is within the table: callers see to it.
+    Callers ensure that every id is within the table.
     """
     return functional.embedding(ids, table)

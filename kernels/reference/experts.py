@@ -1,4 +1,4 @@
-"""Feed-forward layers of which every token takes a few: routing, and the products of the chosen experts."""
+"""Mixture-of-experts layers: routing, and the products of the chosen experts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from quire.kernels.routing import SILU, Gate, Routing
 
 @dataclass(frozen=True)
 class ExpertsWeight:
-    """Weights as `experts` wants them. Opaque to callers: each package packs in its own way."""
+    """Weights packed for `experts`. Opaque to callers: each package packs in its own way."""
 
     gate_up: torch.Tensor  # [num_experts, 2 * intermediate_size, hidden_size], gates first
     down: torch.Tensor  # [num_experts, hidden_size, intermediate_size]
@@ -23,16 +23,16 @@ class ExpertsWeight:
 
     @property
     def by_expert(self) -> tuple[torch.Tensor, ...]:
-        """Memory whose first dimension is the experts: all that an expert is."""
+        """Tensors with experts as first dimension, which together hold everything of an expert."""
         return tuple(each for each in (self.gate_up, self.down, self.gate_up_bias, self.down_bias) if each is not None)
 
 
 def route(
     logits: torch.Tensor, routing: Routing, bias: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """logits [num_tokens, num_experts] -> experts int32 and weights float32, [num_tokens, top_k] each, best first.
+    """Routes logits [num_tokens, num_experts]: experts int32 and weights float32, [num_tokens, top_k] each, best first.
 
-    Of equally good experts the one with the lower number comes first. `bias` float32 [num_experts] is added where
+    Among equal scores the expert with the lower index comes first. `bias` float32 [num_experts] is added where
     experts are chosen, not to their weights (arXiv 2412.19437, section 2.1.2).
     """
     logits = logits.float()
@@ -48,7 +48,7 @@ def route(
 
 
 def _looked_at(choice: torch.Tensor, routing: Routing) -> torch.Tensor:
-    """bool, of choice's shape: experts in the best groups."""
+    """Returns the mask of experts in the best groups, bool of choice's shape."""
     grouped = choice.view(len(choice), routing.num_groups, -1)
     merit = grouped.topk(routing.group_top, dim=2).values.sum(2)
     best = merit.sort(dim=1, descending=True, stable=True).indices[:, : routing.top_groups]
@@ -65,7 +65,7 @@ def prepare_experts(
 ) -> ExpertsWeight:
     """Packs the weights, once, when the model is loaded. Shapes: ExpertsWeight.
 
-    May keep the tensors it is given or copies of them; the caller forgets them.
+    May keep the given tensors or copies of them; the caller drops its references.
     """
     return ExpertsWeight(gate_up, down, gate_up_bias, down_bias, gate)
 
@@ -80,13 +80,12 @@ def experts(
     load: torch.Tensor | None = None,
     added: ExpertAdditions | None = None,
 ) -> torch.Tensor:
-    """[num_tokens, hidden_size] -> the same shape: by token, the weighted sum of what its experts make of it.
+    """Computes each token's weighted sum of its experts' outputs: [num_tokens, hidden_size] -> the same shape.
 
-    `ids`, `weights`: from `route`; a pair whose id is -1 is left out: somebody else has its expert. `shared`
-    [num_tokens, hidden_size] is added, times sigmoid(`shared_gate` [num_tokens, 1]) if that is there. To `load` int64
-    [num_experts] goes how many tokens each expert had. An expert that no token chose is not read. `added`: what
-    adapters add to either product; without a limit of the gate. Results are rounded to x's dtype after either product
-    and at the end.
+    `ids`, `weights`: from `route`; pairs with id -1 are skipped, because another rank has the expert. `shared`
+    [num_tokens, hidden_size] is added, times sigmoid(`shared_gate` [num_tokens, 1]) if given. `load` int64
+    [num_experts] is incremented by each expert's tokens. Experts without tokens are not read. `added`: adapters of both
+    products; not with a limit of the gate. Results are rounded to x's dtype after either product and at the end.
     """
     numbers = None if added is None else added.rows.of_rows(len(x))
     made = x.new_zeros((*ids.shape, x.size(1)))
@@ -108,7 +107,7 @@ def experts(
 
 
 def _expert(x: torch.Tensor, packed: ExpertsWeight, expert: int, added: ExpertAdditions | None) -> torch.Tensor:
-    """`added`: of the rows of x."""
+    """Runs one expert; `added`: adapters of the rows of x."""
 
     def bias(of: torch.Tensor | None) -> torch.Tensor | None:
         return None if of is None else of[expert]
@@ -124,7 +123,7 @@ def _expert(x: torch.Tensor, packed: ExpertsWeight, expert: int, added: ExpertAd
 
 
 def gated(gate_up: torch.Tensor, gate: Gate) -> torch.Tensor:
-    """[num_tokens, 2 * size], gates first -> [num_tokens, size]"""
+    """Applies the gate: [num_tokens, 2 * size], gates first -> [num_tokens, size]."""
     first, second = gate_up.chunk(2, dim=-1)
     if not gate.limit:
         return functional.silu(first) * second

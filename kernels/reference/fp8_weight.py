@@ -1,4 +1,4 @@
-"""Weights of floats made weights of 8-bit floats (float8_e4m3fn) when a model is loaded."""
+"""Quantizes floating-point weights to 8-bit floats (float8_e4m3fn) at load."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ import torch
 from quire.kernels.reference.attention.kv_dtype import FP8, FP8_MAX
 from quire.kernels.reference.quantized_linear import LEAST_SCALE, QuantizedActivations, QuantizedWeight
 
-BLOCK = 128  # the side of a block, and the elements of a token that then share a scale
+BLOCK = 128  # side of a weight block, and elements of a token per activation scale
 
 
 def quantize_to_fp8(weight: torch.Tensor, bias: torch.Tensor | None, *, blocks: bool) -> QuantizedWeight:
-    """`weight` [out_features, in_features] with a scale for every row, and activations with one for every token;
-    `blocks`: for every BLOCK x BLOCK, and for every BLOCK elements of a token."""
+    """Quantizes `weight` [out_features, in_features] with a scale per row, and activations with one per token.
+
+    `blocks`: per BLOCK x BLOCK block, and per BLOCK elements of a token.
+    """
     rows, columns = weight.shape
     if not blocks:
         scales = _scales(weight.abs().amax(1, keepdim=True))
@@ -31,5 +33,5 @@ def _scales(largest: torch.Tensor) -> torch.Tensor:
 
 
 def _codes(values: torch.Tensor) -> torch.Tensor:
-    """A division may end beside the largest value, which the cast would make infinite."""
+    """Clamps and casts to codes: a division may slightly exceed the maximum, which the cast would turn into NaN."""
     return values.clamp(-FP8_MAX, FP8_MAX).to(FP8)

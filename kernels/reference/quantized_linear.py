@@ -1,7 +1,7 @@
-"""Matrix products with weights that a checkpoint has quantized: codes, and what makes values of them.
+"""Matrix products with quantized weights: codes with scales and zero points.
 
-A value is (code - zero) * scale; zero and scale belong to a group of a row's columns. Codes are integers of 4 or 8
-bits, 8-bit floats, or places in a table of 16 values.
+A value is (code - zero) * scale, with zero and scale per group of a row's columns. Codes are integers of 4 or 8 bits,
+8-bit floats, or indices into a table of 16 values.
 """
 
 from __future__ import annotations
@@ -13,36 +13,36 @@ import torch
 
 from quire.kernels.reference.attention.kv_dtype import FP8_MAX
 
-WIDE = 32  # bits of codes that are float32 values
-LEAST_SCALE = 1e-12  # of nothing but zeros
+WIDE = 32  # bits of float32 codes
+LEAST_SCALE = 1e-12  # scale of all-zero groups
 LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: FP8_MAX}
 
 
 @dataclass(frozen=True)
 class QuantizedActivations:
-    """What x becomes before the product, on devices that multiply 8 bits; elsewhere x stays as it is."""
+    """Quantization of x before the product, on devices that multiply 8 bits; ignored elsewhere."""
 
     dtype: torch.dtype  # int8 or float8_e4m3fn
-    group_size: int = 0  # elements of a token that share a scale; 0: all of them
-    scale: torch.Tensor | None = None  # float32 [1], of all tokens; None: found when they are there
+    group_size: int = 0  # elements of a token per scale; 0: all
+    scale: torch.Tensor | None = None  # float32 [1], static scale; None: dynamic, per token
 
 
 @dataclass(frozen=True)
 class QuantizedWeight:
-    """(codes - zeros) * scales, group by group."""
+    """Quantized weight: (codes - zeros) * scales, by group."""
 
-    codes: torch.Tensor  # [out_features, in_features] int8, uint8, float8_e4m3fn, float32; 4 bits take a byte each here
+    codes: torch.Tensor  # [out_features, in_features] int8, uint8, float8_e4m3fn, float32; 4-bit codes take a byte each
     scales: torch.Tensor  # float32 [out_features, groups]
-    zeros: torch.Tensor | None  # the same
-    group_size: int  # columns; the last group may have less
+    zeros: torch.Tensor | None  # of the same shape as scales
+    group_size: int  # columns per group; the last group may have fewer
     bits: int  # 4, 8, or WIDE; 4: codes are below 16
-    table: torch.Tensor | None = None  # float32 [16]: what codes stand for, if not for themselves
-    order: torch.Tensor | None = None  # int64 [in_features]: which of x's elements meets each column
+    table: torch.Tensor | None = None  # float32 [16]: values of the codes; None: the codes themselves
+    order: torch.Tensor | None = None  # int64 [in_features]: element of x for each column
     activations: QuantizedActivations | None = None
     bias: torch.Tensor | None = None  # [out_features]
 
     def dequantized(self) -> torch.Tensor:
-        """float32 [out_features, in_features], columns as x has them"""
+        """Returns float32 [out_features, in_features], columns in the order of x."""
         values = self.codes.float() if self.table is None else self.table[self.codes.long()]
         if self.zeros is not None:
             values -= self._by_column(self.zeros)
@@ -60,7 +60,7 @@ class QuantizedWeight:
         return replace(self, codes=self.codes[rows], scales=self.scales[rows], zeros=zeros, bias=bias)
 
     def select_columns(self, begin: int, end: int) -> QuantizedWeight:
-        """Whole groups, of a weight whose columns are in x's order."""
+        """Selects whole groups, for a weight with columns in x's order."""
         assert self.order is None, "a row's groups lie anywhere in x"
         if self.scales.size(1) == 1:
             return replace(self, codes=self.codes[:, begin:end], group_size=end - begin)
@@ -70,13 +70,13 @@ class QuantizedWeight:
         return replace(self, codes=self.codes[:, begin:end], scales=self.scales[:, groups], zeros=zeros)
 
     def times(self, factors: torch.Tensor, of_bias: torch.Tensor) -> QuantizedWeight:
-        """Of each row, float32 [out_features]."""
+        """Scales each row by `factors`, float32 [out_features]."""
         bias = None if self.bias is None else (self.bias * of_bias).to(self.bias.dtype)
         return replace(self, scales=self.scales * factors.unsqueeze(1), bias=bias)
 
 
 def side_by_side(weights: Sequence[QuantizedWeight], bias: torch.Tensor | None) -> QuantizedWeight:
-    """One weight with the rows of all, which are quantized in the same way."""
+    """Concatenates the rows of weights that are quantized in the same way."""
     first = weights[0]
     if len(weights) == 1:
         return replace(first, bias=bias)
@@ -93,7 +93,7 @@ def side_by_side(weights: Sequence[QuantizedWeight], bias: torch.Tensor | None) 
 
 
 def _as_values(weights: Sequence[QuantizedWeight], bias: torch.Tensor | None) -> QuantizedWeight:
-    """Parts that meet x's elements in different orders have no codes in common."""
+    """Dequantizes parts with different column orders, which have no common codes."""
     values = torch.cat([weight.dequantized() for weight in weights])
     return QuantizedWeight(values, values.new_ones(len(values), 1), None, values.size(1), bits=WIDE, bias=bias)
 
@@ -103,12 +103,12 @@ def _same(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
 
 
 def prepare_quantized_linear(weight: QuantizedWeight, dtype: torch.dtype) -> QuantizedWeight:
-    """Packs the weight for x of `dtype`, once, when the model is loaded. May keep the tensors it is given."""
+    """Packs the weight for x of `dtype`, once, when the model is loaded. May keep the given tensors."""
     return weight
 
 
 def quantize_activations(x: torch.Tensor, wanted: QuantizedActivations) -> tuple[torch.Tensor, torch.Tensor]:
-    """x [num_tokens, in_features] -> codes of that shape, float32 scales [num_tokens, groups]."""
+    """Quantizes x [num_tokens, in_features] to codes of that shape and float32 scales [num_tokens, groups]."""
     tokens, size = x.shape
     group = wanted.group_size or size
     groups = torch.nn.functional.pad(x.float(), (0, -size % group)).view(tokens, -1, group)
@@ -122,7 +122,7 @@ def quantize_activations(x: torch.Tensor, wanted: QuantizedActivations) -> tuple
 
 
 def quantized_linear(x: torch.Tensor, weight: QuantizedWeight) -> torch.Tensor:
-    """x @ weight.T + bias: [num_tokens, in_features] -> [num_tokens, out_features], in x's dtype."""
+    """Computes x @ weight.T + bias: [num_tokens, in_features] -> [num_tokens, out_features], in x's dtype."""
     wide = x.float()
     if weight.activations is not None:
         codes, scales = quantize_activations(x, weight.activations)

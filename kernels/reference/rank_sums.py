@@ -1,4 +1,4 @@
-"""Sums over ranks: what every rank computes from what all of them have."""
+"""All-reduce over ranks: the sum that every rank computes from all parts."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import torch
 
 
 def sum_of_ranks(parts: Sequence[torch.Tensor], residual: torch.Tensor | None = None) -> torch.Tensor:
-    """`parts`: of each rank, in the order of ranks, all of one shape and dtype. They are added up in that order in
-    float32 and rounded once, so that the sum has the same bits on every rank. A `residual` gets it added, in place, and
-    is the result.
+    """Adds the parts of all ranks, of one shape and dtype, in rank order in float32, and rounds once.
+
+    The sum therefore has the same bits on every rank. It is added to a `residual` in place, which is then the result.
     """
     total = torch.zeros_like(parts[0], dtype=torch.float32)
     for part in parts:

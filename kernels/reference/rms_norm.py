@@ -1,4 +1,4 @@
-"""Root mean square normalisation (arXiv 1910.07467)."""
+"""Root mean square normalization (arXiv 1910.07467)."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import torch
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """x / sqrt(mean(x²) + eps) * weight over the last dimension, in x's dtype; the mean is taken in float32.
+    """Computes x / sqrt(mean(x²) + eps) * weight over the last dimension, in x's dtype; the mean is in float32.
 
     x: [..., size], weight: [size].
     """
     wide = x.float()
-    norm = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)  # squares have no place in memory
+    norm = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)  # does not materialize the squares
     scale = norm.square_().div_(x.size(-1)).add_(eps).rsqrt_()
     return (wide * scale).to(x.dtype).mul_(weight)
 

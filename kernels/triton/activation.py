@@ -1,4 +1,4 @@
-"""The gate of the feed-forward layer."""
+"""Gated activation of the feed-forward layer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from quire.kernels.triton.precompile.shapes import ROWS, Calls, ModelShape
 
 @dataclass(frozen=True)
 class ActivationTuning:
-    block: int  # elements a program
+    block: int  # elements per program
     warps: int
 
 

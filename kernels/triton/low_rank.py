@@ -1,10 +1,10 @@
-"""What adapters of low rank add to a linear layer, those of all rows of a step in two launches. Nothing asks the host.
+"""Low-rank adapters of a linear layer for all rows of a step in two launches, without host synchronization.
 
-Rows come sorted by adapter. A tile is some rows of one adapter; how many tiles there are is known to the device alone,
-so that the grid is as large as it can become and programs without work end at once: a CUDA graph holds any mixture of
-adapters. Where the weights lie is read from a table in device memory, so that adapters come and go without a new
-recording. The first launch multiplies with `down`, cut along the input features, so that a few rows keep the whole GPU
-busy; the second adds these parts up and multiplies with `up`.
+Rows are sorted by adapter. A tile is some rows of one adapter; the number of tiles is known to the device alone, so the
+grid has its maximum size and programs without work end at once: a CUDA graph covers any mixture of adapters. Weight
+addresses are read from a table in device memory, so adapters are loaded and unloaded without a new recording. The first
+launch multiplies with `down`, split along the input features, so that a few rows use the whole GPU; the second adds
+these parts and multiplies with `up`.
 """
 
 from __future__ import annotations
@@ -27,23 +27,25 @@ from quire.kernels.triton.precompile.shapes import Calls, ModelShape, ints
 
 @dataclass(frozen=True)
 class LowRankCut:
-    """How the products are cut up."""
+    """Tile sizes of both products."""
 
     rows: int  # of a tile
     ranks: int  # at a time
     depth: int  # input features at a time
-    splits: int  # of the input features
+    splits: int  # splits of the input features
     warps: int
 
 
 @dataclass(frozen=True)
 class LowRankTuning:
-    cuts: Mapping[int, LowRankCut]  # by how many rows a step has at most; smallest first
-    float32_depth: int  # in place of the cut's
+    """Tuning of adapters by the number of rows."""
+
+    cuts: Mapping[int, LowRankCut]  # by maximum rows of a step; smallest first
+    float32_depth: int  # replaces the cut's depth
 
 
-# Chosen by reasoning: with few rows bytes in flight are all that counts, so that the input features are cut until there
-# are as many programs as multiprocessors; with many, tiles share what they read.
+# Derived, not measured: with few rows only bytes in flight count, so the input features are split until there
+# are as many programs as multiprocessors; with many, tiles share their reads.
 TUNING = ByCapability(
     {
         SM90: LowRankTuning(
@@ -57,7 +59,7 @@ TUNING = ByCapability(
         )
     }
 )
-MOST_GRAPH_ROWS = 3072  # of a step in a graph
+MOST_GRAPH_ROWS = 3072  # maximum rows of a step in a graph
 
 
 def cut_for(num_rows: int) -> LowRankCut:
@@ -66,7 +68,8 @@ def cut_for(num_rows: int) -> LowRankCut:
 
 @triton.jit
 def _tile(starts_ptr, tile, num_adapters, ROWS: tl.constexpr, WIDTH: tl.constexpr):
-    """The adapter of a tile, -1 where there is no such tile; its first row among the sorted ones, and their end."""
+    """Returns a tile's adapter (-1: no such tile), its first row among the sorted ones, and the end of the adapter's
+    rows."""
     at = tl.arange(0, WIDTH)
     inside = at < num_adapters
     start = tl.load(starts_ptr + at, mask=inside, other=0)
@@ -102,7 +105,7 @@ def _shrink(
     SHARE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Rows are in groups of SHARE, which have one row of x."""
+    """Multiplies rows with `down`; groups of SHARE rows have one row of x."""
     split = tl.program_id(0)
     number, first, end = _tile(starts_ptr, tl.program_id(1), num_adapters, ROWS, WIDTH)
     if number < 0:
@@ -151,7 +154,7 @@ def _pick(
     RANKS: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """_shrink of rows that are 1 at one place and 0 elsewhere; `like_ptr`: the type of the weights."""
+    """Computes _shrink for one-hot rows; `like_ptr`: the weights' type."""
     number, first, end = _tile(starts_ptr, tl.program_id(0), num_adapters, ROWS, WIDTH)
     if number < 0:
         return
@@ -237,7 +240,7 @@ def _expand(
 def add_low_rank(
     x: torch.Tensor, result: torch.Tensor, weights: LowRankTable, rows: AdaptedRows, *, share: int = 1
 ) -> None:
-    """`share`: rows of the result, one after the other, that have one row of x."""
+    """Adds the adapters' products; `share`: consecutive rows of the result with one common row of x."""
     add_low_rank_cut(x, result, weights, rows, cut=cut_for(result.size(0)), share=share)
 
 
@@ -250,7 +253,7 @@ def add_low_rank_cut(
     cut: LowRankCut,
     share: int = 1,
 ) -> None:
-    """`rows` may be of more than there are, if those in use are not."""
+    """Adds the adapters' products with a given cut; `rows` may have capacity for more rows than x has."""
     num_rows, in_features = result.size(0), x.size(1)
     if not num_rows:
         return
@@ -315,7 +318,7 @@ def embed_low_rank(ids: torch.Tensor, result: torch.Tensor, weights: LowRankTabl
 def _launch_expand(
     narrow: torch.Tensor, result: torch.Tensor, weights: LowRankTable, rows: AdaptedRows, cut: LowRankCut
 ) -> None:
-    """`narrow` float32 [splits, num_rows, most_ranks], by the place among the sorted rows."""
+    """Launches the second product; `narrow` float32 [splits, num_rows, most_ranks], by sorted row."""
     splits, num_rows, _ = narrow.shape
     assert result.stride(1) == 1
     assert result.size(1) == sum(weights.sizes)
@@ -344,12 +347,13 @@ def _launch_expand(
 
 
 def graph_counts() -> list[int]:
-    """Numbers of rows of steps in graphs, one for each way to cut them up."""
+    """Returns the row counts of graphs, one for each cut."""
     return [min(most, MOST_GRAPH_ROWS) for most in TUNING.here.cuts]
 
 
 def adapted_layers(shape: ModelShape) -> list[tuple[int, tuple[int, ...]]]:
-    """Input features of the layers that adapters may add to, and output features of their projections."""
+    """Returns the input features of the layers that adapters may change, and the output features of their
+    projections."""
     hidden, gates, kv_size = shape.hidden_size, shape.intermediate_size, shape.num_kv_heads * shape.head_dim
     return [
         (hidden, (shape.q_size, kv_size, kv_size)),

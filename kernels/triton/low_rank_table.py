@@ -1,4 +1,4 @@
-"""Where the weights of adapters lie: a table in device memory, so that adapters come and go without a new recording."""
+"""Table of adapter weights in device memory, so that adapters change without a new recording."""
 
 from __future__ import annotations
 
@@ -14,21 +14,24 @@ from quire.kernels.triton.attention.attention_tile import MIN_DOT
 
 DOWN, UP, RANKS, GAINS = range(4)  # words of an adapter in the table
 NUM_WORDS: tl.constexpr = tl.constexpr(4)
-COLUMNS = 128  # of the result, a program
+COLUMNS = 128  # columns of the result per program
 
 
 @dataclass(frozen=True)
 class LowRankTable:
-    """An adapter's ranks are those of its largest projection, rounded up to what matrix instructions take; `down` has
-    as many rows for each projection, one after the other, `up` as many columns."""
+    """Adapters of a layer.
+
+    An adapter's rank is that of its largest projection, padded for matrix instructions; `down` has that many rows per
+    projection, concatenated, `up` that many columns.
+    """
 
     table: torch.Tensor  # int64 [num_adapters, NUM_WORDS]: addresses of down and up, ranks, address of gains; 0: none
     column_tiles: torch.Tensor  # int32 [3, tiles of the result]: projection, first column, end of the projection
     dtype: torch.dtype
     in_features: int
     sizes: tuple[int, ...]
-    most_ranks: int  # of all projections
-    owners: dict[int, tuple[object, ...]] = field(default_factory=dict)  # keep the memory behind the addresses
+    most_ranks: int  # over all projections
+    owners: dict[int, tuple[object, ...]] = field(default_factory=dict)  # keep the memory of the addresses alive
 
 
 def padded(rank: int) -> int:
@@ -91,13 +94,13 @@ def _packed(update: LowRankAddition, weights: LowRankTable) -> tuple[torch.Tenso
 
 @triton.jit
 def ranks_of(table_ptr, number):
-    """Of each projection."""
+    """Returns the rank of an adapter's projections."""
     return tl.multiple_of(tl.load(table_ptr + number * NUM_WORDS + 2).to(tl.int32), 16)
 
 
 @triton.jit
 def adapter_of_row(starts_ptr, table_ptr, num_adapters, WIDTH: tl.constexpr):
-    """Of a step's only row, and its ranks; 0 and 0 where it has none."""
+    """Returns the adapter of a step's only row and its rank; 0 and 0 without an adapter."""
     at = tl.arange(0, WIDTH)
     inside = at < num_adapters
     start = tl.load(starts_ptr + at, mask=inside, other=0)
@@ -109,6 +112,6 @@ def adapter_of_row(starts_ptr, table_ptr, num_adapters, WIDTH: tl.constexpr):
 
 @triton.jit
 def weight_at(table_ptr, number, WORD: tl.constexpr, like_ptr):
-    """The address in a word of an adapter, whose elements are those of `like_ptr`."""
+    """Returns the address in a word of an adapter as a pointer with the type of `like_ptr`."""
     address = tl.load(table_ptr + number * NUM_WORDS + WORD)
     return tl.multiple_of(address.to(tl.pointer_type(like_ptr.dtype.element_ty)), 16)

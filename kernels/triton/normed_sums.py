@@ -1,7 +1,7 @@
-"""Sums over the GPUs of a host as in rank_sums.py, in which each row is normalised on its way.
+"""All-reduce over the GPUs of a host as in rank_sums.py, fused with RMS norm.
 
-A program has a row, which is as many of that module's channels as fall into it: the two kernels take turns on one
-mailbox. What stands between two layers is then one launch and one way through memory, not two.
+A program has one row, which covers several of that module's channels: the two kernels alternate on one mailbox. The
+work between two layers is then one launch and one pass through memory instead of two.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import triton.language as tl
 
 from quire.kernels.triton.rank_sums import BLOCK, RankMailbox, _element, _word, sum_of_ranks_takes
 
-MOST_WORDS = 4096  # of a row: what a program holds
+MOST_WORDS = 4096  # maximum words of a row, held by one program
 
 
 @triton.jit
@@ -36,7 +36,7 @@ def _normed_sum_of_ranks(
     inside = column < WORDS
     at = tl.program_id(0) * WORDS + column
     before = tl.load(calls_ptr + at // BLOCK, mask=inside, other=0)
-    call = tl.where(before == -1, 2, before + 1)  # as there
+    call = tl.where(before == -1, 2, before + 1)  # as in rank_sums.py
     mine = tl.load(x_ptr + at, mask=inside, other=0)
     stamp = call.to(tl.int64) << 32
     turn = (call & 1).to(tl.int64) * NUM_RANKS
@@ -69,11 +69,11 @@ def _normed_sum_of_ranks(
     scale = tl.rsqrt(tl.sum(low * low + high * high, 0) / (2 * WORDS) + eps)
     normed = _word(low * scale * _element(weight, False, DTYPE), high * scale * _element(weight, True, DTYPE), DTYPE)
     tl.store(out_ptr + at, normed, mask=inside)
-    tl.store(calls_ptr + at // BLOCK, call, mask=inside & (column % BLOCK == 0))  # behind the barriers of the sum
+    tl.store(calls_ptr + at // BLOCK, call, mask=inside & (column % BLOCK == 0))  # after the barriers of the sum
 
 
 def normed_sum_takes(x: torch.Tensor, weight: torch.Tensor, mailbox: RankMailbox) -> bool:
-    """Whether such rows are summed and normalised here: their channels are their own. The same on all ranks."""
+    """Returns whether rows of this shape are supported, i.e. have channels of their own. The same on all ranks."""
     words = x.size(-1) // 2
     return sum_of_ranks_takes(x, mailbox) and words % BLOCK == 0 and words <= MOST_WORDS and weight.dtype == x.dtype
 
@@ -81,8 +81,10 @@ def normed_sum_takes(x: torch.Tensor, weight: torch.Tensor, mailbox: RankMailbox
 def normed_sum_of_ranks(
     x: torch.Tensor, mailbox: RankMailbox, residual: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> torch.Tensor:
-    """The sum over ranks is added to the residual, in place, as sum_of_ranks() does; [num_rows, size] of what that
-    becomes, normalised by rows. Each rank calls it with its part, in one order of calls."""
+    """Adds the sum over ranks to the residual in place, as sum_of_ranks(), and returns its RMS norm, [num_rows, size].
+
+    All ranks call it with their parts in the same order of calls.
+    """
     assert normed_sum_takes(x, weight, mailbox)
     assert x.is_contiguous()
     assert residual.is_contiguous()

@@ -1,12 +1,12 @@
-"""Sums over the GPUs of a host in one kernel: each rank writes its part into the memory of every other one.
+"""One-shot all-reduce over the GPUs of a host: each rank writes its part into the memory of every other one.
 
-What is written are words of 8 bytes, 4 of the part and 4 of the call's number, as in NCCL's LL protocol: a word is
-there as a whole or not at all, so that no flag has to follow behind a fence, and one way through the link is all that
-a sum waits for. It costs twice the bytes, which pays as long as they are few.
+Data is written in words of 8 bytes, 4 of the part and 4 of the call's number, as in NCCL's LL protocol: a word arrives
+as a whole, so no flag has to follow a fence, and a sum waits for a single pass over the link. It costs twice the bytes,
+which pays for small sizes.
 
-A program is a channel of its own, that counts its calls. Its words of even and of odd calls lie apart: a rank that is
-one call ahead does not overwrite what another still reads, and it cannot be two ahead, for it would need what the other
-writes in between, after all of the call before.
+A program is a channel that counts its own calls. Words of even and odd calls are separate: a rank that is one call
+ahead does not overwrite what another still reads, and it cannot be two ahead, because it would need the other's words
+of the next call, which are written after all of the previous call was read.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import triton.language as tl
 
 from quire.kernels.triton.pdl import launch_dependents, wait_for_inputs
 
-BLOCK = 512  # words of a program: 4 a thread, so that few rows are spread over several multiprocessors
+BLOCK = 512  # words per program: 4 per thread, so that few rows are spread over several multiprocessors
 WARPS = 4
 DTYPES = (torch.bfloat16, torch.float16)
 
@@ -30,23 +30,23 @@ class RankMailbox:
 
     rank: int
     num_blocks: int
-    inboxes: torch.Tensor  # [num_ranks] int64, addresses of int64 [2, num_ranks, num_blocks * BLOCK], zeros at first
-    calls: torch.Tensor  # [num_blocks] int32, of this rank, zeros at first
+    inboxes: torch.Tensor  # [num_ranks] int64, addresses of int64 [2, num_ranks, num_blocks * BLOCK], initially zero
+    calls: torch.Tensor  # [num_blocks] int32, calls of this rank, initially zero
 
     @property
     def most_bytes(self) -> int:
-        """Of a part."""
+        """Maximum bytes of a part."""
         return self.num_blocks * BLOCK * 4
 
 
 def inbox_words(num_ranks: int, num_blocks: int) -> int:
-    """Of 8 bytes."""
+    """Returns the number of 8-byte words of an inbox."""
     return 2 * num_ranks * num_blocks * BLOCK
 
 
 @triton.jit
 def _element(words, HIGH: tl.constexpr, DTYPE: tl.constexpr):
-    """One of the two of a word."""
+    """Extracts one of the two elements of a word."""
     half = (words >> 16) if HIGH else words
     return half.to(tl.int16).to(DTYPE, bitcast=True).to(tl.float32)
 
@@ -78,13 +78,13 @@ def _sum_of_ranks(
         launch_dependents()
         wait_for_inputs()
     before = tl.load(calls_ptr + block)
-    call = tl.where(before == -1, 2, before + 1)  # 0 is what was never written; even and odd still take turns
+    call = tl.where(before == -1, 2, before + 1)  # 0 means never written; even and odd calls still alternate
     at = block * BLOCK + tl.arange(0, BLOCK)
     inside = at < num_words
     mine = tl.load(x_ptr + at, mask=inside, other=0)
     stamp = call.to(tl.int64) << 32
     turn = (call & 1).to(tl.int64) * NUM_RANKS
-    for step in tl.static_range(1, NUM_RANKS):  # each begins with another neighbour
+    for step in tl.static_range(1, NUM_RANKS):  # each rank starts with another peer
         inbox = tl.load(inboxes_ptr + (RANK + step) % NUM_RANKS).to(tl.pointer_type(tl.int64))
         words = stamp | (mine.to(tl.int64) & 0xFFFFFFFF)
         tl.store(inbox + (turn + RANK) * inbox_size + at, words, mask=inside, cache_modifier=".wt")
@@ -112,16 +112,18 @@ def _sum_of_ranks(
 
 
 def sum_of_ranks_takes(x: torch.Tensor, mailbox: RankMailbox) -> bool:
-    """Whether such a part is summed here. The same on all ranks."""
+    """Returns whether such a part is supported. The same on all ranks."""
     return x.dtype in DTYPES and x.numel() % 2 == 0 and 0 < x.numel() * 2 <= mailbox.most_bytes
 
 
 def sum_of_ranks(
     x: torch.Tensor, mailbox: RankMailbox, residual: torch.Tensor | None = None, *, pdl: bool = False
 ) -> torch.Tensor:
-    """As rank_sums of quire.kernels.reference, of the parts of all ranks: each calls it with its own, in one order.
-    Without a residual the sum takes the place of `x`. `pdl`: in a chain of kernels that wait for their inputs; what the
-    next one loads before that comes while this one waits for the others."""
+    """Computes rank_sums of quire.kernels.reference; all ranks call it with their parts in the same order.
+
+    Without a residual the sum replaces `x`. `pdl`: in a chain of kernels that wait for their inputs; loads of the next
+    kernel overlap with waiting for the other ranks.
+    """
     assert sum_of_ranks_takes(x, mailbox)
     out = x if residual is None else residual
     assert x.is_contiguous()

@@ -1,4 +1,4 @@
-"""Root mean square normalisation, one row a program."""
+"""Root mean square normalization with one row per program."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from quire.kernels.triton.precompile.shapes import ROWS, Calls, ModelShape
 
 @dataclass(frozen=True)
 class NormTuning:
-    warp_elements: int  # of a row, at least, that a warp has
+    warp_elements: int  # minimum elements of a row per warp
     most_warps: int
 
 
-# 16 bytes of a 16-bit row a thread and load; more warps only wait for each other.
+# 16 bytes of a 16-bit row per thread and load; more warps only wait for each other.
 TUNING = ByCapability({SM90: NormTuning(warp_elements=256, most_warps=16)})
 
 

@@ -1,4 +1,4 @@
-"""The small work around a decode step, one kernel where torch would take five."""
+"""Input and output kernels of a decode step, one where torch would need five."""
 
 from __future__ import annotations
 
@@ -41,8 +41,10 @@ def begin_step(
     last_tokens: torch.Tensor,
     block_tables: torch.Tensor,
 ) -> torch.Tensor:
-    """Writes block_ids to `places` of the flat block_tables; returns `given` where it is not negative, elsewhere
-    last_tokens[slots], at least 0. Everything is int32 and dense, the first four [num_rows]."""
+    """Writes block_ids to `places` of the flat block_tables; returns `given` where not negative, else the last tokens.
+
+    The last tokens, last_tokens[slots], are at least 0. Everything is int32 and dense, the first four [num_rows].
+    """
     num_rows = slots.size(0)
     token_ids = torch.empty_like(slots)
     grid = (triton.cdiv(num_rows, BLOCK),)
@@ -51,7 +53,7 @@ def begin_step(
 
 
 def end_step(slots: torch.Tensor, token_ids: torch.Tensor, last_tokens: torch.Tensor) -> None:
-    """last_tokens[slots] = token_ids."""
+    """Sets last_tokens[slots] = token_ids."""
     num_rows = slots.size(0)
     _end_step[(triton.cdiv(num_rows, BLOCK),)](slots, token_ids, last_tokens, num_rows, BLOCK=BLOCK)
 

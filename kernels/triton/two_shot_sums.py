@@ -1,13 +1,13 @@
-"""Sums over the GPUs of a host in one kernel that sends each byte about twice, however many ranks there are: every rank
-adds up one chunk of what all have (reduce-scatter), and then writes the sum to the others (all-gather).
+"""Two-shot all-reduce over the GPUs of a host in one kernel: reduce-scatter, then all-gather.
 
-As in the kernel of few bytes (rank_sums.py) ranks write into each other's memory and read only their own. What they
-wait for are flags of 4 bytes behind what was written: released and acquired in the scope of the system, with the call's
-number in them, so that none can be taken for that of another call.
+Each byte is sent about twice, for any number of ranks: every rank sums one chunk of all parts, then writes the sum to
+the others. As in the one-shot kernel (rank_sums.py) ranks write to each other's memory and read only their own. They
+wait for 4-byte flags after the data, released and acquired in system scope, which contain the call's number, so that
+flags of different calls cannot be confused.
 
-A program is a channel of its own: it has the same blocks of every chunk in every call, waits for the program of its
-number on the other ranks alone, and counts its calls. Nothing lies there twice: a rank's flag of this call says that it
-came to the end of the one before, and only behind it the others write over what that one read.
+A program is a channel: it has the same blocks of every chunk in every call, waits only for the program of its number on
+the other ranks, and counts its calls. Nothing is double-buffered: a rank's flag of a call implies that it has finished
+the previous one, and only then the others overwrite what it has read.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import torch
 import triton
 import triton.language as tl
 
-BLOCK_BYTES = 32 << 10  # of a program at a time: 4 loads of 16 bytes a thread under way
+BLOCK_BYTES = 32 << 10  # bytes per program and step: 4 loads of 16 bytes in flight per thread
 WARPS = 16
 MOST_PROGRAMS = 128
-ALIGNED = 16  # elements: chunks begin where vectors do
+ALIGNED = 16  # elements: chunks start at vector boundaries
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -30,10 +30,10 @@ class SumExchange:
     """Memory that ranks write to each other, for sums of any size, `most_bytes` at a time."""
 
     rank: int
-    chunk_bytes: int  # room for what one rank adds up of another, a multiple of BLOCK_BYTES
-    num_programs: int  # at most; the same in every call
-    regions: torch.Tensor  # [num_ranks] int64, addresses of region_bytes(), zeros at first
-    calls: torch.Tensor  # [num_programs] int32, of this rank, zeros at first
+    chunk_bytes: int  # bytes per rank to be summed, a multiple of BLOCK_BYTES
+    num_programs: int  # maximum; the same in every call
+    regions: torch.Tensor  # [num_ranks] int64, addresses of region_bytes(), initially zero
+    calls: torch.Tensor  # [num_programs] int32, calls of this rank, initially zero
 
     @property
     def num_ranks(self) -> int:
@@ -41,23 +41,23 @@ class SumExchange:
 
     @property
     def most_bytes(self) -> int:
-        """Of a part, in one launch."""
+        """Maximum bytes of a part in one launch."""
         return self.num_ranks * self.chunk_bytes
 
 
 def flag_bytes(num_ranks: int) -> int:
-    """Two for each other rank and program, at the beginning of a region."""
+    """Returns the bytes of flags at the start of a region: two for each other rank and program."""
     return 2 * (num_ranks - 1) * MOST_PROGRAMS * 4
 
 
 def region_bytes(num_ranks: int, chunk_bytes: int) -> int:
-    """Flags; of each other rank what this one adds up; of each other rank what that one has added up."""
+    """Returns the bytes of a region: flags, the other ranks' parts to be summed, and the other ranks' sums."""
     return flag_bytes(num_ranks) + 2 * (num_ranks - 1) * chunk_bytes
 
 
 @triton.jit
 def _chunk(regions_ptr, rank, slot, chunk_bytes, DTYPE: tl.constexpr, NUM_RANKS: tl.constexpr, FLAGS: tl.constexpr):
-    """A place for one in the memory of a rank."""
+    """Returns the address of a chunk in a rank's memory."""
     region = tl.multiple_of(tl.load(regions_ptr + rank).to(tl.pointer_type(tl.int8)), 16)
     place = region + (2 * (NUM_RANKS - 1) * FLAGS * 4 + slot * chunk_bytes)
     return place.to(tl.pointer_type(DTYPE), bitcast=True)
@@ -73,7 +73,7 @@ def _meet(
     NUM_RANKS: tl.constexpr,
     FLAGS: tl.constexpr,
 ):
-    """What this program has written is there for its like on the other ranks, and what they have written for this."""
+    """Waits until the peers' programs have written, after publishing that this one has."""
     tl.debug_barrier()
     for step in tl.static_range(1, NUM_RANKS):
         other = (RANK + step) % NUM_RANKS
@@ -109,8 +109,8 @@ def _sum_in_two_shots(
     programs = tl.num_programs(0)
     dtype = x_ptr.dtype.element_ty
     before = tl.load(calls_ptr + program)
-    call = tl.where(before == -1, 1, before + 1)  # 0 is what was never written
-    for step in tl.static_range(1, NUM_RANKS):  # each begins with another neighbour
+    call = tl.where(before == -1, 1, before + 1)  # 0 means never written
+    for step in tl.static_range(1, NUM_RANKS):  # each rank starts with another peer
         other = (RANK + step) % NUM_RANKS
         inbox = _chunk(regions_ptr, other, NUM_RANKS - step - 1, chunk_bytes, dtype, NUM_RANKS, FLAGS)
         size = tl.minimum(chunk, num_elements - other * chunk)
@@ -157,15 +157,17 @@ def _sum_in_two_shots(
 
 
 def two_shot_sum_takes(x: torch.Tensor) -> bool:
-    """Whether such a part can be summed here. The same on all ranks."""
+    """Returns whether such a part is supported. The same on all ranks."""
     return x.dtype in DTYPES and x.numel() > 0 and x.numel() % ALIGNED == 0
 
 
 def two_shot_sum_of_ranks(
     x: torch.Tensor, exchange: SumExchange, residual: torch.Tensor | None = None, *, out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """As rank_sums of quire.kernels.reference, of the parts of all ranks: each calls it with its own, in one order.
-    With a residual the result takes its place; otherwise it goes to `out`, or takes that of `x`."""
+    """Computes rank_sums of quire.kernels.reference; all ranks call it with their parts in the same order.
+
+    With a residual the result replaces it; otherwise it goes to `out`, or replaces `x`.
+    """
     assert two_shot_sum_takes(x)
     target = residual if residual is not None else x if out is None else out
     assert x.is_contiguous()

@@ -41,7 +41,7 @@ def check_api_keys(settings: FrontendSettings) -> Iterator[Finding]:
     elif settings.api_keys in ("", "redis"):
         yield ok("API keys", "in Redis" if settings.api_keys else "one, for everybody")
     else:
-        advice = "a YAML file with a list `keys:` that only its owner and group may open (SECURITY.md)"
+        advice = "a YAML file with a list `keys:` that only its owner and group may open (docs/operations/security.md)"
         yield from run_check("API keys", lambda: _key_file(settings.api_keys), advice)
 
 

@@ -159,8 +159,10 @@ class CommandParser(argparse.ArgumentParser):
         self.error(f"help: {name!r} is no flag and none of the groups {groups}{hint}")
 
     def _near(self, flag: str) -> str:
-        known = help_pages.by_name(self._actions)
-        near = _near(flag.split(maxsplit=1)[0].lstrip("-").replace("_", "-").lower(), [*known])
+        """Returns the flag that was probably meant: one that help lists, else one that it leaves out; empty if none."""
+        name = flag.split(maxsplit=1)[0].lstrip("-").replace("_", "-").lower()
+        hidden = [known.removeprefix("--") for known in self.flags if known.startswith("--")]
+        near = _near(name, [*help_pages.by_name(self._actions)]) or _near(name, hidden)
         return near and f"--{near}"
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:

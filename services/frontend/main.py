@@ -1,4 +1,4 @@
-"""The frontend's parts in the order of their coming and going. What each is made of says composition/."""
+"""Starts and stops the parts of a frontend in order; composition/ assembles them."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from quire.shared.settings.frontend import FrontendSettings
 
 log = logs.logger("frontend")
 
-# Threads hold the interpreter's lock for what they give to tokenizers and get from them: with CPython's 5 ms the loop
-# would wait so long whenever it has looked for news, which it does several times for a first token.
+# Tokenizer threads hold the interpreter's lock while converting arguments and results. With CPython's default of 5 ms
+# the event loop would wait that long each time it polls, which it does several times for a first token.
 SWITCH_INTERVAL_S = 5e-4
 
 
 async def serve(settings: FrontendSettings, shutdown: Shutdown) -> None:
-    """Until `shutdown` and the drain that follows it; raises what makes serving impossible."""
+    """Runs a frontend until `shutdown` and the following drain. Raises errors that prevent serving."""
     logs.configure(settings.name, settings.log_level, settings.log_format)
     _check_ports(settings)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
@@ -45,7 +45,7 @@ async def serve(settings: FrontendSettings, shutdown: Shutdown) -> None:
 
 
 def _check_ports(settings: FrontendSettings) -> None:
-    """Before anything is loaded, or listens and would have to be closed again. Raises what binding one would."""
+    """Checks that all ports can be bound, before the model is loaded. Raises the error that binding would."""
     for field in ("http_port", "grpc_port"):
         ports.check(settings.host, getattr(settings, field), field, share=settings.share_ports)
     if settings.metrics_port >= 0:
@@ -78,7 +78,7 @@ class Frontend:
         )
         self.admin = services.admin
         self.http = HttpPort(settings, *parts, services=services, health=self._health, offline=self._offline)
-        self._page = None if settings.metrics_port < 0 else self._new_page(settings.metrics_port)
+        self._metrics_page = None if settings.metrics_port < 0 else self._new_metrics_page(settings.metrics_port)
 
     @property
     def grpc_address(self) -> str:
@@ -90,10 +90,10 @@ class Frontend:
 
     @property
     def metrics_address(self) -> str:
-        """Of the page that wants no key; empty without one."""
-        return "" if self._page is None else f"{self._settings.metrics_host}:{self._page.port}"
+        """Address of the metrics page, which needs no API key; empty if there is none."""
+        return "" if self._metrics_page is None else f"{self._settings.metrics_host}:{self._metrics_page.port}"
 
-    def _new_page(self, port: int) -> MetricsPage:
+    def _new_metrics_page(self, port: int) -> MetricsPage:
         settings = self._settings
         return MetricsPage(settings.metrics_host, port, self._own_metrics, settings.tls, share=settings.share_ports)
 
@@ -101,11 +101,11 @@ class Frontend:
         return MetricsDocument(self.metrics.page(tenants=True))
 
     def _prompt_limit(self) -> PromptLimit:
-        """Asked for when there are calls; the door is built before the core."""
+        """Returns the present prompt limit; a callback, since the ingress is built before the core."""
         return self.core.prompt_limit()
 
     def warm_up(self) -> None:
-        """Starts what the first large body and the first long conversation would else wait for."""
+        """Starts the helper processes that the first large body and the first long conversation need."""
         self.ingress.warm_up()
         self.model.warm_up()
 
@@ -130,7 +130,7 @@ class Frontend:
         await run_until_first(http, *background, self._drain_when_asked(http))
 
     async def _announce(self) -> None:
-        """Once there is a session: whoever hears of it may ask at once, and finds it in good health."""
+        """Announces the addresses once a scheduler session is open, so that clients find a ready frontend."""
         while not self.core.client.is_open:
             await self.core.client.wait_for_change()
         announce_ready(
@@ -143,7 +143,7 @@ class Frontend:
         )
 
     async def _drain_when_asked(self, http: asyncio.Task[None]) -> None:
-        """Refuses what is new from the signal on, waits for what is under way, then closes the doors."""
+        """Refuses new calls from the signal on, waits for running ones, then stops the servers."""
         await self._shutdown.wait()
         self.ingress.admission.close()
         await self._grpc.server.set_serving(False)
@@ -162,7 +162,7 @@ class Frontend:
         await self.admin.stop()
         await self.core.streams.close()
         await self.redis.close()
-        if self._page is not None:
-            self._page.close()
+        if self._metrics_page is not None:
+            self._metrics_page.close()
         await self.ingress.close()
         self.model.close()

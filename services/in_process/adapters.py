@@ -1,4 +1,4 @@
-"""The adapters of an engine inside of a program, by a scheduler's rules: which there are, and who takes turns."""
+"""Adapters of an in-process engine, loaded and scheduled by the rules of a cluster."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ log = logger("in_process.adapters")
 
 @dataclass(eq=False, slots=True)
 class InProcessWorker:
-    """The one worker that there is."""
+    """The only worker of the engine, in the form that ClusterAdapters expects."""
 
     hello: pb.WorkerHello
     adapters: ReplicaAdapters
@@ -40,20 +40,21 @@ class InProcessWorker:
 
 
 class EngineAdapters:
-    """Between two steps, in the engine's thread: what is ordered has been done when the call returns."""
+    """Adapters of one engine. All methods are called between two steps, in the engine's thread; orders have been
+    executed when a call returns."""
 
     def __init__(self, device: AdapterManager, reader: AdapterReader, core: Core, model_name: str, owner: int) -> None:
-        """`device`: with those that are there from the start; `owner`: of all sequences."""
+        """`device`: the device's adapters, those loaded at the start included; `owner`: owner id of all sequences."""
         self._device, self._reader, self._core = device, reader, core
         self._model_name = model_name
-        held = device.loaded()
+        loaded = device.loaded()
         hello = pb.WorkerHello(
             worker_id="engine",
             lora=pb.LoraAdapters(
                 max_adapters=device.max_adapters,
-                names=[adapter.id.name for adapter in held],
-                digests=b"".join(adapter.id.digest for adapter in held),
-                paths=[adapter.path for adapter in held],
+                names=[adapter.id.name for adapter in loaded],
+                digests=b"".join(adapter.id.digest for adapter in loaded),
+                paths=[adapter.path for adapter in loaded],
             ),
         )
         self._worker = InProcessWorker(hello, ReplicaAdapters(hello, self._execute, lambda _outcome: None), core)
@@ -70,25 +71,25 @@ class EngineAdapters:
 
     @property
     def offered(self) -> dict[str, bytes]:
-        """Digests by name: what requests may choose."""
+        """Digests by name: the adapters that requests may choose."""
         return self._known.offered
 
     async def load(self, name: str, path: str, *, replace: bool) -> None:
-        """Raises QuireError, and then nothing has changed."""
+        """Loads an adapter. Raises QuireError; then nothing has changed."""
         request = admin_pb2.LoadAdapterRequest(name=name, path=path, replace=replace)
         await self._known.load(request, self._model_name)
 
     async def unload(self, name: str) -> int:
-        """Returns how many sequences still go through it, to their ends. Raises QuireError."""
+        """Unloads an adapter once its sequences have ended; returns their number. Raises QuireError."""
         return (await self._known.unload(name)).num_sequences
 
     def add(self, sequence: Sequence) -> None:
-        """To those that run, or to those that wait for its adapter; these hold up nobody."""
+        """Starts a sequence, or keeps it waiting for its adapter; waiting sequences do not delay others."""
         self._live.add(sequence)
         self._start_or_defer(sequence)
 
     def cancel(self, key: int) -> None:
-        """Nothing of it is under way between two steps: its adapter may go at once."""
+        """Cancels a sequence. No step is in flight, so its adapter may be unloaded at once."""
         for sequence in [one for one in self._live if one.key == key]:
             self._forget(sequence)
         if key in self._unassigned:
@@ -97,13 +98,13 @@ class EngineAdapters:
             self._core.cancel(key)
 
     def on_finished(self, finished: list[SequenceFinished]) -> None:
-        """These have, in the core."""
+        """Forgets sequences that have finished in the core."""
         for one in finished:
             self._live.remove(one.sequence.owner, one.sequence.sequence_id)
 
     def retry_waiting(self) -> list[SequenceFinished]:
-        """Before a step: who waits, in order, goes on if there is room now. Returns those for whom there is none ever:
-        their adapter cannot be had any more."""
+        """Starts waiting sequences, in order of arrival, whose adapter is loaded now. Returns the terminal events of
+        those whose adapter can no longer be loaded."""
         self._known.unload_unused()
         self._known.begin_fetch_round()
         lost = []
@@ -122,7 +123,7 @@ class EngineAdapters:
         adapter, own = sequence.adapter, self._worker.adapters
         if isinstance(adapter, AdapterId) and not own.accepts(adapter):
             self._unassigned.add(sequence)
-            self._known.fetch(adapter)  # reads it, if a place is free
+            self._known.fetch(adapter)  # loads it, if a slot is free
             if not own.accepts(adapter):
                 return
             self._unassigned.remove(sequence.key)
@@ -136,7 +137,7 @@ class EngineAdapters:
 
     @torch.inference_mode()
     def _execute(self, order: pb.AttachResponse) -> None:
-        """What a worker would be sent."""
+        """Executes an order that a worker would get over the wire."""
         if order.HasField("unload_adapter"):
             self._device.remove(AdapterId(order.unload_adapter.name, order.unload_adapter.digest))
             return
@@ -149,7 +150,7 @@ class EngineAdapters:
         self._worker.adapters.receive_loaded(loaded)
 
     def _read(self, asked: pb.LoadAdapter) -> bytes | QuireError:
-        """Puts it in its place. Returns its digest, or why that cannot be done."""
+        """Loads an adapter into its slot. Returns its digest, or the error."""
         found = self._reader.find(asked.name, asked.path, asked.digest)
         if isinstance(found, QuireError):
             return found

@@ -1,8 +1,8 @@
 """Frontend, scheduler and worker as one object: requests go in, step() computes, answers come out. No sockets, no
-processes, no threads but those that tokenize and compile grammars.
+processes, and no threads other than those that tokenize and compile grammars.
 
-The same code as in services: what a request means is the frontend's, who runs is the scheduler's core's, what is
-computed the worker's. A submission is the message that would else be sent; steps pass as plain values (steps.py).
+The code is that of the services: the frontend interprets requests, the scheduler's core schedules, the worker computes.
+A submission is the message that would be sent otherwise; steps are passed as plain values (steps.py).
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from quire.shared.pb.common.v1.finish_pb2 import FinishReason
 from quire.shared.pb.inference.v1 import inference_pb2 as pb
 from quire.shared.settings import FrontendSettings, SchedulerSettings, WorkerSettings
 
-OWNER = 1  # of all sequences
+OWNER = 1  # owner id of all sequences
 
 
 @dataclass(slots=True)
 class ActiveRequest:
-    """A request that has not ended."""
+    """Request that has not ended."""
 
     generation: Generation
     is_first: bool = True
@@ -52,7 +52,7 @@ class ActiveRequest:
 
 @dataclass(frozen=True, slots=True)
 class RequestUpdate:
-    """Of one request: what was added to its samples, or why it failed."""
+    """Update of one request: the output added to its samples, or why it failed."""
 
     request_id: str
     messages: list[pb.GenerateResponse] = field(default_factory=list)
@@ -61,10 +61,10 @@ class RequestUpdate:
 
 
 class InProcessEngine:
-    """Used by one thread; add(), step() and abort() return when they are done."""
+    """Engine for use by one thread; add(), step() and abort() return when they are done."""
 
     def __init__(self, frontend: FrontendSettings, scheduler: SchedulerSettings, worker: WorkerSettings) -> None:
-        """Raises QuireError with what is wrong with the settings or the checkpoint."""
+        """Loads the model. Raises QuireError if the settings or the checkpoint are invalid."""
         folder = Path(frontend.model)
         identity = model_identity.identity(folder, frontend.served_model_name)
         self.model_name = identity.name
@@ -89,7 +89,7 @@ class InProcessEngine:
             grammar_libraries=backend_selection.library_names(worker.structured_output_backend),
         )
         layout = model_pb2.BlockLayout(block_size=sizes.block_size, hash_scheme=block_hash.SCHEME)
-        self._loop = asyncio.new_event_loop()  # last: nothing above may leave it open
+        self._loop = asyncio.new_event_loop()  # last: an exception above must not leave the loop open
         self._scheduler_client = InProcessSchedulerClient(self._engine_core, layout, self._loop)
         self._open: dict[str, ActiveRequest] = {}
 
@@ -98,7 +98,7 @@ class InProcessEngine:
         return len(self._open)
 
     def add(self, message: pb.GenerateRequest) -> str:
-        """Returns the request's id. Raises QuireError for what cannot be run."""
+        """Adds a request; returns its id. Raises QuireError if it cannot run."""
         return self._loop.run_until_complete(self._add(message))
 
     async def _add(self, message: pb.GenerateRequest) -> str:
@@ -106,7 +106,7 @@ class InProcessEngine:
         if request.model not in ("", self.model_name):
             request = replace(request, adapter=request.model)
         if request.request_id in self._open:
-            text = f"request_id: {request.request_id[:64]!r} is that of a request that goes on"
+            text = f"request_id: {request.request_id[:64]!r} belongs to a request that has not ended"
             raise InvalidArgument(text, field="request_id")
         self._processor.check(request, self._limits.max_model_len)
         self._formats.check(request)
@@ -125,23 +125,23 @@ class InProcessEngine:
         return request.request_id
 
     def abort(self, request_ids: Seq[str]) -> None:
-        """Those that go on; they say nothing more."""
+        """Aborts requests; they produce no further updates."""
         for request_id in request_ids:
-            ended = self._open.pop(request_id, None)
-            if ended is not None:
-                self._close(ended)
+            request = self._open.pop(request_id, None)
+            if request is not None:
+                self._close(request)
 
     def step(self) -> list[RequestUpdate]:
-        """Computes one step, and tells what it brought."""
+        """Computes one step; returns the updates of the requests."""
         if not self._open:
             return []
         self._scheduler_client.step()
-        self._loop.run_until_complete(asyncio.sleep(0))  # deadlines, and what was cancelled
-        found = [news for request_id, one in self._open.items() if (news := self._update_of(request_id, one))]
-        for news in found:
-            if news.finished:
-                self._close(self._open.pop(news.request_id))
-        return found
+        self._loop.run_until_complete(asyncio.sleep(0))  # runs deadlines and cancellations
+        updates = [update for request_id, one in self._open.items() if (update := self._update_of(request_id, one))]
+        for update in updates:
+            if update.finished:
+                self._close(self._open.pop(update.request_id))
+        return updates
 
     def _update_of(self, request_id: str, one: ActiveRequest) -> RequestUpdate | None:
         try:
@@ -157,7 +157,7 @@ class InProcessEngine:
         return RequestUpdate(request_id, messages, finished=not one.generation.num_unread) if messages else None
 
     def _close(self, one: ActiveRequest) -> None:
-        """With its samples that go on."""
+        """Ends a request, including its unfinished samples."""
 
         async def close() -> None:
             one.generation.__exit__(None, None, None)
@@ -166,21 +166,23 @@ class InProcessEngine:
 
     @property
     def adapters(self) -> dict[str, bytes]:
-        """Digests by name: what requests may name as their model, besides the model itself."""
+        """Digests by name: adapters that requests may name as their model."""
         return {} if self._engine_core.adapters is None else self._engine_core.adapters.offered
 
     def load_adapter(self, name: str, path: str, *, replace: bool) -> None:
-        """Between two steps. Raises QuireError, and then nothing has changed."""
+        """Loads an adapter between two steps. Raises QuireError; then nothing has changed."""
         self._loop.run_until_complete(self._adapters.load(name, path, replace=replace))
 
     def unload_adapter(self, name: str) -> int:
-        """Returns how many sequences still go through it, to their ends. Raises QuireError."""
+        """Unloads an adapter once its sequences have ended; returns their number. Raises QuireError."""
         return self._loop.run_until_complete(self._adapters.unload(name))
 
     @property
     def _adapters(self) -> EngineAdapters:
         if self._engine_core.adapters is None:
-            raise FailedPrecondition("lora_folders: this engine was made without: it loads no adapters")
+            raise FailedPrecondition(
+                "lora_folders: this engine was created without lora_folders, so it cannot load adapters"
+            )
         return self._engine_core.adapters
 
     @property
@@ -188,7 +190,7 @@ class InProcessEngine:
         return self._engine_core.replica.orders.version
 
     def update_weights(self, source: Path | Iterable[tuple[str, Any]], version: str) -> None:
-        """Between two steps. Raises QuireError, and then nothing has changed."""
+        """Updates the weights between two steps. Raises QuireError; then nothing has changed."""
         given = source if isinstance(source, Path) else as_tensors(source)
         self._engine_core.update_weights(NewWeights(given, version))
 
@@ -200,14 +202,14 @@ class InProcessEngine:
 
 
 class InProcessSchedulerClient:
-    """What a generation takes for its way to a scheduler."""
+    """Scheduler client of a generation that submits to the engine core instead of a session."""
 
-    def __init__(self, work: EngineCore, layout: model_pb2.BlockLayout, loop: asyncio.AbstractEventLoop) -> None:
-        self._engine_core, self._layout, self._loop = work, layout, loop
+    def __init__(self, engine_core: EngineCore, layout: model_pb2.BlockLayout, loop: asyncio.AbstractEventLoop) -> None:
+        self._engine_core, self._layout, self._loop = engine_core, layout, loop
         self._factory = SequenceFactory()
         self._next_id = 1
         self._live: dict[int, Sequence] = {}
-        self._keys: dict[int, int] = {}  # by sequence id: the core's; of a beam search one for all its results
+        self._keys: dict[int, int] = {}  # core's key by sequence id; all results of a beam search have the same key
 
     def submit(self, sequences: Seq[Sequence], held: Mapping[str, int]) -> None:
         message = submission.build(sequences, self._next_id, self._layout, self._loop.time())
@@ -215,10 +217,10 @@ class InProcessSchedulerClient:
             sequence.id = self._next_id
             self._live[sequence.id] = sequence
             self._next_id += 1
-        for made in self._factory.sequences(message, OWNER, self._loop.time()):
-            for output in made.outputs or (made,):
-                self._keys[output.sequence_id] = made.key
-            self._engine_core.add(made)
+        for core_sequence in self._factory.sequences(message, OWNER, self._loop.time()):
+            for output in core_sequence.outputs or (core_sequence,):
+                self._keys[output.sequence_id] = core_sequence.key
+            self._engine_core.add(core_sequence)
 
     def cancel(self, sequences: Seq[Sequence], reason: FinishReason) -> None:
         for sequence in sequences:
@@ -227,7 +229,7 @@ class InProcessSchedulerClient:
                 self._engine_core.cancel([self._keys.pop(sequence.id)])
 
     def step(self) -> None:
-        """Takes what it brought to the samples."""
+        """Computes a step and delivers its output to the samples."""
         batches = OwnerBatches(self._engine_core.replica.orders.version)
         batches.add(self._engine_core.step())
         for response in batches.by_owner.get(OWNER, ()):
@@ -240,7 +242,7 @@ class InProcessSchedulerClient:
         self._keys = {sequence_id: key for sequence_id, key in self._keys.items() if sequence_id in self._live}
 
     def cancel_all(self, sequences: Seq[Sequence]) -> None:
-        """They are live no more, and the core does not know it yet."""
+        """Cancels sequences in the core that the client has already removed."""
         self._engine_core.cancel(
             key for sequence in sequences if (key := self._keys.pop(sequence.id, None)) is not None
         )

@@ -1,4 +1,4 @@
-"""A scheduler's core and a worker's replica, with plain values between them and nothing else."""
+"""Engine core: a scheduler's core and a worker's replica, connected by plain values."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from quire.shared.settings import SchedulerSettings, WorkerSettings
 
 
 class EngineCore:
-    """A step is planned, computed and taken in before the next one is planned. Used by one thread."""
+    """Plans, computes and applies one step at a time. For use by one thread."""
 
     def __init__(self, worker: WorkerSettings, scheduler: SchedulerSettings, model_name: str, owner: int) -> None:
-        """Loads the model. `model_name`: which no adapter may have; `owner`: of all sequences. Raises QuireError with
-        what is wrong with the settings or the checkpoint."""
+        """Loads the model. `model_name`: name that no adapter may have; `owner`: owner id of all sequences. Raises
+        QuireError if the settings or the checkpoint are invalid."""
         _check_supported(worker)
         self._grammars = CompilePool(lambda: open_grammars(worker))
         with torch.inference_mode():
@@ -54,13 +54,14 @@ class EngineCore:
             self.adapters.add(sequence)
 
     def step(self) -> Events:
-        """What a step brings; nothing if nobody can go on. Waits for grammars if there is nothing else to do."""
+        """Computes one step; returns its events, none if no sequence can run. Waits for grammars if there is nothing
+        else to do."""
         if self.adapters is None:
             return self._step()
-        lost = self.adapters.retry_waiting()
+        failed = self.adapters.retry_waiting()
         events = self._step()
         self.adapters.on_finished(events.finished)
-        events.finished.extend(lost)
+        events.finished.extend(failed)
         return events
 
     def _step(self) -> Events:
@@ -78,7 +79,8 @@ class EngineCore:
         return self.core.take_events()
 
     def update_weights(self, new: NewWeights) -> None:
-        """What runs goes on with them, computed anew. Raises QuireError, and then nothing has changed."""
+        """Updates the weights; running sequences continue with them and are computed again. Raises QuireError; then
+        nothing has changed."""
         with torch.inference_mode():
             self.replica.update_weights(new)
         self.core.reset_prefix_cache(preempt_running=True)
@@ -111,8 +113,8 @@ class EngineCore:
 
 
 def _check_supported(settings: WorkerSettings) -> None:
-    """What only services do."""
-    asked = {
+    """Raises InvalidArgument for settings that only services support."""
+    requested = {
         "kv_offloading_size": settings.kv_offloading_size > 0,
         "kv_offloading_disk": bool(settings.kv_offloading_disk),
         "kv_offloading_region": bool(settings.kv_offloading_region),
@@ -120,9 +122,9 @@ def _check_supported(settings: WorkerSettings) -> None:
         "pipeline_parallel_size": settings.pipeline_parallel_size > 1,
         "context_parallel_size": settings.context_parallel_size > 1,
     }
-    for name, is_asked in asked.items():
-        if is_asked:
-            text = f"{name}: an engine inside of a program has none; a cluster does (LLM, quire up)"
+    for name, is_requested in requested.items():
+        if is_requested:
+            text = f"{name}: not supported by an in-process engine; use a cluster (LLM, quire up)"
             raise InvalidArgument(text, field=name)
 
 

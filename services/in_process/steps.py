@@ -1,4 +1,4 @@
-"""Steps from a scheduler's core to a worker's replica and back, as the plain values of both: nothing is encoded."""
+"""Conversion of steps between the values of a scheduler's core and those of a worker's replica, without encoding."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def result_for_core(result: StepResult) -> CoreResult:
     counts, drafts, prompts = result.token_counts, result.draft_counts, result.prompt_logprobs
     return CoreResult(
         result.step_id,
-        result.token_ids.copy(),  # the device's memory is the next step's, too
+        result.token_ids.copy(),  # the next step overwrites this memory
         counts,
         drafts,
         [(slot, failure_of(error)) for slot, error in result.failures],
@@ -49,8 +49,8 @@ def failure_of(error: QuireError) -> Failure:
 
 def _changes(plan: CorePlan) -> PlanChanges:
     drafts = plan.num_draft_tokens
-    says_more = plan.released_slots or plan.admitted or plan.counted_slots or plan.copies or plan.beam_moves
-    if not says_more and drafts is None and not plan.dropped_queries:
+    has_changes = plan.released_slots or plan.admitted or plan.counted_slots or plan.copies or plan.beam_moves
+    if not has_changes and drafts is None and not plan.dropped_queries:
         return NO_CHANGES
     return PlanChanges(
         np.array(plan.released_slots, np.uint32),
@@ -103,7 +103,7 @@ def _logprobs(columns: LogprobEntries) -> Logprobs:
 
 
 def _pooled(columns: PooledColumns) -> Mapping[int, bytes]:
-    """f32 column, by slot."""
+    """Returns the f32 columns by slot."""
     ends = np.cumsum([0, *columns.sizes.tolist()]).tolist()
     parts = [columns.values[begin:end].tobytes() for begin, end in pairwise(ends)]
     return dict(zip(columns.slots.tolist(), parts, strict=True))

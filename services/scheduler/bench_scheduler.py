@@ -1,7 +1,7 @@
-"""What planning a step costs a processor: the core and its codec without workers. `quire bench scheduler` prints it.
+"""CPU cost of planning a step: the core and its codec without workers. `quire bench scheduler` prints it.
 
-Two steps are under way at a time, as in service. steady: everybody decodes. churn: each sequence lives 64 steps, so
-that a 64th of them ends with every step and as many new ones come.
+Two steps are in flight at a time, as in service. steady: all sequences decode. churn: each sequence lives 64 steps, so
+that every step ends a 64th of them and as many new ones arrive.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from quire.shared.pb.worker.v1 import worker_pb2 as pb
 from quire.shared.process import garbage
 
 BLOCK_SIZE = 16
-PROMPT = 64  # tokens, and up to a block more, so that not all need a new block in the same step
+PROMPT = 64  # tokens; up to a block more, so that not all sequences need a new block in the same step
 LIFE = 64  # steps of a sequence in churn
 WARMUP = LIFE + 16  # steps
 STEP_S = 0.01  # of the simulated clock
@@ -39,7 +39,7 @@ MICROSECONDS = 1e6
 
 @dataclass(frozen=True, slots=True)
 class PlanCost:
-    """Seconds of the processor, and the size of the plan on the wire."""
+    """CPU seconds of one step, and the size of its plan on the wire."""
 
     decode: float
     apply: float
@@ -53,28 +53,28 @@ class PlanCost:
 
 
 def measure(running: int, mode: str, steps: int, runs: int) -> dict[str, float | int | str]:
-    """Of `runs` runs of the same `steps` steps at `running` sequences, microseconds: the medians of their medians, and
-    as `p99_us` that of schedule and apply, each step at its best of all runs: what the machine does beside it is not
-    in it, what Python does is."""
-    taken = [_run(running, mode, steps) for _ in range(runs)]
-    row = {f"{verb}_us": _median_us(taken, attrgetter(verb)) for verb in ("schedule", "apply", "encode", "decode")}
-    best = sorted(min(step.total for step in same) for same in zip(*taken, strict=True))
+    """Measures `runs` runs of the same `steps` steps at `running` sequences. Returns microseconds: the medians over
+    runs of the median step, and as `p99_us` the 99th percentile of schedule plus apply with each step at its best over
+    all runs, which excludes disturbances by the machine but not by Python."""
+    results = [_run(running, mode, steps) for _ in range(runs)]
+    row = {f"{verb}_us": _median_us(results, attrgetter(verb)) for verb in ("schedule", "apply", "encode", "decode")}
+    best = sorted(min(step.total for step in one_step) for one_step in zip(*results, strict=True))
     return {
         "running": running,
         "mode": mode,
         **row,
-        "total_us": _median_us(taken, attrgetter("total")),
+        "total_us": _median_us(results, attrgetter("total")),
         "p99_us": best[len(best) * 99 // 100] * MICROSECONDS,
-        "plan_bytes": round(statistics.median(step.plan_bytes for step in taken[0])),
+        "plan_bytes": round(statistics.median(step.plan_bytes for step in results[0])),
     }
 
 
 def _run(running: int, mode: str, steps: int) -> list[PlanCost]:
-    drive = SimulatedLoad(running, LIFE if mode == "churn" else steps + 2 * WARMUP)
+    load = SimulatedLoad(running, LIFE if mode == "churn" else steps + 2 * WARMUP)
     with garbage.service_gc_thresholds():
         for _ in range(WARMUP):
-            drive.step()
-        return [drive.step() for _ in range(steps)]
+            load.step()
+        return [load.step() for _ in range(steps)]
 
 
 def _median_us(runs: list[list[PlanCost]], seconds: Callable[[PlanCost], float]) -> float:
@@ -82,14 +82,14 @@ def _median_us(runs: list[list[PlanCost]], seconds: Callable[[PlanCost], float])
 
 
 class SimulatedLoad:
-    """A core that is kept at `running` sequences, and a worker made of random tokens."""
+    """Core kept at a constant number of sequences, with a worker that returns random tokens."""
 
     def __init__(self, running: int, life: int) -> None:
         self._core = Core(_limits(running, life))
         self._life = life
         self._now = 0.0
         self._random = np.random.default_rng(0)
-        self._sequences = self._endless()
+        self._sequences = self._new_sequences()
         for i in range(running):
             first_life = life if life > LIFE else 1 + i % LIFE
             self._core.add(self._sequence(i, first_life))
@@ -97,7 +97,7 @@ class SimulatedLoad:
             pass
 
     def step(self) -> PlanCost:
-        """A result comes in, and the next plan goes out."""
+        """Applies a result and plans the next step; returns the cost."""
         core, wire = self._core, self._result()
         self._now += STEP_S
         begin = thread_time()
@@ -124,7 +124,7 @@ class SimulatedLoad:
         result = pb.StepResult(epoch=EPOCH, step_id=flight.step_id, token_ids=tokens.tobytes())
         return pb.AttachRequest(result=result).SerializeToString()
 
-    def _endless(self) -> Iterator[Sequence]:
+    def _new_sequences(self) -> Iterator[Sequence]:
         key = self._core.limits.max_num_seqs
         while True:
             yield self._sequence(key, self._life)
@@ -151,7 +151,7 @@ class SimulatedLoad:
 
 
 def _limits(running: int, life: int) -> CoreLimits:
-    """Nothing is short: neither slots nor tokens nor blocks."""
+    """Returns limits under which slots, tokens and blocks never run short."""
     longest = PROMPT + BLOCK_SIZE + life
     return CoreLimits(
         num_blocks=2 * running * -(-longest // BLOCK_SIZE) + 1,

@@ -1,4 +1,4 @@
-"""Composition root of the scheduler."""
+"""Composition root of the scheduler service."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from quire.shared.tracing import open_traces
 
 SERVICES = (scheduler_service.SERVICE_NAME, worker_service.SERVICE_NAME)
 HEALTH_INTERVAL_S = 0.5
-ROUND_PATIENCE_S = 30.0  # with a round of views, which takes milliseconds
+ROUND_PATIENCE_S = 30.0  # maximum time without a round of status updates, which takes milliseconds
 
 
 async def serve(settings: SchedulerSettings, shutdown: lifecycle.Shutdown) -> None:
@@ -59,7 +59,7 @@ async def serve(settings: SchedulerSettings, shutdown: lifecycle.Shutdown) -> No
 
 
 class Scheduler:
-    """Names the concrete parts and runs them."""
+    """Creates the components of the service and runs them."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class Scheduler:
         scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(service, self.server.methods)
 
     async def run(self, metrics_address: str) -> None:
-        """Until shutdown; then drains."""
+        """Serves until shutdown, then drains."""
         settings = self._settings
         await self.server.start()
         await self.admin.start()
@@ -159,7 +159,7 @@ class Scheduler:
 
 
 async def _report_health(server: Server, status: SchedulerStatus) -> None:
-    """Healthy means that steps advance while there is work."""
+    """Sets the health status: serving unless steps stall while there is work."""
     while True:
         await asyncio.sleep(HEALTH_INTERVAL_S)
         await server.set_serving(not status.stalled)

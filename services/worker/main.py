@@ -1,4 +1,4 @@
-"""Begins the worker: first what is to go on while torch is imported, then all of it."""
+"""Entry point of the worker: starts background preparation before torch is imported, then the service."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ log = logs.logger("worker.main")
 
 
 async def serve(settings: WorkerSettings, shutdown: lifecycle.Shutdown) -> None:
-    """Runs a worker until `shutdown`, then lets its scheduler move the work elsewhere."""
+    """Runs a worker until `shutdown`; its scheduler then migrates the work to other workers."""
     logs.configure(settings.name, settings.log_level, settings.log_format)
-    if settings.engine == "device":  # what is not supported is said before torch is imported
+    if settings.engine == "device":  # reject unsupported models before torch is imported
         check_config(read_config(Path(settings.model)), settings.model_impl)
     if settings.node_rank:
         from quire.services.worker.building.rank_processes.node import serve_node
@@ -31,8 +31,8 @@ async def serve(settings: WorkerSettings, shutdown: lifecycle.Shutdown) -> None:
     if settings.device == "cuda":
         early_init.start()
     elif not await asyncio.to_thread(first_start.ensure, log.warning):
-        # Torch computes. Its threads would spin while they wait for each other, on cores that other services want.
+        # Torch computes: its idle OpenMP threads would spin on cores that the other services need.
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    from quire.services.worker import service  # and torch with it
+    from quire.services.worker import service  # imports torch
 
     await service.serve(settings, shutdown, compiler)

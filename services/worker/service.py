@@ -1,4 +1,4 @@
-"""Composition root of the worker, begun by main.py."""
+"""Composition root of the worker; main.py imports it."""
 
 from __future__ import annotations
 
@@ -53,20 +53,20 @@ from quire.shared.rpc.trust import Dialler, HandshakeAcceptor
 from quire.shared.settings import WorkerSettings
 
 HEALTH_INTERVAL_S = 0.5
-COMMAND_TIMEOUT_S = 120.0  # with one step on the device: four times the scheduler's, which gives up the attachment
+COMMAND_TIMEOUT_S = 120.0  # for one device command: four times the scheduler's timeout, which ends the attachment
 
-# The device's thread runs Python between kernels: with CPython's 5 ms the event loop would wait that long for its turn,
-# and two steps in flight would leave 230-260 µs of every step exposed instead of 17-62 (measured).
+# The device thread runs Python between kernels. With CPython's default of 5 ms the event loop would wait that long for
+# the GIL, and two steps in flight would leave 230-260 µs of every step exposed instead of 17-62 (measured).
 SWITCH_INTERVAL_S = 1e-4
 
 log = logs.logger("worker")
 
 
 async def serve(settings: WorkerSettings, shutdown: lifecycle.Shutdown, compiler: CompileProcess | None) -> None:
-    """Runs a worker until `shutdown`, then lets its scheduler move the work elsewhere."""
+    """Runs a worker until `shutdown`; its scheduler then migrates the work to other workers."""
     logs.configure(settings.name, settings.log_level, settings.log_format)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    settings.cluster_secret()  # a file that is no use is told before the model is loaded
+    settings.cluster_secret()  # an unusable secret file is reported before the model is loaded
     registry = CollectorRegistry()
     server = Server(settings.host, settings.grpc_port, (KV_TRANSFER,), tls=settings.tls)
     base.add_process_collectors(registry)
@@ -89,7 +89,7 @@ async def serve(settings: WorkerSettings, shutdown: lifecycle.Shutdown, compiler
 
 
 class Worker:
-    """The engine, its session, and what others see of both."""
+    """Owns the engine, the scheduler session, and the status, metrics and health that report on both."""
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ class Worker:
         registry.register(ExpertLoadCollector(self.status.expert_load))
 
     async def run(self) -> None:
-        """Returns after a drain; raises QuireError when this worker cannot work (any more)."""
+        """Runs until a drain has finished; raises QuireError when this worker cannot start or continue."""
         settings = self._settings
         grammars = CompilePool(lambda: open_grammars(settings), self._metrics)
         grammars.open_backend_early()
@@ -149,7 +149,7 @@ class Worker:
                 log.warning("leaving in the middle of a step", waited_s=settings.drain_timeout_s)
 
     async def _serve(self, engine: Engine) -> None:
-        digest = await asyncio.to_thread(weight_samples.weights_digest_of, self._settings)  # while they are loaded
+        digest = await asyncio.to_thread(weight_samples.weights_digest_of, self._settings)  # concurrently with loading
         await lifecycle.run_until_first(engine.started, self._shutdown.wait())
         if not self._shutdown.requested:
             await self._run_attached(engine, engine.started.result(), digest)
@@ -175,7 +175,7 @@ class Worker:
         )
 
     def _serve_kv_pages(self, engine: Engine, replica: Replica) -> None:
-        """Where they mean something to other workers."""
+        """Starts serving and fetching KV pages, if other workers can use this worker's pages."""
         pages = replica.pages
         if isinstance(pages, NoPages):
             return
@@ -186,7 +186,7 @@ class Worker:
         engine.fetcher = Fetcher(port, transport, num_blocks, self._metrics)
 
     async def attached(self, welcome: pb.SchedulerWelcome) -> None:
-        """Session: work may come."""
+        """Session callback: marks the worker as serving and announces it once."""
         self.status.epoch = welcome.epoch
         self._metrics.attached.inc()
         await self._server.set_serving(True)
@@ -201,21 +201,21 @@ class Worker:
             )
 
     def detached(self, *, broken: bool) -> None:
-        """Session: no work until it is attached again."""
+        """Session callback: marks the worker as not serving until it attaches again."""
         self.status.epoch = 0
         if broken:
             self._metrics.broken.inc()
 
     async def _report_health(self, engine: Engine) -> None:
-        """Healthy means attached, and steps advance while there is work."""
+        """Reports the worker as healthy while it is attached and its steps progress."""
         while True:
             await asyncio.sleep(HEALTH_INTERVAL_S)
             await self._server.set_serving(self.status.state in (admin_pb2.STATE_READY, admin_pb2.STATE_DRAINING))
 
 
 def _exit_now(status: int, reason: str = "") -> NoReturn:
-    """The other ranks have ended. A step that waits for one of them never does, and torch would wait for it, and for
-    CUDA graphs with collectives in them."""
+    """Ends the process without cleanup. Destructors would wait forever for collectives, and for CUDA graphs with
+    collectives, whose other ranks have ended."""
     logs.flush()
     if reason:
         logs.print_line(f"quire: {reason}", sys.stderr)

@@ -1,1 +1,1 @@
-"""Metrics of every service: Quire's own names and the `vllm:` ones that existing dashboards read (README.md here)."""
+"""Metrics of every service: Quire's own names and the `vllm:` ones (docs/operations/monitoring.md)."""

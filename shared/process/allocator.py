@@ -4,7 +4,7 @@ By default every thread has an arena of its own and caches up to 230 KiB of free
 has a dozen threads, some of which free what others allocate, so a service grows by some 70 bytes a call for tens of
 thousands of calls without leaking. With one arena for all threads and caching of small chunks only (larger ones are
 rare here: Python has its own allocator) most of that growth ends after some thousand calls
-(docs/benchmarks/README.md, long runs).
+(docs/benchmarks/long-runs.md).
 """
 
 from __future__ import annotations

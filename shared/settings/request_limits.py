@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
     """Checked before a part is processed. A body that reaches all of them is processed in some tens of milliseconds;
-    services/frontend/README.md explains each limit."""
+    docs/serving/limits.md explains each limit."""
 
     max_values: int = 262_144  # values of a JSON body or fields of a gRPC message; more than a prompt's token ids
     max_keys: int = 65_536  # names of fields among them, which cost four times as much

@@ -24,6 +24,8 @@ PROGRAM = re.compile(rf"python -m ((?:{'|'.join(ROOMS)})[\w.]*)")
 LINKED_PACKAGE = re.compile(r"^quire/((?:services|shared|kernels|protos)\b)")  # quire/services is a link to services
 NO_PATHS = {"quire/block/1", "quire/handshake/1"}  # what is hashed first, which tells hashes apart
 TARGET = re.compile(r"`make ([\w-]+)`")
+PYTHON_FILE = re.compile(r"\b([\w-]+\.py)\b")
+OF_OTHERS = {"tests/compatibility/vllm.md"}  # names files of vLLM
 
 
 def is_there(path: str) -> bool:
@@ -45,3 +47,9 @@ def missing(name: str) -> list[str]:
 @pytest.mark.parametrize("name", [name for name in TRACKED if name.endswith(".md")])
 def test_what_a_page_names_is_there(name: str) -> None:
     assert missing(name) == []
+
+
+@pytest.mark.parametrize("name", [name for name in TRACKED if name.endswith(".md") and name not in OF_OTHERS])
+def test_files_that_a_page_names_without_their_folder_exist(name: str) -> None:
+    there = {Path(path).name for path in TRACKED}
+    assert set(PYTHON_FILE.findall((ROOT / name).read_text())) - there == set()

@@ -16,28 +16,30 @@ ELSEWHERE: Mapping[str, tuple[str, Sequence[str]]] = {
     ),
     "a worker whose hello has sizes beyond all measure": (
         "refused by field, value and limit; nothing is allocated for it",
-        [f"{SCHEDULER}/replicas/test_sanity.py::test_a_hello_beyond_all_measure_is_refused_by_field_value_and_limit"],
+        [
+            f"{SCHEDULER}/replicas/test_result_checks.py::test_a_hello_beyond_all_measure_is_refused_by_field_value_and_limit"
+        ],
     ),
     "a worker that reports wrong results": (
-        "its session ends by name; its sequences go on elsewhere with the right text",
+        "its session ends by name; its sequences continue elsewhere with the right text",
         [
-            f"{SCHEDULER}/replicas/test_sanity.py::test_a_result_that_cannot_be_ends_the_session_by_name_and_others_go_on"
+            f"{SCHEDULER}/replicas/test_result_checks.py::test_a_result_that_cannot_be_ends_the_session_by_name_and_others_go_on"
         ],
     ),
     "a frontend that proves itself and lies": (
         "its session ends; others are answered",
-        [f"{SCHEDULER}/frontends/test_lying_frontends.py::test_sequences_that_cannot_be_answered_end_the_session"],
+        [f"{SCHEDULER}/frontends/test_malformed_messages.py::test_sequences_that_cannot_be_answered_end_the_session"],
     ),
     "a peer without a proof, or with the proof of another": (
         "no session begins",
         [f"{SCHEDULER}/test_trust.py"],
     ),
     "entries of the registry and the prefix index that cannot be read": (
-        "skipped and counted; the others are read on",
+        "skipped and counted; the others are still read",
         ["tests/shared/prefix_index/test_malformed.py::test_a_worker_that_cannot_be_read_is_skipped"],
     ),
     "values of streams in Redis that no frontend has written, also of other types": (
-        "that stream is lost; frontends and other streams go on",
+        "that stream is lost; frontends and other streams continue",
         [
             f"{FRONTEND}/streams/test_foreign_values.py::test_the_stream_is_lost_and_no_other",
             f"{FRONTEND}/streams/test_foreign_values.py::test_a_reader_of_another_stream_at_the_same_look_reads_on",

@@ -109,7 +109,7 @@ SMUGGLING: dict[str, Callable[[], list[Call]]] = {
         "transfer-encoding: chunked, identity", body=chunks(BODY) + b"0\r\n\r\n"
     ),
     "HTTP: a space before the colon": lambda: call("transfer-encoding : chunked", _length(), body=BODY + HIDDEN),
-    "HTTP: a header that goes on in a second line": lambda: call(_length(), "x: a\r\n b"),
+    "HTTP: a header continued in a second line": lambda: call(_length(), "x: a\r\n b"),
     "HTTP: NUL in a header": lambda: call(_length(), "x: a\0b"),
     "HTTP: a bare line feed in a header": lambda: call(_length(), "x: a\ntransfer-encoding: chunked"),
     "HTTP: a bare carriage return in a header": lambda: call(_length(), "x: a\rtransfer-encoding: chunked"),

@@ -1,6 +1,7 @@
-"""What the option costs on the CPU: a step of 32 sequences of quire-tiny with and without it, taking turns.
+"""Measures the cost of batch_invariant on the CPU: steps of 32 sequences of quire-tiny with and without it,
+alternating.
 
-python -m tests.batch_invariance.bench
+Run: python -m tests.batch_invariance.bench
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from tests.spec_decode.questions import questions
 
 ROUNDS = 9
 NUM_SEQUENCES = 32
-WARM_UP = 8  # steps, among them those of prompts
+WARM_UP = 8  # steps, including those of prompts
 
 
 def step_times(replica: Replica, sampling: dict[str, Any]) -> list[float]:
-    """Microseconds, of each launch: on the CPU that is the step."""
+    """Returns the microseconds of each launch, which on the CPU is the whole step."""
     pair, prompts = Pair(replica), questions()
     for i in range(NUM_SEQUENCES):
         pair.ask(prompts[i % len(prompts)][:60], 60, eos=(), **sampling)

@@ -1,4 +1,4 @@
-"""Asks for Triton's interpreter, where there is no GPU, before anything here imports Triton."""
+"""Enables Triton's interpreter on machines without a GPU before any test module imports Triton."""
 
 from tests.kernels.triton.conftest import ON_GPU
 

@@ -1,4 +1,4 @@
-"""Requests of all kinds to quire-tiny, and what each gives."""
+"""Requests of all kinds to quire-tiny, and their results."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ KINDS: list[dict[str, Any]] = [
     {"temperature": 0.6, "seed": 4},
 ]
 Request = tuple[list[int], dict[str, Any]]
-Given = tuple[list[int], list[tuple[list[int], list[float], int]]]  # tokens, and log-probabilities behind each
+Given = tuple[list[int], list[tuple[list[int], list[float], int]]]  # tokens, and log-probabilities of each
 
 
 def requests() -> list[Request]:
@@ -41,7 +41,7 @@ def given(answers: list[Answer]) -> list[Given]:
 
 
 def alone(replica: Replica, asked: Iterable[Request], **more: Any) -> list[Given]:
-    """Each by itself, from an empty cache."""
+    """Runs each request separately, from an empty cache."""
     return list(_alone(replica, asked, **more))
 
 

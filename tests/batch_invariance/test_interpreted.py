@@ -1,4 +1,4 @@
-"""The kernels for CUDA in a whole model, without a GPU: Triton's interpreter runs them one program after the other."""
+"""Runs the CUDA kernels in a whole model without a GPU: Triton's interpreter runs their programs sequentially."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ASKED = sampling_pb2.SamplingParams(temperature=0.8, seed=3, logprobs=4)
 
 
 class Interpreted(BatchInvariantAttention):
-    """Takes a CPU for what it needs."""
+    """Backend that accepts a CPU as its device."""
 
     def reject_reason(self, spec: Any) -> str | None:
         from quire.kernels.triton.batch_invariant.attention import chunk_attention, decode_attention
@@ -61,7 +61,7 @@ def build(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_p
 
 
 def with_graphs(rig: Rig) -> Rig:
-    """As on a GPU: decode steps from static memory, the last layer for the rows that sample alone."""
+    """Configures steps as on a GPU: decode steps use static memory, and the last layer computes sampling rows only."""
     runner, limits, table = runner_of(rig.replica), rig.replica.limits, rig.replica.table
     give_memory_of_its_own(rig.replica)
     graphs = DecodeGraphs(
@@ -86,7 +86,7 @@ def with_graphs(rig: Rig) -> Rig:
 
 @pytest.mark.slow
 @torch.inference_mode()
-def test_logits_are_the_same_bits_in_steps_of_all_kinds(build: Callable[[], Rig]) -> None:
+def test_logits_are_bit_identical_in_steps_of_all_kinds(build: Callable[[], Rig]) -> None:
     tokens = prompt(70, 1)
     rig = build()
     assert set(runner_of(rig.replica).sampler.grammar_masks.ops.sources.values()) == set(PACKAGES)

@@ -1,4 +1,4 @@
-"""With batch_invariant a request gets equal tokens and log-probabilities, to the bit, whatever load does to it."""
+"""With batch_invariant a request gets bit-identical tokens and log-probabilities under any load."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WAYS = [
     pytest.param({"dtype": "bfloat16", "device": "cuda"}, id="cuda-bfloat16", marks=pytest.mark.gpu),
 ]
 
-NUM_TOKENS = 1344  # room for two thirds of what is asked for
+NUM_TOKENS = 1344  # KV capacity for two thirds of the requested tokens
 
 
 @pytest.fixture(scope="module", params=WAYS)
@@ -49,8 +49,8 @@ def test_all_at_once(replica: Replica, expected: list[Given]) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_coming_one_after_the_other_in_chunks_of_any_size(replica: Replica, expected: list[Given], seed: int) -> None:
-    """Batches of every size and composition; the second time around prompts are cached."""
+def test_staggered_arrivals_in_chunks_of_any_size(replica: Replica, expected: list[Given], seed: int) -> None:
+    """Runs batches of every size and composition; in the second round prompts are cached."""
     draw = random.Random(seed)
     pair = Pair(
         replica, max_num_batched_tokens=draw.choice([16, 37, 90, 300]), max_steps_in_flight=draw.choice([1, 2, 3])
@@ -68,7 +68,7 @@ def test_coming_one_after_the_other_in_chunks_of_any_size(replica: Replica, expe
     assert pair.core.counts.cached_tokens > 0
 
 
-def test_behind_a_cached_prefix(replica: Replica, expected: list[Given]) -> None:
+def test_after_a_cached_prefix(replica: Replica, expected: list[Given]) -> None:
     pair = Pair(replica)
     for _ in range(2):
         answers = ask(pair, requests())
@@ -77,11 +77,11 @@ def test_behind_a_cached_prefix(replica: Replica, expected: list[Given]) -> None
     assert pair.core.counts.cached_tokens > 500
 
 
-def test_preempted_and_computed_again(replica: Replica) -> None:
+def test_preempted_and_recomputed(replica: Replica) -> None:
     longer = {"max_tokens": 60, "eos": ()}
     expected = alone(replica, requests(), **longer)
     tight = Pair(replica, num_blocks=NUM_TOKENS // replica.limits.block_size)
-    tight.core.state.forecast = UnlimitedForecast()  # lets in more than can stay
+    tight.core.state.forecast = UnlimitedForecast()  # admits more sequences than fit
     answers = ask(tight, requests(), **longer)
     tight.run()
     assert tight.core.counts.preemptions > 0

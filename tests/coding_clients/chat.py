@@ -1,4 +1,4 @@
-"""Answers of /v1/chat/completions as the AI SDK, Cline and aider read them."""
+"""Reading of /v1/chat/completions answers as the AI SDK, Cline and aider do it."""
 
 from __future__ import annotations
 
@@ -62,11 +62,12 @@ def _answered(message: dict[str, Any], reason: str, usage: dict[str, Any]) -> An
 
 
 def _sent_back(answered: Answered, calls: list[dict[str, Any]]) -> dict[str, Any]:
-    """The AI SDK leaves out what is empty, and sends null for content beside calls."""
-    said: dict[str, Any] = {"role": "assistant", "content": answered.text or (None if calls else "")}
+    """Returns the message that the AI SDK sends back: without empty fields, and with null content if there are
+    calls."""
+    message: dict[str, Any] = {"role": "assistant", "content": answered.text or (None if calls else "")}
     if answered.reasoning:
-        said["reasoning_content"] = answered.reasoning
-    return {**said, "tool_calls": calls} if calls else said
+        message["reasoning_content"] = answered.reasoning
+    return {**message, "tool_calls": calls} if calls else message
 
 
 def results(answered: Answered, texts: Iterator[Any]) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Server-sent events as they come, and what an answer holds whatever the API."""
+"""Parsing of server-sent events, and the API-independent content of an answer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ DONE = "[DONE]"
 
 @dataclass
 class Call:
-    """One call of a tool."""
+    """Call of one tool."""
 
     id: str
     name: str
@@ -20,7 +20,7 @@ class Call:
 
 @dataclass
 class Answered:
-    """An answer: its texts and calls, its tokens, and the messages by which its client goes on."""
+    """Content of an answer: its texts and calls, its tokens, and the messages with which its client continues."""
 
     text: str = ""
     reasoning: str = ""
@@ -31,7 +31,7 @@ class Answered:
     spliced: list[dict[str, Any]] = field(default_factory=list)
 
     def check(self) -> None:
-        """Arguments of calls are JSON objects, unless the answer was cut."""
+        """Asserts that arguments of calls are JSON objects, unless the answer was cut."""
         for call in self.calls:
             assert call.id
             assert call.name
@@ -40,7 +40,8 @@ class Answered:
 
 
 def events_of(text: str) -> list[dict[str, Any]]:
-    """Returns the events of a stream. An event that has a name has its type; after the last one nothing follows."""
+    """Returns the events of a stream; asserts that named events have that type, and that the last one ends the
+    stream."""
     assert text.endswith("\n\n")
     found: list[dict[str, Any]] = []
     for block in text.removesuffix("\n\n").split("\n\n"):

@@ -1,4 +1,4 @@
-"""Answers of /v1/messages as Anthropic's clients read them."""
+"""Reading of /v1/messages answers as Anthropic's clients do it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _starts(event: dict[str, Any]) -> bool:
 
 
 def _block(events: list[dict[str, Any]], number: int) -> dict[str, Any]:
-    """Returns the block that starts there, with all its deltas, after which it stops."""
+    """Returns the block that starts at `number`, with all its deltas."""
     index, block = events[number]["index"], {**events[number]["content_block"], "index": events[number]["index"]}
     partial = ""
     while (event := events[number := number + 1])["type"] == "content_block_delta":

@@ -1,4 +1,4 @@
-"""Replays a conversation: each turn is sent as its client sends it, with the answers so far spliced in."""
+"""Replay of a conversation: each turn is sent as its client sends it, with the answers so far spliced in."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ from tests.coding_clients.events import Answered, events_of
 
 FOLDER = Path(__file__).parent
 NAMES = sorted(path.stem for path in FOLDER.glob("*.json"))
-CHANGING = "$CHANGING"  # in texts: another word in each turn
+CHANGING = "$CHANGING"  # in texts: replaced by a different word in each turn
 Reader = Callable[[list[dict[str, Any]]], Answered]
 
 
 @dataclass(frozen=True)
 class Dialect:
-    """One API: the field of the conversation, how streams and whole answers read, and what a client sends back."""
+    """Dialect of one API: field of the conversation, readers of streams and whole answers, and messages that clients
+    send back."""
 
     conversation: str
     stream: Reader
@@ -39,7 +40,7 @@ DIALECTS: Mapping[str, Dialect] = {
 
 @dataclass
 class Replay:
-    """One conversation on its way, and what was answered."""
+    """Replay in progress, and the answers so far."""
 
     session: dict[str, Any]
     changes: Mapping[str, Any]  # to every body
@@ -53,7 +54,7 @@ class Replay:
         return DIALECTS[self.session["path"].partition("?")[0]]
 
     async def run(self, http: httpx.AsyncClient) -> list[Answered]:
-        """Sends all turns. Raises AssertionError for an answer that is not 200 or not well-formed."""
+        """Sends all turns; raises AssertionError for an answer that is not 200 or not well-formed."""
         results = self._results()
         for turn in self.session["turns"]:
             self.num_turns += 1
@@ -70,7 +71,7 @@ class Replay:
         return self.answers
 
     def _results(self) -> Iterator[Any]:
-        """Yields what tools answer, again and again."""
+        """Yields the results of tools, repeatedly."""
         while True:
             yield from self.session["results"]
 
@@ -103,6 +104,8 @@ def load(name: str) -> dict[str, Any]:
 
 
 async def replay(name: str, http: httpx.AsyncClient, *, salt: str = "", **changes: Any) -> list[Answered]:
-    """Returns the answers to the turns of the conversation called `name`. `changes`: fields of every body; `salt`: of
-    the words that are other ones in each turn."""
+    """Replays the conversation `name` and returns its answers.
+
+    `changes`: fields of every body; `salt`: varies the words that differ in each turn.
+    """
     return await Replay(load(name), changes, salt).run(http)

@@ -1,4 +1,4 @@
-"""Answers of /v1/responses as Codex reads them."""
+"""Reading of /v1/responses answers as Codex does it."""
 
 from __future__ import annotations
 
@@ -25,18 +25,19 @@ def read_stream(events: list[dict[str, Any]]) -> Answered:
 
 
 def _item(events: list[dict[str, Any]], number: int, index: int) -> tuple[int, dict[str, Any]]:
-    """Returns the place after the item that begins there, and the item: its deltas are its text."""
-    begun = events[number]
-    assert begun["type"] == "response.output_item.added"
+    """Returns the position after the item that begins at `number`, and the item; asserts that its deltas add up to its
+    text."""
+    added = events[number]
+    assert added["type"] == "response.output_item.added"
     texts: list[str] = []
     while (event := events[number])["type"] != "response.output_item.done":
         assert event["output_index"] == index
         if event["type"].endswith(".delta"):
-            assert event["item_id"] == begun["item"]["id"]
+            assert event["item_id"] == added["item"]["id"]
             texts.append(event["delta"])
         number += 1
     item: dict[str, Any] = event["item"]
-    assert item["id"] == begun["item"]["id"]
+    assert item["id"] == added["item"]["id"]
     assert "".join(texts) == _text(item)
     return number + 1, item
 
@@ -70,7 +71,7 @@ def _call(item: dict[str, Any]) -> Call:
 
 
 def _sent_back(item: dict[str, Any]) -> dict[str, Any]:
-    """Codex leaves out ids and states, as nothing is stored."""
+    """Returns the item without id and status, as Codex sends it when nothing is stored."""
     kept = {name: value for name, value in item.items() if name not in ("id", "status")}
     return {**kept, "encrypted_content": None} if item["type"] == "reasoning" else kept
 

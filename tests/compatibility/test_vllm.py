@@ -1,4 +1,4 @@
-"""The table of vLLM's tests names tests that are there, and says of every one of them what it comes to."""
+"""Tests that the table of vLLM's tests names existing tests and gives a verdict for each row."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def functions(path: str) -> frozenset[str]:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0])
-def test_a_row_names_a_test_that_is_there_or_a_reason(row: tuple[str, ...]) -> None:
+def test_each_row_names_an_existing_test_or_a_reason(row: tuple[str, ...]) -> None:
     _, _, verdict, reason = row
     assert verdict in (*SHOWN, *LEFT)
     named = NAMED.findall(reason)
@@ -38,5 +38,6 @@ def test_a_row_names_a_test_that_is_there_or_a_reason(row: tuple[str, ...]) -> N
 
 
 def test_every_test_of_the_three_areas_has_a_row() -> None:
-    """32 of Harmony over HTTP, 21 of the parsable context, 9 rows of metrics, 5 files that look into vLLM."""
+    """Checks the number of rows: 32 of Harmony over HTTP, 21 of the parsable context, 9 of metrics, 5 files that test
+    vLLM's internals."""
     assert len(ROWS) == 32 + 21 + 9 + 5

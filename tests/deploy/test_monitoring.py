@@ -22,7 +22,7 @@ from tests.metrics.catalogue import families
 
 DASHBOARDS = sorted((GRAFANA / "dashboards").glob("*.json"))
 HOME = GRAFANA / "dashboards" / "quire.json"
-RUNBOOKS = K8S / "observability" / "RUNBOOKS.md"
+RUNBOOKS = K8S.parent / "docs" / "operations" / "runbooks.md"
 PROMTOOL = shutil.which("promtool")
 COLUMNS = 24
 
@@ -65,7 +65,7 @@ def test_every_alert_leads_to_its_runbook_and_no_runbook_is_left_over() -> None:
     parts = dict(re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", RUNBOOKS.read_text(), re.MULTILINE | re.DOTALL))
     assert list(parts) == [rule["alert"] for rule in rules]
     for rule in rules:
-        assert rule["annotations"]["runbook"] == f"k8s/observability/RUNBOOKS.md#{rule['alert'].lower()}"
+        assert rule["annotations"]["runbook"] == f"docs/operations/runbooks.md#{rule['alert'].lower()}"
         assert re.findall(r"^\*\*(\w+)\*\*", parts[rule["alert"]], re.MULTILINE) == ["Means", "Look", "Do"], rule[
             "alert"
         ]

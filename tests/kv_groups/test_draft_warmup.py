@@ -9,7 +9,7 @@ from tests.kv_groups.models import Make
 from tests.kv_groups.test_recurrent_drafts import DRAFTED, THREE
 from tests.kv_groups.test_states import check
 from tests.kv_groups.test_windows import pair, prompt
-from tests.spec_decode.test_rehearsal import drafts_of_steps
+from tests.spec_decode.test_draft_warmup import drafts_of_steps
 
 
 @pytest.mark.parametrize("block_size", [8, 16])

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 import quire.kernels.cpu
-import quire.services.worker.sampling
 from quire import SamplingParams
 from quire.client import Client
 from quire.cluster import Cluster
@@ -22,7 +21,7 @@ REFUSED = [pair for pair in PAIRS if refused_field(*pair) is not None]
 HEEDED = [(name,) for name in REQUESTS] + [pair for pair in PAIRS if pair not in REFUSED]
 EXACT = quire.kernels.cpu.unavailable() is None  # plain torch rounds otherwise in other batches
 SHORT = 20  # tokens of an answer that may have nothing to change
-PAGE = Path(quire.services.worker.sampling.__file__).parent / "README.md"
+PAGE = Path(__file__).parents[2] / "docs" / "serving" / "sampling.md"
 
 Answers = dict[tuple[str, ...], Answer]
 

@@ -1,4 +1,4 @@
-"""The example package, installed into a folder of its own."""
+"""Installs the example package into a separate folder."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ EXAMPLE = Path(__file__).parent / "example"
 
 @pytest.fixture(scope="session")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder that pip installed it into."""
+    """Returns the folder that pip installed the example package into."""
     site = tmp_path_factory.mktemp("site")
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
     source = tmp_path_factory.mktemp("source")

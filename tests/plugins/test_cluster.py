@@ -1,4 +1,4 @@
-"""A cluster beside which the example package is installed: its scheduling policy, and its logits processor."""
+"""A cluster with the example package installed uses its scheduling policy and its logits processor."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ UNKNOWN = "logits_processors: 'nobodys' does not exist here; there are multiples
 
 @pytest.fixture(scope="module")
 def cluster(installed: Path) -> Iterator[Cluster]:
-    """One sequence at a time; the processor is the worker's, the policy the scheduler's."""
+    """Starts a cluster that runs one sequence at a time, with the worker's processor and the scheduler's policy."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join([str(installed), os.environ.get("PYTHONPATH", "")]))
         scheduler = {"scheduling_policy": "shortest_first", "max_num_seqs": 1}
@@ -44,7 +44,7 @@ def post(cluster: Cluster, path: str, body: dict[str, Any]) -> httpx.Response:
 
 
 def test_a_request_names_a_logits_processor(cluster: Cluster, client: Client) -> None:
-    """On every edge, beside requests that do not."""
+    """Checks every edge, concurrently with requests that name no processor."""
     params = SamplingParams(temperature=0.8, seed=3, max_tokens=20, ignore_eos=True, logits_processors=ASKED)
     ids = client.generate("Once upon a time", params)[0].outputs[0].token_ids
     body = {"max_tokens": 20, "temperature": 0.8, "seed": 3, "ignore_eos": True, "return_token_ids": True}
@@ -75,14 +75,14 @@ def test_an_unknown_logits_processor_is_refused_by_name(cluster: Cluster, client
     assert reply.json()["error"]["message"] == UNKNOWN
 
 
-def test_arguments_that_it_does_not_take_are_told(cluster: Cluster) -> None:
+def test_unsupported_arguments_are_reported(cluster: Cluster) -> None:
     reply = post(cluster, "completions", {"prompt": "x", "logits_processors": {"multiples": {"off": 7}}})
     assert reply.status_code == 400
     assert "logits_processors: multiples: ValueError: takes one argument, of, " in reply.json()["error"]["message"]
 
 
-def test_the_scheduling_policy_orders_those_that_wait(client: Client) -> None:
-    """The long prompt is asked first and computed last, as it finds its beginning, which is the short one, cached."""
+def test_the_scheduling_policy_orders_waiting_requests(client: Client) -> None:
+    """Sends the long prompt first and expects it last: its prefix, which is the short prompt, is cached by then."""
 
     def num_waiting() -> int:
         return next(s.waiting for s in client.status() if s.role == admin_pb2.ROLE_SCHEDULER)

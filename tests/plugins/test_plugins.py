@@ -1,4 +1,4 @@
-"""A package that is merely installed beside Quire brings what the seams are for; one service at a time."""
+"""An installed plugin package extends Quire at every extension point, one service at a time."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ def test_a_family_of_models(example: Path, tmp_path: Path) -> None:
     assert last_logits(made.folder) == [-logit for logit in usual]
 
 
-def test_a_family_with_logits_of_its_own_goes_through_no_chain_of_kernels(
+def test_a_family_that_overrides_logits_skips_the_single_row_program(
     example: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What it inherits would leave them out, where one row decodes alone on a GPU."""
+    """The inherited program for single-row decoding on a GPU would skip the overridden logits."""
     monkeypatch.setattr(LlamaForCausalLM, "single_row", lambda *_: None)
     made = checkpoints.make("llama", tmp_path)
     path, config = made.folder / "config.json", json.loads((made.folder / "config.json").read_text())
@@ -66,7 +66,7 @@ def test_a_family_with_logits_of_its_own_goes_through_no_chain_of_kernels(
 
 def test_an_attention_backend(example: Path, tmp_path: Path) -> None:
     made = checkpoints.make("llama", tmp_path)
-    usual = last_logits(made.folder, attention_backend="reference")  # which it counts the calls of
+    usual = last_logits(made.folder, attention_backend="reference")  # whose calls the plugin counts
     assert last_logits(made.folder, attention_backend="counting") == usual
     from quire_example.attention import CountingAttention
 
@@ -94,7 +94,7 @@ def test_a_scheduling_policy(example: Path) -> None:
 
 
 def test_a_stat_logger(example: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a scheduler process of its own, which finds it among what is installed."""
+    """Runs a scheduler process, which discovers the installed stat logger."""
     ledger = tmp_path / "ledger"
     ledger.touch()
     monkeypatch.setenv("LEDGER", str(ledger))
@@ -106,10 +106,10 @@ def test_a_stat_logger(example: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     assert {line.split()[0] for line in ledger.read_text().splitlines()} == {"worker-0"}
 
 
-def test_unknown_names_are_told_apart_from_those_installed(example: Path) -> None:
+def test_errors_for_unknown_names_list_installed_ones(example: Path) -> None:
     with pytest.raises(InvalidArgument, match=r"there are .*Qwen3ForCausalLM, .*BackwardsLlamaForCausalLM"):
         registry.find_model({"architectures": ["NobodysForCausalLM"]})
-    with pytest.raises(InvalidArgument, match=r"there are .*grammar, same_again"):
+    with pytest.raises(InvalidArgument, match=r"available: .*grammar, same_again"):
         speculative_config.parse(json.dumps({"method": "nobodys", "num_speculative_tokens": 1}))
     with pytest.raises(InvalidArgument, match=r"'nobodys' does not exist; there are fcfs, .*fair, shortest_first"):
         find_policy("nobodys")

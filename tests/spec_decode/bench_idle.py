@@ -1,10 +1,11 @@
-"""What steps cost in Python in which nobody drafts, on a worker that could draft and on one that could not ("off"):
-python -m tests.spec_decode.bench_idle [--device cuda] [METHOD ...]
+"""Measures the Python cost of steps without drafts, on a worker that could draft and on one that cannot ("off").
 
-A scheduler's core and a worker's replica with the wire's messages between them, two steps under way, equal requests to
-the bundled model. A process for each method: Python runs the same code slower where objects of several kinds pass it.
-Medians in microseconds, by what a step does: `plain` (everybody has one more token), `blocks` (some begin a block),
-`prompts`; `drafts` are the few that try other lengths. On the CPU the forward pass is left out and tokens are made up.
+Run: python -m tests.spec_decode.bench_idle [--device cuda] [METHOD ...]
+
+Connects a scheduler core and a worker replica by wire messages, with two steps in flight and equal requests to the
+bundled model. Each method runs in its own process, since Python is slower if the same code handles objects of several
+types. Prints medians in microseconds by kind of step: `plain` (one more token for all), `blocks` (some start a block),
+`prompts`, and `drafts`, the few steps that try other lengths. On the CPU the forward pass is replaced by fixed tokens.
 """
 
 from __future__ import annotations
@@ -40,11 +41,11 @@ SCHEDULER = ("schedule", "encode", "decode", "apply")
 @dataclass
 class Step:
     kind: str
-    took: dict[str, float]  # seconds, by part
+    took: dict[str, float]  # seconds by part of the step
 
 
 class Drive:
-    """Steps of a pair until everybody has ended."""
+    """Steps of a pair until all sequences have ended."""
 
     def __init__(self, pair: Pair) -> None:
         self._pair = pair
@@ -99,7 +100,7 @@ def _kind(wire: pb.StepPlan, flight: StepInFlight) -> str:
 
 @torch.inference_mode()
 def measure(method: str, device: str, num_seqs: int, rounds: int) -> list[Row]:
-    """The first round is not counted."""
+    """Runs several rounds; the first one is not counted."""
     config = None if method == OFF else METHODS[method] | {"adaptive_length": True}
     settings: dict[str, Any] = {"dtype": "auto"} if device == "cuda" else {}
     num_blocks = num_seqs * (PROMPT_TOKENS + OUTPUT_TOKENS) // 8

@@ -1,11 +1,11 @@
-"""Trees of drafts against chains of as many: processor time for a token, tokens per second and tokens of a step, on
+"""Compares draft trees with chains of equal size: CPU time per token, tokens per second and tokens per step, on
 questions that quire-tiny can answer.
 
     python -m tests.spec_decode.bench_trees --rounds 3 [--device cuda] [--dtype bfloat16]
 
-Scheduler's core and worker in one process, in turn; medians. Every third question one at a time, all 16 at once. On a
-GPU, where one thread waits for it, what counts is tokens per second; a round that is not counted compiles what is
-compiled when it is first called.
+Runs the scheduler core and the worker in one process, alternating, and prints medians. Every third question runs alone,
+then all 16 at once. On a GPU, where one thread waits for it, tokens per second are what counts; an uncounted first
+round compiles kernels.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ OFF = "off"
 
 
 def beside_a_chain(depth: int) -> str:
-    """A chain, with the second likeliest token beside each of its own."""
+    """Returns a chain with the second likeliest token as a sibling of each of its nodes."""
     return str([(0,) * above + (rank,) for above in range(depth) for rank in range(2)])
 
 
@@ -44,9 +44,9 @@ def cases() -> dict[str, dict[str, Any] | None]:
 
 
 class Measured(NamedTuple):
-    us: float  # of processor time, for a token
-    tokens_per_step: float  # with drafts
-    tokens_per_s: float  # by the clock, prompts included
+    us: float  # CPU time per token
+    tokens_per_step: float  # of steps with drafts
+    tokens_per_s: float  # wall-clock, including prompts
 
 
 def run(replica: Replica, items: Sequence[BenchRequest], at_once: int) -> Measured:

@@ -1,4 +1,4 @@
-"""Every method, set up for quire-tiny."""
+"""Configurations of every drafting method for quire-tiny."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _METHODS: dict[str, dict[str, Any]] = {
 }
 METHODS = {name: config | {"adaptive_length": False} for name, config in _METHODS.items()}
 
-# Of both, more is guessed than there may be drafts. Not with batch_invariant.
+# Both trees guess more nodes than may be drafted. They do not work with batch_invariant.
 EAGLE_TREE = "[(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 1), (0, 0, 0, 0)]"
 MEDUSA_TREE = str([path for depth in range(1, 5) for path in itertools.product(range(2), repeat=depth)])
 TREES = {

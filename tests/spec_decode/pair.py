@@ -1,4 +1,4 @@
-"""A scheduler's core and a worker's replica, with nothing between them but the wire's messages."""
+"""A scheduler core and a worker replica in one process, connected by the wire's messages."""
 
 from __future__ import annotations
 
@@ -38,19 +38,22 @@ from quire.shared.settings import WorkerSettings
 
 GREEDY = {"temperature": 0.0}
 EOS = (2, 0)
-READ_ONE = (pooling_pb2.POOLER_UNSPECIFIED, pooling_pb2.POOLER_LAST)  # token's hidden state: a prefix may be cached
-PATIENCE_S = 60.0  # with what other threads and processes do
+READ_ONE = (
+    pooling_pb2.POOLER_UNSPECIFIED,
+    pooling_pb2.POOLER_LAST,
+)  # these poolers read one token's hidden state: a prefix may be cached
+PATIENCE_S = 60.0  # timeout for work of other threads and processes
 
 
 @dataclass
 class Answer:
-    """What a client would have got."""
+    """Everything that a client would receive."""
 
     prompt: list[int]
     tokens: list[int] = field(default_factory=list)
     logprobs: list[tuple[list[int], list[float], int]] = field(default_factory=list)  # entries and rank, by token
     prompt_logprobs: list[tuple[list[int], list[float], int]] = field(default_factory=list)  # the same, by position
-    vector: list[float] = field(default_factory=list)  # of one that is pooled
+    vector: list[float] = field(default_factory=list)  # of a pooled sequence
     end: SequenceFinished | None = None
 
 
@@ -81,7 +84,7 @@ GRAMMARS: dict[int, CompilePool] = {}  # by replica
 
 
 class Pair:
-    """Results come back as late as steps in flight allow."""
+    """Runs steps and applies their results as late as the steps in flight allow."""
 
     def __init__(self, replica: Replica, **limits: Any) -> None:
         self.replica = replica
@@ -105,7 +108,7 @@ class Pair:
         self.num_steps = 0
         self.plan_bytes: list[int] = []
         self.results: deque[pb.StepResult] = deque()
-        self._moves: deque[tuple[int, list[int]]] = deque()  # done and not told: transfers, and blocks that were lost
+        self._moves: deque[tuple[int, list[int]]] = deque()  # finished transfers to report: ids and lost blocks
 
     def ask(self, prompt: Sequence[int], max_tokens: int = 64, eos: tuple[int, ...] = EOS, **sampling: Any) -> Answer:
         repetition: RepetitionRule | None = sampling.pop("repetition", None)
@@ -161,13 +164,13 @@ class Pair:
         return name
 
     def adopt(self, held: RetainedState) -> None:
-        """As a scheduler takes in what a worker says it holds when it attaches."""
+        """Registers the blocks that a worker reports when it attaches, as a scheduler does."""
         hashes = block_hash.split(held.hashes)
         for block, digest, group in zip(held.block_ids, hashes, held.groups, strict=True):
             self.core.kv.pool.adopt(block, block_hash.page_name(digest, group))
 
     def with_answers(self, answers: list[Answer], moved: list[CoreSequence]) -> Pair:
-        """Takes over sequences of another pair."""
+        """Takes over the sequences of another pair."""
         self.answers = answers
         for sequence in moved:
             self.core.add(sequence)
@@ -200,7 +203,7 @@ class Pair:
         self._collect()
 
     def _begin_moves(self) -> None:
-        """Behind the plans that were sent before; told with a later result."""
+        """Runs transfers after the plans sent before them; their results are reported with a later step."""
         transfers = self.core.host_blocks
         for order in () if transfers is None else transfers.take_orders():
             wire = encode_transfer(order)
@@ -220,14 +223,15 @@ class Pair:
             self._begin_moves()
 
     def run(self) -> None:
-        """Until everybody is done."""
+        """Runs until all sequences have ended."""
         while self.core.has_work or self.results:
             self.turn()
         self._begin_moves()
         self._end_moves()
 
     def turn(self) -> None:
-        """As many steps as there can be, and what comes of the oldest, or of transfers that somebody waits for."""
+        """Launches as many steps as possible and applies the oldest result, or reports transfers that sequences wait
+        for."""
         while self.plan():
             pass
         if self.results:
@@ -238,7 +242,7 @@ class Pair:
         self._end_moves()
 
     def preempt_often(self, num_turns: int) -> None:
-        """While they run, one of them at every fifth turn."""
+        """Runs `num_turns` turns and preempts a sequence at every fifth one."""
         for turn in range(num_turns):
             live = np.flatnonzero(self.core.running.live)
             if turn % 5 == 2 and len(live):
@@ -271,7 +275,7 @@ class Pair:
 
 
 def _rows(entries: Logprobs) -> list[tuple[list[int], list[float], int]]:
-    """Of each token: entries and rank."""
+    """Returns entries and rank of each token."""
     stops = np.cumsum(entries.entry_counts)
     starts = stops - entries.entry_counts
     return [

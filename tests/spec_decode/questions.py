@@ -1,4 +1,4 @@
-"""Held-back questions to quire-tiny as token ids: prompts whose greedy answers are known and far from ties."""
+"""Held-back questions to quire-tiny as token ids, whose greedy answers are known and far from ties."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SKILLS = ("recall", "json", "counting", "echo", "tools", "story")
 
 @cache
 def questions(per_skill: int = 2, longest: int = 400) -> list[list[int]]:
-    """Prompts of at most `longest` tokens, several skills."""
+    """Returns prompts of several skills with at most `longest` tokens."""
     tokenizer = load_tokenizer(bundled.FOLDER)
     found: list[list[int]] = []
     for skill in SKILLS:

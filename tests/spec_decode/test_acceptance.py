@@ -1,5 +1,5 @@
-"""Drafts are right as often as they should be. Wrong KV, a missed token or a stale feature would not change the text,
-which is verified, but would show here."""
+"""Drafts are accepted as often as expected. Wrong KV, a missed token or a stale feature would not change the text,
+which is verified, but lowers the acceptance rate."""
 
 from __future__ import annotations
 
@@ -20,7 +20,11 @@ from tests.spec_decode.pair import Pair, build
 from tests.spec_decode.questions import questions
 from tools.training.tokenizer import load_tokenizer
 
-LEAST = {"draft_model": 0.85, "eagle": 0.8, "medusa": 0.3}  # of the drafts, on questions that quire-tiny can answer
+LEAST = {
+    "draft_model": 0.85,
+    "eagle": 0.8,
+    "medusa": 0.3,
+}  # minimum acceptance rates on questions that quire-tiny can answer
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -39,7 +43,7 @@ def replica(method: str) -> Replica:
 
 
 def counting(first: int) -> list[int]:
-    """A text that goes on and on."""
+    """Returns a prompt with a long, predictable continuation."""
     ids: list[int] = load_tokenizer(bundled.FOLDER).encode(" ".join(map(str, range(first, first + 30)))).ids
     return ids
 
@@ -55,15 +59,15 @@ def ask_all(pair: Pair, **sampling: Any) -> None:
         pair.ask(prompt, 40, **sampling)
 
 
-def test_drafts_are_right_most_of_the_time(replica: Replica, method: str) -> None:
+def test_most_drafts_are_accepted(replica: Replica, method: str) -> None:
     pair = Pair(replica)
     ask_all(pair)
     pair.run()
     assert rate(pair) > LEAST[method]
 
 
-def test_sampled_tokens_are_met_as_well(replica: Replica, method: str) -> None:
-    """Stories have many beginnings: what is drawn with the same noise is the same story."""
+def test_drafts_of_sampled_tokens_are_accepted(replica: Replica, method: str) -> None:
+    """Stories have many possible beginnings; drafts drawn with the same noise follow the same story."""
     pair = Pair(replica)
     for seed in range(6):
         pair.ask(questions()[-1], 60, temperature=1.0, seed=seed)
@@ -72,7 +76,7 @@ def test_sampled_tokens_are_met_as_well(replica: Replica, method: str) -> None:
     assert rate(pair) > 0.75 * LEAST[method]
 
 
-def test_prompts_in_chunks_and_from_the_cache_are_known_to_the_drafter(replica: Replica, method: str) -> None:
+def test_drafters_process_chunked_and_cached_prompts(replica: Replica, method: str) -> None:
     pair = Pair(replica, max_num_batched_tokens=64)
     ask_all(pair)
     pair.run()
@@ -85,7 +89,7 @@ def test_prompts_in_chunks_and_from_the_cache_are_known_to_the_drafter(replica: 
     assert (counts.accepted_tokens - before[1]) / (counts.draft_tokens - before[0]) > LEAST[method]
 
 
-def test_preempted_sequences_are_drafted_for_as_before(replica: Replica, method: str) -> None:
+def test_acceptance_survives_preemption(replica: Replica, method: str) -> None:
     pair = Pair(replica, num_blocks=84)
     pair.core.state.forecast = UnlimitedForecast()
     for prompt in questions():
@@ -97,9 +101,9 @@ def test_preempted_sequences_are_drafted_for_as_before(replica: Replica, method:
 
 @pytest.mark.parametrize("name", TREES)
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 1.0, "seed": 3}])
-def test_trees_hold_what_chains_miss(name: str, sampling: dict[str, Any]) -> None:
-    """As deep as the chain, and the second likeliest tokens beside it: more tokens of a step. Wrong KV of a draft that
-    moved would show here as well as in the text."""
+def test_trees_accept_more_than_chains(name: str, sampling: dict[str, Any]) -> None:
+    """Uses trees as deep as the chain with second likeliest tokens as siblings. Wrong KV of a moved draft would show
+    here as well as in the text."""
     means = []
     for config in (METHODS[str(TREES[name]["method"])], TREES[name]):
         pair = Pair(build(config))
@@ -111,8 +115,8 @@ def test_trees_hold_what_chains_miss(name: str, sampling: dict[str, Any]) -> Non
     assert means[1] > 1.005 * means[0]
 
 
-def test_a_draft_model_catches_up_with_what_it_has_not_seen() -> None:
-    """Steps without drafts leave it behind; a budget smaller than that lets it come back in several steps."""
+def test_a_draft_model_catches_up_on_unseen_tokens() -> None:
+    """Steps without drafts leave its KV incomplete; with a smaller budget it catches up in several steps."""
     replica = build(METHODS["draft_model"], max_num_batched_tokens=64, max_num_seqs=8)
     pair = Pair(replica)
     pair.core.speculation.lengths.choose = lambda *numbers: 0  # type: ignore[method-assign]
@@ -126,8 +130,8 @@ def test_a_draft_model_catches_up_with_what_it_has_not_seen() -> None:
     assert rate(pair) > 0.7
 
 
-def test_an_eagle_head_begins_with_sequences_that_came_while_nobody_drafted() -> None:
-    """Their prompts were computed beside the steps of others."""
+def test_an_eagle_head_drafts_for_sequences_admitted_without_drafts() -> None:
+    """Their prompts were computed in steps without drafts."""
     pair = Pair(build(METHODS["eagle"], max_num_seqs=8))
     pair.core.speculation.lengths.choose = lambda *numbers: 0  # type: ignore[method-assign]
     pair.ask(counting(1), 30, eos=())
@@ -153,7 +157,7 @@ def test_likeliest_tokens_as_drafts(rule: str) -> None:
     assert rate(pair) > 0.6
 
 
-def test_by_the_rejection_rule_drafts_of_a_model_are_kept_by_their_chances() -> None:
+def test_the_rejection_rule_accepts_by_probability() -> None:
     pair = Pair(build(METHODS["draft_model"] | {"rejection_sample_method": "standard"}))
     ask_all(pair, temperature=0.7, seed=3, top_p=0.9)
     pair.run()
@@ -161,8 +165,8 @@ def test_by_the_rejection_rule_drafts_of_a_model_are_kept_by_their_chances() -> 
 
 
 @pytest.mark.slow
-def test_by_the_rejection_rule_first_tokens_follow_the_models_distribution() -> None:
-    """The second token of a story, behind a draft of the first."""
+def test_the_rejection_rule_preserves_the_models_distribution() -> None:
+    """Samples the second token of a story, after a draft of the first."""
     prompt, shares = questions()[-1], []
     for config in (None, METHODS["draft_model"] | {"rejection_sample_method": "standard"}):
         pair = Pair(build(config, max_num_seqs=64))

@@ -1,4 +1,4 @@
-"""The bench of idle steps runs, and finds steps of every kind."""
+"""The benchmark of steps without drafts runs and measures every kind of step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bench of trees runs, and compares what it says it does."""
+"""The benchmark of draft trees runs and compares trees with chains."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""On a GPU the same holds: drafts change nothing about the text."""
+"""Drafts do not change the text on a GPU."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.gpu
 
 
 def texts(replica: Replica, temperature: float) -> tuple[list[list[int]], int]:
-    """And how many drafts were right."""
+    """Returns the texts and the number of accepted drafts."""
     pair = Pair(replica)
     answers = [pair.ask(prompt, 40, temperature=temperature, seed=7) for prompt in questions()]
     pair.run()

@@ -1,4 +1,4 @@
-"""On a GPU drafts may be trees, and change nothing about the text: kernel by kernel, in CUDA graphs, in any batch."""
+"""Draft trees do not change the text on a GPU: kernel by kernel, in CUDA graphs, in any batch."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SAMPLING: dict[str, dict[str, Any]] = {
     "filtered": {"temperature": 1.1, "seed": 5, "top_k": 20, "top_p": 0.9},
     "penalties": {"temperature": 0.7, "seed": 1, "presence_penalty": 0.5, "frequency_penalty": 0.4},
 }
-RIGHT = 0.05  # by how much the share of right drafts may differ from the CPU's, whose last bits are others
+RIGHT = 0.05  # tolerance of the acceptance rate relative to the CPU, whose last bits differ
 
 
 def said_by(replica: Replica, **sampling: Any) -> tuple[Pair, list[list[int]]]:
@@ -82,7 +82,7 @@ def test_the_same_text_in_batches_of_any_size(plain: Replica, drafting: Replica,
 
 
 def test_steps_with_trees_go_through_graphs(drafting: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each of them."""
+    """Every step with drafts must run in a graph."""
     assert chunk_graphs_of(drafting).count > 0
     prepare, launch = ChunkGraphs.prepare, runner_of(drafting).launch
     recorded: list[int] = []
@@ -103,8 +103,8 @@ def test_steps_with_trees_go_through_graphs(drafting: Replica, monkeypatch: pyte
     assert len(launched) > 5
 
 
-def test_as_many_drafts_are_right_as_on_the_cpu(drafting: Replica, method: str) -> None:
-    """A wrong mask, position or move of KV would leave the text as it is where it only spoils drafts."""
+def test_the_acceptance_rate_equals_that_of_the_cpu(drafting: Replica, method: str) -> None:
+    """A wrong mask, position or KV move that only spoils drafts would not change the text."""
     counts = [said_by(replica)[0].core.speculation.counts for replica in (drafting, build(TREES[method]))]
     rates = [found.accepted_tokens / found.drafts for found in counts]
     assert rates[0] == pytest.approx(rates[1], rel=RIGHT)
@@ -120,13 +120,13 @@ def test_the_same_text_however_many_steps_overlap(plain: Replica, drafting: Repl
 
 
 @pytest.mark.parametrize("settings", [{}, {"cuda_graphs": False}], ids=["graphs", "eager"])
-def test_preempted_sequences_say_the_same(plain: Replica, method: str, settings: dict[str, Any]) -> None:
+def test_preempted_sequences_generate_the_same(plain: Replica, method: str, settings: dict[str, Any]) -> None:
     replica = build(TREES[method], device="cuda", block_size=16, **settings)
     check_preempted(plain, replica)
 
 
-def test_a_prompt_and_answers_that_are_cached_are_gone_on_with(plain: Replica, drafting: Replica) -> None:
-    """What a path left in blocks that have a name is what single steps leave there."""
+def test_cached_prompts_and_outputs_are_reused(plain: Replica, drafting: Replica) -> None:
+    """KV of an accepted path in cached blocks equals that of single steps."""
     prompt, found = (questions()[0] * 20)[:257], []
     for replica in (drafting, plain):
         pair = Pair(replica)
@@ -141,7 +141,7 @@ def test_a_prompt_and_answers_that_are_cached_are_gone_on_with(plain: Replica, d
     assert found[0] == found[1]
 
 
-def test_a_sequence_goes_on_where_nobody_drafts_and_back(plain: Replica, drafting: Replica) -> None:
+def test_a_sequence_migrates_to_a_worker_without_drafts_and_back(plain: Replica, drafting: Replica) -> None:
     _, expected = said_by(plain, temperature=0.7, seed=4)
     pair = Pair(drafting)
     answers = ask_all(pair, temperature=0.7, seed=4)
@@ -154,7 +154,7 @@ def test_a_sequence_goes_on_where_nobody_drafts_and_back(plain: Replica, draftin
     assert texts(answers) == expected
 
 
-def test_keys_and_values_of_8_bits_move_as_well(method: str) -> None:
+def test_8_bit_kv_is_moved_correctly(method: str) -> None:
     found = [said_by(build(config, device="cuda", kv_cache_dtype="fp8")) for config in (TREES[method], None)]
     assert found[0][1] == found[1][1]
     assert found[0][0].core.speculation.counts.accepted_tokens > 20

@@ -1,4 +1,4 @@
-"""Tokens behind drafts follow the model's distribution, whatever drafts: exactly, by either rule."""
+"""Tokens after drafts follow the model's distribution exactly with both rules, whatever the drafts."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def ruled(
 
 
 def first_tokens(target: torch.Tensor, proposed: torch.Tensor | None, count: int, seed: int) -> torch.Tensor:
-    """The token at a position for which something was drafted; without `proposed` always token 3."""
+    """Samples the token at a position with a draft; without `proposed` the draft is always token 3."""
     seeds = torch.arange(count) * 7919 + seed
     positions = torch.full((count,), 5, dtype=torch.int32)
     if proposed is None:
@@ -57,7 +57,7 @@ def first_tokens(target: torch.Tensor, proposed: torch.Tensor | None, count: int
 
 
 @pytest.mark.parametrize("proposed", [None, logits_of(2), logits_of(1)], ids=["certain", "another model", "the same"])
-def test_the_rejection_rule_gives_the_targets_distribution(proposed: torch.Tensor | None) -> None:
+def test_the_rejection_rule_preserves_the_target_distribution(proposed: torch.Tensor | None) -> None:
     target = logits_of(1)
     distances = []
     for count in (100, 2_000, DRAWS):
@@ -67,8 +67,8 @@ def test_the_rejection_rule_gives_the_targets_distribution(proposed: torch.Tenso
     assert distances[2] < 4 * (VOCAB / DRAWS) ** 0.5
 
 
-def test_what_follows_a_kept_draft_is_independent_of_it() -> None:
-    """Two positions: the pairs follow the product of both distributions."""
+def test_tokens_after_an_accepted_draft_are_independent_of_it() -> None:
+    """Pairs of tokens at two positions follow the product of both distributions."""
     first, second, proposed = logits_of(1), logits_of(3), logits_of(2)
     seeds = torch.arange(DRAWS) * 31 + 5
     at = [torch.full((DRAWS,), position, dtype=torch.int32) for position in (5, 6)]
@@ -82,7 +82,7 @@ def test_what_follows_a_kept_draft_is_independent_of_it() -> None:
     assert chi_square < 99 + 6 * (2 * 99) ** 0.5
 
 
-def test_drafts_are_kept_as_often_as_both_distributions_overlap() -> None:
+def test_the_acceptance_rate_equals_the_overlap_of_both_distributions() -> None:
     target, proposed = logits_of(1), logits_of(2)
     seeds = torch.arange(DRAWS)
     positions = torch.zeros(DRAWS, dtype=torch.int32)
@@ -93,7 +93,7 @@ def test_drafts_are_kept_as_often_as_both_distributions_overlap() -> None:
 
 
 def test_coupled_drafts_agree_nearly_as_often() -> None:
-    """Both draw with the same noise: they agree with at least (1 - d) / (1 + d), d being their distance."""
+    """With shared noise the agreement is at least (1 - d) / (1 + d), d being the distance of the distributions."""
     target, proposed = logits_of(1), logits_of(2)
     seeds = torch.arange(DRAWS)
     positions = torch.zeros(DRAWS, dtype=torch.int32)

@@ -1,4 +1,4 @@
-"""Jump-forward: what a grammar leaves no choice about costs no step of its own, and the text stays the same."""
+"""Jump-forward: forced tokens of a grammar cost no steps of their own, and the text is unchanged."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ def test_forced_tokens_take_no_steps_and_change_nothing(plain: Replica, jumping:
         assert other.end.reason is one.end.reason
         assert [entries[0] for entries in other.logprobs] == [entries[0] for entries in one.logprobs]
     counts = fast.core.speculation.counts
-    assert counts.accepted_tokens == counts.draft_tokens > 0, "what must come cannot be refused"
+    assert counts.accepted_tokens == counts.draft_tokens > 0, "forced tokens are always accepted"
     assert fast.num_steps < 0.6 * slow.num_steps
 
 
-def test_nobody_drafts_while_nobody_is_constrained(plain: Replica, jumping: Replica) -> None:
+def test_no_drafts_without_constrained_sequences(plain: Replica, jumping: Replica) -> None:
     slow, _ = ask(plain, constrained=False, free=True)
     fast, _ = ask(jumping, constrained=False, free=True)
     assert fast.num_steps == slow.num_steps
@@ -67,7 +67,7 @@ def test_nobody_drafts_while_nobody_is_constrained(plain: Replica, jumping: Repl
     assert not fast.core.drafts_wanted
 
 
-def test_other_drafts_make_way(plain: Replica) -> None:
+def test_forced_tokens_take_precedence_over_other_drafts(plain: Replica) -> None:
     replica = build({"method": "ngram", "num_speculative_tokens": 6, "prompt_lookup_min": 1})
     _, slow_answers = ask(plain, free=True)
     fast, fast_answers = ask(replica, free=True)

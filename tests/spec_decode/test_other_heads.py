@@ -1,5 +1,5 @@
-"""What else passes end in, vectors and log-probabilities of prompts, is what it is when a prompt is computed alone and
-whole: in chunks, after preemptions, behind cached prefixes, beside whoever generates, with drafts and without."""
+"""Vectors and prompt log-probabilities equal those of prompts computed alone and whole: in chunks, after preemptions,
+with cached prefixes, in shared steps, with drafts and without."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.spec_decode.methods import METHODS
 from tests.spec_decode.pair import Answer, Pair, build
 from tests.spec_decode.questions import questions
 
-MAX_ERROR = 1e-4  # of vectors of length 1; of log-probabilities 20 times that
+MAX_ERROR = 1e-4  # for unit vectors; 20 times that for log-probabilities
 POOLED = [
     PoolingParams(),
     PoolingParams(pooler=pooling_pb2.POOLER_MEAN),
@@ -38,7 +38,7 @@ def replica(request: pytest.FixtureRequest) -> Replica:
 
 
 def texts() -> list[list[int]]:
-    """One for each of what is asked; each has the token that POOLER_STEP reads, early and late."""
+    """Returns one text per kind of request; each contains the token that POOLER_STEP reads, early and late."""
     prompt = (questions()[0] * 3)[:150]
     return [[*prompt[i:40], 33, *prompt[40 + i :], 33, 40 + i] for i in range(len(ASKED))]
 
@@ -78,8 +78,8 @@ def same(found: list[Answer], wanted: list[Answer]) -> None:
 
 
 @pytest.mark.parametrize("most", [2048, 37])
-def test_beside_others_and_in_chunks(replica: Replica, alone: list[Answer], most: int) -> None:
-    """Once more behind prefixes that are cached by then, which vectors of single tokens must not read."""
+def test_in_shared_steps_and_in_chunks(replica: Replica, alone: list[Answer], most: int) -> None:
+    """Repeats the requests with cached prefixes, which vectors of single tokens must not use."""
     pair = Pair(replica, max_num_batched_tokens=most)
     chats = [pair.ask(prompt, 30, temperature=0.7, seed=3) for prompt in questions()[:4]]
     pair.turn()
@@ -94,7 +94,7 @@ def test_beside_others_and_in_chunks(replica: Replica, alone: list[Answer], most
 
 
 def test_preempted_in_the_middle_of_a_prompt(replica: Replica, alone: list[Answer]) -> None:
-    """What a step has found of a prompt is neither lost nor told twice, though the next one has been sent by then."""
+    """Partial results of a prompt are neither lost nor reported twice, although the next step is in flight."""
     pair = Pair(replica, max_num_batched_tokens=64)
     chats = [pair.ask(prompt, 60, eos=()) for prompt in questions()[:3]]
     found = ask_all(pair)

@@ -1,5 +1,5 @@
-"""Coarse blocks, of which parts are copied or written on: the texts are what they are when all is computed anew, and
-drafters know as much of a prefix as they did."""
+"""Partly shared blocks that are copied or extended: texts equal those computed from scratch, and drafters keep the
+prefix."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def replica(request: pytest.FixtureRequest) -> Replica:
 
 
 def talk(pair: Pair, **sampling: Any) -> list[list[int]]:
-    """Conversations side by side, each turn asked for twice at once; what was said."""
+    """Runs conversations together, each turn requested twice at once, and returns the outputs."""
     texts = [list(prompt) for prompt in questions(per_skill=1)]
     said: list[list[int]] = []
     for _ in range(TURNS):
@@ -39,7 +39,7 @@ def talk(pair: Pair, **sampling: Any) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("sampling", [{"temperature": 0.7, "seed": 4}])
-def test_the_same_texts_with_hardly_anything_computed_again(replica: Replica, sampling: dict[str, Any]) -> None:
+def test_the_same_texts_with_little_recomputation(replica: Replica, sampling: dict[str, Any]) -> None:
     expected = talk(Pair(replica, enable_prefix_caching=False), **sampling)
     whole = Pair(replica, prefix_grain=0)
     assert talk(whole, **sampling) == expected
@@ -49,10 +49,10 @@ def test_the_same_texts_with_hardly_anything_computed_again(replica: Replica, sa
     assert num_prompt_tokens == whole.core.counts.prompt_tokens
     assert parts.core.counts.cached_tokens > whole.core.counts.cached_tokens + 0.1 * num_prompt_tokens
     accepted = [pair.core.speculation.counts.accepted_tokens for pair in (whole, parts)]
-    assert accepted[1] >= 0.9 * accepted[0], "drafters lost sight of the prefix"
+    assert accepted[1] >= 0.9 * accepted[0], "drafters lost the prefix"
 
 
-def test_preempted_sequences_say_the_same(replica: Replica) -> None:
+def test_preempted_sequences_generate_the_same(replica: Replica) -> None:
     expected = talk(Pair(replica, enable_prefix_caching=False))
     tight = Pair(replica, num_blocks=14)
     tight.core.state.forecast = UnlimitedForecast()

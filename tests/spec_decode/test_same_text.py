@@ -1,4 +1,4 @@
-"""Speculation changes how fast text comes, and nothing about the text: with every parameter, however steps overlap."""
+"""Speculation does not change the text, with every parameter and any number of steps in flight."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_the_same_text_however_many_steps_overlap(plain: Replica, drafting: Repl
 
 
 @pytest.mark.parametrize("method", ALL)
-def test_the_same_text_though_lengths_change_at_every_step(plain: Replica, method: str) -> None:
+def test_the_same_text_with_changing_draft_lengths(plain: Replica, method: str) -> None:
     pairs = [Pair(build(ALL[method] | {"adaptive_length": True}), max_steps_in_flight=3), Pair(plain)]
     draw = random.Random(1)
     pairs[0].core.speculation.lengths.choose = lambda *numbers: draw.choice([0, 0, 1, 4])  # type: ignore[method-assign]
@@ -127,9 +127,9 @@ def test_log_probabilities_are_those_of_single_steps(plain: Replica, drafting: R
 
 
 def check_preempted(plain: Replica, drafting: Replica) -> None:
-    """Sequences that lose their blocks say what they say where there are enough."""
+    """Checks that sequences that lose their blocks generate the same as with enough blocks."""
     tight, roomy = Pair(drafting, num_blocks=84), Pair(plain)
-    tight.core.state.forecast = UnlimitedForecast()  # lets in more than can stay
+    tight.core.state.forecast = UnlimitedForecast()  # admits more sequences than fit
     answers, expected = (ask_all(pair, max_tokens=60, temperature=0.5, seed=2, eos=()) for pair in (tight, roomy))
     tight.run()
     roomy.run()
@@ -138,11 +138,11 @@ def check_preempted(plain: Replica, drafting: Replica) -> None:
     assert tight.core.use.used == 0
 
 
-def test_preempted_sequences_say_the_same(plain: Replica, drafting: Replica) -> None:
+def test_preempted_sequences_generate_the_same(plain: Replica, drafting: Replica) -> None:
     check_preempted(plain, drafting)
 
 
-def test_a_sequence_goes_on_where_nobody_drafts_and_back(plain: Replica, drafting: Replica) -> None:
+def test_a_sequence_migrates_to_a_worker_without_drafts_and_back(plain: Replica, drafting: Replica) -> None:
     expected = ask_all(only := Pair(plain), temperature=0.7, seed=4)
     only.run()
     first = Pair(drafting)
@@ -157,7 +157,7 @@ def test_a_sequence_goes_on_where_nobody_drafts_and_back(plain: Replica, draftin
     assert texts(answers) == texts(expected)
 
 
-def test_a_prompt_that_is_cached_whole_is_drafted_for_at_once(drafting: Replica) -> None:
+def test_a_fully_cached_prompt_has_drafts_at_once(drafting: Replica) -> None:
     pair = Pair(drafting)
     prompt = (questions()[0] * 4)[:161]
     first = pair.ask(prompt, 20)
@@ -167,7 +167,7 @@ def test_a_prompt_that_is_cached_whole_is_drafted_for_at_once(drafting: Replica)
     assert again.tokens == first.tokens
 
 
-def test_by_the_rejection_rule_greedy_text_is_the_same_and_seeded_text_reproducible(plain: Replica) -> None:
+def test_the_rejection_rule_keeps_greedy_text_and_reproduces_seeded_text(plain: Replica) -> None:
     replica = build(METHODS["ngram"] | {"rejection_sample_method": "standard"})
     hot = {"temperature": 0.9, "top_p": 0.95, "presence_penalty": 0.3, "seed": 6}
     answers = []

@@ -8,7 +8,7 @@
 namespace quire {
 namespace {
 
-constexpr double SILU_NS = 0.12;  // an element that lies in L2
+constexpr double SILU_NS = 0.12;  // per element in L2
 
 template <class T>
 QUIRE_INLINE vf gated(vf gate, vf up) {  // rounds to T after silu, as the reference does

@@ -48,7 +48,7 @@ void normalise_rows(int64_t rows, int64_t size, float eps, const T* x, T* residu
 
 using namespace quire;
 
-// x [rows, size], weight [size], out [rows, size]. residual, if not null, takes x first and is what gets normalised.
+// x [rows, size], weight [size], out [rows, size]. residual, if not null, is incremented by x first and then normalized.
 QUIRE_API void quire_rms_norm(int64_t dtype, int64_t rows, int64_t size, double eps, const void* x, void* residual,
                               const void* weight, void* out) {
   if (dtype == FLOAT32)

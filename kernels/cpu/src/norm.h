@@ -1,4 +1,4 @@
-// Root mean square normalisation of one row (kernels/reference/rms_norm.py).
+// Root mean square normalization of one row (kernels/reference/rms_norm.py).
 #pragma once
 
 #include <cmath>

@@ -1,9 +1,9 @@
 // Recurrent layers (kernels/reference/recurrent: short_convolution.py, gated_delta_rule.py, state_space_scan.py,
 // gated_norm.py).
 //
-// A state is a matrix whose columns, one for each element of the values, have nothing to do with each other: a piece of
-// work is a row of the step, one of its heads and COLUMNS of these. It copies its part of the state out of the page,
-// goes along the row's tokens with that part in the nearest cache, and copies it to the pages where blocks end.
+// The columns of a state, one per element of the values, are independent: a piece of
+// work is a row of the step, one of its heads and COLUMNS of these. It copies its part of the state from the page,
+// processes the row's tokens with that part in the L1 cache, and copies it to the pages where blocks end.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -109,7 +109,7 @@ struct RuleCall {
   }
 };
 
-// Of length 1, in float32, times `scale`.
+// Normalizes to length 1, in float32, times `scale`.
 template <class T>
 QUIRE_INLINE void normalise(const T* from, int64_t size, float scale, float* to) {
   vf sum = splat(0.0f);
@@ -124,8 +124,8 @@ QUIRE_INLINE void normalise(const T* from, int64_t size, float scale, float* to)
   }
 }
 
-// One token: changes the state [key_dim, COLUMNS], and leaves q's product with it in `found`. Without `is_delta` what
-// is known already is not taken away from v.
+// Processes one token: updates the state [key_dim, COLUMNS], and stores q's product with it in `found`. Without
+// `is_delta` the prediction is not subtracted from v.
 template <bool is_delta>
 QUIRE_INLINE void change(float* state, const float* q, const float* k, int64_t key_dim, float decay, float share,
                          const vf (&v)[VECTORS], vf (&found)[VECTORS]) {

@@ -1,1 +1,1 @@
-"""Attention over cached keys and values, and what goes into the cache."""
+"""Attention over cached keys and values, and the preparation of its inputs."""

@@ -1,4 +1,4 @@
-"""From the fused query-key-value product to queries ready for attention and keys and values in the cache."""
+"""Splits the fused query-key-value product: queries for attention, keys and values to the cache."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def qk_norm_rope_store(
     q_weight, k_weight: [head_dim] or both None; eps belongs to them
     cos_sin: float32 [max_positions, head_dim], cosines in the first half of a row, sines in the second
     positions: int32 [num_tokens]
-    slot_mapping: int32 [num_tokens], block * block_size + offset of each token's key and value; block 0 is nobody's:
-        several tokens may go to one of its places, and nobody reads them
+    slot_mapping: int32 [num_tokens], block * block_size + offset of each token's key and value; several tokens may
+        write to one slot of block 0, the null block, which is never read
     k_cache, v_cache: [num_blocks, block_size, num_kv_heads, head_dim], written in place; in qkv's dtype or in another
         (kernels/reference/attention/kv_dtype.py)
     Returns the queries, [num_tokens, num_q_heads, head_dim], in qkv's dtype.
@@ -46,11 +46,11 @@ def qk_norm_rope_store(
     q, k = (part.to(qkv.dtype) for part in turned.split((num_q_heads, num_kv_heads), dim=1))  # rounded once
     for cache, rows in ((k_cache, k), (v_cache, v)):
         as_bytes(cache).view(-1, num_kv_heads, head_dim)[slot_mapping] = as_bytes(to_cache(rows, cache))
-    return q.contiguous()  # as attention of any package takes them
+    return q.contiguous()  # the layout expected by attention
 
 
 def _rotate(x: torch.Tensor, cos_sin: torch.Tensor) -> torch.Tensor:
-    """x [num_tokens, num_heads, head_dim] by cos_sin [num_tokens, head_dim] -> the same shape in float32"""
+    """Rotates x [num_tokens, num_heads, head_dim] by cos_sin [num_tokens, head_dim]; returns float32."""
     wide = x.float()
     cos, sin = cos_sin.unsqueeze(1).chunk(2, dim=-1)
     out = wide * torch.cat((cos, cos), dim=-1)

@@ -1,4 +1,4 @@
-"""Of a decode step, which has one row of each sequence: what is computed at once, and where in the cache it lies."""
+"""Splits a decode step into parts that are computed at once, with their cache positions."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from dataclasses import dataclass
 
 import torch
 
-# Of keys, at a time. On devices that are named here lengths can be read, and more has left the caches when it is used.
+# Keys gathered at a time. On listed devices lengths can be read on the host; more would exceed the CPU caches.
 GATHERED_BYTES = {"cpu": 1 << 21}
 MOST_GATHERED_BYTES = 1 << 28  # on any other device
-LAST_BIT = 63  # of a tree's mask
+LAST_BIT = 63  # of a tree mask
 
 
 @dataclass(frozen=True)
 class DecodePart:
-    """Rows that are computed at once: each meets as many places of the cache as the one that sees most.
+    """Rows computed at once, padded to the one that sees the most cache positions.
 
-    rows: of the step, in its `DecodeParts`' order
-    places: int [num_rows * width], block * block_size + offset of a row's last `width` positions. In the stead of what
-        a row does not see stands its own place, for a NaN that is masked would still spread
+    rows: of the step, in the order of `DecodeParts`
+    places: int [num_rows * width], block * block_size + offset of a row's last `width` positions. Positions that
+        a row does not see are replaced by its own, because a masked NaN would still spread
     seen: bool [num_rows, 1, 1, width]
-    bias: the same as numbers to add to scores in the queries' dtype, 0 or minus infinity
+    bias: `seen` as addends of scores in the queries' dtype, 0 or minus infinity
     """
 
     rows: slice
@@ -31,9 +31,10 @@ class DecodePart:
 
 @dataclass(frozen=True)
 class DecodeParts:
-    """All rows of a decode step. The same for all layers with one table of blocks, one window and caches of one shape.
+    """All rows of a decode step; shared by layers with the same block table, window and cache shape.
 
-    order, back: int64 [num_seqs], the step's rows as parts have them, and where each of them went; None: as they come
+    order, back: int64 [num_seqs], permutation of the step's rows to the order of the parts, and its inverse; None:
+    identity
     """
 
     parts: list[DecodePart]
@@ -54,10 +55,10 @@ def decode_parts(
     chunked: bool = False,
     tree_mask: torch.Tensor | None = None,
 ) -> DecodeParts:
-    """Arguments as `paged_attention` has them, of which each row is a sequence's; `dtype` is the queries'.
+    """Splits a decode step; arguments as of `paged_attention`, one row per sequence; `dtype`: of the queries.
 
-    On a CPU lengths are read: rows of like length are computed together. On other devices nothing waits for them, and
-    all rows are as long as the tables are wide.
+    On a CPU lengths are read: rows of similar length are computed together. On other devices there is no
+    synchronization, and all rows are as long as the tables are wide.
     """
     device, block_size = seq_lens.device, k_cache.size(1)
     bytes_per_place = k_cache.size(2) * k_cache.size(3) * dtype.itemsize
@@ -92,7 +93,7 @@ def decode_parts(
 
 
 def _cuts(widths: list[int], most: int) -> list[slice]:
-    """Of rows that need less and less: as many at once as have no more than `most` places, each with the first's."""
+    """Cuts rows of descending widths into parts with at most `most` positions, each as wide as its first row."""
     cuts, begin = [], 0
     while begin < len(widths):
         end = begin + max(1, most // widths[begin])
@@ -102,6 +103,6 @@ def _cuts(widths: list[int], most: int) -> list[slice]:
 
 
 def in_path(distances: torch.Tensor, tree_mask: torch.Tensor) -> torch.Tensor:
-    """`distances` [num_rows, num_keys] back from each row, negative ahead of it -> whether its mask has the bit."""
+    """Looks up mask bits for `distances` [num_rows, num_keys] back from each row, negative ahead of it."""
     bits = tree_mask.unsqueeze(1) >> distances.clamp(0, LAST_BIT)
     return (bits & 1).bool() | (distances > LAST_BIT)

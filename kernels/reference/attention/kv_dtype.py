@@ -1,7 +1,7 @@
-"""Keys and values in a cache of fewer bits than the model's: float8_e4m3fn, without a scale.
+"""KV cache in fewer bits than the model: float8_e4m3fn, without a scale.
 
-3 bits of mantissa: a stored value is off by 2.6 % (root mean square over a normal distribution), whatever its size from
-2^-6 to 448, the largest there is. Larger ones are cut, not lost: the cast alone would make NaN of them.
+With 3 bits of mantissa a stored value is off by 2.6 % (root mean square over a normal distribution) for magnitudes from
+2^-6 to 448, the maximum. Larger ones are clamped: the cast alone would produce NaN.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ FP8_MAX = 448.0
 
 
 def to_cache(x: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
-    """x in the cache's dtype."""
+    """Converts x to the cache's dtype."""
     return x.float().clamp(-FP8_MAX, FP8_MAX).to(FP8) if cache.dtype is FP8 else x.to(cache.dtype)
 
 
 def as_bytes(x: torch.Tensor) -> torch.Tensor:
-    """The same memory for functions that know no 8-bit floats, such as gathering and scattering; others as they are."""
+    """Returns a byte view for functions that do not support 8-bit floats, such as gather and scatter; others
+    unchanged."""
     return x.view(torch.uint8) if x.dtype is FP8 else x
 
 
 def take_blocks(cache: torch.Tensor, blocks: torch.Tensor) -> torch.Tensor:
-    """cache[blocks], in its dtype."""
+    """Gathers cache[blocks], in the cache's dtype."""
     return as_bytes(cache).index_select(0, blocks).view(cache.dtype)

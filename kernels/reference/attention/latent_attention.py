@@ -1,9 +1,9 @@
-"""Multi-head latent attention (arXiv 2405.04434, section 2.1) over a cache of the compressed vectors.
+"""Multi-head latent attention (arXiv 2405.04434, section 2.1) over a cache of compressed vectors.
 
-All heads read one vector a token: `rank` compressed elements, of which every head's keys and values are made, and
-behind them `rope` elements of the keys, which are rotated and the same for all heads. What makes keys of the compressed
-elements is applied to the queries instead, what makes values of them to the result (`head_linear`): attention itself is
-between queries and a single key of rank + rope elements, whose first `rank` elements are also the value.
+All heads read one vector per token: `rank` compressed elements, from which every head's keys and values are derived,
+followed by `rope` rotated elements of the keys, shared by all heads. The weight that derives keys is applied to the
+queries, the one that derives values to the result (`head_linear`): attention itself is between queries and a single key
+of rank + rope elements, whose first `rank` elements are also the value.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ def prepare_head_linear(weight: torch.Tensor) -> torch.Tensor:
 
 
 def head_linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Each head's own product: [num_tokens, num_heads, in_features] -> [num_tokens, num_heads, out_features], dense.
+    """Multiplies each head: [num_tokens, num_heads, in_features] -> [num_tokens, num_heads, out_features], dense.
 
-    x: elements of a head side by side; tokens and heads may lie anywhere.
+    x: elements of a head are contiguous; tokens and heads may have any strides.
     """
     out = x.new_empty(x.size(0), x.size(1), weight.size(2))
     torch.bmm(x.transpose(0, 1), weight, out=out.transpose(0, 1))
@@ -40,14 +40,14 @@ def latent_store(
     slot_mapping: torch.Tensor,
     cache: torch.Tensor,
 ) -> None:
-    """Normalises the compressed vectors, rotates what is to be rotated, and stores what is cached.
+    """Normalizes the compressed vectors, rotates queries and keys, and stores the vectors in the cache.
 
     q: [num_tokens, num_heads, head_dim]; the last `rope` elements of each head are rotated in place
     latent: [num_tokens, rank + rope]: the compressed vector, then the part of the key that is rotated
     weight, eps: of the compressed vector's norm, [rank]
     cos_sin: float32 [max_positions, rope], cosines in the first half of a row, sines in the second
     positions: int32 [num_tokens]
-    slot_mapping: int32 [num_tokens], block * block_size + offset of each token's vector; block 0 is nobody's
+    slot_mapping: int32 [num_tokens], block * block_size + offset of each token's vector; block 0 is the null block
     cache: [num_blocks, block_size, 1, rank + rope], written in place; in q's dtype or in another (kv_dtype.py)
 
     Rotation pairs element i with i + rope / 2, as in attention_inputs.py.
@@ -63,7 +63,7 @@ def latent_store(
 
 
 def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """In float32, rounded once."""
+    """Rotates in float32 and rounds once."""
     left, right = x.float().chunk(2, dim=-1)
     return torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1).to(x.dtype)
 
@@ -81,12 +81,12 @@ def latent_attention(
 
     q: [num_tokens, num_heads, rank], sequence after sequence: meets the compressed vectors
     q_rotated: [num_tokens, num_heads, rope]: meets the rotated part; elements of a head side by side, tokens and heads
-        may lie anywhere
+        may have any strides
     cache: [num_blocks, block_size, 1, rank + rope], in any float dtype
     block_tables, query_start, seq_lens: as paged_attention has them
     Returns [num_tokens, num_heads, rank], sums of compressed vectors, in q's dtype.
 
-    Places of a last block past seq_lens may hold anything, NaN included; so may blocks that no table names.
+    Slots of a last block past seq_lens may hold anything, including NaN; so may blocks that no table contains.
     """
     whole, rank = torch.cat((q, q_rotated), dim=2), q.size(2)
     if q.size(0) == block_tables.size(0):
@@ -112,7 +112,7 @@ def _decode(
     seq_lens: torch.Tensor,
     scale: float,
 ) -> torch.Tensor:
-    """One row per sequence, all padded to the width of the tables: no length is read on the host."""
+    """Computes one row per sequence, padded to the width of the tables; no length is read on the host."""
     width = block_tables.size(1) * cache.size(1)
     chunk = max(1, gathered_bytes(q.device) // (width * cache.size(3) * q.element_size()))
     positions = torch.arange(width, device=q.device)
@@ -127,8 +127,10 @@ def _decode(
 
 
 def _attend(q: torch.Tensor, keys: torch.Tensor, seen: torch.Tensor, rank: int, scale: float) -> torch.Tensor:
-    """q [n, num_rows, num_heads, rank + rope], keys [n, num_keys, rank + rope], seen [n, num_rows, num_keys] ->
-    [n, num_rows, num_heads, rank]"""
+    """Attends: q [n, num_rows, num_heads, rank + rope], keys [n, num_keys, rank + rope], seen [n, num_rows, num_keys].
+
+    Returns [n, num_rows, num_heads, rank].
+    """
     n, num_rows, num_heads, size = q.shape
     scores = q.reshape(n, num_rows * num_heads, size).float() @ keys.float().transpose(1, 2) * scale
     scores = scores.view(n, num_rows, num_heads, -1).masked_fill(~seen.unsqueeze(-2), float("-inf"))

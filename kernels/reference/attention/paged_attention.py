@@ -1,4 +1,4 @@
-"""Attention over keys and values that lie in blocks (arXiv 2309.06180)."""
+"""Attention over keys and values in blocks (arXiv 2309.06180)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def paged_attention(
     tree_mask: torch.Tensor | None = None,
     parts: DecodeParts | None = None,
 ) -> torch.Tensor:
-    """Causal attention of each sequence's last rows over its whole length, in one call for prefills and decodes alike.
+    """Computes causal attention of each sequence's last rows over its whole length, for prefills and decodes alike.
 
     q: [num_tokens, num_q_heads, head_dim], sequence after sequence
     k_cache, v_cache: [num_blocks, block_size, num_kv_heads, head_dim], in any float dtype; query head h reads kv head
@@ -37,18 +37,18 @@ def paged_attention(
     sliding_window: 0: none; else a row at position p sees positions over p - sliding_window only
     chunked: the window does not slide: positions fall into chunks of sliding_window, from 0 on, and a row sees those of
         its own chunk only
-    sinks: None, or float32 [num_q_heads]: a score of each head, not scaled, that takes its share of every softmax and
-        gives nothing (arXiv 2309.17453, section 3.3)
+    sinks: None, or float32 [num_q_heads]: an unscaled score per head that takes part in every softmax without a value
+        (arXiv 2309.17453, section 3.3)
     softcap: 0: none; else a scaled score s becomes softcap * tanh(s / softcap) (arXiv 2408.00118, section 2)
-    tree_mask: None, or int64 [num_tokens], of rows that stand in a tree of drafts (arXiv 2305.09781, section 4.2): bit
+    tree_mask: None, or int64 [num_tokens], for rows in a tree of drafts (arXiv 2305.09781, section 4.2): bit
         i, from 0 on, says whether a row sees the position i before its own; further back than 63 it sees all. -1: all
-    parts: of one row of each sequence, what decode_parts() made of these arguments for several layers; None: made here
+    parts: for one row per sequence, the result of decode_parts() for several layers; None: computed here
     Returns [num_tokens, num_q_heads, head_dim] in q's dtype.
 
-    Places of a last block past seq_lens may hold anything, NaN included; so may blocks that no table names.
+    Slots of a last block past seq_lens may hold anything, including NaN; so may blocks that no table contains.
     """
     assert sliding_window or not chunked
-    is_single = q.size(0) == 1 and q.device.type == "cpu"  # where a length can be read, and nothing need be masked
+    is_single = q.size(0) == 1 and q.device.type == "cpu"  # the length can be read, and no mask is needed
     if q.size(0) == block_tables.size(0) and not is_single:
         if parts is None:
             parts = decode_parts(block_tables, seq_lens, k_cache, q.dtype, sliding_window, chunked, tree_mask)
@@ -65,7 +65,7 @@ def paged_attention(
 
 
 def _gather(cache: torch.Tensor, table: torch.Tensor, seq_len: int) -> torch.Tensor:
-    """[seq_len, num_kv_heads, head_dim]"""
+    """Gathers a sequence's keys or values, [seq_len, num_kv_heads, head_dim]."""
     blocks = table[: -(-seq_len // cache.size(1))]
     return take_blocks(cache, blocks).flatten(0, 1)[:seq_len]
 
@@ -81,14 +81,14 @@ def _attend(
     chunked: bool,
     tree_mask: torch.Tensor | None,
 ) -> torch.Tensor:
-    """One sequence: q [num_rows, num_q_heads, head_dim], k and v [seq_len, num_kv_heads, head_dim]."""
+    """Attends in one sequence: q [num_rows, num_q_heads, head_dim], k and v [seq_len, num_kv_heads, head_dim]."""
     num_rows, num_keys = q.size(0), k.size(0)
     is_plain = sinks is None and not softcap and tree_mask is None and not 0 < window < num_keys
     if is_plain and num_rows == 1:
         k, v = (t.to(q.dtype).transpose(0, 1).unsqueeze(0) for t in (k, v))
         return _plain_rows(q, k, v, None, scale)
     q, k, v = (t.transpose(0, 1).unsqueeze(0) for t in (q, k.to(q.dtype), v.to(q.dtype)))
-    if is_plain and num_rows == num_keys:  # without a mask, half of it is left out
+    if is_plain and num_rows == num_keys:  # causal flag instead of a mask: half the work
         out = functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=True)
     else:
         query_positions = torch.arange(num_keys - num_rows, num_keys, device=q.device).unsqueeze(1)
@@ -109,7 +109,7 @@ def _decode(
     sinks: torch.Tensor | None,
     softcap: float,
 ) -> torch.Tensor:
-    """One row per sequence."""
+    """Computes one row per sequence, part by part."""
     if parts.order is not None:
         q = q.index_select(0, parts.order)
     found = []
@@ -117,7 +117,7 @@ def _decode(
         rows = q[part.rows]
         k, v = (_gather_places(cache, part, q.dtype) for cache in (k_cache, v_cache))
         if sinks is None and not softcap:
-            # To a CPU numbers to add cost two thirds of what truths do (490 us and 730 for 32 sequences).
+            # On a CPU an additive mask costs two thirds of a boolean one (490 us and 730 us for 32 sequences).
             found.append(_plain_rows(rows, k, v, part.bias if q.is_cpu else part.seen, scale))
         else:
             found.append(_softmax_sum(rows.unsqueeze(2), k, v, part.seen, scale, sinks, softcap).squeeze(2))
@@ -126,7 +126,7 @@ def _decode(
 
 
 def _gather_places(cache: torch.Tensor, part: DecodePart, dtype: torch.dtype) -> torch.Tensor:
-    """[num_rows, num_kv_heads, width, head_dim]"""
+    """Gathers a part's keys or values, [num_rows, num_kv_heads, width, head_dim]."""
     tokens = as_bytes(cache).view(-1, *cache.shape[2:])
     found = tokens.index_select(0, part.places).view(cache.dtype).to(dtype)
     return found.view(part.seen.size(0), part.seen.size(3), *cache.shape[2:]).transpose(1, 2)
@@ -135,10 +135,10 @@ def _gather_places(cache: torch.Tensor, part: DecodePart, dtype: torch.dtype) ->
 def _plain_rows(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, scale: float
 ) -> torch.Tensor:
-    """One row of each sequence: q [n, num_q_heads, head_dim], k and v as _softmax_sum has them -> like q
+    """Attends with one row per sequence: q [n, num_q_heads, head_dim], k and v as in _softmax_sum -> like q.
 
-    Query heads of one kv head stand as its rows: torch's products for single rows cost a multiple in 16 bits. Of two
-    heads in float32 they cost less (measured: 0.5 ms and 0.7 for 32 sequences with 8 heads of 32).
+    Query heads of one kv head are batched as rows: torch's products for single rows are several times slower in 16
+    bits. For two heads in float32 they are faster (measured: 0.5 ms and 0.7 ms for 32 sequences with 8 heads of 32).
     """
     n, num_q_heads, head_dim = q.shape
     group = num_q_heads // k.size(1)
@@ -158,7 +158,7 @@ def _softmax_sum(
     sinks: torch.Tensor | None,
     softcap: float,
 ) -> torch.Tensor:
-    """q [n, num_q_heads, num_rows, head_dim], k and v [n, num_kv_heads, num_keys, head_dim] -> like q"""
+    """Attends: q [n, num_q_heads, num_rows, head_dim], k and v [n, num_kv_heads, num_keys, head_dim] -> like q."""
     if sinks is None and not softcap:
         return functional.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=scale, enable_gqa=True)
     group = q.size(1) // k.size(1)
@@ -177,5 +177,5 @@ def _seen(query_positions: torch.Tensor, key_positions: torch.Tensor, window: in
     seen = key_positions <= query_positions
     if not window:
         return seen
-    before = query_positions % window + 1 if chunked else window  # a row sees so many, itself included
+    before = query_positions % window + 1 if chunked else window  # positions visible to a row, including itself
     return seen & (key_positions > query_positions - before)

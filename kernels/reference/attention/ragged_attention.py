@@ -1,4 +1,4 @@
-"""Attention within each of several prompts that lie one after the other, in both directions."""
+"""Bidirectional attention within each of several concatenated prompts."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ def ragged_attention(
     reach: int,
     num_seen: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Every token sees all tokens of its own sequence, or those near it.
+    """Computes attention of every token to all tokens of its sequence, or to those within a window.
 
-    q, k, v: [num_tokens, num_heads, head_dim] in one float dtype, sequence after sequence; heads lie together
+    q, k, v: [num_tokens, num_heads, head_dim] in one float dtype, concatenated sequences; heads are contiguous
     query_start: int32 [num_seqs + 1], tokens of sequence i are query_start[i] to query_start[i + 1]
-    longest: tokens of the sequence that has most
+    longest: tokens of the longest sequence
     reach: 0: none; else a token at position p sees positions p - reach to p + reach
-    num_seen: None, or int32 [num_seqs], 1 or more: only so many of a sequence's first tokens are seen; a token that
+    num_seen: None, or int32 [num_seqs], at least 1: only these leading tokens of a sequence are visible; a token that
         sees none gets zeros
     Returns [num_tokens, num_heads, head_dim].
     """
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     starts = query_start.tolist()
     first = 0
-    while first + 1 < len(starts):  # neighbours of one length at once
+    while first + 1 < len(starts):  # consecutive sequences of equal length at once
         begin, length = starts[first], starts[first + 1] - starts[first]
         last = first + 1
         while last + 1 < len(starts) and starts[last + 1] - starts[last] == length:
@@ -50,7 +50,7 @@ def _attend(
     reach: int,
     num_seen: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Of sequences of one length, at least 1."""
+    """Attends in sequences of one length, at least 1."""
     q, k, v = (t.view(-1, length, *t.shape[1:]).transpose(1, 2) for t in (q, k, v))
     seen = None
     positions = torch.arange(length, device=q.device)
@@ -61,5 +61,5 @@ def _attend(
         seen = counted if seen is None else seen & counted
     attended = functional.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=scale)
     if num_seen is not None and seen is not None and reach:
-        attended = attended.masked_fill(~seen.any(-1, keepdim=True), 0)  # a softmax of nothing is NaN
+        attended = attended.masked_fill(~seen.any(-1, keepdim=True), 0)  # a softmax over nothing is NaN
     return attended.transpose(1, 2).flatten(0, 1)

@@ -1,1 +1,1 @@
-"""Recurrent layers: a state a sequence in place of keys and values."""
+"""Recurrent layers: a state per sequence instead of keys and values."""

@@ -1,9 +1,10 @@
-"""Linear attention whose state forgets by a gate and is corrected towards each token's value (arXiv 2412.06464).
+"""Gated delta rule: linear attention with a decaying state that is corrected towards each token's value (arXiv
+2412.06464).
 
-With S a head's state [key_dim, value_dim], q and k of length 1 (q also divided by the root of key_dim), and for each
+With S a head's state [key_dim, value_dim], q and k normalized (q also divided by the root of key_dim), and for each
 token a decay a in (0, 1] and a strength b in (0, 1):
 
-    u = b (v - (a S)^T k)        what k finds is put right by a share of the difference
+    u = b (v - (a S)^T k)        corrects a part of the difference
     S = a S + k u^T
     o = S^T q
 
@@ -25,9 +26,9 @@ from torch.nn import functional
 from quire.kernels.reference.recurrent.state_rows import TokenSpan, decode_pages, spans
 from quire.kernels.state_pages import StatePages
 
-CHUNK = 64  # tokens that are computed together
-LENGTH_EPS = 1e-6  # of queries and keys
-Chunk = Callable[..., tuple[torch.Tensor, torch.Tensor]]  # outputs and the state behind
+CHUNK = 64  # tokens computed at once
+LENGTH_EPS = 1e-6  # of the normalization of queries and keys
+Chunk = Callable[..., tuple[torch.Tensor, torch.Tensor]]  # outputs and the next state
 
 
 def gated_delta_rule(
@@ -42,14 +43,14 @@ def gated_delta_rule(
     seq_lens: torch.Tensor,
     block_size: int,
 ) -> torch.Tensor:
-    """Outputs of all tokens, and the states behind blocks and rows to the pages.
+    """Computes the outputs of all tokens, and stores the states at the ends of blocks and rows in the pages.
 
-    qkv: [num_tokens, 2 * num_key_heads * key_dim + num_heads * value_dim], elements of a token side by side: queries,
-        keys, values; head h has the query and the key of head h // (num_heads // num_key_heads). Lengths are made 1.
+    qkv: [num_tokens, 2 * num_key_heads * key_dim + num_heads * value_dim], elements of a token contiguous: queries,
+        keys, values; head h has the query and the key of head h // (num_heads // num_key_heads). Both are normalized.
     strength: [num_tokens, num_heads]; its sigmoid is b
     step, rate, step_bias: [num_tokens, num_heads] and twice float32 [num_heads]: the decay is
         exp(rate * softplus(step + step_bias)), with rates below 0
-    pages, block_tables, query_start, seq_lens: as short_convolution has them, with states in place of inputs
+    pages, block_tables, query_start, seq_lens: as in short_convolution, with states instead of inputs
     Returns [num_tokens, num_heads, value_dim] in qkv's dtype; everything is computed in float32.
     """
     shape = pages.shape
@@ -82,7 +83,7 @@ def follow(
     where: Iterable[TokenSpan],
     chunk: Chunk,
 ) -> torch.Tensor:
-    """Spans one after the other; q, k, v [num_tokens, num_heads, ...], the others [num_tokens, num_heads]."""
+    """Processes spans in order; q, k, v [num_tokens, num_heads, ...], decay and share [num_tokens, num_heads]."""
     (first, others), num_first = pages.heads, pages.shape.num_first
     out, state = torch.empty_like(v), first[:0]
     q, k, v = (part.transpose(0, 1) for part in (q, k, v))  # [num_heads, num_tokens, ...]
@@ -103,9 +104,10 @@ def follow(
 def _chunk(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, decay: torch.Tensor, share: torch.Tensor, state: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Outputs [num_heads, num_tokens, value_dim] and the state behind, of [num_heads, num_tokens, ...]."""
+    """Returns outputs [num_heads, num_tokens, value_dim] and the next state, for inputs [num_heads, num_tokens,
+    ...]."""
     total = decay.cumsum(1)
-    since = total.unsqueeze(2) - total.unsqueeze(1)  # of token i, from token j on
+    since = total.unsqueeze(2) - total.unsqueeze(1)  # decay of token i since token j
     ratio = since.tril().exp().tril()
     kept = total.exp().unsqueeze(2)
     share = share.unsqueeze(2)
@@ -129,7 +131,7 @@ def _decode(
     seq_lens: torch.Tensor,
     block_size: int,
 ) -> torch.Tensor:
-    """No length is read on the host."""
+    """Computes one token per row; no length is read on the host."""
     of_rows, (first, others), num_first = (
         decode_pages(block_tables, seq_lens, block_size),
         pages.heads,

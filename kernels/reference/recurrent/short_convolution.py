@@ -1,4 +1,4 @@
-"""A causal convolution over a few tokens, channel by channel, in front of recurrent layers (arXiv 2312.00752)."""
+"""Causal depthwise convolution over a few tokens, before recurrent layers (arXiv 2312.00752)."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ def short_convolution(
     block_size: int,
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """silu of bias and the sum over the last tokens of x * weight, and the inputs that later steps need to the pages.
+    """Computes silu(bias + sum over the last tokens of x * weight), and stores the inputs for later steps in the pages.
 
-    x: [num_tokens, num_channels], sequence after sequence; channels of a token side by side
+    x: [num_tokens, num_channels], concatenated sequences; channels of a token contiguous
     weight: [num_channels, conv_width], the present token's last; before a sequence's first token there are zeros
     pages: inputs are read from the page of the position before a row's first token, and written to the page of every
         position at which a block or the row ends: what is in a full block's page stays
-    block_tables: int32 [num_seqs, width], the pages of each sequence in order; block 0 is nobody's
+    block_tables: int32 [num_seqs, width], the pages of each sequence in order; block 0 is the null block
     query_start: None if every sequence has one token; else int32 [num_seqs + 1], tokens of sequence i are
         query_start[i] to query_start[i + 1], and there may be none
     seq_lens: int32 [num_seqs], positions of each sequence, these tokens included
     bias: [num_channels], or None
     Returns [num_tokens, num_channels] in x's dtype.
 
-    Pages may hold anything, NaN included, where no sequence has been. No page that a row of the step writes is read by
+    Unused pages may hold anything, including NaN. No page that a row of the step writes is read by
     another one.
     """
     if query_start is None:
@@ -68,7 +68,7 @@ def _decode(
     block_size: int,
     bias: torch.Tensor | None,
 ) -> torch.Tensor:
-    """No length is read on the host."""
+    """Computes one token per row; no length is read on the host."""
     of_rows, inputs = decode_pages(block_tables, seq_lens, block_size), pages.inputs
     before = inputs[of_rows.read].masked_fill(~of_rows.goes_on[:, None, None], 0)
     seen = torch.cat((before, x.float().unsqueeze(1)), dim=1)  # [num_rows, conv_width, num_channels]

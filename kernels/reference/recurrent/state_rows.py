@@ -1,4 +1,4 @@
-"""Which pages the rows of a step read their states from, and where they leave them."""
+"""Pages from which the rows of a step read their states, and to which they write them."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ import torch
 
 
 class DecodePages(NamedTuple):
-    """Of a step in which every row has one token; int64 [num_rows]."""
+    """Pages of a decode step; int64 [num_rows]."""
 
     read: torch.Tensor
     written: torch.Tensor
-    goes_on: torch.Tensor  # bool: whether there was a token before
+    goes_on: torch.Tensor  # bool: whether the row has earlier tokens
 
 
 class TokenSpan(NamedTuple):
-    """Tokens of a row, which end a block, a chunk or the step."""
+    """Consecutive tokens of a row that end at a block, a chunk or the step."""
 
-    begin: int  # in the step
+    begin: int  # token index in the step
     end: int
-    read: int  # the page that holds the state before; -1: the row begins, or goes on from the span before
-    written: int  # the page that gets the state behind; -1: none
-    begins: bool  # nothing comes before
+    read: int  # page of the previous state; -1: the row starts, or continues the previous span
+    written: int  # page to write the state to; -1: none
+    begins: bool  # the row starts
 
 
 def decode_pages(block_tables: torch.Tensor, seq_lens: torch.Tensor, block_size: int) -> DecodePages:
-    """Rows without tokens, which recordings have, write where their table says: into the null block."""
+    """Returns the pages of a decode step; padding rows without tokens write to the null block."""
     last = seq_lens.long() - 1
     tables = block_tables.long()
     read, written = (
@@ -39,7 +39,7 @@ def decode_pages(block_tables: torch.Tensor, seq_lens: torch.Tensor, block_size:
 def spans(
     block_tables: torch.Tensor, query_start: torch.Tensor, seq_lens: torch.Tensor, block_size: int, longest: int
 ) -> Iterator[TokenSpan]:
-    """Row after row, each in order; at most `longest` tokens a span, and none over the end of a block."""
+    """Yields the spans of each row in order, at most `longest` tokens each, none across the end of a block."""
     starts = query_start.tolist()
     for row, seq_len in enumerate(seq_lens.tolist()):
         first = position = seq_len - (starts[row + 1] - starts[row])

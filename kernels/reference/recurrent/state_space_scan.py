@@ -1,4 +1,4 @@
-"""State space layers with one decay a head (Mamba 2, arXiv 2405.21060), in the words of linear attention.
+"""State space layers with one decay per head (Mamba 2, arXiv 2405.21060), in the notation of linear attention.
 
 With S a head's state [key_dim, value_dim] (there: the state's size, the head's), for each token a step d > 0:
 
@@ -27,12 +27,12 @@ def state_space_scan(
     seq_lens: torch.Tensor,
     block_size: int,
 ) -> torch.Tensor:
-    """Outputs of all tokens, and the states behind blocks and rows to the pages.
+    """Computes the outputs of all tokens, and stores the states at the ends of blocks and rows in the pages.
 
-    qkv: as gated_delta_rule has it, and used as it is
+    qkv: as in gated_delta_rule, without normalization
     step, rate, step_bias: [num_tokens, num_heads] and twice float32 [num_heads]: d is softplus(step + step_bias), and
         rates are below 0
-    pages, block_tables, query_start, seq_lens: as gated_delta_rule has them
+    pages, block_tables, query_start, seq_lens: as in gated_delta_rule
     Returns [num_tokens, num_heads, value_dim] in qkv's dtype; everything is computed in float32.
     """
     shape = pages.shape
@@ -59,7 +59,8 @@ def state_space_scan(
 def _chunk(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, decay: torch.Tensor, share: torch.Tensor, state: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Outputs [num_heads, num_tokens, value_dim] and the state behind, of [num_heads, num_tokens, ...]."""
+    """Returns outputs [num_heads, num_tokens, value_dim] and the next state, for inputs [num_heads, num_tokens,
+    ...]."""
     total = decay.cumsum(1)
     ratio = (total.unsqueeze(2) - total.unsqueeze(1)).tril().exp().tril()
     u = share.unsqueeze(2) * v

@@ -1,4 +1,4 @@
-"""A step of a search for a value among many rows' values, wherever these lie: by its bits, eight at a time."""
+"""One step of a radix search for a value in each row, eight bits at a time, for values on any rank."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import torch
 
 DIGIT_BITS = 8
 DIGITS = 1 << DIGIT_BITS
-UNIT = 2.0**40  # the weight of a row's largest value: of 2^23 as large ones the sum is still an int64
+UNIT = 2.0**40  # weight of a row's largest value; the sum of 2^23 of them still fits an int64
 
 
 def digit_sums(values: torch.Tensor, tops: torch.Tensor | None, known: torch.Tensor, shift: int) -> torch.Tensor:
-    """[num_rows, DIGITS]: what of each row falls to each value that the next bits can have.
+    """Sums each row's values by their next bits: [num_rows, DIGITS].
 
-    values: float32 [num_rows, size]; compared as ordered_bits() are
-    tops: float32 [num_rows, 1]: the sums are of weights, exp(value - top) in whole multiples of 1 / UNIT, int64, so
-        that they are exact in any order; None: each value counts 1, int32
-    known: int64 [num_rows, 1], the bits before the next ones: only values that begin with them count
+    values: float32 [num_rows, size]; compared by ordered_bits()
+    tops: float32 [num_rows, 1]: sums weights, exp(value - top) in whole multiples of 1 / UNIT, int64, so that they are
+        exact in any order; None: counts values, int32
+    known: int64 [num_rows, 1], the leading bits: only values that start with them are included
     shift: of the next bits, from the lowest; 24 at first, when nothing is known and `known` is 0
     """
     keys = ordered_bits(values)
@@ -27,17 +27,17 @@ def digit_sums(values: torch.Tensor, tops: torch.Tensor | None, known: torch.Ten
 
 
 def ordered_bits(values: torch.Tensor) -> torch.Tensor:
-    """int64 below 2^32, in the order of the float32 `values`."""
+    """Maps float32 values to int64 below 2^32 in the same order."""
     bits = values.view(torch.int32).long()
     return torch.where(bits >= 0, bits, bits ^ 0x7FFFFFFF) + (1 << 31)
 
 
 def value_of(ordered: torch.Tensor) -> torch.Tensor:
-    """The inverse."""
+    """Inverts ordered_bits(), back to float32 values."""
     bits = ordered - (1 << 31)
     return torch.where(bits >= 0, bits, bits ^ 0x7FFFFFFF).int().view(torch.float32)
 
 
 def weights_of(values: torch.Tensor, tops: torch.Tensor) -> torch.Tensor:
-    """int64, of the shape of `values`, at most UNIT; 0 for NaN."""
+    """Returns int64 weights of the values' shape, at most UNIT; 0 for NaN."""
     return (values - tops).exp_().nan_to_num_(nan=0.0).clamp_(max=1.0).mul_(UNIT).long()

@@ -1,4 +1,4 @@
-"""Logits to log-probabilities."""
+"""Log-probabilities of logits, row by row."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import torch
 
 
 def log_softmax(logits: torch.Tensor) -> torch.Tensor:
-    """logits - log(sum(exp(logits))) of each row of float32 [num_rows, vocab_size]; a copy."""
+    """Computes logits - log(sum(exp(logits))) of each row of float32 [num_rows, vocab_size], as a copy."""
     return logits.log_softmax(dim=1)

@@ -22,20 +22,23 @@ V_MAX = 1 - 2.0**-24
 
 
 def gumbel_noise(seeds: torch.Tensor, positions: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    """float32 [num_rows, vocab_size] for `seeds` int64 [num_rows] and `positions` int32 [num_rows]."""
+    """Returns noise float32 [num_rows, vocab_size] for `seeds` int64 [num_rows] and `positions` int32 [num_rows]."""
     return noise_of(*row_keys(seeds, positions), torch.arange(vocab_size, device=seeds.device))
 
 
 def noise_of(key0: torch.Tensor, key1: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
-    """The same of some tokens: `token_ids` int64 [num_tokens], or [num_rows, num_tokens]; keys as of row_keys()."""
-    tokens = token_ids * 0x9E3779B1  # wraps beyond 64 bits, the low word stays right
+    """Returns the noise of selected tokens.
+
+    `token_ids`: int64 [num_tokens] or [num_rows, num_tokens]; keys from row_keys().
+    """
+    tokens = token_ids * 0x9E3779B1  # may wrap at 64 bits; the low word stays correct
     words = _mix(_mix((tokens + key0.unsqueeze(1)) & WORD) ^ key1.unsqueeze(1))
     v = (words.float() * 2.0**-32 + 2.0**-33).clamp_(max=V_MAX)
     return v.neg_().log1p_().neg_().log_().neg_()
 
 
 def row_keys(seeds: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """key0 and key1 of each row, int64 holding a word."""
+    """Returns key0 and key1 of each row, words in int64."""
     low, high, positions = seeds & WORD, (seeds >> 32) & WORD, positions.long()
     key0 = _mix(_mix(_mix(low ^ 0x9E3779B9) ^ high) ^ positions)
     key1 = _mix(_mix(_mix(high ^ 0x7F4A7C15) ^ low) ^ positions)

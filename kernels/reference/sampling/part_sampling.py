@@ -1,6 +1,6 @@
-"""Choosing tokens from a vocabulary that is divided: each part names its best one, and the best of those is the choice.
+"""Sampling from a vocabulary that is divided over ranks: the best of each part's best tokens is sampled.
 
-A token's noise is a function of its id and nothing else, so that the parts together choose what the whole would.
+A token's noise depends only on seed, position and id, so the parts together sample what the whole would.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ def best_of_part(
     positions: torch.Tensor,
     first: int,
 ) -> torch.Tensor:
-    """The best token of each row's part, int32 [num_rows, 3]: the bits of its float32 score, its id, and the bits of
-    the part's largest logit, +inf if there is a NaN.
+    """Returns the best token of each row's part, int32 [num_rows, 3]: score bits, token id, bits of the largest logit.
+
+    The score is float32; the largest logit is +inf if there is a NaN.
 
     logits: [num_rows, part_size], float32 or, on CUDA, 16 bits wide; -inf bans a token
-    first: the id of the first column's token
-    The others, and what a score is: `sample`. Of equal scores the lowest id is taken.
+    first: token id of the first column
+    Other arguments and scores: `sample`. Among equal scores the lowest id is chosen.
     """
     scores = logits = logits.float()
     tops = logits.amax(dim=1)
@@ -37,8 +38,11 @@ def best_of_part(
 
 
 def best_of_parts(found: torch.Tensor) -> torch.Tensor:
-    """The tokens, int32 [num_rows], of best_of_part()'s for each part, int32 [num_parts, num_rows, 3], in the order of
-    ids. -1 for a row without a choice: it holds a NaN or +inf, or nothing but -inf."""
+    """Returns the tokens, int32 [num_rows], from best_of_part() of each part, int32 [num_parts, num_rows, 3], in id
+    order.
+
+    -1 for a row without a choice: it contains a NaN or +inf, or only -inf.
+    """
     scores, token_ids, tops = found.unbind(2)
     best = scores.contiguous().view(torch.float32).argmax(dim=0)
     lost = ~tops.contiguous().view(torch.float32).amax(dim=0).isfinite()

@@ -1,4 +1,4 @@
-"""Choosing tokens."""
+"""Sampling of one token per row."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def sample(
     seeds: torch.Tensor,
     positions: torch.Tensor,
 ) -> torch.Tensor:
-    """One token per row, int32 [num_rows]. A row depends on nothing but its own values.
+    """Samples one token per row, int32 [num_rows]. Rows are independent of each other.
 
     logits: float32 [num_rows, vocab_size], may be overwritten; -inf bans a token
     temperature: float32 [num_rows], 0: greedy, the lowest id among the most likely; None: all rows are greedy
@@ -28,10 +28,10 @@ def sample(
     Filters look at probabilities after the division by temperature. What remains is sampled as
     argmax(logit / temperature + noise(seed, position, id)) (Gumbel-max); the noise is defined in noise.py.
 
-    -1 for a row without a choice: it holds a NaN or +inf, or nothing but -inf.
+    -1 for a row without a choice: it contains a NaN or +inf, or only -inf.
     """
     choice = logits.argmax(dim=1)
-    lost = ~torch.isfinite(logits.gather(1, choice.unsqueeze(1)).squeeze(1))  # a NaN is the largest for argmax
+    lost = ~torch.isfinite(logits.gather(1, choice.unsqueeze(1)).squeeze(1))  # argmax treats NaN as the largest
     if temperature is not None:
         noisy = filtered(logits, temperature, top_k, top_p, min_p) + gumbel_noise(seeds, positions, logits.size(1))
         choice = torch.where(temperature == 0, choice, noisy.argmax(dim=1))
@@ -45,8 +45,10 @@ def filtered(
     top_p: torch.Tensor | None,
     min_p: torch.Tensor | None,
 ) -> torch.Tensor:
-    """What `sample` draws from, float32 [num_rows, vocab_size]: logits by temperature (greedy rows as they are), -inf
-    where a filter dropped a token. Arguments as there."""
+    """Returns the logits that `sample` draws from, float32 [num_rows, vocab_size]; arguments as there.
+
+    Logits are divided by temperature (except in greedy rows) and -inf for tokens dropped by a filter.
+    """
     if temperature is not None:
         logits = logits / temperature.masked_fill(temperature == 0, 1).unsqueeze(1)
     if min_p is not None:
@@ -60,14 +62,14 @@ def filtered(
         logits, ordered = _drop_below(logits, cutoff), _drop_below(ordered, cutoff)
     if top_p is not None:
         probabilities = ordered.softmax(dim=1)
-        before = probabilities.cumsum(dim=1) - probabilities  # of all tokens that are more likely
+        before = probabilities.cumsum(dim=1) - probabilities  # sum over more likely tokens
         wanted = torch.where(top_p < 1, (before < top_p.unsqueeze(1)).sum(dim=1), logits.size(1))
         logits = _drop_below(logits, _value_at(ordered, wanted))
     return logits
 
 
 def _value_at(ordered: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
-    """The count-th value of each row, [num_rows]."""
+    """Returns the count-th value of each row, [num_rows]."""
     last = count.clamp(min=1, max=ordered.size(1)).long() - 1
     return ordered.gather(1, last.unsqueeze(1)).squeeze(1)
 

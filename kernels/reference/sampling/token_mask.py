@@ -1,4 +1,4 @@
-"""Banning what a grammar does not allow."""
+"""Masking of logits by grammar bitmasks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def mask_logits(
     places: torch.Tensor | None = None,
     first: int = 0,
 ) -> None:
-    """logits[rows[i], t - first] = -inf for every token t whose bit is not set in masks[places[i]].
+    """Sets logits[rows[i], t - first] = -inf for every token t whose bit is not set in masks[places[i]].
 
     logits: [num_rows, size], float32 or, on CUDA, 16 bits wide, of the tokens from `first` on; changed in place
     rows: int64 [num_masks], no row twice; None: masks are of all rows, in order
@@ -30,7 +30,7 @@ def mask_logits(
     shifts = torch.arange(MASK_BITS, dtype=torch.int32, device=masks.device)
     bits = (masks.unsqueeze(2) >> shifts) & 1
     banned = (bits == 0).flatten(1)[:, first - before * MASK_BITS :][:, :size]
-    logits = logits[:, : banned.size(1)]  # behind the masks' last bit there is no token
+    logits = logits[:, : banned.size(1)]  # no tokens after the masks' last bit
     if rows is None:
         logits.masked_fill_(banned, float("-inf"))
     else:

@@ -1,1 +1,1 @@
-"""Attention over keys and values, or latent vectors, that lie in blocks, and what goes into them."""
+"""Attention over paged keys and values or latent vectors, and the preparation of its inputs."""

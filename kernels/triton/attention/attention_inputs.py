@@ -1,4 +1,4 @@
-"""From the fused query-key-value product to queries for attention and keys and values in the cache, in one pass."""
+"""Splits the fused query-key-value product in one pass: queries for attention, keys and values to the cache."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from quire.kernels.triton.precompile.shapes import ROWS, Calls, ModelShape, ints
 
 @dataclass(frozen=True)
 class InputsTuning:
-    heads: int  # a program
+    heads: int  # per program
     warps: int
 
 

@@ -1,7 +1,7 @@
-"""What all attention kernels share: finding a tile of keys and values in its blocks, and the softmax over tiles.
+"""Common parts of attention kernels: locating a tile of keys and values in its blocks, and the softmax over tiles.
 
-Softmax is in powers of two (scores arrive multiplied by log2 e): the hardware has exp2, not exp. A tile's places that a
-sequence does not own are loaded as zeros, because NaN there would spread through 0 * NaN.
+Softmax uses powers of two (scores are multiplied by log2 e), because the hardware has exp2, not exp. Positions of a
+tile outside the sequence are loaded as zeros, because NaN there would spread through 0 * NaN.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import triton
 import triton.language as tl
 
 LOG2_E = 1.4426950408889634
-MIN_DOT = 16  # smallest side of a matrix that tensor cores take
+MIN_DOT = 16  # smallest matrix side of tensor cores
 
 
 @triton.jit
 def find_blocks(table_ptr, start, end, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr):
-    """Ids of the blocks with positions `start` to `start + TILE`: one if no tile crosses blocks, else by position.
+    """Returns the block ids of positions `start` to `start + TILE`: one if no tile crosses blocks, else by position.
 
     Kernels fetch the ids of the next tile while they compute on this one: loaded in the same round as keys and values,
     they would leave one buffer where three are wanted (seen in the compiled code).
@@ -29,8 +29,10 @@ def find_blocks(table_ptr, start, end, BLOCK_SIZE: tl.constexpr, TILE: tl.conste
 
 @triton.jit
 def first_seen(position, window, CHUNKED: tl.constexpr):
-    """That a row at `position` sees; 0 for a row at -1, which no sequence has. `CHUNKED`: from the last multiple of
-    the window on."""
+    """Returns the first position visible to a row at `position`; 0 for padding rows at -1.
+
+    `CHUNKED`: positions from the last multiple of the window on are visible.
+    """
     if CHUNKED:
         return tl.maximum(position, 0) // window * window
     else:
@@ -51,7 +53,7 @@ def load_tile(
     BLOCK_SIZE: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """[TILE, WIDTH] of one head, zeros outside of positions `first` to `end`.
+    """Loads [TILE, WIDTH] of one head, zeros outside of positions `first` to `end`.
 
     The cache is dense, [num_blocks, block_size, kv_heads, head_dim].
     """
@@ -66,7 +68,7 @@ def load_tile(
 
 @triton.jit
 def to_cache(x, dtype: tl.constexpr):
-    """x as it is stored; what is too large for 8 bits is cut (kernels/reference/attention/kv_dtype.py)."""
+    """Converts x to the cache's dtype; clamps for 8 bits (kernels/reference/attention/kv_dtype.py)."""
     if dtype == tl.float8e4nv:
         x = tl.clamp(x.to(tl.float32), -448.0, 448.0, propagate_nan=tl.PropagateNan.ALL)
     return x.to(dtype)
@@ -74,8 +76,10 @@ def to_cache(x, dtype: tl.constexpr):
 
 @triton.jit
 def meeting(q, cache_ptr):
-    """Queries in the dtype of the products: float16 for a cache of 8 bits, which widens to that in one instruction, and
-    to bfloat16 in several."""
+    """Converts queries to the dtype of the products.
+
+    float16 for an 8-bit cache, which converts to it in one instruction, but to bfloat16 in several.
+    """
     if cache_ptr.dtype.element_ty == tl.float8e4nv and q.dtype == tl.bfloat16:
         q = q.to(tl.float16)
     return q
@@ -83,7 +87,7 @@ def meeting(q, cache_ptr):
 
 @triton.jit
 def soft_cap(scores, SOFTCAP: tl.constexpr):
-    """SOFTCAP * tanh(score / SOFTCAP) of scores that are in powers of two; 0: as they are."""
+    """Computes SOFTCAP * tanh(score / SOFTCAP) of scores in powers of two; 0: unchanged."""
     if SOFTCAP > 0:
         tanh = 1.0 - 2.0 / (tl.exp2(scores * (2.0 / SOFTCAP)) + 1.0)
         scores = tanh * (SOFTCAP * 1.4426950408889634)  # LOG2_E
@@ -92,12 +96,12 @@ def soft_cap(scores, SOFTCAP: tl.constexpr):
 
 @triton.jit
 def accumulate(scores, v, top, total, out, PRECISION: tl.constexpr):
-    """One round of the running softmax (arXiv 1805.02867): scores [rows, TILE], -inf where a row may not look.
+    """Runs one round of the online softmax (arXiv 1805.02867): scores [rows, TILE], -inf where masked.
 
     top: largest score so far; total: sum of exp2(score - top); out [rows, WIDTH]: the same sum weighted by values.
     """
     new_top = tl.maximum(top, tl.max(scores, 1))
-    anchor = tl.where(new_top == float("-inf"), 0.0, new_top)  # rows that have seen nothing yet
+    anchor = tl.where(new_top == float("-inf"), 0.0, new_top)  # rows without a visible key so far
     weights = tl.exp2(scores - anchor[:, None])
     keep = tl.exp2(top - anchor)
     total = total * keep + tl.sum(weights, 1)
@@ -107,8 +111,8 @@ def accumulate(scores, v, top, total, out, PRECISION: tl.constexpr):
 
 @triton.jit
 def merge(log, found, top, total, out):
-    """The running softmax of `accumulate`, joined by a part that is complete: its output, and the
-    logarithm of its weight."""
+    """Merges a complete part into the online softmax of `accumulate`, given its output and the logarithm of its
+    weight."""
     new_top = tl.maximum(top, log)
     anchor = tl.where(new_top == float("-inf"), 0.0, new_top)
     keep, weight = tl.exp2(top - anchor), tl.exp2(log - anchor)
@@ -120,10 +124,10 @@ def padded_head_dim(head_dim: int) -> int:
 
 
 def tile_keys(keys: int, head_dim: int, element_bytes: int) -> int:
-    """Positions of a tile of keys that takes as much memory as `keys` of 128 16-bit elements, at most so many."""
+    """Returns the positions of a tile with the memory of `keys` positions of 128 16-bit elements, at most `keys`."""
     return max(MIN_DOT, min(keys, keys * 256 // (padded_head_dim(head_dim) * element_bytes)))
 
 
 def dot_precision(element_bytes: int) -> str:
-    """float32 models want float32 products, not the TF32 that Triton takes by default."""
+    """Selects the precision of products: float32 models need float32, not Triton's default TF32."""
     return "ieee" if element_bytes == 4 else "tf32"

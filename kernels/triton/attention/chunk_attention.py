@@ -1,8 +1,8 @@
 """Causal attention of chunks of any lengths over their sequences' blocks: prompts, parts of them and single rows.
 
-The rows of a tile are some tokens' query heads of one kv head, so that keys and values are loaded once for all of them.
-Which tokens a tile has is found on the device: tiles are dealt out by `query_start`, as if every sequence began at a
-tile of its own, which takes at most num_tokens / tokens per tile + num_seqs tiles.
+The rows of a tile are the query heads of one kv head for some tokens, so keys and values are loaded once for all of
+them. The tokens of a tile are found on the device from `query_start`, as if every sequence started at a new tile, which
+takes at most num_tokens / tokens per tile + num_seqs tiles.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ from quire.kernels.triton.attention.attention_tile import (
 )
 from quire.kernels.triton.precompile.shapes import TABLE_WIDTH, Calls, ModelShape, ints, longs
 
-LAST_BIT = tl.constexpr(63)  # of a tree's mask (kernels/reference/attention/paged_attention.py)
+LAST_BIT = tl.constexpr(63)  # of a tree mask (kernels/reference/attention/paged_attention.py)
 
 
 @dataclass(frozen=True)
 class ChunkTuning:
-    """How attention of chunks is cut up, and that of shared prefixes."""
+    """Tuning of attention of chunks and of shared prefixes."""
 
-    rows: int  # of a tile: some tokens' query heads of one kv head
-    keys: int  # positions of a tile, of 128 16-bit elements; fewer of wider ones
+    rows: int  # of a tile: query heads of one kv head for some tokens
+    keys: int  # positions of a tile with 128 16-bit elements; fewer with larger ones
     stages: int  # buffers for tiles of keys and values
     warps: int
 
 
-# 64 rows are one group of warps' matrix instruction; 64 positions in 3 buffers are the best of those tried on an H200.
+# 64 rows are one warp group's matrix instruction; 64 positions in 3 buffers are the fastest of those tried on an H200.
 TUNING = ByCapability({SM90: ChunkTuning(rows=64, keys=64, stages=3, warps=4)})
 
 
 @triton.jit
 def in_path(distances, row_masks):
-    """`distances` [ROWS, TILE] back from each row, negative ahead of it -> whether its mask has the bit."""
+    """Looks up mask bits for `distances` [ROWS, TILE] back from each row, negative ahead of it."""
     bits = row_masks[:, None] >> tl.minimum(tl.maximum(distances, 0), LAST_BIT).to(tl.int64)
     return ((bits & 1) != 0) | (distances > LAST_BIT)
 
@@ -85,14 +85,17 @@ def attend_tile(
     CHUNKED: tl.constexpr = False,
     row_masks=None,
 ):
-    """One tile of keys; returns the blocks of the next one, too. `MASKED`: some row may not see all of it. `row_masks`:
-    int64 [ROWS] of rows that stand in trees; None: there are none, and nothing is compiled for them."""
+    """Processes one tile of keys; returns the blocks of the next one, too.
+
+    `MASKED`: some rows may not see all of it. `row_masks`: int64 [ROWS] for rows in trees; None: compiled without tree
+    masks.
+    """
     positions = start + tl.arange(0, TILE)
     if TMA:
         place = blocks * BLOCK_SIZE + start % BLOCK_SIZE
         k = k_tiles.load([place, kv_head * HEAD_DIM])
         v = v_tiles.load([place, kv_head * HEAD_DIM])
-        if MASKED:  # what lies beyond may be NaN
+        if MASKED:  # positions beyond may be NaN
             v = tl.where(((positions >= first) & (positions < end))[:, None], v, 0.0)
     else:
         k = load_tile(k_cache_ptr, blocks, start, first, end, kv_head, KV_HEADS, HEAD_DIM, WIDTH, BLOCK_SIZE, TILE)
@@ -115,7 +118,8 @@ def attend_tile(
 
 @triton.jit
 def find_sequence(query_start_ptr, tile, num_seqs, TOKENS: tl.constexpr):
-    """The last sequence whose first tile is not after `tile`; sequence i starts at tile query_start[i] / TOKENS + i."""
+    """Returns the last sequence with a first tile up to `tile`; sequence i starts at tile query_start[i] / TOKENS +
+    i."""
     low, high = 0, num_seqs
     while low < high:
         middle = (low + high) // 2
@@ -158,7 +162,7 @@ def _chunk_attention(
     CHUNKED: tl.constexpr,
 ):
     kv_head = tl.program_id(0)
-    tile = tl.num_programs(1) - 1 - tl.program_id(1)  # a prompt's last tiles look at most keys: they start first
+    tile = tl.num_programs(1) - 1 - tl.program_id(1)  # a prompt's last tiles read the most keys: start them first
     GROUP: tl.constexpr = Q_HEADS // KV_HEADS
     seq = find_sequence(query_start_ptr, tile, num_seqs, TOKENS)
     query_start = tl.load(query_start_ptr + seq)
@@ -191,11 +195,11 @@ def _chunk_attention(
         masked_from = first // TILE * TILE
     else:
         first = 0
-        masked_from = (past + token + 1) // TILE * TILE  # before it, every row sees everything
+        masked_from = (past + token + 1) // TILE * TILE  # before it, all rows see all keys
     row_masks = None
     if tree_mask_ptr is not None:
         row_masks = tl.load(tree_mask_ptr + query_start + row_tokens, mask=row_tokens <= last_token, other=-1)
-        if not WINDOWED:  # a mask says nothing of what lies further back than its bits
+        if not WINDOWED:  # positions further back than the mask's bits are visible
             masked_from = tl.maximum(past + token - LAST_BIT, 0) // TILE * TILE
     MASKED_STAGES: tl.constexpr = STAGES if WINDOWED else 2
     begin = first // TILE * TILE
@@ -230,7 +234,7 @@ def chunk_attention(
     chunked: bool = False,
     tree_mask: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """paged_attention for any mixture. Sequences without rows (query_start stands still) are passed over."""
+    """Computes paged_attention for any mixture of rows; sequences without rows are skipped."""
     num_tokens, num_seqs, kv_heads, tuning = q.size(0), block_tables.size(0), k_cache.size(2), TUNING.here
     assert sliding_window or not chunked
     assert tree_mask is None or (tree_mask.dtype is torch.int64 and tree_mask.is_contiguous())
@@ -263,8 +267,8 @@ def chunk_attention(
 def over_pages(
     q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, block_tables: torch.Tensor
 ) -> tuple[tuple[object, ...], dict[str, Any]]:
-    """Returns the first arguments of a kernel whose tiles of queries meet tiles of a paged cache, and the constants
-    that follow from these."""
+    """Returns the first arguments of a kernel with query tiles over a paged cache, and the constants derived from
+    them."""
     assert q.is_contiguous()
     assert k_cache.is_contiguous()
     assert v_cache.is_contiguous()
@@ -287,7 +291,10 @@ def over_pages(
 
 
 def takes_tma(cache: torch.Tensor, tile: int) -> bool:
-    """The copy engine moves whole tiles of whole heads (503 TFLOP/s of prefill with it, 375 without, on an H200)."""
+    """Returns whether the copy engine (TMA) can be used: it moves whole tiles of whole heads.
+
+    Prefill on an H200: 503 TFLOP/s with it, 375 without.
+    """
     block_size, head_dim = cache.size(1), cache.size(3)
     fits = block_size % tile == 0 and head_dim == padded_head_dim(head_dim) and cache.element_size() == 2
     return fits and cache.size(0) * block_size < 1 << 31
@@ -300,10 +307,10 @@ def tiles_of(cache: torch.Tensor, tile: int) -> TensorDescriptor:
 
 
 def precompile_calls(shape: ModelShape) -> Calls:
-    """Windows of some layers may not slide."""
+    """Yields the kernel's calls, with chunked windows if some layers have them."""
     if not shape.attends_in_pages:
         return
-    rows = 100  # more than sequences
+    rows = 100  # more rows than sequences
     step = *shape.caches(), ints(2, TABLE_WIDTH), ints(3), ints(2), shape.scale
 
     def attend(*, chunked: bool = False, tree_mask: torch.Tensor | None = None) -> None:

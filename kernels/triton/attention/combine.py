@@ -1,6 +1,6 @@
-"""Joins what several programs found for the same query: partial outputs and the logarithms of their weights.
+"""Combines partial attention results of one query: outputs and the logarithms of their weights.
 
-A kernel of its own: letting the last program of a query do it cost 1.5 to 3 us a layer more on an H200.
+A separate kernel: letting the last program of a query combine cost 1.5 to 3 us a layer more on an H200.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from quire.kernels.capability import SM90, ByCapability
 from quire.kernels.triton.pdl import launch_dependents, wait_for_inputs
 from quire.kernels.triton.precompile.shapes import Calls, ModelShape, floats
 
-WIDTHS = (8, 16, 32, 64)  # parts a kernel is compiled for: few, because compiling one holds up a step
+WIDTHS = (8, 16, 32, 64)  # numbers of parts that kernels are compiled for; few, because a compilation delays a step
 
 
 @dataclass(frozen=True)
 class CombineTuning:
-    few_warps: int  # where there are WIDTHS[0] parts or fewer
+    few_warps: int  # for at most WIDTHS[0] parts
     warps: int
 
 
@@ -50,7 +50,7 @@ def _combine(
     top = tl.max(logs, 0)
     weights = tl.exp2(logs - tl.where(top == float("-inf"), 0.0, top))
     source = parts_ptr + (query * num_parts + part)[:, None] * HEAD_DIM + at[None, :]
-    wanted = (weights > 0.0)[:, None] & inside[None, :]  # parts that found nothing were never written
+    wanted = (weights > 0.0)[:, None] & inside[None, :]  # empty parts were never written
     parts = tl.load(source, mask=wanted, other=0.0)
     total = tl.sum(weights, 0)
     out = tl.sum(parts * weights[:, None], 0) / tl.where(total == 0.0, 1.0, total)
@@ -58,8 +58,11 @@ def _combine(
 
 
 def combine(parts: torch.Tensor, logs: torch.Tensor, out: torch.Tensor, *, pdl: bool = False) -> None:
-    """parts: float32 [num_queries, num_parts, head_dim]; logs: float32 [num_queries, num_parts], base 2, -inf where a
-    part found nothing (its row in `parts` may hold anything); out [num_queries, head_dim], zeros if no part did."""
+    """Combines parts float32 [num_queries, num_parts, head_dim] to out [num_queries, head_dim].
+
+    logs: float32 [num_queries, num_parts], base 2, -inf for empty parts, whose rows in `parts` may hold anything. The
+    output is zero if all parts are empty.
+    """
     num_queries, num_parts, head_dim = parts.shape
     launch = {"launch_pdl": True} if pdl else {}
     width = next(width for width in WIDTHS if width >= num_parts)
@@ -78,7 +81,7 @@ def combine(parts: torch.Tensor, logs: torch.Tensor, out: torch.Tensor, *, pdl: 
 
 
 def precompile_calls(shape: ModelShape) -> Calls:
-    """How many parts there are to join depends on the number of heads."""
+    """Yields the kernel's calls; the number of parts depends on the number of heads."""
     if shape.batch_invariant:
         return
     queries, size = shape.num_q_heads, shape.head_dim if shape.latent is None else shape.latent.rank

@@ -1,4 +1,5 @@
-"""Attention of one row per sequence over its blocks: split along the keys, query heads of one kv head together."""
+"""Attention of one row per sequence over its blocks: split along the keys, with the query heads of a kv head
+together."""
 
 from __future__ import annotations
 
@@ -32,20 +33,20 @@ MOST_OTHER_PARTS = 16
 
 @dataclass(frozen=True)
 class DecodeTuning:
-    """How attention of single rows is cut up."""
+    """Tuning of attention of single rows."""
 
-    keys: int  # positions of a tile, of 128 16-bit elements; fewer of wider ones
-    short_keys: int  # the same where rows follow a shared beginning
+    keys: int  # positions of a tile with 128 16-bit elements; fewer with larger ones
+    short_keys: int  # the same for rows after a shared prefix
     stages: int  # buffers for tiles of keys and values
     warps: int
-    enough_programs: int  # that fill the GPU: below, a sequence is split
+    enough_programs: int  # programs that fill the GPU; with fewer, sequences are split
     most_splits: int
 
 
 # On an H200 (132 processors, 8 kv heads): 64 positions of 128 elements in 3 buffers are 96 KiB of keys and values, the
-# best of those tried; wider heads take fewer positions for the same memory. What follows a shared beginning is about
-# 100 positions, of which halves of that are read sooner (52 us for 63 at 256 rows). 16-32 splits are best for 1
-# sequence, 8 for 4, 4 for 8, 2 for 16, none from 64 on; ragged batches want twice as many (154 us for 167 at 32).
+# fastest of those tried; wider heads take fewer positions for the same memory. The rest after a shared prefix is about
+# 100 positions, for which half-size tiles are faster (52 us for 63 at 256 rows). 16-32 splits are fastest for 1
+# sequence, 8 for 4, 4 for 8, 2 for 16, none from 64 on; ragged batches need twice as many (154 us for 167 at 32).
 TUNING = ByCapability(
     {SM90: DecodeTuning(keys=64, short_keys=32, stages=3, warps=4, enough_programs=512, most_splits=32)}
 )
@@ -119,20 +120,20 @@ def _decode_attention(
             for other in range(part_stride):
                 part = heads * part_stride + other
                 log = tl.load(logs_ptr + part, mask=member < GROUP, other=float("-inf"))
-                wanted = inside & (log > float("-inf"))[:, None]  # parts that found nothing were never written
+                wanted = inside & (log > float("-inf"))[:, None]  # empty parts were never written
                 found = tl.load(parts_ptr + part[:, None] * HEAD_DIM + at[None, :], mask=wanted, other=0.0)
                 top, total, out = merge(log, found, top, total, out)
     for at_key in tl.range(begin, end, TILE, num_stages=STAGES):
         k = load_tile(k_cache_ptr, blocks, at_key, first, end, kv_head, KV_HEADS, HEAD_DIM, WIDTH, BLOCK_SIZE, TILE)
         v = load_tile(v_cache_ptr, blocks, at_key, first, end, kv_head, KV_HEADS, HEAD_DIM, WIDTH, BLOCK_SIZE, TILE)
-        k, v = k.to(q.dtype), v.to(q.dtype)  # of 8 bits, or as they are
+        k, v = k.to(q.dtype), v.to(q.dtype)  # converts from 8 bits
         blocks = find_blocks(table_ptr, at_key + TILE, end, BLOCK_SIZE, TILE)
         positions = at_key + tl.arange(0, TILE)
         scores = soft_cap(tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale, SOFTCAP)
         scores = tl.where(((positions >= first) & (positions < end))[None, :], scores, float("-inf"))
         top, total, out = accumulate(scores, v, top, total, out, PRECISION)
 
-    found = total != 0.0  # NaN is passed on
+    found = total != 0.0  # NaN propagates
     out = out / tl.where(found, total, 1.0)[:, None]
     if DIRECT:
         tl.store(out_ptr + heads[:, None] * HEAD_DIM + at[None, :], out.to(out_ptr.dtype.element_ty), mask=inside)
@@ -141,7 +142,7 @@ def _decode_attention(
         logs = tl.where(found, top + tl.log2(tl.where(found, total, 1.0)), float("-inf"))
         tl.store(logs_ptr + part, logs, mask=member < GROUP)
         if starts_ptr is not None:  # noqa: SIM102 - one is known when the kernel is compiled, the other is not
-            if (split == 0) & (start == 0):  # nobody fills this row's other parts
+            if (split == 0) & (start == 0):  # mark unused split slots as empty (-inf)
                 other = (num_splits + tl.arange(0, OTHER_PARTS))[None, :]
                 nothing = tl.full([GROUP_WIDTH, OTHER_PARTS], float("-inf"), tl.float32)
                 wanted = (member < GROUP)[:, None] & (other < part_stride)
@@ -176,9 +177,9 @@ def decode_attention(
     softcap: float = 0.0,
     chunked: bool = False,
 ) -> torch.Tensor:
-    """paged_attention where every sequence has one row. A sequence of length 0 gives zeros.
+    """Computes paged_attention with one row per sequence. Sequences of length 0 give zeros.
 
-    order: int32 [num_seqs], sequences in the order in which they are started: longest first leaves no straggler.
+    order: int32 [num_seqs], sequences in the order in which they are started: longest first avoids stragglers.
     """
     num_splits = splits_for(q.size(0), k_cache.size(2))
     out = torch.empty_like(q)
@@ -209,11 +210,12 @@ def attend_rest(
     softcap: float = 0.0,
     chunked: bool = False,
 ) -> None:
-    """Each row over its positions from `starts` (int32 [num_seqs]; None: 0) on: to `out`, or to the first `num_splits`
-    parts of each query. With starts, the other parts (up to MOST_OTHER_PARTS) are for what lies before them: where that
-    is nothing, they are marked so.
+    """Attends over each row's positions from `starts` (int32 [num_seqs]; None: 0) on.
 
-    merge: `parts` hold what lies before the starts, of rows that start behind 0; with it the result goes to `out`.
+    Writes to `out`, or to the first `num_splits` parts of each query. With starts, the other parts (up to
+    MOST_OTHER_PARTS) belong to the positions before them, and are marked empty if there are none.
+
+    merge: `parts` hold the results before the starts, for rows that start after 0; the merged result goes to `out`.
     """
     num_seqs, q_heads, head_dim = q.shape
     block_size, kv_heads = k_cache.size(1), k_cache.size(2)
@@ -262,13 +264,13 @@ def attend_rest(
 
 
 def splits_for(num_seqs: int, kv_heads: int) -> int:
-    """A power of two that does not depend on lengths: a CUDA graph keeps it."""
+    """Returns the number of splits: a power of two independent of lengths, so that a CUDA graph can keep it."""
     wanted = triton.cdiv(TUNING.here.enough_programs, max(num_seqs * kv_heads, 1))
     return min(1 << (wanted - 1).bit_length(), TUNING.here.most_splits)
 
 
 def precompile_calls(shape: ModelShape) -> Calls:
-    """Windows of some layers may not slide."""
+    """Yields the kernel's calls, with chunked windows if some layers have them."""
     if not shape.attends_in_pages:
         return
 

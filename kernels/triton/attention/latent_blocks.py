@@ -1,7 +1,7 @@
-"""Latent attention over blocks (kernels/reference/attention/latent_attention.py): single rows, and chunks.
+"""Latent attention over blocks (kernels/reference/attention/latent_attention.py): single rows and chunks.
 
-Single rows are split along the keys. The rows of a tile are query heads, in a chunk those of some tokens: as all of
-them meet the same vectors, a tile of those is loaded once, as keys and as values.
+Single rows are split along the keys. The rows of a tile are query heads, in a chunk those of some tokens: all of them
+use the same vectors, so a tile of vectors is loaded once, as keys and as values.
 """
 
 from __future__ import annotations
@@ -30,8 +30,10 @@ from quire.kernels.triton.precompile.shapes import TABLE_WIDTH, Calls, ModelShap
 
 @dataclass(frozen=True)
 class LatentTile:
-    """How work is cut up. Chosen by how much shared memory it takes (a Hopper has 227 KiB for a program), not measured:
-    `python -m tools.bench.kernels.gpu latent_tiles` compares it with others."""
+    """Tile sizes, chosen by shared memory (a Hopper has 227 KiB per program), not measured.
+
+    Compare with `python -m tools.bench.kernels.gpu latent_tiles`.
+    """
 
     keys: int  # positions
     stages: int
@@ -40,18 +42,18 @@ class LatentTile:
 
 @dataclass(frozen=True)
 class LatentTuning:
-    """How latent attention is cut up."""
+    """Tuning of latent attention."""
 
-    rows: int  # of a chunk's tile, and at most of a single row's
-    few: LatentTile  # where a tile has MIN_DOT rows
+    rows: int  # of a chunk's tile; maximum for a single row's tile
+    few: LatentTile  # for tiles of MIN_DOT rows
     many: LatentTile
     few_float32: LatentTile
     many_float32: LatentTile
-    enough_programs: int  # that fill the GPU: below, rows are split along the keys
+    enough_programs: int  # programs that fill the GPU; with fewer, rows are split along the keys
     most_splits: int
 
 
-# 64 rows are one group of warps' matrix instruction. Of 576 16-bit elements a position takes 1,152 bytes, and so does a
+# 64 rows are one warp group's matrix instruction. Of 576 16-bit elements a position takes 1,152 bytes, and so does a
 # row: a program takes most of a processor's shared memory, so that there is one for each of an H200's 132.
 TUNING = ByCapability(
     {
@@ -88,7 +90,8 @@ def load_elements(
     BLOCK_SIZE: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """[TILE, WIDTH]: elements FIRST to FIRST + SIZE of vectors at positions from `start` on, zeros from `end` on."""
+    """Loads [TILE, WIDTH]: elements FIRST to FIRST + SIZE of vectors at positions from `start` on, zeros from `end`
+    on."""
     positions = start + tl.arange(0, TILE)
     at = tl.arange(0, WIDTH)
     places = blocks.to(tl.int64) * BLOCK_SIZE + positions % BLOCK_SIZE
@@ -131,7 +134,7 @@ def _latent_attention(
     DECODE: tl.constexpr,
     SPLIT: tl.constexpr,
 ):
-    """Heads of a program: GROUP of HEADS. DECODE: a row for each sequence, else what query_start says."""
+    """Attends with GROUP of HEADS heads per program. DECODE: one row per sequence, else rows by query_start."""
     first_head = tl.program_id(0) * GROUP
     if DECODE:
         seq = tl.program_id(1)
@@ -139,7 +142,7 @@ def _latent_attention(
             seq = tl.load(order_ptr + seq)
         query_start, num_tokens, token = seq, 1, 0
     else:
-        tile = tl.num_programs(1) - 1 - tl.program_id(1)  # a prompt's last tiles look at most keys: they start first
+        tile = tl.num_programs(1) - 1 - tl.program_id(1)  # a prompt's last tiles read the most keys: start them first
         seq = find_sequence(query_start_ptr, tile, num_seqs, TOKENS)
         query_start = tl.load(query_start_ptr + seq)
         num_tokens = tl.load(query_start_ptr + seq + 1) - query_start
@@ -175,7 +178,7 @@ def _latent_attention(
     for start in tl.range(begin, end, TILE, num_stages=STAGES):
         vectors = load_elements(cache_ptr, blocks, start, end, 0, RANK, WIDTH, RANK + ROPE, BLOCK_SIZE, TILE)
         keys = load_elements(cache_ptr, blocks, start, end, RANK, ROPE, ROPE_WIDTH, RANK + ROPE, BLOCK_SIZE, TILE)
-        vectors, keys = vectors.to(q.dtype), keys.to(q.dtype)  # of 8 bits, or as they are
+        vectors, keys = vectors.to(q.dtype), keys.to(q.dtype)  # converts from 8 bits
         blocks = find_blocks(table_ptr, start + TILE, end, BLOCK_SIZE, TILE)
         scores = tl.dot(rotated, tl.trans(keys), input_precision=PRECISION)
         scores = tl.dot(q, tl.trans(vectors), scores, input_precision=PRECISION) * scale
@@ -184,7 +187,7 @@ def _latent_attention(
         scores = tl.where(seen, scores, float("-inf"))
         top, total, out = accumulate(scores, vectors, top, total, out, PRECISION)
 
-    found = total != 0.0  # NaN is passed on
+    found = total != 0.0  # NaN propagates
     out = out / tl.where(found, total, 1.0)[:, None]
     if SPLIT:
         part = query * num_splits + tl.program_id(2)
@@ -220,9 +223,9 @@ def latent_decode(
     *,
     tile: LatentTile | None = None,
 ) -> torch.Tensor:
-    """latent_attention where every sequence has one row. A sequence of length 0 gives zeros.
+    """Computes latent_attention with one row per sequence. Sequences of length 0 give zeros.
 
-    order: int32 [num_seqs], sequences in the order in which they are started: longest first leaves no straggler.
+    order: int32 [num_seqs], sequences in the order in which they are started: longest first avoids stragglers.
     """
     num_seqs, num_heads, rank = q.shape
     group = group_of(num_heads)
@@ -250,7 +253,7 @@ def latent_chunk(
     *,
     tile: LatentTile | None = None,
 ) -> torch.Tensor:
-    """latent_attention for any mixture. Sequences without rows (query_start stands still) are passed over."""
+    """Computes latent_attention for any mixture of rows; sequences without rows are skipped."""
     out, rows = torch.empty_like(q), TUNING.here.rows
     where = q, q_rotated, cache, block_tables, query_start, seq_lens, None
     tokens = rows // group_of(q.size(1))
@@ -321,12 +324,12 @@ def _launch(
 
 
 def group_of(num_heads: int) -> int:
-    """Heads of a tile, in as many tiles of as many heads each as need be."""
+    """Returns the heads of a tile, so that tiles have equal numbers of heads."""
     return next(size for size in range(min(num_heads, TUNING.here.rows), 0, -1) if num_heads % size == 0)
 
 
 def splits_for(num_seqs: int, groups: int) -> int:
-    """A power of two that does not depend on lengths: a CUDA graph keeps it."""
+    """Returns the number of splits: a power of two independent of lengths, so that a CUDA graph can keep it."""
     wanted = triton.cdiv(TUNING.here.enough_programs, max(num_seqs * groups, 1))
     return min(1 << (wanted - 1).bit_length(), TUNING.here.most_splits)
 

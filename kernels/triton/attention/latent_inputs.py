@@ -1,4 +1,4 @@
-"""Compressed vectors into the cache, and the rotation of what meets them, in one pass."""
+"""Stores compressed vectors in the cache and rotates queries and keys, in one pass."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from quire.kernels.triton.precompile.shapes import ROWS, TABLE_WIDTH, Calls, Mod
 
 @dataclass(frozen=True)
 class LatentInputsTuning:
-    heads: int  # whose queries a program rotates
+    heads: int  # query heads rotated per program
     warps: int
 
 
@@ -40,7 +40,7 @@ def _latent_store(
     HALF_WIDTH: tl.constexpr,
     HEADS: tl.constexpr,
 ):
-    """Program 0 of a token has its vector, the others HEADS of its queries each."""
+    """Stores a token's vector in program 0; the others rotate HEADS of its queries each."""
     token = tl.program_id(0).to(tl.int64)
     HALF: tl.constexpr = ROPE // 2
     at = tl.arange(0, HALF_WIDTH)

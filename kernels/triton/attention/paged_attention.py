@@ -1,6 +1,6 @@
-"""Attention over keys and values that lie in blocks (arXiv 2309.06180), by kind of step.
+"""Attention over keys and values in blocks (arXiv 2309.06180), by kind of step.
 
-Only chunks know trees of drafts: a step with some has several rows of a sequence, as a rule.
+Only the chunk kernel supports draft trees: steps with trees usually have several rows per sequence.
 """
 
 from __future__ import annotations

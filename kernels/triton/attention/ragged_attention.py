@@ -1,7 +1,7 @@
-"""Attention within each of several prompts that lie one after the other, in both directions.
+"""Bidirectional attention within each of several concatenated prompts.
 
-Tiles of tokens are dealt out on the device by `query_start`, as in chunk_attention; a program has one head of one tile.
-Keys and values are read where the projection left them, so that nothing is copied and nothing is kept.
+Tiles of tokens are assigned on the device by `query_start`, as in chunk_attention; a program has one head of one tile.
+Keys and values are read in place from the projection's output.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from quire.kernels.triton.attention.chunk_attention import find_sequence
 
 @dataclass(frozen=True)
 class RaggedTuning:
-    most_rows: int  # of a tile
-    keys: int  # positions of a tile, of 128 16-bit elements; fewer of wider ones
+    most_rows: int  # maximum rows of a tile
+    keys: int  # positions of a tile with 128 16-bit elements; fewer with larger ones
     stages: int
     warps: int
 
 
-# Reasoned, not measured; keys are as in chunk_attention.
+# Derived, not measured; keys as in chunk_attention.
 TUNING = ByCapability({SM90: RaggedTuning(most_rows=128, keys=64, stages=3, warps=4)})
 
 
@@ -58,7 +58,7 @@ def attend_keys(
     REACHES: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """One tile of keys. `MASKED`: it may end beyond the sequence, or hold what some row does not see."""
+    """Processes one tile of keys. `MASKED`: it may exceed the sequence or contain keys not visible to some row."""
     keys = start + tl.arange(0, TILE)
     at = tl.arange(0, WIDTH)
     places = (begin + keys).to(tl.int64)[:, None] * stride + at[None, :]

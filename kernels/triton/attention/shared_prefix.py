@@ -1,8 +1,8 @@
-"""Decode attention of sequences that begin with the same blocks: those blocks are read once for many rows.
+"""Decode attention of sequences with a common block prefix: its blocks are read once for many rows.
 
-A tile is some rows of one group times their query heads of one kv head, so that keys and values of the prefix meet a
-matrix of queries, as in a prompt; what follows the prefix is each row's own (decode_attention); both are combined
-(cascade inference, flashinfer.ai/2024/02/02/cascade-inference.html). 256 rows behind 2,048 positions of 8 kv heads of
+A tile is the query heads of one kv head for some rows of a group, so keys and values of the prefix are multiplied with
+a matrix of queries, as in a prompt; the rest of each row is computed separately (decode_attention) and combined
+(cascade inference, flashinfer.ai/2024/02/02/cascade-inference.html). 256 rows after 2,048 positions of 8 kv heads of
 128 16-bit elements read 2.1 GB less a layer.
 """
 
@@ -26,25 +26,26 @@ from quire.kernels.triton.precompile.shapes import TABLE_WIDTH, Calls, ModelShap
 
 @dataclass(frozen=True)
 class PrefixTuning:
-    """Tiles are those of chunk_attention.py."""
+    """Tuning of shared prefixes; tiles are those of chunk_attention.py."""
 
-    enough_programs: int  # that fill the GPU: below, prefixes are split
+    enough_programs: int  # programs that fill the GPU; with fewer, prefixes are split
     stages: int
     warps: int
 
 
-# Two programs on each of an H200's 132 processors, which is what their shared memory holds.
+# Two programs on each of an H200's 132 multiprocessors, as their shared memory allows.
 TUNING = ByCapability({SM90: PrefixTuning(enough_programs=256, stages=3, warps=4)})
 
 
 @dataclass(frozen=True)
 class SharedPrefixes:
-    """Rows by common beginnings of their block tables. All int32; a tile is of one group, a group may have many."""
+    """Rows grouped by common prefixes of their block tables. All int32; a tile belongs to one group, a group may have
+    many."""
 
     members: torch.Tensor  # [num_tiles, rows_per_tile()] rows; -1: none
-    tables: torch.Tensor  # [num_tiles] a row that begins with the blocks
-    lens: torch.Tensor  # [num_tiles] positions in those blocks; 0: the tile is not used
-    starts: torch.Tensor  # [num_seqs] the same for each row; 0: in no group
+    tables: torch.Tensor  # [num_tiles] a row that starts with the blocks
+    lens: torch.Tensor  # [num_tiles] positions in those blocks; 0: unused tile
+    starts: torch.Tensor  # [num_seqs] shared positions of each row; 0: in no group
 
 
 def rows_per_tile(num_q_heads: int, num_kv_heads: int) -> int:
@@ -110,7 +111,7 @@ def _shared_prefix(
             last, 0, scale, top, total, out,
             KV_HEADS, HEAD_DIM, WIDTH, BLOCK_SIZE, TILE, PRECISION, TMA, 0.0, BLOCK_SIZE % TILE != 0,
         )  # fmt: skip
-    found = total != 0.0  # NaN is passed on
+    found = total != 0.0  # NaN propagates
     part = heads * part_stride + first_part + split
     logs = tl.where(found, top + tl.log2(tl.where(found, total, 1.0)), float("-inf"))
     tl.store(logs_ptr + part, logs, mask=member >= 0)
@@ -128,12 +129,12 @@ def shared_prefix_attention(
     scale: float,
     order: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """decode_attention without a window, where `prefixes` says what rows have in common."""
+    """Computes decode_attention without a window for rows with shared `prefixes`."""
     num_tiles, kv_heads = prefixes.members.size(0), k_cache.size(2)
     prefix_splits = _prefix_splits(num_tiles, kv_heads)
     own_splits = splits_for(q.size(0), kv_heads)
     out = torch.empty_like(q)
-    merge = own_splits == 1  # enough programs as it is: each takes the parts of its prefix along
+    merge = own_splits == 1  # enough programs: each merges the parts of its prefix
     parts = PartialResults.empty(q, prefix_splits + (0 if merge else own_splits))
     first_part = 0 if merge else own_splits
     rest = block_tables, seq_lens, prefixes.starts, order, scale, 0, own_splits, out, parts
@@ -178,7 +179,7 @@ def _attend_prefixes(
 
 
 def _prefix_splits(num_tiles: int, kv_heads: int) -> int:
-    """A power of two."""
+    """Returns the number of splits, a power of two."""
     wanted = triton.cdiv(TUNING.here.enough_programs, num_tiles * kv_heads)
     return min(1 << (wanted - 1).bit_length(), MOST_OTHER_PARTS)
 

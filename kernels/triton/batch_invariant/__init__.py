@@ -1,7 +1,7 @@
-"""Functions of kernels for CUDA that give a row the same bits whatever the batch (kernels/README.md says how).
+"""Functions of kernels for CUDA that give a row the same bits in any batch (method: docs/design/kernels.md).
 
-What is missing here (norms, rotation, gate: one program a row; routing: a few rows, each by itself) is so in
-quire.kernels.triton already.
+Functions missing here are batch invariant in quire.kernels.triton already: norms, rotation and gate use one program per
+row, routing treats rows independently.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
-"""Attention whose sums are cut by position, never by batch.
+"""Attention whose sums are split by position, never by batch.
 
-A row's keys come in tiles that begin at multiples of the tile, tiles in spans that begin at multiples of SPAN. A span
-has a running softmax of its own, and is complete when it joins those before it. Few rows have a program for every span
-and a second kernel that joins them; many rows, and chunks, have one program that does both in turn: the same operations
-on the same numbers in the same order. Keys that a row does not see weigh exactly nothing, so that it does not matter
-which tiles and spans the rows beside it make its program look at.
+A row's keys are processed in tiles that start at multiples of the tile size, tiles in spans that start at multiples of
+SPAN. A span has its own online softmax and is complete when it is joined to the previous ones. Few rows use a program
+per span and a second kernel that joins them; many rows, and chunks, use one program that does both in turn: the same
+operations on the same numbers in the same order. Keys that are not visible to a row have exactly zero weight, so it
+does not matter which tiles and spans other rows add to its program.
 
-Products and sums are never fused (enable_fp_fusion): what a compiler would join in one kernel and not in the other.
+Products and sums are never fused (enable_fp_fusion), because the compiler might fuse in one kernel and not in the
+other.
 """
 
 from __future__ import annotations
@@ -30,18 +31,18 @@ from quire.kernels.triton.attention.attention_tile import (
 from quire.kernels.triton.attention.chunk_attention import attend_tile, find_sequence, over_pages
 from quire.kernels.triton.precompile.shapes import TABLE_WIDTH, Calls, ModelShape, ints
 
-SPAN = 1024  # positions, a multiple of every tile; chosen without a measurement
-LONG_TABLE = 4096  # blocks of a sequence that has several spans, where a kernel is compiled
+SPAN = 1024  # positions, a multiple of every tile; not measured
+LONG_TABLE = 4096  # blocks of a sequence with several spans, for precompilation
 
 
 @dataclass(frozen=True)
 class InvariantAttentionTuning:
-    """Tiles are those of chunk_attention.py."""
+    """Tuning of batch-invariant attention; tiles are those of chunk_attention.py."""
 
-    enough_programs: int  # that fill the GPU: with fewer, spans are computed side by side (see decode_attention.py)
+    enough_programs: int  # programs that fill the GPU; with fewer, spans run in parallel (see decode_attention.py)
     stages: int
     warps: int
-    joined_queries: int  # a program of those that join spans
+    joined_queries: int  # queries per program of the join kernel
     join_warps: int
 
 
@@ -95,14 +96,14 @@ def _attention(
             seq = tl.load(order_ptr + seq)
         query_start, num_tokens, token = seq, 1, 0
     else:
-        tile = tl.num_programs(1) - 1 - tl.program_id(1)  # a prompt's last tiles look at most keys: they start first
+        tile = tl.num_programs(1) - 1 - tl.program_id(1)  # a prompt's last tiles read the most keys: start them first
         seq = find_sequence(query_start_ptr, tile, num_seqs, TOKENS)
         query_start = tl.load(query_start_ptr + seq)
         num_tokens = tl.load(query_start_ptr + seq + 1) - query_start
         token = (tile - (query_start // TOKENS + seq)) * TOKENS
         if token >= num_tokens:
             return
-    past = tl.load(seq_lens_ptr + seq) - num_tokens  # -1 for a row that no sequence has
+    past = tl.load(seq_lens_ptr + seq) - num_tokens  # -1 for padding rows
     last_token = tl.minimum(token + TOKENS, num_tokens) - 1
     end = past + last_token + 1
     first = tl.where(window > 0, first_seen(past + token, window, CHUNKED), 0)
@@ -124,7 +125,7 @@ def _attention(
     all_top = tl.full([ROWS], float("-inf"), tl.float32)
     all_total = tl.zeros([ROWS], tl.float32)
     all_out = tl.zeros([ROWS, WIDTH], tl.float32)
-    if sinks_ptr is not None:  # where the parts are joined
+    if sinks_ptr is not None:  # applied where parts are joined
         all_top = tl.load(sinks_ptr + kv_head * GROUP + row % GROUP) * 1.4426950408889634  # LOG2_E
         all_total = tl.full([ROWS], 1.0, tl.float32)
     log = tl.full([ROWS], float("-inf"), tl.float32)
@@ -140,7 +141,7 @@ def _attention(
                 row_positions, window, scale, top, total, out,
                 KV_HEADS, HEAD_DIM, WIDTH, BLOCK_SIZE, TILE, PRECISION, TMA, SOFTCAP, True, CHUNKED,
             )  # fmt: skip
-        found = total != 0.0  # NaN is passed on
+        found = total != 0.0  # NaN propagates
         log = tl.where(found, top + tl.log2(tl.where(found, total, 1.0)), float("-inf"))
         out = out / tl.where(found, total, 1.0)[:, None]
         if SPLIT:
@@ -170,7 +171,7 @@ def _join(
     HEAD_DIM: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """Spans in their order, as the other kernel joins them."""
+    """Joins spans in order, as the other kernel does."""
     query = tl.program_id(0).to(tl.int64) * QUERIES + tl.arange(0, QUERIES)
     at = tl.arange(0, WIDTH)
     inside = (query < num_queries)[:, None] & (at < HEAD_DIM)[None, :]
@@ -225,7 +226,7 @@ def decode_attention(
     softcap: float = 0.0,
     chunked: bool = False,
 ) -> torch.Tensor:
-    """quire.kernels.triton.attention.decode_attention.decode_attention."""
+    """Computes decode_attention as quire.kernels.triton.attention.decode_attention, batch-invariantly."""
     num_seqs, width = block_tables.shape
     num_spans = triton.cdiv(width * k_cache.size(1), SPAN)
     splits = num_spans if num_seqs * k_cache.size(2) < TUNING.here.enough_programs else 1
@@ -246,7 +247,7 @@ def chunk_attention(
     softcap: float = 0.0,
     chunked: bool = False,
 ) -> torch.Tensor:
-    """quire.kernels.triton.attention.chunk_attention.chunk_attention."""
+    """Computes chunk_attention as quire.kernels.triton.attention.chunk_attention, batch-invariantly."""
     rows = q, k_cache, v_cache, block_tables, query_start, seq_lens, None
     return _attend(*rows, scale, sliding_window, 1, sinks, softcap, chunked)
 
@@ -266,7 +267,7 @@ def _attend(
     softcap: float,
     chunked: bool,
 ) -> torch.Tensor:
-    """`query_start`: None where every sequence has one row, one of length 0 included: it gives zeros."""
+    """Launches the kernel; `query_start` None: one row per sequence, where sequences of length 0 give zeros."""
     (num_tokens, q_heads, head_dim), num_seqs, kv_heads = q.shape, block_tables.size(0), k_cache.size(2)
     assert sliding_window or not chunked
     tuning = TUNING.here
@@ -312,7 +313,7 @@ def _attend(
 
 
 def _join_parts(parts: torch.Tensor, logs: torch.Tensor, sinks: torch.Tensor | None, out: torch.Tensor) -> None:
-    """parts: float32 [num_queries, num_parts, head_dim]; logs: float32 [num_queries, num_parts]"""
+    """Joins parts float32 [num_queries, num_parts, head_dim] with logs float32 [num_queries, num_parts]."""
     num_queries, num_parts, head_dim = parts.shape
     queries = TUNING.here.joined_queries
     _join[(triton.cdiv(num_queries, queries),)](
@@ -332,7 +333,7 @@ def _join_parts(parts: torch.Tensor, logs: torch.Tensor, sinks: torch.Tensor | N
 
 
 def precompile_calls(shape: ModelShape) -> Calls:
-    """Windows of some layers may not slide."""
+    """Yields the kernel's calls, with chunked windows if some layers have them."""
     if not shape.batch_invariant:
         return
 

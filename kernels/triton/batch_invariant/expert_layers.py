@@ -1,7 +1,7 @@
-"""Experts whose products are cut up in one way, however many rows there are.
+"""Experts with one tile size for any number of rows.
 
-Pairs come to an expert in any order, tiles are full or not: a row's sums have the same order in the same instructions,
-as in linear.py.
+Pairs reach an expert in any order, tiles are full or not: a row's sums have the same order in the same instructions, as
+in linear.py.
 """
 
 from __future__ import annotations

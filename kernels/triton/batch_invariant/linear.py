@@ -1,7 +1,7 @@
-"""Matrix products with weights, cut up by the weight's shape alone.
+"""Matrix products with tiles that depend on the weight's shape alone.
 
-An element of the result is one accumulator's sum over the input features, in steps of DEPTH from first to last, in the
-same kind of matrix instruction, whether its tile of rows is full or has a single one.
+An element of the result is the sum of one accumulator over the input features, in steps of DEPTH from first to last, in
+the same kind of matrix instruction, whether its tile of rows is full or has a single one.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from quire.kernels.reference.linear import LinearWeight
 from quire.kernels.triton.attention.attention_tile import dot_precision
 from quire.kernels.triton.precompile.shapes import ROWS, Calls, ModelShape
 
-ALIGNMENT = 16  # bytes: a kernel is compiled anew for pointers that do not have it
+ALIGNMENT = 16  # bytes; unaligned pointers would compile another kernel
 
 
 @dataclass(frozen=True)
 class InvariantLinearTuning:
-    """How products are cut up, by the weight's shape alone."""
+    """Tile sizes by the weight's shape alone."""
 
     rows: int  # of a tile
     columns: int
-    wide_columns: int  # of a tile of a 16-bit weight with `many_columns`
-    many_columns: int  # of a weight: from here on wide tiles fill the GPU
+    wide_columns: int  # of a tile for 16-bit weights with `many_columns`
+    many_columns: int  # columns of a weight from which wide tiles fill the GPU
     depth: int  # input features at a time
     float32_depth: int
     stages: int
     warps: int
 
 
-# 64 rows are one group of warps' matrix instruction, which a single row needs, too.
+# 64 rows are one warp group's matrix instruction, which a single row needs as well.
 TUNING = ByCapability(
     {
         SM90: InvariantLinearTuning(

@@ -1,4 +1,4 @@
-"""Logits to log-probabilities, a row a program: torch's kernel sums by where in memory a row begins."""
+"""Log-probabilities of logits with one program per row: torch's sums depend on a row's memory alignment."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from quire.kernels.triton.precompile.shapes import Calls, ModelShape, floats
 
 @dataclass(frozen=True)
 class LogSoftmaxTuning:
-    block: int  # logits in registers at a time
+    block: int  # logits in registers at once
     warps: int
 
 

@@ -1,7 +1,7 @@
-"""Choosing tokens by one kernel, a row a program, whatever else the batch asks for.
+"""Sampling by one kernel with one program per row, for any batch.
 
-The faster ways of quire.kernels.triton.sampling find the same token in exact arithmetic; but they are compiled apart,
-and how a compiler joins a product and a sum may differ, which moves a score by a last place.
+The faster variants of quire.kernels.triton.sampling find the same token in exact arithmetic; but they are compiled
+separately, and the compiler may fuse products and sums differently, which changes the last bit of a score.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Mixtures of experts: who takes which, and the products. A single token's: single_row/row_experts.py."""
+"""Mixture of experts: routing and the experts' products. For single tokens: single_row/row_experts.py."""

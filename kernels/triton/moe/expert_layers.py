@@ -1,6 +1,7 @@
-"""The experts of many tokens: pairs by expert, two grouped products, the weighted sum by token. Nothing asks the host.
+"""Experts of many tokens: pairs by expert, two grouped products, the weighted sum by token. No host synchronization.
 
-Pairs come to an expert's list in any order, which changes no result: a row of a product does not depend on its place.
+Pairs enter an expert's list in any order, which does not change results: a row of a product does not depend on its
+position.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from quire.kernels.triton.precompile.shapes import ROWS, Calls, ExpertsShape, Mo
 
 @dataclass(frozen=True)
 class ExpertsTuning:
-    """How the kernels beside the products are cut up: what a program takes."""
+    """Work per program of the kernels around the products."""
 
     pairs: int
     tiles: int
-    most_columns: int  # of a token's sum
+    most_columns: int  # maximum columns of a token's sum per program
     warps: int
 
 
@@ -39,7 +40,7 @@ TUNING = ByCapability({SM90: ExpertsTuning(pairs=256, tiles=16, most_columns=102
 
 @dataclass(frozen=True)
 class StackedExperts:
-    """As quire.kernels.reference.ExpertsWeight, dense."""
+    """Expert weights as in quire.kernels.reference.ExpertsWeight, dense."""
 
     gate_up: torch.Tensor
     down: torch.Tensor
@@ -49,7 +50,7 @@ class StackedExperts:
 
     @property
     def by_expert(self) -> tuple[torch.Tensor, ...]:
-        """Memory whose first dimension is the experts: all that an expert is."""
+        """Tensors with experts as first dimension, which together hold everything of an expert."""
         return tuple(each for each in (self.gate_up, self.down, self.gate_up_bias, self.down_bias) if each is not None)
 
 
@@ -65,7 +66,7 @@ def prepare_experts(
 
 @triton.jit(do_not_specialize=["num_pairs", "table_width"])
 def _list_pairs(ids_ptr, counts_ptr, table_ptr, num_pairs, table_width, PAIRS: tl.constexpr):
-    """Every pair takes the next place in its expert's list."""
+    """Appends every pair to its expert's list."""
     pair = tl.program_id(0) * PAIRS + tl.arange(0, PAIRS)
     inside = pair < num_pairs
     expert = tl.load(ids_ptr + pair, mask=inside, other=-1)
@@ -85,7 +86,7 @@ def _cut_tiles(
     ROWS: tl.constexpr,
     TILES: tl.constexpr,
 ):
-    """The tiles of all lists, expert after expert, TILES a program; the lists' lengths are added to the load."""
+    """Lists the tiles of all experts in order, TILES per program; adds the lists' lengths to the load."""
     at = tl.arange(0, WIDTH)
     inside = at < EXPERTS
     count = tl.load(counts_ptr + at, mask=inside, other=0)
@@ -106,7 +107,7 @@ def _cut_tiles(
 
 
 def group(ids: torch.Tensor, num_experts: int, load: torch.Tensor | None, tile: Tile) -> Grouping:
-    """ids [num_tokens, top_k]"""
+    """Groups pairs by expert; ids [num_tokens, top_k]."""
     num_pairs, device, tuning = ids.numel(), ids.device, TUNING.here
     counts = torch.zeros(num_experts, dtype=torch.int32, device=device)
     table = torch.empty((num_experts, ids.size(0)), dtype=torch.int32, device=device)
@@ -179,7 +180,8 @@ def _adapted(
     added: ExpertAdditions,
     **options: object,
 ) -> torch.Tensor:
-    """[num_pairs, hidden_size] what experts make where adapters add to them: the gate comes behind what they add."""
+    """Returns the experts' outputs with adapters, [num_pairs, hidden_size]; the gate is applied after the adapters'
+    addition."""
     assert not packed.gate.limit
     num_pairs, share, num_experts = ids.numel(), ids.size(1), packed.down.size(0)
     numbers = added.rows.of_rows(ids.size(0)).unsqueeze(1)
@@ -206,7 +208,7 @@ def experts_in_tiles(
     tile: Tile,
     **options: object,
 ) -> torch.Tensor:
-    """`options`: of the compiler."""
+    """Computes the layer with given tiles; `options`: of the compiler."""
     x, (num_tokens, size) = x.contiguous(), x.shape
     out = torch.empty_like(x)
     if not num_tokens:
@@ -240,7 +242,7 @@ def experts_in_tiles(
 
 
 def layer_arguments(shape: ModelShape, experts: ExpertsShape) -> tuple[Any, ...]:
-    """Returns arguments of experts(), but for what adapters add."""
+    """Returns arguments of experts() except adapters."""
     count, size, hidden = experts.num_experts, experts.intermediate_size, shape.hidden_size
     biases = (shape.empty(count, 2 * size), shape.empty(count, hidden)) if experts.biased else (None, None)
     packed = StackedExperts(

@@ -1,8 +1,8 @@
-"""Products of experts with the rows that chose them, in tiles of one expert's rows each.
+"""Products of experts with their rows, in tiles of one expert's rows each.
 
-A row is a pair of a token and one of its experts; `table` lists an expert's pairs, `tiles` says for each tile whose it
-is and which part of the list it takes (expert_layers.py makes both). How many tiles have work is known to the device
-alone: the grid is as large as it can become, and programs without work end at once. So a CUDA graph can hold it.
+A row is a pair of a token and one of its experts; `table` lists each expert's pairs, `tiles` gives each tile's expert
+and its part of the list (both from expert_layers.py). The number of tiles with work is known to the device alone: the
+grid has its maximum size, and programs without work end at once. So a CUDA graph can contain it.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from quire.kernels.triton.attention.attention_tile import dot_precision
 
 @dataclass(frozen=True)
 class ProductCut:
-    """How a product is cut up, but for its rows."""
+    """Tile sizes of a product, except for rows."""
 
-    columns: int  # of the result; where gates and ups are computed, so many of each
+    columns: int  # of the result; for gates and ups this many of each
     depth: int  # input features at a time
     stages: int
     warps: int
@@ -31,12 +31,12 @@ class ProductCut:
 
 @dataclass(frozen=True)
 class Tile:
-    """How an expert's two products are cut up."""
+    """Tile sizes of an expert's two products."""
 
     rows: int
     up: ProductCut  # and gates
     down: ProductCut
-    copied: bool = False  # by the copy engine: weights, and what lies between the products, which then is in tiles
+    copied: bool = False  # TMA copies for weights and for the rows between the products, which are then stored in tiles
 
     @classmethod
     def even(cls, rows: int, *cut: int, copied: bool = False) -> Tile:
@@ -45,11 +45,13 @@ class Tile:
 
 @dataclass(frozen=True)
 class GroupedTuning:
-    tiles: Mapping[int, Tile]  # by how many rows an expert has on average, at most; smallest first
-    float32: Tile  # whose products no tensor core computes
+    """Tiles of grouped products."""
+
+    tiles: Mapping[int, Tile]  # by maximum average rows per expert; smallest first
+    float32: Tile  # for products without tensor cores
 
 
-# The fastest of those that `python -m tools.bench.kernels.gpu expert_tiles` tries on an H200, with the sizes of
+# Fastest of those that `python -m tools.bench.kernels.gpu expert_tiles` tries on an H200, with the sizes of
 # Qwen3-30B-A3B. In us, and without the copy engine: 4 rows an expert
 # 300 and 305 (261 are the bytes), 16 rows 318 and 333, 32 rows 340 and 379, 128 rows 480 and 609, 512 rows 1,243 and
 # 1,492.
@@ -76,13 +78,13 @@ def tile_for(num_pairs: int, num_experts: int, element_bytes: int) -> Tile:
 
 
 def most_tiles(num_pairs: int, num_experts: int, rows: int) -> int:
-    """That pairs can fall into, however they are spread over the experts."""
+    """Returns the maximum number of tiles for any distribution of pairs over experts."""
     return min(num_pairs, (num_pairs + min(num_experts, num_pairs) * (rows - 1)) // rows)
 
 
 @triton.jit
 def activate(gate, up, LIMIT: tl.constexpr, ALPHA: tl.constexpr):
-    """quire.kernels.routing.Gate"""
+    """Applies quire.kernels.routing.Gate to gates and ups."""
     if LIMIT > 0:
         gate = tl.minimum(gate, LIMIT)
         up = tl.minimum(tl.maximum(up, -LIMIT), LIMIT)
@@ -116,8 +118,11 @@ def _grouped_linear(
     FROM_TILES: tl.constexpr,
     TO_TILES: tl.constexpr,
 ):
-    """SHARE: pairs that one row of x serves. GATED: a weight has 2 * OUT rows, gates first. COPIED: weight_ptr is a
-    descriptor for the copy engine. FROM_TILES: x_ptr, too, and x has ROWS rows for every tile; TO_TILES: so has out."""
+    """Multiplies tiles of rows with their experts' weights.
+
+    SHARE: pairs per row of x. GATED: a weight has 2 * OUT rows, gates first. COPIED: weight_ptr is a TMA descriptor.
+    FROM_TILES: x_ptr is one, too, and x has ROWS rows per tile; TO_TILES: out has ROWS rows per tile.
+    """
     tile = tl.program_id(1)
     expert = tl.load(tiles_ptr + tile)
     if expert < 0:
@@ -125,12 +130,12 @@ def _grouped_linear(
     first, count = tl.load(tiles_ptr + num_tiles + tile), tl.load(tiles_ptr + 2 * num_tiles + tile)
     row = tl.arange(0, ROWS)
     has_row = row < count
-    # Rows past the last one repeat the tile's first, whose inputs somebody has written; what they give is not stored.
+    # Rows past the last one repeat the tile's first, which is initialized; their results are not stored.
     pair = tl.load(table_ptr + expert.to(tl.int64) * table_width + first + tl.where(has_row, row, 0))
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     has_column = column < OUT
     at = tl.arange(0, DEPTH)
-    # So do columns past the last one: loads need no mask.
+    # Columns past the last one repeat likewise: loads need no mask.
     read = tl.where(has_column, column, 0)
     HALVES: tl.constexpr = 2 if GATED else 1
     weight_row = expert.to(tl.int64) * (HALVES * OUT) + read
@@ -169,7 +174,7 @@ def _grouped_linear(
             ups += tl.load(bias_ptr + weight_row + OUT)[None, :].to(tl.float32)
     if GATED:
         sums = activate(sums, ups, LIMIT, ALPHA)
-    if TO_TILES:  # all rows: what nobody owns is multiplied, too
+    if TO_TILES:  # all rows: padding rows are multiplied as well
         to = out_ptr + (tile.to(tl.int64) * ROWS + row)[:, None] * OUT + column[None, :]
         tl.store(to, sums.to(out_ptr.dtype.element_ty), mask=has_column[None, :])
     else:
@@ -179,10 +184,10 @@ def _grouped_linear(
 
 @dataclass(frozen=True)
 class Grouping:
-    """Which rows meet which weight."""
+    """Assignment of rows to weights."""
 
-    tiles: torch.Tensor  # int32 [3, num_tiles]: the expert or -1, where in its list of pairs, how many of them
-    table: torch.Tensor  # int32 [num_experts, most pairs of one]
+    tiles: torch.Tensor  # int32 [3, num_tiles]: expert or -1, start in its list of pairs, number of pairs
+    table: torch.Tensor  # int32 [num_experts, maximum pairs of an expert]
     tile: Tile
 
 
@@ -200,11 +205,11 @@ def grouped_linear(
     share: int = 1,
     **options: object,
 ) -> torch.Tensor:
-    """x [num_pairs / share, in_features], weight [num_experts, out_features, in_features] -> [num_pairs, out_features].
+    """Multiplies x [num_pairs / share, in_features] with weight [num_experts, out_features, in_features].
 
-    `gated`: half as many features, the gate's result. `in_tiles`: what lies between the two products has the rows of
-    all tiles, whether somebody owns them or not: the result of the first one (gated), x of the second. `options`: of
-    the compiler.
+    Returns [num_pairs, out_features]; `gated`: half as many features, after the gate. `in_tiles`: the intermediate rows
+    are stored for whole tiles, including padding: as the result of the first (gated) product and x of the second.
+    `options`: of the compiler.
     """
     tile, halves = grouping.tile, 2 if gated else 1
     cut = tile.up if gated else tile.down
@@ -245,5 +250,5 @@ def grouped_linear(
 
 
 def takes_tiles(tile: Tile, down: torch.Tensor) -> bool:
-    """Whether the rows between the two products can lie in tiles: the second one reads them by the copy engine."""
+    """Returns whether the intermediate rows can be stored in tiles, which the second product reads by TMA."""
     return tile.copied and down.element_size() == 2 and down.size(2) % tile.down.depth == 0

@@ -1,4 +1,4 @@
-"""Which experts a token takes: scores in registers, the best of them found one after the other."""
+"""Routing: scores in registers, the best experts selected one after the other."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from quire.kernels.capability import SM90, ByCapability
 from quire.kernels.routing import Routing
 from quire.kernels.triton.precompile.shapes import ROWS, Calls, ModelShape, floats
 
-LEAST = -1.0e30  # what NaN counts as, so that a row of nothing else still names experts
+LEAST = -1.0e30  # replaces NaN, so that rows of NaN still select experts
 
 
 @dataclass(frozen=True)
 class RoutingTuning:
-    rows: int  # a program
+    rows: int  # per program
     warps: int
 
 
@@ -26,7 +26,7 @@ TUNING = ByCapability({SM90: RoutingTuning(rows=4, warps=1)})
 
 @triton.jit
 def scores_of(logits, inside, SIGMOID: tl.constexpr):
-    """float32 [rows, WIDTH], of which the experts are `inside`."""
+    """Computes scores float32 [rows, WIDTH]; columns outside `inside` are padding."""
     if SIGMOID:
         scores = tl.sigmoid(logits)
     else:
@@ -38,7 +38,7 @@ def scores_of(logits, inside, SIGMOID: tl.constexpr):
 
 @triton.jit
 def _merits(choice, group, GROUPS: tl.constexpr, GROUP_TOP: tl.constexpr, GROUP_WIDTH: tl.constexpr):
-    """float32 [rows, GROUP_WIDTH]: what each group's best experts have together."""
+    """Returns the sum of each group's best experts, float32 [rows, GROUP_WIDTH]."""
     at = tl.arange(0, GROUP_WIDTH)[None, :]
     place = tl.arange(0, choice.shape[1])[None, :]
     merits = tl.full([choice.shape[0], GROUP_WIDTH], float("-inf"), tl.float32)
@@ -65,7 +65,7 @@ def choice_of(
     GROUP_WIDTH: tl.constexpr,
     LEAST: tl.constexpr,
 ):
-    """What the best are found by: -inf for what is no expert, or not in one of the best groups."""
+    """Returns the scores used for selection: -inf for padding and experts outside the best groups."""
     inside = (at < EXPERTS)[None, :]
     choice = scores
     if bias_ptr is not None:
@@ -87,7 +87,7 @@ def choice_of(
 
 @triton.jit
 def _take_best(choice, scores, at):
-    """The best experts of the rows, their scores, and the choice without them."""
+    """Returns the best experts of the rows, their scores, and the choice without them."""
     best = tl.argmax(choice, 1, tie_break_left=True)
     is_best = at[None, :] == best[:, None]
     return best, tl.sum(tl.where(is_best, scores, 0.0), 1), tl.where(is_best, float("-inf"), choice)
@@ -95,7 +95,7 @@ def _take_best(choice, scores, at):
 
 @triton.jit
 def take_top(choice, scores, at, TOP_K: tl.constexpr, TOP_WIDTH: tl.constexpr, RENORMALIZE: tl.constexpr):
-    """The rows' experts and their weights, [rows, TOP_WIDTH] each; past TOP_K expert 0 with the weight 0."""
+    """Returns the rows' experts and weights, [rows, TOP_WIDTH] each; past TOP_K expert 0 with weight 0."""
     place = tl.arange(0, TOP_WIDTH)[None, :]
     ids = tl.zeros([choice.shape[0], TOP_WIDTH], tl.int32)
     weights = tl.zeros([choice.shape[0], TOP_WIDTH], tl.float32)
@@ -126,7 +126,7 @@ def choose(
     GROUP_WIDTH: tl.constexpr,
     LEAST: tl.constexpr,
 ):
-    """take_top() of float32 logits [rows, WIDTH]."""
+    """Computes take_top() of float32 logits [rows, WIDTH]."""
     at = tl.arange(0, WIDTH)
     scores = scores_of(logits, (at < EXPERTS)[None, :], SIGMOID)
     choice = choice_of(scores, bias_ptr, at, EXPERTS, GROUPS, TOP_GROUPS, GROUP_TOP, GROUP_WIDTH, LEAST)
@@ -186,7 +186,7 @@ def route(
 
 
 def constants(routing: Routing, num_experts: int) -> dict[str, object]:
-    """What a kernel that routes is compiled for."""
+    """Returns the compile-time constants of a routing kernel."""
     assert routing.top_k <= num_experts
     return {
         "EXPERTS": num_experts,

@@ -1,1 +1,1 @@
-"""Compiles kernels before they are called: whether (precompile.py), which (calls.py) and how (processes.py)."""
+"""Compiles kernels ahead of use: whether (precompile.py), which (calls.py) and how (processes.py)."""

@@ -1,4 +1,4 @@
-"""Calls of every kernel that a model's graphs contain: each kernel's module yields its own."""
+"""Calls of all kernels in a model's graphs; each kernel's module yields its own."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import importlib
 from quire.kernels.triton.precompile.shapes import Calls, ModelShape
 
 PACKAGE = "quire.kernels.triton"
-# Modules with a `precompile_calls(shape)`, below PACKAGE, those whose kernels take longest to compile first. Kernels of
-# other modules are compiled when they are first called.
+# Modules with a `precompile_calls(shape)`, below PACKAGE, longest compilation first. Kernels of
+# other modules are compiled at their first call.
 MODULES = (
     "moe.expert_layers",
     "batch_invariant.expert_layers",
@@ -44,6 +44,6 @@ MODULES = (
 
 
 def precompile_calls(shape: ModelShape) -> Calls:
-    """Calls for a model of this shape, without memory for what they are called with."""
+    """Yields calls for a model of this shape, with arguments that have no memory."""
     for name in MODULES:
         yield from importlib.import_module(f"{PACKAGE}.{name}").precompile_calls(shape)

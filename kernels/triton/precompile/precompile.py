@@ -1,8 +1,8 @@
-"""Kernels are compiled before they are called, at the first start of a model on a machine: whether, and for what.
+"""Decides whether kernels are compiled ahead of use, at the first start of a model on a machine, and for what.
 
-Triton compiles a kernel when it first meets its arguments' types: 20 kernels one after the other are 15 s at the first
-start on a machine (later ones find them on disk). Each kernel's module yields its calls (calls.py); processes.py
-compiles several at a time.
+Triton compiles a kernel at the first call with its argument types: 20 kernels in sequence take 15 s at the first start
+on a machine (later starts find them on disk). Each kernel's module yields its calls (calls.py); processes.py compiles
+several at a time.
 """
 
 from __future__ import annotations
@@ -25,28 +25,30 @@ MAJOR, MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
 
 @dataclass(frozen=True)
 class Missing:
-    """Kernels that nobody has compiled here."""
+    """Kernels that have not been compiled on this machine."""
 
     shape: ModelShape
-    capability: int  # of the GPU: 90 for 9.0
+    capability: int  # GPU capability: 90 for 9.0
     num_processes: int
     marker: Path
 
     def leave_marker(self) -> None:
-        """All are on disk now: nobody need ask again."""
+        """Marks this shape as compiled on disk."""
         with contextlib.suppress(OSError):
             self.marker.touch()
 
 
 def missing(shape: ModelShape, num_cores: int, capability: int | None) -> Missing | None:
-    """None where there is no GPU, no core to spare, no disk to keep them on, or everything there already.
-    `capability`: of the GPU, as device_capability() returns it."""
+    """Returns what to compile; None without a GPU, spare cores or disk, or if everything is compiled.
+
+    `capability`: of the GPU, as returned by device_capability().
+    """
     count = min(MOST_PROCESSES, num_cores * 3 // 4)
     if capability is None or count < 2:
         return None
     try:
         marker = _marker(shape, capability)
-    except OSError:  # nothing can be kept on disk
+    except OSError:  # the cache directory is not writable
         return None
     if marker.exists():
         return None
@@ -54,7 +56,7 @@ def missing(shape: ModelShape, num_cores: int, capability: int | None) -> Missin
 
 
 def device_capability() -> int | None:
-    """Asked of the driver alone, because torch would take memory on the GPU for it."""
+    """Returns the capability from the driver alone, because torch would allocate GPU memory."""
     cuda = driver_library()
     if cuda is None:
         return None

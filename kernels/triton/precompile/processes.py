@@ -1,8 +1,8 @@
-"""Compiles what is missing, in several processes that make one call after the other.
+"""Compiles missing kernels in several processes that take one call after the other.
 
-Triton's functions are called on tensors without memory, for the GPU that is there but without it, and every call stops
-at the compiled kernel. What is forgotten is compiled when it is first called, as ever. Triton 3.6 (not 3.9) also calls
-the C compiler for what passes a kernel's arguments on: 27 times another third of a second, which is done here, too.
+Triton's functions are called on tensors without memory, for the present GPU but without using it, and every call stops
+at the compiled kernel. Kernels that are not listed are compiled at their first call as usual. Triton 3.6 (not 3.9) also
+calls the C compiler for argument launchers: 27 times another third of a second, which is done here, too.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from quire.kernels.triton.precompile.shapes import Call
 
 
 class AbsentGpu:
-    """Stands for Triton's driver: says what to compile for, and launches nothing."""
+    """Replacement of Triton's driver: names the target to compile for and launches nothing."""
 
     def __init__(self, capability: int) -> None:
         self._capability = capability
@@ -40,8 +40,8 @@ class AbsentGpu:
 
 
 def compile_all(missing: Missing) -> bool:
-    """Whether all went well. The calling process is good for nothing else afterwards."""
-    cache.triton_key()  # not once in every process: all of Triton is read
+    """Compiles everything missing; returns whether all succeeded. The calling process is unusable afterwards."""
+    cache.triton_key()  # once before forking: reads all of Triton
     driver.set_active(AbsentGpu(missing.capability))
     run, links = JITFunction.run, driver_library() is not None
     builds_launchers = links and hasattr(nvidia, "make_launcher")
@@ -60,7 +60,7 @@ def compile_all(missing: Missing) -> bool:
 
 
 def _share(work: Sequence[Call], count: int) -> bool:
-    """Each of `count` children makes the next call as soon as its last has returned."""
+    """Distributes calls over `count` children; each takes the next one when its last has returned."""
     taken, given = os.pipe()
     os.write(given, bytes(range(len(work))))
     os.close(given)
@@ -85,7 +85,7 @@ def _child(work: Sequence[Call], taken: int) -> int:
 
 
 def _leave_on_disk(build: Call) -> None:
-    """What Triton makes with the C compiler. It does so again where it is missing, and then says what is wrong."""
+    """Builds Triton's C launchers; if one fails, Triton builds it again at the first call and reports the error."""
     try:
         build()
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Shapes of models as far as kernels depend on them, and arguments of such shapes for calls that compile a kernel."""
+"""Model properties that kernels depend on, and arguments of such shapes for calls that compile a kernel."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import torch
 
 from quire.kernels.routing import Gate, Routing
 
-Call = Callable[[], object]  # of a kernel, which compiles it
+Call = Callable[[], object]  # call of a kernel, which compiles it
 Calls = Iterator[Call]
 
-NUM_BLOCKS, TABLE_WIDTH = 16, 16  # of a KV cache, and of a row's table of its blocks
-ROWS = 8  # of a step whose number of rows changes no kernel
+NUM_BLOCKS, TABLE_WIDTH = 16, 16  # blocks of a KV cache, and width of a block table
+ROWS = 8  # rows of a step; does not affect kernels
 
 
 @dataclass(frozen=True)
@@ -28,15 +28,15 @@ class ExpertsShape:
     score_correction_bias: bool
     shared_is_there: bool
     shared_is_gated: bool
-    single_row: bool  # their part of the fused chain is used
+    single_row: bool  # the fused chain for single rows is used
 
 
 @dataclass(frozen=True)
 class PackedShape:
     """Properties of 4-bit weights that their kernels depend on."""
 
-    group_size: int  # 0: a whole row
-    zero: float | None  # that all codes have; None: each group its own
+    group_size: int  # 0: one group per row
+    zero: float | None  # common zero point; None: one per group
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class LatentShape:
 
     rank: int
     rope: int
-    still: int  # elements of a head's queries before those that are rotated
+    still: int  # elements of a head's queries without rotation
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class ModelShape:
     num_q_heads: int
     num_kv_heads: int
     head_dim: int
-    vocab_size: int  # tokens whose logits this rank has
+    vocab_size: int  # vocabulary of this rank
     qk_norm: bool
     block_size: int
     max_num_seqs: int
@@ -68,11 +68,11 @@ class ModelShape:
     experts: ExpertsShape | None = None
     latent: LatentShape | None = None
     attention_sinks: bool = False
-    softcap: float = 0.0  # of attention's scores
-    chunked_windows: bool = False  # of some layers
-    is_whole: bool = True  # no other rank has a part of it
-    packed: PackedShape | None = None  # of all products but the output head
-    num_adapters: int = 0  # of low rank, that there is room for
+    softcap: float = 0.0  # of attention scores
+    chunked_windows: bool = False  # some layers have chunked windows
+    is_whole: bool = True  # not sharded
+    packed: PackedShape | None = None  # weights of all products except the output head
+    num_adapters: int = 0  # capacity for low-rank adapters
     has_trees: bool = False  # drafts may be trees
 
     @property
@@ -95,7 +95,7 @@ class ModelShape:
 
     @property
     def attends_in_pages(self) -> bool:
-        """Whether attention is that of attention/: neither latent nor of batch_invariant/."""
+        """Whether attention is that of attention/: neither latent nor batch invariant."""
         return self.latent is None and not self.batch_invariant
 
     @property
@@ -103,11 +103,11 @@ class ModelShape:
         return self.single_row and not self.batch_invariant
 
     def empty(self, *size: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """Tensor without memory, in the model's dtype unless told otherwise."""
+        """Creates a tensor without memory, in the model's dtype by default."""
         return torch.empty(size, dtype=dtype or self.torch_dtype, device="meta")
 
     def caches(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values."""
+        """Creates key and value caches without memory."""
         size = NUM_BLOCKS, self.block_size, self.num_kv_heads, self.head_dim
         dtype = getattr(torch, self.kv_dtype)
         return self.empty(*size, dtype=dtype), self.empty(*size, dtype=dtype)
@@ -121,7 +121,7 @@ class ModelShape:
         return floats(self.num_q_heads) if self.attention_sinks else None
 
     def head_norm(self) -> torch.Tensor | None:
-        """Weight of the norms of queries and keys."""
+        """Creates the weight of query and key norms."""
         return self.empty(self.head_dim) if self.qk_norm else None
 
     def cos_sin(self) -> torch.Tensor:

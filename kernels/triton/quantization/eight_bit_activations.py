@@ -1,4 +1,4 @@
-"""Activations in 8 bits, int8 or float8_e4m3fn: a scale for a token, or for every group of its elements."""
+"""Quantizes activations to 8 bits, int8 or float8_e4m3fn, with a scale per token or per group of its elements."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import triton.language as tl
 
 from quire.kernels.reference.quantized_linear import LARGEST, LEAST_SCALE, QuantizedActivations
 
-TO_INTEGER = 12582912.0  # 1.5 * 2^23: a float32 that is added to this has no bits left under the point
-ELEMENTS = 2048  # that a program quantizes of a token whose groups are small
+TO_INTEGER = 12582912.0  # 1.5 * 2^23: adding it to a float32 rounds to an integer
+ELEMENTS = 2048  # elements per program for tokens with small groups
 
 
 @triton.jit
@@ -27,7 +27,7 @@ def _quantize(
     ROUND: tl.constexpr,
     MAGIC: tl.constexpr,
 ):
-    """GROUPS groups of a token, of WIDTH elements each that share a scale; scales [groups, tokens]."""
+    """Quantizes GROUPS groups of a token, WIDTH elements per scale; scales [groups, tokens]."""
     token = tl.program_id(0)
     group = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
     at = group[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
@@ -45,7 +45,7 @@ def _quantize(
 
 
 def quantize(x: torch.Tensor, wanted: QuantizedActivations) -> tuple[torch.Tensor, torch.Tensor]:
-    """x [num_tokens, in_features] -> codes of that shape, float32 scales [groups, num_tokens]."""
+    """Quantizes x [num_tokens, in_features] to codes of that shape and float32 scales [groups, num_tokens]."""
     tokens, size = x.shape
     width = wanted.group_size or triton.next_power_of_2(size)
     together = min(max(ELEMENTS // width, 1), triton.next_power_of_2(triton.cdiv(size, width)))

@@ -1,11 +1,10 @@
-"""Weights and activations in 8 bits, int8 or float8_e4m3fn: a scale for a token and one for a weight's row, or both for
-every 128 columns.
+"""Products of 8-bit weights and activations, int8 or float8_e4m3fn, with scales per token and row, or per 128 columns.
 
-int8 products add up exactly, in int32. 8-bit floats are added by the tensor cores with about 14 bits (DeepSeek-V3,
-arXiv 2412.19437, section 3.3.2); products of 128 columns that have scales of their own are added to a float32 sum.
+int8 products accumulate exactly, in int32. Tensor cores accumulate 8-bit floats with about 14 bits (DeepSeek-V3, arXiv
+2412.19437, section 3.3.2); products of 128 columns with their own scales are added to a float32 sum.
 
-Few tokens are computed here, the other way round, weight @ x.T: a Hopper's matrix instructions take 64 rows at least of
-their first operand. Of many tokens 8-bit floats go to the libraries that torch was built with.
+Few tokens are computed here, transposed as weight @ x.T: a Hopper's matrix instructions take at least 64 rows of their
+first operand. 8-bit floats of many tokens use the libraries that torch was built with.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from quire.kernels.triton.quantization.split_sums import add_splits
 
 GROUP = 128
 DTYPES = (torch.float16, torch.bfloat16)
-HAS_SCALED_PRODUCTS = ByCapability({SM80: False, SM90: True})  # torch has products with a scale for each row
+HAS_SCALED_PRODUCTS = ByCapability({SM80: False, SM90: True})  # torch has products with a scale per row
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,7 @@ class EightBitWeight:
     scales: torch.Tensor  # float32 [groups, out_features]
     activations: QuantizedActivations
     bias: torch.Tensor | None
-    blocks: torch.Tensor | None = None  # `scales`, if GROUP rows share them: float32 [blocks of out_features, groups]
+    blocks: torch.Tensor | None = None  # `scales` if shared by GROUP rows: float32 [blocks of out_features, groups]
 
     @property
     def is_grouped(self) -> bool:
@@ -90,7 +89,7 @@ def _eight_bit_linear(
 ):
     row_tiles = tl.cdiv(tokens, ROWS)
     column_tiles = tl.cdiv(out_features, COLUMNS)
-    # some row tiles pass over the same columns of the weight while those are in the L2 cache
+    # consecutive row tiles use the same weight columns while they are in the L2 cache
     band = tl.program_id(0) // (TILES * column_tiles)
     first = band * TILES
     height = tl.minimum(row_tiles - first, TILES)
@@ -139,27 +138,29 @@ def _eight_bit_linear(
 
 @dataclass(frozen=True)
 class EightBitTile:
-    """How a product is cut up."""
+    """Tile sizes of a product."""
 
     rows: int  # tokens of a tile
-    columns: int  # of the weight's rows
-    splits: int  # of the sum
-    width: int  # columns of the weight at a time; GROUP, if those have scales of their own
+    columns: int  # rows of the weight
+    splits: int  # splits of the sum
+    width: int  # columns of the weight at a time; GROUP with grouped scales
     stages: int
     warps: int = 4
 
 
 @dataclass(frozen=True)
 class EightBitTuning:
-    """How products are cut up, and from where on the libraries compute them."""
+    """Tile sizes, and limits from which libraries are used."""
 
-    grouped: Mapping[int, EightBitTile]  # by tokens, at most, of weights with scales by GROUP; smallest first
-    by_row: Mapping[int, EightBitTile]  # the same, of weights with one scale for a row; sums are split by shape_for()
-    grouped_part: int  # columns of a part of a sum that is split
+    grouped: Mapping[int, EightBitTile]  # by maximum tokens, for weights with grouped scales; smallest first
+    by_row: Mapping[
+        int, EightBitTile
+    ]  # by maximum tokens, for weights with a scale per row; sums are split by shape_for()
+    grouped_part: int  # columns per part of a split sum
     by_row_part: int
     most_splits: int
-    multiprocessors: int  # where there are fewer programs, sums are split
-    most_rows: int  # above, libraries are faster, if they have tiles for more than `multiprocessors`
+    multiprocessors: int  # with fewer programs, sums are split
+    most_rows: int  # above, libraries are faster if they have more tiles than `multiprocessors`
 
 
 # On an H200 (`python -m tools.bench.kernels.gpu eight_bit_shapes`), 4,096 to 14,336 wide.
@@ -243,7 +244,7 @@ def eight_bit_linear(x: torch.Tensor, weight: EightBitWeight, shape: EightBitTil
 
 
 def _goes_to_library(x: torch.Tensor, weight: EightBitWeight) -> bool:
-    """Where its products are there and are the faster ones, by measurement on an H200."""
+    """Returns whether a library computes this product: supported and faster, by measurement on an H200."""
     if weight.codes.dtype is torch.int8 or x.dtype is not torch.bfloat16 or not x.is_cuda:
         return False
     tokens, (out_features, in_features) = x.size(0), weight.codes.shape
@@ -259,7 +260,7 @@ def _goes_to_library(x: torch.Tensor, weight: EightBitWeight) -> bool:
 
 
 def by_library(codes: torch.Tensor, scales: torch.Tensor, weight: EightBitWeight) -> torch.Tensor:
-    """`scales` [groups, tokens] of the codes -> bfloat16 [tokens, out_features]"""
+    """Multiplies by a library: codes with `scales` [groups, tokens] -> bfloat16 [tokens, out_features]."""
     if weight.blocks is None:
         kinds, factors = (ScalingType.RowWise,) * 2, (scales.view(-1, 1), weight.scales)
     else:

@@ -1,7 +1,7 @@
-"""Activations of 16 bits times weights of 4 or 8: codes are widened in registers and multiplied as what they stand for.
+"""Products of 16-bit activations and 4-bit weights, which are dequantized in registers.
 
-The product is computed the other way round, weight @ x.T: a Hopper's matrix instructions take their first operand from
-registers, so that widened codes never go through shared memory.
+The product is transposed, weight @ x.T: a Hopper's matrix instructions take their first operand from registers, so
+dequantized codes never go through shared memory.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from quire.kernels.triton.quantization.packed_weight import (
 from quire.kernels.triton.quantization.split_sums import add_splits
 from quire.kernels.triton.quantization.warp_groups import multiply_in_warp_groups
 
-# The halves of four bytes in pairs; one element after the other takes a tenth longer (H100, 16 to 256 rows).
+# Nibbles of four bytes in pairs; element by element takes a tenth longer (H100, 16 to 256 rows).
 PAIRS_FLOAT16 = tl.constexpr("""{
 .reg .b32 a, b;
 prmt.b32 a, $4, 0, 0x4140;
@@ -43,7 +43,7 @@ PAIRS_BFLOAT16 = tl.constexpr(PAIRS_FLOAT16.value.replace("0x64006400", "0x43004
 
 @triton.jit
 def _halves(codes, table_ptr, PAIRED: tl.constexpr, DTYPE: tl.constexpr):
-    """What the lower and the upper halves of bytes stand for, in 16 bits; without a table OFFSETS more than that."""
+    """Converts low and high nibbles of bytes to 16-bit values; without a table the results are larger by OFFSETS."""
     if table_ptr is not None:
         return tl.load(table_ptr + (codes & 15)).to(DTYPE), tl.load(table_ptr + (codes >> 4)).to(DTYPE)
     elif PAIRED and DTYPE == tl.bfloat16:  # noqa: SIM300 - a name of ours, in capitals because it is constant
@@ -63,7 +63,7 @@ def _halves(codes, table_ptr, PAIRED: tl.constexpr, DTYPE: tl.constexpr):
 
 @triton.jit
 def _zero_of(zeros_ptr, place, inside, ZERO: tl.constexpr, OFFSET: tl.constexpr, DTYPE: tl.constexpr):
-    """[columns, 1], exact in 16 bits"""
+    """Loads zero points [columns, 1], exact in 16 bits."""
     if zeros_ptr is None:
         return tl.full([1, 1], ZERO + OFFSET, DTYPE)
     else:
@@ -72,7 +72,7 @@ def _zero_of(zeros_ptr, place, inside, ZERO: tl.constexpr, OFFSET: tl.constexpr,
 
 @triton.jit
 def _x_columns(x_ptr, order_ptr, row, at, tokens, IN: tl.constexpr):
-    """[n, rows]"""
+    """Loads columns of x as [n, rows]."""
     if order_ptr is not None:
         at = tl.load(order_ptr + at)
     return tl.load(x_ptr + row.to(tl.int64)[None, :] * IN + at[:, None], mask=(row < tokens)[None, :], other=0.0)
@@ -102,13 +102,13 @@ def _packed_linear(
     COLUMNS: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Codes less their zeros are whole numbers, exact in 16 bits: scales meet the sums of a span, not its elements."""
+    """Multiplies; codes minus zero points are integers, exact in 16 bits: scales apply to the sums of a span."""
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     split = tl.program_id(2)
     spans: tl.constexpr = IN // SPAN
     each: tl.constexpr = (spans + SPLITS - 1) // SPLITS
-    WIDTH: tl.constexpr = SPAN // 2 if BITS == 4 else SPAN  # bytes of a span
+    WIDTH: tl.constexpr = SPAN // 2 if BITS == 4 else SPAN  # bytes per span
     DTYPE: tl.constexpr = x_ptr.dtype.element_ty
     at = tl.arange(0, WIDTH)
     codes_of = codes_ptr + column.to(tl.int64)[:, None] * (IN * BITS // 8) + at[None, :]
@@ -178,33 +178,33 @@ def _widen(
 
 @dataclass(frozen=True)
 class PackedTile:
-    """How a product is cut up."""
+    """Tile sizes of a product."""
 
     rows: int  # tokens of a tile
-    columns: int  # of the weight's rows
-    splits: int  # of the sum
+    columns: int  # rows of the weight
+    splits: int  # splits of the sum
     stages: int
     warps: int
 
 
 @dataclass(frozen=True)
 class PackedTuning:
-    """How products with weights of 4 bits are cut up, and which kernel computes them."""
+    """Tile sizes for 4-bit weights, and the selection among kernels."""
 
-    rows: tuple[int, ...]  # of a tile, at most; smallest first
+    rows: tuple[int, ...]  # maximum rows of tiles; smallest first
     columns: int
-    enough_programs: int  # that fill the GPU: below, sums are split
+    enough_programs: int  # programs that fill the GPU; with fewer, sums are split
     most_splits: int
-    least_part: int  # of a weight's row that is split
+    least_part: int  # minimum part of a split row
     stages: int
-    few_stages: int  # of a tile with the fewest rows
+    few_stages: int  # for tiles with the fewest rows
     warps: int
-    few_rows: int  # above, the matrix units are what bounds, and no longer what memory gives
-    # Above these (of what warp_groups.py leaves) a widened copy and cuBLAS pay, which write and read 2 bytes an element
-    # beside that product.
+    few_rows: int  # above, compute bound instead of memory bound
+    # Above these (where warp_groups.py does not apply) a dequantized copy and cuBLAS are faster, although they write
+    # and read 2 more bytes per element.
     most_rows: int
-    most_tiled_rows: int  # of packed_many_rows.py
-    widened_columns: int  # of a program that widens
+    most_tiled_rows: int  # for packed_many_rows.py
+    widened_columns: int  # columns per program that dequantizes
 
 
 TUNING = ByCapability(
@@ -288,7 +288,7 @@ def packed_linear(x: torch.Tensor, weight: PackedWeight, shape: PackedTile | Non
 
 
 def widened(weight: PackedWeight, dtype: torch.dtype) -> torch.Tensor:
-    """[out_features, in_features], columns as they are stored"""
+    """Dequantizes the weight to [out_features, in_features], columns as stored."""
     out_features, in_features = weight.codes.size(0), weight.in_features
     out = torch.empty((out_features, in_features), dtype=dtype, device=weight.codes.device)
     columns = TUNING.here.widened_columns

@@ -1,8 +1,7 @@
-"""Activations of 16 bits times weights of 4, where there are many rows: the matrix units are what has to be kept busy.
+"""Products of 16-bit activations and 4-bit weights with many rows: bound by the matrix units.
 
-Codes are widened, less their zeros and times their scales, in registers, which are the first operand of a Hopper's
-matrix instructions; activations come by the copy engine. `python -m tools.bench.kernels.gpu packed_rows` says where it
-pays.
+Codes are dequantized in registers, which are the first operand of a Hopper's matrix instructions; activations are
+loaded by the copy engine. `python -m tools.bench.kernels.gpu packed_rows` shows where it is faster.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ from quire.kernels.capability import SM90, ByCapability
 from quire.kernels.triton.quantization.packed_weight import PackedWeight, as_stored, how_codes_are_read
 from quire.kernels.triton.quantization.split_sums import add_splits
 
-LEAST_SPAN = 64  # shorter ones are too short for a step
-# The halves of four bytes, less their zeros, times their scales; all in pairs.
+LEAST_SPAN = 64  # shorter spans are too short for a step
+# Nibbles of four bytes, minus zero points, times scales, in pairs.
 SCALED_BFLOAT16 = tl.constexpr("""{
 .reg .b32 a, b, less, none;
 mov.b32 less, 0xBF80BF80;
@@ -50,7 +49,7 @@ SCALED_FLOAT16 = tl.constexpr(
 
 @triton.jit
 def _scaled(codes, zero, scale, PAIRED: tl.constexpr, DTYPE: tl.constexpr):
-    """What the lower and the upper halves of bytes stand for, in 16 bits. `zero` is OFFSET more than that."""
+    """Dequantizes low and high nibbles of bytes to 16 bits. `zero` includes OFFSET."""
     if PAIRED and DTYPE == tl.bfloat16:  # noqa: SIM300 - a name of ours, in capitals because it is constant
         return tl.inline_asm_elementwise(
             SCALED_BFLOAT16,
@@ -99,7 +98,7 @@ def _packed_many_rows(
     STAGES: tl.constexpr,
     DTYPE: tl.constexpr,
 ):
-    """STEP: bytes of a weight's row, each of which has two codes, half a span apart."""
+    """Multiplies; STEP: bytes of a weight's row, each with two codes half a span apart."""
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     first_row = tl.program_id(1) * ROWS
     split = tl.program_id(2)
@@ -129,8 +128,8 @@ def _packed_many_rows(
         sums = tl.dot(low, tl.trans(x_tiles.load([first_row, first])), sums)
         sums = tl.dot(high, tl.trans(x_tiles.load([first_row, first + WIDTH])), sums)
         if PAIRED:
-            # Sums are looked at, or the second product is under way while the next codes are widened into the registers
-            # that it reads (Triton 3.6 and 3.9; wrong results now and then).
+            # Forces a wait for the sums: otherwise the second product may still read the registers into which the next
+            # codes are dequantized (Triton 3.6 and 3.9; occasionally wrong results).
             sums = tl.inline_asm_elementwise("", "=f,0", [sums], dtype=tl.float32, is_pure=False, pack=1)
     if bias_ptr is not None:
         sums += tl.load(bias_ptr + column, mask=has_column, other=0.0).to(tl.float32)[:, None]
@@ -141,30 +140,30 @@ def _packed_many_rows(
 
 @dataclass(frozen=True)
 class ManyRowsTile:
-    """How a product is cut up."""
+    """Tile sizes of a product."""
 
     rows: int
-    splits: int  # of the sum
+    splits: int  # splits of the sum
     stages: int = 3
 
 
 @dataclass(frozen=True)
 class ManyRowsTuning:
-    """How products of many rows are cut up."""
+    """Tile sizes of products with many rows."""
 
     rows: int  # of a tile
-    long_rows: int  # of a tile, where there are `enough_long_tiles` of that
+    long_rows: int  # rows of a tile if there are `enough_long_tiles`
     enough_long_tiles: int
-    columns: int  # of the weight's rows
+    columns: int  # rows of the weight
     longest_step: int  # bytes of codes
     processors: int
-    least_part: int  # of a weight's row, where every multiprocessor has something to do already
+    least_part: int  # minimum part of a row if every multiprocessor has work already
     most_splits: int
     stages: int
     warps: int
 
 
-# An H200's multiprocessor has room for one tile of 256 rows at a time, or two of 128.
+# A multiprocessor of an H200 holds one tile of 256 rows or two of 128.
 TUNING = ByCapability(
     {
         SM90: ManyRowsTuning(
@@ -202,7 +201,7 @@ def many_rows_takes(weight: PackedWeight) -> bool:
 
 
 def packed_many_rows(x: torch.Tensor, weight: PackedWeight, tile: ManyRowsTile | None = None) -> torch.Tensor:
-    """packed_linear of a weight that many_rows_takes."""
+    """Computes packed_linear for weights accepted by many_rows_takes()."""
     x = as_stored(x, weight).contiguous()
     tokens, in_features = x.shape
     out_features = weight.codes.size(0)

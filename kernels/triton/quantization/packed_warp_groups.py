@@ -1,7 +1,7 @@
-"""packed_many_rows.py's products on a Hopper: two groups of warps widen and multiply, a third fetches.
+"""Warp-specialized products of packed_many_rows.py on a Hopper: two warp groups dequantize and multiply, a third loads.
 
-A tile is 128 of a weight's rows, 64 to a group, times ROWS tokens, which both groups read. While a half of a group's
-step is being multiplied, its other half is widened into other registers: the matrix units always have something to do.
+A tile is 128 of a weight's rows, 64 per group, times ROWS tokens, which both groups read. While one half of a group's
+step is being multiplied, its other half is dequantized into other registers, so the matrix units are always busy.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ _copy_out = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
 SPAN = gl.constexpr(warp_groups.SPAN)
 CODE_SLOTS = 4
 SLOT_ROWS = 4 * 256
-BOX, FEW = gl.constexpr(128), gl.constexpr(32)  # tokens that are fetched at once
-WIDTH = gl.constexpr(64)  # bytes of a span, and columns of either half of it
-# Lower or upper halves of two bytes, less a zero, times a scale.
+BOX, FEW = gl.constexpr(128), gl.constexpr(32)  # tokens loaded at once
+WIDTH = gl.constexpr(64)  # bytes of a span, and columns of each half
+# Low or high nibbles of two bytes, minus a zero point, times a scale.
 LOW_BFLOAT16 = gl.constexpr("""{
 .reg .b32 pair, zero, scale, less, none;
 cvt.u32.u16 pair, $2;
@@ -64,7 +64,7 @@ LOW_FLOAT16, HIGH_FLOAT16 = (
 
 @gluon.jit
 def _widened(codes, zero, scale, HIGH: gl.constexpr, WEIGHT: gl.constexpr, DTYPE: gl.constexpr):
-    """Not pure: it stays between the waits for the products that read the registers which it writes."""
+    """Dequantizes codes; not pure, so that it stays between the waits for products that read the same registers."""
     if DTYPE == gl.bfloat16:  # noqa: SIM300
         even, odd = gl.inline_asm_elementwise(
             HIGH_BFLOAT16 if HIGH else LOW_BFLOAT16,
@@ -92,7 +92,7 @@ def _scales(
     scales_ptr, zeros_ptr, step, column,
     OUT: gl.constexpr, GROUP: gl.constexpr, ZERO: gl.constexpr, OFFSET: gl.constexpr, DTYPE: gl.constexpr,
 ):  # fmt: skip
-    """(scales, zeros and OFFSET) of a step, [columns, 1]"""
+    """Returns scales, zero points and OFFSET of a step, [columns, 1]."""
     place = step * SPAN // GROUP * OUT + column
     scale = gl.load(scales_ptr + place, mask=column < OUT, other=0.0).to(DTYPE)
     if zeros_ptr is None:
@@ -121,7 +121,7 @@ def _fetch(
     for index in range(number_of_parts(whole, shared, ROUNDS)):
         tile, begin, end = part_of(index, whole, shared, ROUNDS)
         row, column = place_of(tile, row_tiles, OUT, ROWS)
-        # Not all of a tile: the copy engine fills up what lies behind the last token, which takes its time.
+        # Partial tile: the copy engine would also fill the rows after the last token, which takes time.
         rows = gl.minimum((tokens - row + FEW - 1) // FEW * FEW, ROWS)
         for step in range(begin * UNROLL, end * UNROLL):
             mbarrier.wait(codes_empty.index(code_slot), code_phase)
@@ -152,11 +152,11 @@ def _multiply(
     PART: gl.constexpr, IN: gl.constexpr, OUT: gl.constexpr, GROUP: gl.constexpr, ZERO: gl.constexpr,
     OFFSET: gl.constexpr, ROWS: gl.constexpr, SLOTS: gl.constexpr, CODE_SLOTS: gl.constexpr, UNROLL: gl.constexpr,
 ):  # fmt: skip
-    """PART: which 64 columns of a tile are this group's."""
+    """Multiplies; PART: which 64 columns of a tile belong to this group."""
     DTYPE: gl.constexpr = x_ring.dtype
     SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 16])
     WEIGHT: gl.constexpr = gl.DotOperandLayout(0, SUMS, 2)
-    # Two bytes each: where the four elements that they hold are in WEIGHT.
+    # Positions in WEIGHT of the four elements of two bytes.
     PAIRS: gl.constexpr = gl.DistributedLinearLayout(
         reg_bases=[[8, 0], [0, 4], [0, 8], [0, 16]],
         lane_bases=[[0, 1], [0, 2], [1, 0], [2, 0], [4, 0]],
@@ -189,7 +189,7 @@ def _multiply(
             for step in gl.static_range(UNROLL):
                 mbarrier.wait(x_full.index(slot), phase)
                 sums = warpgroup_mma(low, x_ring.index(slot).permute((1, 0)), sums, is_async=True)
-                # Not before: that loads were issued does not keep the copy engine from writing what they read.
+                # Not earlier: issued loads do not prevent the copy engine from overwriting their source.
                 mbarrier.arrive(codes_empty.index(code_slot), count=1)
                 code_slot, code_phase = _next(code_slot, code_phase, CODE_SLOTS)
                 if step > 0:
@@ -208,11 +208,11 @@ def _multiply(
                 mbarrier.arrive(x_empty.index(before), count=1)
                 before = slot
                 slot, phase = _next(slot, phase, SLOTS)
-                # Behind the last step of the last part there are none, and none are used.
+                # After the last step of the last part there are none, and none are used.
                 mbarrier.wait(codes_full.index(code_slot), code_phase, pred=goes_on | (is_last == 0))
                 codes = code_ring.index(code_slot).slice(PART * GROUP_COLUMNS, GROUP_COLUMNS).load(PAIRS)
                 low = _widened(codes, zero, scale, False, WEIGHT, DTYPE)
-            # No product that reads registers may be under way where the loop begins again: ptxas would wait for each.
+            # No product that reads registers may be in flight at the loop's start: ptxas would wait for each.
             sums = warpgroup_mma_wait(0, deps=[sums])
             mbarrier.arrive(x_empty.index(before), count=1)
 
@@ -222,7 +222,7 @@ def _multiply(
         if has_left:
             leave_part(sums, parts_ptr + mine * SIZE, ROWS)
         else:
-            # Programs wait for none but those before them, which run when they do, and which wait after they have left.
+            # Programs wait only for earlier ones, which run concurrently and wait only after storing their parts.
             other = gl.program_id(0)
             while edge(other, shared, ROUNDS) > edge(gl.program_id(0), shared, ROUNDS) - begin:
                 other -= 1
@@ -313,7 +313,10 @@ def _packed_warp_groups(
 
 
 def packed_warp_groups(x: torch.Tensor, weight: PackedWeight, cut: WarpGroupsCut | None = None) -> torch.Tensor:
-    """packed_linear of a weight that warp_groups_take. On no device nothing is computed, and a cut has to be given."""
+    """Computes packed_linear for weights accepted by warp_groups_take().
+
+    On the meta device nothing is computed, and a cut is required.
+    """
     x = as_stored(x, weight).contiguous()
     tokens, in_features = x.shape
     out_features = weight.codes.size(0)
@@ -343,7 +346,7 @@ def packed_warp_groups(x: torch.Tensor, weight: PackedWeight, cut: WarpGroupsCut
         ZERO=how["ZERO"],
         OFFSET=how["OFFSET"],
         ROWS=cut.rows,
-        SLOTS=SLOT_ROWS // cut.rows,  # what shared memory has room for beside a tile's results
+        SLOTS=SLOT_ROWS // cut.rows,  # what shared memory holds besides a tile's results
         CODE_SLOTS=CODE_SLOTS,
         UNROLL=warp_groups.unroll_of(in_features),
         num_warps=4,

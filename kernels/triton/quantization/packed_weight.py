@@ -1,4 +1,4 @@
-"""Weights of 4 or 8 bits in the order in which products with activations of 16 bits take them."""
+"""4-bit and 8-bit weights in the layout for products with 16-bit activations."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ SPANS = (
     128,
     64,
     32,
-)  # columns that are stored together: of 4-bit codes the first half of them in the lower halves of bytes
-# Beside the exponent of this, a code of 4 bits in the lowest places of the mantissa is added to it exactly.
+)  # columns stored together: the first half of 4-bit codes in the low nibbles
+# With this exponent, a 4-bit code in the lowest mantissa bits is added exactly.
 OFFSETS = {torch.float16: 1024.0, torch.bfloat16: 128.0}
 
 
 @dataclass(frozen=True)
 class PackedWeight:
-    """Codes in the order in which products take them."""
+    """Quantized weight in the layout of the kernels."""
 
-    codes: torch.Tensor  # [out_features, in_features], of 4 bits two to a byte: [out_features, in_features / 2]
+    codes: torch.Tensor  # [out_features, in_features]; 4-bit codes two per byte: [out_features, in_features / 2]
     scales: torch.Tensor  # float32 [groups, out_features]
-    zeros: torch.Tensor | None  # the same
-    zero: float  # of all codes, if there are no zeros
+    zeros: torch.Tensor | None  # of the same shape as scales
+    zero: float  # common zero point if there are no zeros
     group_size: int
     bits: int
     span: int
@@ -70,7 +70,7 @@ def pack(weight: QuantizedWeight) -> PackedWeight:
         codes.contiguous(),
         weight.scales.float().t().contiguous(),
         None if alike else zeros,
-        float(zeros[0, 0]) if alike else 0.0,  # kernels are compiled for it: the same for all layers
+        float(zeros[0, 0]) if alike else 0.0,  # compile-time constant: the same for all layers
         group,
         weight.bits,
         span,
@@ -92,7 +92,7 @@ def how_codes_are_read(weight: PackedWeight, dtype: torch.dtype) -> dict[str, ob
 
 
 def as_stored(x: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
-    """Columns in the order of those of the codes."""
+    """Reorders x's columns to the order of the codes."""
     return x if weight.order is None else x.index_select(1, weight.order)
 
 
@@ -106,7 +106,7 @@ def projections(shape: ModelShape) -> Iterator[tuple[int, int, bool, bool]]:
 
 
 def empty_weight(shape: ModelShape, in_features: int, out_features: int) -> PackedWeight:
-    """Weight without memory, of 4 bits."""
+    """Creates a 4-bit weight without memory."""
     assert shape.packed is not None
     group, zero = shape.packed.group_size or in_features, shape.packed.zero
     scales = shape.empty(in_features // group, out_features, dtype=torch.float32)

@@ -1,7 +1,7 @@
 """Matrix products with quantized weights: kernels/reference/quantized_linear.py.
 
-Weights alone (packed_linear.py), or weights and activations in 8 bits (eight_bit_linear.py); what neither takes is
-widened once, when it is loaded.
+Weights alone (packed_linear.py), or weights and activations in 8 bits (eight_bit_linear.py); other weights are
+dequantized once, at load.
 """
 
 from __future__ import annotations

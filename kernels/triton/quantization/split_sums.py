@@ -1,4 +1,4 @@
-"""Sums that several programs had a part of each, added up in the order of the parts."""
+"""Adds partial sums of several programs in the order of the parts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from quire.kernels.capability import SM90, ByCapability
 
 @dataclass(frozen=True)
 class SplitSumsTuning:
-    block: int  # elements a program
+    block: int  # elements per program
 
 
 TUNING = ByCapability({SM90: SplitSumsTuning(block=1024)})
@@ -52,7 +52,7 @@ def add_splits(
     bias: torch.Tensor | None,
     scales: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> None:
-    """parts float32 or int32 [splits, rows, columns] -> out [rows, columns]; `scales`: by row and column."""
+    """Adds parts float32 or int32 [splits, rows, columns] to out [rows, columns]; `scales`: by row and column."""
     splits, rows, columns = parts.shape
     count = rows * columns
     by_row, by_column = scales or (None, None)

@@ -1,7 +1,7 @@
-"""Which tiles, and which parts of tiles, a program of packed_warp_groups.py has, and how parts change hands.
+"""Assignment of tiles and parts of tiles to programs of packed_warp_groups.py, and the exchange of parts (split-K).
 
-The first tiles are whole ones, dealt out in turn. The others are shared: all their rounds, tile after tile, are cut
-into as many equal pieces as there are programs. Who has a tile's last rounds adds what programs before it have left.
+The first tiles are whole ones, assigned in turn. The others are shared: all their rounds, tile after tile, are cut into
+as many equal pieces as there are programs. The last program of a tile adds the partial sums stored by earlier ones.
 """
 
 from __future__ import annotations
@@ -11,23 +11,23 @@ from triton.experimental.gluon import language as gl
 
 from quire.kernels.triton.quantization import warp_groups
 
-_barrier = getattr(gl, "barrier", None) or gl.thread_barrier  # Triton before 3.7 has the latter
-GROUP_COLUMNS = gl.constexpr(64)  # of a weight's rows, a group's
+_barrier = getattr(gl, "barrier", None) or gl.thread_barrier  # the latter before Triton 3.7
+GROUP_COLUMNS = gl.constexpr(64)  # rows of the weight per group
 COLUMNS = gl.constexpr(warp_groups.COLUMNS)
 BAND = gl.constexpr(warp_groups.BAND)
-# That a part is there, and that it was taken. New memory holds the first by chance once in 2**64 times.
+# Flags of stored and taken parts. New memory equals the first by chance once in 2**64 times.
 IS_THERE, IS_TAKEN = gl.constexpr(0x5A1D7C3E92B4F086), gl.constexpr(-0x5A1D7C3E92B4F086)
 
 
 @gluon.jit
 def edge(program, shared, ROUNDS: gl.constexpr):
-    """The first round of a program's part of the shared tiles, whose rounds are counted from the first tile's first."""
+    """Returns the first round of a program's part of the shared tiles, counted from the first shared tile."""
     return program * (shared * ROUNDS) // gl.num_programs(0)
 
 
 @gluon.jit
 def _whole_ones(whole):
-    """How many of the tiles that no other program has a part of are this one's."""
+    """Returns the number of whole tiles of this program."""
     return (whole - gl.program_id(0) + gl.num_programs(0) - 1) // gl.num_programs(0)
 
 
@@ -40,9 +40,9 @@ def number_of_parts(whole, shared, ROUNDS: gl.constexpr):
 
 @gluon.jit
 def part_of(index, whole, shared, ROUNDS: gl.constexpr):
-    """(tile, first round, the round after the last) of one of a program's parts
+    """Returns tile, first round and end round of one of a program's parts.
 
-    Of shared tiles the last comes first: what others wait for is there before they do.
+    The last shared tile comes first: parts that others wait for are stored before they wait.
     """
     first = edge(gl.program_id(0), shared, ROUNDS)
     last = edge(gl.program_id(0) + 1, shared, ROUNDS)
@@ -58,7 +58,7 @@ def part_of(index, whole, shared, ROUNDS: gl.constexpr):
 
 @gluon.jit
 def place_of(tile, row_tiles, OUT: gl.constexpr, ROWS: gl.constexpr):
-    """(first token, first column) of a tile"""
+    """Returns the first token and the first column of a tile."""
     COLUMN_TILES: gl.constexpr = (OUT + COLUMNS - 1) // COLUMNS
     band = tile // (BAND * COLUMN_TILES) * BAND
     inside = tile % (BAND * COLUMN_TILES)
@@ -68,27 +68,28 @@ def place_of(tile, row_tiles, OUT: gl.constexpr, ROWS: gl.constexpr):
 
 @gluon.jit
 def _flat(sums, ROWS: gl.constexpr):
-    """[GROUP_COLUMNS, ROWS] -> [all]: what is side by side in a thread, then the threads of a warp, then warps"""
+    """Flattens [GROUP_COLUMNS, ROWS]: contiguous by thread, then by warp, then over warps."""
     by_thread = sums.reshape([4, 2, 8, ROWS // 8, 4, 2]).permute((3, 0, 2, 4, 1, 5))
     return by_thread.reshape([GROUP_COLUMNS * ROWS])
 
 
 @gluon.jit
 def leave_part(sums, part_ptr, ROWS: gl.constexpr):
+    """Stores a partial sum in `part_ptr`."""
     flat = _flat(sums, ROWS)
     gl.store(part_ptr + gl.arange(0, GROUP_COLUMNS * ROWS, flat.type.layout), flat)
 
 
 @gluon.jit
 def say_it_is_there(flag):
-    """Of the part that this group has left."""
+    """Sets the flag of the part that this group has stored."""
     _barrier()
     gl.atomic_xchg(flag, IS_THERE, sem="release", scope="gpu")
 
 
 @gluon.jit
 def add_part(sums, part_ptr, flag, ROWS: gl.constexpr, SUMS: gl.constexpr):
-    """Waits for it. In halves: registers have no room for all."""
+    """Waits for a part and adds it, in halves, because registers cannot hold all of it."""
     HALF: gl.constexpr = GROUP_COLUMNS * ROWS // 2
     seen = gl.atomic_cas(flag, IS_THERE, IS_TAKEN, sem="acquire", scope="gpu")
     while seen != IS_THERE:

@@ -1,7 +1,7 @@
-"""Whether packed_warp_groups.py multiplies, and how its products are cut up.
+"""Decides whether packed_warp_groups.py multiplies, and with which tiles.
 
-It is written in Gluon for a Hopper's matrix instructions; elsewhere, and where Triton does not compile it,
-packed_many_rows.py multiplies as many rows as pay there.
+It is written in Gluon for a Hopper's matrix instructions; elsewhere, and if Triton does not compile it,
+packed_many_rows.py is used where it is faster.
 """
 
 from __future__ import annotations
@@ -23,43 +23,43 @@ Kernel = Callable[..., torch.Tensor]
 log = logging.getLogger(__name__)
 
 HAS_KERNEL = ByCapability({SM80: False, SM90: True, SM100: False})  # packed_warp_groups.py
-SPAN = 128  # columns of a step
-COLUMNS = 128  # of a weight's rows, a tile's
-ALIGNED = 8  # out_features: the copy engine writes rows that begin at 16 bytes
-LEAST_ROWS, MOST_ROWS = 65, 8192  # of tokens: fewer are packed_linear.py's; more a widened copy's, not measured
-# Rows of tiles that are gone through together, column by column: their tokens stay in the L2 cache.
+SPAN = 128  # columns per step
+COLUMNS = 128  # rows of the weight per tile
+ALIGNED = 8  # of out_features: the copy engine writes rows aligned to 16 bytes
+LEAST_ROWS, MOST_ROWS = 65, 8192  # tokens; fewer use packed_linear.py, more a dequantized copy (not measured)
+# Rows of tiles processed together, column by column: their tokens stay in the L2 cache.
 BAND = 4
 ROWS = 128, 256  # tokens of a tile
-LEAST_ROUNDS = 2  # of a program that has part of a tile
-# Microseconds on an H200, by tokens of a tile: of a step, and of a tile beside its steps.
+LEAST_ROUNDS = 2  # minimum rounds of a program with a part of a tile
+# Microseconds on an H200, by tokens of a tile: per step, and per tile in addition to its steps.
 STEP_US, TILE_US = {256: 1.36, 128: 0.92}, {256: 2.0, 128: 3.0}
-# Of parts of tiles that are left, by all programs at once, and of one that another takes. Where they gain less than a
-# part in 25, they lose: a GPU that computes for long is slowed by what it moves, too.
+# Storing the parts of all programs, and adding one part. If they gain less than one
+# part in 25, they lose: memory traffic also slows down a GPU under sustained load.
 LEAVE_US, TAKE_US, LEAST_GAIN = 5.5, {256: 2.3, 128: 1.4}, 1.04
 
-_failed: set[torch.device] = set()  # for which the kernel did not compile
+_failed: set[torch.device] = set()  # devices for which the kernel did not compile
 
 
 @dataclass(frozen=True)
 class WarpGroupsCut:
-    """How a product is cut up.
+    """Partition of a product.
 
-    Each program has as much of the tiles behind the first `whole` as any other, though they are no multiple of the
-    programs: it may begin and end in the middle of a tile's sum.
+    The tiles after the first `whole` are divided evenly among the programs, although their number is no multiple of the
+    programs: a program may start and end within a tile's sum.
     """
 
     rows: int  # tokens of a tile
     programs: int
-    whole: int  # tiles, of which a program has all or nothing
+    whole: int  # tiles computed by one program each
 
 
 def unroll_of(in_features: int) -> int:
-    """Steps between which the matrix units are never waited for to the last: a round."""
+    """Returns the steps of a round, within which the matrix units are never fully drained."""
     return 2 if in_features % (2 * SPAN) == 0 else 1
 
 
 def rounds_of(in_features: int) -> int:
-    """Of a tile."""
+    """Returns the rounds of a tile."""
     return in_features // SPAN // unroll_of(in_features)
 
 
@@ -69,13 +69,13 @@ def tiles_of(tokens: int, out_features: int, rows: int) -> int:
 
 @functools.lru_cache(maxsize=8192)
 def best_cut(tokens: int, in_features: int, out_features: int, multiprocessors: int) -> WarpGroupsCut:
-    """The one that takes least by STEP_US and the others."""
+    """Returns the cut with the least estimated time."""
     cuts = cuts_of(tokens, in_features, out_features, multiprocessors)
     return min(cuts, key=lambda cut: microseconds(cut, tokens, in_features, out_features))
 
 
 def cuts_of(tokens: int, in_features: int, out_features: int, multiprocessors: int) -> Iterator[WarpGroupsCut]:
-    """Those among which to choose."""
+    """Yields the candidate cuts."""
     for rows in ROWS:
         tiles = tiles_of(tokens, out_features, rows)
         yield WarpGroupsCut(rows, min(tiles, multiprocessors), whole=tiles)
@@ -93,7 +93,7 @@ def microseconds(cut: WarpGroupsCut, tokens: int, in_features: int, out_features
     shared = tiles - cut.whole
     if not shared:
         return alone
-    # Others that have parts of the tile that a program ends with.
+    # Other programs with parts of the tile that a program ends with.
     others = cdiv(cut.programs, shared) - (cut.programs % shared == 0)
     exchanged = LEAVE_US + others * TAKE_US[cut.rows]
     return LEAST_GAIN * (alone + shared / cut.programs * a_tile + exchanged)
@@ -104,7 +104,7 @@ def warp_groups_take(weight: PackedWeight) -> bool:
 
 
 def multiply_in_warp_groups(x: torch.Tensor, weight: PackedWeight) -> torch.Tensor | None:
-    """packed_linear, or None: other kernels have to do it."""
+    """Computes packed_linear, or returns None if other kernels have to."""
     if not LEAST_ROWS <= x.size(0) <= MOST_ROWS or not warp_groups_take(weight) or not is_hopper(x.device):
         return None
     kernel = None if x.device in _failed else kernel_of_warp_groups()
@@ -114,7 +114,7 @@ def multiply_in_warp_groups(x: torch.Tensor, weight: PackedWeight) -> torch.Tens
         return kernel(x, weight)
     except torch.OutOfMemoryError:
         raise
-    except Exception as error:  # whatever a compiler raises
+    except Exception as error:  # compilers raise any exception
         _failed.add(x.device)
         log.warning("4-bit weights meet many rows in packed_many_rows on %s: %s", x.device, error)
         return None
@@ -122,7 +122,7 @@ def multiply_in_warp_groups(x: torch.Tensor, weight: PackedWeight) -> torch.Tens
 
 @functools.cache
 def kernel_of_warp_groups() -> Kernel | None:
-    """packed_warp_groups, or None where Triton's Gluon, which is an experiment, is not there or not as it is known."""
+    """Returns packed_warp_groups, or None if Triton's experimental Gluon is missing or has changed."""
     try:
         from quire.kernels.triton.quantization.packed_warp_groups import packed_warp_groups
     except (ImportError, AttributeError, TypeError) as error:

@@ -1,1 +1,1 @@
-"""Recurrent layers, whose states lie in pages (kernels/state_pages.py). Nothing asks the host how long rows are."""
+"""Recurrent layers with states in pages (kernels/state_pages.py). Row lengths are never read on the host."""

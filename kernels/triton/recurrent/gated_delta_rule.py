@@ -1,9 +1,9 @@
-"""A program has one head of one row, and some of its values: states of different values have nothing to do with each
-other.
+"""Gated delta rule and state space scan: a program has one head of one row and some of its value dimensions.
 
-In a prompt it goes along the row, CHUNK tokens at a time; what the reference solves for is found by inverting the
-triangular matrix: blocks of 8 by 8 as a product of powers, which stays exact for so few, then blocks twice as large
-from two that are inverted, B - B C B with C what lies between them. So nothing is done token by token.
+States of different value dimensions are independent. In a prompt the program processes CHUNK tokens at a time; the
+triangular system of the reference is solved by inverting its matrix: blocks of 8 by 8 as a product of powers, which
+stays accurate for so few, then blocks twice as large from two inverted ones, B - B C B with C between them. So nothing
+is computed token by token.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from quire.kernels.capability import SM90, ByCapability
 from quire.kernels.state_pages import StatePages
 
 LENGTH_EPS = tl.constexpr(1e-6)
-LEAST_DOT = 16  # sides of matrices
+LEAST_DOT = 16  # smallest matrix side
 
 
 @dataclass(frozen=True)
 class DeltaRuleTuning:
-    chunk: int  # tokens of a prompt at a time
-    values: int  # of a head, a program, in a prompt
+    chunk: int  # tokens of a prompt per chunk
+    values: int  # value dimensions per program in a prompt
     decode_values: int
 
 
@@ -33,7 +33,7 @@ TUNING = ByCapability({SM90: DeltaRuleTuning(chunk=32, values=32, decode_values=
 
 @triton.jit
 def _state_of(first_ptr, second_ptr, head, NUM_INPUTS: tl.constexpr, NUM_FIRST: tl.constexpr, WORDS: tl.constexpr):
-    """Where a head's states begin, in page 0."""
+    """Returns the address of a head's state in page 0."""
     found = first_ptr + NUM_INPUTS + head * WORDS
     if head >= NUM_FIRST:
         found = second_ptr + (head - NUM_FIRST) * WORDS
@@ -42,7 +42,7 @@ def _state_of(first_ptr, second_ptr, head, NUM_INPUTS: tl.constexpr, NUM_FIRST: 
 
 @triton.jit
 def _softplus(x):
-    """As torch has it."""
+    """Computes softplus as torch does."""
     return tl.where(x > 20.0, x, tl.log(1.0 + tl.exp(tl.minimum(x, 20.0))))
 
 
@@ -58,7 +58,7 @@ def _of_length_one(x):
 
 @triton.jit
 def _inverse(before, CHUNK: tl.constexpr, PRECISION: tl.constexpr):
-    """Of 1 + before, which is below the diagonal."""
+    """Inverts 1 + before, where `before` is strictly lower triangular."""
     rows, columns = tl.arange(0, CHUNK)[:, None], tl.arange(0, CHUNK)[None, :]
     one = tl.where(rows == columns, 1.0, 0.0)
     small = tl.where(rows // 8 == columns // 8, before, 0.0)
@@ -106,8 +106,11 @@ def _prompts(
     CHUNK: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """DELTA: of the gated delta rule, else of a state space. KEYS, VALUES: powers of two, from KEY_DIM on and of a
-    program's share of VALUE_DIM."""
+    """Processes rows of any length.
+
+    DELTA: the gated delta rule, else a state space. KEYS, VALUES: powers of two covering KEY_DIM and a program's share
+    of VALUE_DIM.
+    """
     row, head = tl.program_id(0), tl.program_id(1)
     begin, end = tl.load(start_ptr + row), tl.load(start_ptr + row + 1)
     count, seq_len = end - begin, tl.load(len_ptr + row)
@@ -123,7 +126,7 @@ def _prompts(
     read = tl.load(table_ptr + (first - 1) // block_size, mask=first > 0, other=0).to(tl.int64)
     goes_on = in_state & (keys[:, None] < first * KEYS)  # first > 0
     state = tl.load(states_ptr + read * page_stride + of_state, mask=goes_on, other=0.0)
-    tl.debug_barrier()  # the page that is read may be the one that is written
+    tl.debug_barrier()  # the page read may be the page written
     rate, bias = tl.load(rate_ptr + head), tl.load(bias_ptr + head)
     q_ptr = qkv_ptr + (head // REPEATS) * KEY_DIM
     k_ptr = q_ptr + (HEADS // REPEATS) * KEY_DIM
@@ -143,7 +146,7 @@ def _prompts(
         step = tl.load(step_ptr + places * step_stride + head, mask=there, other=0.0).to(tl.float32)
         step = tl.where(there, _softplus(step + bias), 0.0)
         total = tl.cumsum(rate * step, 0)
-        all_of_it = tl.min(total, 0)  # they only fall
+        all_of_it = tl.min(total, 0)  # cumulative decays never increase
         since = total[:, None] - total[None, :]
         ratio = tl.where(rows >= columns, tl.exp(tl.where(rows >= columns, since, 0.0)), 0.0)
         kept = tl.exp(total)
@@ -203,7 +206,7 @@ def _decodes(
     is_value = values < VALUE_DIM
     out_ptr += (row * HEADS + head) * VALUE_DIM
     last = tl.load(len_ptr + row) - 1
-    if last < 0:  # a row of a recording that the step does not have
+    if last < 0:  # padding row of a recording
         tl.store(out_ptr + values, 0.0, mask=is_value)
         return
     keys = tl.arange(0, KEYS)
@@ -216,7 +219,7 @@ def _decodes(
     written = tl.load(table_ptr + last // block_size).to(tl.int64)
     goes_on = in_state & (keys[:, None] < last * KEYS)  # last > 0
     state = tl.load(states_ptr + read * page_stride + of_state, mask=goes_on, other=0.0)
-    tl.debug_barrier()  # the page that is read may be the one that is written
+    tl.debug_barrier()  # the page read may be the page written
     q_ptr = qkv_ptr + row * qkv_stride + (head // REPEATS) * KEY_DIM
     k_ptr = q_ptr + (HEADS // REPEATS) * KEY_DIM
     v_ptr = qkv_ptr + row * qkv_stride + 2 * (HEADS // REPEATS) * KEY_DIM + head * VALUE_DIM
@@ -264,7 +267,7 @@ def scan(
     seq_lens: torch.Tensor,
     block_size: int,
 ) -> torch.Tensor:
-    """`strength`: None for a state space."""
+    """Launches the scan; `strength`: None for a state space."""
     shape = pages.shape
     assert qkv.stride(1) == step.stride(1) == 1
     assert strength is None or strength.stride(1) == 1
@@ -312,6 +315,6 @@ def scan(
         KEYS=max(LEAST_DOT, triton.next_power_of_2(key_dim)),
         VALUES=values,
         CHUNK=TUNING.here.chunk,
-        PRECISION="tf32x3",  # a state is a sum over the whole past
+        PRECISION="tf32x3",  # a state sums over the whole past
     )
     return out

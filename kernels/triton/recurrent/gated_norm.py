@@ -1,4 +1,4 @@
-"""Some heads of one token a program."""
+"""RMS norm and gate of some heads of one token per program."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from quire.kernels.capability import SM90, ByCapability
 
 @dataclass(frozen=True)
 class GatedNormTuning:
-    heads: int  # a program
+    heads: int  # per program
 
 
 TUNING = ByCapability({SM90: GatedNormTuning(heads=8)})

@@ -1,4 +1,4 @@
-"""A program has some channels of one row, and goes along its tokens."""
+"""Short convolution: a program has some channels of one row and processes its tokens in order."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from quire.kernels.state_pages import StatePages
 
 @dataclass(frozen=True)
 class ConvolutionTuning:
-    tokens: int  # of a tile
+    tokens: int  # tokens of a tile
     channels: int
     decode_channels: int
 
@@ -44,7 +44,7 @@ def _convolve(
     DECODE: tl.constexpr,
     BIASED: tl.constexpr,
 ):
-    """KEPT: WIDTH - 1, or more: a power of two."""
+    """Convolves; KEPT: a power of two, at least WIDTH - 1."""
     row = tl.program_id(0)
     channels = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     inside = channels < num_channels
@@ -61,7 +61,7 @@ def _convolve(
     table_ptr += row.to(tl.int64) * table_stride
     read = tl.load(table_ptr + (first - 1) // block_size, mask=first > 0, other=0).to(tl.int64)
     x_ptr += begin.to(tl.int64) * x_stride
-    before_ptr = inputs_ptr + read * page_stride + (WIDTH - 1) * num_channels  # behind the last input
+    before_ptr = inputs_ptr + read * page_stride + (WIDTH - 1) * num_channels  # after the last input
     for at in range(0, count, TOKENS):
         tokens = at + tl.arange(0, TOKENS)
         total = tl.zeros([TOKENS, CHANNELS], tl.float32)
@@ -78,8 +78,8 @@ def _convolve(
         places = (begin + tokens).to(tl.int64)[:, None] * num_channels + channels[None, :]
         found = total * tl.sigmoid(total)
         tl.store(out_ptr + places, found.to(out_ptr.dtype.element_ty), mask=(tokens < count)[:, None] & inside[None, :])
-    # Inputs that later steps need, behind the row and behind each block that it fills, the last first: only the first
-    # of these may lie in the page that is read.
+    # Inputs for later steps, at the end of the row and of each filled block, the last first: only the first
+    # of these may be in the page that is read.
     kept = tl.arange(0, KEPT)
     wanted = (kept < WIDTH - 1)[:, None] & inside[None, :]
     last = (seq_len - 1) // block_size
@@ -91,7 +91,7 @@ def _convolve(
         value = tl.load(x_ptr + source.to(tl.int64) * x_stride + channels[None, :], mask=new, other=0.0).to(tl.float32)
         old = (source < 0) & (source >= -first) & wanted
         value += tl.load(before_ptr + source * num_channels + channels[None, :], mask=old, other=0.0)
-        tl.debug_barrier()  # all of it is read before any of it is written
+        tl.debug_barrier()  # everything is read before anything is written
         written = tl.load(table_ptr + block).to(tl.int64)
         places = written * page_stride + kept[:, None] * num_channels + channels[None, :]
         tl.store(inputs_ptr + places, value, mask=wanted)

@@ -1,4 +1,4 @@
-"""The same programs as of the gated delta rule, which correct nothing."""
+"""State space scan: the programs of the gated delta rule without correction."""
 
 from __future__ import annotations
 

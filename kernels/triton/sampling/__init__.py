@@ -1,1 +1,1 @@
-"""Choosing tokens: by temperature and filters, among those that a grammar allows."""
+"""Sampling of tokens by temperature and filters, with grammar masks."""

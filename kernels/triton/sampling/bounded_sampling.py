@@ -1,8 +1,8 @@
-"""Choosing by temperature among many rows: most noise is never computed.
+"""Sampling by temperature for many rows, with most noise never computed.
 
-A token's noise takes two logarithms, a bound on it none. The first kernel finds the largest bound of every part of
-a row; the second computes scores in the part with the largest bound, then in those whose bound that leaves in question:
-two or three of 38, whatever the logits.
+A token's noise takes two logarithms, a bound of it none. The first kernel finds the largest bound of every part of a
+row; the second computes scores in the part with the largest bound, then in those with a bound above the best score: two
+or three of 38, for any logits.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def _bounds_of_part(
     row_stride,
     PART: tl.constexpr,
 ):
-    """No score of the part is above its bound; its largest logit, +inf for NaN."""
+    """Computes an upper bound of the part's scores and its largest logit, +inf for NaN."""
     part, row = tl.program_id(0), tl.program_id(1)
     tokens = part * PART + tl.arange(0, PART)
     source = logits_ptr + row.to(tl.int64) * row_stride + tokens
@@ -58,7 +58,7 @@ def _best_within_bounds(
     PART: tl.constexpr,
     PARTS: tl.constexpr,
 ):
-    """A row's token; -1 if its largest logit is infinite or NaN. Of equal scores the lowest token is taken."""
+    """Finds a row's token; -1 if its largest logit is infinite or NaN. Among equal scores the lowest token wins."""
     row = tl.program_id(0)
     logits_ptr += row.to(tl.int64) * row_stride
     parts = tl.arange(0, PARTS)
@@ -89,7 +89,7 @@ def _best_within_bounds(
 def sample_bounded(
     logits: torch.Tensor, temperature: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor, part: int, warps: int
 ) -> torch.Tensor:
-    """quire.kernels.reference.sample without filters, `part` tokens at a time."""
+    """Computes quire.kernels.reference.sample without filters, `part` tokens at a time."""
     rows, vocab_size = logits.shape
     num_parts = triton.cdiv(vocab_size, part)
     bounds, tops = (torch.empty((rows, num_parts), dtype=torch.float32, device=logits.device) for _ in range(2))

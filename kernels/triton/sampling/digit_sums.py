@@ -1,4 +1,4 @@
-"""A step of a search among the values of a part of the vocabulary, which are read once and copied nowhere."""
+"""One step of a radix search over a part of the vocabulary; values are read once and not copied."""
 
 from __future__ import annotations
 

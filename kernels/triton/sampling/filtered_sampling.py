@@ -1,12 +1,12 @@
-"""Choosing among the tokens that top-k, top-p and min-p leave, without sorting the vocabulary. A row a program.
+"""Sampling with top-k, top-p and min-p without sorting the vocabulary, one row per program.
 
 top-k: the k-th largest value, exactly, by radix selection: its bits are found eight at a time, most significant first,
 by counting how many values share those known so far (four passes).
 
-top-p: by rejection, an idea of FlashInfer's (arXiv 2501.01005). The best noisy score among all candidates is the best
-of the nucleus if its token lies in it, and it does if the tokens more likely than it weigh less than top_p. If it does
-not, all tokens up to it are out, and the best of the more likely ones is next; weighing those and finding that best is
-the same pass. The noise being a function of the token, this gives the very token that sorting gives.
+top-p: by rejection, an idea of FlashInfer (arXiv 2501.01005). The best noisy score among all candidates is the best of
+the nucleus if its token lies in it, i.e. if the more likely tokens weigh less than top_p. If not, all tokens up to it
+are excluded and the best of the more likely ones is next; weighing those and finding that best is the same pass.
+Because the noise is a function of the token, this gives exactly the token that sorting gives.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LEFT_OUT = float("-inf")
 
 @dataclass(frozen=True)
 class FilteredTuning:
-    block: int  # tokens in registers at a time
+    block: int  # tokens in registers at once
     warps: int
 
 
@@ -47,26 +47,26 @@ def nan_as_inf(x):
 
 @triton.jit
 def ordered_bits(x):
-    """uint32 that compare as the floats do."""
+    """Maps floats to uint32 in the same order."""
     bits = x.to(tl.uint32, bitcast=True)
     return bits ^ tl.where(bits >> 31 != 0, 0xFFFFFFFF, 0x80000000).to(tl.uint32)
 
 
 @triton.jit
 def _value_of_bits(bits):
-    """The inverse of ordered_bits."""
+    """Inverts ordered_bits(), back to float32 values."""
     bits = bits ^ tl.where(bits >> 31 != 0, 0x80000000, 0xFFFFFFFF).to(tl.uint32)
     return bits.to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def _kth_largest(logits_ptr, vocab_size, temperature, k, BLOCK: tl.constexpr, DIGIT_BITS: tl.constexpr):
-    """The k-th largest value, 1 <= k <= vocab_size."""
+    """Returns the k-th largest value, 1 <= k <= vocab_size."""
     DIGITS: tl.constexpr = 1 << DIGIT_BITS
     digit = tl.arange(0, DIGITS)
     known = tl.zeros([], tl.uint32)  # the leading bits, then zeros
     unknown = tl.full([], 0xFFFFFFFF, tl.uint32)  # ones in place of these zeros
-    for shift in range(32 - DIGIT_BITS, -1, -DIGIT_BITS):  # not unrolled, which would take seconds to compile
+    for shift in range(32 - DIGIT_BITS, -1, -DIGIT_BITS):  # not unrolled: that would take seconds to compile
         counts = tl.zeros([DIGITS], tl.int32)
         for start in range(0, vocab_size, BLOCK):
             tokens = start + tl.arange(0, BLOCK)
@@ -84,7 +84,7 @@ def _kth_largest(logits_ptr, vocab_size, temperature, k, BLOCK: tl.constexpr, DI
 
 @triton.jit
 def _best_above(logits_ptr, vocab_size, temperature, floor, inclusive, top, key0, key1, BLOCK: tl.constexpr):
-    """Among values over `floor`: the token with the best noisy score, its value, and the weight of them all."""
+    """Returns the token with the best noisy score among values over `floor`, its value, and the weight of them all."""
     best_score = tl.full([], float("-inf"), tl.float32)
     best_token = tl.zeros([], tl.int32)
     best_value = tl.full([], float("-inf"), tl.float32)
@@ -105,7 +105,7 @@ def _best_above(logits_ptr, vocab_size, temperature, floor, inclusive, top, key0
 
 @triton.jit
 def _top(logits_ptr, vocab_size, temperature, BLOCK: tl.constexpr):
-    """The largest value, +inf if there is a NaN, and its lowest token."""
+    """Returns the largest value, +inf if there is a NaN, and its lowest token."""
     top = tl.full([], float("-inf"), tl.float32)
     token = tl.zeros([], tl.int32)
     for start in range(0, vocab_size, BLOCK):
@@ -154,7 +154,7 @@ def _sample_filtered(
         if top_p_ptr is not None:
             top_p = tl.load(top_p_ptr + row)
         whole = tl.zeros([], tl.float32)
-        first = tl.full([], 1, tl.int1)  # the same code for all rounds, because it is long to compile
+        first = tl.full([], 1, tl.int1)  # the same code for all rounds, because it takes long to compile
         searching = first
         while searching:
             next_token, next_value, weight = _best_above(
@@ -178,7 +178,7 @@ def sample_filtered(
     seeds: torch.Tensor,
     positions: torch.Tensor,
 ) -> torch.Tensor:
-    """quire.kernels.reference.sample for rows of which any is filtered."""
+    """Computes quire.kernels.reference.sample for rows of which any is filtered."""
     rows, vocab_size = logits.shape
     out = torch.empty(rows, dtype=torch.int32, device=logits.device)
     if rows:

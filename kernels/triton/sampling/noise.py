@@ -1,4 +1,4 @@
-"""Gumbel noise as a function of (seed, position, token): kernels/reference/sampling/noise.py word for word."""
+"""Gumbel noise as a function of (seed, position, token), as defined in kernels/reference/sampling/noise.py."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def _mix(h):
 
 @triton.jit
 def row_keys(seed, position):
-    """The two words of a row: `seed` int64, `position` int32, both scalars."""
+    """Returns the two words of a row: `seed` int64, `position` int32, both scalars."""
     low = (seed & 0xFFFFFFFF).to(tl.uint32)
     high = ((seed >> 32) & 0xFFFFFFFF).to(tl.uint32)
     at = position.to(tl.uint32)
@@ -26,16 +26,16 @@ def row_keys(seed, position):
 
 @triton.jit
 def _uniform(key0, key1, tokens):
-    """v of kernels/reference/sampling/noise.py."""
+    """Computes v of kernels/reference/sampling/noise.py."""
     word = _mix(_mix(tokens.to(tl.uint32) * 0x9E3779B1 + key0) ^ key1)
     return tl.minimum(word.to(tl.float32) * 2.3283064365386963e-10 + 1.1641532182693481e-10, 0.99999994)
 
 
 @triton.jit
 def gumbel_noise(key0, key1, tokens):
-    """float32, the shape of `tokens` (int32)."""
+    """Returns float32 noise of the shape of `tokens` (int32)."""
     v = _uniform(key0, key1, tokens)
-    # -log1p(-v): the logarithm of the rounded 1 - v, corrected by what the rounding lost (Kahan)
+    # -log1p(-v): the logarithm of the rounded 1 - v, corrected by the rounding error (Kahan)
     rest = 1.0 - v
     lost = tl.where(rest == 1.0, 1.0, 1.0 - rest)
     exponential = tl.where(rest == 1.0, v, -tl.log(rest) * (v / lost))
@@ -44,10 +44,10 @@ def gumbel_noise(key0, key1, tokens):
 
 @triton.jit
 def noise_bound(key0, key1, tokens):
-    """Never less than gumbel_noise, and 0.06 more at most where that is large; without logarithms.
+    """Returns an upper bound of gumbel_noise without logarithms, at most 0.06 larger where that is large.
 
-    -log(-log1p(-v)) <= -log(v), and log2(v) is at least what the bits of a float say when they are read as a number:
-    its exponent and, as a fraction, its mantissa (log2(1 + m) >= m).
+    -log(-log1p(-v)) <= -log(v), and log2(v) is at least the bits of a float read as a number: its exponent and, as a
+    fraction, its mantissa (log2(1 + m) >= m).
     """
     bits = _uniform(key0, key1, tokens).to(tl.int32, bitcast=True)
     return 88.02969193111305 + 1e-4 - bits.to(tl.float32) * 8.262958294867817e-08  # ln 2 * (127 - bits / 2 ** 23)

@@ -1,7 +1,7 @@
-"""The best token of a part of the vocabulary: as sampling.py without filters, which are applied before. A row is cut
-into blocks that many programs look at.
+"""Sampling from a part of the vocabulary, as sampling.py without filters, which are applied before.
 
-Many rows compute all their noise here: bounds on it (bounded_sampling) would be the next step.
+A row is split into blocks over many programs. All noise of many rows is computed here: bounds (bounded_sampling) would
+be the next step.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ def _best_of_block(
 
 @triton.jit
 def _best_of_blocks(scores_ptr, tokens_ptr, tops_ptr, out_ptr, num_blocks, BLOCKS: tl.constexpr, FIELDS: tl.constexpr):
-    """Of a row: bits of the score, token id, bits of the largest logit. Of equal scores the first block's is taken."""
+    """Combines a row's blocks: bits of the score, token id, bits of the largest logit. The first of equal scores
+    wins."""
     score, token, top = load_best(scores_ptr, tokens_ptr, tops_ptr, num_blocks, BLOCKS)
     out = out_ptr + tl.program_id(0) * FIELDS
     tl.store(out, score.to(tl.int32, bitcast=True))
@@ -48,7 +49,7 @@ def _best_of_blocks(scores_ptr, tokens_ptr, tops_ptr, out_ptr, num_blocks, BLOCK
 
 @triton.jit(do_not_specialize=["num_rows", "num_parts"])
 def _best_of_parts(found_ptr, out_ptr, num_rows, num_parts, PARTS: tl.constexpr, FIELDS: tl.constexpr):
-    """A row's token; -1 if its largest logit is infinite or NaN. Of equal scores the first part's is taken."""
+    """Finds a row's token; -1 if its largest logit is infinite or NaN. Among equal scores the first part wins."""
     row = tl.program_id(0)
     part = tl.arange(0, PARTS)
     inside = part < num_parts
@@ -114,5 +115,5 @@ def precompile_calls(shape: ModelShape) -> Calls:
     logits = shape.empty(ROWS, shape.vocab_size)
     yield lambda: choose(logits, floats(ROWS))
     yield lambda: choose(logits, None)
-    yield lambda: choose(floats(ROWS, shape.vocab_size), floats(ROWS))  # filters leave float32
+    yield lambda: choose(floats(ROWS, shape.vocab_size), floats(ROWS))  # filters produce float32
     yield lambda: best_of_parts(ints(2, ROWS, FIELDS))

@@ -1,7 +1,6 @@
-"""Choosing tokens. Without filters a row is cut into parts that many programs look at (many rows: bounded_sampling);
-with them: filtered_sampling.
+"""Sampling: rows without filters are split into parts over many programs (many rows: bounded_sampling).
 
-Logits may be 16-bit too: they are read as they are and computed with in float32.
+Rows with filters use filtered_sampling. Logits may be 16-bit: they are computed with in float32.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ from quire.kernels.triton.sampling.noise import gumbel_noise, row_keys
 
 @dataclass(frozen=True)
 class SamplingTuning:
-    """How rows are cut up, here and in part_sampling.py, digit_sums.py and bounded_sampling.py."""
+    """Work per program, here and in part_sampling.py, digit_sums.py and bounded_sampling.py."""
 
-    part: int  # tokens a program
+    part: int  # tokens per program
     warps: int
-    least_bounded_rows: int  # for fewer, one after the other costs more than all at once
+    least_bounded_rows: int  # with fewer rows, bounds are slower than all noise at once
 
 
-# A row of 152k tokens keeps 38 of an H200's 132 processors busy.
+# A row of 152k tokens occupies 38 of an H200's 132 multiprocessors.
 TUNING = ByCapability({SM90: SamplingTuning(part=4096, warps=8, least_bounded_rows=32)})
 
 
@@ -38,8 +37,10 @@ def store_best(
     logits_ptr, temperature_ptr, seeds_ptr, positions_ptr, scores_ptr, tokens_ptr, tops_ptr, size, row_stride, first,
     PART: tl.constexpr,
 ):  # fmt: skip
-    """Stores the best noisy score of a program's part of a row and its token, and the part's largest logit, +inf for
-    NaN. The row's first logit is that of token `first`."""
+    """Stores the best noisy score of a program's part of a row, its token, and the part's largest logit (+inf for NaN).
+
+    The row's first logit is that of token `first`.
+    """
     part, row = tl.program_id(0), tl.program_id(1)
     places = part * PART + tl.arange(0, PART)
     source = logits_ptr + row.to(tl.int64) * row_stride + places
@@ -59,8 +60,10 @@ def store_best(
 
 @triton.jit
 def load_best(scores_ptr, tokens_ptr, tops_ptr, num_parts, PARTS: tl.constexpr):
-    """The best score of a program's row, its token, and the row's largest logit, of what store_best() stored. Of equal
-    scores the first part's is taken."""
+    """Loads the best score of a row, its token, and the row's largest logit, from the parts of store_best().
+
+    Among equal scores the first part wins.
+    """
     row = tl.program_id(0)
     part = tl.arange(0, PARTS)
     inside = part < num_parts
@@ -73,7 +76,7 @@ def load_best(scores_ptr, tokens_ptr, tops_ptr, num_parts, PARTS: tl.constexpr):
 
 @triton.jit
 def unless_lost(token, top):
-    """-1 where the row's largest logit is infinite or NaN."""
+    """Returns the token, or -1 if the row's largest logit is infinite or NaN."""
     lost = (top == float("inf")) | (top == float("-inf"))
     return tl.where(lost, -1, token)
 
@@ -139,7 +142,7 @@ def sample(
 
 @dataclass(frozen=True)
 class BestOfParts:
-    """Memory between the two kernels: what store_best() stores of each part of a row."""
+    """Memory between the two kernels: results of store_best() for each part of a row."""
 
     tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # scores, tokens, largest logits [rows, num_parts]
     num_parts: int

@@ -1,6 +1,6 @@
-"""Banning what a grammar does not allow: only what is banned is written, and no logit is read.
+"""Masks logits by grammar bitmasks: only banned tokens are written, and no logit is read.
 
-Masks may lie in pinned memory of the host, which then is read once, word by word: no copy has to come first.
+Masks may be in pinned host memory, which is read once, word by word, without a prior copy.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import triton.language as tl
 
 from quire.kernels.triton.precompile.shapes import ROWS, Calls, ModelShape, floats, ints, longs
 
-PART = 128  # words a program
+PART = 128  # words per program
 BITS = 32
 
 

@@ -1,1 +1,2 @@
-"""The chain for decoding a single sequence: a kernel loads its weights while the one before it still runs (pdl.py)."""
+"""Chain of kernels for decoding a single sequence: each loads its weights while the previous one still runs
+(pdl.py)."""

@@ -1,8 +1,8 @@
-"""row_linear.py with weights of 4 bits: codes become float32 in registers, and scales meet sums, not elements.
+"""row_linear.py with 4-bit weights: codes become float32 in registers, and scales apply to sums.
 
-A code goes where the mantissa of a float32 begins to count by ones: beside the right exponent it is itself plus a power
-of two, with no conversion and, for five of eight codes of a word, no shift of its own. What was added is subtracted
-from the sum, as often as x says. On an H100 a row of 14,336 x 4,096 takes 19.5 us, in bfloat16 45.
+A code is placed in the mantissa bits of a float32 that count in ones: with the right exponent its value is the code
+plus a power of two, without a conversion and, for five of eight codes of a word, without a shift of its own. The added
+offset is subtracted from the sum, weighted by x. On an H100 a row of 14,336 x 4,096 takes 19.5 us, in bfloat16 45.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from quire.kernels.triton.quantization.packed_weight import PackedWeight, empty_
 
 @dataclass(frozen=True)
 class PackedRowTuning:
-    rows: int  # of the weight, a program (of each half, if gated)
-    most_quads: int  # of four words, at a time: 16 bytes, 32 codes
+    rows: int  # rows of the weight per program (of each half if gated)
+    most_quads: int  # groups of four words at a time: 16 bytes, 32 codes
     warps: int
 
 
@@ -37,8 +37,11 @@ def _float(words, MASK: tl.constexpr, EXPONENT: tl.constexpr):
 
 @triton.jit
 def _sums_of_words(words, x0, x1, x2, x3, y0, y1, y2, y3):
-    """words int32 [rows, quads, 4], products with x, summed by word: byte n has the code of xn in its lower half and of
-    yn in its upper one. Codes of x0 to x3 and y3 are 128 too large, the others 2,048."""
+    """Sums products of x by word: words int32 [rows, quads, 4].
+
+    Byte n has the code of xn in its low nibble and that of yn in its high one. Codes of x0 to x3 and y3 are 128 too
+    large, the others 2,048.
+    """
     FIRST: tl.constexpr = 0xF0000
     NEXT: tl.constexpr = 0xF000
     left, right = words << 8, words >> 8
@@ -55,8 +58,10 @@ def _sums_of_words(words, x0, x1, x2, x3, y0, y1, y2, y3):
 
 @triton.jit
 def _elements(x_ptr, norm_ptr, order_ptr, at, QUADS: tl.constexpr, NORM: tl.constexpr):
-    """Squares of the 16 elements from each of `at` on, and the elements, normed but for their size: element n of
-    every four, [quads, 4], by n."""
+    """Returns the squares of the 16 elements from each of `at` on, and the elements times the norm's weight.
+
+    Element n of every four, [quads, 4], by n.
+    """
     at = at[:, None] + tl.arange(0, 16)[None, :]
     if order_ptr is not None:
         at = tl.load(order_ptr + at)
@@ -87,7 +92,7 @@ def _products(
     QUADS: tl.constexpr,
     NORM: tl.constexpr,
 ):
-    """Squares of x, and products summed by quad [rows, quads]."""
+    """Returns squares of x, and products summed by quad, [rows, quads]."""
     OF_SPAN: tl.constexpr = SPAN // 32
     at = quad // OF_SPAN * SPAN + quad % OF_SPAN * 16
     squares, x0, x1, x2, x3 = _elements(x_ptr, norm_ptr, order_ptr, at, QUADS, NORM)
@@ -128,7 +133,7 @@ def _packed_row_linear(
     HALVES: tl.constexpr = 2 if GATED else 1
     row = tl.arange(0, ROWS * HALVES)
     output = tl.program_id(0) * ROWS + row % ROWS
-    # Rows past the last one repeat it: what they give is not stored.
+    # Rows past the last one repeat it; their results are not stored.
     weight_row = tl.minimum(output, OUT - 1) + row // ROWS * OUT
     quad = tl.arange(0, QUADS)
     word = 4 * quad[:, None] + tl.arange(0, 4)[None, :]
@@ -176,7 +181,10 @@ def packed_row_linear(
     adds: bool,
     pdl: bool,
 ) -> None:
-    """row_linear of a weight of 4 bits without a table. `norm`: weight and eps; `adds`: to what `out` has."""
+    """Computes row_linear of a 4-bit weight without a table.
+
+    `norm`: weight and eps; `adds`: adds to the content of `out`.
+    """
     assert weight.bits == 4, weight.bits
     assert weight.table is None
     norm_weight, eps = norm

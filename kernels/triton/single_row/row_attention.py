@@ -1,8 +1,8 @@
-"""Attention of one row per sequence straight from the query-key-value product: norm, rotation, storing and attending.
+"""Attention of one row per sequence directly from the query-key-value product: norm, rotation, store and attention.
 
-For decoding a single sequence: one kernel and its combine where four would wait for each other. Keys and values of
-earlier steps are loaded before the product is there (pdl.py); the row's own never leave the registers. The rest is
-decode_attention, split as finely as it goes.
+For decoding a single sequence: one kernel and its combine instead of four that wait for each other. Keys and values of
+earlier steps are loaded before the product is ready (pdl.py); the row's own never leave the registers. The rest is
+decode_attention with the finest split.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from quire.kernels.triton.precompile.shapes import TABLE_WIDTH, Calls, ModelShap
 
 @dataclass(frozen=True)
 class RowAttentionTuning:
-    splits: int  # of a row's keys
+    splits: int  # splits of a row's keys
     keys: int  # positions of a tile
     warps: int
 
@@ -42,7 +42,7 @@ TUNING = ByCapability({SM90: RowAttentionTuning(splits=16, keys=64, warps=4)})
 
 @triton.jit
 def _normed(left, right, weight_left, weight_right, eps, HEAD_DIM: tl.constexpr):
-    """Heads in halves, [heads, HEAD_DIM / 2] each."""
+    """Normalizes heads given in halves, [heads, HEAD_DIM / 2] each."""
     scale = tl.rsqrt((tl.sum(left * left, 1) + tl.sum(right * right, 1)) / HEAD_DIM + eps)[:, None]
     return left * scale * weight_left[None, :], right * scale * weight_right[None, :]
 
@@ -160,7 +160,7 @@ def _row_attention(
         v = load_tile(v_cache_ptr, blocks, ahead, first, end, kv_head, KV_HEADS, HEAD_DIM, HEAD_DIM, BLOCK_SIZE, TILE)
         blocks = find_blocks(table_ptr, ahead + TILE, end, BLOCK_SIZE, TILE)
 
-    found = total != 0.0  # NaN is passed on
+    found = total != 0.0  # NaN propagates
     part = (row.to(tl.int64) * Q_HEADS + heads) * num_splits + split
     logs = tl.where(found, top + tl.log2(tl.where(found, total, 1.0)), float("-inf"))
     tl.store(logs_ptr + part, logs, mask=real)
@@ -185,7 +185,8 @@ def row_attention(
     *,
     pdl: bool = False,
 ) -> torch.Tensor:
-    """qk_norm_rope_store and paged_attention of rows at position seq_lens - 1, [num_seqs, num_q_heads * head_dim]."""
+    """Computes qk_norm_rope_store and paged_attention of rows at position seq_lens - 1, [num_seqs, num_q_heads *
+    head_dim]."""
     num_seqs, (_, block_size, kv_heads, head_dim) = qkv.size(0), k_cache.shape
     queries, tuning = num_seqs * num_q_heads, TUNING.here
     parts = torch.empty((queries, tuning.splits, head_dim), dtype=torch.float32, device=qkv.device)
@@ -226,7 +227,7 @@ def row_attention(
 
 
 def row_attention_takes(head_dim: int) -> bool:
-    """Both halves of a head are operands of matrix instructions."""
+    """Returns whether both halves of a head can be operands of matrix instructions."""
     return head_dim >= 2 * MIN_DOT and head_dim == triton.next_power_of_2(head_dim)
 
 

@@ -1,7 +1,8 @@
-"""The experts of a single token, in two kernels that read those alone: for decoding a single sequence (row_linear.py).
+"""Experts of a single token in two kernels that read only the chosen ones, for decoding a single sequence
+(row_linear.py).
 
-Both find the token's best experts themselves, in every program: that is a few hundred numbers, and a kernel that did it
-for them would be one more link in the chain.
+Both kernels select the token's experts in every program: that is a few hundred numbers, and a separate kernel would be
+one more link in the chain.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from quire.kernels.triton.single_row.row_linear import RowNorm
 
 @dataclass(frozen=True)
 class RowExpertsTile:
-    """Rows of a weight that a program takes: of gates and of ups each; of every expert's second weight."""
+    """Rows of a weight per program: of gates and of ups each; of every expert's second weight."""
 
     up: int
     down: int
@@ -37,7 +38,7 @@ class RowExpertsTuning:
     warps: int
 
 
-# The best of nine tiles tried on an H200: 37 us where 4 and 2 rows take over 42.
+# Fastest of nine tiles tried on an H200: 37 us; 4 and 2 rows take over 42.
 TUNING = ByCapability({SM90: RowExpertsTuning(RowExpertsTile(up=8, down=4), chunk=1024, warps=4)})
 
 
@@ -57,7 +58,7 @@ def _choice_of_row(
     GROUP_WIDTH: tl.constexpr,
     LEAST: tl.constexpr,
 ):
-    """The token's experts and their weights, [TOP_WIDTH] each; past TOP_K expert 0 with the weight 0."""
+    """Returns the token's experts and their weights, [TOP_WIDTH] each; past TOP_K expert 0 with weight 0."""
     at = tl.arange(0, WIDTH)
     logits = tl.load(logits_ptr + at, mask=at < EXPERTS, other=0.0).to(tl.float32)[None, :]
     ids, weights = choose(
@@ -96,7 +97,7 @@ def _row_experts_up(
     GROUP_WIDTH: tl.constexpr,
     LEAST: tl.constexpr,
 ):
-    """out [TOP_K, OUT]: the gate's results of the token's experts."""
+    """Computes the gated activations of the token's experts: out [TOP_K, OUT]."""
     rank = tl.program_id(1)
     row = tl.arange(0, 2 * ROWS)
     output = tl.program_id(0) * ROWS + row % ROWS
@@ -154,7 +155,7 @@ def _row_experts_down(
     GROUP_WIDTH: tl.constexpr,
     LEAST: tl.constexpr,
 ):
-    """The weighted sum of what the experts make of `gated` [TOP_K, IN] is added to the residual."""
+    """Adds the weighted sum of the experts' outputs for `gated` [TOP_K, IN] to the residual."""
     if PDL:
         launch_dependents()
         wait_for_inputs()
@@ -180,7 +181,7 @@ def _row_experts_down(
 
 
 def row_experts_takes(routing: Routing) -> bool:
-    """More experts of a token would need more registers than there are."""
+    """Returns whether registers suffice for the number of experts per token."""
     return routing.top_k <= 16
 
 
@@ -195,8 +196,10 @@ def row_experts(
     pdl: bool = False,
     shape: RowExpertsTile | None = None,
 ) -> None:
-    """What the experts that `logits` [1, num_experts] choose make of rms_norm(residual) is added to `residual` [1,
-    hidden_size], in place."""
+    """Adds the output of the experts chosen by `logits` [1, num_experts] for rms_norm(residual) to `residual` in place.
+
+    residual: [1, hidden_size].
+    """
     assert packed.gate_up_bias is None
     assert packed.down_bias is None
     tuning, (_, hidden_size, size) = TUNING.here, packed.down.shape

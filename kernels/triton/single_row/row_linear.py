@@ -1,7 +1,7 @@
-"""A matrix times one row, with what stands before and after it: norm, gate, residual. For decoding a single sequence.
+"""Product of a matrix and one row, fused with norm, gate and residual, for decoding a single sequence.
 
-At one row a product is nothing but reading the weight. Each program reads a few of its rows, several chunks of them
-before it waits for the kernel before it (pdl.py), so that memory never rests between the kernels of a step.
+With one row a product is bound by reading the weight. Each program loads several chunks of its rows before it waits for
+the previous kernel (pdl.py), so that memory is busy between the kernels of a step.
 """
 
 from __future__ import annotations
@@ -42,8 +42,11 @@ def _products(
     GATED: tl.constexpr,
     GROUP: tl.constexpr,
 ):
-    """Squares of x and products with it, of a chunk. A weight's scales stand for GROUP of its rows and columns (0: it
-    has none, or one for each row): a program's rows share them, or each half of them if they are gated."""
+    """Returns squares of x and products with it, of a chunk.
+
+    A weight's scales apply to GROUP of its rows and columns (0: none, or one per row): a program's rows share them, or
+    each half of them if gated.
+    """
     x, scaled = chunk_of(x_ptr, norm_ptr, start + at, NORM)
     scaled = scaled[None, :]
     if GROUP:
@@ -83,7 +86,8 @@ def _row_linear(
     GROUP: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """WIDTH: 0 in steps without adapters. In others the first `num_narrows` programs are for that of the row."""
+    """Multiplies; WIDTH: 0 in steps without adapters, otherwise the first `num_narrows` programs compute the row's
+    adapter."""
     program = tl.program_id(0)
     if WIDTH > 0:
         if program < num_narrows:
@@ -144,9 +148,9 @@ def _row_linear(
 
 @dataclass(frozen=True)
 class RowTile:
-    """How a product is cut up."""
+    """Work per program of a product."""
 
-    rows: int  # of the weight, a program (of each half, if gated)
+    rows: int  # rows of the weight per program (of each half if gated)
     chunk: int  # elements of those rows at a time
     ahead: int  # chunks loaded before waiting
     warps: int
@@ -163,10 +167,12 @@ def row_linear(
     pdl: bool = False,
     shape: RowTile | None = None,
 ) -> torch.Tensor:
-    """linear(rms_norm(x), weight) of one row [1, in_features], `norm` if given; `gated`: silu_mul of that.
+    """Computes linear(rms_norm(x), weight) of one row [1, in_features], `norm` if given; `gated`: silu_mul of the
+    result.
 
-    With `residual` [1, out_features] the product is added to it in place, and it is what is returned. An 8-bit weight
-    meets x as it is: only products of many rows need both in 8 bits. Packed weights have 4 bits, and no table.
+    With `residual` [1, out_features] the product is added to it in place and it is returned. 8-bit weights are
+    multiplied with unquantized x: only products of many rows need both in 8 bits. Packed weights have 4 bits and no
+    table.
     """
     if isinstance(weight, PackedWeight):
         out = residual
@@ -224,30 +230,30 @@ def row_linear(
 
 
 def row_narrow_as_cut(x: torch.Tensor, narrow: Narrow, norm: RowNorm | None, *, pdl: bool) -> None:
-    """In a launch of its own, cut up as a product of 16 bits."""
+    """Computes the adapter's first product in a launch of its own, with the tiles of a 16-bit product."""
     tile = shape_for(x.size(1), gated=False)
     row_narrow(x, narrow, norm, rows=tile.rows, chunk=tile.chunk, warps=tile.warps, pdl=pdl)
 
 
 def row_linear_takes(in_features: int) -> bool:
-    """Whole chunks only, of at least a warp's vectors of 16-bit elements."""
+    """Returns whether rows consist of whole chunks of at least a warp's vectors of 16-bit elements."""
     return in_features % 256 == 0
 
 
 @dataclass(frozen=True)
 class RowLinearTuning:
-    """How products of one row are cut up, by the length of a weight's row and the bytes of its elements."""
+    """Work per program, by the length of a weight's row and the bytes of its elements."""
 
-    long: Mapping[int, RowTile]  # of 16-bit rows from so many elements on, if its chunk divides them; longest first
+    long: Mapping[int, RowTile]  # by minimum elements of 16-bit rows, if the chunk divides them; longest first
     long_8_bit_from: int  # elements
-    long_8_bit: RowTile  # its chunk becomes the largest that divides a row
-    short: RowTile  # the same, and at most as many chunks are ahead as a row has
-    whole_gated_rows: int  # of `short`, where a row of a gated product is one chunk
+    long_8_bit: RowTile  # its chunk is reduced to the largest that divides a row
+    short: RowTile  # likewise, with at most the chunks of a row ahead
+    whole_gated_rows: int  # rows for `short` if a row of a gated product is one chunk
 
 
 # On an H200. 4,096 wide: chunks of 2,048, two ahead, take 55 us for 28,672 rows (52 are the bytes), where chunks of
 # 1,024, three ahead, take 72: too many registers. 8,192 wide: 2 rows in chunks of 4,096 take 106 us for 28,672 rows
-# (103), where 4 rows in chunks of 2,048 take 152: all but the first are waited for. 1,024 wide: 8 rows a program if
+# (103), where 4 rows in chunks of 2,048 take 152: only the first load overlaps. 1,024 wide: 8 rows a program if
 # they are gated (3.9 us for 4.5), else 4. In 8 bits: chunks of 1,024 of 8 rows, two ahead: 37 us for 28,672 rows (26
 # are the bytes), 17 for 14,336 x 4,096 (13), where the others take 45 and 21.
 TUNING = ByCapability(

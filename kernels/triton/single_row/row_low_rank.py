@@ -1,7 +1,6 @@
-"""The second half of an adapter in the chain for single rows: the first was made beside the product (row_narrow.py).
+"""Second product of an adapter in the chain for single rows; the first runs with the layer's product (row_narrow.py).
 
-What follows a product in the chain (a gate, the sum with the residual) comes behind what the adapter adds, and so it is
-done here.
+Operations after a product in the chain (gate, residual) have to follow the adapter's addition, and so are done here.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from quire.kernels.triton.single_row.row_narrow import Narrow
 
 @dataclass(frozen=True)
 class RowLowRankTuning:
-    columns: int  # of the result, a program; divides low_rank_table.COLUMNS
+    columns: int  # columns of the result per program; divides low_rank_table.COLUMNS
     ranks: int  # at a time
     warps: int
 
@@ -61,7 +60,7 @@ def _adapted(
     OUT: tl.constexpr,
     RANKS: tl.constexpr,
 ):
-    """The layer's outputs with the adapter's; `first`: of `up`, what was loaded beforehand; `gains`: their address."""
+    """Returns the layer's outputs with the adapter's; `first`: preloaded part of `up`; `gains`: their address."""
     sums = first.to(tl.float32) * _narrow_part(narrow_ptr, projection, 0, ranks, RANKS)
     for low in range(RANKS, ranks, RANKS):
         up = _up(up_ptr, column, has_column, low, ranks, RANKS)
@@ -93,7 +92,7 @@ def _row_low_rank(
     ADD: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """GATED: y has 2 * OUT elements, gates first. PER_TILE: programs of a column tile."""
+    """Adds the adapter's output; GATED: y has 2 * OUT elements, gates first. PER_TILE: programs per column tile."""
     number, ranks = adapter_of_row(starts_ptr, table_ptr, num_adapters, WIDTH)
     up_ptr = weight_at(table_ptr, number, 1, out_ptr)
     gains = tl.load(table_ptr + number * NUM_WORDS + 3)
@@ -145,8 +144,11 @@ def row_low_rank(
     residual: torch.Tensor | None = None,
     pdl: bool = False,
 ) -> torch.Tensor:
-    """Adds to y [1, out_features] of a product what the adapter of its row does, in place; `gated`: returns silu of the
-    first half times the second; with `residual` [1, out_features] the sum is added to that, which is returned."""
+    """Adds the adapter of the row to a product's y [1, out_features], in place.
+
+    `gated`: returns silu of the first half times the second; with `residual` [1, out_features] the sum is added to it
+    and it is returned.
+    """
     weights = narrow.weights
     out_features, num_tiles = sum(weights.sizes) // (2 if gated else 1), weights.column_tiles.size(1)
     assert y.size(1) == sum(weights.sizes)
@@ -188,7 +190,7 @@ def precompile_calls(shape: ModelShape) -> Calls:
 
 
 def _precompile_layer(shape: ModelShape, in_features: int, sizes: tuple[int, ...]) -> None:
-    """The product of one row, with the first half of what an adapter adds, and the second half."""
+    """Compiles the product of one row with the first half of an adapter, and the second half."""
     weights, out, pdl = empty_table(shape, in_features, sizes), sum(sizes), HAS_PDL.here
     gated, last = len(sizes) == 2, sizes == (shape.hidden_size,)
     starts = AdaptedRows.none(1, shape.num_adapters).starts

@@ -1,6 +1,6 @@
-"""The first half of what an adapter adds to a product of one row: x times the adapter's `down`.
+"""First product of an adapter for one row: x times the adapter's `down`.
 
-It is made beside the product, in its launch (row_linear.py), or in one of its own where that reads weights otherwise.
+It runs in the launch of the layer's product (row_linear.py), or in its own if that reads weights in another format.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from quire.kernels.triton.pdl import launch_dependents, wait_for_inputs
 
 @dataclass(frozen=True)
 class RowNorm:
-    """An rms_norm of the row before the product."""
+    """RMS norm of the row before the product."""
 
     weight: torch.Tensor
     eps: float
@@ -25,16 +25,16 @@ class RowNorm:
 
 @dataclass(frozen=True)
 class Narrow:
-    """x's products with the `down` of the adapter that it has."""
+    """Products of x with the `down` of its adapter."""
 
     weights: LowRankTable
     starts: torch.Tensor  # of AdaptedRows
-    products: torch.Tensor  # [weights.most_ranks] where they go
+    products: torch.Tensor  # [weights.most_ranks] destination
 
 
 @triton.jit
 def chunk_of(x_ptr, norm_ptr, at, NORM: tl.constexpr):
-    """x and x * norm weight, float32."""
+    """Returns x and x * norm weight in float32."""
     x = tl.load(x_ptr + at).to(tl.float32)
     return x, x * tl.load(norm_ptr + at).to(tl.float32) if NORM else x
 
@@ -56,7 +56,7 @@ def narrow_of_row(
     PDL: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """Products of x with some rows of its adapter's `down`, if it has so many."""
+    """Multiplies x with some rows of its adapter's `down`, if it has that many."""
     number, ranks = adapter_of_row(starts_ptr, table_ptr, num_adapters, WIDTH)
     rank = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     inside = rank < ranks * num_projections
@@ -105,8 +105,10 @@ def _row_narrow(
 def row_narrow(
     x: torch.Tensor, narrow: Narrow, norm: RowNorm | None, *, rows: int, chunk: int, warps: int, pdl: bool = False
 ) -> None:
-    """Of x [1, in_features], normed first if there is a norm. `rows`: of `down`, a program; `chunk`: of their elements
-    at a time."""
+    """Multiplies x [1, in_features], normalized if `norm` is given.
+
+    `rows`: of `down` per program; `chunk`: elements of a row at a time.
+    """
     weights = narrow.weights
     launch = {"launch_pdl": True} if pdl else {}
     _row_narrow[(triton.cdiv(weights.most_ranks, rows),)](

@@ -1,1 +1,1 @@
-"""Who may ask, and for how much: API keys, what they are good for, and what their owners have used."""
+"""Access control: API keys, their permissions, and the usage of their owners."""

@@ -1,4 +1,4 @@
-"""The keys of a frontend: who shows which, and what that allows."""
+"""Authenticates calls by API key and checks what the key permits."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from quire.shared.metrics.frontend import FrontendMetrics
 from quire.shared.rpc.guard import bearer
 
 AUTHORIZATION, API_KEY = b"authorization", b"x-api-key"
-KV_PRIORITY_ORDER = ("low", "normal", "high")  # KV priorities
+KV_PRIORITY_ORDER = ("low", "normal", "high")
 MISSING = "no API key: send `authorization: Bearer KEY` or `x-api-key: KEY`"
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who has shown a key that is good."""
+    """An authenticated caller."""
 
     key: ApiKey
     account: Account
@@ -32,9 +32,9 @@ class Caller:
         return self.key.tenant
 
     def authorize(self, request: Request, model: str) -> Request:
-        """The request as this caller's, whatever it says itself: its tenant, and prefixes that no other tenant's
-        requests find, so that nobody learns from how long an answer takes what others have asked. Takes one request
-        from the account. `model`: the first name of the one that it asks for. PermissionDenied, ResourceExhausted."""
+        """Checks the key's permissions and rate limits and returns the request with the key's tenant and a
+        tenant-specific cache salt, so that response times reveal nothing about other tenants' prompts. `model`: the
+        served name of the requested model. Raises PermissionDenied, ResourceExhausted."""
         self._check_model(model)
         self._check_priorities(request)
         self.account.admit_request(self.key)
@@ -58,62 +58,63 @@ class Caller:
 
 
 class Access:
-    """Without sources everybody may ask, and says itself for which tenant."""
+    """The API keys of all sources. Without sources, every call is accepted and names its own tenant."""
 
     def __init__(self, sources: Iterable[KeySource], metrics: FrontendMetrics, clock: Callable[[], float]) -> None:
         self.sources = tuple(sources)
         self._metrics = metrics
         self._clock = clock
-        self.accounts: dict[str, Account] = {}  # by the key's name: a new key of the same name goes on with it
+        self.accounts: dict[str, Account] = {}  # by key name, so that a replaced key keeps its account
 
     @property
     def allows_anonymous(self) -> bool:
-        """There are no keys to show."""
+        """Whether no key source is configured."""
         return not self.sources
 
     @property
     def has_several_tenants(self) -> bool:
-        """Keys of more than one tenant are good."""
+        """Whether keys of more than one tenant exist."""
         tenants = (key.tenant for source in self.sources for key in source.keys().values())
         first = next(tenants, None)
         return any(tenant != first for tenant in tenants)
 
     def tenant_from_headers(self, headers: Iterable[tuple[bytes, bytes]]) -> str:
-        """The tenant of an HTTP call before it is let in; empty where its key is not good."""
+        """Returns the tenant of an HTTP call before it is admitted; empty if its key is unknown."""
         if self.allows_anonymous:
             return ""
-        shown = _shown(*_key_headers(headers))
-        key = self._find(digest(shown)) if shown else None
+        presented = _presented_key(*_key_headers(headers))
+        key = self._find(digest(presented)) if presented else None
         return "" if key is None else key.tenant
 
     def tenant_from_metadata(self, metadata: dict[str, str | bytes]) -> str:
-        """The same of a gRPC call."""
+        """Returns the tenant of a gRPC call before it is admitted; empty if its key is unknown."""
         return self.tenant_from_headers((name.encode(), _bytes(value)) for name, value in metadata.items())
 
     def find_caller(self, name: str, tenant: str) -> Caller | None:
-        """Who goes on with a tenant's work that was begun with the key of that name, or with none if it is empty; None
-        where there were no keys and are none. Raises PermissionDenied if that would not let in any more."""
+        """Returns the caller for work that was started earlier with the key called `name`, or without a key if empty;
+        None if no keys are configured. Raises PermissionDenied if that key no longer exists."""
         if not name and self.allows_anonymous:
             return None
         keys = (key for source in self.sources for key in source.keys().values())
         key = next((key for key in keys if key.name == name and key.tenant == tenant), None)
         if key is None:
-            shown = f"the API key {name}" if name else "no API key"
-            raise PermissionDenied(f"this was begun with {shown}, which is not good any more")
+            used = f"the API key {name}" if name else "no API key"
+            raise PermissionDenied(f"this was started with {used}, which is no longer valid")
         return self._owner(key)
 
     def authenticate(self, authorization: bytes, api_key: bytes) -> Caller | None:
-        """By the values of the two headers; None where there are no keys. Raises Unauthenticated."""
+        """Returns the caller for the values of the two headers; None if no keys are configured. Raises
+        Unauthenticated."""
         if self.allows_anonymous:
             return None
-        shown = _shown(authorization, api_key)
-        if not shown:
+        presented = _presented_key(authorization, api_key)
+        if not presented:
             self._metrics.access_refusals["missing"].inc()
             raise Unauthenticated(MISSING)
-        key = self._find(digest(shown))
+        key = self._find(digest(presented))
         if key is None:
             self._metrics.access_refusals["unknown"].inc()
-            raise Unauthenticated("this API key is not known here")
+            raise Unauthenticated("unknown API key")
         return self._owner(key)
 
     def _owner(self, key: ApiKey) -> Caller:
@@ -122,15 +123,15 @@ class Access:
         return Caller(key, self.accounts[key.name])
 
     def caller_from_headers(self, headers: Iterable[tuple[bytes, bytes]]) -> Caller | None:
-        """Of an HTTP call, names in lower case. Who sends one of them twice shows neither."""
+        """Returns the caller of an HTTP call; header names are lower-case. A header that occurs twice is ignored."""
         return self.authenticate(*_key_headers(headers))
 
     def caller_from_metadata(self, metadata: dict[str, str | bytes]) -> Caller | None:
-        """Of a gRPC call, whose names come once (`metadata_of`)."""
+        """Returns the caller of a gRPC call, from metadata with unique names (`metadata_of`)."""
         return self.authenticate(_bytes(metadata.get("authorization", b"")), _bytes(metadata.get("x-api-key", b"")))
 
     def check(self, metadata: dict[str, str | bytes]) -> QuireError | None:
-        """Why a gRPC call may not pass."""
+        """Returns the error that rejects a gRPC call, or None."""
         try:
             self.caller_from_metadata(metadata)
         except Unauthenticated as error:
@@ -138,7 +139,8 @@ class Access:
         return None
 
     def _find(self, hashed: bytes) -> ApiKey | None:
-        """How long it takes depends on the hash alone, which tells nothing about keys that are near."""
+        """Returns the key with this hash. The duration depends on the hash alone and reveals nothing about similar
+        keys."""
         return next((key for source in self.sources if (key := source.keys().get(hashed))), None)
 
 
@@ -150,7 +152,7 @@ def _key_headers(headers: Iterable[tuple[bytes, bytes]]) -> tuple[bytes, bytes]:
     return found.get(AUTHORIZATION, b""), found.get(API_KEY, b"")
 
 
-def _shown(authorization: bytes, api_key: bytes) -> bytes:
+def _presented_key(authorization: bytes, api_key: bytes) -> bytes:
     return api_key or bearer({"authorization": authorization})
 
 

@@ -1,4 +1,4 @@
-"""What the owner of a key has used: buckets that fill up steadily, and a count for the day."""
+"""Usage of an API key: token buckets per minute, and a count per day."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ACTIVE_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class AccountUsage:
-    """What other frontends have not been told of."""
+    """Usage not yet reported to the shared counters."""
 
     requests: int
     tokens: int
@@ -25,7 +25,7 @@ class AccountUsage:
 
 @dataclass(frozen=True, slots=True)
 class AccountLevel:
-    """Of all frontends together: what is left in the buckets, and what the day has cost."""
+    """Shared state of all frontends: remaining bucket levels, and the tokens used today."""
 
     requests: float
     tokens: float
@@ -35,8 +35,8 @@ class AccountLevel:
 
 @dataclass(slots=True)
 class TokenBucket:
-    """Holds a minute's worth at most. It may be overdrawn: what a request used is known at its end. While there is no
-    limit it is empty: what was taken then does not count against a later one."""
+    """A token bucket that holds at most one minute's amount. It may go negative, since a request's tokens are known at
+    its end. Without a limit it stays at 0, so that earlier use does not count against a later limit."""
 
     level: float
     seen_s: float
@@ -49,7 +49,7 @@ class TokenBucket:
         self.level = self.level - amount if per_minute else 0.0
 
     def wait_s(self, wanted: float, per_minute: int) -> float:
-        """Until there is so much; 0 if it is there."""
+        """Returns the seconds until the level reaches `wanted`; 0 if it has."""
         return max(0.0, (wanted - self.level) * MINUTE_S / per_minute)
 
     def rate_limit(self, of: Literal["requests", "tokens"], per_minute: int) -> RateLimit:
@@ -58,8 +58,8 @@ class TokenBucket:
 
 
 class Account:
-    """Of one key, at one frontend and, as far as it has heard, at others. `clock`: seconds that only grow; `wall`: of
-    the epoch, for days."""
+    """Usage of one API key at this frontend and, once synchronized, at others. `clock`: monotonic seconds; `wall`: Unix
+    time, for days."""
 
     def __init__(self, key: ApiKey, clock: Callable[[], float], wall: Callable[[], float]) -> None:
         self._clock, self._wall = clock, wall
@@ -73,56 +73,58 @@ class Account:
 
     @property
     def is_active(self) -> bool:
-        """It has limits, and its key has been used a short while ago."""
+        """Whether the key has limits and was used recently."""
         key = self.key
         is_limited = key.requests_per_minute or key.tokens_per_minute or key.tokens_per_day
         return bool(is_limited) and self._clock() - self._touched_s < ACTIVE_S
 
     def admit_request(self, key: ApiKey) -> None:
-        """One more request, by what `key` allows now; ResourceExhausted that names the limit and when to come back."""
+        """Counts a request under the limits of `key`. Raises ResourceExhausted that names the limit and the time to
+        retry."""
         now = self._touched_s = self._clock()
         self.key = key
         self._requests.refill(key.requests_per_minute, now)
         self._tokens.refill(key.tokens_per_minute, now)
         if key.requests_per_minute and (wait_s := self._requests.wait_s(1.0, key.requests_per_minute)):
-            raise _over(key, "requests_per_minute", key.requests_per_minute, wait_s)
+            raise _limit_exceeded(key, "requests_per_minute", key.requests_per_minute, wait_s)
         if key.tokens_per_minute and (wait_s := self._tokens.wait_s(1.0, key.tokens_per_minute)):
-            raise _over(key, "tokens_per_minute", key.tokens_per_minute, wait_s)
+            raise _limit_exceeded(key, "tokens_per_minute", key.tokens_per_minute, wait_s)
         if key.tokens_per_day and self._today() >= key.tokens_per_day:
-            raise _over(key, "tokens_per_day", key.tokens_per_day, DAY_S - self._wall() % DAY_S)
+            raise _limit_exceeded(key, "tokens_per_day", key.tokens_per_day, DAY_S - self._wall() % DAY_S)
         self._requests.spend(1.0, key.requests_per_minute)
         self._unreported = AccountUsage(self._unreported.requests + 1, self._unreported.tokens)
 
     def charge(self, num_tokens: int) -> None:
-        """What a request has used, prompt and output."""
+        """Counts the prompt and output tokens of a finished request."""
         self._touched_s = self._clock()
         self._tokens.spend(num_tokens, self.key.tokens_per_minute)
         self._day_tokens = self._today() + num_tokens
         self._unreported = AccountUsage(self._unreported.requests, self._unreported.tokens + num_tokens)
 
     def rate_limits(self) -> list[RateLimit]:
-        """Of the key as it was shown last; none where it has none by the minute."""
+        """Returns the per-minute limits of the key as last presented; empty if it has none."""
         now, key = self._clock(), self.key
         self._requests.refill(key.requests_per_minute, now)
         self._tokens.refill(key.tokens_per_minute, now)
-        found = [
+        limits = [
             self._requests.rate_limit("requests", key.requests_per_minute),
             self._tokens.rate_limit("tokens", key.tokens_per_minute),
         ]
-        return [one for one in found if one.limit]
+        return [one for one in limits if one.limit]
 
     def take_unreported(self) -> AccountUsage:
-        """For the others; restore_unreported() if they could not be told."""
-        told, self._unreported = self._unreported, AccountUsage(0, 0)
-        return told
+        """Returns the unreported usage and resets it; restore_unreported() undoes that if reporting fails."""
+        taken, self._unreported = self._unreported, AccountUsage(0, 0)
+        return taken
 
-    def restore_unreported(self, untold: AccountUsage) -> None:
+    def restore_unreported(self, usage: AccountUsage) -> None:
         self._unreported = AccountUsage(
-            self._unreported.requests + untold.requests, self._unreported.tokens + untold.tokens
+            self._unreported.requests + usage.requests, self._unreported.tokens + usage.tokens
         )
 
     def apply_shared_level(self, level: AccountLevel) -> None:
-        """What all have used, this frontend up to the last take_unreported()."""
+        """Sets the levels to those of all frontends, which include this one's usage up to the last
+        take_unreported()."""
         now = self._clock()
         self._requests = TokenBucket(level.requests - self._unreported.requests, now)
         self._tokens = TokenBucket(level.tokens - self._unreported.tokens, now)
@@ -137,7 +139,9 @@ class Account:
         return self._day_tokens
 
 
-def _over(key: ApiKey, limit: str, most: int, wait_s: float) -> ResourceExhausted:
+def _limit_exceeded(key: ApiKey, limit: str, maximum: int, wait_s: float) -> ResourceExhausted:
     return ResourceExhausted(
-        f"{limit}: the API key {key.name} has used its {most}", field=limit, retry_after_ms=max(1, round(wait_s * 1000))
+        f"{limit}: the API key {key.name} has used its {maximum}",
+        field=limit,
+        retry_after_ms=max(1, round(wait_s * 1000)),
     )

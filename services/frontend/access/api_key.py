@@ -1,4 +1,4 @@
-"""An API key: whose it is, and what it is good for. Never the key itself, only its hash."""
+"""An API key's name, tenant and permissions. Only the hash of the key is stored."""
 
 from __future__ import annotations
 
@@ -12,24 +12,28 @@ from quire.shared.errors import InvalidArgument
 Digest = bytes
 
 
-def digest(shown: bytes) -> Digest:
-    """What keys are kept and looked up by: as good as random, so that no time that a lookup takes says anything."""
-    return hashlib.sha256(shown).digest()
+def digest(key: bytes) -> Digest:
+    """Returns the SHA-256 by which keys are stored and looked up; unpredictable, so lookup times reveal nothing."""
+    return hashlib.sha256(key).digest()
 
 
 class ApiKey(BaseModel):
-    """As it stands in a file or in Redis, beside its hash. Limits: 0 means none."""
+    """Properties of a key, as stored in a file or in Redis next to its hash. For limits, 0 means none."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str = Field(min_length=1, max_length=64, pattern=r"^[\w.-]+$", description="for logs, metrics and refusals")
-    tenant: str = Field("", max_length=256, description="whom its work is done for; the key's name if empty")
-    models: tuple[str, ...] = Field((), description="names that it may ask for; empty: all")
-    most_urgent_priority: int | None = Field(None, description="the smallest priority it may ask for; unset: any")
-    highest_kv_priority: Literal["low", "normal", "high"] = Field("high", description="that it may ask for")
-    requests_per_minute: int = Field(0, ge=0, description="at all frontends together, with Redis; else at each")
-    tokens_per_minute: int = Field(0, ge=0, description="the same for prompts and outputs, counted at the end")
-    tokens_per_day: int = Field(0, ge=0, description="the same for a day of UTC")
+    tenant: str = Field("", max_length=256, description="tenant of its requests; empty: the key's name")
+    models: tuple[str, ...] = Field((), description="models that it may request; empty: all")
+    most_urgent_priority: int | None = Field(None, description="lowest priority value it may request; unset: any")
+    highest_kv_priority: Literal["low", "normal", "high"] = Field(
+        "high", description="highest KV priority it may request"
+    )
+    requests_per_minute: int = Field(0, ge=0, description="limit over all frontends with Redis, else per frontend")
+    tokens_per_minute: int = Field(
+        0, ge=0, description="the same for prompt and output tokens, counted when a request ends"
+    )
+    tokens_per_day: int = Field(0, ge=0, description="the same per UTC day")
 
     @model_validator(mode="before")
     @classmethod
@@ -40,7 +44,7 @@ class ApiKey(BaseModel):
 
 
 def parse_key(values: Any, where: str) -> ApiKey:
-    """Raises InvalidArgument that names the field, and never a secret."""
+    """Returns the key with the given properties. Raises InvalidArgument that names the field and never a secret."""
     try:
         return ApiKey.model_validate(values)
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""Limits as OpenAI's headers tell them: how much there may be, how much is left, and when all of it is there again."""
+"""Rate limits in OpenAI's response headers: limit, remaining amount, and time until it is full again."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ MINUTE_S, HOUR_S = 60, 3600
 
 @dataclass(frozen=True, slots=True)
 class RateLimit:
-    """One limit at this moment."""
+    """The present state of one limit."""
 
     of: Literal["requests", "tokens"]
     limit: int
     remaining: float
-    reset_s: float  # until `remaining` is `limit`, if nothing more is asked
+    reset_s: float  # until `remaining` is back at `limit`
 
     def headers(self) -> list[tuple[bytes, bytes]]:
-        told = (
+        fields = (
             ("limit", str(self.limit)),
             ("remaining", str(max(0, math.floor(self.remaining)))),
             ("reset", duration(self.reset_s)),
         )
-        return [(f"x-ratelimit-{part}-{self.of}".encode(), value.encode()) for part, value in told]
+        return [(f"x-ratelimit-{part}-{self.of}".encode(), value.encode()) for part, value in fields]
 
 
 def rate_limit_headers(limits: Iterable[RateLimit]) -> list[tuple[bytes, bytes]]:
@@ -33,12 +33,12 @@ def rate_limit_headers(limits: Iterable[RateLimit]) -> list[tuple[bytes, bytes]]
 
 
 def duration(seconds: float) -> str:
-    """As Go writes it, and OpenAI: 0s, 20ms, 1.5s, 6m0s, 1h0m30s."""
+    """Returns a duration in Go's notation, as OpenAI does: 0s, 20ms, 1.5s, 6m0s, 1h0m30s."""
     millis = max(0, math.ceil(seconds * 1000))
     if 0 < millis < 1000:
         return f"{millis}ms"
-    whole, rest = divmod(millis, 1000)
-    hours, minutes, last = whole // HOUR_S, whole % HOUR_S // MINUTE_S, whole % MINUTE_S
+    seconds_whole, rest = divmod(millis, 1000)
+    hours, minutes, last = seconds_whole // HOUR_S, seconds_whole % HOUR_S // MINUTE_S, seconds_whole % MINUTE_S
     fraction = f".{rest:03}".rstrip("0") if rest else ""
     front = f"{hours}h{minutes}m" if hours else f"{minutes}m" if minutes else ""
     return f"{front}{last}{fraction}s"

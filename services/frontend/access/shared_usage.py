@@ -1,7 +1,7 @@
-"""What keys have used at all frontends of a cluster together, in Redis: told and read twice a second.
+"""Usage of API keys over all frontends of a cluster, synchronized through Redis twice a second.
 
-Nobody waits for it. A frontend lets in by what it knows, so that all together may let in more than a limit by what they
-do in half a second; without Redis each counts for itself, and tells what was used meanwhile when Redis is back.
+No request waits for it: a frontend admits by the state it knows, so all frontends together may exceed a limit by what
+they admit in half a second. Without Redis each frontend counts alone, and reports its usage when Redis is back.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ log = logger("access")
 
 SYNC_S = 0.5
 AT_ONCE = 64  # accounts in flight
-KEEP_S = 2 * 86_400  # what nobody has touched for so long is forgotten
+KEEP_S = 2 * 86_400  # counters unused for this long expire
 
-# One key's levels, brought up to now by the clock of Redis, less what a frontend tells. A clock that was set back fills
-# nothing, and takes nothing away. Numbers come back as texts, because Redis would cut them to integers.
+# Refills one key's buckets by Redis' clock and subtracts the usage that a frontend reports. A clock that was set back
+# changes nothing. Numbers are returned as strings, because Redis truncates Lua numbers to integers.
 SCRIPT = f"""
 local time = redis.call('TIME')
 local now = time[1] + time[2] / 1000000
@@ -45,31 +45,31 @@ return {{tostring(requests), tostring(tokens), day, day_tokens}}
 
 
 class SharedUsage:
-    """Of one frontend."""
+    """Synchronizes the accounts of one frontend."""
 
     def __init__(
         self, redis: Any, namespace: str, accounts: Mapping[str, Account], on_error: Callable[[], None]
     ) -> None:
-        """`accounts`: by the key's name, as they come."""
+        """Stores the accounts. `accounts`: by key name; may grow."""
         self.redis = redis
         self._namespace = namespace
         self.accounts = accounts
         self._on_error = on_error
         self._script = redis.register_script(SCRIPT)
-        self._is_away = False
+        self._is_down = False
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Synchronizes until cancelled."""
         while True:
             await cancellable_sleep(SYNC_S)
             await self.sync()
 
     async def sync(self) -> None:
-        """Once, for all accounts that anybody has used lately."""
+        """Synchronizes all recently used accounts once."""
         active = [(name, account) for name, account in self.accounts.items() if account.is_active]
         for start in range(0, len(active), AT_ONCE):
             done = await asyncio.gather(*(self._sync(*one) for one in active[start : start + AT_ONCE]))
-            self._tell(all(done))
+            self._note_state(all(done))
             if not all(done):
                 return
 
@@ -77,23 +77,21 @@ class SharedUsage:
         await self.redis.aclose()
 
     async def _sync(self, name: str, account: Account) -> bool:
-        key, told = account.key, account.take_unreported()
-        values = [key.requests_per_minute, key.tokens_per_minute, told.requests, told.tokens]
+        key, usage = account.key, account.take_unreported()
+        values = [key.requests_per_minute, key.tokens_per_minute, usage.requests, usage.tokens]
         try:
             found = await self._script(keys=[f"{self._namespace}:use:{name}"], args=values)
         except (redis_error(), OSError):
-            account.restore_unreported(
-                told
-            )  # perhaps it was counted, and only the answer was lost: then it counts twice
+            account.restore_unreported(usage)  # counted twice if Redis applied it and only the answer was lost
             return False
         account.apply_shared_level(AccountLevel(float(found[0]), float(found[1]), int(found[2]), int(found[3])))
         return True
 
-    def _tell(self, is_there: bool) -> None:
-        if not is_there:
+    def _note_state(self, is_up: bool) -> None:
+        if not is_up:
             self._on_error()
-            if not self._is_away:
-                log.warning("Redis is away: this frontend counts the use of keys for itself")
-        elif self._is_away:
-            log.info("the use of keys is counted together with other frontends again")
-        self._is_away = not is_there
+            if not self._is_down:
+                log.warning("Redis is unavailable: API key usage is counted per frontend")
+        elif self._is_down:
+            log.info("API key usage is shared with other frontends again")
+        self._is_down = not is_up

@@ -1,4 +1,4 @@
-"""Where keys come from: one in the environment, a file that is read again when it changes, or Redis."""
+"""Sources of API keys: one in the environment, a file that is reloaded when it changes, or Redis."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ DEFAULT_KEY_NAME = "default"  # the name of the key in the environment
 
 
 class KeySource(Protocol):
-    """Those that are good at present."""
+    """Provides the keys that are valid at present."""
 
     def keys(self) -> Keys: ...
 
 
 class SingleKey:
-    """For everybody."""
+    """One key for all clients."""
 
     def __init__(self, secret: str) -> None:
         self._keys = {digest(secret.encode()): ApiKey.model_validate({"name": DEFAULT_KEY_NAME})}
@@ -41,11 +41,11 @@ class SingleKey:
 
 
 class KeyFile:
-    """YAML: `keys:` with a list of entries, each with the fields of ApiKey and `key` (the key itself) or `sha256` (its
-    hash, 64 hexadecimal digits). A file that became unusable leaves those from before."""
+    """A YAML file with a list `keys:`; each entry has the fields of ApiKey and either `key` (the key itself) or
+    `sha256` (its hash, 64 hexadecimal digits). While the file is unusable, the last valid keys stay."""
 
     def __init__(self, path: str, on_error: Callable[[], None]) -> None:
-        """Raises InvalidArgument for a file that is no use."""
+        """Loads the file. Raises InvalidArgument if it is unusable."""
         self._path = path
         self._file = PrivateFile(path, "api_keys", self._read, max_bytes=MAX_FILE_BYTES, on_error=on_error)
 
@@ -57,18 +57,18 @@ class KeyFile:
             document = yaml.safe_load(content.decode())
         except UnicodeDecodeError:
             raise UnusableFile("cannot read it as text") from None
-        except yaml.YAMLError:  # whose message would quote the file
+        except yaml.YAMLError:  # its message would quote the file
             raise UnusableFile("it is not YAML") from None
         entries = document.get("keys") if isinstance(document, dict) else None
         if not isinstance(entries, list):
-            raise UnusableFile("it must have a list `keys:`, which may be [] to let nobody in")
-        found: dict[Digest, ApiKey] = {}
+            raise UnusableFile("it must have a list `keys:`, which may be [] to reject every call")
+        keys: dict[Digest, ApiKey] = {}
         for number, entry in enumerate(entries, 1):
             hashed, key = self._entry(entry, f"entry {number}")
-            if hashed in found:
-                raise UnusableFile(f"entry {number}: the key of {found[hashed].name} again")
-            found[hashed] = key
-        return found
+            if hashed in keys:
+                raise UnusableFile(f"entry {number}: the key of {keys[hashed].name} again")
+            keys[hashed] = key
+        return keys
 
     def _entry(self, entry: Any, where: str) -> tuple[Digest, ApiKey]:
         if not isinstance(entry, dict):
@@ -91,9 +91,9 @@ class KeyFile:
 
 
 class RedisKeys:
-    """The hash NAMESPACE:api_keys: SHA-256 of a key in hexadecimal -> the fields of ApiKey as JSON. What is no key
-    among
-    them is skipped. Redis away: those from before go on; until it was first read, nobody gets in."""
+    """Keys in the Redis hash NAMESPACE:api_keys: SHA-256 in hexadecimal -> the fields of ApiKey as JSON. Malformed
+    entries are skipped. While Redis is unavailable the last keys stay; before the first successful read no call is
+    accepted."""
 
     def __init__(self, redis: Any, namespace: str, on_error: Callable[[], None]) -> None:
         self._redis = redis
@@ -105,7 +105,7 @@ class RedisKeys:
         return self._keys
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Reloads the keys until cancelled."""
         while True:
             await self.read()
             await cancellable_sleep(RELOAD_S)
@@ -117,13 +117,14 @@ class RedisKeys:
         try:
             found = await self._redis.hgetall(self._name)
         except (redis_error(), OSError) as error:
-            log.warning("API keys stay as they were", reason=type(error).__name__)
+            log.warning("cannot reload API keys; keeping the present ones", reason=type(error).__name__)
             self._on_error()
             return
         self._keys = dict(self._readable(found))
 
     def _readable(self, found: Mapping[bytes, bytes]) -> Iterator[tuple[Digest, ApiKey]]:
-        """Leaves out what is no key: one that anybody has written there does not keep those that were taken away."""
+        """Yields the valid entries. Malformed ones are skipped and logged: one bad entry must not keep revoked keys
+        valid."""
         malformed = 0
         for hashed, value in found.items():
             try:
@@ -131,7 +132,7 @@ class RedisKeys:
             except (ValueError, RecursionError, InvalidArgument):
                 malformed += 1
         if malformed:
-            log.warning("entries among the API keys are no keys", count=malformed, hash=self._name)
+            log.warning("skipped malformed API key entries", count=malformed, hash=self._name)
             self._on_error()
 
 

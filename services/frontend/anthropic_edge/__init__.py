@@ -1,1 +1,1 @@
-"""The HTTP face that Anthropic's clients know: /v1/messages and /v1/messages/count_tokens."""
+"""HTTP API of Anthropic's clients: /v1/messages and /v1/messages/count_tokens."""

@@ -1,11 +1,11 @@
-"""What the OpenAPI document says of the blocks of a conversation, which turns.py reads."""
+"""Schemas of a conversation's blocks for the OpenAPI document; messages.py reads the blocks."""
 
 from __future__ import annotations
 
 from quire.services.frontend.http.fields.ranges import Schema, needs
 
 THOUGHTS = ("thinking", "redacted_thinking")
-# Calls of tools that Anthropic's servers ran, and their results: parts of turns that were answered elsewhere.
+# Calls of tools that Anthropic's servers ran, and their results: parts of turns that another server answered.
 SERVER_RUN = (
     "server_tool_use", "web_search_tool_result", "web_fetch_tool_result", "code_execution_tool_result",
     "bash_code_execution_tool_result", "text_editor_code_execution_tool_result", "tool_search_tool_result",

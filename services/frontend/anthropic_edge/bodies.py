@@ -1,4 +1,4 @@
-"""JSON bodies: the fields that do something. Others are sorted out by `refuse_unknown`."""
+"""Request bodies with the supported fields; `refuse_unknown` handles the others."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from quire.services.frontend.http.fields.ranges import needs
 from quire.services.frontend.http.fields.unknown_fields import UnknownFields
 from quire.services.frontend.input_processor.sampling.unsupported_samplers import UNSUPPORTED_SAMPLERS
 
-# They say nothing about the text: bookkeeping, and where caches are to begin, which needs no saying here.
+# Fields without influence on the text: bookkeeping, and cache control, which is not needed here.
 IGNORED = frozenset({
     "anthropic_beta", "betas", "cache_control", "context_management",
     "diagnostics", "inference_geo", "metadata", "service_tier", "speed",
     "user_profile_id", "workspace_id",
 })  # fmt: skip
-# By name, the values that do not ask for it.
+# By name, the values that do not request the feature.
 NOT_OFFERED: Mapping[str, Sequence[Any]] = dict.fromkeys(
     ("compaction", "container", "fallbacks", "mcp_servers", "thread"), (None, [], {})
 )
-THREAD = "thread_unsupported_request"  # at this word Anthropic's clients send the whole conversation instead
+THREAD = "thread_unsupported_request"  # on this code, Anthropic's clients send the whole conversation instead
 
 
 TOOL_CHOICE: dict[str, Any] = {
@@ -62,7 +62,7 @@ TOOL: dict[str, Any] = {
 
 
 class MessageBody(BaseModel):
-    """One turn."""
+    """Message of one conversation turn."""
 
     model_config = ConfigDict(extra="allow", json_schema_extra={"allOf": [*ROLE_RULES]})
 
@@ -71,17 +71,19 @@ class MessageBody(BaseModel):
 
 
 class Thinking(BaseModel):
-    """How much to reason: a budget in tokens, or as much as the model likes."""
+    """Amount of reasoning: a budget in tokens, or as much as the model chooses."""
 
     model_config = ConfigDict(extra="allow")
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: int | None = None
-    display: str | None = Field(None, description="omitted: the reasoning is left out; any other: it comes whole")
+    display: str | None = Field(
+        None, description="omitted: the answer has no reasoning; any other value: the whole reasoning"
+    )
 
 
 class OutputConfig(BaseModel):
-    """Effort, and the form of the answer."""
+    """Effort, and the format of the answer."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -90,7 +92,7 @@ class OutputConfig(BaseModel):
 
 
 class CountBody(CheckedBody):
-    """POST /v1/messages/count_tokens"""
+    """Request body of POST /v1/messages/count_tokens."""
 
     model_config = ConfigDict(extra="allow", json_schema_extra=body_schema_extra(IGNORED, NOT_OFFERED, [MUST_CALL]))
 
@@ -107,7 +109,7 @@ class CountBody(CheckedBody):
     tool_choice: dict[str, Any] | None = Field(None, json_schema_extra=TOOL_CHOICE)
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
-    output_format: dict[str, Any] | None = Field(None, description="older name of output_config.format")
+    output_format: dict[str, Any] | None = Field(None, description="legacy name of output_config.format")
     chat_template_kwargs: dict[str, Any] | None = None
 
     @model_validator(mode="before")
@@ -125,7 +127,7 @@ class CountBody(CheckedBody):
 
 
 class MessagesBody(CountBody):
-    """POST /v1/messages"""
+    """Request body of POST /v1/messages."""
 
     max_tokens: int = Field(json_schema_extra={"minimum": 1})
     stop_sequences: list[str] | None = None

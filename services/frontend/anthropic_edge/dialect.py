@@ -1,4 +1,4 @@
-"""Anthropic's Messages API, as a value."""
+"""Dialect of Anthropic's Messages API."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def _routers(context: ServingContext) -> Sequence[Router]:
 
 
 def _examples(model: str) -> Mapping[str, Mapping[str, Any]]:
-    said = [{"role": "user", "content": "What is 23 + 45?"}]
+    messages = [{"role": "user", "content": "What is 23 + 45?"}]
     return {
-        PREFIX: {"model": model, "messages": said, "max_tokens": 40},
-        f"{PREFIX}/count_tokens": {"model": model, "messages": said},
+        PREFIX: {"model": model, "messages": messages, "max_tokens": 40},
+        f"{PREFIX}/count_tokens": {"model": model, "messages": messages},
     }
 
 

@@ -1,4 +1,4 @@
-"""Every error as Anthropic's object: {"type": "error", "error": {"type", "message"}}."""
+"""Conversion of errors to Anthropic's object: {"type": "error", "error": {"type", "message"}}."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FAULT = "api_error"
 
 
 def error_object(message: str, status: int, reason: str = "") -> dict[str, Any]:
-    """`reason`: a word that clients look for."""
+    """Returns the error object; `reason`: a code that clients check."""
     details = {"details": {"error_code": reason}} if reason else {}
     return {"type": "error", "error": {"type": TYPES.get(status, FAULT), "message": message, **details}}
 

@@ -1,4 +1,4 @@
-"""Answers of /v1/messages: blocks of thinking, text and tool use, in the order in which the model wrote them."""
+"""Response format of /v1/messages: blocks of thinking, text and tool use, in the order of the model's output."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from quire.shared.pb.common.v1 import finish_pb2
 Json = dict[str, Any]
 
 PING = {"type": "ping"}
-# What a server without cache writes by hand, regions and service tiers has to say of these.
+# Usage fields of features that this server lacks: cache writes, regions and service tiers.
 FIXED_USAGE_FIELDS: Json = {
     "cache_creation": {"ephemeral_1h_input_tokens": 0, "ephemeral_5m_input_tokens": 0},
     "inference_geo": None,
@@ -37,7 +37,7 @@ def event(body: Json) -> bytes:
 
 
 def ping() -> bytes:
-    """Returns what a silent stream sends."""
+    """Returns the event that keeps an idle stream alive."""
     return event(PING)
 
 
@@ -48,7 +48,7 @@ def parts_of(delta: SampleDelta) -> list[Part]:
 
 
 def usage_object(usage: Usage) -> Json:
-    """Anthropic counts what came from the cache apart from the rest of the input."""
+    """Returns the usage; Anthropic counts cached input tokens separately from the other input tokens."""
     return {
         "input_tokens": usage.prompt_tokens - usage.cached_tokens,
         "cache_creation_input_tokens": 0,
@@ -60,7 +60,7 @@ def usage_object(usage: Usage) -> Json:
 
 
 def message_usage(usage: Usage) -> Json:
-    """Returns the usage of a message, which says where and how it was computed as well."""
+    """Returns the usage of a message with the fixed fields."""
     return {**usage_object(usage), **FIXED_USAGE_FIELDS}
 
 
@@ -73,12 +73,12 @@ def ending(finish: Finish, *, has_calls: bool) -> Json:
 
 
 def _stopped(reason: str | None, sequence: str | None = None) -> Json:
-    """Returns why a message ended. Details are of refusals, and containers of tools that a server runs."""
+    """Returns the stop fields. Details belong to refusals, and containers to tools that a server runs."""
     return {"stop_reason": reason, "stop_sequence": sequence, "stop_details": None, "container": None}
 
 
 class _Block:
-    """One on its way."""
+    """Content block that is being written."""
 
     def __init__(self, index: int, part: Part) -> None:
         self.index = index
@@ -86,7 +86,7 @@ class _Block:
         self._texts: list[str] = []
 
     def takes(self, part: Part) -> bool:
-        """A call's first piece begins a block of its own."""
+        """Returns whether the part continues this block; each tool call is a separate block."""
         if isinstance(part, CallDelta) and isinstance(self._part, CallDelta):
             return part.number == self._part.number
         return type(part) is type(self._part)
@@ -129,7 +129,7 @@ class _Block:
 
     @property
     def _signature(self) -> str:
-        """Clients send it back with the thoughts. There is nothing to prove here: any is taken."""
+        """Signature that clients send back with the thoughts; it is not checked here."""
         return hashlib.sha256("".join(self._texts).encode()).hexdigest()
 
     def _event(self, kind: str, **fields: Any) -> Json:
@@ -137,7 +137,7 @@ class _Block:
 
 
 class MessageFormat:
-    """A format for GenerationResponse."""
+    """Response format of /v1/messages."""
 
     def __init__(self, request: Request, model: str) -> None:
         self._fields: Json = {
@@ -176,8 +176,8 @@ class MessageFormat:
             self._block = _Block(self._num_blocks, part)
             self._num_blocks += 1
             yield self._block.start()
-        if (news := self._block.add(part)) is not None:
-            yield news
+        if (delta := self._block.add(part)) is not None:
+            yield delta
 
     def _end_block(self) -> list[Json]:
         block, self._block = self._block, None

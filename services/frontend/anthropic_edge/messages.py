@@ -1,4 +1,4 @@
-"""`system` and `messages` of a body as chat templates read them."""
+"""Conversion of `system` and `messages` of a body to the messages that chat templates read."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _text_blocks(content: Any, place: str) -> list[Block]:
 
 
 def _texts_alone(content: Any, place: str) -> list[Block]:
-    """Where nothing else may stand."""
+    """Returns the blocks of a content in which only text is allowed; raises Unimplemented for others."""
     blocks = _text_blocks(content, place)
     for block in blocks:
         if block.get("type") != "text":
@@ -50,8 +50,10 @@ def _texts_alone(content: Any, place: str) -> list[Block]:
 
 
 def _without_billing(blocks: Iterable[Block]) -> Iterator[Block]:
-    """Yields the blocks without Claude Code's billing line. The line differs from request to request, and as the first
-    one of the prompt it would keep every request from the cached prefix of the one before."""
+    """Yields the blocks without Claude Code's billing line.
+
+    The line differs from request to request, and as the first line of the prompt it would prevent prefix cache hits.
+    """
     for block in blocks:
         text = block["text"]
         if text.lstrip().startswith(BILLING):
@@ -69,7 +71,7 @@ def _joined(blocks: Iterable[Block]) -> str:
 
 
 def _assistant(blocks: Sequence[Block], place: str) -> Mapping[str, Any]:
-    """Leaves out thoughts that were encrypted elsewhere, and tools that other servers ran."""
+    """Returns the assistant's message without thoughts encrypted elsewhere and tools run by other servers."""
     for block in blocks:
         if block.get("type") not in ("text", "tool_use", *THOUGHTS, *SERVER_RUN):
             raise _not_offered(block, place)
@@ -87,7 +89,7 @@ def _call(block: Block, place: str) -> Mapping[str, Any]:
 
 
 def _others(role: str, blocks: Iterable[Block], place: str) -> Iterator[Mapping[str, Any]]:
-    """Text stays together; each result of a tool is a message of its own."""
+    """Yields a message for each run of text, and one for each tool result."""
     texts: list[Block] = []
     for block in blocks:
         if block.get("type") == "text":
@@ -106,7 +108,7 @@ def _others(role: str, blocks: Iterable[Block], place: str) -> Iterator[Mapping[
 def _result(block: Block, place: str) -> Mapping[str, Any]:
     content = block.get("content")
     text = _joined(_texts_alone("" if content is None else content, place))
-    failed = "Error: " if block.get("is_error") else ""  # templates know no other way to say so
+    failed = "Error: " if block.get("is_error") else ""  # templates have no other way to say so
     return conversation.message("tool", failed + text, tool_call_id=str(block.get("tool_use_id") or ""))
 
 

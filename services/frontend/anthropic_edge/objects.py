@@ -1,4 +1,4 @@
-"""Objects inside the bodies of /v1/messages, by the fields that Anthropic's API gives them."""
+"""Shapes of the objects in the bodies of /v1/messages, by the fields of Anthropic's API."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bodies to the frontend's own request."""
+"""Conversion of bodies to the frontend's request."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from quire.shared.pb.common.v1 import sampling_pb2
 
 
 def messages_request(body: MessagesBody, headers: CallHeaders, tokenizer: Tokenizer) -> Request:
-    """A max_tokens that does not fit in the context is shortened: these clients always send a large one."""
+    """Returns the request; a max_tokens that exceeds the context is reduced, since these clients always send a large
+    one."""
     offer = tools.read(body.tools, body.tool_choice)
     given = {
         "temperature": body.temperature,
@@ -52,13 +53,13 @@ def count_prompt(body: CountBody) -> ChatPrompt:
 
 
 def prompt(body: CountBody, offer: ToolOffer) -> ChatPrompt:
-    """A last message of the assistant's is the beginning of the answer."""
+    """Returns the prompt; a last message of the assistant is the beginning of the answer."""
     written = to_messages(body.system, body.messages)
-    goes_on = bool(written) and written[-1]["role"] == "assistant" and not written[-1].get("tool_calls")
+    continues = bool(written) and written[-1]["role"] == "assistant" and not written[-1].get("tool_calls")
     return ChatPrompt(
         written,
-        add_generation_prompt=not goes_on,
-        continue_final_message=goes_on,
+        add_generation_prompt=not continues,
+        continue_final_message=continues,
         template_variables={**_variables(body), **(body.chat_template_kwargs or {})},
         tools=offer.template_tools,
     )
@@ -74,15 +75,15 @@ def _variables(body: CountBody) -> Mapping[str, Any]:
 
 
 def _budget(body: MessagesBody, tokenizer: Tokenizer) -> int | None:
-    """Of a model that cannot reason, which these clients do not know, no budget is asked."""
+    """Returns the thinking budget; none for models that cannot reason, which the clients do not know."""
     if body.thinking is None or body.thinking.type != "enabled" or tokenizer.thinking_token_ids is None:
         return None
     return body.thinking.budget_tokens
 
 
 def _form(body: MessagesBody) -> sampling_pb2.StructuredOutput | None:
-    asked = None if body.output_config is None else body.output_config.format
-    form = body.output_format if asked is None else asked
+    output_format = None if body.output_config is None else body.output_config.format
+    form = body.output_format if output_format is None else output_format
     if form is None:
         return None
     schema = form.get("schema")

@@ -1,4 +1,4 @@
-"""POST /v1/messages, POST /v1/messages/count_tokens."""
+"""Routes of POST /v1/messages and POST /v1/messages/count_tokens."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PREFIX = "/v1/messages"
 
 
 class MessageRoutes:
-    """Bodies to requests, requests to answers."""
+    """Routes that turn bodies into requests, and requests into answers."""
 
     def __init__(self, context: ServingContext) -> None:
         self._generator = context.generator
@@ -33,7 +33,7 @@ class MessageRoutes:
         self.router.add_api_route(f"{PREFIX}/count_tokens", self.count, methods=["POST"])
 
     async def create(self, body: MessagesBody, http: Request) -> Response:
-        """Answers a conversation."""
+        """Answers a conversation with one message."""
         body.refuse_unknown(self._unknown)
         request = messages_request(body, headers.read(http), self._tokenizer)
         return GenerationResponse(
@@ -45,7 +45,7 @@ class MessageRoutes:
         )
 
     async def count(self, body: CountBody) -> dict[str, int]:
-        """How many tokens the conversation has."""
+        """Counts the tokens of the conversation."""
         body.refuse_unknown(self._unknown)
         entry = self._catalogue.entry(body.model)
         return {"input_tokens": len(await self._processor.tokenize(count_prompt(body), entry.max_model_len))}

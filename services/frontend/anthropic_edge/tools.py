@@ -1,4 +1,4 @@
-"""`tools` and `tool_choice` of a body."""
+"""Conversion of `tools` and `tool_choice` of a body."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MODES = {"auto": AUTO, "any": REQUIRED, "tool": REQUIRED, "none": NONE}
 
 
 def read(tools: Sequence[Mapping[str, Any]] | None, choice: Mapping[str, Any] | None) -> ToolOffer:
-    """Returns the tools that the client runs. An empty list of tools is none."""
+    """Returns the tools that the client runs; an empty list counts as no tools."""
     kind = "auto" if choice is None else choice.get("type")
     if not isinstance(kind, str) or kind not in MODES:
         raise InvalidArgument(f"tool_choice.type must be one of {', '.join(MODES)}, got {kind!r}", field="tool_choice")
@@ -30,7 +30,7 @@ def read(tools: Sequence[Mapping[str, Any]] | None, choice: Mapping[str, Any] | 
 
 
 def _check_forced(tools: Sequence[Mapping[str, Any]], mode: str, name: str, *, has_tools: bool) -> None:
-    """Raises for a choice that forces a call of a tool which is not shown to the model."""
+    """Raises an error for a choice that forces a call of a tool that the model cannot see."""
     unshown = [str(tool.get("name")) for tool in tools if is_run_by_server(str(tool.get("type") or ""))]
     if mode == REQUIRED and (name in unshown if name else unshown and not has_tools):
         raise Unimplemented(
@@ -43,7 +43,7 @@ def _check_forced(tools: Sequence[Mapping[str, Any]], mode: str, name: str, *, h
 
 
 def _tool(number: int, tool: Mapping[str, Any]) -> Tool | None:
-    """Returns None for a tool that Anthropic's servers run."""
+    """Returns the tool; None for one that Anthropic's servers run."""
     kind = tool.get("type")
     if isinstance(kind, str) and is_run_by_server(kind):
         return None

@@ -1,7 +1,7 @@
-"""Tools that Anthropic's API knows by a type with a date, as in bash_20250124.
+"""Tools that Anthropic's API identifies by a type with a date, as in bash_20250124.
 
-Those that the client runs have a schema that the model of that API was trained on; here it is written out. Those that
-the API itself runs are not shown to the model: clients list them beside tools of their own and go on without them.
+Those that the client runs have a schema that Anthropic's models were trained on; here it is written out. Those that the
+API runs are not shown to the model: clients list them together with other tools and continue without them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ TEXT: Schema = {"type": "string"}
 LINES: Schema = {"type": "array", "items": {"type": "integer"}, "description": "first and last line; -1: the end"}
 PATH: Schema = {"type": "string", "description": "absolute path of a file or folder"}
 
-# Run by Anthropic's servers; the date follows.
+# Types run by Anthropic's servers, without the date.
 RUN_BY_SERVER = (
     "advisor_", "code_execution_", "mcp_toolset", "tool_search_tool_", "web_fetch_", "web_search_",
 )  # fmt: skip

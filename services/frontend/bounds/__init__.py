@@ -1,1 +1,1 @@
-"""What is too large is refused here, before it is parsed, converted, put through a template or tokenized."""
+"""Size limits, checked before input is parsed, converted, rendered by a template or tokenized."""

@@ -1,6 +1,6 @@
-"""How many entries a request's lists may have, and how long their texts may be.
+"""Limits on the number of list entries and the length of texts in a request.
 
-The same for every edge: fields go by the names that clients know.
+The same for all edges; fields are identified by the names that clients use.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ ENTRIES = {
     "choice": "max_choices",
     "metadata": "max_metadata",
 }
-MAX_FIELDS = 256  # there are not half as many
-MAX_IN_KEY, MAX_IN_VALUE = 64, 512  # characters of metadata, OpenAI's own bounds
-NUMBERS = (
+MAX_FIELDS = 256  # more than twice the number of known fields
+MAX_IN_KEY, MAX_IN_VALUE = 64, 512  # characters of metadata; OpenAI's limits
+TOKEN_ID_FIELDS = (
     "allowed_token_ids",
     "input_ids",
     "logprob_token_ids",
@@ -37,11 +37,11 @@ NUMBERS = (
     "stop_token_ids",
     "tokens",
 )
-LONG = 1024
-WORDS = ("stop", "stop_sequences", "bad_words")
-PROMPTS = ("prompt", "input", "text", "input_ids")  # items of responses have a bound of their own
-INNER = ("structured_outputs", "options", "sampling_params")  # objects with such fields of their own
-FORMS = (
+LONG_LIST = 1024
+TEXT_LIST_FIELDS = ("stop", "stop_sequences", "bad_words")
+PROMPTS = ("prompt", "input", "text", "input_ids")  # items of /v1/responses have a separate limit
+INNER = ("structured_outputs", "options", "sampling_params")  # nested objects with the same fields
+FREE_FORM_FIELDS = (
     "tools",
     "response_format",
     "structured_outputs",
@@ -52,18 +52,18 @@ FORMS = (
     "tool_choice",
     "format",
     "sampling_params",
-)  # free of form
+)  # objects of arbitrary structure
 
 
 def check_entries(fields: Iterable[tuple[str, Any]], limits: RequestLimits) -> None:
-    """Of lists and mappings; texts are none. Raises InvalidArgument."""
+    """Checks the number of entries of lists and mappings. Raises InvalidArgument."""
     for name, value in fields:
         limit = ENTRIES.get(name)
         if not value or limit is None or isinstance(value, str) or not isinstance(value, Sized):
             continue
         if len(value) > getattr(limits, limit):
             raise too_many(name, len(value), limit, getattr(limits, limit))
-        if name in WORDS:
+        if name in TEXT_LIST_FIELDS:
             check_words(name, value, limits)  # type: ignore[arg-type]
 
 
@@ -79,7 +79,7 @@ def too_many(name: str, count: int, limit: str, most: int) -> InvalidArgument:
 
 
 def check_body(body: Any, num_bytes: int, limits: RequestLimits) -> None:
-    """Of a parsed JSON body of so many bytes, before its fields are looked at one by one."""
+    """Checks a parsed JSON body of `num_bytes` bytes before its fields are validated. Raises InvalidArgument."""
     body = merge_extra_body(body)
     if not isinstance(body, dict):
         return
@@ -101,10 +101,10 @@ def check_body(body: Any, num_bytes: int, limits: RequestLimits) -> None:
 
 
 def _check_numbers(body: Mapping[str, Any]) -> None:
-    """Whoever looks at a long list more closely words every wrong entry of it, which takes seconds."""
-    for name in NUMBERS:
+    """Checks the types in long lists of ids. Later validation would describe every wrong entry, which takes seconds."""
+    for name in TOKEN_ID_FIELDS:
         given = body.get(name)
-        if isinstance(given, list) and len(given) > LONG:
+        if isinstance(given, list) and len(given) > LONG_LIST:
             inner = [*chain.from_iterable(filter(_is_list, given))] if isinstance(given[0], list) else []
             kinds = {*map(type, given), *map(type, inner)}
             if not kinds <= ({int, list} if inner else {int}):
@@ -135,20 +135,20 @@ def _check_parts(body: Mapping[str, Any], limits: RequestLimits) -> None:
         for message in messages:
             if isinstance(message, dict):
                 for part in ("content", "tool_calls", "summary"):
-                    held = message.get(part)
-                    count += len(held) if isinstance(held, list) else 0
+                    entries = message.get(part)
+                    count += len(entries) if isinstance(entries, list) else 0
         if count > limits.max_parts:
             text = f"{name}: {count} content parts and tool calls; at most {limits.max_parts} are taken (max_parts)."
             raise InvalidArgument(text, field=name)
 
 
 def _check_forms(body: Mapping[str, Any], limits: RequestLimits) -> None:
-    left = limits.max_form_characters
-    for name in FORMS:
+    remaining = limits.max_form_characters
+    for name in FREE_FORM_FIELDS:
         if name == "text" and isinstance(body.get(name), (str, list)):  # prompts
             continue
-        left -= characters_of(body.get(name), left)
-        if left < 0:
+        remaining -= count_characters(body.get(name), remaining)
+        if remaining < 0:
             raise too_long_form(name, limits)
 
 
@@ -157,8 +157,9 @@ def too_long_form(name: str, limits: RequestLimits) -> InvalidArgument:
     return InvalidArgument(f"{text} (max_form_characters).", field=name)
 
 
-def characters_of(value: Any, enough: int) -> int:
-    """Of all texts within, keys included, and one for each other value; stops counting beyond `enough`."""
+def count_characters(value: Any, enough: int) -> int:
+    """Returns the characters of all texts within a value, keys included, plus one per other value; stops beyond
+    `enough`."""
     count, rest = 0, [value]
     while rest and count <= enough:
         node = rest.pop()

@@ -1,4 +1,4 @@
-"""What a client's protobuf message may hold: its lists are counted before anybody converts them."""
+"""Limits on clients' protobuf messages: their lists are counted before they are converted."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from quire.shared.pb.inference.v1 import inference_pb2 as pb
 from quire.shared.settings.request_limits import RequestLimits
 
 AnyMessage = TypeVar("AnyMessage", bound=Message)
-NAMES = {"options": "choice", "choices": "choice"}  # of lists that clients know by another name
-# What clients send over gRPC, by the method's path.
+NAMES = {"options": "choice", "choices": "choice"}  # proto names of lists -> names that clients use
+# Request messages of all client-facing gRPC methods, by method path.
 REQUESTS: dict[str, type[Message]] = {
     f"/{service.full_name}/{method.name}": GetMessageClass(method.input_type)
     for file in (pb.DESCRIPTOR, batch_pb2.DESCRIPTOR, open_inference_pb2.DESCRIPTOR, vllm_engine_pb2.DESCRIPTOR)
@@ -28,21 +28,21 @@ REQUESTS: dict[str, type[Message]] = {
 }
 KINDS = {kind.DESCRIPTOR.full_name: kind for kind in REQUESTS.values()}
 TEXT_INPUT = "text_input"
-RAW_LENGTH = 4  # bytes
+LENGTH_PREFIX_BYTES = 4
 IDS = ("ids", "input_ids", "token_ids", "allowed_token_ids", "prompt_logprob_token_ids")
 
 
 def parse(data: bytes, kind: type[AnyMessage]) -> AnyMessage:
-    """Raises InvalidArgument."""
+    """Parses a message. Raises InvalidArgument."""
     try:
         return kind.FromString(data)
-    except Exception as error:  # protobuf's own errors have no common class in all its implementations
+    except Exception as error:  # protobuf implementations have no common error class
         text = f"the message is no {kind.DESCRIPTOR.full_name}: {error}"
         raise InvalidArgument(text, field="message") from None
 
 
 def check_prompt(message: Message, prompt_limit: PromptLimit) -> None:
-    """What would be refused in any case once its fields have been read. Raises InvalidArgument."""
+    """Refuses prompts that validation would refuse in any case. Raises InvalidArgument."""
     if isinstance(message, open_inference_pb2.ModelInferRequest):
         _check_tensors(message, prompt_limit)
     for field, value in message.ListFields():
@@ -55,16 +55,16 @@ def check_prompt(message: Message, prompt_limit: PromptLimit) -> None:
 
 
 def _check_tensors(request: open_inference_pb2.ModelInferRequest, prompt_limit: PromptLimit) -> None:
-    """The text among them, as a value or raw, behind its length."""
+    """Checks the text tensor, given as a value or as raw bytes with a length prefix."""
     raw = request.raw_input_contents
     for place, tensor in enumerate(request.inputs):
         if tensor.name == TEXT_INPUT:
-            texts = [*tensor.contents.bytes_contents, *(one[RAW_LENGTH:] for one in raw[place : place + 1])]
+            texts = [*tensor.contents.bytes_contents, *(one[LENGTH_PREFIX_BYTES:] for one in raw[place : place + 1])]
             prompt_limit.check_characters(sum(len(text.decode(errors="ignore")) for text in texts), is_text=True)
 
 
 def check(message: Message, limits: RequestLimits) -> None:
-    """Raises InvalidArgument."""
+    """Checks all lists of a message. Raises InvalidArgument."""
     for field, value in _lists(message):
         if field.name in IDS and len(value) > limits.max_values:
             raise counts.too_many(field.name, len(value), "max_values", limits.max_values)
@@ -84,7 +84,7 @@ def _check_tools(tools: Iterable[pb.Tool], limits: RequestLimits) -> None:
 
 
 def _lists(message: Message) -> Iterator[tuple[FieldDescriptor, Any]]:
-    """In it and in the messages that are in it once."""
+    """Yields the lists of a message and of its nested singular messages."""
     for field, value in message.ListFields():
         if isinstance(value, Message):
             yield from _lists(value)

@@ -1,4 +1,4 @@
-"""How many characters a prompt may have: so many that tokens could be made of them that fit."""
+"""Maximum characters of a prompt: the most that tokens filling the context could represent."""
 
 from __future__ import annotations
 
@@ -6,31 +6,31 @@ from dataclasses import dataclass
 
 from quire.shared.errors import InvalidArgument
 
-TOO_LONG = "context_length_exceeded"  # OpenAI's word
-LONGEST_CHARACTER = 4  # bytes of UTF-8
+TOO_LONG = "context_length_exceeded"  # OpenAI's error code
+LONGEST_CHARACTER = 4  # UTF-8 bytes
 
 
 @dataclass(frozen=True, slots=True)
 class PromptLimit:
-    """For one prompt."""
+    """Length limit of one prompt."""
 
-    max_model_len: int  # tokens; 0 while nobody knows it
+    max_model_len: int  # tokens; 0: unknown
     longest_token: int  # characters
 
     @property
     def max_characters(self) -> int:
-        """Characters."""
+        """Maximum number of characters."""
         return self.max_model_len * self.longest_token
 
     def truncate(self, text: str, side: str = "right") -> str:
-        """Of a text whose first tokens alone will be read, or, cut at its left side, the last."""
+        """Truncates a text of which only the first tokens will be used, or, with side "left", the last."""
         too_many = len(text) - self.max_characters if self.max_model_len else 0
         if too_many <= 0:
             return text
         return text[too_many:] if side == "left" else text[: self.max_characters]
 
     def truncate_pair(self, first: str, second: str, side: str) -> tuple[str, str]:
-        """The same of two texts side by side."""
+        """Truncates two texts that are tokenized together."""
         first, second = self.truncate(first, side), self.truncate(second, side)
         too_many = len(first) + len(second) - self.max_characters if self.max_model_len else 0
         if too_many <= 0:
@@ -38,7 +38,7 @@ class PromptLimit:
         return (first[too_many:], second) if side == "left" else (first, second[: self.max_characters - len(first)])
 
     def check_characters(self, characters: int, *, is_text: bool) -> None:
-        """Of a text, or, at least, of a conversation. Raises InvalidArgument."""
+        """Checks the characters of a text, or a lower bound for a conversation. Raises InvalidArgument."""
         if self.max_model_len and characters > self.max_characters:
             has = f"{characters} characters" if is_text else f"more than {self.max_characters} characters"
             raise InvalidArgument(
@@ -51,7 +51,7 @@ class PromptLimit:
             )
 
     def check_bytes(self, count: int) -> None:
-        """Of a prompt in UTF-8 that nobody has decoded yet. Raises InvalidArgument."""
+        """Checks the length of an undecoded UTF-8 prompt. Raises InvalidArgument."""
         if self.max_model_len and count > LONGEST_CHARACTER * self.max_characters:
             raise InvalidArgument(
                 f"This model's maximum context length is {self.max_model_len} tokens, in which at most "
@@ -62,22 +62,23 @@ class PromptLimit:
             )
 
     def check_tokens(self, count: int) -> None:
-        """Of a prompt that is to be gone on with. Raises InvalidArgument."""
+        """Checks the length of a prompt to be continued, in tokens. Raises InvalidArgument."""
         if self.max_model_len:
             check_length(count, self.max_model_len)
 
 
 def check_length(length: int, max_model_len: int, *, goes_on: bool = True) -> None:
-    """Of a prompt in tokens: one that goes on has to leave room for one more."""
+    """Checks a prompt's length in tokens; one that is continued must leave space for one more. Raises
+    InvalidArgument."""
     if length + goes_on > max_model_len:
-        behind = (
+        suffix = (
             ", and at least one is left for the output. Please reduce its length."
             if goes_on
             else (". Please reduce its length, or send truncate_prompt_tokens: -1.")
         )
         raise InvalidArgument(
             f"This model's maximum context length is {max_model_len} tokens. However, your prompt resulted in {length} "
-            f"tokens{behind}",
+            f"tokens{suffix}",
             field="prompt",
             reason=TOO_LONG,
         )

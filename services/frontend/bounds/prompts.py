@@ -1,4 +1,4 @@
-"""What a prompt may be, looked at before it is put through a template or tokenized."""
+"""Limits on prompts, checked before they are rendered or tokenized."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FIELDS = ("stop", "stop_token_ids", "bad_words", "logit_bias", "logits_processor
 
 
 def check(request: Request, limits: RequestLimits) -> None:
-    """What edges make of calls, once more in their common form: messages may have been stored before."""
+    """Checks the counts of a request in the common form: messages may come from storage instead of a checked body."""
     sampling = request.sampling
     counts.check_entries(((name, getattr(sampling, name)) for name in FIELDS), limits)
     constraint = sampling.structured_output
@@ -27,7 +27,7 @@ def check(request: Request, limits: RequestLimits) -> None:
 
 
 def check_characters(prompt: TextPrompt | PairPrompt | ChatPrompt, prompt_limit: PromptLimit) -> None:
-    """Raises InvalidArgument."""
+    """Checks the length of a prompt. Raises InvalidArgument."""
     if not prompt_limit.max_model_len:
         return
     match prompt:
@@ -42,10 +42,10 @@ def check_characters(prompt: TextPrompt | PairPrompt | ChatPrompt, prompt_limit:
 
 
 def characters_of(prompt: ChatPrompt, enough: int) -> int:
-    """Of the conversation and all that the template sees of the request; stops counting beyond `enough`."""
+    """Returns the characters of the conversation and of everything else the template reads; stops beyond `enough`."""
     count = 0
     for value in _values(prompt):
-        count += len(value) if isinstance(value, str) else counts.characters_of(value, enough - count)
+        count += len(value) if isinstance(value, str) else counts.count_characters(value, enough - count)
         if count > enough:
             break
     return count

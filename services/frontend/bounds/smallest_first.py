@@ -1,4 +1,4 @@
-"""A few at a time, the one with the least work first."""
+"""A semaphore that serves the smallest task first."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 
 
 class SmallestFirstLimiter:
-    """So many at a time; of those who wait, the one with the least work goes first."""
+    """Limits concurrency to `places`; of the waiting tasks the one with the least work goes first."""
 
     def __init__(self, places: int) -> None:
         self.places = places
@@ -19,6 +19,7 @@ class SmallestFirstLimiter:
 
     @asynccontextmanager
     async def slot(self, work: int) -> AsyncIterator[None]:
+        """Waits for a slot. `work`: cost of the task in any unit, for the order."""
         if self.places:
             self.places -= 1
         else:
@@ -26,7 +27,7 @@ class SmallestFirstLimiter:
         try:
             yield
         finally:
-            self._pass_on()
+            self._release()
 
     async def _wait(self, work: int) -> None:
         called: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -35,10 +36,10 @@ class SmallestFirstLimiter:
             await called
         except asyncio.CancelledError:
             if called.done() and not called.cancelled():
-                self._pass_on()
+                self._release()
             raise
 
-    def _pass_on(self) -> None:
+    def _release(self) -> None:
         while self._waiting:
             called = heapq.heappop(self._waiting)[2]
             if not called.done():

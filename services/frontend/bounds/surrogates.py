@@ -1,4 +1,4 @@
-"""What JSON can write and no text can hold: half of a surrogate pair, as in "\\ud83d"."""
+"""Rejects lone surrogates, as in "\ud83d": valid in JSON, but not in Unicode text."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 from quire.shared.errors import InvalidArgument
 from quire.shared.strict_json import find_lone_surrogate
 
-SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # as JSON writes one, be it half of a pair or not
-AS_BYTES = re.compile(rb"\xed[\xa0-\xbf]")  # what Python's JSON takes for one, though it is no UTF-8
-OTHER_ENCODING = b"\0"  # of two or four bytes a character, in which neither can be seen
+SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # JSON escape of a surrogate, lone or paired
+AS_BYTES = re.compile(rb"\xed[\xa0-\xbf]")  # invalid UTF-8 that Python's json accepts as a surrogate
+OTHER_ENCODING = b"\0"  # UTF-16 or UTF-32, which the patterns cannot search
 
 
 def check(body: bytes, document: Any) -> None:
-    """Raises InvalidArgument that names the field of `document`, which `body` was read as. Costs a search in the bytes
-    unless there is something to find."""
+    """Raises InvalidArgument that names the field of `document` (the parsed `body`). Costs one search in the bytes if
+    nothing is found."""
     if not (SURROGATE.search(body) or AS_BYTES.search(body) or OTHER_ENCODING in body):
         return
     found = find_lone_surrogate(document)

@@ -1,1 +1,1 @@
-"""A call of a client, whichever edge it came through: its place, its turn, and what is counted of it."""
+"""Client calls, independent of the edge: admission, preparation order, metrics and log lines."""

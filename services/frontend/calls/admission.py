@@ -1,4 +1,4 @@
-"""Admission: how much work a frontend takes at a time, and of each tenant, before anything is computed for it."""
+"""Admission control: how much work a frontend accepts at a time, overall and per tenant, before computing anything."""
 
 from __future__ import annotations
 
@@ -11,39 +11,41 @@ from quire.services.frontend.access.rate_limit import RateLimit
 from quire.shared.errors import ResourceExhausted, Unavailable
 from quire.shared.metrics.frontend import FrontendMetrics
 
-RESERVED_PART = 8  # one of so many parts of each limit is kept for tenants that hold little
+RESERVED_PART = 8  # 1/8 of each limit is reserved for tenants with little in flight
 
 
 class Lease:
-    """A request's share of the budget: nothing until it takes some, nothing again once its `with` is left."""
+    """A call's share of the admission budget: empty at first, released when its `with` is left."""
 
     __slots__ = ("_admission", "is_partial", "num_samples", "num_tokens", "tenant")
 
     def __init__(self, admission: CallAdmission) -> None:
         self._admission = admission
-        self.tenant = ""  # as a key says it; known before anything is taken
+        self.tenant = ""  # by the API key; set before the first acquire()
         self.num_samples = 0
         self.num_tokens = 0
-        self.is_partial = False  # places are taken piece by piece
+        self.is_partial = False  # only some prompts are admitted; others start as those end
 
     def acquire(self, num_samples: int, num_tokens: int, piece: int = 0) -> None:
-        """Takes so much in all, from now on, or nothing; ResourceExhausted with a hint when full, Unavailable once
-        closed. `piece`: samples of one prompt, of a call that may begin with some of its prompts."""
+        """Replaces the lease's share by this many samples and tokens. Raises ResourceExhausted with a retry hint when
+        full, Unavailable once closed; the share is unchanged then. `piece`: samples per prompt, for a call that may
+        start with some of its prompts."""
         if piece:
-            wanted, num_samples = num_samples, self._admission.num_first_prompt_samples(self, num_samples, piece)
-            self.is_partial = num_samples < wanted
+            requested, num_samples = num_samples, self._admission.num_first_prompt_samples(self, num_samples, piece)
+            self.is_partial = num_samples < requested
         samples, tokens = self._admission.charged_amount(self, num_samples, num_tokens)
         self._admission.check(self, samples, tokens)
         self._admission.add(self, samples - self.num_samples, tokens - self.num_tokens)
 
     def adjust_tokens(self, num_tokens: int) -> None:
-        """Takes the true number of tokens, known after tokenizing; what was admitted stays admitted."""
+        """Sets the exact number of tokens, known after tokenizing; never refused, since the call is already
+        admitted."""
         _, tokens = self._admission.charged_amount(self, 0, num_tokens)
         self._admission.add(self, 0, tokens - self.num_tokens)
 
     def start_next_prompts(self, piece: int, num_left: int) -> int:
-        """Gives back the places of a prompt that has ended, and takes those of prompts that may begin instead. Returns
-        how many: at most `num_left`, and at least one where no other runs."""
+        """Releases the share of a prompt that has ended and acquires those of prompts that may start instead. Returns
+        their number: at most `num_left`, and at least one if no other runs."""
         return self._admission.start_next_prompts(self, piece, num_left)
 
     def release(self) -> None:
@@ -57,12 +59,12 @@ class Lease:
 
 
 class TenantLimit:
-    """One bounded quantity, and how much of it each tenant holds."""
+    """A bounded quantity, counted per tenant, with a reserve for tenants with little in flight."""
 
-    def __init__(self, name: str, most: int) -> None:
+    def __init__(self, name: str, limit: int) -> None:
         self.name = name
-        self.most = most
-        self.reserve = max(1, most // RESERVED_PART) if most > 1 else 0
+        self.limit = limit
+        self.reserve = max(1, limit // RESERVED_PART) if limit > 1 else 0
         self.total = 0
         self.of_tenants: Counter[str] = Counter()
 
@@ -74,43 +76,43 @@ class TenantLimit:
 
     @property
     def shared(self) -> int:
-        return self.most - self.reserve
+        return self.limit - self.reserve
 
     def charged_amount(self, tenant: str, own: int, more: int) -> int:
-        """Returns what `more` counts as. A tenant that holds nothing else is not refused for ever because others are
-        always there: what does not fit counts as what is left, where that is half of all, so that one such request is
-        under way at a time."""
+        """Returns the amount that `more` is charged as. A request larger than the free part is charged as that part if
+        it is at least half of the limit and the tenant holds nothing else: otherwise it would never be admitted while
+        other tenants are active."""
         left = self.shared - (self.total - own)
-        if more > left >= self.most // 2 and self.of_tenants[tenant] == own:
+        if more > left >= self.limit // 2 and self.of_tenants[tenant] == own:
             return left
         return min(more, self.shared)
 
     def fits_reserve(self, tenant: str, own: int, more: int) -> bool:
-        """Whether a tenant that holds little may have it; `own`: what `more` replaces."""
-        if self.total - own + more > self.most:
+        """Whether the tenant may use the reserve for `more`, which replaces `own`."""
+        if self.total - own + more > self.limit:
             return False
-        return self.of_tenants[tenant] - own + more <= self._of_reserve(tenant)
+        return self.of_tenants[tenant] - own + more <= self._reserve_share(tenant)
 
-    def _of_reserve(self, tenant: str) -> int:
-        """Returns the tenant's part of the reserve, which tenants that hold something divide."""
+    def _reserve_share(self, tenant: str) -> int:
+        """Returns the tenant's share of the reserve, which active tenants divide equally."""
         return max(1, self.reserve // len(self.of_tenants.keys() | {tenant}))
 
-    def most_of(self, tenant: str, own: int) -> int:
-        """Returns how much one call may hold that is admitted piece by piece, in place of its `own`: tenants that hold
-        something have equal parts then."""
+    def max_for_call(self, tenant: str, own: int) -> int:
+        """Returns how much a call that starts prompt by prompt may hold in place of its `own`: active tenants get equal
+        shares."""
         others_of_tenant = self.of_tenants[tenant] - own
         part = self.shared // len(self.of_tenants.keys() | {tenant})
         return min(part - others_of_tenant, self.shared - (self.total - own))
 
-    def left_to(self, tenant: str) -> int:
-        """Returns how much more the tenant could have now."""
-        of_reserve = min(self._of_reserve(tenant) - self.of_tenants[tenant], self.most - self.total)
-        return max(0, self.shared - self.total, of_reserve)
+    def remaining_for(self, tenant: str) -> int:
+        """Returns how much more the tenant could acquire now."""
+        from_reserve = min(self._reserve_share(tenant) - self.of_tenants[tenant], self.limit - self.total)
+        return max(0, self.shared - self.total, from_reserve)
 
 
 class CallAdmission:
-    """A request alone always fits: else it would be refused for ever, and the hint to try again would be a lie. Where
-    tenants share a frontend, one that is larger than what a single tenant may hold counts as that much."""
+    """Admits calls within limits on samples and tokens. A single call always fits an idle frontend, else its retry hint
+    would be wrong. With several tenants, a call larger than one tenant's maximum is charged as that maximum."""
 
     def __init__(
         self,
@@ -120,7 +122,7 @@ class CallAdmission:
         metrics: FrontendMetrics,
         has_several_tenants: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`is_shared`: whether keys of several tenants are good, so that a part is kept for those that hold little."""
+        """Starts empty. `has_several_tenants`: whether API keys of several tenants exist, so that a reserve is kept."""
         self._samples = TenantLimit("max_inflight_requests", max_samples)
         self._tokens = TenantLimit("max_queued_tokens", max_tokens)
         self._retry_after_ms = retry_after_ms
@@ -141,34 +143,34 @@ class CallAdmission:
         return self._tokens.total
 
     def lease(self) -> Lease:
-        """For a `with`; what it takes is counted here until that is left."""
+        """Returns an empty lease for use in a `with`."""
         return Lease(self)
 
     def charged_amount(self, lease: Lease, num_samples: int, num_tokens: int) -> tuple[int, int]:
-        """What a request counts as."""
+        """Returns the samples and tokens that a request is charged as."""
         if not self._has_several_tenants():
             return num_samples, num_tokens
         samples = self._samples.charged_amount(lease.tenant, lease.num_samples, num_samples)
         return samples, self._tokens.charged_amount(lease.tenant, lease.num_tokens, num_tokens)
 
     def num_first_prompt_samples(self, lease: Lease, num_samples: int, piece: int) -> int:
-        """Returns with how many of its samples a call of several prompts begins."""
+        """Returns how many of its samples a call with several prompts starts with."""
         if not self._has_several_tenants():
             return num_samples
-        most = self._samples.most_of(lease.tenant, lease.num_samples)
+        most = self._samples.max_for_call(lease.tenant, lease.num_samples)
         return min(num_samples, max(piece, most // piece * piece))
 
     def start_next_prompts(self, lease: Lease, piece: int, num_left: int) -> int:
-        """As Lease has it. A call keeps one place to its end."""
+        """Implements Lease.start_next_prompts(). A call keeps at least one sample until its end."""
         running = max(0, lease.num_samples - piece)
-        most = self._samples.most_of(lease.tenant, lease.num_samples)
+        most = self._samples.max_for_call(lease.tenant, lease.num_samples)
         begun = min(num_left, max((most - running) // piece, 0 if running >= piece else 1))
         self.add(lease, max(1, running + begun * piece) - lease.num_samples, 0)
         return begun
 
     def check_open(self, num_arriving: int = 0, tenant: str = "") -> None:
-        """Raises what the tenant's smallest request would be told; `num_arriving`: such as are about to take their
-        places."""
+        """Raises the error that the tenant's smallest request would get. `num_arriving`: requests that were let through
+        and will acquire soon."""
         self._check_closed()
         present = self.num_samples + num_arriving
         if present:
@@ -178,11 +180,11 @@ class CallAdmission:
     def is_full(self, num_arriving: int = 0) -> bool:
         """Whether check_open() would raise for every tenant."""
         present = self.num_samples + num_arriving
-        full = present >= self._samples.most or self.num_tokens >= self._tokens.most
+        full = present >= self._samples.limit or self.num_tokens >= self._tokens.limit
         return self._closed or bool(present and full)
 
     def check(self, lease: Lease, num_samples: int, num_tokens: int) -> None:
-        """Raises if so much does not fit beside what others than `lease` hold."""
+        """Raises QuireError if the amounts do not fit together with what other leases hold."""
         if not lease.num_samples:
             self._check_closed()
         if self.num_samples == lease.num_samples:
@@ -195,13 +197,13 @@ class CallAdmission:
             raise Unavailable("this frontend is draining", retry_after_ms=self._retry_after_ms)
 
     def _check(self, limit: TenantLimit, tenant: str, own: int, more: int, asked: int = 0) -> None:
-        """`more`: instead of `own`; `asked`: the part of it that is the request's."""
+        """Checks one limit. `more`: replaces `own`; `asked`: the part of it that the request itself asks for."""
         others = limit.total - own
-        if others + more > limit.most:
+        if others + more > limit.limit:
             present, asked = others + more - (asked or more), asked or more
-            self._refuse(limit, f"{present} in flight and {asked} asked for exceed {limit.most}")
+            self._refuse(limit, f"{present} in flight and {asked} asked for exceed {limit.limit}")
         if self._has_several_tenants() and others + more > limit.shared and not limit.fits_reserve(tenant, own, more):
-            kept = f"the last {limit.reserve} of {limit.most} are kept for tenants that hold little"
+            kept = f"the last {limit.reserve} of {limit.limit} are reserved for tenants with little in flight"
             self._refuse(limit, f"{others} in flight and {asked or more} asked for are too much for one tenant: {kept}")
 
     def _refuse(self, limit: TenantLimit, text: str) -> None:
@@ -209,8 +211,8 @@ class CallAdmission:
         raise ResourceExhausted(f"{limit.name}: {text}", retry_after_ms=self._retry_after_ms)
 
     def rate_limits(self, tenant: str) -> list[RateLimit]:
-        """Returns what the tenant may have in flight at once, and how much more it could have now; without tenants
-        that is what all clients share. Places come back as answers end: a moment after."""
+        """Returns the tenant's limits on work in flight and what is left of them; without tenants, those of all
+        clients."""
         limits: list[tuple[Literal["requests", "tokens"], TenantLimit]] = [
             ("requests", self._samples),
             ("tokens", self._tokens),
@@ -218,13 +220,13 @@ class CallAdmission:
         return [self._rate_limit(of, limit, tenant) for of, limit in limits]
 
     def _rate_limit(self, of: Literal["requests", "tokens"], limit: TenantLimit, tenant: str) -> RateLimit:
-        most, left = limit.most, limit.most - limit.total
+        maximum, left = limit.limit, limit.limit - limit.total
         if self._has_several_tenants():
-            most, left = limit.shared, limit.left_to(tenant)
-        return RateLimit(of, most, left, self._retry_after_ms / 1000 if left <= 0 else 0.0)
+            maximum, left = limit.shared, limit.remaining_for(tenant)
+        return RateLimit(of, maximum, left, self._retry_after_ms / 1000 if left <= 0 else 0.0)
 
     def add(self, lease: Lease, num_samples: int, num_tokens: int) -> None:
-        """Changes what `lease` holds and what is held in all together."""
+        """Changes the lease's share and the totals."""
         lease.num_samples += num_samples
         lease.num_tokens += num_tokens
         self._samples.add(lease.tenant, num_samples)
@@ -235,9 +237,9 @@ class CallAdmission:
             self._idle.set()
 
     def close(self) -> None:
-        """Nothing more is admitted."""
+        """Refuses everything from now on."""
         self._closed = True
 
     async def wait_idle(self) -> None:
-        """Returns once nothing is in flight."""
+        """Waits until nothing is in flight."""
         await self._idle.wait()

@@ -1,4 +1,4 @@
-"""As what a call counts once it has ended: for its tenant, and by where its time went."""
+"""Metrics of an ended call: outcome per tenant, and where its time went."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ if TYPE_CHECKING:
 
 
 def observe_call(metrics: CallMetrics, call: Call) -> None:
+    """Records the metrics of an ended call."""
     tenant = metrics.tenant(_tenant(call))
     if not call.is_detached:
         tenant.calls[_outcome(call)] += 1
     if call.generation is not None:
-        _spend(tenant, call.generation)
-        _time(metrics, call.generation, call.started_s)
+        _count_tokens(tenant, call.generation)
+        _observe_times(metrics, call.generation, call.started_s)
 
 
 def _tenant(call: Call) -> str:
-    """By its key, where there are keys; else as the request says."""
+    """Returns the tenant by API key, or as the request states it if there are no keys."""
     if call.caller is not None:
         return call.caller.key.tenant
     return "" if call.request is None else truncated_name(call.request.tenant)
@@ -37,7 +38,7 @@ def _outcome(call: Call) -> str:
     return "answered" if call.status.startswith(("2", "OK")) else "left"
 
 
-def _spend(tenant: TenantMetrics, generation: MeasuredGeneration) -> None:
+def _count_tokens(tenant: TenantMetrics, generation: MeasuredGeneration) -> None:
     usage, first_token_s = generation.usage, generation.times.first_token_s
     tenant.tokens["prompt"] += usage.prompt_tokens
     tenant.tokens["cached"] += usage.cached_tokens
@@ -46,8 +47,8 @@ def _spend(tenant: TenantMetrics, generation: MeasuredGeneration) -> None:
         tenant.first_token.observe(first_token_s)
 
 
-def _time(metrics: CallMetrics, generation: MeasuredGeneration, started_s: float) -> None:
-    """Of the first sample, as in traces; its place in the queue and the hop stand for what there is called schedule."""
+def _observe_times(metrics: CallMetrics, generation: MeasuredGeneration, started_s: float) -> None:
+    """Observes the spans of the first sample, as in traces; queue time and hop time split the trace's schedule span."""
     budget = generation.latency
     if budget.queue_s is not None and budget.hop_s is not None:
         metrics.parts["queue"].observe(budget.queue_s)

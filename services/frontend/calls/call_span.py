@@ -1,4 +1,4 @@
-"""A request's span: where its time went, and OpenTelemetry's and vLLM's names for what it was."""
+"""The trace span of a request: its time spans, and attributes with OpenTelemetry's and vLLM's names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def end_span(call: Call, span: Span) -> None:
-    """At the end of a call, however it ended; never any text."""
+    """Ends a call's span with its attributes; never records any text."""
     now = asyncio.get_running_loop().time()
     attributes: dict[str, str | int | float | bool] = {
         "gen_ai.request.id": truncated_name(call.id),

@@ -1,4 +1,4 @@
-"""The calls of clients, whichever edge they come through: each has its places, its turn, and one line in the log."""
+"""Client calls of all edges: each has an admission lease, a turn for preparation, and one log line."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from quire.shared.tracing import NoTraces, Span
 log = logger("calls")
 
 SECOND_S = 1.0
-REFUSALS_A_SECOND = 20  # that have a line of their own; the others are told together once the second is over
+REFUSALS_A_SECOND = 20  # refusals logged one by one; further ones of that second are logged as a count
 
 
 class Call:
-    """One call from its headers to its end. Whatever is taken for it is given back when its `with` is left."""
+    """One call, from its headers to its end. Leaving its `with` releases everything acquired for it."""
 
     __slots__ = (
         "_caller",
@@ -47,55 +47,55 @@ class Call:
 
     def __init__(self, calls: Calls, admission: CallAdmission) -> None:
         self._calls = calls
-        self.route = ""  # nobody reads of a call without one
+        self.route = ""  # calls without a route are not logged
         self.lease = admission.lease()
         self._caller: Caller | None = None
-        self.address = ""  # of the client, without a port; empty: it is not known
-        self.generated_id = ""  # of the answer, where there is no request
+        self.address = ""  # client address without port; empty: unknown
+        self.generated_id = ""  # id of the answer, if no request was read
         self.started_s = asyncio.get_running_loop().time()
-        self.status = ""  # the edge's own word for how it ended
+        self.status = ""  # HTTP status or gRPC code name
         self.error: QuireError | None = None
         self.request: Request | None = None
         self.generation: MeasuredGeneration | None = None
-        self.is_detached = False  # work that goes on without its client, whose own call has been counted
+        self.is_detached = False  # runs without its client, whose own call is counted separately
         self.traceparent = ""  # as the client sent it
         self.trace: Span | None = None
 
     @property
     def caller(self) -> Caller | None:
-        """None where there are no keys."""
+        """The authenticated caller; None without API keys."""
         return self._caller
 
     @caller.setter
     def caller(self, caller: Caller | None) -> None:
-        """Known before a place is taken, which is one of the caller's tenant."""
+        """Sets the caller before anything is acquired, since the lease is charged to its tenant."""
         self._caller = caller
         self.lease.tenant = "" if caller is None else caller.tenant
 
     def begin_trace(self) -> str:
-        """What to hand on; empty where the request is not sampled."""
+        """Starts the call's span. Returns the trace context for the scheduler; empty if the request is not traced."""
         now = asyncio.get_running_loop().time()
         self.trace = self._calls.traces.begin("llm_request", self.traceparent, self.started_s, now)
         return "" if self.trace is None else self.trace.traceparent
 
     @property
     def id(self) -> str:
-        """Empty while nothing has been read, and where the client's own is refused."""
+        """The request id; empty until the request is read, or if the client's id was refused."""
         return self.request.request_id if self.request is not None else ""
 
     def rate_limits(self) -> list[RateLimit]:
-        """Of the key that was shown; where that has none, of its tenant's places at this frontend."""
-        own = [] if self.caller is None else self.caller.account.rate_limits()
-        return own or self._calls.admission.rate_limits(self.lease.tenant)
+        """Returns the limits of the API key, or, if it has none, those of its tenant at this frontend."""
+        of_key = [] if self.caller is None else self.caller.account.rate_limits()
+        return of_key or self._calls.admission.rate_limits(self.lease.tenant)
 
     async def admit(self) -> None:
-        """Takes the place of the smallest request, then waits for its turn to be worked on: whoever finds no place
-        hears of it before those who have one are served. ResourceExhausted, Unavailable."""
+        """Acquires one sample, then waits for its turn to be prepared: refused calls are answered before admitted ones
+        are processed. Raises ResourceExhausted, Unavailable."""
         self.lease.acquire(1, 0)
         await self._calls.preparation_queue.wait_turn()
 
     async def wait_turn(self) -> None:
-        """Once more, for a call that something else was waited for."""
+        """Waits for another turn, after the call waited for something else."""
         await self._calls.preparation_queue.wait_turn()
 
     def __enter__(self) -> Call:
@@ -109,11 +109,12 @@ class Call:
         if self.trace is not None:
             end_span(self, self.trace)
         self._calls.finish(self)
-        self.error = None  # whose traceback leads back here: tokens of a refused prompt would stay until Python looks
+        # The error's traceback references this frame: it would keep a refused prompt's tokens until garbage collection.
+        self.error = None
 
 
 class Calls:
-    """Begins each, and writes its line when it has ended: who, what, how, how much, how long; never any text."""
+    """Starts calls and logs each when it has ended: identity, outcome, token counts and times, never any text."""
 
     def __init__(
         self, admission: CallAdmission, access: Access, metrics: CallMetrics, traces: NoTraces | None = None
@@ -123,18 +124,20 @@ class Calls:
         self.access = access
         self.traces = traces or NoTraces()
         self.preparation_queue = PreparationQueue()
-        self._num_refusals = 0  # of this second
-        self._unlogged: Counter[tuple[str, str]] = Counter()  # of this second, by route and status
-        self._second: asyncio.TimerHandle | None = None
+        self._num_refusals = 0  # in this second
+        self._unlogged: Counter[tuple[str, str]] = (
+            Counter()
+        )  # refusals of this second without a log line, by route and status
+        self._refusal_timer: asyncio.TimerHandle | None = None
         self._live: set[Call] = set()
 
     def oldest(self, count: int) -> list[Call]:
-        """Of those with a request, that are being answered."""
+        """Returns the `count` longest-running calls that have a request."""
         live = (call for call in self._live if call.request is not None)
         return heapq.nsmallest(count, live, key=lambda call: call.started_s)
 
     def begin(self) -> Call:
-        """For a `with`."""
+        """Returns a new call for use in a `with`."""
         call = Call(self, self.admission)
         self._live.add(call)
         return call
@@ -146,19 +149,19 @@ class Calls:
         call_metrics.observe_call(self._metrics, call)
         if call.generation is not None:
             if log.is_info_enabled:
-                self._tell(call, call.generation)
+                self._log_generation(call, call.generation)
         elif call.error is not None or not call.status.startswith(("2", "OK")):
             self.log_refusal(call.route, call.status, call)
         else:
-            log.info("request", **_who(call), status=call.status, total_ms=_total_ms(call))
+            log.info("request", **_identity(call), status=call.status, total_ms=_total_ms(call))
 
-    def _tell(self, call: Call, generation: MeasuredGeneration) -> None:
+    def _log_generation(self, call: Call, generation: MeasuredGeneration) -> None:
         usage, times = generation.usage, generation.times
         log.info(
             "request",
-            **_who(call),
+            **_identity(call),
             status=call.status,
-            **_why(call.error),
+            **_error_fields(call.error),
             finish=generation.finish_reasons,
             prompt_tokens=usage.prompt_tokens,
             cached_tokens=usage.cached_tokens,
@@ -169,43 +172,43 @@ class Calls:
         )
 
     def log_refusal(self, route: str, status: str, call: Call | None = None) -> None:
-        """A call that nothing was computed for; `call`: None where it was not even begun."""
+        """Logs a call for which nothing was computed. `call`: None if it was refused before it started."""
         self.preparation_queue.note_refusal()
-        if self._second is None:
-            self._second = asyncio.get_running_loop().call_later(SECOND_S, self._second_is_over)
+        if self._refusal_timer is None:
+            self._refusal_timer = asyncio.get_running_loop().call_later(SECOND_S, self._log_refusal_counts)
         self._num_refusals += 1
         if self._num_refusals > REFUSALS_A_SECOND:
             self._unlogged[route, status] += 1
         elif call is None:
             log.info("request", route=route, status=status)
         else:
-            log.info("request", **_who(call), status=status, **_why(call.error), total_ms=_total_ms(call))
+            log.info("request", **_identity(call), status=status, **_error_fields(call.error), total_ms=_total_ms(call))
 
-    def _second_is_over(self) -> None:
+    def _log_refusal_counts(self) -> None:
         untold, self._unlogged = self._unlogged, Counter()
-        self._second, self._num_refusals = None, 0
+        self._refusal_timer, self._num_refusals = None, 0
         for (route, status), count in untold.items():
             log.info("requests like these", route=route, status=status, count=count)
 
 
-def _who(call: Call) -> dict[str, str]:
+def _identity(call: Call) -> dict[str, str]:
     request = call.request
-    known_as = call.generated_id if request is None else request.request_id
-    known = {"request": truncated_name(known_as)} if known_as else {}
-    known["route"] = call.route
+    request_id = call.generated_id if request is None else request.request_id
+    fields = {"request": truncated_name(request_id)} if request_id else {}
+    fields["route"] = call.route
     if call.caller is not None:
-        known["key"] = call.caller.key.name
+        fields["key"] = call.caller.key.name
     if request is None:
-        return known
+        return fields
     if request.tenant:
-        known["tenant"] = truncated_name(request.tenant)
+        fields["tenant"] = truncated_name(request.tenant)
     if request.model:
-        known["model"] = truncated_name(request.model)
-    return known
+        fields["model"] = truncated_name(request.model)
+    return fields
 
 
-def _why(error: QuireError | None) -> dict[str, str]:
-    """Not its message, which may quote the request."""
+def _error_fields(error: QuireError | None) -> dict[str, str]:
+    """Returns the error's class and field, not its message, which may quote the request."""
     if error is None:
         return {}
     kind = {"error": type(error).__name__}

@@ -1,7 +1,7 @@
-"""Requests are prepared one at a time: between two of them the event loop hears who else has come.
+"""Prepares admitted requests one per iteration of the event loop, so that other tasks run in between.
 
-A burst would otherwise hold up everything for as long as all of it takes to parse, tokenize and submit: tokens of the
-streams that run, and refusals, which cost next to nothing. While there are many to refuse, they come first.
+A burst would otherwise block running streams and cheap refusals for as long as it takes to parse, tokenize and submit
+all of it. While many requests are being refused, refusals go first.
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ from collections import deque
 from collections.abc import Callable
 from time import perf_counter
 
-REFUSALS_FIRST_S = 0.1  # of any WINDOW_S: who goes on refusing for longer has no right to starve those who are let in
+REFUSALS_FIRST_S = 0.1  # per WINDOW_S; a longer series of refusals must not starve admitted requests
 WINDOW_S = 1.0
 
 
 class PreparationQueue:
-    """One for each turn of the event loop, first come, first served."""
+    """FIFO queue that admits one request per event loop iteration."""
 
     def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
         self.clock = clock
         self.waiting: deque[asyncio.Future[None]] = deque()
-        self._is_taken = False  # that of this turn of the loop
-        self._has_refused = False  # in this turn of the loop
-        self._window_s = -WINDOW_S  # when refusals began to come first
+        self._is_taken = False  # a request was prepared in this loop iteration
+        self._has_refused = False  # a request was refused in this loop iteration
+        self._window_s = -WINDOW_S  # start of the window in which refusals go first
 
     async def wait_turn(self) -> None:
-        """Returns at once if nobody has had this turn of the loop."""
+        """Returns at once if no request was prepared in this loop iteration; else waits in line."""
         loop = asyncio.get_running_loop()
         if self._is_taken:
             turn = loop.create_future()
@@ -34,14 +34,14 @@ class PreparationQueue:
             await turn
         else:
             loop.call_soon(self._advance)
-            self._is_taken = True  # only now: who waits is called by nobody else
+            self._is_taken = True  # set last: waiters are only woken by _advance
 
     def note_refusal(self) -> None:
-        """Somebody was turned away in this turn of the loop; others may stand behind."""
+        """Notes a refusal in this loop iteration; more may follow."""
         self._has_refused = True
 
     def _advance(self) -> None:
-        """Whoever had this turn has done what it does without waiting."""
+        """Runs in the next loop iteration and wakes the next waiter."""
         self._is_taken = False
         if not self.waiting:
             return

@@ -1,1 +1,1 @@
-"""Cohere's embeddings: /v2/embed and /v1/embed. Its /v2/rerank looks as Jina's."""
+"""Cohere's embeddings: /v2/embed and /v1/embed. Its /v2/rerank has the same form as Jina's."""

@@ -1,4 +1,4 @@
-"""The body of /v2/embed and /v1/embed."""
+"""Request body of /v2/embed and /v1/embed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from quire.services.frontend.http.fields.ranges import given
 from quire.services.frontend.http.fields.unknown_fields import UnknownFields
 from quire.shared.errors import InvalidArgument
 
-# Pictures, and texts beside them; by name, the values that ask for nothing.
+# Pictures, and texts combined with them; by name, the values that request nothing.
 NOT_OFFERED: Mapping[str, Sequence[Any]] = dict.fromkeys(("images", "inputs"), (None, []))
 
 TRUNCATE_CONFLICT = {
@@ -28,7 +28,7 @@ EmbeddingType = Literal["float", "base64", "binary", "ubinary"]
 
 
 class CohereEmbedBody(CheckedBody):
-    """POST /v2/embed, /v1/embed"""
+    """Request body of POST /v2/embed and /v1/embed."""
 
     model_config = ConfigDict(extra="allow", json_schema_extra=body_schema_extra((), NOT_OFFERED, RULES))
 
@@ -38,13 +38,13 @@ class CohereEmbedBody(CheckedBody):
     model: ModelField = ""
     texts: list[str] | None = Field(None, min_length=1, json_schema_extra={"items": {"minLength": 1}})
     input_type: InputType | None = Field(
-        None, description="chooses a prompt of the model's folder that is called so, if there is one"
+        None, description="selects the prompt of this name from the model's folder, if there is one"
     )
-    embedding_types: list[EmbeddingType] | None = Field(None, description="default: float; several at once, if wanted")
-    output_dimension: int | None = Field(None, ge=1, description="only the first so many elements, normalised again")
-    max_tokens: int | None = Field(None, ge=1, description="of a text; default: as many as the model takes")
+    embedding_types: list[EmbeddingType] | None = Field(None, description="one or several; default: float")
+    output_dimension: int | None = Field(None, ge=1, description="number of leading elements to keep, normalised again")
+    max_tokens: int | None = Field(None, ge=1, description="maximum per text; default: the model's context")
     truncate: Literal["NONE", "START", "END"] | None = Field(
-        None, description="where texts that are longer lose what is too much; NONE: they are refused. Default: END"
+        None, description="the end at which longer texts are truncated; NONE: they are refused. Default: END"
     )
     priority: int | None = None
 
@@ -52,4 +52,4 @@ class CohereEmbedBody(CheckedBody):
         if not self.texts:
             raise InvalidArgument("texts must hold at least one text", field="texts")
         if self.truncate == "NONE" and self.max_tokens is not None:
-            raise InvalidArgument("max_tokens says where texts are cut, and truncate NONE forbids it", field="truncate")
+            raise InvalidArgument("max_tokens truncates texts, which truncate=NONE forbids", field="truncate")

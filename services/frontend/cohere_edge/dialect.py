@@ -1,4 +1,4 @@
-"""Cohere's Embed API, as a value."""
+"""Dialect of Cohere's Embed API."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Vectors by the names of how they are written."""
+"""Response format of Cohere's embeddings: vectors by the names of their encodings."""
 
 from __future__ import annotations
 
@@ -16,35 +16,38 @@ from quire.shared.columns import f32
 
 FLOAT = "float"
 FIRST = "1"  # version of the API
-SIGNED = 128  # what a byte of eight signs is less than itself, as Cohere has signed ones
+SIGNED = 128  # Cohere's signed bytes are less by this than the unsigned ones
 
 
 def _numbers(vector: bytes) -> orjson.Fragment:
-    """Of 32 bits, and no longer than they have to be."""
+    """Returns the numbers as 32-bit floats in their shortest form."""
     return orjson.Fragment(orjson.dumps(f32(vector), option=orjson.OPT_SERIALIZE_NUMPY))
 
 
-def _signs(vector: bytes) -> list[int]:
-    """Eight elements a byte, the first in the highest bit: 1 where one is above 0. A last byte is filled with 0."""
+def _sign_bits(vector: bytes) -> list[int]:
+    """Packs eight elements per byte, the first in the highest bit: 1 if above 0. The last byte is padded with 0."""
     return [int(byte) for byte in np.packbits(f32(vector) > 0)]
 
 
 WRITERS: Mapping[str, Callable[[bytes], Any]] = {
     FLOAT: _numbers,
     "base64": lambda vector: base64.b64encode(vector).decode(),
-    "ubinary": _signs,
-    "binary": lambda vector: [byte - SIGNED for byte in _signs(vector)],
+    "ubinary": _sign_bits,
+    "binary": lambda vector: [byte - SIGNED for byte in _sign_bits(vector)],
 }
 
 
 class CohereEmbedFormat(PooledFormat):
-    """POST /v2/embed, /v1/embed"""
+    """Response format of POST /v2/embed and /v1/embed."""
 
     prefix = "embd"
 
     def __init__(self, version: str, model: str, texts: Sequence[str], kinds: Sequence[str]) -> None:
-        """`version`: of the API; `kinds`: keys of WRITERS. Whoever names none of them gets floats, which version 1 does
-        not put under their name."""
+        """Creates a format for one answer.
+
+        `version`: of the API; `kinds`: keys of WRITERS. Without any, floats are returned, which version 1 does not put
+        under their name.
+        """
         super().__init__(model)
         self._version, self._texts, self._kinds = version, texts, kinds or (FLOAT,)
         self._by_kind = bool(kinds) or version != FIRST

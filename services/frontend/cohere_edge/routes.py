@@ -1,4 +1,4 @@
-"""POST /v2/embed, /v1/embed"""
+"""Routes of POST /v2/embed and /v1/embed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from quire.services.frontend.http.serving_context import ServingContext
 from quire.services.frontend.request.request import Pooling, Sampling, TextPrompt
 from quire.services.frontend.request.request import Request as GeneratorRequest
 
-# What folders call the prompts that these types are for, the likeliest first.
+# Names that folders give to the prompts of these types, the likeliest first.
 PROMPTS: Mapping[str, Sequence[str]] = {
     "search_query": ("search_query", "query"),
     "search_document": ("search_document", "document", "passage"),
@@ -26,7 +26,7 @@ PROMPTS: Mapping[str, Sequence[str]] = {
 
 
 class CohereRoutes:
-    """Texts to vectors."""
+    """Routes that turn texts into vectors."""
 
     def __init__(self, context: ServingContext) -> None:
         self._generator = context.generator
@@ -38,11 +38,11 @@ class CohereRoutes:
         self.router.add_api_route("/v1/embed", self.embed_v1, methods=["POST"], response_class=Response)
 
     async def embed(self, body: CohereEmbedBody, http: Request) -> Response:
-        """A vector for each text, as Cohere has it."""
+        """Returns a vector for each text, in Cohere's format."""
         return self._answer("2", body, http)
 
     async def embed_v1(self, body: CohereEmbedBody, http: Request) -> Response:
-        """The same in version 1 of their API."""
+        """Returns a vector for each text, in version 1 of Cohere's format."""
         return self._answer(FIRST, body, http)
 
     def _answer(self, version: str, body: CohereEmbedBody, http: Request) -> Response:

@@ -1,1 +1,1 @@
-"""What main.py composes: rooms with one owner of state each, the only files that name concrete classes."""
+"""Composition root: groups of parts that main.py assembles; the only files that name concrete classes."""

@@ -1,4 +1,4 @@
-"""From a request to its tokens: the sessions with schedulers, and the one way in for all edges."""
+"""The path from a request to its tokens: sessions with schedulers, and the generator that all edges use."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from quire.shared.version import VERSION
 
 
 class FrontendCore:
-    """Owns the client of the schedulers and the streams that outlive their calls."""
+    """Owns the scheduler client, the generator and the resumable streams."""
 
     def __init__(
         self, settings: FrontendSettings, model: ServedModel, ingress: Ingress, redis: SharedState, address: str
     ) -> None:
-        """`address`: where this frontend's gRPC is reached, for others to know it by."""
+        """Builds the parts. `address`: where other services reach this frontend's gRPC port."""
         self._model = model
         dialler = Dialler.of(settings)
         self.client = SchedulerClient(
@@ -65,10 +65,10 @@ class FrontendCore:
         )
 
     def load(self) -> dict[str, float]:
-        """Of the cluster, as its schedulers told it last."""
+        """Returns the load of the cluster, as its schedulers last reported it."""
         return self.client.load
 
     def prompt_limit(self) -> PromptLimit:
-        """How long a prompt may be, as far as that is known."""
+        """Returns the limit on a prompt's length, as far as it is known."""
         limits = self.client.limits
         return PromptLimit(0 if limits is None else limits.max_model_len, self._model.tokenizer.longest_token)

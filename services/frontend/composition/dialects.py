@@ -1,4 +1,5 @@
-"""The table of dialects: a new one is a folder, and a line here. Paths of none read the errors of the first."""
+"""The table of dialects: a new one is a package and an entry here. Errors of paths without a dialect are formatted like
+those of the first."""
 
 from __future__ import annotations
 

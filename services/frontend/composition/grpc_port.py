@@ -1,4 +1,4 @@
-"""The gRPC port: bound before the sessions with schedulers, which are told its address."""
+"""The gRPC port for clients. It is bound before the sessions with schedulers, which are given its address."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SERVICES = (
 
 
 class GrpcPort:
-    """Owns the server and the count of connections by address."""
+    """Owns the gRPC server and its limit on connections per address."""
 
     def __init__(self, settings: FrontendSettings, ingress: Ingress) -> None:
         self.server = Server(
@@ -30,7 +30,7 @@ class GrpcPort:
             SERVICES,
             share_port=settings.share_ports,
             max_receive_bytes=settings.max_request_bytes,
-            interceptors=[CallGuard(ingress.access.check, ingress.refused), ingress.grpc, ingress.messages],
+            interceptors=[CallGuard(ingress.access.check, ingress.refusals), ingress.grpc, ingress.messages],
             tls=settings.client_tls,
             tls_setting="client_tls",
             more_options=connections.options(ingress.connections),

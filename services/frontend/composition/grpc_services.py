@@ -1,4 +1,4 @@
-"""What the gRPC port offers: Quire's own services, and what clients of other servers speak."""
+"""The services on the gRPC port: Quire's own, and those of other servers' clients."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from quire.shared.settings.frontend import FrontendSettings
 
 
 class GrpcServices:
-    """Owns the operators' port; the others are on the port of clients."""
+    """Registers the services on the client port and owns the operators' port."""
 
     def __init__(
         self,

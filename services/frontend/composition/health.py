@@ -1,4 +1,4 @@
-"""Whether this frontend lives, and whether it takes requests."""
+"""Liveness and readiness of the frontend."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from quire.shared.process.lifecycle import Shutdown
 from quire.shared.process.liveness import Liveness
 from quire.shared.rpc.server import Server
 
-ATTEMPT_PATIENCE_S = 60.0  # with one attempt to reach a scheduler, which takes 10 at most
+ATTEMPT_TIMEOUT_S = 60.0  # per connection attempt, which takes at most 10 s
 
 
 class FrontendHealth:
-    """Owns the watch over the process, and tells the gRPC health service."""
+    """Watches the process and updates the gRPC health service."""
 
     def __init__(
         self, client: SchedulerClient, shutdown: Shutdown, server: Server, *, awaits_worker: bool = False
     ) -> None:
-        """`awaits_worker`: it does not serve before the first worker, whose adapters are listed from then on."""
+        """Starts unhealthy. `awaits_worker`: not ready before the first worker, which reports its adapters."""
         self._client = client
         self._awaits_worker = awaits_worker
         self._shutdown = shutdown
@@ -32,19 +32,19 @@ class FrontendHealth:
         return is_up and not self._awaits_worker and not self._shutdown.requested
 
     def watch_reconnects(self) -> None:
-        """From now on attempts to reach a scheduler have to get ahead."""
-        self._liveness.watch(self._client.connections.reconnect_attempts, ATTEMPT_PATIENCE_S)
+        """Makes liveness depend on progress of the connection attempts."""
+        self._liveness.watch(self._client.connections.reconnect_attempts, ATTEMPT_TIMEOUT_S)
 
     async def watch(self) -> None:
-        """Never ends."""
-        await self._liveness.run(self._tell_alive)
+        """Runs the liveness check; never returns."""
+        await self._liveness.run(self._set_alive)
 
     async def report(self) -> None:
-        """At each change of the sessions. Never ends."""
+        """Updates the readiness at each change of the sessions; never returns."""
         while True:
             await self._server.set_serving(self.is_serving())
             await self._client.wait_for_change()
 
-    async def _tell_alive(self, is_alive: bool) -> None:
+    async def _set_alive(self, is_alive: bool) -> None:
         await self._server.set_alive(is_alive)
         await self._server.set_serving(self.is_serving())

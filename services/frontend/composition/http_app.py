@@ -1,4 +1,4 @@
-"""The routes put together."""
+"""Assembles the HTTP application: routes, error handlers and middleware."""
 
 from __future__ import annotations
 
@@ -61,8 +61,9 @@ def build(
     model: str = "",
     web: Callable[[ASGIApp], ASGIApp] = lambda app: app,
 ) -> HttpApplication:
-    """`operator` raises QuireError unless operators' key is among the headers; `model`: its name, for examples in the
-    document; `web`: what takes the calls of browsers' gRPC before the rest."""
+    """Builds the application. `operator`: raises QuireError unless the headers carry the operators' key. `model`:
+    model name for the examples in the OpenAPI document. `web`: wraps the application with the edge for gRPC-Web and
+    Connect."""
     app = FastAPI(
         title="Quire",
         version=VERSION,
@@ -104,7 +105,7 @@ def _path_hint(request: Request) -> str:
 
 
 def _install_errors(app: FastAPI, dialects: Dialects) -> None:
-    """Has every error be worded as the clients of its path read it."""
+    """Installs handlers that format every error as the clients of its path expect."""
 
     async def on_quire_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, QuireError)
@@ -114,14 +115,14 @@ def _install_errors(app: FastAPI, dialects: Dialects) -> None:
 
     async def on_validation_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        request.scope[CALL].error = wrong = as_invalid_argument(error)
-        return dialects.refusal(request.url.path, wrong)
+        request.scope[CALL].error = invalid = as_invalid_argument(error)
+        return dialects.refusal(request.url.path, invalid)
 
     async def on_http_exception(request: Request, error: Exception) -> Response:
-        """Answers what no route has: a path or a method that is not there."""
+        """Answers an unknown path or a method that the path does not have."""
         assert isinstance(error, HTTPException)
         headers = dict(error.headers or {})
-        if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:  # a route knows its own alone
+        if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:  # a route lists only the methods of its own entry
             headers["Allow"] = ", ".join(methods(request.app.routes, request.scope))
         detail = f"{request.method} {request.url.path}: {error.detail}"
         if error.status_code == HTTPStatus.NOT_FOUND:
@@ -131,7 +132,7 @@ def _install_errors(app: FastAPI, dialects: Dialects) -> None:
         return answer
 
     async def on_fault(request: Request, _: Exception) -> Response:
-        """Answers a fault, which goes on to be logged with its call."""
+        """Answers an internal error; the exception propagates and is logged with its call."""
         return dialects.refusal(request.url.path, Internal("internal error"))
 
     app.add_exception_handler(QuireError, on_quire_error)

@@ -1,4 +1,4 @@
-"""The HTTP port: every API that clients speak over it, and gRPC for browsers."""
+"""The HTTP port: all HTTP APIs, and gRPC-Web and Connect for browsers."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from quire.shared.settings.frontend import FrontendSettings
 
 log = logger("http")
 
-LAST_WRITES_S = 2.0  # for answers whose request has ended to reach their clients
+LAST_WRITES_S = 2.0  # time for finished answers to be sent before the server stops
 
 
 class HttpPort:
-    """Owns the server, through which the lines of batches are answered as well."""
+    """Owns the HTTP server; batch lines are answered through its application as well."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class HttpPort:
         )
 
     def _apis(self) -> list[Router]:
-        """Returns the routes of all dialects: calls of the model's clients."""
+        """Returns the routes of all dialects."""
         context = self._context()
         return [router for dialect in DIALECTS.all for router in dialect.routers(context)]
 
@@ -110,7 +110,7 @@ class HttpPort:
         )
 
     def _operation(self) -> list[Router]:
-        """What operators ask, and what probes and scrapes do."""
+        """Returns the routes for operators, probes and metrics."""
         operators, ingress, health = self._services.operators, self._ingress, self._health
         routes = (
             AdapterRoutes(operators.adapters, ingress.bodies),
@@ -122,15 +122,15 @@ class HttpPort:
         return [part.router for part in routes]
 
     def _public_metrics(self) -> bytes:
-        """On the port of clients: who has a key is not told of other tenants."""
+        """Returns the metrics page for the client port; with API keys it omits other tenants' metrics."""
         return self._ingress.metrics.page(tenants=self._ingress.access.allows_anonymous)
 
     def _page_rules(self) -> PageRules:
         settings, is_open = self._settings, self._ingress.access.allows_anonymous
         if is_open and not is_loopback(settings.host):
             log.warning(
-                "there are no API keys: whoever reaches this port may use it; set api_keys, or keep it to a network "
-                "of clients",
+                "no API keys are configured: every host that reaches this port can use it; set api_keys, or restrict "
+                "access to a trusted network",
                 host=settings.host,
                 port=settings.http_port,
             )
@@ -144,7 +144,7 @@ class HttpPort:
             access=self._ingress.access,
             rules=rules,
             admission=self._ingress.admission,
-            refused=self._ingress.refused,
+            refused=self._ingress.refusals,
             decoders=self._ingress.decoders,
             max_bytes=self._settings.max_request_bytes,
         )

@@ -1,4 +1,5 @@
-"""What a call passes on its way in: its connection, its key, its size, its place. The same for all edges."""
+"""The parts that every call passes before it is processed, for all edges: connection limits, authentication, size
+limits, admission."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ from quire.shared.tracing import open_traces
 
 
 class Ingress:
-    """Owns the places of calls, the connections' counts, the traces, and what reads large bodies."""
+    """Owns admission, connection limits, traces, and the process that checks large bodies."""
 
     def __init__(
         self,
@@ -48,15 +49,15 @@ class Ingress:
         )
         self._traces = open_traces(settings)
         self.calls = Calls(self.admission, access, metrics.calls, self._traces)
-        self.refused = RefusalRecorder(metrics, self.calls, REQUESTS)
-        self.grpc = AdmissionInterceptor(self.admission, self.refused, access.tenant_from_metadata)
+        self.refusals = RefusalRecorder(metrics, self.calls, REQUESTS)
+        self.grpc = AdmissionInterceptor(self.admission, self.refusals, access.tenant_from_metadata)
         self.messages = BoundedMessages(self.limits, self._large, self.calls, metrics)
         unknown = UnknownFields(metrics.count_unknown_field, strict=settings.strict_request_fields)
         self.decoders = BodyDecoders()
         self.bodies = BodyReader(self.limits, self._large, unknown)
 
     def warm_up(self) -> None:
-        """Starts what the first large body would else wait for."""
+        """Starts the process that checks large bodies, so that the first one need not wait for it."""
         self._large.start()
 
     async def close(self) -> None:

@@ -1,4 +1,4 @@
-"""How late the event loop is: the first thing to look at when streams stutter."""
+"""Measures how late the event loop runs timers: the first metric to check when streams stutter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The model as its folder says it, and what reads texts for it: no other service is needed for that."""
+"""The model's local configuration and tokenizer; needs no other service."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ServedModel:
         )
 
     def warm_up(self) -> None:
-        """Starts what the first long conversation would else wait for."""
+        """Starts the process that renders long conversations, so that the first one need not wait for it."""
         self.tokenizer.chat_renderer.start()
 
     def close(self) -> None:

@@ -1,4 +1,5 @@
-"""What a frontend shares with others through Redis: keys and their use, schedulers, holders of prefixes, streams."""
+"""State shared with other frontends through Redis: API keys and their usage, discovered schedulers, cached prefixes,
+streams."""
 
 from __future__ import annotations
 
@@ -26,19 +27,20 @@ from quire.shared.settings.frontend import FrontendSettings
 
 
 class SharedState:
-    """Any of it may be missing: without Redis only keys in the settings and in a file are known."""
+    """Connects to the shared state. Without Redis, only keys from the settings or a file exist, and streams are
+    local."""
 
     def __init__(self, settings: FrontendSettings, metrics: FrontendMetrics) -> None:
         self._settings = settings
         self._metrics = metrics
         self._keys: RedisKeys | None = None
         self.access = Access(self._sources(), metrics, time.monotonic)
-        self._use: SharedUsage | None = None
+        self._usage: SharedUsage | None = None
         if settings.redis != "none" and not self.access.allows_anonymous:
             on_error = metrics.access_errors.inc
-            self._use = SharedUsage(self._connect(), settings.redis_namespace, self.access.accounts, on_error)
+            self._usage = SharedUsage(self._connect(), settings.redis_namespace, self.access.accounts, on_error)
         self.directory: Directory | None = None
-        self._lookup: PrefixLookup | None = None
+        self._locator: PrefixLookup | None = None
 
     def _sources(self) -> list[KeySource]:
         settings, sources, on_error = self._settings, list[KeySource](), self._metrics.access_errors.inc
@@ -56,7 +58,8 @@ class SharedState:
         return prefix_index.connect(settings.redis, password_file=settings.redis_password_file, tls=settings.tls)
 
     def prefix_locator(self, identity: model_pb2.ModelIdentity, client: SchedulerClient) -> PrefixLocator:
-        """Tells `client` of schedulers that serve the model, from run on; who holds the prefixes of its prompts."""
+        """Returns the locator of cached prompt prefixes. Its directory adds discovered schedulers of this model to
+        `client`."""
         if self._settings.redis == "none":
             return NullPrefixLocator()
         self.directory = Directory(
@@ -67,11 +70,11 @@ class SharedState:
             on_schedulers=client.connections.update,
             metrics=self._metrics,
         )
-        self._lookup = PrefixLookup(self.directory, lambda: client.usable_sessions, self._metrics)
-        return self._lookup
+        self._locator = PrefixLookup(self.directory, lambda: client.usable_sessions, self._metrics)
+        return self._locator
 
     def streams(self, generator: Generator, calls: Calls) -> Streams:
-        """Those that outlive the calls of their clients; without Redis in this process alone."""
+        """Returns the resumable streams; without Redis they are local to this process."""
         settings = self._settings
         is_shared = settings.redis != "none"
         store = RedisStore(self._connect(), settings.redis_namespace) if is_shared else NullStreamStore()
@@ -79,11 +82,11 @@ class SharedState:
         return Streams(generator, calls, store, policy=policy, metrics=self._metrics.streams)
 
     def tasks(self) -> list[Awaitable[None]]:
-        """To be run as long as the frontend runs."""
-        parts = (("directory", self.directory), ("API keys", self._keys), ("use of keys", self._use))
+        """Returns the background tasks, to be run as long as the frontend runs."""
+        parts = (("directory", self.directory), ("API keys", self._keys), ("API key usage", self._usage))
         return [run_restarting(name, part.run, is_needed=False) for name, part in parts if part is not None]
 
     async def close(self) -> None:
-        for part in (self._lookup, self.directory, self._keys, self._use):
+        for part in (self._locator, self.directory, self._keys, self._usage):
             if part is not None:
                 await part.close()

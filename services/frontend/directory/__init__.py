@@ -1,1 +1,1 @@
-"""What is read in Redis: which schedulers there are, and where the beginning of a prompt is cached."""
+"""Data that frontends read from Redis: the list of schedulers, and where prompt prefixes are cached."""

@@ -1,4 +1,4 @@
-"""Reads who is there, about once a second. Whatever Redis does, what was known stays known and serving goes on."""
+"""Reads schedulers and workers from the registry about once a second. While Redis fails, the last state is kept."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ INTERVAL_S = 1.0
 
 @dataclass(slots=True)
 class PublishedCaches:
-    """The caches that workers of one block layout have published."""
+    """Published prefix caches of the workers with one block size."""
 
     reader: PrefixReader
     workers: Seq[WorkerEntry] = ()
 
 
 class Directory:
-    """`run()` it in a task of its own."""
+    """Polls the registry; `run()` it in a task."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class Directory:
         on_schedulers: Callable[[Seq[SchedulerEntry]], None],
         metrics: FrontendMetrics,
     ) -> None:
-        """`sessions`: those whose block layouts are of interest."""
+        """Starts empty. `sessions`: sessions whose block sizes are of interest."""
         self._redis = redis
         self._namespace = namespace
         self._model = model
@@ -57,45 +57,45 @@ class Directory:
         self._registry = RegistryReader(redis, RegistryKeys(namespace), self._malformed)
         self._sessions = sessions
         self._on_schedulers = on_schedulers
-        self._indexes: dict[int, PublishedCaches] = {}
+        self._caches: dict[int, PublishedCaches] = {}
         self._is_up: bool | None = None  # not known yet
         self._metrics = metrics
 
     @property
     def is_up(self) -> bool:
-        """Redis answered the last time."""
+        """Whether the last read from Redis succeeded."""
         return bool(self._is_up)
 
     def index(self, block_size: int) -> PublishedCaches | None:
-        """None if there is none yet."""
-        return self._indexes.get(block_size)
+        """Returns the published caches for a block size, or None if not read yet."""
+        return self._caches.get(block_size)
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Polls until cancelled."""
         while True:
             try:
                 await self._read()
-            except Exception as error:  # Redis may be away, and may hold anything
-                self._set_up(False, str(error) or repr(error))
+            except Exception as error:  # Redis may be unavailable or hold malformed data
+                self._set_is_up(False, str(error) or repr(error))
             else:
-                self._set_up(True)
+                self._set_is_up(True)
             await cancellable_sleep(INTERVAL_S)
 
     async def _read(self) -> None:
         self._on_schedulers(await self._registry.schedulers())
         for session in self._sessions():
             block_size = supported_block_size(session.view.layout)
-            if block_size and block_size not in self._indexes:
+            if block_size and block_size not in self._caches:
                 keys = BlockKeys.of(self._namespace, self._model, session.view.layout)
-                self._indexes[block_size] = PublishedCaches(PrefixReader(self._redis, keys, self._malformed))
-        for index in self._indexes.values():
+                self._caches[block_size] = PublishedCaches(PrefixReader(self._redis, keys, self._malformed))
+        for index in self._caches.values():
             index.workers = await index.reader.workers()
 
-    def _set_up(self, up: bool, reason: str = "") -> None:
+    def _set_is_up(self, up: bool, reason: str = "") -> None:
         if up and not self._is_up:
-            log.info("redis serves")
+            log.info("Redis is available")
         elif not up and self._is_up is not False:
-            log.warning("redis does not serve; going on with what is known", reason=reason)
+            log.warning("Redis is unavailable; keeping the last known state", reason=reason)
         self._is_up = up
         self._metrics.redis_up.set(up)
 

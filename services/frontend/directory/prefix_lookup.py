@@ -1,4 +1,4 @@
-"""Which schedulers' workers hold how much of a prompt. Never holds a request up for longer than the budget."""
+"""Looks up which schedulers' workers have cached a prompt's prefix, within a time budget."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ from quire.shared.process.supervision import Tasks
 
 log = logger("directory")
 
-BUDGET_S = 0.02  # longest that a request waits to know: about what computing a few hundred tokens takes
-PAUSE_S = 1.0  # without look-ups, after one that failed
-MIN_BLOCKS = 4  # of a prompt; computing less than that costs no more than a detour to a busier scheduler
-MAX_AT_ONCE = 8  # look-ups under way, each with a connection to Redis
-MAX_WAITING = 64  # requests that wait for a look-up: what so many can do within the budget
+BUDGET_S = 0.02  # longest wait of a request; computing a few hundred tokens takes about as long
+PAUSE_S = 1.0  # without lookups after a failed one
+MIN_BLOCKS = 4  # shortest prompt looked up; computing less costs no more than choosing a busier scheduler
+MAX_AT_ONCE = 8  # concurrent lookups, each with a Redis connection
+MAX_WAITING = 64  # waiting requests; MAX_AT_ONCE lookups serve about as many within the budget
 
 
 class PrefixLocator(Protocol):
-    """Knows where prompts are cached, more or less."""
+    """Knows approximately where prompt prefixes are cached."""
 
-    async def cached_tokens(self, works: Seq[PromptRequest]) -> list[CachedTokens]:
-        """For each work."""
+    async def cached_tokens(self, requests: Seq[PromptRequest]) -> list[CachedTokens]:
+        """Returns the cached tokens per scheduler, one mapping per request."""
 
 
 class NullPrefixLocator:
-    """Without Redis."""
+    """The locator without Redis: nothing is known to be cached."""
 
-    async def cached_tokens(self, works: Seq[PromptRequest]) -> list[CachedTokens]:
-        return [NO_CACHED_TOKENS] * len(works)
+    async def cached_tokens(self, requests: Seq[PromptRequest]) -> list[CachedTokens]:
+        return [NO_CACHED_TOKENS] * len(requests)
 
 
 class IndexQuery(NamedTuple):
-    """To one index."""
+    """A lookup in the published caches of one block size."""
 
     reader: PrefixReader
     block_size: int
@@ -49,7 +49,7 @@ class IndexQuery(NamedTuple):
 
 
 class PrefixLookup:
-    """Asks the index. After a failure it pauses, and then a single request tries how it is."""
+    """Looks prefixes up in Redis. After a failure it pauses, and then lets a single request try."""
 
     def __init__(
         self,
@@ -58,30 +58,34 @@ class PrefixLookup:
         metrics: FrontendMetrics,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`sessions`: those that work may go to; `clock` is for the pauses."""
+        """Stores the collaborators. `sessions`: candidates for new sequences; `clock`: for the pauses."""
         self._directory = directory
         self._sessions = sessions
         self._outcomes = metrics.prefix_lookups
         self._duration = metrics.prefix_lookup_duration
         self._clock = clock
-        self._turns = asyncio.Semaphore(MAX_AT_ONCE)
-        self._asking = Tasks()
+        self._slots = asyncio.Semaphore(MAX_AT_ONCE)
+        self._lookups = Tasks()
         self._num_waiting = 0
         self._failed = False
         self._pause_until_s = 0.0
 
-    async def cached_tokens(self, works: Seq[PromptRequest]) -> list[CachedTokens]:
-        return [await self._cached(works[0])] if len(works) == 1 else await asyncio.gather(*map(self._cached, works))
+    async def cached_tokens(self, requests: Seq[PromptRequest]) -> list[CachedTokens]:
+        return (
+            [await self._cached(requests[0])]
+            if len(requests) == 1
+            else await asyncio.gather(*map(self._cached, requests))
+        )
 
-    async def _cached(self, work: PromptRequest) -> CachedTokens:
-        queries = self._queries(work) if self._may_ask else []
+    async def _cached(self, request: PromptRequest) -> CachedTokens:
+        queries = self._queries(request) if self._may_look_up else []
         if not queries:
             self._outcomes["skipped"].inc()
             return NO_CACHED_TOKENS
         self._num_waiting += 1
-        started_s = time.perf_counter()  # the event loop's clock counts whole milliseconds
+        started_s = time.perf_counter()  # the event loop's clock has millisecond resolution
         try:
-            cached, outcome = await self._within_budget(work, queries)
+            cached, outcome = await self._within_budget(request, queries)
         finally:
             self._num_waiting -= 1
         self._duration.observe(time.perf_counter() - started_s)
@@ -89,30 +93,30 @@ class PrefixLookup:
         return cached
 
     @property
-    def _may_ask(self) -> bool:
+    def _may_look_up(self) -> bool:
         if not self._directory.is_up or self._clock() < self._pause_until_s:
             return False
         return self._num_waiting < (1 if self._failed else MAX_WAITING)
 
-    def _queries(self, work: PromptRequest) -> list[IndexQuery]:
-        """None where the answer could change nothing."""
+    def _queries(self, request: PromptRequest) -> list[IndexQuery]:
+        """Returns the lookups to make; empty if the result could not change the placement."""
         sessions = self._sessions()
-        if len(sessions) < 2 or work.sampling.skip_reading_prefix_cache:
+        if len(sessions) < 2 or request.sampling.skip_reading_prefix_cache:
             return []
-        names = {session.scheduler_id for session in sessions}
+        scheduler_ids = {session.scheduler_id for session in sessions}
         queries = []
         for block_size in {supported_block_size(session.view.layout) for session in sessions}:
             index = self._directory.index(block_size)
-            if index is not None and work.num_prompt_tokens >= MIN_BLOCKS * block_size:
-                workers = [worker for worker in index.workers if worker.scheduler in names]
+            if index is not None and request.num_prompt_tokens >= MIN_BLOCKS * block_size:
+                workers = [worker for worker in index.workers if worker.scheduler in scheduler_ids]
                 queries.append(IndexQuery(index.reader, block_size, workers))
         return [query for query in queries if query.workers]
 
-    async def _within_budget(self, work: PromptRequest, queries: Seq[IndexQuery]) -> tuple[CachedTokens, str]:
+    async def _within_budget(self, request: PromptRequest, queries: Seq[IndexQuery]) -> tuple[CachedTokens, str]:
         try:
             async with asyncio.timeout(BUDGET_S):
-                await self._turns.acquire()
-                cached = await asyncio.shield(self._ask_aside(work, queries))
+                await self._slots.acquire()
+                cached = await asyncio.shield(self._start_lookup(request, queries))
         except TimeoutError:
             self._pause("no answer in time")
             return NO_CACHED_TOKENS, "timeout"
@@ -123,29 +127,29 @@ class PrefixLookup:
         return cached, "hit" if cached else "miss"
 
     def _pause(self, reason: str) -> None:
-        log.debug("no look-ups for a while", reason=reason)
+        log.debug("pausing prefix lookups", reason=reason)
         self._failed = True
         self._pause_until_s = self._clock() + PAUSE_S
 
-    def _ask_aside(self, work: PromptRequest, queries: Seq[IndexQuery]) -> asyncio.Task[CachedTokens]:
-        """In a task that goes on when nobody waits any more: cancelling it would cost the connection."""
-        task = self._asking.start("prefix look-up", _ask(work, queries))
+    def _start_lookup(self, request: PromptRequest, queries: Seq[IndexQuery]) -> asyncio.Task[CachedTokens]:
+        """Starts the lookup in a task that outlives its caller: cancelling it would cost the Redis connection."""
+        task = self._lookups.start("prefix lookup", _look_up(request, queries))
         task.add_done_callback(self._on_answer)
         return task
 
     def _on_answer(self, task: asyncio.Task[CachedTokens]) -> None:
-        self._turns.release()
+        self._slots.release()
         if not task.cancelled():
-            task.exception()  # seen, also where nobody waits any more
+            task.exception()  # marks the exception as retrieved, also if the caller is gone
 
     async def close(self) -> None:
-        await self._asking.close()
+        await self._lookups.close()
 
 
-async def _ask(work: PromptRequest, queries: Seq[IndexQuery]) -> CachedTokens:
+async def _look_up(request: PromptRequest, queries: Seq[IndexQuery]) -> CachedTokens:
     cached: dict[str, int] = {}
     for reader, block_size, workers in queries:
-        for match in await reader.match(work.hashes.block_hashes(block_size), workers):
+        for match in await reader.match(request.hashes.block_hashes(block_size), workers):
             scheduler, num_tokens = match.worker.scheduler, match.num_blocks * block_size
             cached[scheduler] = max(cached.get(scheduler, 0), num_tokens)
     return cached

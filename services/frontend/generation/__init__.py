@@ -1,1 +1,1 @@
-"""One accepted request until its end: its samples, and what an edge reads of them."""
+"""Accepted requests: their samples, and what an edge reads of them."""

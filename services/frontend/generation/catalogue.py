@@ -18,13 +18,13 @@ class CatalogueEntry:
     name: str
     vocab_size: int
     created_unix_s: int
-    max_model_len: int  # 0 until a worker has said so
+    max_model_len: int  # 0 until a worker has reported it
     ready: bool
-    adapter_of: str = ""  # the model that it is an adapter of; empty: it is none
+    adapter_of: str = ""  # the base model of an adapter; empty: not an adapter
 
 
 class Catalogue:
-    """Of the one model that this frontend tokenizes for, and of its adapters."""
+    """Catalogue of the served model, its aliases and its adapters."""
 
     def __init__(
         self,
@@ -32,21 +32,21 @@ class Catalogue:
         limits: Callable[[], ClusterLimits | None],
         aliases: Sequence[str] = (),
     ) -> None:
-        """`aliases`: further names of the model; answers carry its first one."""
+        """Starts without adapters. `aliases`: further names of the model; answers carry its first name."""
         self._identity = identity
         self._limits = limits
         self._own_names = dict.fromkeys((identity.name, *aliases))
         self._created_unix_s = int(time.time())
         self._max_model_len = 0
         self._adapters: frozenset[str] = frozenset()
-        self._seen: ClusterLimits | None = None  # which said so
+        self._last_limits: ClusterLimits | None = None
 
     @property
     def name(self) -> str:
         return self._identity.name
 
     def entry(self, name: str = "") -> CatalogueEntry:
-        """NotFound unless `name` is the model's, an adapter's, or empty."""
+        """Returns the entry of `name`: the model's, an adapter's, or the model's if empty. Raises NotFound."""
         self.check(name)
         adapter = self.adapter_name(name)
         return CatalogueEntry(
@@ -59,41 +59,42 @@ class Catalogue:
         )
 
     def entries(self) -> list[CatalogueEntry]:
-        """The model under each of its names, then its adapters by name."""
-        self._look()
+        """Returns the model under each of its names, then its adapters, sorted by name."""
+        self._refresh()
         own = self.entry()
         named = [replace(own, name=name) for name in self._own_names]
         return [*named, *map(self.entry, sorted(self._adapters - self._own_names.keys()))]
 
     @property
     def adapters(self) -> frozenset[str]:
-        """By name; as the last worker said."""
-        self._look()
+        """Names of the adapters that the cluster last reported."""
+        self._refresh()
         return self._adapters
 
     def adapter_name(self, name: str) -> str:
-        """Which adapter a request of that model goes through; empty: none."""
+        """Returns the adapter that requests for `name` use; empty for the base model."""
         return "" if name in self._own_names else name
 
     def served_name(self, name: str) -> str:
-        """The name that answers to a request of that model carry."""
+        """Returns the model name that answers to a request for `name` carry."""
         return self.adapter_name(name) or self.name
 
     def max_model_len(self, name: str) -> int:
-        """For a request of that model, 0 until a worker has said so. NotFound, but not before that: until then any name
-        may be that of an adapter, and whoever prepares the request for the first worker knows."""
-        self._look()
+        """Returns the context length for `name`, 0 until a worker has reported it. Raises NotFound only after that:
+        before, any name may be an adapter's, and the request is checked again once limits are known."""
+        self._refresh()
         if self._max_model_len:
             self.check(name)
         return self._max_model_len
 
     def check(self, name: str) -> None:
-        self._look()
+        """Raises NotFound for an unknown name."""
+        self._refresh()
         if name and name not in self._own_names and name not in self._adapters:
             raise model_not_found(name, [*self._own_names], self._adapters)
 
-    def _look(self) -> None:
+    def _refresh(self) -> None:
         limits = self._limits()
-        if limits is not None and limits is not self._seen:
-            self._seen = limits
+        if limits is not None and limits is not self._last_limits:
+            self._last_limits = limits
             self._max_model_len, self._adapters = limits.max_model_len, frozenset(limits.adapters)

@@ -1,4 +1,4 @@
-"""One accepted request until its end: its samples, its deadline, what its reader gets."""
+"""One accepted request until its end: its samples, its deadline, and the deltas for its reader."""
 
 from __future__ import annotations
 
@@ -27,37 +27,38 @@ from quire.shared.metrics.frontend import FrontendMetrics
 from quire.shared.pb.common.v1 import finish_pb2
 from quire.shared.pb.common.v1.finish_pb2 import FinishReason
 
-TOKENS_IN_A_TURN = 16_384  # of the event loop: hashed and submitted in 2 ms
-PER_SAMPLE_COST_TOKENS = 256  # what a sample costs besides its prompt
-CLIENT_CLOCK_S = 0.1  # a client ends its call at its own deadline, which comes as a cancellation a little before ours
+TOKENS_IN_A_TURN = 16_384  # submitted before yielding to the event loop; hashing and submitting them takes 2 ms
+PER_SAMPLE_COST_TOKENS = 256  # cost of submitting a sample besides its prompt, in tokens
+CLIENT_CLOCK_S = 0.1  # a client cancels at its own deadline, up to this much before the server's
 
 
 class Aborted(QuireError):
-    """Somebody with a right to it has ended the request while it ran."""
+    """An authorized party ended the request while it ran."""
 
 
 class Submitter(Protocol):
-    """The way to those who compute."""
+    """Submits sequences to schedulers."""
 
     def submit(self, sequences: Seq[Sequence], cached: CachedTokens) -> None:
-        """All samples of one work, in order, or one that has tokens; `cached`: who holds how much of its prompt."""
+        """Submits all samples of one prompt, in order, or one sequence with tokens. `cached`: prompt tokens cached per
+        scheduler."""
 
     def cancel(self, sequences: Seq[Sequence], reason: FinishReason) -> None:
-        """Nothing more comes from these."""
+        """Cancels sequences; nothing more is delivered for them."""
 
 
 class PromptSlots(Protocol):
-    """Holds the slots of a call that begins with some of its prompts."""
+    """Admission of a call that starts with some of its prompts and runs the others as those end."""
 
-    num_samples: int  # that may run at once
+    num_samples: int  # that may run concurrently
 
     def start_next_prompts(self, piece: int, num_left: int) -> int:
-        """Returns how many prompts, of `piece` samples each, may begin where one has ended."""
+        """Returns how many prompts, of `piece` samples each, may start after one has ended."""
 
 
 class Generation:
-    """Begin it in a `with`, iterate it for lists of deltas until every sample's finish was handed out or an error is
-    raised. Leaving the `with` cancels what still runs."""
+    """Runs a request. Use it in a `with`, call begin(), then iterate for lists of deltas until every sample has
+    finished or an error is raised. Leaving the `with` cancels what still runs."""
 
     def __init__(
         self,
@@ -76,19 +77,19 @@ class Generation:
         self._metrics = metrics
         self._loop = asyncio.get_running_loop()
         self._mailbox = Mailbox(pace)
-        silent = _silent_tokens(request.sampling, tokenizer)
+        silent = _hidden_stop_ids(request.sampling, tokenizer)
         self._parsers = formats.parsers(request, prepared)
         shown = formats.visible_tokens(request)
         self._samples = [self._new_sample(index, tokenizer, silent, shown) for index in range(request.num_samples)]
         self._sequences = [self._new_sequence(sample) for sample in self._samples]
         self._num_unread = len(self._samples)
         self._num_unfinished = [request.sampling.n] * len(prepared)  # samples, by prompt
-        self._cached_tokens: dict[int, int] = {}  # by prompt, of the sample that started first
+        self._cached_tokens: dict[int, int] = {}  # by prompt; of its first sample to start
         self._queue_s: float | None = None
         self._submitted_s: float | None = None
         self._deadline: asyncio.TimerHandle | None = None
         self._resumes = False
-        self._is_over = False  # nothing more is submitted
+        self._is_over = False  # no further prompts are submitted
         self._cached: Seq[CachedTokens] = ()
         self._slots: PromptSlots | None = None
         self._num_begun = 0  # prompts
@@ -121,22 +122,23 @@ class Generation:
         prompt, number = divmod(sample.index, self.request.sampling.n)
         return Sequence(self.prepared[prompt].prompt_request, number, sample)
 
-    def restore(self, told: SampleDelta) -> list[SampleDelta]:
-        """Before begin(), of a request of one prompt: what another frontend has told its reader, without its text.
-        Returns it as its reader got it."""
-        sample, sequence = self._samples[told.sample], self._sequences[told.sample]
+    def restore(self, delta: SampleDelta) -> list[SampleDelta]:
+        """Restores a delta of a stream that another frontend started, for a request with one prompt; the delta has no
+        text. Called before begin(). Returns the delta with its text."""
+        sample, sequence = self._samples[delta.sample], self._sequences[delta.sample]
         self._resumes = True
-        sample.restore(told, self._loop.time())
-        sequence.tokens.extend(told.token_ids)
-        sequence.num_prompt_logprobs += len(told.prompt_logprobs)
-        if told.finish is not None:
+        sample.restore(delta, self._loop.time())
+        sequence.tokens.extend(delta.token_ids)
+        sequence.num_prompt_logprobs += len(delta.prompt_logprobs)
+        if delta.finish is not None:
             sequence.is_active = False
-            self._num_unfinished[told.sample // self.request.sampling.n] -= 1
+            self._num_unfinished[delta.sample // self.request.sampling.n] -= 1
         return self.take_pending()
 
     async def begin(self, cached: Seq[CachedTokens], slots: PromptSlots | None = None) -> None:
-        """Starts the clock and submits everything, in portions; `cached`: of each prompt, who holds how much. `slots`:
-        only so many samples now, and further prompts as others end."""
+        """Starts the deadline and submits the prompts, yielding to the event loop in between. `cached`: per prompt,
+        tokens cached by scheduler. `slots`: if given, only that many samples start now and further prompts as others
+        end."""
         if self.request.deadline_s is not None:
             self._deadline = self._loop.call_at(self.request.deadline_s, self._expire)
         self._submitted_s = self._loop.time()
@@ -158,8 +160,8 @@ class Generation:
         n = self.request.sampling.n
         self._client.submit(self._sequences[prompt * n : prompt * n + n], self._cached[prompt])
 
-    def _begin_others(self) -> None:
-        """Submits those prompts that may begin where one has ended."""
+    def _start_next_prompts(self) -> None:
+        """Submits the prompts that may start after one has ended."""
         if self._is_over or self._slots is None:
             return
         left = len(self.prepared) - self._num_begun
@@ -176,17 +178,17 @@ class Generation:
         return self._read(await self._mailbox.next_deltas())
 
     def take_pending(self) -> list[SampleDelta]:
-        """News without waiting for any, instead of being iterated."""
+        """Returns the pending deltas without waiting."""
         return self._read(self._mailbox.take_pending())
 
     @property
     def num_unread(self) -> int:
-        """Samples whose end has not been read."""
+        """Number of samples whose end has not been read."""
         return self._num_unread
 
     @property
     def unfinished_samples(self) -> list[int]:
-        """Samples that have not come to their own end."""
+        """Indexes of samples that have not finished by themselves."""
         return [sample.index for sample in self._samples if sample.finish is None]
 
     def _read(self, deltas: list[SampleDelta]) -> list[SampleDelta]:
@@ -209,17 +211,17 @@ class Generation:
             generation_metrics.tools_offered(self._metrics, streamed=not self.request.final_only, called=has_calls)
 
     async def collect(self) -> list[SampleDelta]:
-        """Of a request that is final_only: a delta for each sample."""
-        deltas = [delta async for news in self for delta in news]
+        """Returns one delta per sample, sorted by sample; for requests with final_only."""
+        deltas = [delta async for batch in self for delta in batch]
         return sorted(deltas, key=lambda delta: delta.sample)
 
     @property
     def vectors(self) -> list[bytes]:
-        """Of a request with pooling that has ended: an f32 column for each prompt. Raises Internal without one."""
+        """Vectors of a finished pooling request, an f32 column per prompt. Raises Internal if one is missing."""
         return [*map(self.vector, range(len(self._samples)))]
 
     def vector(self, prompt: int) -> bytes:
-        """Of one that has ended."""
+        """Returns the vector of a prompt that has finished. Raises Internal if it is missing."""
         found = self._samples[prompt].vector
         if not found:
             raise Internal("a prompt ended without its vector")
@@ -227,19 +229,19 @@ class Generation:
 
     @property
     def num_vectors(self) -> list[int] | None:
-        """In each of these columns; None: one, of all tokens."""
+        """Number of vectors in each column of `vectors`; None: one each, over all tokens."""
         counts = [prompt.num_vectors for prompt in self.prepared if prompt.num_vectors is not None]
         return counts or None
 
     @property
     def usage(self) -> Usage:
-        """Over all prompts and samples."""
+        """Token counts over all prompts and samples."""
         prompt_tokens = sum(prompt.num_tokens for prompt in self.prepared)
         reasoning_tokens = sum(count.num_tokens for count in self._reasoning)
         return Usage(prompt_tokens, sum(self._num_tokens_read), sum(self._cached_tokens.values()), reasoning_tokens)
 
     def sample_usage(self, index: int) -> Usage:
-        """Of one sample and its prompt."""
+        """Token counts of one sample and its prompt."""
         prompt = index // self.request.sampling.n
         num_prompt_tokens = self.prepared[prompt].num_tokens
         reasoning_tokens = self._reasoning[index].num_tokens if self._reasoning else 0
@@ -273,12 +275,12 @@ class Generation:
         )
 
     def time_spans(self) -> list[tuple[str, float, float]]:
-        """Of its budget, up to now."""
+        """Returns the spans of the latency breakdown, up to now."""
         return self.latency.spans(self.request.arrival_s, self._loop.time())
 
     @property
     def finish_reasons(self) -> str:
-        """Of its samples, each once; those that the reader left alone are cancelled."""
+        """Distinct finish reasons of the samples, comma-separated; unread samples count as cancelled."""
         return ",".join(dict.fromkeys(generation_metrics.finish_reason_name(sample.finish) for sample in self._samples))
 
     def on_start(self, sample: Sample, num_cached_tokens: int, queue_us: int) -> None:
@@ -303,7 +305,7 @@ class Generation:
         if end.error is not None:
             self._count_unfinished(finish_pb2.FINISH_REASON_CANCELLED, "failed")
         elif self._slots is not None and not self._num_unfinished[sample.index // self.request.sampling.n]:
-            self._loop.call_soon(self._begin_others)  # not within the reading of a scheduler's message
+            self._loop.call_soon(self._start_next_prompts)  # after the scheduler's message has been processed
 
     def _count(self, sample: Sample, reason: FinishReason, now: float, num_preemptions: int = 0) -> None:
         generation_metrics.sample_ended(self._metrics, sample, reason, self.request.arrival_s, now)
@@ -317,7 +319,7 @@ class Generation:
             )
 
     def abort(self) -> None:
-        """Ends what still runs; the reader hears Aborted behind what was ready."""
+        """Cancels the running samples; the reader gets the ready deltas, then Aborted."""
         reason = finish_pb2.FINISH_REASON_CANCELLED
         self._fail(Aborted("aborted"), reason)
         self._count_unfinished(reason, "cancelled")
@@ -327,7 +329,7 @@ class Generation:
         self._count_unfinished(finish_pb2.FINISH_REASON_DEADLINE, "deadline")
 
     def _fail(self, error: QuireError, reason: FinishReason) -> None:
-        """The reader hears of it first, whatever happens to the rest."""
+        """Delivers the error to the reader, then cancels the sequences."""
         self._is_over = True
         self._mailbox.fail(error)
         self._client.cancel(self._sequences, reason)
@@ -345,14 +347,14 @@ class Generation:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Nobody reads on: what still runs is cancelled."""
-        late = self._is_late()
-        reason = finish_pb2.FINISH_REASON_DEADLINE if late else finish_pb2.FINISH_REASON_CANCELLED
+        """Cancels what still runs."""
+        is_late = self._is_late()
+        reason = finish_pb2.FINISH_REASON_DEADLINE if is_late else finish_pb2.FINISH_REASON_CANCELLED
         self._close(reason)
-        self._count_unfinished(reason, "deadline" if late else "cancelled")
+        self._count_unfinished(reason, "deadline" if is_late else "cancelled")
 
     def _close(self, reason: FinishReason) -> None:
-        """Gives back what schedulers, timers and the pace of the writers hold for it."""
+        """Cancels sequences and timers, and closes the mailbox."""
         self._is_over = True
         self._client.cancel(self._sequences, reason)
         if self._deadline is not None:
@@ -364,7 +366,7 @@ class Generation:
         return deadline_s is not None and self._loop.time() > deadline_s - CLIENT_CLOCK_S
 
 
-def _silent_tokens(sampling: Sampling, tokenizer: Tokenizer) -> frozenset[int]:
+def _hidden_stop_ids(sampling: Sampling, tokenizer: Tokenizer) -> frozenset[int]:
     if sampling.include_stop_str_in_output:
         return frozenset()
     return frozenset(tokenizer.eos_ids).union(sampling.stop_token_ids)

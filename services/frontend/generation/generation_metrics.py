@@ -1,4 +1,4 @@
-"""When a prompt and its samples count, and as what. What is counted here is what the client was told."""
+"""Metrics of prompts and samples; they count what the client was sent."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ FINISHED_REASON: dict[FinishReason, str] = {
     finish_pb2.FINISH_REASON_REPETITION: "repetition",
 }
 
-WORDS = {reason: name.removeprefix("FINISH_REASON_").lower() for name, reason in finish_pb2.FinishReason.items()}
+REASON_NAMES = {reason: name.removeprefix("FINISH_REASON_").lower() for name, reason in finish_pb2.FinishReason.items()}
 
 
 def finish_reason_name(finish: Finish | None) -> str:
-    """For the log; None: it did not end by itself."""
-    return "cancelled" if finish is None else WORDS[finish.reason]
+    """Returns the finish reason for the log; "cancelled" for a sample that did not finish by itself."""
+    return "cancelled" if finish is None else REASON_NAMES[finish.reason]
 
 
 def prompt_started(metrics: FrontendMetrics, prompt: PreparedPrompt, num_cached_tokens: int) -> None:
-    """Once for a prompt, whatever n is, as in usage."""
+    """Counts a prompt once, whatever n is, as in usage."""
     metrics.prompt_tokens.inc(prompt.num_tokens)
     metrics.cached_tokens.inc(num_cached_tokens)
     metrics.request_computed_tokens.observe(prompt.num_tokens - num_cached_tokens)
@@ -48,7 +48,7 @@ def sample_ended(metrics: FrontendMetrics, sample: Sample, reason: FinishReason,
 
 
 def tools_offered(metrics: FrontendMetrics, *, streamed: bool, called: bool) -> None:
-    """Once for each sample that could have called."""
+    """Counts each sample that could have called a tool."""
     mode, outcome = "streaming" if streamed else "non_streaming", "tool_call" if called else "no_tool_call"
     metrics.tool_parser[mode, outcome].inc()
 

@@ -1,4 +1,4 @@
-"""From a request to its generation: the one way in for both edges."""
+"""Turns requests into generations: the one entry point for all edges."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Resume = Callable[[Generation], None]
 
 
 class Generator:
-    """Checks, admits, tokenizes, submits."""
+    """Checks, admits, tokenizes and submits requests."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class Generator:
         metrics: FrontendMetrics,
         stream_interval: int,
     ) -> None:
-        """`stream_interval`: tokens of a sample from one message to the next, at least."""
+        """Stores the collaborators. `stream_interval`: minimum number of tokens between two messages of a sample."""
         self._catalogue = catalogue
         self._processor = processor
         self._prefix_locator = prefix_locator
@@ -51,9 +51,10 @@ class Generator:
 
     @asynccontextmanager
     async def start(self, request: Request, call: Call, resume: Resume | None = None) -> AsyncIterator[Generation]:
-        """Raises what a client should hear instead of an answer; afterwards errors come out of the generation. Whatever
-        is taken for the request is given back at the end of this or of the call, whichever way that comes. `resume`:
-        has it replay what another frontend has told, before anything is submitted."""
+        """Starts a request and yields its generation. Raises the error that the client gets instead of an answer; later
+        errors come out of the generation. Admission and sequences are released at the end of this context or of the
+        call, whichever comes first. `resume`: restores a generation that another frontend started, before anything is
+        submitted."""
         if call.caller is not None:
             request = call.caller.authorize(request, self._catalogue.served_name(request.model))
         traceparent = call.begin_trace()
@@ -80,9 +81,9 @@ class Generator:
             yield generation
 
     async def _first_limits(self, request: Request, call: Call) -> ClusterLimits:
-        """Of the first worker, which all that were cached meanwhile have heard of at once: they go on one by one."""
+        """Waits for the first usable cluster. All waiting requests wake at once and then continue one by one."""
         limits = await self._client.wait_for_limits(request.deadline_s)
-        self._catalogue.check(request.model)  # which could be any adapter's until now
+        self._catalogue.check(request.model)  # until now any name could be an adapter's
         await call.wait_turn()
         return limits
 
@@ -105,7 +106,7 @@ class Generator:
         return await self._constrained(request)
 
     async def _constrained(self, request: Request) -> Request:
-        """A constraint that comes of tools has to go with everything else, too."""
+        """Adds the output constraint that the tools require, and checks the request again with it."""
         constrained = await self._formats.with_constraint(request)
         if constrained is not request:
             try:
@@ -120,6 +121,8 @@ class Generator:
         except QuireError as error:
             refusal = self._formats.with_client_field(error, request) if isinstance(error, InvalidArgument) else error
         try:
-            raise refusal.with_traceback(None)  # whose frames hold the tokens, for as long as anybody holds the error
+            raise refusal.with_traceback(
+                None
+            )  # the traceback's frames would keep the tokens alive as long as the error
         finally:
             del refusal

@@ -1,1 +1,1 @@
-"""The gRPC face: InferenceService and AdminService (protos/quire/inference/v1, protos/quire/admin/v1)."""
+"""The gRPC API: InferenceService and AdminService (protos/quire/inference/v1, protos/quire/admin/v1)."""

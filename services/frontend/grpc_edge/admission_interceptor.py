@@ -1,5 +1,5 @@
-"""Calls that nothing has room for are refused from their headers: no message is read, nothing is parsed. As for HTTP,
-http/middleware/door.py."""
+"""Admission of gRPC calls: calls beyond the limits are refused by their headers, before any message is read; the
+counterpart of http/middleware/admission_middleware.py."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from quire.services.frontend.grpc_edge.errors import Context, RefusalRecorder, s
 from quire.shared.errors import QuireError
 from quire.shared.rpc.guard import metadata_of
 
-# Whose first act it is to take a place. The messages of a stream of them are refused one by one.
-WORK = frozenset(
+# Methods that acquire a lease first. In a stream of requests, each request is refused separately instead.
+INFERENCE_METHODS = frozenset(
     {
         *(
             f"/quire.inference.v1.InferenceService/{method}"
@@ -27,44 +27,46 @@ WORK = frozenset(
         "/vllm.grpc.engine.VllmEngine/Embed",
     }
 )
-MAX_WORDED = 64  # refusals that are kept as they are written
+MAX_CACHED_REFUSALS = 64
 
 TenantOf = Callable[[dict[str, "str | bytes"]], str]
 AnyHandler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
 
 class AdmissionInterceptor(grpc.aio.ServerInterceptor):
-    """A call that it lets in may still find the last place taken once its message is there."""
+    """Refuses calls while the frontend is full; an accepted call may still be refused once its message has arrived."""
 
     def __init__(self, admission: CallAdmission, refused: RefusalRecorder, tenant_of: TenantOf) -> None:
-        """`refused` hears of calls that are; `tenant_of`: a call's metadata, once its key has been checked."""
+        """Stores the callbacks. `refused`: records a refused call; `tenant_of`: returns the tenant of a call's
+        metadata."""
         self._admission = admission
         self._refused = refused
         self._tenant_of = tenant_of
-        self._worded: dict[tuple[type[QuireError], str], AnyHandler] = {}
+        self._handlers: dict[tuple[type[QuireError], str], AnyHandler] = {}
 
     async def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[AnyHandler | None]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> AnyHandler | None:
-        if handler_call_details.method in WORK:
+        if handler_call_details.method in INFERENCE_METHODS:
             try:
                 tenant = self._tenant_of(metadata_of(handler_call_details.invocation_metadata))
                 self._admission.check_open(0, tenant)
             except QuireError as error:
                 self._refused(handler_call_details.method, error)
-                return self._refusing(error)
+                return self._refusing_handler(error)
         return await continuation(handler_call_details)
 
-    def _refusing(self, error: QuireError) -> AnyHandler:
-        """While there is no room, hundreds are told the same."""
+    def _refusing_handler(self, error: QuireError) -> AnyHandler:
+        """Returns a handler that refuses; cached, since hundreds of calls get the same refusal while the frontend is
+        full."""
         key = (type(error), error.message)
-        if key not in self._worded:
-            if len(self._worded) >= MAX_WORDED:
-                self._worded.clear()
-            self._worded[key] = _answering_with(error)
-        return self._worded[key]
+        if key not in self._handlers:
+            if len(self._handlers) >= MAX_CACHED_REFUSALS:
+                self._handlers.clear()
+            self._handlers[key] = _answering_with(error)
+        return self._handlers[key]
 
 
 def _answering_with(error: QuireError) -> AnyHandler:
@@ -73,4 +75,4 @@ def _answering_with(error: QuireError) -> AnyHandler:
     async def refuse(_messages: Any, context: Context) -> None:
         await context.abort_with_status(status)
 
-    return grpc.stream_stream_rpc_method_handler(refuse)  # of streams, whatever it answers: their messages stay unread
+    return grpc.stream_stream_rpc_method_handler(refuse)  # a stream handler never reads the request message

@@ -1,4 +1,4 @@
-"""Clients' messages: their fields are counted before they are parsed, and their lists before anybody converts them."""
+"""Interceptor that limits clients' messages: fields are counted before parsing, lists before conversion."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SLICE_BYTES = 1 << 18  # copied in a tenth of a millisecond
 
 
 class BoundedMessages(grpc.aio.ServerInterceptor):
-    """For the methods that clients call."""
+    """Interceptor for the client-facing methods."""
 
     def __init__(self, limits: RequestLimits, large: LargeBodies, calls: Calls, metrics: FrontendMetrics) -> None:
         self._limits = limits
@@ -35,18 +35,18 @@ class BoundedMessages(grpc.aio.ServerInterceptor):
         self._large = large
         self._heavy = HeavyWorkLimiter()
         self._copies = SmallestFirstLimiter(1)
-        self._bounded_handlers: dict[str, tuple[Any, Any]] = {}  # by path: the handler, and what it became
+        self._bounded_handlers: dict[str, tuple[Any, Any]] = {}  # method path -> (handler, handler with checks)
 
     async def intercept_service(
         self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: grpc.HandlerCallDetails
     ) -> Any:
         handler = await continuation(handler_call_details)
-        kind = messages.REQUESTS.get(handler_call_details.method)
-        if handler is None or kind is None:
+        request_class = messages.REQUESTS.get(handler_call_details.method)
+        if handler is None or request_class is None:
             return handler
-        known, bounded = self._bounded_handlers.get(handler_call_details.method, (None, None))
-        if known is not handler:
-            bounded = self._bound(handler_call_details.method, handler, kind)
+        original, bounded = self._bounded_handlers.get(handler_call_details.method, (None, None))
+        if original is not handler:
+            bounded = self._bound(handler_call_details.method, handler, request_class)
             self._bounded_handlers[handler_call_details.method] = handler, bounded
         return bounded
 
@@ -55,14 +55,14 @@ class BoundedMessages(grpc.aio.ServerInterceptor):
         method = path.rpartition("/")[2]
         if handler.request_streaming:
             name = "stream_stream" if handler.response_streaming else "stream_unary"
-            changed[name] = self._each_bounded(getattr(handler, name), kind)
+            changed[name] = self._bounded_stream(getattr(handler, name), kind)
         else:
             name = "unary_stream" if handler.response_streaming else "unary_unary"
             changed[name] = self._bounded(method, getattr(handler, name), kind)
         return handler._replace(**changed)
 
-    def _each_bounded(self, behaviour: Behaviour, kind: type[Message]) -> Behaviour:
-        """Of a stream: whoever reads it gets the error of a message that is not let in."""
+    def _bounded_stream(self, behaviour: Behaviour, kind: type[Message]) -> Behaviour:
+        """Wraps the behaviour of a request stream: its reader gets the error of a refused message."""
 
         async def parsed(stream: AsyncIterator[bytes]) -> AsyncIterator[Message]:
             async for data in stream:
@@ -85,8 +85,8 @@ class BoundedMessages(grpc.aio.ServerInterceptor):
         return parsed
 
     async def parse(self, data: bytes, kind: type[Message]) -> Message:
-        """Raises InvalidArgument."""
-        is_checked = len(data) > HEAVY_BYTES and await self._check_apart(data, kind)
+        """Checks and parses a message. Raises InvalidArgument."""
+        is_checked = len(data) > HEAVY_BYTES and await self._check_in_process(data, kind)
         async with self._heavy.slot(len(data)):
             if is_checked:
                 return messages.parse(data, kind)
@@ -95,9 +95,9 @@ class BoundedMessages(grpc.aio.ServerInterceptor):
             messages.check(message, self._limits)
             return message
 
-    async def _check_apart(self, data: bytes, kind: type[Message]) -> bool:
+    async def _check_in_process(self, data: bytes, kind: type[Message]) -> bool:
         with Spool() as spool:
-            async with self._copies.slot(len(data)):  # of several at once a turn of the loop would have a slice each
+            async with self._copies.slot(len(data)):  # one copy at a time, so that a loop iteration copies one slice
                 await self._copy(data, spool)
             return await self._large.check(spool, kind.DESCRIPTOR.full_name)
 

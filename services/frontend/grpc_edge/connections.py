@@ -1,7 +1,7 @@
-"""gRPC's connections: how many there may be, in all and of one address, and for how long without a call.
+"""Limits on gRPC connections: their number in total and per address, and their idle time.
 
-gRPC itself keeps the first and the last bound, but knows nothing of addresses and gives nobody its sockets. So from
-time to time this process looks through its own descriptors and shuts those down that are too many of one address.
+gRPC enforces the total and the idle time but knows no addresses and does not expose its sockets. This process therefore
+scans its own descriptors regularly and shuts down surplus connections of one address.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from quire.shared.rpc import peer_sockets
 
 log = logger("grpc")
 
-LOOK_EVERY_S = 1.0
+SCAN_INTERVAL_S = 1.0
 
 Options = tuple[tuple[str, int], ...]
 
 
 def options(connections: ConnectionLimiter) -> Options:
-    """For the server."""
+    """Returns the gRPC server options."""
     limits = connections.limits
     return (
         ("grpc.max_allowed_incoming_connections", connections.max_grpc),
@@ -34,25 +34,25 @@ def options(connections: ConnectionLimiter) -> Options:
 
 
 class AddressLimiter:
-    """Over the connections to one port."""
+    """Limits the connections per address on one port."""
 
-    def __init__(self, port: int, most: int, on_closed: Callable[[], None]) -> None:
-        """`most`: of one address."""
+    def __init__(self, port: int, max_per_address: int, on_closed: Callable[[], None]) -> None:
+        """Stores the limits. `most`: connections per address."""
         self._port = port
-        self._most = most
+        self._max_per_address = max_per_address
         self._on_closed = on_closed
-        self._known: set[str] = set()  # descriptors at the last look
+        self._known: set[str] = set()  # descriptors at the last scan
 
     async def run(self) -> None:
-        """Until cancelled; does nothing where the system does not show a process its descriptors."""
+        """Scans until cancelled; does nothing where the system does not expose a process's descriptors."""
         while True:
-            await asyncio.sleep(LOOK_EVERY_S)
+            await asyncio.sleep(SCAN_INTERVAL_S)
             await asyncio.to_thread(self.close_surplus)
 
     def close_surplus(self) -> None:
-        """Closes surplus connections; those that were there at the last look stay."""
+        """Closes surplus connections; those of the last scan stay."""
         descriptors = peer_sockets.descriptors()
-        if len(descriptors) > self._most:
+        if len(descriptors) > self._max_per_address:
             self._close_surplus(sorted(descriptors, key=lambda descriptor: descriptor not in self._known))
         self._known = set(descriptors)
 
@@ -63,9 +63,11 @@ class AddressLimiter:
                 if held.getsockname()[1] != self._port:
                     continue
                 number[address] += 1
-                if number[address] > self._most:
+                if number[address] > self._max_per_address:
                     self._on_closed()
                     held.shutdown(socket.SHUT_RDWR)
         for address, count in number.items():
-            if count > self._most:
-                log.warning("too many connections of one address", address=address, closed=count - self._most)
+            if count > self._max_per_address:
+                log.warning(
+                    "closed surplus connections of one address", address=address, closed=count - self._max_per_address
+                )

@@ -1,4 +1,4 @@
-"""Messages and tools of the public protocol as chat templates read them."""
+"""Converts messages and tools of the public protocol to the form that chat templates read."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _message(message: pb.ChatMessage) -> Mapping[str, Any]:
 
 
 def shown_tools(tools: Iterable[pb.Tool]) -> list[dict[str, Any]]:
-    """For calls that only fill the template."""
+    """Returns the tools for calls that only render the template."""
     return [to_openai_tool(tool) for tool in _tools(tools)]
 
 

@@ -1,4 +1,4 @@
-"""How an error ends a call: its code, its text, and details that clients can read without parsing the text."""
+"""Ends calls with an error: status code, message, and details that clients can read without parsing the message."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ ADMIN = frozenset(
         "UnloadAdapter",
         "ListAdapters",
     }
-)  # which has a port and a key of its own
-UNKNOWN = "none"  # a method nobody serves
-UNLOGGED = frozenset({"GetStatus"})  # operators watch with it
+)  # methods of AdminService, on the operators' port with its own key
+UNKNOWN = "none"  # metric label of all unknown methods
+UNLOGGED = frozenset({"GetStatus"})  # polled by operators
 MESSAGE_BYTES = 1000
-MOMENT_S = 0.05  # before its deadline a call counts as over
-GRPC_ENDS_WITHIN_S = 10.0  # it takes milliseconds
+MOMENT_S = 0.05  # a call this close to its deadline counts as expired
+GRPC_ENDS_WITHIN_S = 10.0  # gRPC takes milliseconds to end an expired call
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
-def _for_trailers(error: QuireError) -> str:
-    """Its message, so short that the trailers, which hold it twice and partly at three bytes for one, have less than
-    8 KiB: beyond that a client reads RESOURCE_EXHAUSTED instead."""
+def _trailer_message(error: QuireError) -> str:
+    """Returns the message, shortened so that the trailers stay below 8 KiB: they contain it twice, partly
+    percent-encoded at three bytes per byte. Beyond that limit a client gets RESOURCE_EXHAUSTED instead."""
     text = error.message.encode()
     if len(text) <= MESSAGE_BYTES:
         return error.message
@@ -65,7 +65,7 @@ def _details(error: QuireError) -> list[any_pb2.Any]:
         delay.FromMilliseconds(error.retry_after_ms)
         messages.append(error_details_pb2.RetryInfo(retry_delay=delay))
     if error.field:
-        violation = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=_for_trailers(error))
+        violation = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=_trailer_message(error))
         messages.append(error_details_pb2.BadRequest(field_violations=[violation]))
     packed = [any_pb2.Any() for _ in messages]
     for box, message in zip(packed, messages, strict=True):
@@ -74,10 +74,10 @@ def _details(error: QuireError) -> list[any_pb2.Any]:
 
 
 class RefusalRecorder:
-    """Calls that end before anybody answers them are counted and logged like others."""
+    """Counts and logs calls that end before a handler runs."""
 
     def __init__(self, metrics: FrontendMetrics, calls: Calls, known: Container[str]) -> None:
-        """`known`: paths of methods; others must not become labels."""
+        """Stores the metrics. `known`: method paths that may become metric labels."""
         self._metrics = metrics
         self._calls = calls
         self._known = known
@@ -91,19 +91,19 @@ class RefusalRecorder:
 
 def status_of(error: QuireError) -> status_pb2.Status:
     code = transport(error).grpc_code
-    return status_pb2.Status(code=code.value[0], message=_for_trailers(error), details=_details(error))
+    return status_pb2.Status(code=code.value[0], message=_trailer_message(error), details=_details(error))
 
 
 async def abort(context: Context, error: QuireError) -> NoReturn:
     if isinstance(error, DeadlineExceeded):
-        await _until_grpc_ends_it(context)
+        await _wait_for_grpc_deadline(context)
     await context.abort_with_status(rpc_status.to_status(status_of(error)))
     raise AssertionError("abort_with_status has raised")
 
 
-async def _until_grpc_ends_it(context: Context) -> None:
-    """A call whose own deadline passes ends on both sides without us, with the same code: its task is cancelled. A
-    status would meet that end, and gRPC keeps some 50 bytes of each that does."""
+async def _wait_for_grpc_deadline(context: Context) -> None:
+    """Waits until gRPC ends a call whose own deadline passes: both sides end it with the same code. A status sent at
+    that moment would conflict, and gRPC leaks some 50 bytes for each."""
     left_s = None if getattr(context, "ends_with_its_status", False) else context.time_remaining()
     if left_s is not None and left_s < MOMENT_S:
         await asyncio.sleep(GRPC_ENDS_WITHIN_S)
@@ -117,9 +117,9 @@ async def call_context(
     calls: Calls,
     end: Callable[[Context, QuireError], Awaitable[None]] = abort,
 ) -> AsyncIterator[Call]:
-    """Around a call, or a request of a stream of them: counts and logs how it ended, and gives its place back; then its
-    client hears of the error raised inside, and may come again at once."""
-    code, told = grpc.StatusCode.CANCELLED, None
+    """Surrounds a call, or one request of a stream: counts and logs how it ended and releases its lease. Only then is
+    the error raised inside sent to the client, which may call again at once."""
+    code, reported = grpc.StatusCode.CANCELLED, None
     with calls.begin() as call:
         try:
             metadata = metadata_of(context.invocation_metadata())
@@ -130,17 +130,17 @@ async def call_context(
             yield call
             code = grpc.StatusCode.OK
         except QuireError as error:
-            code, call.error, told = transport(error).grpc_code, error, error
+            code, call.error, reported = transport(error).grpc_code, error, error
         except Exception as fault:
             code, call.error = grpc.StatusCode.INTERNAL, Internal(type(fault).__name__)
-            told = Internal("internal error")
+            reported = Internal("internal error")
             log.exception("a call failed", method=method, request=call.id)
         finally:
             call.route, call.status = "" if method in UNLOGGED else method, code.name
             metrics.grpc_requests.labels(method, code.name).inc()
-    if told is None:
+    if reported is None:
         return
     try:
-        await end(context, told)
+        await end(context, reported)
     finally:
-        del told  # whose traceback leads back here
+        del reported  # its traceback references this frame

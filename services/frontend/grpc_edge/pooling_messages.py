@@ -1,4 +1,4 @@
-"""Calls that read texts and write none: their messages to requests, and what was found to messages."""
+"""Converts messages of the pooling methods (embed, classify, score, rerank) to requests, and results to messages."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ POOLERS = {number: name for name, number in pooling.POOLERS.items()}
 def embed_request(message: pb.EmbedRequest, arrival: Arrival) -> Request:
     params = message.pooling
     if params.pooler not in POOLERS:
-        raise InvalidArgument(f"pooler: {params.pooler} is none", field="pooler")
+        raise InvalidArgument(f"pooler: there is no pooler {params.pooler}", field="pooler")
     asked = Pooling(
         POOLERS[params.pooler],
         params.normalize if params.HasField("normalize") else None,
@@ -80,7 +80,7 @@ def embed_response(request_id: str, generation: Generation) -> pb.EmbedResponse:
 
 
 def embed_part(request_id: str, generation: Generation, index: int, *, is_last: bool) -> pb.EmbedStreamResponse:
-    """Of an input that has ended."""
+    """Returns the message for one finished input."""
     return pb.EmbedStreamResponse(
         request_id=request_id,
         index=index,

@@ -1,4 +1,4 @@
-"""Messages of the public protocol to the frontend's own values."""
+"""Converts messages of the public protocol to requests."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from quire.shared.pb.inference.v1 import inference_pb2 as pb
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """When a call came and until when its caller waits (event loop time, seconds), and what its metadata says."""
+    """Arrival time and deadline of a call (event loop clock, seconds), and the tenant of its metadata."""
 
     arrival_s: float
     deadline_s: float | None
@@ -49,13 +49,13 @@ def arrival_of(context: Context) -> Arrival:
 
 
 def detached_arrival() -> Arrival:
-    """Of a request that no call brings."""
+    """Returns the arrival of a request without a call."""
     return Arrival(asyncio.get_running_loop().time(), None)
 
 
-def tenant(said: str, arrival: Arrival, call: Call) -> str:
-    """By the key, or, where there are none, as the call says itself."""
-    return said or arrival.tenant if call.caller is None else call.caller.tenant
+def tenant(claimed: str, arrival: Arrival, call: Call) -> str:
+    """Returns the tenant of the API key, or, without keys, the one that the message or metadata states."""
+    return claimed or arrival.tenant if call.caller is None else call.caller.tenant
 
 
 def generate_request(message: pb.GenerateRequest, arrival: Arrival, defaults: GenerationDefaults) -> Request:
@@ -124,14 +124,14 @@ def _prompt(message: pb.GenerateRequest | pb.TokenizeRequest) -> Prompt:
 
 
 def _sampling(message: sampling_pb2.SamplingParams, defaults: GenerationDefaults) -> Sampling:
-    """Only what the client set counts as given."""
+    """Returns sampling parameters; only fields that the client set override the defaults."""
     fields = {descriptor.name: value for descriptor, value in message.ListFields()}
     reject_unsupported(fields)
     return sampling_rules.build({name: _plain(value) for name, value in fields.items()}, defaults)
 
 
 def _plain(value: Any) -> Any:
-    """Python's own kinds of value; a float as its sender wrote it, not as 32 bits make it look in 64."""
+    """Returns a value as a Python type. A 32-bit float becomes the shortest decimal that its sender may have meant."""
     if isinstance(value, float):
         return float(str(np.float32(value)))
     if isinstance(value, sampling_pb2.RepetitionDetection):

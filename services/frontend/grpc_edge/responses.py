@@ -1,4 +1,4 @@
-"""The frontend's own values to messages of the public protocol."""
+"""Converts results to messages of the public protocol."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _add_part(response: pb.ChatResponse, part: Part) -> None:
 
 
 def add_details(response: Response, delta: SampleDelta, generation: Generation, is_first: bool) -> None:
-    """What only some messages carry."""
+    """Adds what only some messages carry: log-probabilities, finish reason, times, usage."""
     if delta.logprobs or delta.prompt_logprobs:
         _add_logprobs(response, delta, flat=generation.request.sampling.flat_logprobs)
     if delta.finish is not None:

@@ -1,1 +1,2 @@
-"""What HTTP faces have in common: the server, what headers say, and answers in one piece or as server-sent events."""
+"""Parts shared by all HTTP APIs: server, middleware, body validation, and responses in one piece or as server-sent
+events."""

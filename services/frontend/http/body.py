@@ -1,4 +1,4 @@
-"""Bodies of calls: measured before they are parsed, and counted before anybody looks at their fields."""
+"""Request bodies: size checks before parsing, counts before validation."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from quire.shared.settings.request_limits import RequestLimits
 
 JSON, BYTES = "application/json", "application/octet-stream"
 CONTENT_TYPE = b"content-type"
-CLIENT_GONE = 499  # nobody reads it
-UNREAD = object()  # in place of a document, which may be null
+CLIENT_GONE = 499  # status for the log only; the client has disconnected
+UNREAD = object()  # marks a missing document, since null is a valid one
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
-# Of a request and the number of its body's bytes: how many of them, the first ones, are JSON. None: its headers do not
-# say that others follow. Raises InvalidArgument.
+# (request, number of body bytes) -> length of the leading JSON part, or None if the headers announce no binary part.
+# Raises InvalidArgument.
 JsonBytes = Callable[[Request, int], int | None]
 
 
 def json_only(request: Request, num_bytes: int) -> None:
-    """The JsonBytes of bodies that are JSON and nothing else."""
+    """The JsonBytes of bodies without a binary part."""
 
 
 class BufferedRequest(Request):
-    """Its body has been read. Once that is known as JSON, the bytes are given up."""
+    """A request whose body has been read. The bytes are dropped once they are parsed."""
 
     def __init__(
         self,
@@ -45,12 +45,12 @@ class BufferedRequest(Request):
         body: bytes,
         error: JSONDecodeError | None = None,
         ids_begin: int | None = None,
-        behind: memoryview | None = None,
+        tail: memoryview | None = None,
     ) -> None:
-        """`error`: why it is known to be no JSON. `ids_begin`: where a list that was taken out of it begins. `behind`:
-        what followed the JSON, where the headers said so."""
-        super().__init__(request.scope if behind is None else _as_json(request.scope), request.receive)
-        self.behind = behind
+        """Wraps a request. `error`: why the body is not JSON, if known. `ids_begin`: offset of an extracted id list.
+        `behind`: bytes after the JSON part, if the headers announced any."""
+        super().__init__(request.scope if tail is None else _as_json(request.scope), request.receive)
+        self.tail = tail
         self._ids = None if ids_begin is None else long_ids.unpack_ids(memoryview(body)[ids_begin:])
         body = body if ids_begin is None else body[:ids_begin]
         self._bytes = body
@@ -61,13 +61,14 @@ class BufferedRequest(Request):
         return self._bytes
 
     async def json(self) -> Any:
-        """FastAPI has words for what is no JSON."""
+        """Returns the parsed body. Raises JSONDecodeError, which FastAPI reports."""
         if self._error is not None:
             raise self._error
         return json.loads(self._bytes) if self._document is UNREAD else self._document
 
     def parse(self) -> Any:
-        """None, and json() will say why, if it is no JSON. InvalidArgument for what FastAPI has no words for."""
+        """Parses the body; returns None if it is not JSON, which json() reports. Raises InvalidArgument for what
+        FastAPI cannot report."""
         if self._error is not None:
             return None
         try:
@@ -82,7 +83,7 @@ class BufferedRequest(Request):
 
 
 class BodyReader:
-    """Reads bodies within the limits of a request."""
+    """Reads and checks bodies within the request limits."""
 
     def __init__(self, limits: RequestLimits, large: LargeBodies, unknown_fields: UnknownFields) -> None:
         self.unknown_fields = unknown_fields
@@ -99,10 +100,10 @@ class BodyReader:
         json_bytes: JsonBytes = json_only,
         any_type: bool = False,
     ) -> Response:
-        """What `handler` answers, which does its work `at_once`, or else waits for others. `any_type`: the body is JSON
-        whatever its content type says. Raises InvalidArgument."""
+        """Reads the body and calls `handler`. `at_once`: the handler does its work without waiting, so the loop's slot
+        is kept for it. `any_type`: the body is JSON whatever its content type. Raises InvalidArgument."""
         with Spool() as spool:
-            async for chunk in request.stream():  # not request.body(), which keeps them
+            async for chunk in request.stream():  # request.body() would keep all chunks
                 spool.append(chunk)
             num_bytes, is_checked, error = spool.num_bytes, False, None
             num_json = json_bytes(request, num_bytes)
@@ -114,8 +115,8 @@ class BodyReader:
             except JSONDecodeError as found:
                 error = found
             async with self._heavy.slot(num_bytes if error is None else 0):
-                body, behind = _parted(spool.take_all() if error is None else b"?", num_json)
-                read = BufferedRequest(request, body, error, spool.ids_begin, behind)
+                body, tail = _split_body(spool.take_all() if error is None else b"?", num_json)
+                read = BufferedRequest(request, body, error, spool.ids_begin, tail)
                 if is_checked:
                     read.parse()
                 else:
@@ -129,11 +130,11 @@ class BodyReader:
         return Response(status_code=CLIENT_GONE)
 
     def route(self, *, at_once: bool = True) -> type[APIRoute]:
-        """The kind of route whose bodies are read here."""
+        """Returns a route class whose bodies are read here."""
         bounds = self
 
         class BoundedRoute(APIRoute):
-            """Reads, then does what it did."""
+            """A route that reads and checks the body before its handler runs."""
 
             def get_route_handler(self) -> Handler:
                 handler = super().get_route_handler()
@@ -153,23 +154,23 @@ class BodyReader:
 
 
 def binary_part(request: Request) -> memoryview | None:
-    """What followed the JSON of a body that was read here; None where no header said so."""
-    return request.behind if isinstance(request, BufferedRequest) else None
+    """Returns the bytes after the JSON part of a body; None if no header announced any."""
+    return request.tail if isinstance(request, BufferedRequest) else None
 
 
-def _parted(body: bytes, num_json: int | None) -> tuple[bytes, memoryview | None]:
+def _split_body(body: bytes, num_json: int | None) -> tuple[bytes, memoryview | None]:
     return (body, None) if num_json is None else (body[:num_json], memoryview(body)[num_json:])
 
 
 def _as_json(scope: Scope) -> Scope:
-    """FastAPI reads what is left of the body by the type of the whole."""
+    """Returns the scope with a JSON content type, since FastAPI interprets the remaining body by its content type."""
     headers = [(name, value) for name, value in scope["headers"] if name != CONTENT_TYPE]
     return {**scope, "headers": [*headers, (CONTENT_TYPE, JSON.encode())]}
 
 
 def _check_type(request: Request, kinds: tuple[str, ...], *, any_type: bool) -> None:
-    """Bodies are JSON; who says nothing of its kind means that. Of `any_type` are none from a page in a browser, which
-    may send forms to whomever it likes, and names its origin."""
+    """Raises InvalidArgument unless the content type is JSON or missing. With `any_type`, only requests from web pages,
+    which have an Origin header, are checked: browsers let any page send forms."""
     kind = request.headers.get("content-type", JSON).partition(";")[0].strip().lower()
     is_json = kind in kinds or (kind.startswith("application/") and kind.endswith("+json"))
     if not is_json and not (any_type and "origin" not in request.headers):

@@ -1,4 +1,4 @@
-"""A dialect: one API that HTTP clients speak, as a value. The table of all is composition/dialects.py."""
+"""A dialect: one HTTP API as a value. The table of all dialects is composition/dialects.py."""
 
 from __future__ import annotations
 
@@ -26,31 +26,31 @@ def no_examples(_model: str) -> Mapping[str, Mapping[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class ErrorFormat:
-    """How the clients of an API read errors."""
+    """Formats errors for the clients of an API."""
 
     of_error: Callable[[QuireError], Response]
     of_status: Callable[[int, str], Response]
-    schema: Schema  # of the body of both, for the OpenAPI document
+    schema: Schema  # of both bodies, for the OpenAPI document
 
 
 @dataclass(frozen=True, slots=True)
 class InferencePath:
-    """A path whose POST calls are work: they take a place, and are refused from their headers where there is none."""
+    """A path whose POST calls are subject to admission, and refused by their headers when the frontend is full."""
 
-    path: str  # as its route has it
-    answer: Schema | None = None  # in one piece; None: FastAPI finds it out
-    streamed_as: str = EVENTS  # the media type of an answer that is not in one piece
+    path: str  # route template
+    answer: Schema | None = None  # schema of the answer in one piece; None: derived by FastAPI
+    streamed_as: str = EVENTS  # media type of a streamed answer
     field_names: Mapping[str, str] = field(default_factory=dict)  # name in a Request -> name in the body
 
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """One API: its routes, and what the server does for them outside of the routes."""
+    """One API: its routes, error format, and what the server needs to know of its paths."""
 
     name: str
     routers: Callable[[ServingContext], Iterable[Router]]
     errors: ErrorFormat
     inference_paths: tuple[InferencePath, ...]
-    prefixes: tuple[str, ...] = ()  # beginnings of paths whose other errors are worded like this as well
-    paths: tuple[str, ...] = ()  # single ones of them that lie under a prefix of another dialect
+    prefixes: tuple[str, ...] = ()  # path prefixes whose errors use this format as well
+    paths: tuple[str, ...] = ()  # single paths under a prefix of another dialect
     examples: Examples = no_examples

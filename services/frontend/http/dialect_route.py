@@ -1,4 +1,4 @@
-"""Routes of an API that has words of its own for errors."""
+"""Route class for APIs with their own error format."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def dialect_route(
     json_bytes: JsonBytes = json_only,
     any_type: bool = False,
 ) -> type[APIRoute]:
-    """The kind of route that answers with these errors. `json_bytes`, `any_type`: as BodyReader.handle takes them."""
+    """Returns a route class that answers errors in this format. `json_bytes`, `any_type`: see BodyReader.handle."""
 
     class DialectRoute(APIRoute):
-        """Checks, does what it did, and words what went wrong."""
+        """A route that checks the body and formats errors."""
 
         def get_route_handler(self) -> Handler:
             handle = super().get_route_handler()
@@ -44,8 +44,8 @@ def dialect_route(
                     dialects: Dialects = request.scope[DIALECTS]
                     return errors.of_error(dialects.in_client_terms(request.url.path, error))
                 except RequestValidationError as error:
-                    request.scope[CALL].error = wrong = as_invalid_argument(error)
-                    return errors.of_error(wrong)
+                    request.scope[CALL].error = invalid = as_invalid_argument(error)
+                    return errors.of_error(invalid)
                 except HTTPException as error:
                     return errors.of_status(error.status_code, str(error.detail))
 

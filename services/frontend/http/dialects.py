@@ -1,4 +1,4 @@
-"""Every dialect of a server, found by the path of a call."""
+"""All dialects of a server, looked up by the path of a call."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from quire.shared.errors import QuireError
 
 
 class Dialects:
-    """Holds the dialects; paths that belong to none are worded as the first one has it."""
+    """Holds the dialects; errors of paths without one are formatted by the first."""
 
     def __init__(self, dialects: Sequence[Dialect]) -> None:
         self.all = tuple(dialects)
@@ -25,7 +25,7 @@ class Dialects:
         self._templates = _templates(self._work)
 
     def errors_of(self, path: str) -> ErrorFormat:
-        """Returns how clients of a path read errors."""
+        """Returns the error format of a path."""
         known = self._errors.get(path)
         if known is not None:
             return known
@@ -33,34 +33,32 @@ class Dialects:
         return next(words, self.all[0].errors)
 
     def refusal(self, path: str, error: QuireError) -> Response:
-        """Returns an error as the clients of `path` read it."""
+        """Returns an error response in the format of `path`."""
         return self.errors_of(path).of_error(error)
 
     def status(self, path: str, status: int, detail: str) -> Response:
-        """Returns a status of HTTP as the clients of `path` read it."""
+        """Returns an HTTP status response in the format of `path`."""
         return self.errors_of(path).of_status(status, detail)
 
     def error_schema(self, path: str) -> Schema:
-        """Returns the schema of the errors of `path`."""
+        """Returns the schema of error bodies of `path`."""
         return self.errors_of(path).schema
 
     def documented_paths(self) -> dict[str, InferencePath]:
-        """Returns the paths of work as the OpenAPI document writes them."""
+        """Returns the inference paths by their spelling in the OpenAPI document."""
         return {compile_path(path)[1]: work for path, work in self._work.items()}
 
     def inference_path(self, path: str) -> str:
-        """Returns the path of its route, as metrics name it; empty where calls of `path` take no place. Routes that
-        differ in what stands between the first parameter and the last part share the name of the first."""
+        """Returns the route template, used as metric label; empty if calls of `path` are not subject to admission.
+        Templates with the same last part and the same text before the first parameter share one label."""
         if path in self._work:
             return path
         prefix, name = self._templates.get(path.rpartition("/")[2], ("", ""))
         return name if prefix and path.startswith(prefix) else ""
 
     def in_client_terms(self, path: str, error: QuireError, structured_output_field: str = "") -> QuireError:
-        """Returns the same error, its field and the first mention of it in its message named as in the bodies of
-        `path`: inside, a field has one name. `structured_output_field`: the one that asked for a form of the
-        output, where there
-        are several that can."""
+        """Returns the error with its field renamed as in the bodies of `path`, also at its first mention in the
+        message. `structured_output_field`: the field that requested structured output, where several can."""
         work = self._work.get(path)
         name = None if work is None else work.field_names.get(error.field)
         if error.field == "structured_output" and structured_output_field:
@@ -78,7 +76,7 @@ def _own_paths(dialect: Dialect) -> Sequence[str]:
 
 
 def _templates(work: Mapping[str, InferencePath]) -> dict[str, tuple[str, str]]:
-    """Paths with parameters, by their last part: what stands before the first parameter, and the path."""
+    """Maps the last part of each parametrized path to the text before its first parameter and the path."""
     found: dict[str, tuple[str, str]] = {}
     for path in work:
         if "{" in path:

@@ -1,4 +1,4 @@
-"""Notices that an HTTP client has gone, while somebody works for it."""
+"""Detects the disconnect of an HTTP client while its request is processed."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from starlette.types import Receive
 
 from quire.shared.process.supervision import Tasks
 
-_watchers = Tasks()  # each is ended by the request that it watches
+_watchers = Tasks()  # each is cancelled by its request
 
 
 @asynccontextmanager
 async def while_connected(receive: Receive) -> AsyncIterator[None]:
-    """Leaves the body, as if it had ended, as soon as the client disconnects; the body sees a cancellation.
+    """Leaves the `with` body as if it had ended when the client disconnects; inside, that is a cancellation.
 
-    To be entered once the request's own body has been read.
+    Enter it only after the request's body has been read.
     """
     task = asyncio.current_task()
     assert task is not None

@@ -1,4 +1,4 @@
-"""What a call's scope says about the request."""
+"""Request headers, read from a call's scope."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from starlette.requests import HTTPConnection
 
 from quire.shared.errors import InvalidArgument
 
-CALL = "quire.call"  # the key of a scope under which its Call is
-KEEPALIVE = "quire.keepalive_s"  # seconds of silence in a stream; 0: any
-DECODED = "quire.decoded_bytes"  # of a body that was encoded, until it has been read
-DIALECTS = "quire.dialects"  # the key of a scope under which the server's Dialects are
-HANDLER = "quire.handler"  # where a path stands that is known before it is routed
+CALL = "quire.call"  # scope key of the Call
+KEEPALIVE = "quire.keepalive_s"  # scope key: seconds between keep-alives of a silent stream; 0: none
+DECODED = "quire.decoded_bytes"  # scope key of the DecodedBytes of an encoded body
+DIALECTS = "quire.dialects"  # scope key of the server's Dialects
+HANDLER = "quire.handler"  # scope key of a route template known before routing
 REQUEST_ID = "x-request-id"
 REQUEST_ID_BYTES = REQUEST_ID.encode()
 TRACEPARENT_BYTES = b"traceparent"
@@ -28,12 +28,12 @@ Headers = Iterable[tuple[bytes, bytes]]  # names in lower case
 
 @dataclass(frozen=True, slots=True)
 class CallHeaders:
-    """None, or empty, for what was not sent."""
+    """Headers of a call; None or empty if not sent."""
 
     request_id: str | None
     tenant: str
     timeout_s: float | None
-    arrival_s: float  # of the event loop's clock
+    arrival_s: float  # event loop clock
 
     @property
     def deadline_s(self) -> float | None:
@@ -46,23 +46,23 @@ def read(http: HTTPConnection) -> CallHeaders:
 
 
 def tenant(http: HTTPConnection) -> str:
-    """Whose call it is: by its key, or, where there are none, as it says itself."""
+    """Returns the call's tenant: that of its API key, or, without keys, the one it states."""
     caller = http.scope[CALL].caller
     return str(http.headers.get(TENANT, "") if caller is None else caller.tenant)
 
 
 def client_request_id(headers: Headers) -> str:
-    """As the client wrote it; empty if it did not."""
+    """Returns the request id as the client sent it, or an empty string."""
     return next((value.decode("latin-1") for name, value in headers if name == REQUEST_ID_BYTES), "")
 
 
 def values_of(name: bytes, headers: Headers) -> list[str]:
-    """Of every header with this name, as written."""
+    """Returns the values of all headers with this name."""
     return [value.decode("latin-1") for known, value in headers if known == name]
 
 
 def traceparent(headers: Headers) -> str:
-    """W3C trace context, as the client wrote it; empty if it did not."""
+    """Returns the W3C trace context as the client sent it, or an empty string."""
     return next((value.decode("latin-1") for name, value in headers if name == TRACEPARENT_BYTES), "")
 
 
@@ -80,8 +80,8 @@ def _timeout_s(written: str | None) -> float | None:
 
 
 def request_id_headers(request_id: str) -> list[tuple[bytes, bytes]]:
-    """For the answer, under the names where OpenAI's clients and Anthropic's look; empty for an id that could not be a
-    header."""
+    """Returns response headers with the id, under the names that OpenAI's and Anthropic's clients read; empty for an id
+    that is not valid in a header."""
     if not (0 < len(request_id) <= MAX_ID_CHARACTERS and request_id.isascii() and request_id.isprintable()):
         return []
     written = request_id.encode()

@@ -1,4 +1,4 @@
-"""The path that a client probably meant, for the error about one that is not there."""
+"""Suggests the path that a client probably meant, for errors about unknown paths."""
 
 from __future__ import annotations
 
@@ -6,19 +6,18 @@ import difflib
 from collections.abc import Callable, Iterable, Iterator
 
 VERSION = "/v1"
-LONGEST = 200  # characters of a path that others are compared with
-LIKENESS = 0.85  # from which on one is meant: /v1/chat/completion is
+LONGEST = 200  # characters; longer paths get no suggestion
+LIKENESS = 0.85  # minimum similarity; /v1/chat/completion qualifies
 
 
 def suggest_path(path: str, known: Iterable[str], is_served: Callable[[str], bool]) -> str:
-    """Returns a path that is served: without the parts in front that a base URL doubles or a client adds, with the
-    version that a base URL lacks, or else the one that is spelled almost the same; empty where there is none.
-    `known`: paths as routes have them, `is_served`: whether a route fits."""
+    """Returns a served path: without extra leading parts that a base URL duplicates, with a missing version, or else
+    the most similar one; empty if there is none. `known`: route templates; `is_served`: whether a route matches."""
     if len(path) > LONGEST:
         return ""
-    meant = next((candidate for candidate in _candidates(path) if is_served(candidate)), "")
-    if meant:
-        return meant
+    served = next((candidate for candidate in _candidates(path) if is_served(candidate)), "")
+    if served:
+        return served
     plain = [route for route in known if "{" not in route]
     return next(iter(difflib.get_close_matches(path, plain, 1, LIKENESS)), "")
 

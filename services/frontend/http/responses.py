@@ -1,4 +1,4 @@
-"""Runs a generation for an HTTP client and writes the answer, in one piece or as a stream."""
+"""Runs a generation for an HTTP client and sends the answer, in one piece or as a stream."""
 
 from __future__ import annotations
 
@@ -31,74 +31,75 @@ from quire.shared.process.supervision import Tasks
 log = logger("http")
 
 
-CANDIDATES_AT_ONCE = 4_096  # log-probabilities that are written in some milliseconds
-OPEN_AFTER_S = 0.8  # a stream without a token: its status line comes within a second
+CANDIDATES_AT_ONCE = 4_096  # log-probabilities serialized in a few milliseconds
+OPEN_AFTER_S = 0.8  # delay before a stream without tokens sends its headers: within a second
 
-_long_answers = ThreadPoolExecutor(1, "long-answers")  # one at a time: each takes a hundred times its bytes meanwhile
-_keepalives = Tasks()  # each is ended by the answer that it keeps alive
+_long_answers = ThreadPoolExecutor(1, "long-answers")  # one at a time: serializing takes 100 times the answer's size
+_keepalives = Tasks()  # each is cancelled by its response
 
 
 def keep_alive_comment() -> bytes:
-    """Returns an event that says nothing, as server-sent events spell it."""
+    """Returns a server-sent event without content."""
     return b": keep-alive\n\n"
 
 
 class ResponseFormatter(Protocol):
-    """How one call is answered."""
+    """Formats the answer of one call."""
 
     def events(self, deltas: list[SampleDelta], generation: Generation) -> bytes:
-        """What a stream says about these."""
+        """Returns the stream events for these deltas."""
 
     def last_events(self, generation: Generation) -> bytes:
-        """The end of a stream."""
+        """Returns the events that end a stream."""
 
     def error_events(self, error: QuireError) -> bytes:
-        """The end of a stream that breaks off."""
+        """Returns the events that end a failed stream."""
 
     def whole(self, deltas: list[SampleDelta], generation: Generation) -> dict[str, Any]:
-        """The answer in one piece: a delta per sample, in order."""
+        """Returns the answer in one piece. `deltas`: one per sample, in order."""
 
     def refusal(self, error: QuireError) -> Response:
-        """Instead of an answer."""
+        """Returns the response for a call that failed before its answer began."""
 
 
 class ErrorWriter(Protocol):
-    """How the clients of one path read errors."""
+    """Formats errors for the clients of one path."""
 
     def error_events(self, error: QuireError) -> bytes:
-        """The end of a stream that breaks off."""
+        """Returns the events that end a failed stream."""
 
     def refusal(self, error: QuireError) -> Response:
-        """Instead of an answer."""
+        """Returns the response for a call that failed before its answer began."""
 
 
 class DeferredResponse(Response, ABC):
-    """The work happens while the response is sent, so that one place sees the client go and every error.
+    """A response whose content is produced while it is sent, so that one place handles disconnects and errors.
 
-    Headers wait for the first tokens, of a stream for a moment: until then a failure still gets its own status.
+    Headers wait for the first tokens, in a stream for a short time only: until they are sent, a failure still gets its
+    own status.
     """
 
     def __init__(
         self,
         kind: str,
-        words: ErrorWriter,
+        error_writer: ErrorWriter,
         structured_output_field: str = "",
         keep_alive: Callable[[], bytes] | None = None,
     ) -> None:
-        """`kind`: of its media; `structured_output_field`: the request's;
-        `keep_alive`: what a stream sends while it is silent."""
+        """Prepares the response. `kind`: media type; `structured_output_field`: of the request; `keep_alive`: returns
+        what a silent stream sends."""
         super().__init__(media_type=kind, headers={"cache-control": "no-cache"})
         del self.headers["content-length"]
-        self._words = words
+        self._error_writer = error_writer
         self._structured_output_field = structured_output_field
         self._keep_alive = keep_alive
         self._is_open = False
-        self._num_sent = 0  # pieces of a stream
-        self._turn = asyncio.Lock()  # to send
+        self._num_sent = 0  # stream pieces sent
+        self._send_lock = asyncio.Lock()
 
     @abstractmethod
     async def respond(self, call: Call, send: Send) -> None:
-        """Sends everything; raises what its client should hear instead."""
+        """Sends the whole response. Raises the error that the client gets instead."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         call: Call = scope[CALL]
@@ -109,36 +110,36 @@ class DeferredResponse(Response, ABC):
             except Exception as error:
                 if isinstance(error, QuireError):
                     dialects: Dialects = scope[DIALECTS]
-                    call.error, told = (
+                    call.error, reported = (
                         error,
                         dialects.in_client_terms(scope["path"], error, self._structured_output_field),
                     )
                 else:
                     log.exception("a call failed", request=call.id)
-                    call.error, told = Internal(type(error).__name__), Internal("internal error")
-                await self._end(told, scope, receive, send)
+                    call.error, reported = Internal(type(error).__name__), Internal("internal error")
+                await self._end(reported, scope, receive, send)
 
     async def _end(self, error: QuireError, scope: Scope, receive: Receive, send: Send) -> None:
-        """A stream that has begun has to end with something that its reader understands."""
+        """Sends the error: as events if the stream has begun, else as a response of its own."""
         if self._is_open:
-            await send({"type": "http.response.body", "body": self._words.error_events(error)})
+            await send({"type": "http.response.body", "body": self._error_writer.error_events(error)})
             return
-        await self._words.refusal(error)(scope, receive, send)
+        await self._error_writer.refusal(error)(scope, receive, send)
 
     @asynccontextmanager
     async def _kept_alive(self, every_s: float, send: Send) -> AsyncIterator[None]:
-        """Opens a stream that has nothing to say yet, and sends keep-alives in its silences."""
+        """Sends the headers of a silent stream after a while, then keep-alives, within the `with`."""
         if self._keep_alive is None:
             yield
             return
-        task = _keepalives.start("keep-alive", self._break_silence(self._keep_alive, every_s, send))
+        task = _keepalives.start("keep-alive", self._send_keep_alives(self._keep_alive, every_s, send))
         try:
             yield
         finally:
             task.cancel()
 
-    async def _break_silence(self, keep_alive: Callable[[], bytes], every_s: float, send: Send) -> None:
-        """Runs beside the answer, which goes on without it: a client that is gone is noticed there."""
+    async def _send_keep_alives(self, keep_alive: Callable[[], bytes], every_s: float, send: Send) -> None:
+        """Runs concurrently with respond(); errors end only this task, since respond() notices a disconnect itself."""
         try:
             await asyncio.sleep(OPEN_AFTER_S)
             await self._send_piece(b"", send)
@@ -148,11 +149,11 @@ class DeferredResponse(Response, ABC):
                 if self._num_sent == num_sent:
                     await self._send_piece(keep_alive(), send)
         except Exception:
-            log.exception("a stream is not kept alive")
+            log.exception("cannot send keep-alives")
 
     async def _send_piece(self, piece: bytes, send: Send) -> None:
-        """A part of a stream, behind its headers."""
-        async with self._turn:
+        """Sends a piece of a stream, preceded by the headers if needed."""
+        async with self._send_lock:
             if not self._is_open:
                 await self._open(send)
             if piece:
@@ -160,8 +161,8 @@ class DeferredResponse(Response, ABC):
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
 
     async def _open(self, send: Send) -> None:
-        """Sends the headers. Marked before they are sent, so that nobody sends others meanwhile; if that fails, nothing
-        has been begun, and whoever comes next may try."""
+        """Sends the headers. `_is_open` is set first, so that no concurrent task sends them too, and reset on
+        failure."""
         self._is_open = True
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
@@ -170,8 +171,8 @@ class DeferredResponse(Response, ABC):
             raise
 
 
-async def _aside(deltas: Sequence[SampleDelta], write: Callable[[], bytes]) -> bytes:
-    """Returns what is written of these: in a thread, where they have so many candidates that the loop would be held."""
+async def _serialize(deltas: Sequence[SampleDelta], write: Callable[[], bytes]) -> bytes:
+    """Returns the serialized deltas; in a thread if they hold so many candidates that the loop would be blocked."""
     entries = chain.from_iterable(chain(delta.prompt_logprobs, delta.logprobs) for delta in deltas)
     if sum(len(entry.top) for entry in entries) > CANDIDATES_AT_ONCE:
         return await asyncio.get_running_loop().run_in_executor(_long_answers, write)
@@ -179,7 +180,7 @@ async def _aside(deltas: Sequence[SampleDelta], write: Callable[[], bytes]) -> b
 
 
 class GenerationResponse(DeferredResponse):
-    """Of a generation that belongs to the call."""
+    """The answer of a generation that ends with its call."""
 
     def __init__(
         self,
@@ -210,15 +211,15 @@ class GenerationResponse(DeferredResponse):
 
     async def _body(self, generation: Generation) -> bytes:
         deltas = await generation.collect()
-        return await _aside(deltas, lambda: orjson.dumps(self._format.whole(deltas, generation)))
+        return await _serialize(deltas, lambda: orjson.dumps(self._format.whole(deltas, generation)))
 
     async def _stream(self, generation: Generation, send: Send) -> None:
-        """One write for everything that is ready; while it is under way, the next news gather."""
+        """Sends one piece for all deltas that are ready; further deltas collect while it is being sent."""
         async for deltas in generation:
-            piece = await _aside(deltas, partial(self._format.events, deltas, generation))
+            piece = await _serialize(deltas, partial(self._format.events, deltas, generation))
             await self._send_piece(piece, send)
         last = self._format.last_events(generation)
-        async with self._turn:
+        async with self._send_lock:
             self._keep_alive = None
             if not self._is_open:
                 await self._open(send)

@@ -1,5 +1,4 @@
-"""Routes of an API, each built when it is first asked for: what FastAPI finds out about all of them takes longer than
-anything else at a frontend's start."""
+"""Lazily built API routes: FastAPI's analysis of all routes would dominate the frontend's start time."""
 
 from __future__ import annotations
 
@@ -15,18 +14,18 @@ from quire.services.frontend.http.fields import query
 
 
 class Router:
-    """Its routes are served as they are. A body is JSON whatever its content type says. (What an app sets for its
-    routes reaches only those that FastAPI's include_router makes a second time.)"""
+    """Collects routes. Bodies are parsed as JSON whatever their content type. (Options of the app do not reach these
+    routes, since FastAPI's include_router is not used.)."""
 
     def __init__(self, prefix: str = "", *, own_query: bool = False, **settings: Any) -> None:
-        """`own_query`: parameters of a query that a route does not have are refused. `settings`: of APIRouter."""
+        """Starts without routes. `own_query`: refuse unknown query parameters. `settings`: passed to APIRouter."""
         self.routes: list[LazyRoute] = []
         self._prefix = prefix
         self._own_query = own_query
         self._settings = settings
 
     def add_api_route(self, path: str, endpoint: Callable[..., Any], *, methods: list[str], **settings: Any) -> None:
-        """`settings`: of APIRouter.add_api_route."""
+        """Adds a route. `settings`: passed to APIRouter.add_api_route."""
         path = self._prefix + path
 
         def build() -> BaseRoute:
@@ -40,12 +39,12 @@ class Router:
         return APIRouter(strict_content_type=False, **self._settings)
 
     def add(self, other: Router) -> None:
-        """All routes of another one, behind those that are here."""
+        """Appends all routes of another router."""
         self.routes.extend(other.routes)
 
 
 class LazyRoute(BaseRoute):
-    """Knows its path; the rest is built when a call comes that has it, or for the OpenAPI document."""
+    """A route that is built when a call first matches its path, or for the OpenAPI document."""
 
     def __init__(self, path: str, build: Callable[[], BaseRoute], *, own_query: bool = False) -> None:
         self._pattern, self.path_format, _ = compile_path(path)
@@ -57,10 +56,10 @@ class LazyRoute(BaseRoute):
         return self._build()
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        """Nobody has cut a path in front off for the app: own_paths.py has."""
+        """Matches the full path; the prefix of a proxy is already removed by path_normalizer.py."""
         if not self.matches_path(scope["path"]):
             return Match.NONE, {}
-        return self.built.matches(_read(scope))
+        return self.built.matches(_head_as_get(scope))
 
     def matches_path(self, path: str) -> bool:
         return self._pattern.match(path) is not None
@@ -68,24 +67,24 @@ class LazyRoute(BaseRoute):
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._own_query and scope["query_string"]:
             query.refuse_unknown(self.built, scope)
-        await self.built.handle(_read(scope), receive, send)
+        await self.built.handle(_head_as_get(scope), receive, send)
 
 
-def _read(scope: Scope) -> Scope:
-    """Returns a HEAD call as GET (RFC 9110, 9.3.2); the server sends the headers of its answer alone."""
+def _head_as_get(scope: Scope) -> Scope:
+    """Returns the scope of a HEAD call as GET (RFC 9110 9.3.2); the server sends only the headers of the answer."""
     return {**scope, "method": "GET"} if scope.get("method") == "HEAD" else scope
 
 
 def methods(routes: Iterable[BaseRoute], scope: Scope) -> list[str]:
-    """That a call's path is served by, whichever it came with; where several paths of routes fit it, the first's."""
-    there = [built(route) for route in routes if route.matches(scope)[0] is not Match.NONE]
-    same = (route for route in there if getattr(route, "path", None) == getattr(there[0], "path", None))
+    """Returns the methods that the call's path supports; if several templates match, those of the first."""
+    matching = [built(route) for route in routes if route.matches(scope)[0] is not Match.NONE]
+    same = (route for route in matching if getattr(route, "path", None) == getattr(matching[0], "path", None))
     found = {method for route in same for method in getattr(route, "methods", None) or ()}
     return sorted(found | {"HEAD"} if "GET" in found else found)
 
 
 def paths(routes: Iterable[BaseRoute]) -> list[str]:
-    """Returns the path of each route, with names in braces where a call's has values."""
+    """Returns the template of each route, with parameter names in braces."""
     return [route.path_format for route in routes if isinstance(route, LazyRoute)]
 
 
@@ -94,5 +93,5 @@ def is_served(routes: Iterable[BaseRoute], path: str) -> bool:
 
 
 def built(route: BaseRoute) -> BaseRoute:
-    """What FastAPI knows by its own class."""
+    """Returns the route as an instance of FastAPI's own class."""
     return route.built if isinstance(route, LazyRoute) else route

@@ -1,4 +1,4 @@
-"""The parts of a frontend that the routes of every dialect are made of."""
+"""The parts of a frontend that routes of all dialects are built from."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from quire.shared.settings.request_limits import RequestLimits
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """Facts about a model that its folder states."""
+    """Facts from the model's folder."""
 
     family: str  # model_type
-    digest: str  # of its config.json
+    digest: str  # of config.json
 
 
 @dataclass(frozen=True, slots=True)
 class ServingContext:
-    """One frontend, as far as routes see it."""
+    """A frontend as its routes see it."""
 
     generator: Generator
     processor: InputProcessor
     tokenizer: Tokenizer
     catalogue: Catalogue
-    bounds: BodyReader  # of JSON bodies
+    bounds: BodyReader
     limits: RequestLimits
-    texts: PoolingTextFormat  # how texts are read that are pooled
+    texts: PoolingTextFormat  # preparation of texts for pooling
     facts: ModelFacts
     streams: Streams
     response_store_bytes: int
-    prompt_limit: Callable[[], PromptLimit]  # for one prompt, by what is known now
+    prompt_limit: Callable[[], PromptLimit]  # limit of one prompt, as known now
     is_serving: Callable[[], bool]
     is_alive: Callable[[], bool]

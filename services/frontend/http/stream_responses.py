@@ -1,4 +1,5 @@
-"""A resumable stream as server-sent events with ids: as it begins, and as it is taken up; or only that it has begun."""
+"""Responses of resumable streams: server-sent events with ids from an offset on, or only a confirmation of the
+start."""
 
 from __future__ import annotations
 
@@ -19,12 +20,12 @@ from quire.services.frontend.streams.streams import Streams
 from quire.shared.errors import QuireError
 
 END = b"\n\n"  # of an event
-LINE = b": keep-alive\n"  # no event of its own: readers that keep the last id would take it for one
-NO_CONTENT = 204  # tells a browser's EventSource that there is nothing to come back for
+KEEP_ALIVE = b": keep-alive\n"  # a comment line, not an event: it must not reset the last event id
+NO_CONTENT = 204  # stops a browser's EventSource from reconnecting
 
 
 class EventMessageWriter:
-    """A MessageWriter: each event is a message."""
+    """A MessageWriter whose messages are server-sent events."""
 
     def __init__(self, format: ResponseFormatter) -> None:
         self._format = format
@@ -40,46 +41,46 @@ class EventMessageWriter:
 
 
 def _split(events: bytes) -> list[bytes]:
-    """None has an empty line inside: they are JSON."""
+    """Splits the output into events; none contains an empty line, since their data is JSON."""
     return [event + END for event in events.split(END) if event]
 
 
 class StreamStartedResponse(DeferredResponse):
-    """Says that it has begun, in one piece, and is done: it goes on by itself."""
+    """Confirms in one piece that a stream was started; the stream continues by itself."""
 
     def __init__(
         self,
         begin: Callable[[Call], Awaitable[Stream]],
-        said: Mapping[str, Any],
-        words: ErrorWriter,
+        confirmation: Mapping[str, Any],
+        error_writer: ErrorWriter,
         structured_output_field: str,
     ) -> None:
-        """`begin` raises QuireError."""
-        super().__init__("application/json", words, structured_output_field)
+        """Prepares the response. `begin`: starts the stream; raises QuireError."""
+        super().__init__("application/json", error_writer, structured_output_field)
         self._begin = begin
-        self._said = said
+        self._confirmation = confirmation
 
     async def respond(self, call: Call, send: Send) -> None:
         await self._begin(call)
-        body = orjson.dumps(self._said)
+        body = orjson.dumps(self._confirmation)
         self.headers["content-length"] = str(len(body))
         await self._open(send)
         await send({"type": "http.response.body", "body": body})
 
 
 class StreamResponse(DeferredResponse):
-    """Reads it from an offset on; the client may leave and come back."""
+    """Sends a stream from an offset on; the client may disconnect and attach again."""
 
     def __init__(
         self,
         streams: Streams,
         find: Callable[[Call], Awaitable[Stream]],
         offset: int,
-        words: ErrorWriter,
+        error_writer: ErrorWriter,
         structured_output_field: str,
     ) -> None:
-        """`find`: begins it, or finds it; raises QuireError."""
-        super().__init__(EVENTS, words, structured_output_field, lambda: LINE)
+        """Prepares the response. `find`: starts or finds the stream; raises QuireError."""
+        super().__init__(EVENTS, error_writer, structured_output_field, lambda: KEEP_ALIVE)
         self._streams = streams
         self._find = find
         self._offset = offset

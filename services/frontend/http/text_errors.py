@@ -1,4 +1,4 @@
-"""Errors as an object that holds their text alone, {"error": message}: of Ollama and of the open inference protocol."""
+"""Errors of Ollama and of the open inference protocol: an object with the message only, {"error": message}."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""A client's request to work for a scheduler: checked, completed with defaults, tokenized, hashed."""
+"""Preparation of client requests: checks, defaults, tokenization and hashing."""

@@ -1,4 +1,4 @@
-"""Prompts that are continued: their checks, their tokens, and the parameters of their samples."""
+"""Preparation of generation requests: checks, tokens, and the parameters of their samples."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from quire.shared.kv.block_hash import TOKEN_BYTES
 from quire.shared.models.adapter_ids import AdapterId
 from quire.shared.pb.worker.v1.worker_pb2 import SequenceParams
 
-OptionsFactory = Callable[[int], PromptOptions]  # of a prompt with so many tokens; raises InvalidArgument
+OptionsFactory = Callable[[int], PromptOptions]  # from the number of prompt tokens; raises InvalidArgument
 
 
 class GenerationPreparer:
-    """Prepares the requests of a model that generates; `tokens`: how prompts are read."""
+    """Preparer of generation requests; `tokens` reads the prompts."""
 
     def __init__(self, tokens: PromptTokens, tokenizer: Tokenizer, vocab_size: int) -> None:
         self._tokens = tokens
@@ -39,27 +39,27 @@ class GenerationPreparer:
         self._grammar_validator = GrammarValidator(tokenizer.specials, vocab_size)
 
     def close(self) -> None:
-        """Ends the process that compiles grammars."""
+        """Ends the processes that compile grammars."""
         self._grammar_validator.close()
 
     async def prepare(self, request: Request, limits: ClusterLimits, adapter: AdapterId | None) -> list[PreparedPrompt]:
-        """Raises InvalidArgument."""
+        """Returns the prepared prompts; raises InvalidArgument."""
         options_of = await self._options(request, limits, adapter)
-        maker, prepared = PromptRequestBuilder(request, adapter), []
+        builder, prepared = PromptRequestBuilder(request, adapter), []
         for number, prompt in enumerate(request.prompts):
             await yield_periodically(number)
             column = await self._column(prompt, request, limits.max_model_len)
-            prepared.append(PreparedPrompt(maker.build(column, options_of(len(column) // TOKEN_BYTES))))
+            prepared.append(PreparedPrompt(builder.build(column, options_of(len(column) // TOKEN_BYTES))))
         return prepared
 
     async def _column(self, prompt: Prompt, request: Request, max_model_len: int) -> bytes:
-        """Of a prompt that will be refused for its length, only the first tokens are read."""
+        """Reads a prompt as a column of token ids; of a prompt that is too long, only the first tokens."""
         truncated = request.truncate_prompt_tokens is not None
         if isinstance(prompt, TokenPrompt) and not truncated:
             check_length(len(prompt.token_ids), max_model_len)  # before they are copied
-        found = await self._tokens.read(prompt, max_model_len, None if truncated else max_model_len)
-        kept = prompt_limits.truncate(found.token_ids, request, max_model_len)
-        return prompt_limits.column(kept, max_model_len, self._vocab_size)
+        tokenized = await self._tokens.read(prompt, max_model_len, None if truncated else max_model_len)
+        token_ids = prompt_limits.truncate(tokenized.token_ids, request, max_model_len)
+        return prompt_limits.column(token_ids, max_model_len, self._vocab_size)
 
     async def _options(self, request: Request, limits: ClusterLimits, adapter: AdapterId | None) -> OptionsFactory:
         if request.sampling.structured_output is not None:
@@ -90,7 +90,7 @@ class GenerationPreparer:
         return options_of
 
     def _thinking_columns(self, sampling: Sampling) -> tuple[bytes, bytes]:
-        """Columns of what begins and what ends a reasoning section; empty where nobody wants to know."""
+        """Returns the columns of the tokens that begin and end reasoning; empty without a thinking budget."""
         if sampling.thinking_token_budget is None:
             return b"", b""
         marks = self._tokenizer.thinking_token_ids
@@ -100,7 +100,8 @@ class GenerationPreparer:
         return i32_bytes(marks[:1]), i32_bytes(marks[1:])
 
     def _eos_ids(self, sampling: Sampling) -> Sequence[int]:
-        """A grammar that allows nothing more ends the answer, with ignore_eos, too."""
+        """Returns the end-of-sequence tokens; with ignore_eos, a grammar that allows nothing more still ends the
+        answer."""
         return () if sampling.ignore_eos and sampling.structured_output is None else self._tokenizer.eos_ids
 
     def _output_length(self, request: Request, num_prompt_tokens: int, limits: ClusterLimits) -> int:

@@ -1,4 +1,4 @@
-"""Prompts that are ready to be submitted, and the work that schedulers get of them."""
+"""Prompts that are ready to be submitted, and the requests that schedulers get for them."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from quire.shared.models import adapter_ids
 from quire.shared.models.adapter_ids import AdapterId
 from quire.shared.pb.common.v1 import sampling_pb2
 
-PROMPTS_PER_YIELD = 32  # of the event loop: 1 to 2 ms
+PROMPTS_PER_YIELD = 32  # yields to the event loop every 1 to 2 ms
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedPrompt:
-    """A prompt ready to be submitted."""
+    """Prompt that is ready to be submitted."""
 
     prompt_request: PromptRequest
-    num_vectors: int | None = None  # of single tokens; None: there is one of all, or nothing is pooled
-    num_query_tokens: int = 0  # that were read for it as well: of a query that it is the first to be compared with
+    num_vectors: int | None = None  # number of token vectors; None: a single vector, or nothing is pooled
+    num_query_tokens: int = 0  # tokens of a query that was first read for this prompt
 
     @property
     def num_tokens(self) -> int:
-        """All that was read."""
+        """Number of all tokens read for this prompt."""
         return self.prompt_request.num_prompt_tokens + self.num_query_tokens
 
     @property
     def token_ids(self) -> list[int]:
-        """Made anew: kept, they would take nine times as much as the column."""
+        """Token ids as a new list: as int objects they take nine times the memory of the column."""
         ids: list[int] = i32(self.prompt_request.prompt).tolist()
         return ids
 
@@ -44,17 +44,17 @@ class PreparedPrompt:
 
 @dataclass(frozen=True, slots=True)
 class PromptOptions:
-    """Parameters of a prompt, as schedulers and workers read them."""
+    """Parameters of a prompt for schedulers and workers."""
 
     sampling: sampling_pb2.SamplingParams
-    params: bytes  # SequenceParams
+    params: bytes  # serialized SequenceParams
     eos_token_ids: bytes = b""  # u32 column
     grammar: bytes = b""
     samples_nothing: bool = False
 
 
 class PromptRequestBuilder:
-    """Makes the work of one request, prompt by prompt."""
+    """Builder of the scheduler requests of one request's prompts."""
 
     def __init__(self, request: Request, adapter: AdapterId | None) -> None:
         self._request = request
@@ -62,7 +62,10 @@ class PromptRequestBuilder:
         self._root_hash = block_hash.root_hash(adapter_ids.hash_text(*adapter) if adapter else "", request.cache_salt)
 
     def build(self, column: bytes, options: PromptOptions) -> PromptRequest:
-        """`column`: the prompt's tokens, i32."""
+        """Builds the scheduler request of a prompt.
+
+        `column`: the prompt's tokens, i32.
+        """
         request = self._request
         return PromptRequest(
             request_id=request.request_id,

@@ -1,4 +1,4 @@
-"""Requests to work: every check a request can fail is here or in what this calls."""
+"""Checks and preparation of requests: every check of a request is here or in a function called from here."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ from quire.shared.errors import InvalidArgument, NotFound, Unimplemented
 from quire.shared.models.adapter_ids import AdapterId
 from quire.shared.settings.request_limits import RequestLimits
 
-MAX_NAME_CHARACTERS = 256  # request_id, tenant
+MAX_NAME_CHARACTERS = 256  # of request_id and tenant
 MAX_SALT_CHARACTERS = 1024
 PRIORITY_BOUND = 2**31
-WITHOUT_PRIORITY = frozenset({"", "fcfs", "fair"})  # policies that do not look at it; others may
+WITHOUT_PRIORITY = frozenset({"", "fcfs", "fair"})  # policies that ignore priorities; others may use them
 DEFAULT_BOUNDS = RequestLimits()
-IDS_IN_A_TURN = 8192  # looked at in 0.3 ms
-CHARACTERS_PER_TOKEN = 4  # of ordinary text; only the door's first estimate
+IDS_IN_A_TURN = 8192  # ids checked in 0.3 ms
+CHARACTERS_PER_TOKEN = 4  # of ordinary text; only for the first estimate at admission
 
 
 class InputProcessor:
-    """Knows the model; keeps no state between requests."""
+    """Input processor of one model; keeps no state between requests."""
 
     def __init__(
         self,
@@ -52,7 +52,10 @@ class InputProcessor:
         *,
         pooling_traits: PoolingTraits = DEFAULT_POOLING_TRAITS,
     ) -> None:
-        """`classes`: of a classifier; `pooling_traits`: how texts are read that are pooled."""
+        """Creates the preparers and checks the model's recommended sampling.
+
+        `classes`: those of a classifier; `pooling_traits`: how pooled texts are read.
+        """
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._max_samples = max_samples
@@ -69,11 +72,11 @@ class InputProcessor:
 
     @property
     def is_late_interaction(self) -> bool:
-        """The model has a vector for each token, and scores texts by their best matches."""
+        """Whether the model has a vector per token and scores texts by their best matches."""
         return self._traits.late is not None
 
     def scoring(self, queries: Sequence[str], documents: Sequence[str]) -> Scoring:
-        """How the model scores documents. Raises InvalidArgument."""
+        """Returns the scoring of documents by this model; raises InvalidArgument."""
         return Scoring.of(
             queries,
             documents,
@@ -86,7 +89,7 @@ class InputProcessor:
         self._generated.close()
 
     def check(self, request: Request, max_model_len: int = 0) -> None:
-        """What can be refused without tokenizing and without knowing the workers, or only what they said last."""
+        """Makes the checks that need neither tokens nor the workers' present state; raises InvalidArgument."""
         prompts.check(request, self._bounds)
         if request.pooling is None or request.truncate_prompt_tokens is None:
             for prompt in request.prompts:
@@ -100,7 +103,7 @@ class InputProcessor:
             text = f"The model `{self._traits.encoder}` reads texts and generates none: it is an encoder."
             raise InvalidArgument(text, field="model")
         elif self.classes:
-            raise InvalidArgument("model: it classifies texts and does not continue them", field="model")
+            raise InvalidArgument("model: it is a classifier and generates no text", field="model")
         prompt_limits.check_output(request, max_model_len)
         prompt_limits.check_truncation_side(request.truncation_side)
         prompt_limits.check_num_samples(request, self._max_samples)
@@ -108,12 +111,12 @@ class InputProcessor:
         _check_priorities(request)
 
     def estimate_tokens(self, request: Request, max_model_len: int) -> int:
-        """Prompt and promised output tokens, roughly and without tokenizing."""
-        promised = request.max_requested_output_tokens(max_model_len)
-        return sum(_estimate(prompt) for prompt in request.prompts) + promised
+        """Estimates the number of prompt tokens and requested output tokens without tokenizing."""
+        num_requested = request.max_requested_output_tokens(max_model_len)
+        return sum(_estimate(prompt) for prompt in request.prompts) + num_requested
 
     async def prepare(self, request: Request, limits: ClusterLimits) -> list[PreparedPrompt]:
-        """Returns each prompt's tokens, and what schedulers and workers need of it. Raises InvalidArgument."""
+        """Returns each prompt's tokens and its parameters for schedulers and workers; raises InvalidArgument."""
         _check_priority(request.priority, limits)
         adapter = _adapter(request, limits)
         if request.pooling is None:
@@ -121,7 +124,7 @@ class InputProcessor:
         return await self._pooled.prepare(request, request.pooling, limits, adapter)
 
     async def tokenize(self, prompt: Prompt, max_model_len: int) -> list[int]:
-        """What Tokenize answers; `max_model_len`: 0 while nobody knows it."""
+        """Returns the tokens of a prompt for the Tokenize call; `max_model_len`: 0 while unknown."""
         return list((await self._tokens.read(prompt, max_model_len)).token_ids)
 
     def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
@@ -129,7 +132,7 @@ class InputProcessor:
         return self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
     async def detokenize_long(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
-        """The same; hundreds of thousands of ids hold up nobody."""
+        """Decodes many ids without blocking the event loop."""
         for start in range(0, len(token_ids), IDS_IN_A_TURN):
             prompt_limits.check_vocabulary(token_ids[start : start + IDS_IN_A_TURN], self._vocab_size)
             await asyncio.sleep(0)
@@ -159,7 +162,7 @@ def _check_priorities(request: Request) -> None:
 
 
 def _adapter(request: Request, limits: ClusterLimits) -> AdapterId | None:
-    """That `model` names; None: the model itself. Raises NotFound."""
+    """Returns the adapter that `model` names, None for the model itself; raises NotFound."""
     if not request.adapter:
         return None
     if request.adapter not in limits.adapters:

@@ -1,4 +1,4 @@
-"""How long a prompt may be and how much may follow it."""
+"""Limits of a prompt's length and of the output after it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from quire.services.frontend.request.request import Request, Sampling
 from quire.shared.columns import i32_bytes
 from quire.shared.errors import InvalidArgument
 
-FIT_TO_CONTEXT = -1  # truncate_prompt_tokens: as many as leave room for the output
+FIT_TO_CONTEXT = -1  # truncate_prompt_tokens: keep as many as leave space for the output
 SIDES = ("left", "right")
 
 
@@ -23,7 +23,7 @@ def check_truncation_side(side: str) -> None:
 
 
 def check_num_samples(request: Request, most: int) -> None:
-    """Raises InvalidArgument where a request has more prompts, samples counted, than the server takes at once."""
+    """Raises InvalidArgument if a request has more prompts, samples counted, than the server accepts."""
     if request.num_samples > most:
         counted = "samples" if request.pooling is None else "inputs"
         text = (
@@ -44,19 +44,19 @@ def truncate(token_ids: Sequence[int], request: Request, max_model_len: int) -> 
 def truncate_framed(
     token_ids: Sequence[int], request: Request, max_model_len: int, frame: tuple[list[int], list[int]]
 ) -> Sequence[int]:
-    """The same within what stands before and behind the text: that stays, if there is room for it."""
-    keep, (before, behind) = max_kept_tokens(request, max_model_len), frame
+    """Truncates a prompt but keeps the special tokens around the text, if they fit."""
+    keep, (before, after) = max_kept_tokens(request, max_model_len), frame
     if keep is None or len(token_ids) <= keep:
         return token_ids
-    if keep <= len(before) + len(behind):
+    if keep <= len(before) + len(after):
         return truncate(token_ids, request, max_model_len)
     if request.truncation_side == "right":
-        return [*token_ids[: keep - len(behind)], *behind]
+        return [*token_ids[: keep - len(after)], *after]
     return [*before, *token_ids[len(before) - keep :]]
 
 
 def max_kept_tokens(request: Request, max_model_len: int) -> int | None:
-    """Most tokens of a prompt; None: all, however many there are. Raises InvalidArgument."""
+    """Returns the maximum number of a prompt's tokens to keep; None: all. Raises InvalidArgument."""
     keep = request.truncate_prompt_tokens
     if keep is None:
         return None
@@ -70,7 +70,7 @@ def max_kept_tokens(request: Request, max_model_len: int) -> int | None:
 
 
 def check_vocabulary(token_ids: Sequence[int], vocab_size: int) -> npt.NDArray[Any]:
-    """Returns the ids as an array. Raises InvalidArgument for one that is no token's."""
+    """Returns the ids as an array; raises InvalidArgument for an id outside the vocabulary."""
     ids = np.asarray(token_ids)
     if ids.size and (ids.max() >= vocab_size or ids.min() < 0):
         wrong = next(i for i in token_ids if not 0 <= i < vocab_size)
@@ -78,22 +78,24 @@ def check_vocabulary(token_ids: Sequence[int], vocab_size: int) -> npt.NDArray[A
     return ids
 
 
-def column(token_ids: Sequence[int], max_model_len: int, vocab_size: int, *, goes_on: bool = True) -> bytes:
-    """Returns the ids of a prompt as an i32 column, looked at and copied all at once: one by one takes longer than the
-    rest of a request. Raises InvalidArgument."""
+def column(token_ids: Sequence[int], max_model_len: int, vocab_size: int, *, generates: bool = True) -> bytes:
+    """Returns the ids of a prompt as an i32 column; raises InvalidArgument.
+
+    The ids are checked and copied as an array: one by one would take longer than the rest of a request.
+    """
     if not len(token_ids):
         raise InvalidArgument("prompt: it is empty; send at least one token", field="prompt")
     ids = check_vocabulary(token_ids, vocab_size)
-    check_length(len(ids), max_model_len, goes_on=goes_on)
+    check_length(len(ids), max_model_len, goes_on=generates)
     return i32_bytes(ids)
 
 
 def check_output(request: Request, max_model_len: int) -> None:
-    """That some prompt could have it; `max_model_len`: 0 while nobody knows it."""
-    asked = request.sampling.max_tokens or 0
-    if request.strict_length and 0 < max_model_len <= asked:
+    """Raises InvalidArgument if max_tokens exceeds the context length; `max_model_len`: 0 while unknown."""
+    requested = request.sampling.max_tokens or 0
+    if request.strict_length and 0 < max_model_len <= requested:
         raise InvalidArgument(
-            f"This model's maximum context length is {max_model_len} tokens. However, you requested {asked} output "
+            f"This model's maximum context length is {max_model_len} tokens. However, you requested {requested} output "
             "tokens. Please reduce the number of requested output tokens.",
             field="max_tokens",
             reason=TOO_LONG,
@@ -101,7 +103,7 @@ def check_output(request: Request, max_model_len: int) -> None:
 
 
 def check_prompt_logprobs(sampling: Sampling, num_prompt_tokens: int) -> None:
-    """Where the first of them stands, and that none is asked for that the prompt does not have."""
+    """Checks that the positions of the requested prompt log-probabilities exist in the prompt."""
     start, named = sampling.prompt_logprob_start, len(sampling.prompt_logprob_token_ids)
     if start >= num_prompt_tokens:
         message = f"prompt_logprob_start must be less than the prompt's length, {num_prompt_tokens}, got {start}."
@@ -115,19 +117,19 @@ def check_prompt_logprobs(sampling: Sampling, num_prompt_tokens: int) -> None:
 
 
 def output_length(request: Request, num_prompt_tokens: int, max_model_len: int, recommended: int | None) -> int:
-    """max_tokens for this prompt; `recommended`: the model's own default."""
-    room = max_model_len - num_prompt_tokens
-    asked = request.sampling.max_tokens
-    if asked is None:
+    """Returns max_tokens for this prompt; `recommended`: the model's default."""
+    num_available = max_model_len - num_prompt_tokens
+    requested = request.sampling.max_tokens
+    if requested is None:
         default = recommended if recommended is not None else request.default_max_tokens
-        return room if default is None else min(default, room)
-    if asked > room and request.strict_length:
+        return num_available if default is None else min(default, num_available)
+    if requested > num_available and request.strict_length:
         raise InvalidArgument(
-            f"This model's maximum context length is {max_model_len} tokens. However, you requested {asked} output "
+            f"This model's maximum context length is {max_model_len} tokens. However, you requested {requested} output "
             f"tokens and your prompt contains {num_prompt_tokens} input tokens, for a total of "
-            f"{asked + num_prompt_tokens} tokens. Please reduce the length of the input "
+            f"{requested + num_prompt_tokens} tokens. Please reduce the length of the input "
             "prompt or the number of requested output tokens.",
             field="max_tokens",
             reason=TOO_LONG,
         )
-    return min(asked, room)
+    return min(requested, num_available)

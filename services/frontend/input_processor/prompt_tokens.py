@@ -1,4 +1,4 @@
-"""Prompts to token ids, within the bounds of the model's context."""
+"""Tokenization of prompts within the limit of the model's context."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ from quire.services.frontend.tokenizer.tokenizer import Tokenizer
 
 
 class PromptTokens:
-    """Reads prompts of every kind with the model's tokenizer."""
+    """Reader of prompts of every kind with the model's tokenizer."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
 
     async def read(self, prompt: Prompt, max_model_len: int, stop_after: int | None = None) -> Tokenized:
-        """`stop_after`: ids of a long text may stop beyond this count. Ids that were sent are neither
-        checked nor copied."""
+        """Tokenizes a prompt; token prompts are neither checked nor copied.
+
+        `stop_after`: the ids of a long text may be cut off once there are more than this.
+        """
         self.check_characters(prompt, max_model_len)
         match prompt:
             case TokenPrompt(token_ids):
@@ -32,6 +34,6 @@ class PromptTokens:
                 return Tokenized(await self._tokenizer.encode_chat(prompt, stop_after))
 
     def check_characters(self, prompt: Prompt, max_model_len: int) -> None:
-        """Raises InvalidArgument for a text that cannot fit. `max_model_len`: 0 while no worker has said it."""
+        """Raises InvalidArgument for a text that cannot fit; `max_model_len`: 0 while no worker has reported it."""
         if not isinstance(prompt, TokenPrompt):
             prompts.check_characters(prompt, PromptLimit(max_model_len, self._tokenizer.longest_token))

@@ -1,1 +1,1 @@
-"""Work that nobody waits for: files, and batches of calls whose answers are files."""
+"""Offline work: files, and batches of calls whose answers are files."""

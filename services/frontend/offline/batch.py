@@ -1,4 +1,4 @@
-"""A batch: calls in a file, and how far they have got."""
+"""Batch of calls in a file, and its progress."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ ENDED = frozenset({"completed", "failed", "cancelled", "expired"})
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """As it lies on disk. Moments are seconds of the epoch, by the status that began then."""
+    """Batch as it is stored. `moments` are seconds since the epoch, by the status that began then."""
 
     id: str
     tenant: str
-    key: str  # the name of the API key it was made with; empty where there are none
+    key: str  # name of the API key that created it; empty where there are none
     endpoint: str
     input_file_id: str
     completion_window: str
@@ -40,7 +40,7 @@ class Batch:
         return replace(self, status=status, moments={**self.moments, f"{status}_at": now}, **changes)
 
     def to_openai(self, *, is_cancelled: bool = False) -> dict[str, Any]:
-        """As OpenAI has it. `is_cancelled`: somebody has asked for that."""
+        """Returns the batch as OpenAI's object; `is_cancelled`: cancellation was requested."""
         moments = {f"{name}_at": None for name in ("in_progress", "finalizing", *sorted(ENDED), "cancelling")}
         return {
             "id": self.id,

@@ -1,6 +1,7 @@
-"""Batches on the disk that frontends share. Who holds a batch's lock runs it; a process that dies loses its locks.
+"""Store of batches on the disk that frontends share.
 
-Everything here blocks: call it in a thread.
+The process that holds a batch's lock runs it; a process that dies loses its locks. All methods block: call them in a
+thread.
 """
 
 from __future__ import annotations
@@ -23,16 +24,17 @@ from quire.shared import batch_lines
 from quire.shared.errors import NotFound, ResourceExhausted
 
 BATCH_ID = re.compile(r"batch_[0-9a-f]{32}")
-MAX_UNFINISHED = 64  # of a tenant
+MAX_UNFINISHED = 64  # per tenant
 MAX_BATCHES = 100_000
 
 
 class BatchStore:
-    """FOLDER/ID.json how far it is, ID.lock who runs it, ID.cancel if it shall end, ID.output and ID.error so far."""
+    """Batches in a folder: ID.json holds the state, ID.lock the running frontend, ID.cancel requests cancellation,
+    ID.output and ID.error hold the answers so far."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._ended: set[str] = set()  # of which nothing changes any more
+        self._ended: set[str] = set()  # batches that cannot change any more
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._temp_files = TempFiles(folder)
 
@@ -40,10 +42,10 @@ class BatchStore:
         self, tenant: str, key: str, *, endpoint: str, input_file_id: str, metadata: dict[str, str] | None
     ) -> Batch:
         if sum(1 for _ in self._folder.glob("batch_*.json")) >= MAX_BATCHES:
-            raise ResourceExhausted(f"there are {MAX_BATCHES} batches here: that is the most there may be")
+            raise ResourceExhausted(f"there are {MAX_BATCHES} batches, which is the maximum")
         unfinished = [batch for batch in self.unfinished() if batch.tenant == tenant]
         if len(unfinished) >= MAX_UNFINISHED:
-            raise ResourceExhausted(f"{MAX_UNFINISHED} batches are unfinished already: that is the most there may be")
+            raise ResourceExhausted(f"{MAX_UNFINISHED} batches are unfinished, which is the maximum")
         now = int(time.time())
         batch = Batch(
             f"batch_{uuid.uuid4().hex}",
@@ -63,10 +65,10 @@ class BatchStore:
         write_json(self._path(batch.id, "json"), batch.to_dict(), self._temp_files.new())
 
     def get(self, batch_id: str, tenant: str) -> Batch:
-        found = self.find(batch_id)
-        if found is None or found.tenant != tenant:
+        batch = self.find(batch_id)
+        if batch is None or batch.tenant != tenant:
             raise NotFound(f"No such batch: {batch_id[:64]!r}", field="batch_id")
-        return found
+        return batch
 
     def find(self, batch_id: str) -> Batch | None:
         if not BATCH_ID.fullmatch(batch_id):
@@ -77,24 +79,24 @@ class BatchStore:
             return None
 
     def all(self) -> list[Batch]:
-        found = (self.find(path.stem) for path in self._folder.glob("batch_*.json"))
-        return [batch for batch in found if batch is not None]
+        batches = (self.find(path.stem) for path in self._folder.glob("batch_*.json"))
+        return [batch for batch in batches if batch is not None]
 
     def unfinished(self) -> list[Batch]:
-        """Read again and again; those that have ended are not."""
-        found = []
+        """Returns the unfinished batches; the state of ended ones is not read again."""
+        unfinished = []
         for path in self._folder.glob("batch_*.json"):
             batch = None if path.stem in self._ended else self.find(path.stem)
             if batch is not None and batch.has_ended:
                 self._ended.add(batch.id)
             elif batch is not None:
-                found.append(batch)
-        return found
+                unfinished.append(batch)
+        return unfinished
 
     def list_for(self, tenant: str) -> list[Batch]:
-        """The newest first."""
-        found = [batch for batch in self.all() if batch.tenant == tenant]
-        return sorted(found, key=lambda batch: (batch.created_at, batch.id), reverse=True)
+        """Returns the tenant's batches, the newest first."""
+        batches = [batch for batch in self.all() if batch.tenant == tenant]
+        return sorted(batches, key=lambda batch: (batch.created_at, batch.id), reverse=True)
 
     def cancel(self, batch_id: str, tenant: str) -> Batch:
         batch = self.get(batch_id, tenant)
@@ -106,7 +108,7 @@ class BatchStore:
         return self._path(batch_id, "cancel").exists()
 
     def try_lock(self, batch_id: str) -> BinaryIO | None:
-        """Held until it is closed; None while another holds it."""
+        """Returns the batch's lock, held until the file is closed; None while another process holds it."""
         lock = self._path(batch_id, "lock").open("wb")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -116,11 +118,11 @@ class BatchStore:
         return lock
 
     def answers_path(self, batch_id: str, kind: str) -> Path:
-        """`kind`: output, or error."""
+        """Returns the path of the answers; `kind`: output or error."""
         return self._path(batch_id, kind)
 
     def answered_lines(self, batch_id: str, kind: str) -> list[int]:
-        """Numbers of the lines that have been answered; what was torn is cut off."""
+        """Returns the numbers of the answered lines; truncates a partial last one."""
         path = self.answers_path(batch_id, kind)
         numbers, end = [], 0
         with _opened(path) as file:
@@ -130,7 +132,7 @@ class BatchStore:
         return numbers
 
     def delete_answers(self, batch_id: str) -> None:
-        """Of a batch that has ended: files have them."""
+        """Deletes the answers of an ended batch, which have been stored as files."""
         for kind in ("output", "error", "cancel", "lock"):
             self._path(batch_id, kind).unlink(missing_ok=True)
 

@@ -1,4 +1,4 @@
-"""An answer out of a file that is open: whoever deletes the file meanwhile cuts nothing off."""
+"""Response with the content of an open file, which stays complete if the file is deleted meanwhile."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from starlette.types import Receive, Scope, Send
 
 
 class OpenFileResponse(FileResponse):
-    """Owns the file. Parts of it are told as well (Range)."""
+    """Response that owns the file and supports ranges (Range)."""
 
     media_type = "application/octet-stream"
 
     def __init__(self, file: BinaryIO) -> None:
-        super().__init__(f"/proc/self/fd/{file.fileno()}")  # which leads to the file, also when it has no name any more
+        super().__init__(f"/proc/self/fd/{file.fileno()}")  # leads to the file also after it was deleted
         self._file = file
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -1,4 +1,5 @@
-"""Files of tenants, on a disk that the frontends of a cluster share. Everything here blocks: call it in a thread."""
+"""Store of the tenants' files on a disk that the frontends of a cluster share. All methods block: call them in a
+thread."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ PURPOSES = ("assistants", "batch", "batch_output", "evals", "fine-tune", "user_d
 
 @dataclass(frozen=True, slots=True)
 class StoredFile:
-    """What there is to know about one."""
+    """Metadata of one stored file."""
 
     id: str
     tenant: str
@@ -33,30 +34,30 @@ class StoredFile:
     created_at: int
 
     def to_openai(self) -> dict[str, Any]:
-        """As OpenAI has it."""
-        about = asdict(self)
-        del about["tenant"]
-        return {**about, "object": "file", "status": "processed"}
+        """Returns the metadata as OpenAI's object."""
+        fields = asdict(self)
+        del fields["tenant"]
+        return {**fields, "object": "file", "status": "processed"}
 
 
 class FileStore:
-    """Each is two: its bytes, and what there is to know about it, which is written last."""
+    """Files in a folder, each as two: its bytes, and its metadata, which is written last."""
 
     def __init__(self, folder: Path, max_bytes: int, max_file_bytes: int) -> None:
         self._folder = folder
         self._max_bytes = max_bytes
         self.max_file_bytes = max_file_bytes
-        self._reserved_bytes = 0  # bytes
+        self._reserved_bytes = 0  # of uploads in progress
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._temp_files = TempFiles(folder)
 
     def temp_path(self) -> Path:
-        """Where bytes are gathered that keep() takes."""
+        """Returns a new path for bytes that store() moves."""
         return self._temp_files.new()
 
     @contextmanager
     def reserve(self, num_bytes: int) -> Iterator[None]:
-        """While it lasts, check_room() counts them as if they were there."""
+        """Counts `num_bytes` as used in check_space() within the block."""
         self._reserved_bytes += num_bytes
         try:
             yield
@@ -64,13 +65,13 @@ class FileStore:
             self._reserved_bytes -= num_bytes
 
     def check_space(self) -> None:
-        """For what is there and what arrives. Raises ResourceExhausted."""
+        """Raises ResourceExhausted if the stored files and the uploads in progress exceed the limits."""
         sizes = [size for entry in os.scandir(self._folder) if (size := _size(entry)) is not None]
         if len(sizes) >= 2 * MAX_FILES or sum(sizes) + self._reserved_bytes > self._max_bytes:
-            raise ResourceExhausted("file: there is no room for more files here: delete some", field="file")
+            raise ResourceExhausted("file: the file store is full; delete some files", field="file")
 
     def store(self, scratch: Path, tenant: str, filename: str, purpose: str) -> StoredFile:
-        """Moves what is in `scratch`."""
+        """Moves the content of `scratch` into the store."""
         if purpose not in PURPOSES:
             names = ", ".join(PURPOSES)
             raise InvalidArgument(f"purpose must be one of {names}, got {purpose[:64]!r}", field="purpose")
@@ -79,22 +80,22 @@ class FileStore:
             file_id, tenant, filename[:255] or "file", purpose, scratch.stat().st_size, int(time.time())
         )
         os.replace(scratch, self._bytes(file_id))
-        write_json(self._facts(file_id), asdict(stored), self.temp_path())
+        write_json(self._metadata_path(file_id), asdict(stored), self.temp_path())
         return stored
 
     def get(self, file_id: str, tenant: str) -> StoredFile:
-        """What belongs to another tenant is as if it were not there."""
-        found = self._read(self._facts(file_id)) if FILE_ID.fullmatch(file_id) else None
-        if found is None or found.tenant != tenant:
+        """Returns the file's metadata; raises NotFound, also for files of other tenants."""
+        file = self._read(self._metadata_path(file_id)) if FILE_ID.fullmatch(file_id) else None
+        if file is None or file.tenant != tenant:
             raise _not_found(file_id)
-        return found
+        return file
 
     def path(self, file_id: str, tenant: str) -> Path:
         self.get(file_id, tenant)
         return self._bytes(file_id)
 
     def open(self, file_id: str, tenant: str) -> BinaryIO:
-        """What is open stays whole, though somebody deletes it meanwhile."""
+        """Opens the file, whose content stays readable if it is deleted meanwhile."""
         self.get(file_id, tenant)
         try:
             return self._bytes(file_id).open("rb")
@@ -102,9 +103,9 @@ class FileStore:
             raise _not_found(file_id) from None
 
     def list_for(self, tenant: str) -> list[StoredFile]:
-        """The newest first."""
-        found = [file for file in self._all() if file.tenant == tenant]
-        return sorted(found, key=lambda file: (file.created_at, file.id), reverse=True)
+        """Returns the tenant's files, the newest first."""
+        files = [file for file in self._all() if file.tenant == tenant]
+        return sorted(files, key=lambda file: (file.created_at, file.id), reverse=True)
 
     def _all(self) -> Iterator[StoredFile]:
         for path in self._folder.glob("file-*.json"):
@@ -113,7 +114,7 @@ class FileStore:
 
     @staticmethod
     def _read(path: Path) -> StoredFile | None:
-        """None where it is gone, or no longer whole."""
+        """Reads the metadata; None if it is gone or incomplete."""
         try:
             return StoredFile(**json.loads(path.read_bytes()))
         except (FileNotFoundError, ValueError, TypeError):
@@ -121,13 +122,13 @@ class FileStore:
 
     def delete(self, file_id: str, tenant: str) -> None:
         self.get(file_id, tenant)
-        self._facts(file_id).unlink(missing_ok=True)
+        self._metadata_path(file_id).unlink(missing_ok=True)
         self._bytes(file_id).unlink(missing_ok=True)
 
     def _bytes(self, file_id: str) -> Path:
         return self._folder / f"{file_id}.bytes"
 
-    def _facts(self, file_id: str) -> Path:
+    def _metadata_path(self, file_id: str) -> Path:
         return self._folder / f"{file_id}.json"
 
 
@@ -136,7 +137,7 @@ def _not_found(file_id: str) -> NotFound:
 
 
 def _size(entry: os.DirEntry[str]) -> int | None:
-    """None for what is no file, or is gone since it was listed."""
+    """Returns the size; None for anything but a file, and for a file deleted since it was listed."""
     try:
         return entry.stat().st_size if entry.is_file() else None
     except FileNotFoundError:
@@ -144,6 +145,6 @@ def _size(entry: os.DirEntry[str]) -> int | None:
 
 
 def write_json(path: Path, document: Any, scratch: Path) -> None:
-    """Whole or not at all. `scratch`: on the same disk."""
+    """Writes the document atomically; `scratch`: on the same disk."""
     scratch.write_text(json.dumps(document))
     os.replace(scratch, path)

@@ -1,4 +1,4 @@
-"""Calls that a batch makes: through the same doors as a client's, without a connection."""
+"""Client for a batch's calls, which take the same path as HTTP requests, without a connection."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from quire.services.frontend.access.access import Caller
 from quire.services.frontend.http.headers import CALL, REQUEST_ID_BYTES, TENANT
 
-CALLER = "quire.batch_caller"  # the key of a scope under which its Caller is
+CALLER = "quire.batch_caller"  # key of the Caller in a scope
 
 
 @dataclass(frozen=True, slots=True)
 class InternalReply:
-    """What was answered; `body` as text where it is no JSON."""
+    """Reply to an internal call; `body` is text where it is not JSON."""
 
     status: int
     request_id: str
@@ -26,7 +26,7 @@ class InternalReply:
 
 
 class CallerFromScope:
-    """In the place of the guard that looks at keys: who made the batch has shown one."""
+    """Middleware in place of the key check: the batch's creator has shown a key."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -37,7 +37,7 @@ class CallerFromScope:
 
 
 class InternalClient:
-    """To a server's own app."""
+    """Client of a server's own app."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -58,7 +58,7 @@ class InternalClient:
         async def receive() -> Message:
             if unread:
                 return {"type": "http.request", "body": unread.pop(), "more_body": False}
-            await asyncio.Event().wait()  # nobody leaves
+            await asyncio.Event().wait()  # the client never disconnects
             raise AssertionError
 
         async def send(message: Message) -> None:

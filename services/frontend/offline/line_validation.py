@@ -1,6 +1,6 @@
-"""A process that looks at the lines of a batch, which may be tens of thousands of JSON documents.
+"""Process that checks the lines of a batch, which may be tens of thousands of JSON documents.
 
-PATH and ENDPOINT on the command line; what it found as JSON on stdout.
+Usage: PATH and ENDPOINT on the command line; the result is JSON on stdout.
 """
 
 from __future__ import annotations

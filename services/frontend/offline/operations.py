@@ -1,4 +1,4 @@
-"""What clients may do with files and batches, whichever edge they come through. Nothing here blocks the loop."""
+"""Operations of clients on files and batches, for every edge. They never block the event loop."""
 
 from __future__ import annotations
 
@@ -26,45 +26,48 @@ Listed = TypeVar("Listed", StoredFile, Batch)
 
 
 class ListPage(NamedTuple, Generic[Listed]):
-    """Some of a list."""
+    """One page of a list."""
 
     shown: Sequence[Listed]
     has_more: bool
 
 
 class OfflineOperations:
-    """Of one frontend, on the stores that all share."""
+    """Operations of one frontend on the shared stores."""
 
     def __init__(self, files: FileStore | None, batches: BatchStore | None, notify: Callable[[], None]) -> None:
-        """`files`, `batches`: None where there is no folder for them. `notify`: whoever runs batches."""
-        self._held_files, self._held_batches = files, batches
+        """Wraps the stores of files and batches.
+
+        `files`, `batches`: None without a folder for them. `notify`: wakes the batch runner.
+        """
+        self._optional_files, self._optional_batches = files, batches
         self._notify = notify
 
     @property
     def files(self) -> FileStore:
-        """Raises Unimplemented."""
-        if self._held_files is None:
+        """Store of the files; raises Unimplemented if there is no folder."""
+        if self._optional_files is None:
             raise Unimplemented("files and batches are not offered by this server: it has no --batch-folder")
-        return self._held_files
+        return self._optional_files
 
     @property
     def _batches(self) -> BatchStore:
-        assert self.files is self._held_files
-        assert self._held_batches is not None
-        return self._held_batches
+        assert self.files is self._optional_files
+        assert self._optional_batches is not None
+        return self._optional_batches
 
     @asynccontextmanager
     async def reserve(self, num_bytes: int) -> AsyncIterator[tuple[Path, Path]]:
-        """Room for a file that is about to come, and two places where it may be gathered until it is kept; nothing of
-        them stays. Raises ResourceExhausted."""
+        """Reserves space for an upload and yields two temporary paths; both are deleted afterwards. Raises
+        ResourceExhausted."""
         files = self.files
-        scratches = files.temp_path(), files.temp_path()
-        with files.reserve(num_bytes), _kept():
+        temp_paths = files.temp_path(), files.temp_path()
+        with files.reserve(num_bytes), _disk_errors():
             await asyncio.to_thread(files.check_space)
             try:
-                yield scratches
+                yield temp_paths
             finally:
-                await asyncio.to_thread(_forget, *scratches)
+                await asyncio.to_thread(_unlink, *temp_paths)
 
     async def store(self, scratch: Path, tenant: str, filename: str, purpose: str) -> StoredFile:
         return await asyncio.to_thread(self.files.store, scratch, tenant, filename, purpose)
@@ -73,7 +76,7 @@ class OfflineOperations:
         return await asyncio.to_thread(self.files.get, file_id, tenant)
 
     async def open(self, file_id: str, tenant: str) -> BinaryIO:
-        """Whose turn it is to close it."""
+        """Opens a file, which the caller must close."""
         return await asyncio.to_thread(self.files.open, file_id, tenant)
 
     async def delete(self, file_id: str, tenant: str) -> None:
@@ -82,14 +85,14 @@ class OfflineOperations:
     async def list_files(
         self, tenant: str, purpose: str, after: str, limit: int, *, oldest_first: bool = False
     ) -> ListPage[StoredFile]:
-        found = await asyncio.to_thread(self.files.list_for, tenant)
-        wanted = [file for file in found if purpose in ("", file.purpose)]
+        files = await asyncio.to_thread(self.files.list_for, tenant)
+        wanted = [file for file in files if purpose in ("", file.purpose)]
         return _page(wanted[::-1] if oldest_first else wanted, after, limit)
 
     async def create(
         self, tenant: str, key: str, *, endpoint: str, input_file_id: str, window: str, metadata: Mapping[str, str]
     ) -> Batch:
-        """`key`: the name of the caller's, if it has shown one."""
+        """Creates a batch; `key`: the name of the caller's key, if any."""
         if endpoint not in batch_lines.ENDPOINTS:
             names = ", ".join(batch_lines.ENDPOINTS)
             raise InvalidArgument(f"endpoint must be one of {names}, got {endpoint[:64]!r}", field="endpoint")
@@ -99,7 +102,7 @@ class OfflineOperations:
             await self.file(input_file_id, tenant)
         except NotFound as error:
             raise InvalidArgument(error.message, field="input_file_id") from None
-        with _kept():
+        with _disk_errors():
             batch = await asyncio.to_thread(
                 self._batches.create,
                 tenant,
@@ -115,34 +118,34 @@ class OfflineOperations:
         return _page(await asyncio.to_thread(self._batches.list_for, tenant), after, limit)
 
     async def batch(self, batch_id: str, tenant: str) -> tuple[Batch, bool]:
-        """And whether it has been asked to end."""
-        found = await asyncio.to_thread(self._batches.get, batch_id, tenant)
-        return found, await asyncio.to_thread(self._batches.is_cancelled, batch_id)
+        """Returns a batch, and whether its cancellation was requested."""
+        batch = await asyncio.to_thread(self._batches.get, batch_id, tenant)
+        return batch, await asyncio.to_thread(self._batches.is_cancelled, batch_id)
 
     async def cancel(self, batch_id: str, tenant: str) -> Batch:
         return await asyncio.to_thread(self._batches.cancel, batch_id, tenant)
 
 
 @contextmanager
-def _kept() -> Iterator[None]:
-    """A disk that is full, read-only or gone is no fault of ours, and may be mended."""
+def _disk_errors() -> Iterator[None]:
+    """Raises Unavailable for disk errors (full, read-only or gone), which may be repaired."""
     try:
         yield
     except OSError as error:
-        log.warning("files cannot be kept", reason=str(error))
-        raise Unavailable(f"nothing can be kept here at present: {error.strerror}", retry_after_ms=RETRY_MS) from None
+        log.warning("files cannot be stored", reason=str(error))
+        raise Unavailable(f"files cannot be stored at present: {error.strerror}", retry_after_ms=RETRY_MS) from None
 
 
 async def write_chunks(chunks: AsyncIterator[bytes], target: Path) -> int:
-    """How many bytes there were."""
-    kept, num_bytes = bytearray(), 0
+    """Writes the chunks to `target` and returns the number of bytes."""
+    buffer, num_bytes = bytearray(), 0
     async for chunk in chunks:
-        kept += chunk
+        buffer += chunk
         num_bytes += len(chunk)
-        if len(kept) >= WRITE_BYTES:
-            await asyncio.to_thread(_append, target, bytes(kept))
-            kept.clear()
-    await asyncio.to_thread(_append, target, bytes(kept))
+        if len(buffer) >= WRITE_BYTES:
+            await asyncio.to_thread(_append, target, bytes(buffer))
+            buffer.clear()
+    await asyncio.to_thread(_append, target, bytes(buffer))
     return num_bytes
 
 
@@ -151,15 +154,15 @@ def _append(path: Path, data: bytes) -> None:
         file.write(data)
 
 
-def _forget(*paths: Path) -> None:
+def _unlink(*paths: Path) -> None:
     for path in paths:
         path.unlink(missing_ok=True)
 
 
-def _page(found: Sequence[Listed], after: str, limit: int) -> ListPage[Listed]:
-    """`after`: the id of the last one of the page before."""
+def _page(entries: Sequence[Listed], after: str, limit: int) -> ListPage[Listed]:
+    """Returns a page; `after`: the id of the previous page's last entry."""
     if not 1 <= limit <= MAX_LISTED:
         raise InvalidArgument(f"limit must be in 1 to {MAX_LISTED}, got {limit}", field="limit")
-    ids = [one.id for one in found]
+    ids = [entry.id for entry in entries]
     start = ids.index(after) + 1 if after in ids else 0
-    return ListPage(found[start : start + limit], start + limit < len(found))
+    return ListPage(entries[start : start + limit], start + limit < len(entries))

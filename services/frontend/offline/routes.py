@@ -1,4 +1,4 @@
-"""/v1/files and /v1/batches."""
+"""Routes of /v1/files and /v1/batches."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ Order = Literal["asc", "desc"]
 
 
 class NewBatchBody(BaseModel):
-    """POST /v1/batches"""
+    """Request body of POST /v1/batches."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -58,7 +58,7 @@ class NewBatchBody(BaseModel):
 
 
 class OfflineRoutes:
-    """Files in, batches begun, files out."""
+    """Routes for uploading and downloading files and for batches."""
 
     def __init__(self, work: OfflineOperations, bounds: BodyReader) -> None:
         self._work = work
@@ -82,15 +82,15 @@ class OfflineRoutes:
         self.router.add_api_route(f"{BATCHES}/{{batch_id}}/cancel", self.cancel, methods=["POST"])
 
     async def upload(self, http: Request) -> dict[str, Any]:
-        """Keeps a file, sent as a form."""
+        """Stores a file that is uploaded as a form."""
         most = self._work.files.max_file_bytes
         boundary = upload.boundary_of(http.headers.get("content-type", ""))
         announced = int(http.headers.get("content-length", most))
         async with self._work.reserve(min(announced, most)) as (form, target):
             await write_chunks(http.stream(), form)
-            taken = await asyncio.to_thread(upload.parse_form, form, boundary, target)
-            purpose = taken.fields.get("purpose", "")
-            return (await self._work.store(target, headers.tenant(http), taken.filename, purpose)).to_openai()
+            uploaded = await asyncio.to_thread(upload.parse_form, form, boundary, target)
+            purpose = uploaded.fields.get("purpose", "")
+            return (await self._work.store(target, headers.tenant(http), uploaded.filename, purpose)).to_openai()
 
     async def list_files(
         self, http: Request, purpose: str = "", after: str = "", limit: Most = MAX_LISTED, order: Order = "desc"
@@ -111,10 +111,12 @@ class OfflineRoutes:
         return {"id": file_id, "object": "file", "deleted": True}
 
     async def create(self, body: NewBatchBody, http: Request) -> dict[str, Any]:
-        """Begins to answer the calls in a file, which are looked at first."""
+        """Creates a batch from the calls in a file, which are validated first."""
         caller = http.scope[CALL].caller
         if body.output_expires_after is not None:
-            raise Unimplemented("output_expires_after is not offered: files stay", field="output_expires_after")
+            raise Unimplemented(
+                "output_expires_after is not offered: files do not expire", field="output_expires_after"
+            )
         batch = await self._work.create(
             headers.tenant(http),
             "" if caller is None else caller.key.name,
@@ -133,12 +135,12 @@ class OfflineRoutes:
         return batch.to_openai(is_cancelled=is_cancelled)
 
     async def cancel(self, batch_id: str, http: Request) -> dict[str, Any]:
-        """Lines that are under way are still answered."""
+        """Cancels a batch; calls in progress are still answered."""
         return (await self._work.cancel(batch_id, headers.tenant(http))).to_openai(is_cancelled=True)
 
 
 def _list_object(page: ListPage[Listed]) -> dict[str, Any]:
-    """As OpenAI has it."""
+    """Returns the page as OpenAI's list object."""
     return {
         "object": "list",
         "data": [one.to_openai() for one in page.shown],

@@ -1,4 +1,4 @@
-"""Runs batches: takes those that nobody runs, a line at a time, and goes on where one was left."""
+"""Runner of batches: claims unowned ones, answers them line by line, and resumes interrupted ones."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from quire.shared.process.supervision import Tasks
 log = logger("batches")
 
 POLL_S = 1.0
-MAX_RUNNING_BATCHES = 8  # batches
+MAX_RUNNING_BATCHES = 8  # per frontend
 CHUNK = 32  # lines read together
 CHUNK_BYTES = 1 << 20
 LONGEST_WAIT_S = 30.0
@@ -38,30 +38,30 @@ KINDS = ("output", "error")
 
 @dataclass(frozen=True, slots=True)
 class BatchDependencies:
-    """What batches are run with."""
+    """Dependencies of running batches."""
 
     files: FileStore
     batches: BatchStore
     calls: InternalClient
     access: Access
-    line_slots: asyncio.Semaphore  # for lines under way, of all batches of this frontend
-    validation_slots: asyncio.Semaphore  # for processes that look at lines
+    line_slots: asyncio.Semaphore  # limits the lines in progress of all batches of this frontend
+    validation_slots: asyncio.Semaphore  # limits the validation processes
     metrics: BatchMetrics
 
 
 class BatchRunner:
-    """Looks for batches that nobody runs."""
+    """Loop that claims batches that no frontend runs."""
 
-    def __init__(self, means: BatchDependencies, is_leaving: Callable[[], bool]) -> None:
-        self._means = means
-        self._batches = means.batches
+    def __init__(self, dependencies: BatchDependencies, is_leaving: Callable[[], bool]) -> None:
+        self._dependencies = dependencies
+        self._batches = dependencies.batches
         self._is_leaving = is_leaving
-        self._news = asyncio.Event()
+        self._wakeup = asyncio.Event()
         self._running: dict[str, asyncio.Task[None]] = {}
 
     def notify(self) -> None:
-        """There is a batch."""
-        self._news.set()
+        """Wakes the loop for a new batch."""
+        self._wakeup.set()
 
     async def run(self) -> None:
         tasks = Tasks()
@@ -71,10 +71,10 @@ class BatchRunner:
                 for batch in await asyncio.to_thread(self._batches.unfinished):
                     if self._is_free(batch):
                         self._running[batch.id] = tasks.start(f"batch {batch.id}", self._claim(batch.id))
-                self._news.clear()
+                self._wakeup.clear()
                 with suppress(TimeoutError):
                     async with asyncio.timeout(POLL_S):
-                        await self._news.wait()
+                        await self._wakeup.wait()
         finally:
             for task in self._running.values():
                 task.cancel()
@@ -91,19 +91,19 @@ class BatchRunner:
         with lock:
             batch = await asyncio.to_thread(self._batches.find, batch_id)
             if batch is not None and not batch.has_ended:
-                await BatchRun(batch, self._means).run()
+                await BatchRun(batch, self._dependencies).run()
                 self.notify()
 
 
 class BatchRun:
-    """One batch, from where it was left to its end."""
+    """Run of one batch, from its current state to its end."""
 
-    def __init__(self, batch: Batch, means: BatchDependencies) -> None:
+    def __init__(self, batch: Batch, dependencies: BatchDependencies) -> None:
         self._batch = batch
-        self._files, self._batches = means.files, means.batches
-        self._calls, self._access = means.calls, means.access
-        self._line_slots, self._validation_slots = means.line_slots, means.validation_slots
-        self._metrics = means.metrics
+        self._files, self._batches = dependencies.files, dependencies.batches
+        self._calls, self._access = dependencies.calls, dependencies.access
+        self._line_slots, self._validation_slots = dependencies.line_slots, dependencies.validation_slots
+        self._metrics = dependencies.metrics
         self._writing = asyncio.Lock()
         self._saved_s = 0.0
 
@@ -131,7 +131,7 @@ class BatchRun:
         return False
 
     async def _answer_all(self, source: Path, done: frozenset[int]) -> str:
-        """How the batch ends."""
+        """Answers all remaining lines and returns the batch's final status."""
         ending = "completed"
         with source.open("rb") as file:
             portions = _portions(batch_lines.numbered_lines(file))
@@ -145,15 +145,17 @@ class BatchRun:
         return ending
 
     async def _begin(self, number: int, line: bytes, group: asyncio.TaskGroup) -> str:
-        """Once there is a place for it, unless the batch is to end by then; returns how. The place is the task's, and
-        is free again also where that is cancelled before its first step."""
+        """Starts a line once a slot is free, unless the batch is to end by then; returns the batch's final status.
+
+        The slot belongs to the task and is released also if the task is cancelled before its first step.
+        """
         await self._line_slots.acquire()
-        with ExitStack() as held:
-            held.callback(self._line_slots.release)
+        with ExitStack() as resources:
+            resources.callback(self._line_slots.release)
             if (ending := await self._ending()) == "completed":
                 task = group.create_task(self._answer(batch_lines.parse_line(number, line)))
-                of_task = held.pop_all()
-                task.add_done_callback(lambda _: of_task.close())
+                task_resources = resources.pop_all()
+                task.add_done_callback(lambda _: task_resources.close())
         return ending
 
     async def _ending(self) -> str:
@@ -177,11 +179,11 @@ class BatchRun:
                 await asyncio.to_thread(self._batches.save, self._batch)
 
     async def _ask(self, line: BatchLine, answer_id: str) -> InternalReply:
-        """Again and again while there is no room, or nobody to ask."""
+        """Retries the call while the server is overloaded or unavailable."""
         while True:
             try:
                 caller = self._access.find_caller(self._batch.key, self._batch.tenant)
-            except PermissionDenied as error:  # looked up for each line: a key may be withdrawn meanwhile
+            except PermissionDenied as error:  # checked for each line: a key may be revoked meanwhile
                 return InternalReply(401, answer_id, 0, {"error": {"message": error.message}})
             reply = await self._calls.post(line.url, line.body, answer_id, caller, self._batch.tenant)
             if reply.status not in batch_lines.RETRYABLE_STATUSES or await self._ending() != "completed":
@@ -189,19 +191,22 @@ class BatchRun:
             await asyncio.sleep(min(reply.retry_after_s, LONGEST_WAIT_S))
 
     async def _finish(self, ending: str) -> None:
-        """Answers are there under both names until the batch says so: whoever has to finish it again loses none."""
+        """Stores the answers as files and sets the final status.
+
+        Answers exist under both names until the status is saved, so that none is lost if finishing has to be repeated.
+        """
         await self._set_status("finalizing")
-        made = {kind: await asyncio.to_thread(self._keep, kind) for kind in KINDS}
-        await self._set_status(ending, output_file_id=made["output"], error_file_id=made["error"])
+        stored = {kind: await asyncio.to_thread(self._keep, kind) for kind in KINDS}
+        await self._set_status(ending, output_file_id=stored["output"], error_file_id=stored["error"])
         await asyncio.to_thread(self._batches.delete_answers, self._batch.id)
 
     def _keep(self, kind: str) -> str | None:
         answers = self._batches.answers_path(self._batch.id, kind)
         if not answers.stat().st_size:
             return None
-        linked = self._files.temp_path()
-        os.link(answers, linked)
-        return self._files.store(linked, self._batch.tenant, f"{self._batch.id}_{kind}.jsonl", "batch_output").id
+        link = self._files.temp_path()
+        os.link(answers, link)
+        return self._files.store(link, self._batch.tenant, f"{self._batch.id}_{kind}.jsonl", "batch_output").id
 
     async def _fail(self, errors: list[dict[str, object]]) -> None:
         await self._set_status("failed", errors=errors)
@@ -216,12 +221,12 @@ class BatchRun:
 
 
 async def _validate_lines(source: Path, endpoint: str) -> tuple[int, list[dict[str, object]]]:
-    """How many lines there are, and what is wrong with them."""
+    """Returns the number of lines and their errors."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-P", "-m", line_validation.__name__, str(source), endpoint, stdin=DEVNULL, stdout=PIPE
     )
     try:
-        said, _ = await process.communicate()
+        output, _ = await process.communicate()
     finally:
         if process.returncode is None:
             process.kill()
@@ -229,17 +234,17 @@ async def _validate_lines(source: Path, endpoint: str) -> tuple[int, list[dict[s
     if process.returncode:
         error: dict[str, object] = {
             "code": "server_error",
-            "message": "its lines could not be looked at",
+            "message": "its lines could not be validated",
             "line": None,
             "param": None,
         }
         return 0, [error]
-    found = json.loads(said)
-    return found["total"], found["errors"]
+    result = json.loads(output)
+    return result["total"], result["errors"]
 
 
 def _portions(lines: Iterator[tuple[int, bytes]]) -> Iterator[list[tuple[int, bytes]]]:
-    """Of some lines and, but for one that is longer, of some bytes."""
+    """Yields portions with limits of lines and bytes; a single longer line is a portion too."""
     portion, num_bytes = list[tuple[int, bytes]](), 0
     for number, line in lines:
         if portion and (len(portion) == CHUNK or num_bytes + len(line) > CHUNK_BYTES):

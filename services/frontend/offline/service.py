@@ -1,4 +1,4 @@
-"""The parts of this room put together: nothing where there is no folder."""
+"""Wiring of files and batches; both are disabled without a folder."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from quire.shared.settings.frontend import FrontendSettings
 
 
 class OfflineService:
-    """Files, batches, and who runs them."""
+    """Files, batches, and their runner."""
 
     def __init__(
         self,
@@ -51,12 +51,12 @@ class OfflineService:
             self._runner.notify()
 
     def set_app(self, app: ASGIApp) -> None:
-        """`app`: what answers the lines of batches."""
+        """Creates the runner; `app` answers the lines of batches."""
         if self._files is not None and self._batches is not None:
             line_slots = asyncio.Semaphore(self._settings.batch_concurrency)
             validation_slots = asyncio.Semaphore(1)
             stores = self._files, self._batches
-            means = BatchDependencies(
+            dependencies = BatchDependencies(
                 *stores,
                 InternalClient(app),
                 self._access,
@@ -64,8 +64,8 @@ class OfflineService:
                 validation_slots=validation_slots,
                 metrics=self._metrics,
             )
-            self._runner = BatchRunner(means, self._is_leaving)
+            self._runner = BatchRunner(dependencies, self._is_leaving)
 
     def tasks(self) -> list[Awaitable[None]]:
-        """To be run as long as the frontend runs."""
+        """Returns the tasks to run as long as the frontend runs."""
         return [] if self._runner is None else [run_restarting("batches", self._runner.run, is_needed=False)]

@@ -1,4 +1,4 @@
-"""Files that become something else when they are whole, in a folder that the frontends of a cluster share."""
+"""Temporary files, renamed when complete, in a folder that the frontends of a cluster share."""
 
 from __future__ import annotations
 
@@ -15,12 +15,15 @@ from quire.shared.logs import logger
 log = logger("batches")
 
 _OWNER = re.compile(r"[0-9a-f]{32}")
-NO_OWNER = "0" * 32  # where no lock can be had: what it leaves behind is not swept
+NO_OWNER = "0" * 32  # used where no lock can be had: its files are not swept
 
 
 class TempFiles:
-    """Of one life of a frontend: FOLDER/OWNER-ID.part, and FOLDER.owners/OWNER, which it has locked for as long as it
-    lives. What lives that are over have left behind, cut off in the middle, is swept when the next one begins."""
+    """Temporary files of one frontend process: FOLDER/OWNER-ID.part, and FOLDER.owners/OWNER, locked for the process's
+    lifetime.
+
+    The next process to start sweeps the files of processes that have ended.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._owner = folder, NO_OWNER
@@ -29,11 +32,11 @@ class TempFiles:
             self._owners.mkdir(mode=0o700, exist_ok=True)
             self._owner = self._begin()
             self._sweep()
-        except OSError as error:  # which may be mended while it runs
-            log.warning("what uploads have left behind is not swept", folder=str(folder), reason=str(error))
+        except OSError as error:  # which may be repaired while the process runs
+            log.warning("temporary files of ended processes are not swept", folder=str(folder), reason=str(error))
 
     def new(self) -> Path:
-        """The name of one that nobody has."""
+        """Returns the path of a new temporary file."""
         return self._folder / f"{self._owner}-{uuid.uuid4().hex}.part"
 
     def _begin(self) -> str:
@@ -43,7 +46,7 @@ class TempFiles:
             lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             weakref.finalize(self, os.close, lock)
             fcntl.flock(lock, fcntl.LOCK_EX)
-            if path.exists():  # nobody has swept it before it was locked
+            if path.exists():  # no other process has swept it before it was locked
                 return owner
 
     def _sweep(self) -> None:
@@ -52,12 +55,13 @@ class TempFiles:
                 self._sweep_of(path.name, path)
 
     def _sweep_of(self, owner: str, alive: Path) -> None:
-        with contextlib.suppress(FileNotFoundError, BlockingIOError):  # another one sweeps as well; it lives
+        # another process sweeps as well, or the owner lives
+        with contextlib.suppress(FileNotFoundError, BlockingIOError):
             lock = os.open(alive, os.O_RDWR | os.O_CLOEXEC)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                for left in self._folder.glob(f"{owner}-*.part"):
-                    left.unlink(missing_ok=True)
+                for temp_file in self._folder.glob(f"{owner}-*.part"):
+                    temp_file.unlink(missing_ok=True)
                 alive.unlink(missing_ok=True)
             finally:
                 os.close(lock)

@@ -1,4 +1,4 @@
-"""multipart/form-data on a disk: its parts are found without being read into memory (RFC 7578)."""
+"""Parser of multipart/form-data on disk, which finds the parts without reading them into memory (RFC 7578)."""
 
 from __future__ import annotations
 
@@ -18,38 +18,38 @@ CHUNK_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """A form with one file."""
+    """Form with one file."""
 
     fields: dict[str, str]
     filename: str
 
 
 def boundary_of(content_type: str) -> bytes:
-    """Raises InvalidArgument for a body of another kind."""
+    """Returns the boundary; raises InvalidArgument for a body of another kind."""
     header = BytesHeaderParser().parsebytes(b"content-type: " + content_type.encode("latin-1", "replace"))
     boundary = header.get_boundary()
     if header.get_content_type() != "multipart/form-data" or not boundary:
         kind = header.get_content_type()
         raise InvalidArgument(
-            f"content-type is {kind[:64]!r}: a file comes as multipart/form-data", field="content-type"
+            f"content-type is {kind[:64]!r}: files must be sent as multipart/form-data", field="content-type"
         )
     return boundary.encode("latin-1", "replace")
 
 
 def parse_form(body: Path, boundary: bytes, target: Path) -> Upload:
-    """Writes the part named `file` to `target`. Blocks. Raises InvalidArgument."""
+    """Writes the part named `file` to `target`; blocks. Raises InvalidArgument."""
     fields: dict[str, str] = {}
     filename: str | None = None
     with body.open("rb") as file:
         if not body.stat().st_size:
             raise InvalidArgument("the form is empty", field="file")
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as form:
-            for name, given, start, end in _parts(form, boundary):
+            for name, part_filename, start, end in _parts(form, boundary):
                 if name == "file":
-                    filename = given
+                    filename = part_filename
                     _copy(form, start, end, target)
                 elif end - start > MAX_VALUE_BYTES:
-                    raise InvalidArgument(f"{name[:64]}: at most {MAX_VALUE_BYTES} bytes are taken", field=name[:64])
+                    raise InvalidArgument(f"{name[:64]}: at most {MAX_VALUE_BYTES} bytes are accepted", field=name[:64])
                 else:
                     fields[name] = form[start:end].decode(errors="replace")
     if filename is None:
@@ -64,7 +64,7 @@ def _copy(form: mmap.mmap, start: int, end: int, target: Path) -> None:
 
 
 def _parts(form: mmap.mmap, boundary: bytes) -> Iterator[tuple[str, str, int, int]]:
-    """Name, name of the file, and where its bytes lie."""
+    """Yields each part's name, file name, and the range of its bytes."""
     mark = b"--" + boundary
     at = form.find(mark)
     for _ in range(MAX_PARTS):
@@ -74,7 +74,7 @@ def _parts(form: mmap.mmap, boundary: bytes) -> Iterator[tuple[str, str, int, in
         body = form.find(b"\r\n\r\n", start, start + MAX_HEADER_BYTES)
         end = form.find(b"\r\n" + mark, start)
         if body < 0 or end < 0 or body > end:
-            raise InvalidArgument("the form breaks off", field="file")
+            raise InvalidArgument("the form is incomplete", field="file")
         header = HeaderParser().parsestr(form[start + 2 : body].decode(errors="replace"))  # browsers write UTF-8
         name = header.get_param("name", "", "content-disposition")
         yield str(name), header.get_filename() or "", body + 4, max(body + 4, end)

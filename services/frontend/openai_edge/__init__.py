@@ -1,1 +1,1 @@
-"""The HTTP face: OpenAI's API as vLLM's clients know it, and what operators ask (/health, /metrics, ...)."""
+"""HTTP API: OpenAI's API with vLLM's additions, and the endpoints for operators (/health, /metrics, ...)."""

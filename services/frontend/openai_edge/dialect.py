@@ -1,4 +1,4 @@
-"""OpenAI's API with vLLM's additions, as a value."""
+"""Dialect of OpenAI's API with vLLM's additions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from quire.services.frontend.openai_edge.routes.pooling_routes import (
 )
 from quire.services.frontend.openai_edge.routes.token_routes import TokenRoutes
 
-# Names in a Request, and in the bodies.
+# Names of a Request's fields in the bodies.
 CHAT_FIELDS = {"prompt": "messages"}
 INPUT_FIELDS = {"prompt": "input"}
 DOCUMENT_FIELDS = {"prompt": "documents"}
@@ -59,12 +59,12 @@ def _routers(context: ServingContext) -> Sequence[Router]:
 
 def _examples(model: str) -> Mapping[str, Mapping[str, Any]]:
     question, beginning = "What is 23 + 45?", "Once upon a time"
-    said = [{"role": "user", "content": question}]
-    chat = {"model": model, "messages": said, "max_tokens": 40, "temperature": 0}
+    messages = [{"role": "user", "content": question}]
+    chat = {"model": model, "messages": messages, "max_tokens": 40, "temperature": 0}
     return {
         COMPLETIONS: {"model": model, "prompt": beginning, "max_tokens": 20, "temperature": 0},
         CHAT: chat,
-        f"{CHAT}/batch": {**chat, "messages": [said, said]},
+        f"{CHAT}/batch": {**chat, "messages": [messages, messages]},
         RESPONSES: {"model": model, "input": question, "max_output_tokens": 40, "temperature": 0},
         f"{RESPONSES}/input_tokens": {"model": model, "input": question},
         INVOCATIONS: chat,

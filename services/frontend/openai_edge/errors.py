@@ -1,4 +1,4 @@
-"""Every error as OpenAI's object: {"error": {"message", "type", "param", "code"}}."""
+"""Conversion of errors to OpenAI's object: {"error": {"message", "type", "param", "code"}}."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from quire.services.frontend.http.dialect import ErrorFormat
 from quire.services.frontend.http.document.schemas import OPTIONAL_TEXT, TEXT, object_of
 from quire.shared.errors import QuireError, Unimplemented, transport
 
-NOT_OFFERED = "not_offered"  # the code of what would be wrong again here, and may be right elsewhere
+NOT_OFFERED = "not_offered"  # code of errors that are permanent for this server, while another may succeed
 
 
 def error_object(message: str, kind: str, code: int | str, param: str | None = None) -> dict[str, Any]:
@@ -35,7 +35,7 @@ def as_response(error: QuireError) -> Response:
 
 
 def plain_response(status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
-    """A status that HTTP has a word for."""
+    """Returns an error response for a standard HTTP status."""
     kind = HTTPStatus(status).phrase.replace(" ", "") + "Error"
     return _json(error_object(message, kind, status), status, dict(headers or {}))
 

@@ -1,4 +1,4 @@
-"""Streams of the HTTP port that outlive their calls: how they are begun and gone on with, /v1/streams."""
+"""Resumable HTTP streams, which outlive their calls: their creation, and /v1/streams."""
 
 from __future__ import annotations
 
@@ -28,31 +28,31 @@ from quire.shared.pb.frontend.v1 import stream_pb2
 
 STREAMS = "/v1/streams/{request_id}"
 NOTHING_MORE: dict[int | str, dict[str, Any]] = {
-    204: {"description": "It has ended, and nothing comes behind that event"}
+    204: {"description": "The stream has ended, and no event follows the given one"}
 }
 LAST_EVENT = "last-event-id"
 
 
 class FormattedRequest(NamedTuple):
-    """A request, and how its answer is written."""
+    """Request and the format of its answer."""
 
     request: GeneratorRequest
     format: ResponseFormatter
 
 
 RequestFactory = Callable[[bytes, CallHeaders, int], FormattedRequest]
-"""From the body, its headers, and when it came (seconds since 1970)."""
+"""Builds the request from the body, its headers, and its arrival (seconds since 1970)."""
 
 
 class NewStream(NamedTuple):
-    """A stream that begins with its answer."""
+    """Function that begins a stream, and its request."""
 
     begin: Callable[[Call], Awaitable[Stream]]
-    worded: FormattedRequest
+    formatted: FormattedRequest
 
 
 class ResumableHttp:
-    """Of one frontend. A stream's kind is the path of the call that began it."""
+    """Resumable streams of one frontend. A stream's kind is the path of the call that began it."""
 
     def __init__(self, streams: Streams) -> None:
         self._streams = streams
@@ -62,43 +62,46 @@ class ResumableHttp:
         )
         self.router.add_api_route(STREAMS, self.cancel, methods=["DELETE"])
 
-    def offer(self, kind: str, again: RequestFactory) -> None:
-        """How a stream of this kind is gone on with."""
+    def register(self, kind: str, factory: RequestFactory) -> None:
+        """Registers how a stream of this kind is restored from its stored request."""
 
-        def remake(kept: stream_pb2.KeptRequest) -> RestoredRequest:
+        def restore(kept: stream_pb2.KeptRequest) -> RestoredRequest:
             sent = CallHeaders(kept.request_id, kept.tenant, None, asyncio.get_running_loop().time())
-            found = again(kept.body, sent, kept.created_unix_s)
-            return RestoredRequest(found.request, EventMessageWriter(found.format))
+            formatted = factory(kept.body, sent, kept.created_unix_s)
+            return RestoredRequest(formatted.request, EventMessageWriter(formatted.format))
 
-        self._streams.register_restorers({kind: remake})
+        self._streams.register_restorers({kind: restore})
 
     def answer(
-        self, kind: str, body: BaseModel, sent: CallHeaders, again: RequestFactory, asked_s: float | None = None
+        self, kind: str, body: BaseModel, sent: CallHeaders, factory: RequestFactory, asked_s: float | None = None
     ) -> Response:
-        """`asked_s`: its retention, if the body says one. Raises QuireError."""
-        begin, (request, answer_format) = self.beginning(kind, body, sent, again, asked_s)
+        """Returns the answer of a new stream; `asked_s`: the retention in the body, if any. Raises QuireError."""
+        begin, (request, answer_format) = self.prepare_stream(kind, body, sent, factory, asked_s)
         return StreamResponse(self._streams, begin, 0, answer_format, request.structured_output_field)
 
-    def beginning(
+    def prepare_stream(
         self,
         kind: str,
         body: BaseModel,
         sent: CallHeaders,
-        again: RequestFactory,
+        factory: RequestFactory,
         asked_s: float | None = None,
         *,
         runs_unread: bool = False,
     ) -> NewStream:
-        """`runs_unread`: to its end, though nobody reads it. Raises QuireError."""
+        """Checks a request and returns the function that begins its stream.
+
+        `runs_unread`: the stream runs to its end without a reader. Raises QuireError.
+        """
         retention_s = self._streams.policy.retention_for_s(asked_s or 0)
         if sent.timeout_s is not None:
             raise InvalidArgument(
-                f"{TIMEOUT} cannot go with a resumable stream, which outlives its call, got {sent.timeout_s:g}",
+                f"{TIMEOUT} cannot go with a resumable stream, which outlives its call; got {sent.timeout_s:g}",
                 field=TIMEOUT,
             )
         written = body.model_dump_json(exclude_unset=True, fallback=list).encode()
         created_unix_s = int(time.time())
-        worded = again(written, sent, created_unix_s)
+        formatted = factory(written, sent, created_unix_s)
         kept = stream_pb2.KeptRequest(
             kind=kind,
             body=written,
@@ -108,51 +111,51 @@ class ResumableHttp:
         )
 
         async def begin(call: Call) -> Stream:
-            return await self._streams.begin(kept, worded.request, EventMessageWriter(worded.format), call)
+            return await self._streams.begin(kept, formatted.request, EventMessageWriter(formatted.format), call)
 
-        return NewStream(begin, worded)
+        return NewStream(begin, formatted)
 
     async def attach(self, request_id: str, http: Request, starting_after: int = Query(-1, ge=-1)) -> Response:
-        """What a stream has told behind an event, or from its beginning, and what comes."""
+        """Returns a stream's events after a given one, or all of them, and follows the stream."""
         return self.resumed(request_id, http, _offset(http, starting_after))
 
     def resumed(self, request_id: str, http: Request, offset: int, kind: str = "") -> Response:
-        """`kind`: that it has to be of; empty: any."""
+        """Returns the answer of an existing stream; `kind`: its required kind; empty: any."""
 
         async def find(_: Call) -> Stream:
             stream = await self._streams.attach(headers.tenant(http), request_id)
             if kind and stream.kind != kind:
-                raise NotFound(f"request_id: {request_id!r} was begun at {stream.kind}", field="request_id")
+                raise NotFound(f"request_id: {request_id!r} is a stream of {stream.kind}", field="request_id")
             return stream
 
         return StreamResponse(self._streams, find, offset, ErrorEvents(), "")
 
     async def newest(self, request_id: str, tenant: str) -> Stream:
-        """A stream with all that it has said so far. Raises NotFound."""
+        """Returns a stream with all its events so far; raises NotFound."""
         stream = await self._streams.find(tenant, request_id)
         await self._streams.refresh(stream)
         return stream
 
     async def is_deleted(self, request_id: str, tenant: str) -> bool:
-        """A stream, by whichever frontend: copies of what it said are to be forgotten."""
+        """Returns whether any frontend has deleted the stream, so that copies of its events must be dropped."""
         return await self._streams.is_deleted(tenant, request_id)
 
     def may_be_copied(self, created_unix_s: int) -> bool:
-        """Whether one that began then would still be known to have been deleted."""
+        """Returns whether the deletion of a stream of that age would still be known."""
         return not self._streams.is_shared or time.time() - created_unix_s < DELETED_S
 
     async def delete(self, stream: Stream) -> None:
-        """One that has ended. Raises FailedPrecondition."""
+        """Deletes an ended stream; raises FailedPrecondition otherwise."""
         await self._streams.delete(stream)
 
     async def cancel(self, request_id: str, http: Request) -> dict[str, Any]:
-        """Ends a stream."""
+        """Cancels a stream by its request id."""
         await self._streams.cancel(headers.tenant(http), request_id)
         return {"id": request_id, "object": "stream", "cancelled": True}
 
 
 def _offset(http: Request, starting_after: int) -> int:
-    """A browser that comes back says what it had last."""
+    """Returns the offset; a reconnecting browser sends the id of its last event."""
     last = http.headers.get(LAST_EVENT)
     if last is None:
         return starting_after + 1

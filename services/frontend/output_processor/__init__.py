@@ -1,1 +1,2 @@
-"""Tokens to what a client reads: text, stop strings, log-probabilities, merged while the client is slow."""
+"""Conversion of tokens to what a client reads: text, stop strings, log-probabilities, merged while the client is
+slow."""

@@ -1,4 +1,5 @@
-"""How this model writes reasoning and tool calls: constraints for answers that must, and parsers for those that do."""
+"""Formats in which the model writes reasoning and tool calls: constraints that enforce them, and parsers that read
+them."""
 
 from __future__ import annotations
 
@@ -28,13 +29,13 @@ from quire.shared.structured_output.checks import FIELD
 log = logger("answer_formats")
 
 DETECT = "auto"
-PLAIN_JSON = "xlam"  # for models that must call, where their own way of calling cannot be enforced
-PROMPT_END = 32  # tokens in which a marker at the end of a prompt fits
-END_CHARACTERS = 256  # likewise
+PLAIN_JSON = "xlam"  # for required calls where the model's native format cannot be enforced
+PROMPT_END = 32  # tokens; a marker at the end of a prompt fits into them
+END_CHARACTERS = 256  # characters; a marker at the end of a prompt fits into them
 
 
 class AnswerFormats:
-    """Settled when the frontend starts: by name, or by what the chat template writes."""
+    """Parsers and constraints of one model, selected at start by name or by what the chat template writes."""
 
     def __init__(
         self, tool_call_parser: str, reasoning_parser: str, tokenizer: Tokenizer, *, auto_tool_choice: bool = True
@@ -44,16 +45,19 @@ class AnswerFormats:
         thoughts = detection.detect(detection.REASONING, template) if reasoning_parser == DETECT else reasoning_parser
         self._tools = None if calls == detection.NONE else registry.tool_format(calls)
         self._reasoning = (
-            None if thoughts == detection.NONE else _spelled(registry.reasoning_format(thoughts), tokenizer)
+            None
+            if thoughts == detection.NONE
+            else _with_known_spellings(registry.reasoning_format(thoughts), tokenizer)
         )
         self._may_choose = auto_tool_choice
         ends = self._reasoning.ends if self._reasoning is not None else ()
-        self.end_of_reasoning = tokenizer.token_id(ends[0]) if ends else None  # None, too, if it is no single token
+        # None also where the end is not a single token
+        self.end_of_reasoning = tokenizer.token_id(ends[0]) if ends else None
         self._tokenizer = tokenizer
         log.info("parsers", tool_calls=calls, reasoning=thoughts)
 
     def check(self, request: Request) -> None:
-        """Refuses tools that the model would not see or whose calls nobody would find."""
+        """Refuses tools that the model would not see or whose calls could not be parsed."""
         use = request.tool_use
         if use is None:
             return
@@ -69,18 +73,18 @@ class AnswerFormats:
             )
         if use.choice != AUTO and request.sampling.structured_output is not None:
             raise InvalidArgument(
-                "tool_choice: a call that is required and a form of the output exclude each other", field="tool_choice"
+                "tool_choice: a required call and a response format exclude each other", field="tool_choice"
             )
         if use.choice != AUTO and request.sampling.beam_search is not None:
-            text = "tool_choice: a call that is required is not offered together with beam search"
+            text = "tool_choice: a required call is not offered together with beam search"
             raise InvalidArgument(text, field="tool_choice")
         if not self._tokenizer.template.supports_tools:
             raise InvalidArgument("tools: this model's chat template does not show tools to the model", field="tools")
         if not request.sampling.detokenize:
-            raise InvalidArgument("tools: calls are found in the text, which needs detokenize=True", field="tools")
+            raise InvalidArgument("tools: calls are parsed from the text, which needs detokenize=True", field="tools")
 
     async def with_constraint(self, request: Request) -> Request:
-        """With what tool_choice asks for as a constraint on the output, and constraints behind the reasoning."""
+        """Returns the request with the constraint that tool_choice asks for; constraints apply after the reasoning."""
         form, use = request.sampling.structured_output, request.tool_use
         must_call = use is not None and use.choice != AUTO
         if not request.parse_answer or not (form or must_call):
@@ -89,37 +93,39 @@ class AnswerFormats:
         place = await self._place_of_answers(request.prompts)
         if answer is None or (form is not None and use is None and place is AnswerStart.AFTER_REASONING):
             return request
-        made = constraint.structural_tag(constraint.after_reasoning(answer, self._reasoning, place), form)
-        return replace(request, sampling=replace(request.sampling, structured_output=made))
+        tag = constraint.structural_tag(constraint.after_reasoning(answer, self._reasoning, place), form)
+        return replace(request, sampling=replace(request.sampling, structured_output=tag))
 
     def _strict(self, request: Request) -> Request:
-        """Free text, reasoning included, in which calls have to fit, if a tool wants that."""
+        """Constrains the calls of strict tools, if any: free text, reasoning included, in which calls must match their
+        grammar."""
         use = request.tool_use
-        way = self._call_grammar(use) if use is not None else None
-        if use is None or way is None or not any(map(way.enforces, use.tools)):
+        grammar = self._call_grammar(use) if use is not None else None
+        if use is None or grammar is None or not any(map(grammar.enforces, use.tools)):
             return request
-        marker = way.trigger or self._tool_format(use).tokens[0]
-        text = call_grammar.free_text_with_calls(way, use.tools, marker, only_one=not use.parallel)
+        marker = grammar.trigger or self._tool_format(use).tokens[0]
+        text = call_grammar.free_text_with_calls(grammar, use.tools, marker, only_one=not use.parallel)
         if text is None:
             return request
-        made = constraint.structural_tag(text, None)
-        return replace(request, sampling=replace(request.sampling, structured_output=made))
+        tag = constraint.structural_tag(text, None)
+        return replace(request, sampling=replace(request.sampling, structured_output=tag))
 
     @staticmethod
     def with_client_field(error: InvalidArgument, request: Request) -> InvalidArgument:
-        """With the field that the client wrote: a constraint may have been made of the tools."""
+        """Returns the error under the field that the client sent, since the constraint may come from the tools."""
         use = request.tool_use
         if error.field != FIELD or use is None or not (use.choice != AUTO or any(tool.strict for tool in use.tools)):
             return error
         return InvalidArgument(error.message.replace(FIELD, "tools", 1), field="tools")
 
     def _answer(self, request: Request) -> call_grammar.Json | None:
-        """Calls, or content of the form that was asked for, or both as the model likes."""
+        """Returns the format of an answer: calls, content of the requested form, or either of them as the model
+        chooses."""
         form, use = request.sampling.structured_output, request.tool_use
         options = []
-        if use is not None and (found := self._call_grammar(use)) is not None:
+        if use is not None and (grammar := self._call_grammar(use)) is not None:
             tools = [tool for tool in use.tools if use.name in ("", tool.name)]
-            options.append(call_grammar.calls(found, tools, only_one=bool(use.name) or not use.parallel))
+            options.append(call_grammar.calls(grammar, tools, only_one=bool(use.name) or not use.parallel))
         if form is not None:
             if (content := constraint.to_structural_format(form)) is None:
                 return None
@@ -128,12 +134,16 @@ class AnswerFormats:
         return call_grammar.one_of(options)
 
     def _call_grammar(self, use: ToolUse) -> call_grammar.CallGrammar | None:
-        found = self._tool_format(use)
-        fits = (way for way in found.grammars if not way.needs or self._tokenizer.token_id(way.needs) is not None)
-        return next(fits, None)
+        tool_format = self._tool_format(use)
+        usable = (
+            grammar
+            for grammar in tool_format.grammars
+            if not grammar.needs or self._tokenizer.token_id(grammar.needs) is not None
+        )
+        return next(usable, None)
 
     def _tool_format(self, use: ToolUse) -> ToolFormat:
-        """The model's own, unless that cannot be enforced."""
+        """Returns the model's native format, or plain JSON where a required call cannot be enforced in it."""
         if self._tools is None or (use.choice != AUTO and not self._tools.grammars):
             return registry.tool_format(PLAIN_JSON)
         return self._tools
@@ -146,30 +156,34 @@ class AnswerFormats:
         return self._reasoning, self._tools if self._tools is not None and self._tools.frames_text else None
 
     def visible_tokens(self, request: Request) -> frozenset[str]:
-        """Special tokens that the parsers have to see, for all that skip_special_tokens says."""
+        """Returns the special tokens that the parsers need, which skip_special_tokens must not remove."""
         return frozenset(token for part in self._of(request) if part is not None for token in part.tokens)
 
     def parsers(self, request: Request, prepared: Sequence[PreparedPrompt]) -> list[AnswerParser] | None:
-        """One for each sample; None if there is nothing to find."""
+        """Returns one parser per sample; None if there is nothing to parse."""
         reasoning, tools = self._of(request)
         if reasoning is None and tools is None:
             return None
         hidden = self._hidden(request)
         return [
             self._parser(
-                request, reasoning, tools, hidden, self._place(prompt, self._end_of(ready.last_token_ids(PROMPT_END)))
+                request,
+                reasoning,
+                tools,
+                hidden,
+                self._place(prompt, self._end_of(prepared_prompt.last_token_ids(PROMPT_END))),
             )
-            for prompt, ready in zip(request.prompts, prepared, strict=True)
+            for prompt, prepared_prompt in zip(request.prompts, prepared, strict=True)
             for _ in range(request.sampling.n)
         ]
 
     def _hidden(self, request: Request) -> Markers | None:
-        """Markup that skip_special_tokens would keep out of the answer if no parser had to see it."""
+        """Returns the markup that skip_special_tokens removes from answers in which no parser reads it."""
         if not request.sampling.skip_special_tokens:
             return None
         special = self._tokenizer.special_ids
-        found = [text for text in self.visible_tokens(request) if self._tokenizer.token_id(text) in special]
-        return Markers(*found, padding=no_padding) if found else None
+        texts = [text for text in self.visible_tokens(request) if self._tokenizer.token_id(text) in special]
+        return Markers(*texts, padding=no_padding) if texts else None
 
     @staticmethod
     def _parser(
@@ -199,15 +213,16 @@ class AnswerFormats:
         return self._tokenizer.decode(token_ids, skip_special_tokens=False)
 
     async def _place_of_answers(self, prompts: Sequence[Prompt]) -> AnswerStart:
-        """One for all of them: they share their constraint."""
+        """Returns the one answer start of all prompts, which share their constraint; raises InvalidArgument if they
+        differ."""
         first, *others = {await self._place_of_answer(prompt) for prompt in prompts}
         if others:
-            text = "messages: a form of the output needs conversations that have all begun to reason, or none"
+            text = "messages: a response format needs conversations that all begin within reasoning, or none"
             raise InvalidArgument(text, field="messages")
         return first
 
     async def _place_of_answer(self, prompt: Prompt) -> AnswerStart:
-        """Before anything is tokenized, since constraints are checked first."""
+        """Returns the answer start of a prompt that is not tokenized yet, since constraints are checked first."""
         if self._reasoning is None or not isinstance(prompt, ChatPrompt):
             return AnswerStart.AFTER_REASONING
         if prompt.continue_final_message:
@@ -215,13 +230,17 @@ class AnswerFormats:
         return self._place(prompt, await self._tokenizer.chat_renderer.prompt_end(prompt, END_CHARACTERS))
 
     def _place(self, prompt: Prompt, end: str) -> AnswerStart:
-        """`end`: of the prompt's text. Many templates write the start of reasoning themselves, or its end for none."""
+        """Returns where the answer begins.
+
+        `end`: the end of the prompt's text. Many templates write the start of reasoning themselves, or its end where
+        there is none.
+        """
         if self._reasoning is None:
             return AnswerStart.AFTER_REASONING
         if isinstance(prompt, ChatPrompt) and prompt.continue_final_message:
-            begun = str(prompt.messages[-1].get("content") or "").lstrip()
-            ended = any(text in begun for text in self._reasoning.ends)
-            is_open = begun.startswith(self._reasoning.starts) and not ended
+            written = str(prompt.messages[-1].get("content") or "").lstrip()
+            ended = any(text in written for text in self._reasoning.ends)
+            is_open = written.startswith(self._reasoning.starts) and not ended
             return AnswerStart.IN_REASONING if is_open else AnswerStart.AFTER_REASONING
         end = end.rstrip()
         if end.endswith(self._reasoning.starts):
@@ -229,13 +248,13 @@ class AnswerFormats:
         return AnswerStart.AFTER_REASONING if end.endswith(self._reasoning.ends) else AnswerStart.BEFORE_REASONING
 
 
-def _spelled(found: ReasoningFormat, tokenizer: Tokenizer) -> ReasoningFormat:
-    """With the spellings first that are tokens of this vocabulary: checkpoints of a family may differ in them."""
+def _with_known_spellings(reasoning: ReasoningFormat, tokenizer: Tokenizer) -> ReasoningFormat:
+    """Puts the spellings first that are tokens of this vocabulary: checkpoints of a family may differ in them."""
 
     def known_first(texts: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(sorted(texts, key=lambda text: tokenizer.token_id(text) is None))
 
-    return replace(found, starts=known_first(found.starts), ends=known_first(found.ends))
+    return replace(reasoning, starts=known_first(reasoning.starts), ends=known_first(reasoning.ends))
 
 
 def _readers(
@@ -246,7 +265,7 @@ def _readers(
     is_open: bool,
     probe: CallProbe,
 ) -> tuple[MarkupReader | None, MarkupReader | None]:
-    """For reasoning and for calls; one for both where the format has messages for both."""
+    """Returns the readers for reasoning and for calls; one for both where the format has messages for both."""
     whole = reasoning.read_answer if reasoning is not None else None
     if whole is not None and (tools is None or tools.read_answer is whole):
         return None, MarkupReader(lambda scan, writer: whole(scan, writer, is_open, schemas.__contains__))
@@ -257,10 +276,10 @@ def _readers(
 
 
 def _read_reasoning(
-    found: ReasoningFormat, is_open: bool, calls: CallProbe, scan: Scanner, writer: EventWriter
+    reasoning: ReasoningFormat, is_open: bool, calls: CallProbe, scan: Scanner, writer: EventWriter
 ) -> Steps[None]:
-    return found.read(scan, writer, is_open, calls)
+    return reasoning.read(scan, writer, is_open, calls)
 
 
-def _read_calls(found: ToolFormat, schemas: ToolSchemas, scan: Scanner, writer: EventWriter) -> Steps[None]:
-    return found.read(scan, writer, schemas)
+def _read_calls(tools: ToolFormat, schemas: ToolSchemas, scan: Scanner, writer: EventWriter) -> Steps[None]:
+    return tools.read(scan, writer, schemas)

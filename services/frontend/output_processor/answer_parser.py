@@ -1,4 +1,4 @@
-"""An answer's text taken apart: reasoning, content, tool calls with their numbers and ids."""
+"""Parser that splits an answer's text into reasoning, content and tool calls with their numbers and ids."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from quire.services.frontend.output_processor.parsing.scanner import Markers
 
 
 class CallDelta(NamedTuple):
-    """News of one tool call."""
+    """New part of one tool call."""
 
-    number: int  # from 0, in the order of the answer
-    id: str  # like the name: in a call's first piece only
+    number: int  # counts from 0 in the order of the answer
+    id: str  # only in a call's first delta, like the name
     name: str
     arguments: str  # a piece of JSON text
 
@@ -25,7 +25,7 @@ Part = Content | Reasoning | CallDelta
 
 
 def append_part(parts: list[Part], part: Part) -> None:
-    """Appends `part`, or joins it to the last one where that is of the same kind and call."""
+    """Appends `part`, or joins it to the last part where that is of the same kind and call."""
     last = parts[-1] if parts else None
     if isinstance(part, CallDelta):
         if isinstance(last, CallDelta) and not part.id:
@@ -38,7 +38,7 @@ def append_part(parts: list[Part], part: Part) -> None:
 
 
 class AnswerParser:
-    """One per sample. What the parts add up to does not depend on how the text was cut."""
+    """Parser of one sample's text. The joined parts do not depend on how the text was split."""
 
     __slots__ = (
         "_ends",
@@ -66,9 +66,12 @@ class AnswerParser:
         reasoning_ends: tuple[str, ...] = (),
         hidden: Markers | None = None,
     ) -> None:
-        """`most_calls`: whatever follows so many calls is left out; `probe`: the one that `reasoning` reads with, after
-        whose find one of `reasoning_ends` may follow that ends nothing; `hidden`: special tokens, which are no
-        content anywhere."""
+        """Wires the readers of reasoning and tools.
+
+        `most_calls`: maximum number of calls; everything after them is dropped. `probe`: the one that `reasoning` reads
+        with; after it has found a call, one of `reasoning_ends` may follow that ends nothing. `hidden`: special tokens,
+        which are never content.
+        """
         self._reasoning = reasoning
         self._tools = tools
         self._new_id = new_id
@@ -100,16 +103,16 @@ class AnswerParser:
         return parts
 
     def _with_calls(self, events: list[Event] | list[Content]) -> list[Event]:
-        found: list[Event] = []
+        with_calls: list[Event] = []
         for event in events:
             if isinstance(event, Content) and self._tools is not None:
-                found += self._filtered(self._tools.push(event.text))
+                with_calls += self._filtered(self._tools.push(event.text))
             else:
-                found.append(event)
-        return found
+                with_calls.append(event)
+        return with_calls
 
     def _filtered(self, events: list[Event]) -> list[Event]:
-        """Without the end of reasoning where a call has ended it before."""
+        """Drops the end marker of reasoning where a call has ended the reasoning before."""
         if self._filter is None and self._probe is not None and self._probe.has_found and self._ends:
             self._filter = ContentFilter(Markers(*self._ends), at_most=1)
         return events if self._filter is None else self._filter.push(events)

@@ -1,4 +1,4 @@
-"""What an answer may look like that must call, or has a form of its own, or both; behind the reasoning in any case."""
+"""Structural formats of answers that must call, or have a requested form, or both; they apply after the reasoning."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ ANY_TEXT: Json = {"type": "any_text"}
 
 
 class AnswerStart(Enum):
-    """Where an answer begins."""
+    """Position in the reasoning at which an answer begins."""
 
-    BEFORE_REASONING = "before"  # it may reason, or not
-    IN_REASONING = "in"  # the prompt has begun it
-    AFTER_REASONING = "after"  # the prompt has ended it, or the model does not reason
+    BEFORE_REASONING = "before"  # the model may reason or not
+    IN_REASONING = "in"  # the prompt contains its start
+    AFTER_REASONING = "after"  # the prompt contains its end, or the model does not reason
 
 
 def to_structural_format(form: pb.StructuredOutput) -> Json | None:
-    """As a part of a structural tag; None for tags in the old spelling, which nothing can be put around."""
+    """Returns the constraint as a part of a structural tag; None for legacy structural tags, which cannot be nested."""
     match form.WhichOneof("constraint"):
         case "json_schema":
             return _of_text(form.json_schema)
@@ -50,7 +50,7 @@ def _of_text(document: str) -> Json | None:
     try:
         return schema(json.loads(document))
     except (ValueError, RecursionError):
-        return None  # refused as it is
+        return None  # refused later as invalid
 
 
 def _inner(tag: str) -> Json | None:
@@ -58,8 +58,8 @@ def _inner(tag: str) -> Json | None:
         document: Any = json.loads(tag)
     except (ValueError, RecursionError):
         return None
-    found = document.get("format") if isinstance(document, dict) else None
-    return found if isinstance(found, dict) else None
+    inner = document.get("format") if isinstance(document, dict) else None
+    return inner if isinstance(inner, dict) else None
 
 
 def after_reasoning(answer: Json, reasoning: ReasoningFormat | None, place: AnswerStart) -> Json:
@@ -72,10 +72,13 @@ def after_reasoning(answer: Json, reasoning: ReasoningFormat | None, place: Answ
 
 
 def structural_tag(answer: Json, options: pb.StructuredOutput | None) -> pb.StructuredOutput:
-    """`options`: whose ways with white space and properties hold."""
-    made = pb.StructuredOutput()
+    """Builds a structural tag for the answer.
+
+    `options`: its settings for white space and properties are kept.
+    """
+    tag = pb.StructuredOutput()
     if options is not None:
-        made.CopyFrom(options)
-        made.ClearField("constraint")
-    made.structural_tag = json.dumps({"type": "structural_tag", "format": answer})
-    return made
+        tag.CopyFrom(options)
+        tag.ClearField("constraint")
+    tag.structural_tag = json.dumps({"type": "structural_tag", "format": answer})
+    return tag

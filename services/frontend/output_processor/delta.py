@@ -1,4 +1,4 @@
-"""What an edge reads: what came for one sample since it last looked."""
+"""Outputs that an edge reads for one sample."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from quire.services.frontend.request.outcome import Finish, TokenLogprobs
 
 
 class SampleDelta(NamedTuple):
-    """Several steps' worth when the reader was slow."""
+    """New output of one sample: several steps' worth when the reader is slow."""
 
-    sample: int  # prompt number * n + number of the sample
+    sample: int  # prompt index * n + index of the sample within its prompt
     token_ids: list[int]
-    text: str  # may lag behind the tokens
-    logprobs: list[TokenLogprobs]  # one per token if asked for, else empty
+    text: str  # may lag behind token_ids
+    logprobs: list[TokenLogprobs]  # one per token if requested, else empty
     finish: Finish | None
-    parts: list[Part] | None = None  # the text taken apart, if the request asks for that and there is a format for it
+    parts: list[Part] | None = None  # the parsed text, if the request asks for parsing and a format exists
     prompt_logprobs: list[TokenLogprobs] = []  # noqa: RUF012 - in the first one of a prompt's first sample, if asked for

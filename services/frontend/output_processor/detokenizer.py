@@ -1,7 +1,7 @@
-"""Tokens to text as they come, never half a character.
+"""Incremental detokenizers that never emit a part of a character.
 
-Whatever the split into pushes, the texts add up to the full decode of all tokens (with byte-fallback vocabularies: of
-all valid ones; there an invalid byte would change text that has long been sent).
+However the tokens are split into pushes, the texts add up to the full decode of all tokens (with byte-fallback
+vocabularies: of all valid ones; there an invalid byte would change text that has been sent long before).
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from quire.services.frontend.tokenizer.pieces import TokenPieces
 from quire.services.frontend.tokenizer.tokenizer import Tokenizer
 
 REPLACEMENT = "\ufffd"
-PROMPT_END = 24  # tokens of a prompt in which whole characters are found
-PRIMING_TOKENS = 4  # of these that are decoded at least
-LONGEST_CHARACTER = 4  # bytes of UTF-8, so also tokens, that an unfinished character can wait for
+PROMPT_END = 24  # last tokens of a prompt that are searched for whole characters
+PRIMING_TOKENS = 4  # minimum number of them that is decoded
+LONGEST_CHARACTER = 4  # bytes of UTF-8, and so the tokens that an unfinished character can take
 
 _new_decoder = codecs.getincrementaldecoder("utf-8")
 
 
 class Detokenizer(Protocol):
-    """One per sample."""
+    """Incremental detokenizer of one sample."""
 
     def push(self, token_id: int) -> str:
-        """The text that this token completes."""
+        """Returns the text that this token completes."""
 
     def flush(self) -> str:
-        """What is left when no token follows: an unfinished character becomes U+FFFD."""
+        """Returns the remaining text at the end; an unfinished character becomes U+FFFD."""
 
 
 class ByteLevelDetokenizer:
-    """For byte-level BPE: a dictionary lookup per token; bytes are only looked at around split characters."""
+    """Detokenizer for byte-level BPE: a dictionary lookup per token; bytes are decoded only around split characters."""
 
     __slots__ = ("_decoder", "_mid_character", "_pieces")
 
@@ -58,10 +58,10 @@ class ByteLevelDetokenizer:
 
 
 class WindowDetokenizer:
-    """For every other vocabulary: decodes a short window of the last tokens with and without the new ones.
+    """Detokenizer for all other vocabularies: decodes a short window of the last tokens with and without the new ones.
 
-    The window starts at the tokens behind the last text that came out, because decoders of this kind treat the first
-    token of what they see differently (they drop its leading space). At first these are the end of the prompt.
+    The window starts at the tokens after the last emitted text, because decoders of this kind treat the first token
+    that they get differently (they drop its leading space). The first window is the end of the prompt.
     """
 
     __slots__ = ("_decode", "_known", "_start", "_window")
@@ -69,7 +69,8 @@ class WindowDetokenizer:
     def __init__(self, decode: Callable[[list[int]], str], prompt_end: Sequence[int]) -> None:
         self._decode = decode
         self._window, self._known = prime_window(decode, prompt_end)
-        self._start = len(self._window)  # of the tokens in the window whose text is still unknown; _known: before it
+        # first token of the window whose text is not yet known; _known: the text before it
+        self._start = len(self._window)
 
     def push(self, token_id: int) -> str:
         self._window.append(token_id)
@@ -92,7 +93,7 @@ class WindowDetokenizer:
 
 
 class UnspacedAddedTokens:
-    """spaces_between_special_tokens=False: an added token that follows another is written as it is."""
+    """Detokenizer for spaces_between_special_tokens=False: writes no space between consecutive added tokens."""
 
     __slots__ = ("_added_token", "_after_added", "_inner", "flush")
 
@@ -112,8 +113,8 @@ class UnspacedAddedTokens:
 
 
 def prime_window(decode: Callable[[list[int]], str], prompt_end: Sequence[int]) -> tuple[list[int], str]:
-    """Tokens in front of an answer's first one, as many as it takes for whole characters, and their text; none where
-    the prompt ends inside of a character."""
+    """Returns the last prompt tokens that decode to whole characters, and their text; empty if the prompt ends within a
+    character."""
     for size in range(min(PRIMING_TOKENS, len(prompt_end)), len(prompt_end) + 1):
         window = list(prompt_end[len(prompt_end) - size :])
         text = decode(window)
@@ -130,8 +131,11 @@ def new_detokenizer(
     spaces_between_special_tokens: bool = True,
     shown: frozenset[str] = frozenset(),
 ) -> Detokenizer:
-    """`prompt_end`: the prompt's last tokens; `shown`: special tokens that are not skipped in any case."""
-    if tokenizer.byte_level:  # which has no spaces of its own
+    """Returns a detokenizer for the vocabulary.
+
+    `prompt_end`: the prompt's last tokens; `shown`: special tokens that are never skipped.
+    """
+    if tokenizer.byte_level:  # adds no spaces
         return ByteLevelDetokenizer(tokenizer.pieces(skip_special_tokens=skip_special_tokens, shown=shown))
     decode = partial(tokenizer.decode, skip_special_tokens=skip_special_tokens, shown=shown)
     detokenizer = WindowDetokenizer(decode, prompt_end)

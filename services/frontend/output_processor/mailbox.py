@@ -1,4 +1,5 @@
-"""Between the loop that reads a scheduler and the coroutine that writes to a client: samples with news, no queue."""
+"""Mailbox between the loop that reads a scheduler and the coroutine that writes to a client: samples with output, no
+queue."""
 
 from __future__ import annotations
 
@@ -11,19 +12,20 @@ from quire.shared.errors import QuireError
 
 
 class PendingOutput(Protocol):
-    """A sample that merges its own news until they are taken."""
+    """Sample that merges its outputs until the reader takes them."""
 
     def take_delta(self) -> SampleDelta:
-        """All news since the last time."""
+        """Returns all output since the last call."""
 
 
 class Mailbox:
-    """One writer loop, one reader. However slow the reader, there is at most one delta per sample."""
+    """Outputs of a request between one writer and one reader; holds at most one delta per sample, however slow the
+    reader."""
 
-    __slots__ = ("_error", "_is_wakeup_requested", "_pace", "_reader", "is_late", "ready", "round", "woken_s")
+    __slots__ = ("_error", "_is_wakeup_requested", "_pacer", "_reader", "is_late", "ready", "round", "woken_s")
 
-    def __init__(self, pace: WakeupPacer) -> None:
-        self._pace = pace
+    def __init__(self, pacer: WakeupPacer) -> None:
+        self._pacer = pacer
         self.ready: list[PendingOutput] = []
         self._reader: asyncio.Future[None] | None = None
         self._is_wakeup_requested = False
@@ -32,14 +34,14 @@ class Mailbox:
         self.is_late = False
 
     def put(self, output: PendingOutput) -> None:
-        """Called when `output` has its first news since it was taken."""
+        """Adds a sample that has its first output since its last delta was taken."""
         self.ready.append(output)
         if self._reader is not None and not self._is_wakeup_requested:
             self._is_wakeup_requested = True
-            self._pace.request_wakeup(self)
+            self._pacer.request_wakeup(self)
 
     def fail(self, error: QuireError) -> None:
-        """Ends it: the reader gets what is ready, then `error`. The first one counts."""
+        """Ends the mailbox: the reader gets what is pending, then the first error reported."""
         self._error = self._error or error
         self.wake()
 
@@ -51,23 +53,23 @@ class Mailbox:
         return True
 
     async def next_deltas(self) -> list[SampleDelta]:
-        """Waits for news of at least one sample; not to be called when all of them were taken to their end."""
-        self._pace.reader_done(self)
+        """Waits for output of at least one sample; must not be called after all samples have finished."""
+        self._pacer.reader_done(self)
         if self._error is None:
             self._reader = asyncio.get_running_loop().create_future()
             self._is_wakeup_requested = bool(self.ready)
             if self._is_wakeup_requested:
-                self._pace.request_wakeup(self)
+                self._pacer.request_wakeup(self)
             await self._reader
         return self.take_pending()
 
     def take_pending(self) -> list[SampleDelta]:
-        """News without waiting for any; for a reader that calls nothing else."""
+        """Returns pending output without waiting; for readers that never call `next_deltas`."""
         if not self.ready and self._error is not None:
             raise self._error
         ready, self.ready = self.ready, []
         return [output.take_delta() for output in ready]
 
     def close(self) -> None:
-        """Nobody takes any more."""
-        self._pace.reader_done(self)
+        """Removes the reader from the wakeup pacer."""
+        self._pacer.reader_done(self)

@@ -1,4 +1,4 @@
-"""How many tokens of an answer are reasoning: those up to the token that ends it."""
+"""Number of an answer's tokens that are reasoning: those up to the token that ends it."""
 
 from __future__ import annotations
 
@@ -6,19 +6,25 @@ from collections.abc import Sequence
 
 
 class ReasoningTokenCounter:
-    """Of one sample."""
+    """Counter of one sample's reasoning tokens."""
 
     __slots__ = ("_end", "_is_over", "_num_seen", "_reasons")
 
     def __init__(self, end: int | None) -> None:
-        """`end`: the token; None where reasoning ends with a text, and nothing is counted."""
+        """Starts counting from the first token.
+
+        `end`: the token that ends reasoning; None where a text ends it, and nothing is counted.
+        """
         self._end = end
         self._is_over = end is None
         self._num_seen = 0
         self._reasons = False
 
     def count(self, token_ids: Sequence[int], *, has_reasoned: bool, has_called: bool) -> None:
-        """`has_called`: a call has come, which ends reasoning as well; it counts with what it came with."""
+        """Counts the tokens of one step.
+
+        `has_called`: a tool call has ended the reasoning; tokens that arrive together with it count as reasoning.
+        """
         self._reasons = has_reasoned
         if self._is_over:
             return

@@ -1,4 +1,4 @@
-"""One sample of a prompt on its way to the client: its text, its times, its news until they are taken."""
+"""One sample of a prompt: its text, its times, and its output until the reader takes it."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from quire.services.frontend.scheduler_client.sequence import SequenceEnd
 from quire.shared.metrics.frontend import TokenTraffic
 from quire.shared.pb.common.v1.finish_pb2 import FINISH_REASON_STOP
 
-AT_END = sys.maxsize  # no news before the sample's end
+AT_END = sys.maxsize  # no output before the sample's end
 
 
 class SampleOwner(Protocol):
-    """The generation that a sample belongs to."""
+    """Generation that a sample belongs to."""
 
     def on_start(self, sample: Sample, num_cached_tokens: int, queue_us: int) -> None:
-        """It left the queue."""
+        """Called when the sequence has left the scheduler's queue."""
 
     def on_first_token(self, sample: Sample, now: float) -> None:
-        """It has a token."""
+        """Called when the sample has its first token."""
 
     def on_done(self, sample: Sample, end: SequenceEnd, now: float) -> None:
-        """Nothing more comes."""
+        """Called when the sample has ended."""
 
 
 class Sample:
-    """A OutputSink for one sequence. The hot path: on_tokens runs once per step and sample."""
+    """Output sink of one sequence. The hot path: on_tokens runs once per step and sample."""
 
     __slots__ = (
         "_detokenizer",
@@ -68,11 +68,14 @@ class Sample:
         owner: SampleOwner,
         interval: int,
     ) -> None:
-        """`hidden_stop_ids`: stop tokens whose text is not emitted; `interval`: tokens per delta, or AT_END."""
+        """Creates a sample without output.
+
+        `hidden_stop_ids`: stop tokens whose text is not emitted; `interval`: tokens per delta, or AT_END.
+        """
         self.index = index
         self.done = False
         self.weight_version = ""
-        self.vector = b""  # f32 column, in place of tokens
+        self.vector = b""  # f32 column of a pooled sequence, in place of tokens
         self.num_tokens = 0
         self.started_s = self.first_token_s = self.last_token_s = 0.0
         self._detokenizer = words
@@ -81,7 +84,7 @@ class Sample:
         self._traffic = traffic
         self._owner = owner
         self._interval = interval
-        self._due = AT_END if interval == AT_END else 1  # tokens that make news
+        self._due = AT_END if interval == AT_END else 1  # number of tokens at which output is posted
         self._is_posted = False
         self._token_ids: list[int] = []
         self._text = ""
@@ -92,14 +95,14 @@ class Sample:
 
     @property
     def finish(self) -> Finish | None:
-        """How it ended; None while it runs."""
+        """How the sample ended; None while it runs."""
         return self._finish
 
     def on_start(self, num_cached_tokens: int, queue_us: int) -> None:
         self._owner.on_start(self, num_cached_tokens, queue_us)
 
     def on_prompt_logprobs(self, logprobs: list[TokenLogprobs]) -> None:
-        """They wait for the first token."""
+        """Stores the log-probabilities, which are sent with the first token."""
         self._prompt_logprobs += logprobs
 
     def on_vector(self, values: bytes) -> None:
@@ -125,22 +128,23 @@ class Sample:
             self._post()
         return stop is not None
 
-    def restore(self, told: SampleDelta, now: float) -> None:
-        """News that another frontend has told: taken in as it came then, and neither counted nor timed again."""
-        end = told.finish
-        hide_last = end is not None and end.reason == FINISH_REASON_STOP and told.token_ids[-1:] != []
-        hide_last = hide_last and told.token_ids[-1] in self._hidden_stop_ids
-        text, _, stop = self._detokenizer.push(told.token_ids, hide_last)
+    def restore(self, delta: SampleDelta, now: float) -> None:
+        """Adds output that another frontend has already sent: processed as at first, but neither counted nor timed
+        again."""
+        end = delta.finish
+        hide_last = end is not None and end.reason == FINISH_REASON_STOP and delta.token_ids[-1:] != []
+        hide_last = hide_last and delta.token_ids[-1] in self._hidden_stop_ids
+        text, _, stop = self._detokenizer.push(delta.token_ids, hide_last)
         if end is not None and stop is None:
             text += self._detokenizer.flush().text
         self._text += text
-        self._token_ids += told.token_ids
-        self._logprobs += told.logprobs
-        self._prompt_logprobs += told.prompt_logprobs
+        self._token_ids += delta.token_ids
+        self._logprobs += delta.logprobs
+        self._prompt_logprobs += delta.prompt_logprobs
         if not self.num_tokens:
             self.started_s = self.first_token_s = now
         self.last_token_s = now
-        self.num_tokens += len(told.token_ids)
+        self.num_tokens += len(delta.token_ids)
         if end is not None:
             self.done, self._finish, self.weight_version = True, end, end.weight_version
         self._post()
@@ -177,12 +181,12 @@ class Sample:
             self._mailbox.put(self)
 
     def take_delta(self) -> SampleDelta:
-        told = self._prompt_logprobs
-        finish = None if self._has_failed else self._finish  # after the last news the mailbox raises the error
+        prompt_logprobs = self._prompt_logprobs
+        finish = None if self._has_failed else self._finish  # the mailbox raises the error after the last output
         if finish is not None:
             finish = finish._replace(weight_version=self.weight_version)
         parts = self._detokenizer.take_parts()
-        delta = SampleDelta(self.index, self._token_ids, self._text, self._logprobs, finish, parts, told)
+        delta = SampleDelta(self.index, self._token_ids, self._text, self._logprobs, finish, parts, prompt_logprobs)
         self._is_posted = False
         self._due = self.num_tokens + self._interval
         self._token_ids, self._text, self._logprobs, self._prompt_logprobs = [], "", [], []

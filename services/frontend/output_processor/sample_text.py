@@ -1,7 +1,7 @@
-"""From a sample's tokens to its text and its parts: detokenizer, parser, stop strings.
+"""Conversion of a sample's tokens to its text and parts: detokenizer, parser, stop strings.
 
-One class for each combination, so that what is off costs nothing. With a parser, stop strings count in the content
-only: neither reasoning nor the markup of calls can end an answer.
+One class for each combination, so that an unused feature costs nothing. With a parser, stop strings apply to the
+content only: neither reasoning nor the markup of calls can end an answer.
 """
 
 from __future__ import annotations
@@ -19,28 +19,31 @@ from quire.services.frontend.tokenizer.tokenizer import Tokenizer
 
 
 class TextPiece(NamedTuple):
-    """What some tokens gave."""
+    """Text that some tokens produced."""
 
     text: str
-    num_tokens: int  # how many of them count: those behind a stop string do not
+    num_tokens: int  # number of tokens that count: those after a stop string do not
     stop: str | None  # the stop string that matched
 
 
 class SampleText(Protocol):
-    """One per sample."""
+    """Text of one sample."""
 
     def push(self, token_ids: list[int], hide_last: bool) -> TextPiece:
-        """`hide_last`: the last token ended the sample (end of sequence, a stop token) and has no text."""
+        """Adds the tokens of one step.
+
+        `hide_last`: the last token ended the sample (end of sequence, a stop token) and has no text.
+        """
 
     def flush(self) -> TextPiece:
-        """What is left when no token follows."""
+        """Returns the remaining text when no token follows."""
 
     def take_parts(self) -> list[Part] | None:
-        """Returns what the text since the last call was taken apart into; None without a parser."""
+        """Returns the parts of the text since the last call; None without a parser."""
 
 
 class Unparsed:
-    """Base of texts that are handed out as they are."""
+    """Base of texts that are not parsed."""
 
     __slots__ = ()
 
@@ -49,7 +52,7 @@ class Unparsed:
 
 
 class NoText(Unparsed):
-    """detokenize=False."""
+    """No text at all, for detokenize=False."""
 
     __slots__ = ()
 
@@ -61,7 +64,7 @@ class NoText(Unparsed):
 
 
 class WholeText(Unparsed):
-    """Read at the end only, without stop strings: decoded in one go."""
+    """Text without stop strings that is read only at the end: decoded as a whole."""
 
     __slots__ = ("_decode", "_known", "_prompt_end", "_token_ids")
 
@@ -79,7 +82,7 @@ class WholeText(Unparsed):
 
 
 class PlainText(Unparsed):
-    """Without stop strings."""
+    """Text without stop strings."""
 
     __slots__ = ("_push", "flush_detokenizer")
 
@@ -88,8 +91,8 @@ class PlainText(Unparsed):
         self.flush_detokenizer = detokenizer.flush
 
     def push(self, token_ids: list[int], hide_last: bool) -> TextPiece:
-        spoken = token_ids[:-1] if hide_last else token_ids
-        text = self._push(spoken[0]) if len(spoken) == 1 else "".join(map(self._push, spoken))
+        visible_ids = token_ids[:-1] if hide_last else token_ids
+        text = self._push(visible_ids[0]) if len(visible_ids) == 1 else "".join(map(self._push, visible_ids))
         return TextPiece(text, len(token_ids), None)
 
     def flush(self) -> TextPiece:
@@ -97,7 +100,7 @@ class PlainText(Unparsed):
 
 
 class StoppingText(Unparsed):
-    """With stop strings, which count from the token after `min_tokens` on."""
+    """Text with stop strings, which apply from the token after `min_tokens` on."""
 
     __slots__ = ("_detokenizer", "_min_tokens", "_num_tokens", "_stops")
 
@@ -109,23 +112,23 @@ class StoppingText(Unparsed):
 
     def push(self, token_ids: list[int], hide_last: bool) -> TextPiece:
         parts = []
-        spoken = token_ids[:-1] if hide_last else token_ids
-        for position, token_id in enumerate(spoken, start=1):
+        visible_ids = token_ids[:-1] if hide_last else token_ids
+        for position, token_id in enumerate(visible_ids, start=1):
             self._num_tokens += 1
-            armed = self._num_tokens > self._min_tokens
-            text, stop = self._stops.push(self._detokenizer.push(token_id), armed=armed)
+            may_stop = self._num_tokens > self._min_tokens
+            text, stop = self._stops.push(self._detokenizer.push(token_id), may_stop=may_stop)
             parts.append(text)
             if stop is not None:
                 return TextPiece("".join(parts), position, stop)
         return TextPiece("".join(parts), len(token_ids), None)
 
     def flush(self) -> TextPiece:
-        text, stop = self._stops.push(self._detokenizer.flush(), armed=self._num_tokens > self._min_tokens)
+        text, stop = self._stops.push(self._detokenizer.flush(), may_stop=self._num_tokens > self._min_tokens)
         return TextPiece(text + self._stops.flush(), 0, stop)
 
 
 class ParsedText:
-    """Taken apart, without stop strings: in one go when it is read."""
+    """Text that is parsed, without stop strings; the parser runs when the parts are read."""
 
     __slots__ = ("_has_ended", "_parser", "_text", "_unread")
 
@@ -157,9 +160,9 @@ class ParsedText:
 
 
 class StoppingParts:
-    """Taken apart token by token, with stop strings in the content; `text` stays as the model wrote it.
+    """Text that is parsed token by token, with stop strings in the content; `text` stays as the model wrote it.
 
-    Content on both sides of reasoning or a call is two texts: no stop string matches across.
+    Contents before and after reasoning or a call are separate texts: no stop string matches across them.
     """
 
     __slots__ = ("_detokenizer", "_min_tokens", "_num_tokens", "_parser", "_parts", "_stops")
@@ -174,8 +177,8 @@ class StoppingParts:
 
     def push(self, token_ids: list[int], hide_last: bool) -> TextPiece:
         texts = []
-        spoken = token_ids[:-1] if hide_last else token_ids
-        for position, token_id in enumerate(spoken, start=1):
+        visible_ids = token_ids[:-1] if hide_last else token_ids
+        for position, token_id in enumerate(visible_ids, start=1):
             self._num_tokens += 1
             texts.append(self._detokenizer.push(token_id))
             stop = self._find_stop(self._parser.push(texts[-1]))
@@ -200,7 +203,7 @@ class StoppingParts:
                 self._add_content(self._stops.flush())
                 append_part(self._parts, part)
                 continue
-            text, stop = self._stops.push(part.text, armed=self._num_tokens > self._min_tokens)
+            text, stop = self._stops.push(part.text, may_stop=self._num_tokens > self._min_tokens)
             self._add_content(text)
             if stop is not None:
                 return stop
@@ -220,8 +223,11 @@ def new_text(
     shown: frozenset[str] = frozenset(),
     parser: AnswerParser | None = None,
 ) -> SampleText:
-    """`prompt_end`: the prompt's last tokens; `shown`: special tokens that are not skipped in any case; `parser`: takes
-    the text apart."""
+    """Returns the text of a new sample.
+
+    `prompt_end`: the prompt's last tokens; `shown`: special tokens that are never skipped; `parser`: parser of the
+    answer, if any.
+    """
     if sampling.stop and sampling.detokenize:
         return _stopping(sampling, _detokenizer(sampling, tokenizer, prompt_end, shown), parser)
     text = _unstopped(sampling, tokenizer, final_only, prompt_end, shown)

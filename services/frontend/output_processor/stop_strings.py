@@ -1,7 +1,8 @@
-"""Ends text where a stop string appears, wherever tokens cut it.
+"""Stop strings, which end a text where they occur, however tokens split it.
 
-Each string is followed by an automaton (Knuth, Morris, Pratt 1977), one character at a time, so that the outcome
-depends on the text alone and costs the same for long strings. Text is held back only while it may still begin a match.
+An automaton follows each string (Knuth, Morris, Pratt 1977), one character at a time, so that the outcome depends on
+the text alone and the cost does not grow with the strings' length. Text is held back only while it may still begin a
+match.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Sequence
 
 
 class _Pattern:
-    """How far `text` is matched at the end of what was seen."""
+    """Matching state of one string at the end of the text so far."""
 
     __slots__ = ("_borders", "depth", "text")
 
@@ -20,7 +21,7 @@ class _Pattern:
         self._borders = _borders(text)
 
     def advance(self, character: str) -> bool:
-        """True when this character completes the string; the automaton goes on from the longest overlap."""
+        """Returns whether this character completes the string; the automaton continues from the longest overlap."""
         text, depth = self.text, self.depth
         while depth and text[depth] != character:
             depth = self._borders[depth - 1]
@@ -32,7 +33,7 @@ class _Pattern:
 
 
 def _borders(text: str) -> list[int]:
-    """For each prefix, the length of its longest proper prefix that is also its suffix."""
+    """Returns for each prefix the length of its longest proper prefix that is also its suffix."""
     borders = [0] * len(text)
     length = 0
     for i in range(1, len(text)):
@@ -45,28 +46,31 @@ def _borders(text: str) -> list[int]:
 
 
 class StopStrings:
-    """The string that completes first wins; of two that complete together, the longer."""
+    """Set of stop strings. The string that completes first wins; of two that complete together, the longer one."""
 
     __slots__ = ("_firsts", "_held", "_include", "_patterns")
 
     def __init__(self, stops: Sequence[str], *, include: bool) -> None:
-        """`include`: keep the matched string in the text; then nothing needs to be held back."""
+        """Builds an automaton for each string.
+
+        `include`: keep the matched string in the text; then nothing needs to be held back.
+        """
         self._patterns = [_Pattern(stop) for stop in stops]
         self._firsts = frozenset(stop[0] for stop in stops)
         self._include = include
         self._held = ""
 
-    def push(self, text: str, *, armed: bool = True) -> tuple[str, str | None]:
-        """Text that may go out, and the stop string if one has matched; nothing may follow a match.
+    def push(self, text: str, *, may_stop: bool = True) -> tuple[str, str | None]:
+        """Returns text that can be emitted, and the stop string if one has matched; nothing may follow a match.
 
-        Not `armed` (below min_tokens): matches that complete here do not count.
+        `may_stop`: False below min_tokens, where completed matches do not count.
         """
         window = self._held + text
         if not self._active and self._firsts.isdisjoint(text):
             return window, None
         for position, character in enumerate(text, start=len(self._held) + 1):
             complete = [p.text for p in self._patterns if p.advance(character)]
-            if complete and armed:
+            if complete and may_stop:
                 return self._cut(window[:position], max(complete, key=len))
         return self._hold(window), None
 
@@ -85,7 +89,7 @@ class StopStrings:
         return out
 
     def flush(self) -> str:
-        """Returns what was held back when nothing follows; another text may begin then."""
+        """Returns the text held back at the end; a new text may begin afterwards."""
         for pattern in self._patterns:
             pattern.depth = 0
         held, self._held = self._held, ""

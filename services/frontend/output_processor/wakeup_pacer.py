@@ -1,8 +1,8 @@
-"""When readers are woken: together, and not before those woken last have written.
+"""Pacing of readers' wakeups: together, and not before the last woken ones have written.
 
-A stream whose tokens come faster than this process can write them would otherwise cost a message for every token. In
-rounds, what arrives while others write is merged into the next message. And the next round begins no sooner than the
-last one's processor time after its end, in which the loop takes in steps. Where there is time enough nobody waits.
+A stream whose tokens arrive faster than this process can write them would otherwise cost one message per token. With
+rounds, output that arrives while others write is merged into the next message. The next round begins no sooner than the
+last round's processor time after its end, in which the loop receives steps. If there is enough time, no reader waits.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from collections.abc import Callable
 from time import perf_counter, thread_time  # the loop's own clock may stand still between its turns
 from typing import Protocol
 
-LONGEST_ROUND_S = 0.01  # a client that reads slowly holds up the others no longer
+LONGEST_ROUND_S = 0.01  # a client that reads slowly delays the others no longer than this
 
 
 class PacedReader(Protocol):
-    """Whoever is woken."""
+    """Reader that is woken in rounds."""
 
-    round: int  # in which it was woken; 0: it has been back since
-    woken_s: float  # when it was
-    is_late: bool  # it took too long the last time
+    round: int  # the round in which it was woken; 0: it has written since
+    woken_s: float  # time of the wakeup
+    is_late: bool  # it took too long in its last round
 
     def wake(self) -> bool:
-        """False if it is gone."""
+        """Wakes the reader; returns False if it is gone."""
 
 
 class WakeupPacer:
-    """One for all streams of an event loop."""
+    """Pacer of all streams of an event loop."""
 
     def __init__(
         self,
@@ -36,25 +36,28 @@ class WakeupPacer:
         cpu_clock: Callable[[], float] = thread_time,
         longest_round_s: float = LONGEST_ROUND_S,
     ) -> None:
-        """`observe` is told the seconds of each round, from waking the first reader until all have written;
-        `longest_round_s`: bounds the rounds that begin from now on."""
+        """Creates a pacer without readers.
+
+        `observe`: called with the seconds of each round, from waking the first reader until all have written;
+        `longest_round_s`: bound of the rounds that begin from now on.
+        """
         self._observe, self._clock, self._cpu_clock = observe, clock, cpu_clock
         self.longest_round_s = longest_round_s
         self.waiting: list[PacedReader] = []
         self._round = 0
-        self.num_writing = 0  # of this round, those that are not late anyway
+        self.num_writing = 0  # readers of this round that have not written, except late ones
         self._began_s = self._began_cpu_s = self._next_s = 0.0
-        self._is_due = False  # a round has begun or will
+        self._is_due = False  # a round has begun or is scheduled
         self._end_at: asyncio.TimerHandle | None = None
 
     def request_wakeup(self, reader: PacedReader) -> None:
-        """`reader` has news and waits."""
+        """Schedules a wakeup of `reader`, which has output and waits."""
         if not self._is_due:
             self._schedule_round()
         self.waiting.append(reader)
 
     def reader_done(self, reader: PacedReader) -> None:
-        """`reader` has written, or goes."""
+        """Records that `reader` has written or leaves."""
         if reader.round == 0:
             return
         counted = reader.round == self._round and self._end_at is not None and not reader.is_late
@@ -69,8 +72,9 @@ class WakeupPacer:
         if rest_s > 0:
             loop.call_later(rest_s, self._begin)
         else:
-            loop.call_soon(self._begin)  # when all of this step have their news
-        self._is_due = True  # only now: a round that was not called for would be waited for by all, for ever
+            loop.call_soon(self._begin)  # after all samples of this step have their output
+        # set last: after a failure above, all readers would wait for ever for a round that was not scheduled
+        self._is_due = True
 
     def _begin(self) -> None:
         self._round += 1

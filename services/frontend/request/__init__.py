@@ -1,1 +1,1 @@
-"""What a client asked, in values that both edges make: prompts, conversations, tools."""
+"""Requests in the form that all edges produce: prompts, conversations, tools, sampling parameters."""

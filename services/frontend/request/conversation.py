@@ -9,16 +9,16 @@ from typing import Any
 from quire.shared import strict_json
 from quire.shared.errors import InvalidArgument, Unimplemented
 
-NO_JSON = "INVALID_JSON"  # the key, from Anthropic's documentation, under which arguments that are no JSON come as text
+NO_JSON = "INVALID_JSON"  # Anthropic's documented key for tool arguments that are not valid JSON
 
-# By a piece of the type of a part: what such a part holds.
+# Substring of a part's type -> what such parts hold, for the error text.
 MEDIA = {"image": "pictures", "audio": "sound", "video": "films", "file": "files", "document": "documents"}
 
 
 def unsupported_part(place: str, kind: Any, field: str) -> Unimplemented:
-    """Returns the error for parts of a message that are no text. `place`: what has the type `kind`, in the plural."""
-    held = next((media for piece, media in MEDIA.items() if piece in kind), "") if isinstance(kind, str) else ""
-    reason = f": models are given text only, not {held}; send what they show as text" if held else ""
+    """Returns the error for message parts other than text. `place`: what has the type `kind`, in the plural."""
+    media = next((name for piece, name in MEDIA.items() if piece in kind), "") if isinstance(kind, str) else ""
+    reason = f": models are given text only, not {media}; send their content as text" if media else ""
     return Unimplemented(f"{place} of type {kind!r:.64} are not offered by this server{reason}", field=field)
 
 
@@ -31,24 +31,24 @@ def message(
     tool_call_id: str | None = None,
     reasoning: str | None = None,
 ) -> dict[str, Any]:
-    """Only what was given is there, since templates ask whether a key exists."""
+    """Returns a chat message with only the given keys, since templates test whether a key exists."""
     if not role:
         raise InvalidArgument("messages: every message needs a role", field="messages")
-    written: dict[str, Any] = {"role": role, "content": content}
+    fields: dict[str, Any] = {"role": role, "content": content}
     if name:
-        written["name"] = name
+        fields["name"] = name
     if calls := list(tool_calls):
-        written["tool_calls"] = calls
+        fields["tool_calls"] = calls
     if tool_call_id:
-        written["tool_call_id"] = tool_call_id
+        fields["tool_call_id"] = tool_call_id
     if reasoning:
-        written["reasoning"] = reasoning  # the chat template gets it under the name that it reads
-    return written
+        fields["reasoning"] = reasoning  # renamed to the key that the chat template reads
+    return fields
 
 
 def tool_call(call_id: str, name: str, arguments: str | Mapping[str, Any]) -> dict[str, Any]:
-    """`arguments`: an object, or JSON text, which the chat template gets as it needs it. Text that is no JSON is a call
-    that was cut off, or the model's slip: a refusal would end the conversation, of which it stays a part."""
+    """Returns a tool call. `arguments`: an object, or JSON text. Text that is not JSON is kept as text: it is a call
+    that was cut off or malformed by the model, and the conversation must remain usable."""
     if isinstance(arguments, str):
         try:
             strict_json.read(arguments or "{}")
@@ -62,9 +62,9 @@ def tool_call(call_id: str, name: str, arguments: str | Mapping[str, Any]) -> di
 
 
 def call_arguments(text: str) -> dict[str, Any]:
-    """Of a call that the model made, for clients who read an object."""
+    """Returns the arguments of a model's tool call as an object, for clients that expect one."""
     try:
-        found = json.loads(text or "{}")
+        arguments = json.loads(text or "{}")
     except ValueError:
-        found = None
-    return found if isinstance(found, dict) else {NO_JSON: text}
+        arguments = None
+    return arguments if isinstance(arguments, dict) else {NO_JSON: text}

@@ -1,4 +1,4 @@
-"""What came of a sample: the log-probabilities of its tokens, and how it ended."""
+"""Results of a sample: log-probabilities of its tokens, and why it ended."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from quire.shared.pb.common.v1.finish_pb2 import FinishReason
 
 
 class TokenLogprobs(NamedTuple):
-    """Of one position."""
+    """Log-probabilities of one position."""
 
     token_id: int
     logprob: float
     rank: int  # 1: the most likely token
-    top: list[tuple[int, float]]  # the most likely tokens, best first, or those that were named
+    top: list[tuple[int, float]]  # (token id, logprob): the most likely tokens, best first, or the requested ones
 
 
 class Finish(NamedTuple):
-    """Why a sample ended, and what matched with STOP (neither: end of sequence)."""
+    """Why a sample ended, and for STOP what matched; neither field set: the end-of-sequence token."""
 
     reason: FinishReason
     stop_token_id: int | None = None
     stop_string: str | None = None
-    score: float | None = None  # of a beam search's result
-    weight_version: str = ""  # of the weights that computed its last token; empty: none was computed
+    score: float | None = None  # of a beam search result
+    weight_version: str = ""  # version of the weights that computed the last token; empty: no token was computed

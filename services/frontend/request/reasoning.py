@@ -1,4 +1,4 @@
-"""How much a model is to reason, in the words that chat templates know."""
+"""Reasoning effort, in the variables that chat templates read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ EFFORTS = (OFF, "minimal", "low", "medium", "high", "xhigh", "max")
 
 
 def template_variables(effort: str | None) -> Mapping[str, Any]:
-    """enable_thinking as Qwen and GLM have it, thinking as DeepSeek and Granite, reasoning_effort as gpt-oss."""
+    """Returns the template variables for a reasoning effort: enable_thinking (Qwen, GLM), thinking (DeepSeek, Granite),
+    reasoning_effort (gpt-oss)."""
     if effort is None:
         return {}
     if effort not in EFFORTS:

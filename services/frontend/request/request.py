@@ -1,4 +1,4 @@
-"""What a client asked. Both edges make these values; nothing behind them knows which edge it was."""
+"""A client's request, independent of the edge it came through."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from quire.shared.pb.common.v1 import sampling_pb2
 
 @dataclass(frozen=True, slots=True)
 class TextPrompt:
-    """Text to continue."""
+    """Text to continue or to embed."""
 
     text: str
     add_special_tokens: bool = True
@@ -20,15 +20,15 @@ class TextPrompt:
 
 @dataclass(frozen=True, slots=True)
 class LateInteractionPrompt(TextPrompt):
-    """Text that a model reads to compare it token by token (shared/models/late_interaction.py)."""
+    """Text whose tokens are compared one by one (shared/models/late_interaction.py)."""
 
     is_query: bool = False
-    query: str | None = None  # of a document: what it is compared with, so that it ends in one number
+    query: str | None = None  # for a document: the query to score it against; the result is one number
 
 
 @dataclass(frozen=True, slots=True)
 class PairPrompt:
-    """Two texts side by side, as a tokenizer joins a question and what may answer it."""
+    """Two texts that the tokenizer joins, such as a question and a candidate answer."""
 
     first: str
     second: str
@@ -36,22 +36,22 @@ class PairPrompt:
 
 @dataclass(frozen=True, slots=True)
 class TokenPrompt:
-    """Tokens to continue, taken as they are."""
+    """Token ids to continue, used as they are."""
 
     token_ids: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """Messages, put through the chat template: role, content (text, a list of text parts, or None), and where given
-    name, tool_calls, tool_call_id, reasoning. A tool call's arguments are an object or JSON text."""
+    """Messages for the chat template, each with role and content (text, a list of text parts, or None), and optionally
+    name, tool_calls, tool_call_id and reasoning. Tool call arguments are an object or JSON text."""
 
     messages: Sequence[Mapping[str, Any]]
-    add_generation_prompt: bool = True  # the template ends with the start of the assistant's answer
-    continue_final_message: bool = False  # the last message is the beginning of the answer
+    add_generation_prompt: bool = True  # append the start of the assistant's turn
+    continue_final_message: bool = False  # the last message is the start of the answer
     template_variables: Mapping[str, Any] = field(default_factory=dict)
-    add_special_tokens: bool = False  # templates write them themselves
-    tools: Sequence[Mapping[str, Any]] = ()  # as the template shows them: OpenAI's form
+    add_special_tokens: bool = False  # templates add them
+    tools: Sequence[Mapping[str, Any]] = ()  # in OpenAI's form, as templates expect them
     template: str = ""  # name of one of the model's templates; empty: its default
 
 
@@ -60,7 +60,7 @@ Prompt = TextPrompt | PairPrompt | TokenPrompt | ChatPrompt
 
 @dataclass(frozen=True, slots=True)
 class TextInput:
-    """What a tool takes that is called with a text in place of an object: any text, or what a grammar allows."""
+    """Input of a tool that takes a text instead of an object: any text, or text that matches a grammar."""
 
     syntax: str = ""  # lark or regex, of `definition`; empty: any text
     definition: str = ""
@@ -68,28 +68,30 @@ class TextInput:
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function that the answer may call."""
+    """A function that the model may call."""
 
     name: str
     parameters: Mapping[str, Any] = field(default_factory=dict)  # JSON Schema of its arguments
     description: str = ""
-    strict: bool = False  # its calls have to fit the schema, though nobody requires one
-    text_input: TextInput | None = None  # then `parameters` has one, INPUT (tool_offer.py), which the client gets alone
+    strict: bool = False  # calls must match the schema, also with tool_choice auto
+    text_input: TextInput | None = (
+        None  # set: `parameters` has one property, INPUT (tool_offer.py), whose value is the call's text
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """Functions that an answer may call."""
+    """Tools that an answer may or must call."""
 
     tools: tuple[Tool, ...]
     choice: str = "auto"  # or required: at least one call
-    name: str = ""  # with required: the function that is to be called
-    parallel: bool = True  # more than one call in an answer
+    name: str = ""  # with required: the function to call
+    parallel: bool = True  # allow several calls in one answer
 
 
 @dataclass(frozen=True, slots=True)
 class RepetitionDetection:
-    """Ends a sample once it ends with `min_count` copies of one pattern of min_ to max_pattern_size tokens."""
+    """Ends a sample that ends with `min_count` copies of a pattern of min_ to max_pattern_size tokens."""
 
     max_pattern_size: int
     min_count: int
@@ -107,12 +109,12 @@ class BeamSearch:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How to choose tokens, named as in protos/quire/common/v1/sampling.proto; the defaults are the protocol's."""
+    """Sampling parameters, named as in protos/quire/common/v1/sampling.proto, with the protocol's defaults."""
 
     n: int = 1
     temperature: float = 1.0
-    seed: int | None = None  # the server draws one
-    max_tokens: int | None = None  # depends on the prompt
+    seed: int | None = None  # None: drawn by the server
+    max_tokens: int | None = None  # None: limited by the context length
     min_tokens: int = 0
     stop: Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()
@@ -127,64 +129,64 @@ class Sampling:
     logprob_token_ids: Sequence[int] = ()
     prompt_logprobs: int | None = None
     prompt_logprob_start: int = 0
-    prompt_logprob_token_ids: Sequence[Sequence[int]] = ()  # by position from prompt_logprob_start on
+    prompt_logprob_token_ids: Sequence[Sequence[int]] = ()  # per position from prompt_logprob_start on
     flat_logprobs: bool = False
-    thinking_token_budget: int | None = None  # -1: no bound, like None
+    thinking_token_budget: int | None = None  # -1 or None: unlimited
     structured_output: sampling_pb2.StructuredOutput | None = None
     detokenize: bool = True
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     skip_reading_prefix_cache: bool = False
-    logits_processors: Mapping[str, str] = field(default_factory=dict)  # name -> arguments, JSON
+    logits_processors: Mapping[str, str] = field(default_factory=dict)  # name -> arguments as JSON
     scalars: Mapping[str, float] = field(
         default_factory=dict
-    )  # what was given of the parameters of scalar_parameters.py
+    )  # values given for the parameters of scalar_parameters.py
 
     def value(self, name: str) -> float:
-        """Returns the value of one of those parameters; its default where none was given."""
+        """Returns the value of a scalar parameter, or its default if none was given."""
         return self.scalars.get(name, BY_NAME[name].default)
 
 
 @dataclass(frozen=True, slots=True)
 class Pooling:
-    """One vector of each prompt in place of samples: PoolingParams of pooling.proto."""
+    """Requests one vector per prompt instead of samples: PoolingParams of pooling.proto."""
 
     pooler: str = ""  # last, mean, cls, all or step; empty: the model's own
-    normalize: bool | None = None  # None: as the model does
-    dimensions: int | None = None  # only the first so many
-    classify: bool = False  # what the model's classifier makes of it
-    step_tag_id: int | None = None  # with step: the token that has a vector
-    prompt_name: str = ""  # of what the model's folder puts before texts; empty: its own choice
+    normalize: bool | None = None  # None: the model's default
+    dimensions: int | None = None  # keep only the first `dimensions` components
+    classify: bool = False  # apply the model's classification head
+    step_tag_id: int | None = None  # pooler step: the token whose positions are pooled
+    prompt_name: str = ""  # name of a prompt prefix of the model's configuration; empty: its default
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One call: every prompt is continued `sampling.n` times. Times are those of the event loop's clock, seconds."""
+    """One call; every prompt is continued `sampling.n` times. Times are the event loop's clock, in seconds."""
 
     request_id: str
-    model: str  # empty: the only one
+    model: str  # empty: the served model
     prompts: Sequence[Prompt]
     sampling: Sampling
     arrival_s: float
     deadline_s: float | None = None
-    priority: int = 0  # smaller runs earlier, where schedulers go by it
+    priority: int = 0  # lower runs earlier, under the priority scheduling policy
     tenant: str = ""
     cache_salt: str = ""
-    kv_priority: str = "normal"  # of the prompt in tiers below the device
-    adapter: str = ""  # that `model` names; empty: the model itself
-    truncate_prompt_tokens: int | None = None  # keep the last so many; -1: as many as leave room for the output
-    truncation_side: str = "left"  # "right": keep the first instead
-    default_max_tokens: int | None = None  # None: what fits in the model's context
-    final_only: bool = False  # the reader wants each sample in one piece, when it has ended
-    stream_interval: int = 1  # tokens from one piece of a sample to the next
-    parse_answer: bool = False  # the reader wants reasoning and tool calls apart from the content
+    kv_priority: str = "normal"  # retention priority of the prompt's KV in tiers below the device
+    adapter: str = ""  # the adapter that `model` names; empty: the base model
+    truncate_prompt_tokens: int | None = None  # keep this many tokens; -1: as many as leave space for the output
+    truncation_side: str = "left"  # "left": drop the first tokens; "right": drop the last
+    default_max_tokens: int | None = None  # None: up to the context length
+    final_only: bool = False  # deliver each sample in one piece when it has ended
+    stream_interval: int = 1  # tokens between two deltas of a sample
+    parse_answer: bool = False  # separate reasoning and tool calls from the content
     tool_use: ToolUse | None = None
     include_reasoning: bool = True
     return_times: bool = False
-    structured_output_field: str = ""  # the body's, if several can ask for a form of the output
-    pooling: Pooling | None = None  # None: prompts are continued
-    traceparent: str = ""  # W3C, where this request is sampled
-    strict_length: bool = False  # refuse a max_tokens that cannot fit (OpenAI's rule) instead of stopping where it ends
+    structured_output_field: str = ""  # body field that requested structured output, if several can
+    pooling: Pooling | None = None  # None: generate
+    traceparent: str = ""  # W3C trace context, if the request is traced
+    strict_length: bool = False  # refuse a max_tokens beyond the context (OpenAI's rule) instead of shortening it
 
     @property
     def asks_prompt_logprobs(self) -> bool:
@@ -195,7 +197,7 @@ class Request:
         return len(self.prompts) * self.sampling.n
 
     def max_requested_output_tokens(self, max_model_len: int) -> int:
-        """Of all samples; an answer of open length promises nothing, and none can promise more than `max_model_len` (0
-        while nobody knows it)."""
-        promised = 0 if self.pooling is not None else self.sampling.max_tokens or self.default_max_tokens or 0
-        return self.num_samples * (min(promised, max_model_len) if max_model_len else promised)
+        """Upper bound on output tokens of all samples, as requested; 0 for an open length. A single sample counts at
+        most `max_model_len` (0: unknown)."""
+        requested = 0 if self.pooling is not None else self.sampling.max_tokens or self.default_max_tokens or 0
+        return self.num_samples * (min(requested, max_model_len) if max_model_len else requested)

@@ -1,7 +1,8 @@
-"""Sampling parameters that are one number, which the worker alone reads: checked by the frontend, taken by every edge.
+"""Sampling parameters that are a single number and are interpreted only by the worker: validated by the frontend,
+accepted by every edge.
 
-A new one is a field of sampling.proto, a line here, and a component of the worker's sampler. HTTP bodies, their
-document, gRPC, generation_config.json and Python's SamplingParams know it by its name in the proto.
+A new one is a field of sampling.proto, an entry in this table, and a component of the worker's sampler. HTTP bodies,
+the OpenAPI document, gRPC, generation_config.json and Python's SamplingParams refer to it by its proto name.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ from dataclasses import dataclass
 from typing import Any
 
 MAX_REPETITION_PENALTY = 1e30  # beyond, logits divided or multiplied by it are infinite in single precision
-MAX_TOP_K = 2**31 - 1  # what the wire holds; more than any vocabulary
+MAX_TOP_K = 2**31 - 1  # largest value of the wire type; above any vocabulary size
 
 
 @dataclass(frozen=True, slots=True)
 class NumberBound:
-    """A condition on a value, and its words behind the parameter's name."""
+    """A condition on a value, and the text that follows the parameter's name in the error."""
 
     holds: Callable[[float], bool]
     requirement: str
@@ -25,23 +26,23 @@ class NumberBound:
 
 @dataclass(frozen=True, slots=True)
 class ScalarParameter:
-    """`default` is the protocol's, and means that nothing is asked for."""
+    """One parameter. `default` is the protocol's value and disables it."""
 
     name: str
     default: float
     bounds: tuple[NumberBound, ...]
-    schema: Mapping[str, Any]  # of the bounds, for the OpenAPI document
+    schema: Mapping[str, Any]  # JSON Schema of the bounds, for the OpenAPI document
     is_integer: bool = False
-    is_penalty: bool = False  # on tokens that occurred before
-    is_filter: bool = False  # chooses among tokens: a greedy choice needs none
-    allowed_with_beams: bool = False  # goes along with a beam search
-    is_recommended: bool = False  # by generation_config.json, where that names it
-    is_always_sent: bool = False  # to the worker, at its default as well
-    normalized: Callable[[float], float] | None = None  # one spelling for each meaning
+    is_penalty: bool = False  # penalizes tokens that occurred before
+    is_filter: bool = False  # restricts the sampled tokens: ignored by greedy decoding
+    allowed_with_beams: bool = False  # can be combined with a beam search
+    is_recommended: bool = False  # generation_config.json may recommend a value
+    is_always_sent: bool = False  # sent to the worker even at its default
+    normalized: Callable[[float], float] | None = None  # maps equivalent values to one
 
 
 def _normalized_top_k(value: float) -> float:
-    """-1 stands for 0, and more than the wire holds for all."""
+    """Maps -1 to 0, and values above the wire type's range to its maximum; both mean all tokens."""
     return min(max(value, 0), MAX_TOP_K)
 
 
@@ -122,7 +123,7 @@ NOT_WITH_BEAMS = frozenset(parameter.name for parameter in SCALAR_PARAMETERS if 
 
 
 def normalized(given: Mapping[str, float], *, is_greedy: bool) -> dict[str, float]:
-    """Returns the values that matter, each in the one spelling of its meaning."""
+    """Returns the parameters that take effect, with equivalent values mapped to one."""
     kept = {name: value for name, value in given.items() if not (is_greedy and BY_NAME[name].is_filter)}
     for name, value in kept.items():
         normalize = BY_NAME[name].normalized

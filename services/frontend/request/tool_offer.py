@@ -1,4 +1,4 @@
-"""Tools as edges read them: what the template shows of them, and what the answer may call."""
+"""Tools of a request: what the chat template shows, and what the answer may call."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from quire.services.frontend.request.request import TextInput, Tool, ToolUse
 from quire.shared.errors import InvalidArgument
 
 NONE, AUTO, REQUIRED = "none", "auto", "required"
-INPUT = "input"  # the parameter of tools that take a text
+INPUT = "input"  # the single property of tools that take a text
 SYNTAXES = ("lark", "regex")
 
 
 @dataclass(frozen=True, slots=True)
 class ToolOffer:
-    """Both empty without tools."""
+    """Tools for the template and tools that may be called; both empty without tools."""
 
     template_tools: Sequence[Mapping[str, Any]] = ()
     tool_use: ToolUse | None = None
@@ -34,8 +34,8 @@ def build_tool_offer(
     parallel: bool,
     template_tools: Sequence[Mapping[str, Any]] | None = None,
 ) -> ToolOffer:
-    """`shown`: the tools in OpenAI's form, if the client wrote them so. With NONE they are not even shown: the model
-    would call them all the same."""
+    """Returns the tool offer of a request. `template_tools`: the tools in OpenAI's form, if the client sent them so.
+    With mode NONE the template gets no tools either, since the model would call them regardless."""
     if name and name not in {tool.name for tool in tools}:
         raise InvalidArgument(f"tool_choice: {name!r} is not the name of one of the tools", field="tool_choice")
     if mode == NONE:
@@ -47,7 +47,7 @@ def build_tool_offer(
 
 
 def new_tool(place: str, name: Any, parameters: Any, description: Any, strict: Any = None) -> Tool:
-    """Checked; `place` says in an error which of them it was."""
+    """Returns a validated tool. `place`: names the tool in errors."""
     if not isinstance(name, str) or not name:
         raise InvalidArgument(f"{place}: name must be a text that is not empty, got {name!r}", field="tools")
     if parameters is not None and not isinstance(parameters, dict):
@@ -60,26 +60,30 @@ def new_tool(place: str, name: Any, parameters: Any, description: Any, strict: A
 
 
 def text_tool(place: str, name: Any, description: Any, format: Any, grammar: Any = None) -> Tool:
-    """A tool that takes a text, which models see as a function of one text. `format`: its form, {"type": "text"} or
-    {"type": "grammar"}; `grammar`: the object that has the grammar."""
+    """Returns a tool that takes a text; models see a function with one string parameter. `format`: {"type": "text"} or
+    {"type": "grammar"}; `grammar`: the object with the grammar."""
     if format is not None and not (isinstance(format, dict) and format.get("type") in ("text", "grammar")):
         raise InvalidArgument(
             f'{place}: format must be {{"type": "text"}} or one of type grammar, got {format!r:.64}', field="tools"
         )
-    taken = TextInput() if not format or format["type"] == "text" else _grammar(place, grammar)
-    shape = f"Text that fits this {taken.syntax} grammar:\n{taken.definition}" if taken.syntax else "Any text."
+    text_input = TextInput() if not format or format["type"] == "text" else _grammar(place, grammar)
+    shape = (
+        f"Text that fits this {text_input.syntax} grammar:\n{text_input.definition}"
+        if text_input.syntax
+        else "Any text."
+    )
     parameters = {
         "type": "object",
         "properties": {INPUT: {"type": "string", "description": shape}},
         "required": [INPUT],
         "additionalProperties": False,
     }
-    return replace(new_tool(place, name, parameters, description, bool(taken.syntax)), text_input=taken)
+    return replace(new_tool(place, name, parameters, description, bool(text_input.syntax)), text_input=text_input)
 
 
 def _grammar(place: str, grammar: Any) -> TextInput:
-    found = grammar if isinstance(grammar, dict) else {}
-    syntax, definition = found.get("syntax"), found.get("definition")
+    fields = grammar if isinstance(grammar, dict) else {}
+    syntax, definition = fields.get("syntax"), fields.get("definition")
     if syntax not in SYNTAXES:
         raise InvalidArgument(
             f"{place}: the syntax of a grammar must be {' or '.join(SYNTAXES)}, got {syntax!r:.64}", field="tools"
@@ -93,7 +97,7 @@ def _grammar(place: str, grammar: Any) -> TextInput:
 
 
 def to_openai_tool(tool: Tool) -> dict[str, Any]:
-    """OpenAI's form, which chat templates read."""
+    """Returns the tool in OpenAI's form, which chat templates read."""
     function: dict[str, Any] = {"name": tool.name}
     if tool.description:
         function["description"] = tool.description

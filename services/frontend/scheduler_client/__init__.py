@@ -1,1 +1,1 @@
-"""Sequences on their way through schedulers: submitted, moved when a session breaks, ended exactly once."""
+"""Submits sequences to schedulers, moves them when a session breaks, and ends each exactly once."""

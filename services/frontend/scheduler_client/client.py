@@ -1,4 +1,4 @@
-"""Runs sequences on whatever schedulers there are: places them, moves them when a session breaks, ends each once."""
+"""Runs sequences on the available schedulers: places them, moves them when a session breaks, ends each exactly once."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ from quire.shared.structured_output.backends import LLGUIDANCE
 
 log = logger("scheduler_client")
 
-REFUSAL_PAUSE_S = 0.2  # before a sequence that a scheduler would not take is offered again, unless that named a time
+REFUSAL_PAUSE_S = 0.2  # pause before a refused sequence is submitted again, unless the scheduler named one
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterLimits:
-    """What the best of the usable clusters can do."""
+    """Capabilities of the usable clusters, combined."""
 
     max_model_len: int
     max_logprobs: int
     scheduling_policies: frozenset[str]
-    logits_processors: frozenset[str] = frozenset()  # that all of them have
-    adapters: Mapping[str, bytes] = field(default_factory=dict)  # the same; digests of what they compute by name
-    grammar_libraries: tuple[str, ...] = ()  # the same, in order; empty: llguidance
+    logits_processors: frozenset[str] = frozenset()  # supported by all
+    adapters: Mapping[str, bytes] = field(default_factory=dict)  # available in all clusters: name -> content digest
+    grammar_libraries: tuple[str, ...] = ()  # supported by all, in order of preference; empty: llguidance
 
 
 class SchedulerClient:
-    """Owns the sessions and every sequence on its way. All of it runs in one event loop, without locks."""
+    """Owns the sessions and every active sequence. Runs in one event loop, without locks."""
 
     def __init__(
         self,
@@ -64,11 +64,11 @@ class SchedulerClient:
         self._retry_after_ms = retry_after_ms
         self._metrics = metrics
         self.sessions: list[Session] = []
-        self._seen_s = -math.inf  # when a session began or broke last
-        self._num_held = 0  # requests in ready()
-        self.pending = PendingQueue(self._fail_for_want_of_workers)
-        self.retrying = PendingQueue(self._resubmit)  # until they are offered again
-        self._starving: dict[Session, asyncio.TimerHandle] = {}
+        self._last_session_change_s = -math.inf
+        self._num_held = 0  # requests in wait_for_limits()
+        self.pending = PendingQueue(self._fail_without_worker)
+        self.retrying = PendingQueue(self._resubmit)  # refused sequences, until they are submitted again
+        self._workerless: dict[Session, asyncio.TimerHandle] = {}
         self._changed = asyncio.Event()
         self._limits: ClusterLimits | None = None
         metrics.waiting_for_scheduler.set_function(lambda: self.num_waiting)
@@ -76,7 +76,8 @@ class SchedulerClient:
         metrics.worker_start.set(wait_policy.start_s)
 
     async def run(self) -> None:
-        """Until cancelled; raises FailedPrecondition if a scheduler of the settings serves another model."""
+        """Runs the sessions until cancelled. Raises FailedPrecondition if a configured scheduler serves another
+        model."""
         await self.connections.run()
 
     @property
@@ -85,22 +86,22 @@ class SchedulerClient:
 
     @property
     def limits(self) -> ClusterLimits | None:
-        """None while nobody can run anything."""
+        """The combined limits, or None while no cluster is usable."""
         return self._limits
 
     @property
     def usable_sessions(self) -> list[Session]:
-        """Those that new work may go to."""
+        """Sessions that accept new sequences."""
         return [session for session in self.sessions if is_usable(session.view)]
 
     @property
     def num_workers(self) -> int:
-        """Of all schedulers, those that take sequences."""
+        """Number of workers that accept sequences, over all schedulers."""
         return sum(session.view.num_workers for session in self.usable_sessions)
 
     @property
     def load(self) -> dict[str, float]:
-        """Of all schedulers, as they told it last, by the names that load balancers know from vLLM."""
+        """Load of all schedulers as last reported, under the names of vLLM's load header."""
         views = [session.view for session in self.usable_sessions]
         usage = sum(view.kv_cache_usage * view.num_workers for view in views) / max(1, self.num_workers)
         return {
@@ -111,15 +112,16 @@ class SchedulerClient:
 
     @property
     def num_waiting(self) -> int:
-        """Submissions that no session can take now."""
+        """Number of submissions that no session can take now."""
         return len(self.pending)
 
     async def wait_for_change(self) -> None:
-        """Returns at the next change of sessions or of what they can do."""
+        """Returns at the next change of the sessions or of their limits."""
         await self._changed.wait()
 
     async def wait_for_limits(self, deadline_s: float | None) -> ClusterLimits:
-        """Waits until somebody can run something: Unavailable after the patience, DeadlineExceeded at the deadline."""
+        """Waits until a cluster is usable. Raises Unavailable when the wait policy's time is over, DeadlineExceeded at
+        the deadline."""
         if (limits := self.limits) is not None:
             return limits
         began_s = asyncio.get_running_loop().time()
@@ -132,8 +134,10 @@ class SchedulerClient:
 
     async def _first_limits(self, began_s: float, deadline_s: float | None) -> ClusterLimits:
         while (limits := self.limits) is None:
-            patience_ends_s = self._wait_policy.deadline_s(began_s, self._seen_s, has_scheduler=self.is_open)
-            until_s = patience_ends_s if deadline_s is None else min(patience_ends_s, deadline_s)
+            policy_ends_s = self._wait_policy.deadline_s(
+                began_s, self._last_session_change_s, has_scheduler=self.is_open
+            )
+            until_s = policy_ends_s if deadline_s is None else min(policy_ends_s, deadline_s)
             try:
                 async with asyncio.timeout_at(until_s):
                     await self.wait_for_change()
@@ -148,11 +152,11 @@ class SchedulerClient:
 
     @property
     def _wait_s(self) -> float:
-        """What comes now waits for so long."""
+        """Seconds for which a new submission may wait for a worker."""
         return self._wait_policy.wait_s(has_scheduler=self.is_open)
 
     def submit(self, sequences: Seq[Sequence], cached: CachedTokens) -> None:
-        """All samples of one work, in order."""
+        """Submits all samples of one prompt, in order. `cached`: prompt tokens cached per scheduler."""
         group = tuple(sequences)
         if group[0].prompt_request.is_beam_search:
             for sequence in group:
@@ -160,7 +164,7 @@ class SchedulerClient:
         self._place(group, cached)
 
     def cancel(self, sequences: Seq[Sequence], reason: FinishReason) -> None:
-        """Nothing more comes from these, wherever they are."""
+        """Cancels sequences wherever they are; their sinks get nothing more."""
         for sequence in sequences:
             sequence.is_active = False
         for session in {sequence.session for sequence in sequences if sequence.session is not None}:
@@ -169,25 +173,25 @@ class SchedulerClient:
         self.retrying.remove(sequences)
 
     def _place(self, group: Group, cached: CachedTokens = NO_CACHED_TOKENS) -> None:
-        """A group that cannot be sent for a fault of ours ends with that, and disturbs nobody else."""
-        wanted = tuple(sequence for sequence in group if sequence.is_active)
-        if not wanted:
+        """Sends a group to a scheduler. A group that cannot be sent because of a fault here fails alone."""
+        active = tuple(sequence for sequence in group if sequence.is_active)
+        if not active:
             return
         try:
-            self._send(wanted, cached)
+            self._send(active, cached)
         except Exception:
-            log.exception("a request cannot be submitted", request=wanted[0].prompt_request.request_id)
-            self.cancel(wanted, finish_pb2.FINISH_REASON_CANCELLED)
-            for sequence in wanted:
+            log.exception("a request cannot be submitted", request=active[0].prompt_request.request_id)
+            self.cancel(active, finish_pb2.FINISH_REASON_CANCELLED)
+            for sequence in active:
                 self._fail(sequence, Internal("internal error"))
 
-    def _send(self, wanted: Group, cached: CachedTokens) -> None:
-        work = wanted[0].prompt_request
-        session = choose(self.sessions, work.max_total_tokens, cached, work.affinity_key)
+    def _send(self, group: Group, cached: CachedTokens) -> None:
+        request = group[0].prompt_request
+        session = choose(self.sessions, request.max_total_tokens, cached, request.affinity_key)
         if session is None:
-            self.pending.add(wanted, self._wait_s, self._wait_policy.max_wait_s)
+            self.pending.add(group, self._wait_s, self._wait_policy.max_wait_s)
         else:
-            session.submit(wanted, cached.get(session.scheduler_id, 0))
+            session.submit(group, cached.get(session.scheduler_id, 0))
 
     def _resubmit(self, sequences: Seq[Sequence]) -> None:
         self._metrics.resubmitted.inc(len(sequences))
@@ -199,7 +203,7 @@ class SchedulerClient:
     def on_open(self, session: Session) -> None:
         self.sessions.append(session)
         self._metrics.sessions_open.set(len(self.sessions))
-        self._seen_s = asyncio.get_running_loop().time()
+        self._last_session_change_s = asyncio.get_running_loop().time()
         self.pending.extend_waits(self._wait_s)
         self.on_view(session)
 
@@ -210,13 +214,15 @@ class SchedulerClient:
     def on_broken(self, session: Session) -> None:
         self.sessions.remove(session)
         self._limits = self._common_limits()
-        self._seen_s = asyncio.get_running_loop().time()
-        orphans = session.abandon()
-        self._feed(session)
+        self._last_session_change_s = asyncio.get_running_loop().time()
+        sequences = session.abandon()
+        self._clear_workerless(session)
         self._metrics.sessions_open.set(len(self.sessions))
-        if orphans:
-            log.warning("sequences go on elsewhere", scheduler=session.scheduler_id, sequences=len(orphans))
-        self._resubmit(orphans)
+        if sequences:
+            log.warning(
+                "resubmitting sequences of a broken session", scheduler=session.scheduler_id, sequences=len(sequences)
+            )
+        self._resubmit(sequences)
         self._notify()
 
     def on_view(self, session: Session) -> None:
@@ -226,15 +232,15 @@ class SchedulerClient:
             for group in self.pending.take_all():
                 self._place(group)
         if session.view.num_workers:
-            self._feed(session)
-        elif session not in self._starving:
+            self._clear_workerless(session)
+        elif session not in self._workerless:
             loop = asyncio.get_running_loop()
-            self._starving[session] = loop.call_later(self._wait_s, self._starve, session)
-        self._move_starving()
+            self._workerless[session] = loop.call_later(self._wait_s, self._on_workerless_timeout, session)
+        self._move_off_workerless()
         self._notify()
 
     def _common_limits(self) -> ClusterLimits | None:
-        """Every request asks for them, so they are put together when a session comes, goes or has another view."""
+        """Combines the limits of the usable sessions; computed at each change, since every request reads them."""
         views = [session.view for session in self.usable_sessions]
         if not views:
             return None
@@ -247,33 +253,33 @@ class SchedulerClient:
             _common_libraries(views),
         )
 
-    def _feed(self, session: Session) -> None:
-        """It has workers again, or is gone."""
-        if (timer := self._starving.pop(session, None)) is not None:
+    def _clear_workerless(self, session: Session) -> None:
+        """Stops the timer of a session that has workers again or is closed."""
+        if (timer := self._workerless.pop(session, None)) is not None:
             timer.cancel()
 
-    def _move_starving(self) -> None:
-        """Sequences whose scheduler lost all its workers go to one that has some."""
+    def _move_off_workerless(self) -> None:
+        """Resubmits the sequences of schedulers that have lost all workers, if another scheduler has some."""
         if self.limits is None:
             return
-        for session in self._starving:
+        for session in self._workerless:
             sequences = list(session.live.values())
             session.cancel(sequences, finish_pb2.FINISH_REASON_CANCELLED)
             self._resubmit(sequences)
 
-    def _starve(self, session: Session) -> None:
+    def _on_workerless_timeout(self, session: Session) -> None:
         loop = asyncio.get_running_loop()
         idle_until_s = session.last_tokens_s + self._wait_s
-        if idle_until_s > loop.time():  # a worker on its way out still finishes what it has
-            self._starving[session] = loop.call_at(idle_until_s, self._starve, session)
+        if idle_until_s > loop.time():  # a draining worker still finishes its sequences
+            self._workerless[session] = loop.call_at(idle_until_s, self._on_workerless_timeout, session)
             return
-        del self._starving[session]
+        del self._workerless[session]
         sequences = tuple(session.live.values())
         session.cancel(sequences, finish_pb2.FINISH_REASON_CANCELLED)
-        self._fail_for_want_of_workers(sequences)
+        self._fail_without_worker(sequences)
 
     def _share_weights(self) -> None:
-        """A scheduler that was away when the others changed theirs hears of it from those who know all."""
+        """Sends the newest weights identity to schedulers that missed the update."""
         newest = max((session.view.weights for session in self.sessions), key=lambda weights: weights.update)
         for session in self.sessions:
             session.send_weights(newest)
@@ -287,28 +293,28 @@ class SchedulerClient:
         self._metrics.detokenize.observe(seconds)
 
     def on_refused(self, sequence: Sequence, error: QuireError) -> None:
-        """A scheduler that is leaving, or too full for a stream already under way, is asked again or avoided."""
+        """Retries a sequence that a draining or overloaded scheduler refused, or fails it."""
         if not sequence.is_active:
             return
         try:
-            self._ask_again(sequence, error)
+            self._retry_or_fail(sequence, error)
         except Exception:
             log.exception("a request cannot be submitted again", request=sequence.prompt_request.request_id)
             self._fail(sequence, Internal("internal error"))
 
-    def _ask_again(self, sequence: Sequence, error: QuireError) -> None:
+    def _retry_or_fail(self, sequence: Sequence, error: QuireError) -> None:
         now = asyncio.get_running_loop().time()
-        passing = isinstance(error, Unavailable) or (isinstance(error, ResourceExhausted) and not sequence.is_new)
+        is_transient = isinstance(error, Unavailable) or (isinstance(error, ResourceExhausted) and not sequence.is_new)
         sequence.refused_since_s = sequence.refused_since_s or now
-        if passing and sequence.group and sequence is not sequence.group[0]:
-            return  # they are asked again together
-        if not passing or now - sequence.refused_since_s > self._wait_policy.outage_s:
+        if is_transient and sequence.group and sequence is not sequence.group[0]:
+            return  # the group is retried once, with its first sequence
+        if not is_transient or now - sequence.refused_since_s > self._wait_policy.outage_s:
             self._fail(sequence, error)
         else:
             pause_s = error.retry_after_ms / 1000 or REFUSAL_PAUSE_S
             self.retrying.add(sequence.group or (sequence,), pause_s, pause_s)
 
-    def _fail_for_want_of_workers(self, group: Group) -> None:
+    def _fail_without_worker(self, group: Group) -> None:
         for sequence in group:
             if sequence.is_active:
                 self._fail(sequence, self._no_worker())
@@ -321,29 +327,30 @@ class SchedulerClient:
         now = asyncio.get_running_loop().time()
         try:
             sequence.sink.on_end(error_end(error), now)
-        except Exception:  # others of the same step have to hear of theirs
-            log.exception("the end of a request went wrong", request=sequence.prompt_request.request_id)
+        except Exception:  # the other sequences of the step must still get their results
+            log.exception("cannot report the end of a request", request=sequence.prompt_request.request_id)
 
     def _notify(self) -> None:
-        """Wakes everybody in changed(); later callers wait for the next change."""
+        """Wakes all callers of wait_for_change(); later callers wait for the next change."""
         self._changed.set()
         self._changed = asyncio.Event()
 
 
 def _common_adapters(views: Seq[pb.ClusterView]) -> dict[str, bytes]:
-    """Those that are the same everywhere, by content as well."""
+    """Returns the adapters that are the same in all clusters, by name and content."""
     found = [adapter_ids.digests_by_name(view.adapters, view.adapter_digests) for view in views]
     return dict(set.intersection(*(set(adapters.items()) for adapters in found)))
 
 
 def _common_libraries(views: Seq[pb.ClusterView]) -> tuple[str, ...]:
-    """In the order of the first. Clusters with none in common take the first one's, and say no to what they cannot."""
+    """Returns the grammar libraries that all clusters support, in the order of the first. If they share none, returns
+    the first cluster's; the others refuse what they cannot compile."""
     first, *others = (tuple(view.structured_output_backends) or (LLGUIDANCE,) for view in views)
     return tuple(name for name in first if all(name in names for names in others)) or first
 
 
 def _groups(sequences: Seq[Sequence]) -> Iterator[Group]:
-    """Those that go somewhere together: the results of a beam search, for which there is one search; others alone."""
+    """Groups sequences that must be submitted together: the results of one beam search; other sequences alone."""
     for _, members in groupby(
         sequences, key=lambda s: id(s.prompt_request) if s.prompt_request.is_beam_search else id(s)
     ):

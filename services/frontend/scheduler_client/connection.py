@@ -1,4 +1,4 @@
-"""Keeps a session open to one scheduler address, for ever: dials, greets, hands over the session, dials again."""
+"""Keeps a session open to one scheduler address: dials, exchanges greetings, runs the session, and reconnects."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ LONGEST_PAUSE_S = 2.0
 
 
 class ConnectionOwner(SessionOwner, Protocol):
-    """The client that sessions belong to."""
+    """The client that owns the sessions."""
 
     def on_open(self, session: Session) -> None:
-        """Work can be sent."""
+        """Called when the session accepts submissions."""
 
     def on_broken(self, session: Session) -> None:
-        """Whatever ran there must go on elsewhere."""
+        """Called when the session has closed; its sequences must be resubmitted elsewhere."""
 
     def find_session(self, welcome: pb.SchedulerWelcome) -> Session | None:
-        """The open session with the same lifetime of the same scheduler, reached by another address."""
+        """Returns the open session with the same scheduler process, reached through another address, or None."""
 
 
 class Backoff:
-    """Pauses that double, with jitter so that frontends do not come back in step."""
+    """Exponential backoff with jitter, so that frontends do not reconnect in lockstep."""
 
     def __init__(self) -> None:
         self._pause_s = FIRST_PAUSE_S
@@ -59,15 +59,15 @@ class Backoff:
 
 
 class Connection:
-    """To the scheduler at `address`; `run()` ends only with a mismatch that no reconnect can mend.
+    """Connection to the scheduler at `address`; `run()` ends only on a mismatch that no reconnect can fix.
 
-    A scheduler that has a session already, by another of its addresses, is left alone until that one is gone.
+    A scheduler that already has a session through another address is left alone until that session closes.
     """
 
     def __init__(
         self, address: str, hello: pb.FrontendHello, owner: ConnectionOwner, dialler: Dialler, *, known: bool
     ) -> None:
-        """`known`: the address is from the settings, not from the registry."""
+        """Prepares the connection. `known`: the address is from the settings, not from the registry."""
         self.address = address
         self._dialler = dialler
         self._known = known
@@ -82,30 +82,35 @@ class Connection:
 
     @property
     def outage_s(self) -> float:
-        """For how long there has been no session."""
+        """Seconds since the last session closed; 0 while one is open."""
         return 0.0 if self.session is not None else asyncio.get_running_loop().time() - self._down_since_s
 
     @property
     def is_disconnected(self) -> bool:
-        """There is no session, and one is wanted."""
+        """Whether a session is wanted and none is open."""
         return self.session is None and self.duplicate_of is None
 
     async def run(self) -> None:
         while True:
             self.num_attempts += 1
             await self.connect_once()
-            await self._rest()
+            await self._wait_to_reconnect()
 
-    async def _rest(self) -> None:
+    async def _wait_to_reconnect(self) -> None:
         if self.duplicate_of is None:
             await asyncio.sleep(self._back_off.next_s())
             return
-        log.info("known by another address", scheduler=self.duplicate_of.scheduler_id, address=self.address)
+        log.info(
+            "scheduler already connected through another address",
+            scheduler=self.duplicate_of.scheduler_id,
+            address=self.address,
+        )
         await self.duplicate_of.closed.wait()
         self.duplicate_of = None
 
     async def connect_once(self) -> None:
-        """With a connection of its own: certificates may have changed since the last."""
+        """Connects and runs a session until it breaks. Each attempt opens a new channel, since certificates may have
+        changed."""
         try:
             channel = self._dialler.connect(self.address)
         except Unavailable as error:
@@ -116,27 +121,27 @@ class Connection:
 
     async def _call(self, call: Call) -> None:
         try:
-            await self._hold(call)
+            await self._run_call(call)
         except FailedPrecondition:
             raise
         except (grpc.RpcError, asyncio.InvalidStateError, TimeoutError, QuireError) as error:
-            self._report(await self._why(call, error))
+            self._report(await self._close_reason(call, error))
         except asyncio.CancelledError:
             if is_cancel_requested():
                 raise
             self._report("the call was cancelled on this side")
-        except Exception:  # a message that makes no sense ends the session, not the process
+        except Exception:  # a malformed message ends the session, not the process
             log.exception("session failed", scheduler=self.address)
         finally:
             call.cancel()
 
     def _report(self, reason: str) -> None:
-        """Once per outage; what every further attempt says is for those who look closer."""
-        tell = log.debug if self._is_down else log.warning
-        tell("no session", scheduler=self.address, reason=reason)
+        """Logs a failed attempt: a warning once per outage, then at debug level."""
+        write = log.debug if self._is_down else log.warning
+        write("no session", scheduler=self.address, reason=reason)
         self._is_down = True
 
-    async def _hold(self, call: Call) -> None:
+    async def _run_call(self, call: Call) -> None:
         async with asyncio.timeout(GREETING_TIMEOUT_S):
             await self._dialler.handshake(call, pb.SessionRequest, SERVICE_NAME, self.address, known=self._known)
             await call.write(pb.SessionRequest(hello=self._hello))
@@ -168,11 +173,11 @@ class Connection:
                 self._back_off.reset()
 
     async def _greeting(self, call: Call, kind: str) -> pb.SessionResponse:
-        message: Any = await call.read()  # EOF is an object of grpc's own
+        message: Any = await call.read()  # or grpc.aio.EOF
         if message is grpc.aio.EOF:
             raise Unavailable("the scheduler closed the session before it opened")
         if message.WhichOneof("message") != kind:
-            raise FailedPrecondition(f"scheduler at {self.address} sent no {kind} where the protocol has one")
+            raise FailedPrecondition(f"scheduler at {self.address} sent no {kind} where the protocol requires one")
         return cast(pb.SessionResponse, message)
 
     def _check(self, scheduler_id: str, view: pb.ClusterView) -> None:
@@ -184,8 +189,9 @@ class Connection:
         if differs:
             raise FailedPrecondition(differs, field="model")
 
-    async def _why(self, call: Call, error: Exception) -> str:
-        """The peer's own words if it ended the call; raises them if they say that this frontend does not fit."""
+    async def _close_reason(self, call: Call, error: Exception) -> str:
+        """Returns why the call ended, from the scheduler's status. Raises FailedPrecondition if the scheduler refuses
+        this frontend."""
         if isinstance(error, QuireError) or not call.done():
             return str(error) or type(error).__name__
         code, details = await call.code(), await call.details()

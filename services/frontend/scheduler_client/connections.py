@@ -1,4 +1,4 @@
-"""Which schedulers are dialled: those that the settings name, for ever; those of the registry, while listed."""
+"""Connections to schedulers: configured ones are kept for ever, discovered ones while the registry lists them."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from quire.shared.process.supervision import Tasks, run_restarting
 
 log = logger("scheduler_client")
 
-FORGET_AFTER_S = 10.0  # without a session and without an entry: longer than a lease and a restart
+FORGET_AFTER_S = 10.0  # without session and registry entry; longer than a lease and a restart
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectedScheduler:
-    """A scheduler that is dialled; `entry`: how the registry listed it, None for one that the settings name."""
+    """A scheduler with a connection. `entry`: its registry entry; None for a configured one."""
 
     connection: Connection
     entry: SchedulerEntry | None
@@ -28,23 +28,23 @@ class ConnectedScheduler:
 
 
 class SchedulerConnections:
-    """Owns the connections. A scheduler has one, whatever its addresses."""
+    """Owns the connections, one per scheduler even if it has several addresses."""
 
     def __init__(self, configured: Iterable[str], connection_to: Callable[[str, bool], Connection]) -> None:
         self._configured = tuple(dict.fromkeys(configured))
         self._connection_to = connection_to
         self._members: dict[str, ConnectedScheduler] = {}
-        self._misfits: dict[str, int] = {}  # epochs of schedulers that are listed, but serve another model
+        self._misfits: dict[str, int] = {}  # address -> epoch of listed schedulers that serve another model
         self._tasks = Tasks()
         self._failed = asyncio.get_running_loop().create_future()
 
     @property
     def addresses(self) -> list[str]:
-        """One of each scheduler."""
+        """One address per scheduler."""
         return [address for address, member in self._members.items() if member.connection.duplicate_of is None]
 
     def reconnect_attempts(self) -> dict[str, object]:
-        """Of the connections that are down, each of which is to be tried again and again."""
+        """Returns the number of attempts per disconnected address; the liveness check requires progress."""
         return {
             f"connection to {address}": member.connection.num_attempts
             for address, member in self._members.items()
@@ -53,16 +53,17 @@ class SchedulerConnections:
 
     @property
     def newest_update(self) -> int:
-        """Of weights, as far as the schedulers here have said; 0 if there has been none."""
+        """Highest weights update that the connected schedulers report; 0 if there was none."""
         sessions = (member.connection.session for member in self._members.values())
         return max((session.view.weights.update for session in sessions if session is not None), default=0)
 
     def is_configured(self, address: str) -> bool:
-        """Whether the settings name it."""
+        """Whether the settings name the address."""
         return address in self._configured
 
     async def run(self) -> None:
-        """Until cancelled; raises FailedPrecondition if a scheduler that the settings name serves another model."""
+        """Runs all connections until cancelled. Raises FailedPrecondition if a configured scheduler serves another
+        model."""
         for address in self._configured:
             self._add(address, None)
         try:
@@ -71,20 +72,20 @@ class SchedulerConnections:
             await self._tasks.close()
 
     def update(self, entries: Seq[SchedulerEntry]) -> None:
-        """What the registry lists now."""
+        """Adds and removes connections according to the registry's entries."""
         listed = {entry.address: entry for entry in entries}
         self._misfits = {a: e for a, e in self._misfits.items() if a in listed and listed[a].epoch == e}
         for address, entry in listed.items():
             if self._is_new(entry):
-                log.info("scheduler found", scheduler=entry.id, address=address)
+                log.info("scheduler discovered", scheduler=entry.id, address=address)
                 self._add(address, entry)
         for address, member in list(self._members.items()):
             if member.entry and address not in listed and member.connection.outage_s > FORGET_AFTER_S:
-                log.info("scheduler gone", scheduler=member.entry.id, address=address)
+                log.info("scheduler removed", scheduler=member.entry.id, address=address)
                 self._members.pop(address).task.cancel()
 
     def _is_new(self, entry: SchedulerEntry) -> bool:
-        """Not dialled yet, and no session with it by another address."""
+        """Whether the entry has no connection yet and no session through another address."""
         if any(entry.address in known for known in (self._configured, self._members, self._misfits)):
             return False
         sessions = (member.connection.session for member in self._members.values())
@@ -92,17 +93,17 @@ class SchedulerConnections:
 
     def _add(self, address: str, entry: SchedulerEntry | None) -> None:
         connection = self._connection_to(address, entry is None)
-        task = self._tasks.start(f"connection to {address}", self._keep(connection, entry))
+        task = self._tasks.start(f"connection to {address}", self._run(connection, entry))
         self._members[address] = ConnectedScheduler(connection, entry, task)
 
-    async def _keep(self, connection: Connection, entry: SchedulerEntry | None) -> None:
+    async def _run(self, connection: Connection, entry: SchedulerEntry | None) -> None:
         try:
             await run_restarting(f"the connection to scheduler {connection.address}", connection.run)
         except FailedPrecondition as error:
             if entry is None:
                 self._fail(error)
                 return
-            log.warning("a scheduler of the registry does not fit, and is left alone", reason=error.message)
+            log.warning("ignoring a discovered scheduler that serves another model", reason=error.message)
             self._misfits[connection.address] = entry.epoch
             del self._members[connection.address]
         except Exception as error:

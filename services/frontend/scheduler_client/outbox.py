@@ -1,6 +1,6 @@
-"""What goes to a scheduler: a submission is a message, unless several wait for the stream. Those travel together.
+"""Outgoing messages of a session: submissions that wait for the stream are merged into one message.
 
-In a burst each message costs both ends as much as what is in it, and the scheduler is one for all frontends.
+In a burst a message costs both ends as much as its content does, and one scheduler serves all frontends.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import Protocol
 
 from quire.shared.pb.scheduler.v1 import scheduler_pb2 as pb
 
-MAX_BYTES = 1 << 20  # in a message of several; gRPC takes 4 MB
+MAX_BYTES = 1 << 20  # of a merged message; gRPC's limit is 4 MB
 
 
 class Link(Protocol):
@@ -17,23 +17,23 @@ class Link(Protocol):
 
     @property
     def last_unsent(self) -> pb.SessionRequest | None:
-        """What was sent last, if it still waits to be written."""
+        """The last message, if it is still queued."""
 
     def send(self, message: pb.SessionRequest) -> None: ...
 
 
 class Outbox:
-    """`submit` never blocks."""
+    """Queues submissions; `submit` never blocks."""
 
-    def __init__(self, link: Link, *, takes_further: bool) -> None:
-        """`takes_further`: the scheduler reads messages of several."""
+    def __init__(self, link: Link, *, supports_merging: bool) -> None:
+        """Wraps the link. `supports_merging`: the scheduler supports merged submissions."""
         self._link = link
-        self._takes_further = takes_further
-        self._num_bytes = 0  # of the last message
+        self._supports_merging = supports_merging
+        self._num_bytes = 0  # size of the last message
 
     def submit(self, submission: pb.Submission) -> None:
         last, num_bytes = self._link.last_unsent, submission.ByteSize()
-        if self._takes_further and last is not None and last.HasField("submission"):
+        if self._supports_merging and last is not None and last.HasField("submission"):
             self._num_bytes += num_bytes
             if self._num_bytes <= MAX_BYTES:
                 last.further_submissions.append(submission)

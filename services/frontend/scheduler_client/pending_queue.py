@@ -1,4 +1,4 @@
-"""Where sequences wait, each for a bounded time: for a session that can run them, or until they may ask again."""
+"""Groups of sequences that wait for a bounded time: for a usable session, or before they are submitted again."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from quire.services.frontend.scheduler_client.sequence import Sequence
 
-LATE_S = 1.0  # a timer that goes off so late tells of a standstill of this process
-SECOND_WAIT_S = 5.0  # for sessions to come back after one: they ended meanwhile
+LATE_S = 1.0  # a timer this late means that the process was suspended
+SECOND_WAIT_S = 5.0  # extra wait after a suspension, for sessions to reconnect
 
-Group = tuple[Sequence, ...]  # consecutive samples of one work without tokens, or a single sequence
+Group = tuple[Sequence, ...]  # consecutive samples of one prompt without tokens, or a single sequence
 
 
 @dataclass(slots=True, eq=False)
@@ -23,15 +23,15 @@ class _PendingGroup:
 
 
 class PendingQueue:
-    """First in, first out; `on_time` is told of a group that has waited for its time."""
+    """FIFO queue with a timeout per group; `on_time` is called with each group whose wait is over."""
 
     def __init__(
         self, on_time: Callable[[Group], None], *, late_s: float = LATE_S, second_wait_s: float = SECOND_WAIT_S
     ) -> None:
-        """`late_s`: a timer that goes off so late is followed by a second wait."""
+        """Creates an empty queue. `late_s`: a timer at least this late is followed by a second wait."""
         self._on_time = on_time
         self._late_s, self._second_wait_s = late_s, second_wait_s
-        self._entries: dict[_PendingGroup, None] = {}  # in order of arrival
+        self._entries: dict[_PendingGroup, None] = {}  # ordered by arrival
         self._entry_of: dict[Sequence, _PendingGroup] = {}
 
     def __len__(self) -> int:
@@ -39,18 +39,20 @@ class PendingQueue:
 
     @property
     def num_sequences(self) -> int:
-        """Of all groups."""
+        """Number of sequences in all groups."""
         return len(self._entry_of)
 
     def add(self, group: Group, wait_s: float, max_wait_s: float) -> None:
-        """`max_wait_s`: however often it is renewed. If it raises, leave() undoes what it did."""
+        """Adds a group that waits `wait_s`; extensions end after `max_wait_s`. If it raises, remove() undoes its
+        effects."""
         entry = _PendingGroup(group, len(group), asyncio.get_running_loop().time() + max_wait_s)
         self._entry_of.update(dict.fromkeys(group, entry))
         self._entries[entry] = None
         self._wait(entry, wait_s)
 
     def extend_waits(self, wait_s: float) -> None:
-        """Somebody has shown up who may soon be of use: everybody waits for so long from now on, within bounds."""
+        """Extends the wait of every group to `wait_s` from now, within its `max_wait_s`; called when a scheduler
+        connects."""
         now = asyncio.get_running_loop().time()
         for entry in self._entries:
             assert entry.timer is not None
@@ -60,7 +62,7 @@ class PendingQueue:
                 self._wait(entry, end_s - now)
 
     def remove(self, sequences: Iterable[Sequence]) -> None:
-        """Nobody waits for these any more, where they do; a group goes with the last of its members."""
+        """Removes sequences, if present; a group leaves with its last member."""
         for sequence in sequences:
             entry = self._entry_of.pop(sequence, None)
             if entry is not None:
@@ -69,7 +71,7 @@ class PendingQueue:
                     self._end(entry)
 
     def take_all(self) -> list[Group]:
-        """Everybody leaves, in order of arrival."""
+        """Removes and returns all groups, in order of arrival."""
         groups = [entry.group for entry in self._entries]
         for group in groups:
             self.remove(group)

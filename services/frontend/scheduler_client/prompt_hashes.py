@@ -1,4 +1,4 @@
-"""Block hashes of a prompt, computed once for whoever asks: the look-up of cached prefixes, then every submission."""
+"""Block hashes of a prompt, computed once for the prefix lookup and all submissions."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from quire.shared.pb.common.v1 import model_pb2
 
 
 def supported_block_size(layout: model_pb2.BlockLayout) -> int:
-    """0 while no worker has told, or where blocks are hashed in a way unknown here."""
+    """Returns the block size; 0 while no worker has reported it, or if the hash scheme is unknown to this version."""
     return layout.block_size if layout.hash_scheme == block_hash.SCHEME else 0
 
 
 class PromptHashes:
-    """`root` stands for salt and adapter; `prompt` is an i32 column."""
+    """Lazily computed block hashes of one prompt. `root` covers salt and adapter; `prompt` is an i32 column."""
 
     __slots__ = ("_by_block_size", "_prompt", "root")
 
@@ -22,14 +22,14 @@ class PromptHashes:
         self._by_block_size: dict[int, list[bytes]] = {}
 
     def block_hashes(self, block_size: int) -> list[bytes]:
-        """Of the full blocks."""
+        """Returns the hashes of the prompt's full blocks."""
         found = self._by_block_size.get(block_size)
         if found is None:
             found = self._by_block_size[block_size] = block_hash.chain(self.root, self._prompt, block_size)
         return found
 
     def block_hashes_with_output(self, block_size: int, tokens: bytes) -> list[bytes]:
-        """Of the full blocks of the prompt and the `tokens` that followed it."""
+        """Returns the hashes of the full blocks of the prompt followed by `tokens`."""
         head = self.block_hashes(block_size)
         if not tokens:
             return head

@@ -1,4 +1,4 @@
-"""A sequence as its frontend owns it: enough to go on elsewhere when the session that ran it is gone."""
+"""A sequence as its frontend owns it: everything needed to resubmit it when its session breaks."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LateQuery:
-    """What a document is compared with, token by token. Every document brings it along, so that it can go on
-    anywhere."""
+    """Query that a late-interaction document is scored against. Each document carries it, so that it can run on any
+    worker."""
 
     tokens: bytes  # i32 column
     params: bytes  # a serialized SequenceParams
@@ -32,44 +32,45 @@ class LateQuery:
 
 @dataclass(frozen=True, slots=True)
 class PromptRequest:
-    """A prompt and how to continue it, ready for a scheduler. Times are the event loop's, seconds."""
+    """A tokenized prompt and its parameters, ready for a scheduler; shared by all samples of the prompt. Times are the
+    event loop's clock, in seconds."""
 
     request_id: str
     prompt: bytes  # i32 column
     num_prompt_tokens: int
     hashes: PromptHashes
-    sampling: sampling_pb2.SamplingParams  # complete
+    sampling: sampling_pb2.SamplingParams  # defaults filled in
     eos_token_ids: bytes  # u32 column
-    params: bytes  # what only workers read: a serialized SequenceParams
+    params: bytes  # a serialized SequenceParams, read by workers only
     priority: int
     tenant: str
     arrival_s: float
     deadline_s: float | None
-    grammar: bytes = b""  # a serialized StructuredOutput; empty: the output is not constrained
-    samples_nothing: bool = False  # it ends with a vector when its prompt is computed; max_tokens is 0
-    traceparent: str = ""  # of a request that is sampled
-    adapter: AdapterId | None = None  # that it goes through
+    grammar: bytes = b""  # a serialized StructuredOutput; empty: unconstrained
+    samples_nothing: bool = False  # pooling: ends with a vector after prefill; max_tokens is 0
+    traceparent: str = ""  # W3C trace context, if the request is traced
+    adapter: AdapterId | None = None
     kv_priority: str = "normal"
-    late_query: LateQuery | None = None  # that it ends in one number for, in place of its vectors
+    late_query: LateQuery | None = None  # set: the result is one score instead of vectors
 
     @property
     def affinity_key(self) -> bytes:
-        """Equal for all that had better go to one place, for what that keeps of them; empty: it may go anywhere."""
+        """Equal for requests that benefit from the same worker, whose cache serves them; empty: no preference."""
         return self.hashes.root + self.late_query.tokens if self.late_query is not None else b""
 
     @property
     def is_beam_search(self) -> bool:
-        """Its samples are the results of one beam search, and come when that is over."""
+        """Whether its samples are the results of one beam search, delivered when it ends."""
         return self.sampling.HasField("beam_search")
 
     @property
     def max_total_tokens(self) -> int:
-        """The longest that a sequence of it can become."""
+        """Upper bound on the length of a sequence, prompt included."""
         return self.num_prompt_tokens + self.sampling.max_tokens
 
 
 class SequenceEnd(NamedTuple):
-    """How the scheduler ended a sequence; `error` instead of a finish where the whole request fails."""
+    """How the scheduler ended a sequence. `error` is set if the whole request fails."""
 
     finish: Finish
     error: QuireError | None = None
@@ -77,31 +78,31 @@ class SequenceEnd(NamedTuple):
 
 
 class OutputSink(Protocol):
-    """Who wants the tokens. Called from the loop that reads the session: must not wait."""
+    """Receives a sequence's output. Called from the session's read loop: must not block."""
 
     last_token_s: float
-    weight_version: str  # of what computed the last token; set with the end
+    weight_version: str  # version of the weights that computed the last token; set with the end
 
     def on_start(self, num_cached_tokens: int, queue_us: int) -> None:
-        """It left the queue for the first time."""
+        """Called when the sequence first leaves the scheduler's queue."""
 
     def on_prompt_logprobs(self, logprobs: list[TokenLogprobs]) -> None:
-        """Of the next positions of its prompt."""
+        """Called with the log-probabilities of the next prompt positions."""
 
     def on_tokens(
         self, token_ids: list[int], logprobs: list[TokenLogprobs], end: SequenceEnd | None, now: float
     ) -> bool:
-        """Its next tokens; True: no more of them are wanted (a stop string matched)."""
+        """Called with new tokens. Returns True if no more are needed (a stop string matched)."""
 
     def on_vector(self, values: bytes) -> None:
-        """What it ends with if it samples nothing: an f32 column."""
+        """Called with the pooling result, an f32 column."""
 
     def on_end(self, end: SequenceEnd, now: float) -> None:
-        """It ended without a token in the same step."""
+        """Called when the sequence ends in a step without tokens."""
 
 
 class Sequence:
-    """Sample `number` of `work`: its tokens so far, and the session that runs it at present."""
+    """One sample of a prompt: sample `number` of `prompt_request`, its tokens so far, and the session that runs it."""
 
     __slots__ = (
         "group",
@@ -123,26 +124,27 @@ class Sequence:
         self.number = number
         self.sink = sink
         self.tokens = array("i")
-        self.num_prompt_logprobs = 0  # positions that have come
+        self.num_prompt_logprobs = 0  # positions received
         self.session: Session | None = None
-        self.group: tuple[Sequence, ...] = ()  # of a search: all its results
-        self.id = 0  # in the session
+        self.group: tuple[Sequence, ...] = ()  # all results of its beam search
+        self.id = 0  # unique within the session
         self.has_started = False
         self.is_active = True
-        self.refused_since_s: float | None = None  # when schedulers began to refuse it
-        self.migrating_since_s: float | None = None  # its last token, if it had to move since
+        self.refused_since_s: float | None = None  # time of the first refusal, until it starts
+        self.migrating_since_s: float | None = None  # time of the last token before a move, until the next token
 
     @property
     def is_new(self) -> bool:
         return not self.has_started and not self.tokens
 
     def mark_migrating(self) -> None:
-        """It goes on elsewhere, perhaps not for the first time since its last token."""
+        """Notes the time of the last token before a move to another scheduler; later moves keep it."""
         if self.tokens:
             self.migrating_since_s = self.sink.last_token_s
 
     def start(self, num_cached_tokens: int, queue_us: int) -> None:
-        """Starting again after a move is not news: the first start told the queue time and what the cache held."""
+        """Handles the scheduler's start message. Only the first start reports queue time and cached tokens; restarts
+        after a move do not."""
         self.refused_since_s = None
         if not self.has_started:
             self.has_started = True

@@ -1,4 +1,4 @@
-"""One open session with a scheduler: the sequences that run there, and the loop that reads what its steps give."""
+"""One open session with a scheduler: its sequences, and the loop that reads step results."""
 
 from __future__ import annotations
 
@@ -20,48 +20,48 @@ from quire.shared.pb.scheduler.v1 import scheduler_pb2 as pb
 from quire.shared.process.lifecycle import run_until_first
 from quire.shared.rpc.duplex import Duplex
 
-RENEW_AFTER_ID = 2**31  # ids are 32 bits and never used twice: a session this old is closed, the next counts from 1
+RENEW_AFTER_ID = 2**31  # ids are 32-bit and never reused: the session is closed here, and the next starts at 1
 
 Link = Duplex[pb.SessionResponse, pb.SessionRequest]
 
 
 class SessionOwner(Protocol):
-    """Whom a session tells what it cannot decide alone."""
+    """Callbacks of a session."""
 
     def on_view(self, session: Session) -> None:
-        """The cluster behind it changed."""
+        """Called when the scheduler's cluster has changed."""
 
     def on_resumed(self, sequence: Sequence, now: float) -> None:
-        """This one has its first token since it moved."""
+        """Called when a moved sequence gets its first token again."""
 
     def on_refused(self, sequence: Sequence, error: QuireError) -> None:
-        """The scheduler ended this one with an error."""
+        """Called when the scheduler ends a sequence with an error."""
 
     def on_tokens_delivered(self, seconds: float) -> None:
-        """The tokens of one step were taken in, which took so long."""
+        """Called after the tokens of a step were delivered. `seconds`: time that took."""
 
 
 class Session:
-    """Open from the first ClusterView on, until run() returns or raises; ids are never used twice in it."""
+    """A session, open from the first ClusterView until run() ends. Sequence ids are never reused within it."""
 
     def __init__(
         self, link: Link, owner: SessionOwner, welcome: pb.SchedulerWelcome, check: Callable[[pb.ClusterView], None]
     ) -> None:
-        """`check` raises for a view of a cluster that this frontend does not fit."""
+        """Starts with an empty view. `check` raises if this frontend does not match the view's model."""
         self._link = link
         self._check = check
         self._owner = owner
         self._loop = asyncio.get_running_loop()
         self._next_id = 1
-        self._outbox = Outbox(link, takes_further=welcome.takes_further_submissions)
+        self._outbox = Outbox(link, supports_merging=welcome.takes_further_submissions)
         self.scheduler_id = welcome.scheduler_id
         self.epoch = welcome.epoch
         self.closed = asyncio.Event()
         self.live: dict[int, Sequence] = {}
         self.view = pb.ClusterView()
-        self.num_tokens_since_view = 0  # submitted after the last view, and still waiting as far as is known
-        self._told_update = 0  # of other schedulers' weights
-        self._since_view: dict[int, int] = {}  # by sequence: its part of that
+        self.num_tokens_since_view = 0  # submitted after the last view and not known to have started
+        self._sent_update = 0  # newest weights update sent to this scheduler
+        self._tokens_since_view: dict[int, int] = {}  # sequence id -> its share of num_tokens_since_view
         self.last_tokens_s = self._loop.time()
 
     async def run(self) -> None:
@@ -79,15 +79,15 @@ class Session:
     def _on_view(self, view: pb.ClusterView) -> None:
         self._check(view)
         self.view = view
-        self._since_view.clear()
+        self._tokens_since_view.clear()
         self.num_tokens_since_view = 0
         self._owner.on_view(self)
 
     def _on_tokens(self, batch: pb.TokenBatch) -> None:
         self.last_tokens_s = self._loop.time()
-        if self._since_view:
+        if self._tokens_since_view:
             for sequence_id in (*(s.sequence_id for s in batch.started), *(f.sequence_id for f in batch.finished)):
-                self._waits_no_more(sequence_id)
+                self._forget_backlog(sequence_id)
         began_s = perf_counter()
         delivery = token_batch.deliver(batch, self.live, self.last_tokens_s)
         took_s = perf_counter() - began_s
@@ -105,14 +105,14 @@ class Session:
         self._owner.on_tokens_delivered(took_s)
 
     def submit(self, sequences: Seq[Sequence], num_cached: int = 0) -> None:
-        """Consecutive samples of one work without tokens, or a single sequence with or without; `num_cached`: tokens of
-        the prompt that need no computing there. If it raises, cancel() undoes what it did."""
+        """Submits consecutive samples of one prompt without tokens, or a single sequence. `num_cached`: prompt tokens
+        cached there. If it raises, cancel() undoes its effects."""
         message = submission.build(sequences, self._next_id, self.view.layout, self._loop.time())
         num_tokens = len(message.token_ids) // TOKEN_BYTES - num_cached
         for sequence in sequences:
             sequence.session, sequence.id = self, self._next_id
             self.live[self._next_id] = sequence
-            self._since_view[self._next_id] = num_tokens
+            self._tokens_since_view[self._next_id] = num_tokens
             self.num_tokens_since_view += num_tokens
             self._next_id += 1
         self._outbox.submit(message)
@@ -120,21 +120,21 @@ class Session:
             self._link.close()
 
     def send_weights(self, newest: model_pb2.WeightsIdentity) -> None:
-        """Of another scheduler; once."""
-        if max(self.view.weights.update, self._told_update) < newest.update:
-            self._told_update = newest.update
+        """Sends the weights identity of another scheduler if this one has an older update; once per update."""
+        if max(self.view.weights.update, self._sent_update) < newest.update:
+            self._sent_update = newest.update
             self._link.send(pb.SessionRequest(weights=newest))
 
     def cancel(self, sequences: Seq[Sequence], reason: FinishReason) -> None:
-        """Ends them here; nothing more comes from them."""
-        withdrawn = [sequence for sequence in sequences if self.live.pop(sequence.id, None) is not None]
+        """Ends sequences and notifies the scheduler; nothing more is delivered for them."""
+        live = [sequence for sequence in sequences if self.live.pop(sequence.id, None) is not None]
         for sequence in sequences:
             sequence.session = None
-            self._waits_no_more(sequence.id)
-        self._send_cancellation(withdrawn, reason)
+            self._forget_backlog(sequence.id)
+        self._send_cancellation(live, reason)
 
-    def _waits_no_more(self, sequence_id: int) -> None:
-        self.num_tokens_since_view -= self._since_view.pop(sequence_id, 0)
+    def _forget_backlog(self, sequence_id: int) -> None:
+        self.num_tokens_since_view -= self._tokens_since_view.pop(sequence_id, 0)
 
     def _send_cancellation(self, sequences: Seq[Sequence], reason: FinishReason) -> None:
         if sequences:
@@ -142,10 +142,10 @@ class Session:
             self._link.send(pb.SessionRequest(cancellation=pb.Cancellation(sequence_ids=ids, reason=reason)))
 
     def abandon(self) -> list[Sequence]:
-        """The sequences that a broken session leaves behind, in order of submission."""
+        """Marks the session closed and returns its sequences, in order of submission."""
         self.closed.set()
-        orphans = list(self.live.values())
+        sequences = list(self.live.values())
         self.live.clear()
-        for sequence in orphans:
+        for sequence in sequences:
             sequence.session = None
-        return orphans
+        return sequences

@@ -1,4 +1,4 @@
-"""What one step gave, taken apart and handed to the sequences. The hot path: runs once per step, for all of them."""
+"""Unpacks step results and delivers them to the sequences. Hot path: runs once per step for all sequences."""
 
 from __future__ import annotations
 
@@ -16,28 +16,29 @@ from quire.shared.pb.scheduler.v1 import scheduler_pb2 as pb
 
 log = logger("scheduler_client")
 
-AT_START = "0"  # how weights are called that no update has changed
+INITIAL_WEIGHT_VERSION = "0"  # before the first weights update
 NO_LOGPROBS: list[TokenLogprobs] = []
 
 
 @dataclass(slots=True)
 class DeliveryOutcome:
-    """What a step means for others than the sinks."""
+    """Sequences of a step that the session must act on."""
 
-    stopped: list[Sequence] = field(default_factory=list)  # matched a stop string
-    broken: list[Sequence] = field(default_factory=list)  # could not be shown to its reader: a fault of ours
-    resumed: list[Sequence] = field(default_factory=list)  # had moved, and go on
-    refused: list[tuple[Sequence, QuireError]] = field(default_factory=list)  # ended by the scheduler with an error
+    stopped: list[Sequence] = field(default_factory=list)  # a stop string matched
+    broken: list[Sequence] = field(default_factory=list)  # delivery to the sink failed
+    resumed: list[Sequence] = field(default_factory=list)  # got their first token after a move
+    refused: list[tuple[Sequence, QuireError]] = field(default_factory=list)  # ended with an error by the scheduler
 
     def mark_broken(self, sequence: Sequence, live: dict[int, Sequence]) -> None:
-        """One stream that cannot be shown must not take the others along; called where an exception is handled."""
+        """Removes a sequence whose sink raised; called inside an exception handler. Other sequences are not
+        affected."""
         log.exception("tokens lost", request=sequence.prompt_request.request_id)
         self.broken.append(sequence)
         live.pop(sequence.id, None)
 
 
 def deliver(batch: pb.TokenBatch, live: dict[int, Sequence], now: float) -> DeliveryOutcome:
-    """Takes what ended out of `live`."""
+    """Delivers a step's results and removes ended sequences from `live`."""
     delivery = DeliveryOutcome()
     for started in batch.started:
         if (sequence := live.get(started.sequence_id)) is not None:
@@ -67,7 +68,7 @@ def _deliver_ends(
             continue
         try:
             if sequence.tokens:
-                sequence.sink.weight_version = batch.weight_version or AT_START
+                sequence.sink.weight_version = batch.weight_version or INITIAL_WEIGHT_VERSION
             sequence.sink.on_end(end, now)
             del live[sequence_id]
         except Exception:
@@ -77,14 +78,14 @@ def _deliver_ends(
 def _deliver_tokens(
     batch: pb.TokenBatch, live: dict[int, Sequence], ends: dict[int, SequenceEnd], now: float, delivery: DeliveryOutcome
 ) -> None:
-    """Takes out of `ends` those that end with a token."""
+    """Delivers new tokens, and removes from `ends` the sequences that end with one."""
     ids = u32(batch.sequence_ids).tolist()
     tokens = _split(i32(batch.token_ids).tolist(), u32(batch.token_counts).tolist())
-    pairs = list(zip(ids, tokens, strict=True))  # before anything is delivered: columns that do not match are refused
+    pairs = list(zip(ids, tokens, strict=True))  # validates the columns before anything is delivered
     logprobs = _logprobs(batch.logprobs, dict(pairs)) if batch.HasField("logprobs") else {}
     for sequence_id, new in pairs:
         sequence = live.get(sequence_id)
-        if sequence is None:  # cancelled meanwhile
+        if sequence is None:  # cancelled
             continue
         end = None
         if sequence_id in ends and ends[sequence_id].error is None:
@@ -93,14 +94,14 @@ def _deliver_tokens(
         if sequence.migrating_since_s is not None:
             delivery.resumed.append(sequence)
         try:
-            enough = sequence.sink.on_tokens(new, logprobs.get(sequence_id, NO_LOGPROBS), end, now)
+            is_enough = sequence.sink.on_tokens(new, logprobs.get(sequence_id, NO_LOGPROBS), end, now)
         except Exception:
             delivery.mark_broken(sequence, live)
             continue
-        if end is not None or enough:
-            sequence.sink.weight_version = batch.weight_version or AT_START
+        if end is not None or is_enough:
+            sequence.sink.weight_version = batch.weight_version or INITIAL_WEIGHT_VERSION
             del live[sequence_id]
-        if enough and end is None:
+        if is_enough and end is None:
             delivery.stopped.append(sequence)
 
 
@@ -121,7 +122,7 @@ def _end(finished: pb.FinishedSequence) -> SequenceEnd:
 
 
 def error_end(error: QuireError) -> SequenceEnd:
-    """Of a sequence that its reader gets `error` for."""
+    """Returns the end of a sequence that failed with `error`."""
     return SequenceEnd(Finish(finish_pb2.FINISH_REASON_ERROR), error)
 
 
@@ -152,7 +153,7 @@ def _deliver_prompts(batch: pb.PromptLogprobBatch, live: dict[int, Sequence], de
 
 
 def _deliver_vectors(batch: pb.PooledBatch, live: dict[int, Sequence], delivery: DeliveryOutcome) -> None:
-    columns, at = batch.values, 0  # a copy, whenever it is read
+    columns, at = batch.values, 0  # protobuf copies the bytes at each access
     for sequence_id, size in zip(u32(batch.sequence_ids).tolist(), u32(batch.sizes).tolist(), strict=True):
         values = columns[at : at + size * NUMBER_BYTES]
         at += size * NUMBER_BYTES
@@ -166,7 +167,7 @@ def _deliver_vectors(batch: pb.PooledBatch, live: dict[int, Sequence], delivery:
 
 
 def _logprobs(batch: pb.LogprobBatch, tokens: dict[int, list[int]]) -> dict[int, list[TokenLogprobs]]:
-    """By sequence, one for each of its new tokens."""
+    """Returns log-probabilities by sequence id, one entry per new token."""
     ids, counts = u32(batch.sequence_ids).tolist(), u32(batch.entry_counts).tolist()
     per_position = [
         count for sequence_id, count in zip(ids, counts, strict=True) for _ in range(len(tokens[sequence_id]))
@@ -176,8 +177,8 @@ def _logprobs(batch: pb.LogprobBatch, tokens: dict[int, list[int]]) -> dict[int,
 
 
 def _positions(batch: pb.LogprobBatch | pb.PromptLogprobBatch, counts: Iterable[int]) -> Iterator[TokenLogprobs]:
-    """One for each position, which has so many entries."""
+    """Yields one entry per position; `counts`: candidates per position, the sampled token first."""
     entries = zip(i32(batch.token_ids).tolist(), f32(batch.logprobs).tolist(), strict=True)
     for count, rank in zip(counts, u32(batch.ranks).tolist(), strict=True):
-        own, *others = islice(entries, count)
-        yield TokenLogprobs(*own, rank, others)
+        sampled, *others = islice(entries, count)
+        yield TokenLogprobs(*sampled, rank, others)

@@ -1,1 +1,1 @@
-"""The HTTP face that SGLang's clients know: /generate."""
+"""HTTP API of SGLang's clients: /generate."""

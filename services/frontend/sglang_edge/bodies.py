@@ -1,4 +1,4 @@
-"""The body of /generate. What it does not name is refused: a misspelled field would otherwise be a silent default."""
+"""Request body of /generate. Unknown fields are refused: a misspelled one would otherwise be a silent default."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from quire.services.frontend.http.fields.optional_fields import Flag
 from quire.services.frontend.http.fields.ranges import exactly_one
 from quire.services.frontend.http.fields.scalar_fields import ScalarFields
 
-ONE_ID: ranges.Schema = {"minItems": 1, "items": {"minimum": 0}}  # or more, of a prompt
+ONE_ID: ranges.Schema = {"minItems": 1, "items": {"minimum": 0}}  # one or more ids of a prompt
 
 
 class SamplingBody(ScalarFields):
-    """How to choose tokens, in SGLang's words."""
+    """Sampling parameters under SGLang's names."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -38,7 +38,7 @@ class SamplingBody(ScalarFields):
 
 
 class SglangGenerateBody(BaseModel):
-    """POST /generate: one prompt or several, as text or as token ids."""
+    """Request body of POST /generate: one prompt or several, as text or as token ids."""
 
     model_config = ConfigDict(extra="forbid", json_schema_extra=exactly_one("text", "input_ids"))
 
@@ -55,5 +55,5 @@ class SglangGenerateBody(BaseModel):
     return_logprob: Flag = False
     top_logprobs_num: int = Field(0, ge=0)
     token_ids_logprob: list[int] | None = None
-    logprob_start_len: int = Field(-1, ge=-1, description="from which token of the prompt on; -1: of the output alone")
+    logprob_start_len: int = Field(-1, ge=-1, description="first prompt token with log-probabilities; -1: output only")
     return_text_in_logprobs: Flag = False

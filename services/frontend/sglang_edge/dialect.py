@@ -1,4 +1,4 @@
-"""SGLang's /generate, as a value."""
+"""Dialect of SGLang's /generate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers of /generate: the text so far, and what is to be known about it."""
+"""Response format of /generate: the text so far and its metadata."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Json = dict[str, Any]
 
 
 class _SampleOutput:
-    """Of one sample: every event of a stream repeats it."""
+    """Output of one sample so far, which every event of a stream repeats."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -39,10 +39,14 @@ class _SampleOutput:
 
 
 class SglangGenerateFormat:
-    """A format for GenerationResponse."""
+    """Response format of /generate."""
 
     def __init__(self, texts: TokenTexts, *, several: bool, with_texts: bool) -> None:
-        """`several`: a list in one piece, numbered in a stream. `with_texts`: of the tokens with log-probabilities."""
+        """Creates a format for one answer.
+
+        `several`: the answer is a list, and events of a stream have an index. `with_texts`: log-probabilities include
+        the tokens' texts.
+        """
         self._texts = texts
         self._several = several
         self._with_texts = with_texts
@@ -61,8 +65,8 @@ class SglangGenerateFormat:
         return errors.as_response(error)
 
     def whole(self, deltas: list[SampleDelta], generation: Generation) -> Any:
-        found = [self._add(delta, generation) for delta in deltas]
-        return found if self._several else found[0]
+        outputs = [self._add(delta, generation) for delta in deltas]
+        return outputs if self._several else outputs[0]
 
     def _add(self, delta: SampleDelta, generation: Generation) -> Json:
         so_far = self._samples.setdefault(delta.sample, _SampleOutput())
@@ -91,16 +95,16 @@ class SglangGenerateFormat:
         sampling = generation.request.sampling
         if sampling.logprobs is None:
             return {}
-        told: Json = {"output_token_logprobs": self._pairs(so_far.logprobs)}
+        logprobs: Json = {"output_token_logprobs": self._pairs(so_far.logprobs)}
         if sampling.logprobs:
-            told["output_top_logprobs"] = [self._top(entry) for entry in so_far.logprobs]
+            logprobs["output_top_logprobs"] = [self._top(entry) for entry in so_far.logprobs]
         if sampling.logprob_token_ids:
-            told["output_token_ids_logprobs"] = [self._top(entry) for entry in so_far.logprobs]
+            logprobs["output_token_ids_logprobs"] = [self._top(entry) for entry in so_far.logprobs]
         if sampling.prompt_logprobs is not None:
-            told["input_token_logprobs"] = self._pairs(so_far.prompt_logprobs)
+            logprobs["input_token_logprobs"] = self._pairs(so_far.prompt_logprobs)
             if sampling.prompt_logprobs:
-                told["input_top_logprobs"] = [self._top(entry) for entry in so_far.prompt_logprobs]
-        return told
+                logprobs["input_top_logprobs"] = [self._top(entry) for entry in so_far.prompt_logprobs]
+        return logprobs
 
     def _pairs(self, entries: Sequence[TokenLogprobs]) -> list[Any]:
         return [self._entry(entry.token_id, entry.logprob) for entry in entries]

@@ -1,4 +1,4 @@
-"""A body to the frontend's own request."""
+"""Conversion of a body to the frontend's request."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def generate_request(body: SglangGenerateBody, headers: CallHeaders, defaults: G
         sampling=sampling_rules.build(_given(sampling) | _logprobs(body), defaults),
         arrival_s=headers.arrival_s,
         deadline_s=headers.deadline_s,
-        priority=-(body.priority or 0),  # SGLang runs the larger first
+        priority=-(body.priority or 0),  # SGLang runs larger values first
         tenant=headers.tenant,
         default_max_tokens=MAX_NEW_TOKENS,
         final_only=not body.stream,
@@ -46,7 +46,7 @@ def generate_request(body: SglangGenerateBody, headers: CallHeaders, defaults: G
 
 
 def has_several_answers(body: SglangGenerateBody) -> bool:
-    """Whether the answer is a list."""
+    """Returns whether the answer is a list."""
     given = body.input_ids if body.text is None else body.text
     several = isinstance(given, list) and bool(given) and not isinstance(given[0], int)
     return several or (body.sampling_params is not None and (body.sampling_params.n or 1) > 1)
@@ -56,7 +56,7 @@ def _prompts(body: SglangGenerateBody) -> Sequence[Prompt]:
     if (body.text is None) == (body.input_ids is None):
         raise InvalidArgument("exactly one of text and input_ids must be given", field="text")
     if body.text == []:
-        raise InvalidArgument("text must hold at least one", field="text")
+        raise InvalidArgument("text must hold at least one prompt", field="text")
     if body.text is not None:
         return [TextPrompt(text) for text in ([body.text] if isinstance(body.text, str) else body.text)]
     several = [ids for ids in body.input_ids or () if isinstance(ids, list)]
@@ -82,9 +82,9 @@ def _form(sampling: SamplingBody) -> sampling_pb2.StructuredOutput | None:
         return None
     if len(given) > 1:
         raise InvalidArgument(f"{given[0]} and {given[1]} both constrain the output: send one of them", field=given[1])
-    asked = getattr(sampling, given[0])
+    value = getattr(sampling, given[0])
     form = sampling_pb2.StructuredOutput()
-    setattr(form, FORMS[given[0]], asked if isinstance(asked, str) else json.dumps(asked))
+    setattr(form, FORMS[given[0]], value if isinstance(value, str) else json.dumps(value))
     return form
 
 

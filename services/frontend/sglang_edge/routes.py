@@ -1,4 +1,4 @@
-"""POST /generate."""
+"""Route of POST /generate."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GENERATE = "/generate"
 
 
 class SglangRoutes:
-    """Bodies to requests, requests to answers."""
+    """Route that turns bodies into requests, and requests into answers."""
 
     def __init__(self, context: ServingContext) -> None:
         self._generator = context.generator
@@ -27,7 +27,7 @@ class SglangRoutes:
         self.router.add_api_route(GENERATE, self.generate, methods=["POST"], response_class=Response)
 
     async def generate(self, body: SglangGenerateBody, http: Request) -> Response:
-        """Continues one prompt or several."""
+        """Generates text for one prompt or several."""
         request = generate_request(body, headers.read(http), self._tokenizer.defaults)
         answer_format = SglangGenerateFormat(
             TokenTexts(self._tokenizer, as_ids=False),

@@ -1,1 +1,1 @@
-"""Streams that outlive the calls of their clients."""
+"""Resumable streams: generations that continue after the client's call ends and can be re-attached by offset."""

@@ -1,4 +1,5 @@
-"""What is kept of a delta, so that another frontend can go on behind it: everything but its text, which follows."""
+"""Encodes deltas so that another frontend can continue a stream: everything but the text, which follows from the
+tokens."""
 
 from __future__ import annotations
 
@@ -14,38 +15,43 @@ from quire.shared.pb.inference.v1 import inference_pb2
 
 
 def encode_delta(delta: SampleDelta) -> pb.ResumableDelta:
+    """Returns the stored form of a delta."""
     return pb.ResumableDelta(
         sample=delta.sample,
         token_ids=i32_bytes(delta.token_ids),
         num_characters=len(delta.text),
-        logprobs=_kept_logprobs(delta.logprobs),
-        prompt_logprobs=_kept_logprobs(delta.prompt_logprobs),
+        logprobs=_encode_logprobs(delta.logprobs),
+        prompt_logprobs=_encode_logprobs(delta.prompt_logprobs),
         call_ids=[part.id for part in delta.parts or () if isinstance(part, CallDelta) and part.id],
         ending=None if delta.finish is None else _ending(delta.finish),
     )
 
 
 def decode_delta(kept: pb.ResumableDelta) -> SampleDelta:
-    """Without its text."""
+    """Returns the delta of its stored form, without its text."""
     finish = _finish(kept.ending) if kept.HasField("ending") else None
     token_ids: list[int] = i32(kept.token_ids).tolist()
-    prompt_logprobs = _logprobs(kept.prompt_logprobs)
-    return SampleDelta(kept.sample, token_ids, "", _logprobs(kept.logprobs), finish, prompt_logprobs=prompt_logprobs)
+    prompt_logprobs = _decode_logprobs(kept.prompt_logprobs)
+    return SampleDelta(
+        kept.sample, token_ids, "", _decode_logprobs(kept.logprobs), finish, prompt_logprobs=prompt_logprobs
+    )
 
 
 def restore_call_ids(delta: SampleDelta, kept: pb.ResumableDelta) -> SampleDelta:
-    """A delta that was made again, with the ids that were drawn for its calls then. Internal if its text is another."""
+    """Returns a regenerated delta with the tool call ids of the original. Raises Internal if its text has another
+    length."""
     if len(delta.text) != kept.num_characters:
         raise Internal(
-            f"a stream cannot go on: its tokens have {len(delta.text)} characters here and {kept.num_characters} before"
+            f"the stream cannot be continued: its tokens have {len(delta.text)} characters here, "
+            f"{kept.num_characters} at the frontend before"
         )
     if not kept.call_ids or delta.parts is None:
         return delta
     ids = iter(kept.call_ids)
-    return delta._replace(parts=[_renamed(part, ids) for part in delta.parts])
+    return delta._replace(parts=[_with_original_id(part, ids) for part in delta.parts])
 
 
-def _renamed(part: Part, ids: Iterator[str]) -> Part:
+def _with_original_id(part: Part, ids: Iterator[str]) -> Part:
     if not isinstance(part, CallDelta) or not part.id:
         return part
     return part._replace(id=next(ids, part.id))
@@ -66,7 +72,7 @@ def _finish(ending: pb.ResumableDelta.Ending) -> Finish:
     return Finish(ending.reason, stop_token_id, stop_string, weight_version=ending.weight_version)
 
 
-def _kept_logprobs(entries: Iterable[TokenLogprobs]) -> list[inference_pb2.TokenLogprobs]:
+def _encode_logprobs(entries: Iterable[TokenLogprobs]) -> list[inference_pb2.TokenLogprobs]:
     return [
         inference_pb2.TokenLogprobs(
             token_id=entry.token_id,
@@ -78,8 +84,8 @@ def _kept_logprobs(entries: Iterable[TokenLogprobs]) -> list[inference_pb2.Token
     ]
 
 
-def _logprobs(entries: Iterable[inference_pb2.TokenLogprobs]) -> list[TokenLogprobs]:
-    """Which came as 32 bits, and are the same again."""
+def _decode_logprobs(entries: Iterable[inference_pb2.TokenLogprobs]) -> list[TokenLogprobs]:
+    """Decodes log-probabilities; they were 32-bit floats and keep their values."""
     return [
         TokenLogprobs(entry.token_id, entry.logprob, entry.rank, [(one.token_id, one.logprob) for one in entry.top])
         for entry in entries

@@ -1,4 +1,4 @@
-"""Streams that other frontends make: brought to those who read them here, and gone on with where nobody makes them."""
+"""Follows streams produced by other frontends for local readers, and takes over streams whose producer is gone."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from quire.shared.process.supervision import Tasks, cancellable_sleep
 
 log = logger("streams")
 
-LOOK_S = 0.02  # between two looks: one round trip for all streams that are read here
+POLL_INTERVAL_S = 0.02  # between two polls; one poll is one round trip for all streams with local readers
 
 
 class StreamFollower:
-    """Looks at them as long as there are any."""
+    """Polls the store for new entries of remote streams while any of them has a local reader."""
 
     def __init__(
         self,
@@ -29,90 +29,94 @@ class StreamFollower:
         on_lost: Callable[[Stream, QuireError], None],
         on_taken_over: Callable[[Stream, str], None],
     ) -> None:
-        """`wanted`: those that have readers here; `lose`: nothing more of this one comes; `go_on`: its lease is that of
-        this owner now, and all is here that it has told."""
+        """Stores the callbacks. `list_streams`: remote streams with local readers; `on_lost`: called when no more
+        entries of a stream can arrive, with the reason; `on_taken_over`: called with the new owner id once this
+        frontend holds the stream's lease and all its entries."""
         self._store = store
         self._list_streams = list_streams
         self._on_lost = on_lost
         self._on_taken_over = on_taken_over
-        self._taking: set[Stream] = set()
-        self._is_wanted = asyncio.Event()
+        self._being_acquired: set[Stream] = set()
+        self._has_work = asyncio.Event()
         self.tasks = Tasks()
 
     def wake(self) -> None:
-        """There may be something to follow."""
-        self._is_wanted.set()
+        """Wakes the polling loop, which waits while there is nothing to follow."""
+        self._has_work.set()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Polls until cancelled."""
         while True:
-            wanted = [stream for stream in self._list_streams() if stream not in self._taking]
+            wanted = [stream for stream in self._list_streams() if stream not in self._being_acquired]
             if wanted:
                 await self.poll(wanted)
-                await cancellable_sleep(LOOK_S)
-            elif self._taking:
-                await cancellable_sleep(LOOK_S)
+                await cancellable_sleep(POLL_INTERVAL_S)
+            elif self._being_acquired:
+                await cancellable_sleep(POLL_INTERVAL_S)
             else:
-                self._is_wanted.clear()
-                await self._is_wanted.wait()
+                self._has_work.clear()
+                await self._has_work.wait()
 
     async def poll(self, wanted: Sequence[Stream]) -> bool:
-        """Once; whether there was anything. Who reads while Redis is away hears of it, and comes back."""
+        """Reads new entries of the given streams once; returns whether there were any. Readers get an error while the
+        store is unavailable, and may attach again."""
         places = [len(stream.entries) for stream in wanted]
         try:
-            found = await self._store.read([(one.key, at) for one, at in zip(wanted, places, strict=True)])
+            updates = await self._store.read([(one.key, at) for one, at in zip(wanted, places, strict=True)])
         except StoreUnavailable:
             for stream in wanted:
                 self._on_lost(stream, store_unavailable())
             return False
-        for stream, place, news in zip(wanted, places, found, strict=True):
-            if place == len(stream.entries):  # nobody else has looked meanwhile
-                self._on_news(stream, news)
-        return any(news.entries for news in found)
+        for stream, place, update in zip(wanted, places, updates, strict=True):
+            if place == len(stream.entries):  # no concurrent poll has advanced it
+                self._apply_update(stream, update)
+        return any(update.entries for update in updates)
 
-    def _on_news(self, stream: Stream, news: StreamUpdate) -> None:
-        if not self._add(stream, news):
+    def _apply_update(self, stream: Stream, update: StreamUpdate) -> None:
+        """Appends the entries of an update; starts a takeover if the stream is unfinished and has no producer."""
+        if not self._append(stream, update):
             return
-        if stream.has_ended or news.entries or stream in self._taking:
+        if stream.has_ended or update.entries or stream in self._being_acquired:
             return
-        if not news.exists:
+        if not update.exists:
             self._on_lost(stream, not_found(stream.key, is_shared=self._store.is_shared))
-        elif not news.has_producer:
-            self._taking.add(stream)
+        elif not update.has_producer:
+            self._being_acquired.add(stream)
             self.tasks.start("take over", self._take_over(stream))
 
     async def _take_over(self, stream: Stream) -> None:
-        """Whoever made it is gone."""
+        """Acquires the lease of a stream whose producer is gone and reports the takeover."""
         owner = uuid.uuid4().hex
         try:
-            if await self._is_taken(stream, owner):
-                log.warning("a stream is taken over", request=stream.key.request_id, messages=stream.num_messages)
+            if await self._try_acquire(stream, owner):
+                log.warning("taking over a stream", request=stream.key.request_id, messages=stream.num_messages)
                 self._on_taken_over(stream, owner)
         except StoreUnavailable:
             self._on_lost(stream, store_unavailable())
         finally:
-            self._taking.remove(stream)
+            self._being_acquired.remove(stream)
 
-    async def _is_taken(self, stream: Stream, owner: str) -> bool:
-        """False if somebody was faster, or it has ended after all."""
+    async def _try_acquire(self, stream: Stream, owner: str) -> bool:
+        """Acquires the lease and reads the remaining entries. Returns False if another frontend was faster or the
+        stream has ended."""
         if not await self._store.acquire_lease(stream.key, owner):
             return False
         has_more = True
         while has_more and not stream.has_ended:
-            (news,) = await self._store.read([(stream.key, len(stream.entries))])
-            if not self._add(stream, news):
+            (update,) = await self._store.read([(stream.key, len(stream.entries))])
+            if not self._append(stream, update):
                 return False
-            has_more = bool(news.entries)
+            has_more = bool(update.entries)
         if stream.has_ended:
             await self._store.release_lease(stream.key, owner)
         return not stream.has_ended
 
-    def _add(self, stream: Stream, news: StreamUpdate) -> bool:
-        """Returns False, and loses the stream, where an entry cannot be read."""
+    def _append(self, stream: Stream, update: StreamUpdate) -> bool:
+        """Appends the parsed entries. Returns False, and reports the stream as lost, if an entry cannot be parsed."""
         try:
-            entries = [*map(parse_entry, news.entries)]
+            entries = [*map(parse_entry, update.entries)]
         except Internal as error:
-            log.error("a stream is lost", request=stream.key.request_id, reason=error.message)
+            log.error("a stream cannot be read", request=stream.key.request_id, reason=error.message)
             self._on_lost(stream, error)
             return False
         stream.append(entries)

@@ -1,4 +1,4 @@
-"""What a frontend that makes a stream has in hand, and what it needs to go on with one that another has begun."""
+"""Streams produced by this frontend, and the restoration of requests from stored streams."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ log = logger("streams")
 
 
 class RestoredRequest(NamedTuple):
-    """A kept request, as its edge reads it again."""
+    """A stored request, parsed again by the edge that received it."""
 
     request: Request
     writer: MessageWriter
 
 
 class LocalStream(NamedTuple):
-    """A stream that is made here, and who makes it."""
+    """A stream produced by this frontend, with its producer and message writer."""
 
     stream: Stream
     producer: StreamProducer
@@ -36,9 +36,10 @@ RequestRestorer = Callable[[pb.KeptRequest], RestoredRequest]
 
 
 def restore_request(restorers: Mapping[str, RequestRestorer], kept: pb.KeptRequest) -> RestoredRequest:
-    """Raises QuireError: Unavailable where a frontend of another version may know how."""
+    """Parses a stored request with the restorer of its kind. Raises Unavailable if this version knows no such kind or
+    cannot read the request; a frontend of another version may."""
     if kept.kind not in restorers:
-        raise Unavailable(f"this frontend cannot go on with streams of the kind {kept.kind!r}")
+        raise Unavailable(f"this frontend cannot continue streams of kind {kept.kind!r}")
     try:
         return restorers[kept.kind](kept)
     except QuireError:
@@ -49,7 +50,7 @@ def restore_request(restorers: Mapping[str, RequestRestorer], kept: pb.KeptReque
 
 
 class NullMessageWriter:
-    """A MessageWriter of a stream that was taken over, until its edge has read its request."""
+    """A MessageWriter without output, for a taken-over stream until its edge has parsed the request."""
 
     def messages(self, deltas: list[SampleDelta], generation: Generation) -> list[bytes]:
         return []

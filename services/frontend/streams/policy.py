@@ -1,4 +1,4 @@
-"""What resumable streams are offered, and the words for what is not."""
+"""Limits and retention of resumable streams, and the errors for requests that exceed them."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from quire.shared.errors import (
 from quire.shared.settings.stream_limits import StreamLimits
 
 RETRY_MS = 1000
-WHOSE = {"per_tenant": "a tenant", "all_tenants": "all tenants together", "kept_bytes": "all tenants together"}
-WHAT = {
+LIMIT_SCOPES = {"per_tenant": "a tenant", "all_tenants": "all tenants together", "kept_bytes": "all tenants together"}
+LIMIT_UNITS = {
     "per_tenant": "streams that run or are kept",
     "all_tenants": "streams that run or are kept",
     "kept_bytes": "of messages and requests that are kept",
 }
-FIELDS = ("resumable", "request_id")  # that errors about streams name
+FIELDS = ("resumable", "request_id")  # fields named by errors about streams
 REASONS: Mapping[type[QuireError], str] = {
     ResourceExhausted: "full",
     FailedPrecondition: "taken",
@@ -37,18 +37,19 @@ REASONS: Mapping[type[QuireError], str] = {
 
 @dataclass(frozen=True, slots=True)
 class StreamPolicy:
-    """Of one frontend."""
+    """Retention and limits of one frontend's streams."""
 
-    retention_s: float  # the longest that a request may ask for; 0: none is offered
+    retention_s: float  # longest retention that a request may ask for; 0: resumable streams are disabled
     limits: StreamLimits
 
     def check_offered(self, field: str) -> None:
-        """Raises Unimplemented."""
+        """Raises Unimplemented if resumable streams are disabled."""
         if not self.retention_s:
             raise Unimplemented(f"{field}: this server keeps no streams (stream_retention_s=0)", field=field)
 
     def retention_for_s(self, asked_s: float) -> float:
-        """Of a request that asks for so long, 0: as long as there is. Raises Unimplemented, InvalidArgument."""
+        """Returns the retention of a request that asks for `asked_s` seconds; 0 asks for the longest. Raises
+        Unimplemented, InvalidArgument."""
         self.check_offered("resumable")
         if not 0 <= asked_s <= self.retention_s:
             raise InvalidArgument(
@@ -58,61 +59,72 @@ class StreamPolicy:
         return asked_s or self.retention_s
 
     def check_memory(self, field: str, streams: Iterable[Stream]) -> None:
-        """Raises ResourceExhausted."""
-        most, num_bytes = self.limits.frontend_bytes, sum(stream.memory_bytes for stream in streams)
-        if num_bytes >= most:
+        """Raises ResourceExhausted if the streams take all the memory of this frontend's limit."""
+        limit, num_bytes = self.limits.frontend_bytes, sum(stream.memory_bytes for stream in streams)
+        if num_bytes >= limit:
             raise ResourceExhausted(
-                f"{field}: stream_limits allow this frontend frontend_bytes={most}, its streams have {num_bytes}",
+                f"{field}: stream_limits allow this frontend frontend_bytes={limit}, its streams have {num_bytes}",
                 field=field,
                 retry_after_ms=RETRY_MS,
             )
 
     def store_limits(self, tenant: str) -> StoreLimits:
-        """Clients without a name have half of all places, and each address its share at the frontend that it asks."""
+        """Returns the limits of a tenant. Clients without a tenant share half of all streams, and each address has its
+        own share at the frontend it calls."""
         limits = self.limits
-        own = limits.per_tenant if tenant else max(limits.per_tenant, limits.all_tenants // 2)
-        return StoreLimits(own, limits.all_tenants, limits.kept_bytes)
+        per_tenant = limits.per_tenant if tenant else max(limits.per_tenant, limits.all_tenants // 2)
+        return StoreLimits(per_tenant, limits.all_tenants, limits.kept_bytes)
 
     def full(self, bound: str) -> ResourceExhausted:
-        """`bound`: the one that is reached."""
-        text = f"resumable: stream_limits allow {WHOSE[bound]} {bound}={getattr(self.limits, bound)} {WHAT[bound]}"
+        """Returns the error for a reached limit. `bound`: name of the limit in StreamLimits."""
+        limit = getattr(self.limits, bound)
+        text = f"resumable: stream_limits allow {LIMIT_SCOPES[bound]} {bound}={limit} {LIMIT_UNITS[bound]}"
         return ResourceExhausted(text, field="resumable", retry_after_ms=RETRY_MS)
 
     def check_growth(self, stream: Stream, num_messages: int, num_bytes: int) -> None:
-        """By so much. Raises ResourceExhausted."""
+        """Raises ResourceExhausted if a stream would exceed its limits with this many more messages and bytes."""
         for name, found in (
             ("messages", stream.num_messages + num_messages),
             ("bytes", stream.num_bytes + num_bytes),
         ):
-            if found > (most := getattr(self.limits, name)):
-                raise ResourceExhausted(f"stream_limits: a stream may have {name}={most}, this one would have {found}")
+            if found > (limit := getattr(self.limits, name)):
+                raise ResourceExhausted(f"stream_limits: a stream may have {name}={limit}, this one would have {found}")
 
 
 def check_resumable(request: Request) -> None:
-    """Raises InvalidArgument for what cannot be kept piece by piece."""
+    """Raises InvalidArgument for requests whose output cannot be stored piece by piece."""
     if len(request.prompts) != 1:
         raise InvalidArgument(f"resumable is for one prompt, got {len(request.prompts)}", field="resumable")
     if request.final_only:
-        raise InvalidArgument("resumable is for streams; the answer was asked for in one piece", field="resumable")
+        raise InvalidArgument(
+            "resumable needs stream=true; this request asks for the answer in one piece", field="resumable"
+        )
     if request.sampling.beam_search is not None:
-        raise InvalidArgument("resumable cannot go with beam_search, whose results come at its end", field="resumable")
+        raise InvalidArgument(
+            "resumable cannot be combined with beam_search, which returns its results at the end", field="resumable"
+        )
 
 
 def stream_exists(key: StreamKey) -> FailedPrecondition:
-    return FailedPrecondition(f"request_id: {key.request_id!r} is that of a stream which is kept", field="request_id")
+    """Returns the error for a request id that is already in use."""
+    return FailedPrecondition(f"request_id: {key.request_id!r} belongs to a stored stream", field="request_id")
 
 
 def not_found(key: StreamKey, *, is_shared: bool) -> NotFound:
-    where = "" if is_shared else ", or another frontend has it: without Redis each keeps its own"
-    text = f"request_id: there is no stream {key.request_id!r}: none was begun, its time is over{where}"
+    """Returns the error for an unknown request id."""
+    where = "" if is_shared else ", or another frontend has it: without Redis, streams are local to a frontend"
+    text = (
+        f"request_id: there is no stream {key.request_id!r}: it was never started, or its retention has expired{where}"
+    )
     return NotFound(text, field="request_id")
 
 
 def store_unavailable() -> Unavailable:
-    text = "Redis is away, where streams are kept: attach again later"
+    """Returns the error for an unavailable store."""
+    text = "Redis, which stores resumable streams, is unavailable: attach again later"
     return Unavailable(text, field="request_id", retry_after_ms=RETRY_MS)
 
 
 def refusal_reason(error: QuireError) -> str | None:
-    """As metrics call it; None where it is about anything else than streams."""
+    """Returns the metric label of a refusal, or None if the error does not concern streams."""
     return REASONS.get(type(error)) if error.field in FIELDS else None

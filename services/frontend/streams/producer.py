@@ -1,4 +1,5 @@
-"""Makes one stream: a generation that no client holds, whose messages are kept before anybody reads them."""
+"""Produces one resumable stream: runs a generation detached from any client and stores each message before readers see
+it."""
 
 from __future__ import annotations
 
@@ -26,75 +27,75 @@ from quire.shared.pb.frontend.v1 import stream_pb2 as pb
 
 log = logger("streams")
 
-ORPHANED_MS = 5000  # beyond its retention: for whoever takes over from a maker that died
+ORPHANED_MS = 5000  # kept beyond the retention, so that another frontend can take over from a dead producer
 
 
 class MessageWriter(Protocol):
-    """How the messages of one stream are written."""
+    """Writes the messages of one stream."""
 
     def messages(self, deltas: list[SampleDelta], generation: Generation) -> list[bytes]:
-        """What is said about these."""
+        """Returns the messages for these deltas."""
 
     def final_messages(self, generation: Generation) -> list[bytes]:
-        """What is said once all samples have ended."""
+        """Returns the messages sent after all samples have ended."""
 
     def error_messages(self, error: QuireError) -> list[bytes]:
-        """What is said in place of the end; nothing where the edge has words of its own for errors."""
+        """Returns the messages that replace the normal end; empty if the edge reports errors otherwise."""
 
 
 class LeaseLost(Exception):
-    """Another frontend makes this stream."""
+    """Another frontend holds the lease of this stream and produces it."""
 
 
 class StreamProducer:
-    """Of one stream, for as long as it is made here."""
+    """Produces one stream while this frontend holds its lease."""
 
     def __init__(
         self, stream: Stream, store: StreamStore, policy: StreamPolicy, metrics: StreamMetrics, owner: str
     ) -> None:
-        """`owner`: unique for each time that somebody begins."""
+        """Stores the collaborators. `owner`: lease owner id, unique for every start of a producer."""
         self._stream = stream
         self._store = store
         self._policy = policy
         self._metrics = metrics
         self._owner = owner
-        self._pending_deltas: list[pb.ResumableDelta] = []  # deltas without a message of their own
-        self._keeping = asyncio.Lock()
+        self._pending_deltas: list[pb.ResumableDelta] = []  # deltas not yet attached to a message
+        self._store_lock = asyncio.Lock()
         self._generation: Generation | None = None
-        self._is_away = False
+        self._is_store_down = False
         self._is_cancelled = False
-        self._reason = "cancelled"  # why, where it is
-        self.outcome = "finished"  # as metrics call it
+        self._reason = "cancelled"  # why the stream was cancelled
+        self.outcome = "finished"  # label of the metric
         self.started = asyncio.Event()
         self.has_lease = False
         self.has_remote_reader = False
-        self.is_usage_final = False  # what it takes of the store, in the end
+        self.is_usage_final = False  # the final memory use has been reported to the store
 
     @property
     def needs_renewal(self) -> bool:
-        """It has something that others have to find, or goes on."""
+        """Whether the lease must be renewed: the stream runs, or has entries not yet stored."""
         stream = self._stream
         return self.has_lease and not (stream.has_ended and stream.num_stored == len(stream.entries))
 
     async def release_lease(self) -> None:
-        """Somebody else may go on."""
+        """Releases the lease, so that another frontend may continue the stream."""
         with suppress(StoreUnavailable):
             await self._store.release_lease(self._stream.key, self._owner)
 
     async def run(
         self, generator: Generator, call: Call, request: Request, writer: MessageWriter, *, is_new: bool
     ) -> None:
-        """To the end. Raises what keeps it from beginning, LeaseLost included; what happens later is the stream's end.
-        `is_new`: no other frontend has begun it."""
+        """Runs the generation to its end. Raises errors that prevent the start, and LeaseLost; later errors become the
+        end of the stream. `is_new`: False if another frontend started the stream and this one continues it."""
         self.has_lease = not is_new
         try:
-            async with generator.start(request, call, None if is_new else self._replay(writer)) as generation:
+            async with generator.start(request, call, None if is_new else self._resume(writer)) as generation:
                 self._generation = generation
                 if is_new:
                     await self._create(generation)
-                    self._metrics.begun.inc()  # though whoever asked for it may be gone by now
+                    self._metrics.begun.inc()  # even if the client has already disconnected
                 self.started.set()
-                await self._follow(generation, writer)
+                await self._produce(generation, writer)
         except QuireError as error:
             if not self.started.is_set():
                 raise
@@ -110,13 +111,13 @@ class StreamProducer:
             self._generation = None
 
     async def fail(self, error: QuireError, writer: MessageWriter) -> None:
-        """Ends it. Raises LeaseLost."""
-        said = writer.error_messages(error) if self._stream.entries else []
-        end = pb.KeptEnd() if said else pb.KeptEnd(error=to_proto(error))
-        await self._keep([*map(_message, said), pb.KeptMessage(end=end)])
+        """Ends the stream with an error. Raises LeaseLost."""
+        messages = writer.error_messages(error) if self._stream.entries else []
+        end = pb.KeptEnd() if messages else pb.KeptEnd(error=to_proto(error))
+        await self._add_entries([*map(_message, messages), pb.KeptMessage(end=end)])
 
     async def _create(self, generation: Generation) -> None:
-        """Raises what the client should hear."""
+        """Creates the stream in the store. Raises the QuireError that the client gets."""
         kept, key = self._stream.request, self._stream.key
         kept.prompt_digest = _digest(generation)
         try:
@@ -129,31 +130,36 @@ class StreamProducer:
             raise self._policy.full(full.bound) from None
         except StoreUnavailable:
             raise Unavailable(
-                "resumable: Redis is away, where streams are kept; without resumable the request is served",
+                "resumable: Redis, which stores resumable streams, is unavailable; send the request without resumable",
                 field="resumable",
                 retry_after_ms=1000,
             ) from None
         self.has_lease = True
 
-    def _replay(self, writer: MessageWriter) -> Resume:
-        def replay(generation: Generation) -> None:
+    def _resume(self, writer: MessageWriter) -> Resume:
+        """Returns a callback that restores the stored deltas into a new generation and its message writer."""
+
+        def resume(generation: Generation) -> None:
             if _digest(generation) != self._stream.request.prompt_digest:
-                raise FailedPrecondition("a stream cannot go on: its prompt has other tokens at this frontend")
+                raise FailedPrecondition(
+                    "the stream cannot be continued: its prompt has different tokens at this frontend"
+                )
             for entry in self._stream.entries:
                 if entry.deltas:
-                    again = [
+                    deltas = [
                         restore_call_ids(delta, kept)
                         for kept in entry.deltas
                         for delta in generation.restore(decode_delta(kept))
                     ]
-                    writer.messages(again, generation)
+                    writer.messages(deltas, generation)
 
-        return replay
+        return resume
 
-    async def _follow(self, generation: Generation, writer: MessageWriter) -> None:
+    async def _produce(self, generation: Generation, writer: MessageWriter) -> None:
+        """Stores the messages of each batch of deltas, then the final messages and the end entry."""
         try:
             async for deltas in generation:
-                await self._tell(deltas, writer.messages(deltas, generation))
+                await self._store_deltas(deltas, writer.messages(deltas, generation))
         except Aborted:
             if not self._is_cancelled:
                 raise
@@ -162,12 +168,12 @@ class StreamProducer:
                 SampleDelta(sample, [], "", [], Finish(FINISH_REASON_CANCELLED))
                 for sample in generation.unfinished_samples
             ]
-            await self._tell(deltas, writer.messages(deltas, generation))
+            await self._store_deltas(deltas, writer.messages(deltas, generation))
         last = map(_message, writer.final_messages(generation))
-        await self._keep([*last, pb.KeptMessage(end=pb.KeptEnd())])
+        await self._add_entries([*last, pb.KeptMessage(end=pb.KeptEnd())])
 
-    async def _tell(self, deltas: Sequence[SampleDelta], messages: Sequence[bytes]) -> None:
-        """What belongs together is kept together: none of it, or all."""
+    async def _store_deltas(self, deltas: Sequence[SampleDelta], messages: Sequence[bytes]) -> None:
+        """Stores the messages together with their deltas in one append: all of them or none."""
         self._pending_deltas += map(encode_delta, deltas)
         if not messages:
             return
@@ -175,38 +181,39 @@ class StreamProducer:
         entries[-1].deltas.extend(self._pending_deltas)
         self._pending_deltas.clear()
         self._policy.check_growth(self._stream, len(entries), sum(entry.ByteSize() for entry in entries))
-        await self._keep(entries)
+        await self._add_entries(entries)
         if self._is_cancelled and self._generation is not None:
             self._generation.abort()
 
-    async def _keep(self, entries: Iterable[pb.KeptMessage]) -> None:
-        """Shows them once they are kept, or cannot be. Raises LeaseLost."""
+    async def _add_entries(self, entries: Iterable[pb.KeptMessage]) -> None:
+        """Appends entries and makes them visible once they are stored, or at once if the store is unavailable. Raises
+        LeaseLost."""
         self._stream.append(entries)
-        if self._is_away:
+        if self._is_store_down:
             self._stream.publish_all()
         else:
             await self.renew()
 
     async def renew(self) -> None:
-        """Keeps what is not kept yet, and the lease. Raises LeaseLost."""
-        async with self._keeping:
+        """Renews the lease and stores the entries not yet stored. Raises LeaseLost."""
+        async with self._store_lock:
             stream = self._stream
-            fresh = stream.entries[stream.num_stored :]
+            unstored = stream.entries[stream.num_stored :]
             is_last = bool(stream.entries) and stream.entries[-1].HasField("end")
             try:
-                standing = await self._append(fresh, is_last)
-                if not standing.exists:
-                    standing = await self._keep_anew(is_last)
-            except StoreUnavailable as away:
-                self._tell_away(str(away))
+                status = await self._append(unstored, is_last)
+                if not status.exists:
+                    status = await self._store_again(is_last)
+            except StoreUnavailable as error:
+                self._note_store_down(str(error))
                 stream.publish_all()
                 return
-            if not standing.is_owner:
+            if not status.is_owner:
                 raise LeaseLost
-            self._tell_back()
-            stream.mark_stored(stream.num_stored + len(fresh))
-            self.has_remote_reader = standing.has_reader
-            self._is_cancelled = self._is_cancelled or standing.is_cancelled
+            self._note_store_up()
+            stream.mark_stored(stream.num_stored + len(unstored))
+            self.has_remote_reader = status.has_reader
+            self._is_cancelled = self._is_cancelled or status.is_cancelled
 
     async def _append(self, entries: Iterable[pb.KeptMessage], is_last: bool) -> LeaseStatus:
         written = [entry.SerializeToString() for entry in entries]
@@ -214,8 +221,8 @@ class StreamProducer:
         ttl_ms = self._ttl_ms(is_last)
         return await self._store.append(self._stream.key, self._owner, place, written, ttl_ms, is_last=is_last)
 
-    async def _keep_anew(self, is_last: bool) -> LeaseStatus:
-        """Redis has lost it, or a part of it."""
+    async def _store_again(self, is_last: bool) -> LeaseStatus:
+        """Stores the whole stream again after Redis has lost it or part of it."""
         stream = self._stream
         try:
             await self._store.create(
@@ -223,43 +230,44 @@ class StreamProducer:
             )
         except StreamExists:
             return LeaseStatus(is_owner=False)
-        kept, stream.num_stored = stream.num_stored, 0
-        standing = await self._append(stream.entries[:kept], is_last=False)
-        stream.num_stored = kept
-        return await self._append(stream.entries[kept:], is_last) if standing.is_owner else standing
+        num_stored, stream.num_stored = stream.num_stored, 0
+        status = await self._append(stream.entries[:num_stored], is_last=False)
+        stream.num_stored = num_stored
+        return await self._append(stream.entries[num_stored:], is_last) if status.is_owner else status
 
     @property
     def ttl_ms(self) -> int:
-        """For so long from now on it is kept, if nothing more comes."""
+        """Milliseconds for which the store keeps the stream if nothing more is appended."""
         return self._ttl_ms(self._stream.has_ended)
 
     def _ttl_ms(self, is_last: bool) -> int:
         return self._stream.request.retention_ms + (0 if is_last else ORPHANED_MS)
 
-    def _tell_away(self, reason: str) -> None:
-        if not self._is_away:
+    def _note_store_down(self, reason: str) -> None:
+        if not self._is_store_down:
             self._metrics.unkept.inc()
-            log.warning("a stream goes on without being kept", request=self._stream.key.request_id, reason=reason)
-        self._is_away = True
+            log.warning("a stream continues without being stored", request=self._stream.key.request_id, reason=reason)
+        self._is_store_down = True
 
-    def _tell_back(self) -> None:
-        if self._is_away:
-            log.info("a stream is kept again", request=self._stream.key.request_id)
-        self._is_away = False
+    def _note_store_up(self) -> None:
+        if self._is_store_down:
+            log.info("a stream is stored again", request=self._stream.key.request_id)
+        self._is_store_down = False
 
     def cancel(self, reason: str = "cancelled") -> None:
-        """It ends with what it has told."""
+        """Cancels the generation; the stream ends with the messages produced so far."""
         self._is_cancelled = True
         self._reason = reason
         self.abort_if_cancelled()
 
     def abort_if_cancelled(self) -> None:
-        """Though nothing comes that could bring the news."""
+        """Aborts the generation if the stream was cancelled elsewhere, without waiting for its next token."""
         if self._is_cancelled and self._generation is not None:
             self._generation.abort()
 
 
 def _digest(generation: Generation) -> bytes:
+    """Returns the SHA-256 of the prompt's token ids."""
     return hashlib.sha256(generation.prepared[0].prompt_request.prompt).digest()
 
 

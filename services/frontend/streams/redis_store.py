@@ -1,7 +1,8 @@
-"""Streams in Redis: of each a request, a list of entries, a lease that its maker renews, and two words to the maker.
+"""Resumable streams in Redis: per stream a request, a list of entries, the producer's lease, and two flags set by
+others (cancel and read).
 
-All keys of a tenant have one hash tag, so that Redis Cluster keeps them together, and expire by themselves. What all
-tenants take together has one of its own (redis_use.py).
+All keys of a tenant share one hash tag, so Redis Cluster keeps them on one node, and expire by themselves. The totals
+of all tenants have a hash tag of their own (redis_usage.py).
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from quire.services.frontend.streams.store import (
 from quire.shared.prefix_index import redis_error
 from quire.shared.process.supervision import is_cancel_requested
 
-LEASE_MS = 3000  # without a word of its maker for so long, a stream is taken over by whoever reads it
-READ_MS = 3000  # for so long a look at a stream counts as a reader
-ENTRIES_AT_ONCE = 512  # that one look brings
+LEASE_MS = 3000  # lease of a producer; afterwards a frontend with a reader takes the stream over
+READ_MS = 3000  # a poll counts as a reader for this long
+ENTRIES_AT_ONCE = 512  # per poll and stream
 UNBOUNDED = 2**31
-OTHER_TYPE = "WRONGTYPE"  # what Redis says of a command that does not fit the type of its key's value
+OTHER_TYPE = "WRONGTYPE"  # error prefix for a command on a value of another type
 
 CREATE = """
 local now = redis.call('TIME')
@@ -49,18 +50,18 @@ if redis.call('PTTL', KEYS[4]) < tonumber(ARGV[5]) then redis.call('PEXPIRE', KE
 return 1
 """
 
-# A maker that stood still finds that another has its lease, or has written behind the entry where it is: it stops.
-# A log that lacks entries is that of a Redis which came back with an old state: its maker keeps all of it overwrite.
+# A producer that stalled finds another owner in the lease, or more entries than it wrote: it stops producing.
+# A log with too few entries belongs to a Redis that restarted with an old state: the producer stores everything again.
 APPEND = """
-local function standing(exists, is_owner)
+local function status(exists, is_owner)
     return {exists, is_owner, redis.call('EXISTS', KEYS[5]), redis.call('EXISTS', KEYS[6])}
 end
-if redis.call('EXISTS', KEYS[1]) == 0 then return standing(0, 1) end
+if redis.call('EXISTS', KEYS[1]) == 0 then return status(0, 1) end
 local owner = redis.call('GET', KEYS[3])
-if owner and owner ~= ARGV[1] then return standing(1, 0) end
-local lacks = tonumber(ARGV[4]) - redis.call('LLEN', KEYS[2])
-if lacks > 0 then return standing(0, 1) end
-if lacks < 0 then return standing(1, 0) end
+if owner and owner ~= ARGV[1] then return status(1, 0) end
+local num_missing = tonumber(ARGV[4]) - redis.call('LLEN', KEYS[2])
+if num_missing > 0 then return status(0, 1) end
+if num_missing < 0 then return status(1, 0) end
 for i = 7, #ARGV do redis.call('RPUSH', KEYS[2], ARGV[i]) end
 if ARGV[5] == '1' then
     redis.call('DEL', KEYS[3])
@@ -72,7 +73,7 @@ redis.call('PEXPIRE', KEYS[2], ARGV[3])
 local now = redis.call('TIME')
 redis.call('ZADD', KEYS[4], now[1] * 1000 + math.floor(now[2] / 1000) + ARGV[3], ARGV[6])
 if redis.call('PTTL', KEYS[4]) < tonumber(ARGV[3]) then redis.call('PEXPIRE', KEYS[4], ARGV[3]) end
-return standing(1, 1)
+return status(1, 1)
 """
 
 LEAVE = "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0"
@@ -81,7 +82,7 @@ Result = TypeVar("Result")
 
 
 class RedisStore:
-    """A StreamStore that all frontends of a namespace share."""
+    """A StreamStore shared by all frontends of a namespace."""
 
     is_shared = True
 
@@ -103,24 +104,24 @@ class RedisStore:
         *,
         overwrite: bool = False,
     ) -> None:
-        use, most = StreamUsage(key, len(request), ttl_ms), UNBOUNDED if bounds is None else bounds.per_tenant
-        is_new = await _answered(self._usage.admit(use, bounds))
+        usage, limit = StreamUsage(key, len(request), ttl_ms), UNBOUNDED if bounds is None else bounds.per_tenant
+        is_new = await _answered(self._usage.admit(usage, bounds))
         keys = [*(self._key(key, name) for name in ("request", "log", "lease")), self._index(key)]
-        args = [request, owner, LEASE_MS, most, ttl_ms, key.request_id, int(overwrite)]
+        args = [request, owner, LEASE_MS, limit, ttl_ms, key.request_id, int(overwrite)]
         done = await _answered(self._create(keys=[*keys, self._key(key, "deleted")], args=args))
         if done <= 0 and is_new:
-            await self.report_usage([use._replace(num_bytes=0, ttl_ms=0)])
+            await self.report_usage([usage._replace(num_bytes=0, ttl_ms=0)])
         if done == 0:
             raise StreamExists
         if done < 0:
-            raise StoreFull("per_tenant", most)
+            raise StoreFull("per_tenant", limit)
 
     async def append(
         self, key: StreamKey, owner: str, place: int, entries: Sequence[bytes], ttl_ms: int, *, is_last: bool = False
     ) -> LeaseStatus:
-        before, behind = ("request", "log", "lease"), ("cancel", "read")
-        keys = [*(self._key(key, name) for name in before), self._index(key)]
-        keys += [self._key(key, name) for name in behind]
+        state_keys, flag_keys = ("request", "log", "lease"), ("cancel", "read")
+        keys = [*(self._key(key, name) for name in state_keys), self._index(key)]
+        keys += [self._key(key, name) for name in flag_keys]
         args = [owner, LEASE_MS, ttl_ms, place, int(is_last), key.request_id, *entries]
         return LeaseStatus(*map(bool, await _answered(self._append(keys=keys, args=args))))
 
@@ -131,7 +132,9 @@ class RedisStore:
     async def read(self, wanted: Sequence[tuple[StreamKey, int]]) -> list[StreamUpdate]:
         pipeline = self._redis.pipeline(transaction=False)
         for key, place in wanted:
-            pipeline.exists(self._key(key, "lease"))  # first: a lease that ends after this was renewed by an entry
+            pipeline.exists(
+                self._key(key, "lease")
+            )  # before lrange: a lease that expires in between was renewed with an entry
             pipeline.lrange(self._key(key, "log"), place, place + ENTRIES_AT_ONCE - 1)
             pipeline.exists(self._key(key, "request"))
             pipeline.set(self._key(key, "read"), 1, px=READ_MS)
@@ -180,7 +183,8 @@ class RedisStore:
 
 
 async def _executed(pipeline: Any) -> list[Any]:
-    """Returns all answers, among them errors about values of another type, which concern their key alone."""
+    """Returns all answers of a pipeline; errors about values of another type stay in the list, since they concern one
+    key."""
     answers: list[Any] = await pipeline.execute(raise_on_error=False)
     for answer in answers:
         if isinstance(answer, Exception) and not str(answer).startswith(OTHER_TYPE):
@@ -189,16 +193,17 @@ async def _executed(pipeline: Any) -> list[Any]:
 
 
 def _found(has_producer: Any, entries: Any, exists: Any) -> StreamUpdate:
-    """Takes a log of another type, which no frontend has written, for a stream that is gone."""
+    """Returns the update of one stream. A log of another type, which no frontend wrote, counts as a missing stream."""
     if not isinstance(entries, list):
         return StreamUpdate(exists=False, has_producer=False, entries=[])
     return StreamUpdate(bool(exists), bool(has_producer), entries)
 
 
-async def _answered(question: Awaitable[Result]) -> Result:
-    """Whoever was asked to end while it waited ends, whatever the client made of that."""
+async def _answered(command: Awaitable[Result]) -> Result:
+    """Awaits a Redis command and converts its errors to StoreUnavailable. Re-raises a cancellation that the Redis
+    client swallowed."""
     try:
-        answer = await question
+        answer = await command
     except (redis_error(), OSError) as error:
         if is_cancel_requested():
             raise asyncio.CancelledError from None

@@ -1,4 +1,4 @@
-"""How many streams all tenants have in Redis, and how many bytes: as they begin, and as their makers tell."""
+"""Number of streams and bytes that all tenants have in Redis, updated when streams start and by their producers."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 from quire.services.frontend.streams.store import DELETED_S, StoreFull, StoreLimits, StoreUsage, StreamKey, StreamUsage
 
-AT_ONCE = 500  # streams that one script is told of
+AT_ONCE = 500  # streams per script call
 
-# What has expired is forgotten with its bytes. A stream that is to be admitted and is there already stays as it is.
-TELL = """
+# Drops expired streams and their bytes. Admitting a stream that is already counted changes nothing.
+REPORT = """
 local now = redis.call('TIME')
 now = now[1] * 1000 + math.floor(now[2] / 1000)
 for _, gone in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now, 'LIMIT', 0, 1000)) do
@@ -36,20 +36,20 @@ return {1, redis.call('ZCARD', KEYS[1]), tonumber(redis.call('HGET', KEYS[2], ''
 """
 
 UNBOUNDED = 2**53
-EXPIRES_MS = 2 * DELETED_S * 1000  # longer than any stream is kept
+EXPIRES_MS = 2 * DELETED_S * 1000  # longer than the longest retention
 
 
 class RedisUsage:
-    """Of one namespace."""
+    """Usage totals of one namespace."""
 
     def __init__(self, redis: Any, namespace: str) -> None:
-        self._tell = redis.register_script(TELL)
+        self._report = redis.register_script(REPORT)
         self._keys = [f"{{{namespace}:streams}}:{name}" for name in ("until", "bytes")]
 
     async def admit(self, use: StreamUsage, bounds: StoreLimits | None) -> bool:
-        """Whether it was not there yet. Raises StoreFull."""
-        most = (UNBOUNDED, UNBOUNDED) if bounds is None else (bounds.all_tenants, bounds.kept_bytes)
-        done, count, total = await self._tell(keys=self._keys, args=[*most, EXPIRES_MS, *_words(use)])
+        """Counts a new stream; returns False if it is already counted. Raises StoreFull."""
+        limits = (UNBOUNDED, UNBOUNDED) if bounds is None else (bounds.all_tenants, bounds.kept_bytes)
+        done, count, total = await self._report(keys=self._keys, args=[*limits, EXPIRES_MS, *_script_args(use)])
         if done == -1:
             raise StoreFull("all_tenants", count)
         if done == -2:
@@ -57,16 +57,19 @@ class RedisUsage:
         return bool(done)
 
     async def report_usage(self, uses: Sequence[StreamUsage]) -> StoreUsage:
+        """Updates the usage of these streams and returns the totals."""
         for start in range(0, max(1, len(uses)), AT_ONCE):
-            words = [word for use in uses[start : start + AT_ONCE] for word in _words(use)]
-            args = ["", "", EXPIRES_MS, *words]
-            _, count, total = await self._tell(keys=self._keys, args=args)
+            entries = [value for use in uses[start : start + AT_ONCE] for value in _script_args(use)]
+            args = ["", "", EXPIRES_MS, *entries]
+            _, count, total = await self._report(keys=self._keys, args=args)
         return StoreUsage(count, total)
 
 
-def _words(use: StreamUsage) -> tuple[str, int, int]:
+def _script_args(use: StreamUsage) -> tuple[str, int, int]:
+    """Returns the script's arguments for one stream: name, bytes, and time to live."""
     return f"{tenant_name(use.key)}:{use.key.request_id}", use.num_bytes, use.ttl_ms
 
 
 def tenant_name(key: StreamKey) -> str:
+    """Returns a name for the tenant that is safe in a Redis key."""
     return hashlib.sha256(key.tenant.encode()).hexdigest()[:32]

@@ -1,4 +1,4 @@
-"""Where streams are kept, for all frontends of a cluster or for this one alone."""
+"""Interface of the store for resumable streams, shared by all frontends of a cluster or local to one."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from google.protobuf.message import DecodeError, Message
 from quire.shared.errors import Internal
 from quire.shared.pb.frontend.v1 import stream_pb2 as pb
 
-DELETED_S = 86_400  # the longest retention: no copy of a stream is believed for longer
+DELETED_S = 86_400  # the longest retention; copies of a stream are not trusted for longer
 
 
 class StreamKey(NamedTuple):
-    """A stream belongs to a tenant; others find nothing under its id."""
+    """Identifies a stream by tenant and request id; other tenants cannot see it."""
 
     tenant: str
     request_id: str
@@ -24,24 +24,24 @@ Read = TypeVar("Read", bound=Message)
 
 
 class StoreUnavailable(Exception):
-    """It gave no answer."""
+    """The store did not answer."""
 
 
 class StreamExists(Exception):
-    """The tenant has a stream of that id."""
+    """The tenant already has a stream with this id."""
 
 
 class StoreFull(Exception):
-    """There are as many streams as there may be."""
+    """A limit on the number or size of streams is reached."""
 
     def __init__(self, bound: str, found: int) -> None:
-        """`bound`: the name of the one that is reached."""
+        """Stores which limit was reached. `bound`: name of the limit in StreamLimits; `found`: the present value."""
         super().__init__(bound)
         self.bound, self.found = bound, found
 
 
 class StoreLimits(NamedTuple):
-    """Beyond any of them no stream begins; see StreamLimits."""
+    """Limits beyond which no new stream is accepted; see StreamLimits."""
 
     per_tenant: int
     all_tenants: int
@@ -49,7 +49,7 @@ class StoreLimits(NamedTuple):
 
 
 class StreamUsage(NamedTuple):
-    """What one stream takes of the store, and for how long from now on if no more is told."""
+    """Memory that one stream takes in the store, and its time to live if it is not reported again."""
 
     key: StreamKey
     num_bytes: int
@@ -57,31 +57,32 @@ class StreamUsage(NamedTuple):
 
 
 class StoreUsage(NamedTuple):
-    """Of all tenants' streams, at all frontends."""
+    """Totals over all tenants and frontends."""
 
     num_streams: int = 0
     num_bytes: int = 0
 
 
 class LeaseStatus(NamedTuple):
-    """Of a stream, as who makes it hears with each of its entries."""
+    """State of a stream that its producer gets with every append."""
 
-    exists: bool = True  # else it has to be kept overwrite
-    is_owner: bool = True  # else another frontend makes it
+    exists: bool = True  # False: the store lost it, so the producer must store it again
+    is_owner: bool = True  # False: another frontend produces the stream
     is_cancelled: bool = False
-    has_reader: bool = False  # somewhere, lately
+    has_reader: bool = False  # at any frontend, recently
 
 
 class StreamUpdate(NamedTuple):
-    """More of a stream, as its readers elsewhere find it."""
+    """New entries of a stream, as a reader at another frontend polls them."""
 
     exists: bool
-    has_producer: bool  # somebody renews its lease
+    has_producer: bool  # its lease is valid
     entries: list[bytes]
 
 
 class StreamStore(Protocol):
-    """`owner`: who makes a stream, unique for each time that somebody begins to. All raise StoreUnavailable."""
+    """Stores resumable streams. `owner`: lease owner id, unique for every start of a producer. All methods raise
+    StoreUnavailable."""
 
     is_shared: bool
 
@@ -95,43 +96,45 @@ class StreamStore(Protocol):
         *,
         overwrite: bool = False,
     ) -> None:
-        """Raises StreamExists, or StoreFull beyond `bounds`. `overwrite`: one that nobody else makes is emptied."""
+        """Creates a stream and its lease. Raises StreamExists, or StoreFull beyond `bounds`. `overwrite`: empties an
+        existing stream that has no other producer."""
 
     async def append(
         self, key: StreamKey, owner: str, place: int, entries: Sequence[bytes], ttl_ms: int, *, is_last: bool = False
     ) -> LeaseStatus:
-        """Behind `place` entries. Renews the lease, with or without any; after the last there is none."""
+        """Appends `entries` after the first `place` ones and renews the lease, also without entries. The last append
+        drops the lease."""
 
     async def request(self, key: StreamKey) -> bytes | None:
-        """None where there is none such."""
+        """Returns the stored request, or None if there is no such stream."""
 
     async def read(self, wanted: Sequence[tuple[StreamKey, int]]) -> list[StreamUpdate]:
-        """Entries from a place on, some at a time; tells whoever makes it that somebody reads."""
+        """Returns entries from a position on, a bounded number per call, and marks each stream as being read."""
 
     async def acquire_lease(self, key: StreamKey, owner: str) -> bool:
-        """The lease of a stream that nobody makes. False if somebody was faster."""
+        """Acquires the lease of a stream without producer. Returns False if another frontend was faster."""
 
     async def release_lease(self, key: StreamKey, owner: str) -> None:
-        """Gives the lease back: somebody else may go on."""
+        """Releases the lease, so that another frontend may continue the stream."""
 
     async def cancel(self, key: StreamKey) -> bool:
-        """Whoever makes it will hear of it. False where there is none such."""
+        """Asks the producer to cancel the stream. Returns False if there is no such stream."""
 
     async def delete(self, key: StreamKey) -> None:
-        """Of one that has ended, nothing stays but that it was deleted, for DELETED_S."""
+        """Deletes an ended stream; only a deletion marker remains, for DELETED_S."""
 
     async def is_deleted(self, key: StreamKey) -> bool:
-        """By whichever frontend; whoever has a copy forgets it."""
+        """Returns whether any frontend has deleted the stream; frontends drop their copies then."""
 
     async def report_usage(self, uses: Sequence[StreamUsage]) -> StoreUsage:
-        """What streams take by now."""
+        """Updates the memory use of these streams and returns the totals."""
 
     async def close(self) -> None:
-        """Nothing more is asked."""
+        """Closes the connection to the store."""
 
 
 class NullStreamStore:
-    """Without Redis: streams are in the memory of the frontend that makes them, and nowhere else."""
+    """The store without Redis: streams exist only in the memory of the frontend that produces them."""
 
     is_shared = False
 
@@ -145,7 +148,7 @@ class NullStreamStore:
         *,
         overwrite: bool = False,
     ) -> None:
-        """Whoever has the streams knows what there is."""
+        """Does nothing: the frontend's own table of streams is complete."""
 
     async def append(
         self, key: StreamKey, owner: str, place: int, entries: Sequence[bytes], ttl_ms: int, *, is_last: bool = False
@@ -162,13 +165,13 @@ class NullStreamStore:
         return False
 
     async def release_lease(self, key: StreamKey, owner: str) -> None:
-        """There is no lease."""
+        """Does nothing: there are no leases."""
 
     async def cancel(self, key: StreamKey) -> bool:
         return False
 
     async def delete(self, key: StreamKey) -> None:
-        """Whoever has the streams forgets it."""
+        """Does nothing: the frontend drops its own copy."""
 
     async def is_deleted(self, key: StreamKey) -> bool:
         return False
@@ -177,16 +180,16 @@ class NullStreamStore:
         return StoreUsage()
 
     async def close(self) -> None:
-        """There is nothing to close."""
+        """Does nothing: there is no connection."""
 
 
 def parse_entry(entry: bytes) -> pb.KeptMessage:
-    """Raises Internal for an entry that no frontend has written."""
+    """Parses a stored entry. Raises Internal if no frontend has written it."""
     return _read(pb.KeptMessage, entry, "a message of the stream")
 
 
 def parse_request(kept: bytes) -> pb.KeptRequest:
-    """Raises Internal for what no frontend has written."""
+    """Parses a stored request. Raises Internal if no frontend has written it."""
     return _read(pb.KeptRequest, kept, "the request of the stream")
 
 

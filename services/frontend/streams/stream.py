@@ -1,4 +1,4 @@
-"""One stream as this frontend has it: entries that readers may have, each at its own pace."""
+"""One stream in this frontend's memory: a list of entries that readers follow, each at its own pace."""
 
 from __future__ import annotations
 
@@ -10,32 +10,33 @@ from quire.services.frontend.streams.store import StreamKey
 from quire.shared.errors import QuireError, from_proto
 from quire.shared.pb.frontend.v1 import stream_pb2 as pb
 
-PIECES_AT_ONCE = 64  # that one reader gets before others have their turn
+PIECES_AT_ONCE = 64  # per reader before the event loop runs other tasks
 
 
 class StreamPiece(NamedTuple):
-    """A message of a stream, and its place in it; None: it is kept nowhere, and cannot be had again."""
+    """A message of a stream and its offset; None if the message is not stored and cannot be read again."""
 
     offset: int | None
     message: bytes
 
 
 class Stream:
-    """num_stored <= num_visible <= len(entries); what is shown and not kept could not be."""
+    """Entries of one stream. Invariant: num_stored <= num_visible <= len(entries); visible entries beyond num_stored
+    could not be stored."""
 
     def __init__(self, key: StreamKey, request: pb.KeptRequest, address: str = "") -> None:
-        """`address`: of the client that began it here."""
+        """Creates an empty stream. `address`: of the client that started it here, or empty."""
         self.key = key
         self.address = address
         self.request = request
         self.entries: list[pb.KeptMessage] = []
-        self.num_visible = 0  # entries that readers may have
-        self.num_stored = 0  # ... that any frontend can find
+        self.num_visible = 0  # entries that readers can see
+        self.num_stored = 0  # entries that every frontend can read from the store
         self.num_bytes = 0  # of the entries
         self._request_bytes = request.ByteSize()
         self.num_readers = 0
-        self.unread_since_s: float | None = None  # without a reader
-        self.failure: QuireError | None = None  # why nothing more comes here, though it has not ended
+        self.unread_since_s: float | None = None  # when the last reader left
+        self.failure: QuireError | None = None  # why this frontend gets no more entries of an unfinished stream
         self._changed = asyncio.Event()
 
     @property
@@ -44,60 +45,61 @@ class Stream:
 
     @property
     def has_ended(self) -> bool:
-        """And every reader may know."""
+        """Whether the end entry is visible to readers."""
         return self.num_visible > 0 and self.entries[self.num_visible - 1].HasField("end")
 
     @property
     def memory_bytes(self) -> int:
-        """Of memory: the request has the whole body, and whatever conversation that goes on with."""
+        """Bytes of memory: the stored request, with its whole body, and the entries."""
         return self._request_bytes + self.num_bytes
 
     @property
     def num_messages(self) -> int:
+        """Number of messages, without the end entry."""
         return len(self.entries) - (bool(self.entries) and self.entries[-1].HasField("end"))
 
     @property
     def error(self) -> QuireError | None:
-        """That it has ended with, without a message that says so."""
+        """The error that the stream ended with, if no message carries it."""
         last = self.entries[self.num_visible - 1] if self.num_visible else None
         return from_proto(last.end.error) if last is not None and last.end.HasField("error") else None
 
     @property
     def first_message(self) -> bytes | None:
-        """As last_message."""
+        """The first visible message, or None."""
         return self.entries[0].message if self.num_visible > self.has_ended else None
 
     @property
     def last_message(self) -> bytes | None:
-        """That readers may have."""
+        """The last visible message, or None."""
         place = self.num_visible - 1 - self.has_ended
         return self.entries[place].message if place >= 0 else None
 
     def append(self, entries: Iterable[pb.KeptMessage]) -> None:
-        """Not to be seen yet."""
+        """Appends entries that are not visible yet."""
         for entry in entries:
             self.entries.append(entry)
             self.num_bytes += entry.ByteSize()
 
     def mark_stored(self, count: int) -> None:
-        """So many of them are, and may be seen."""
+        """Marks the first `count` entries as stored and visible."""
         self.num_stored = count
         self.num_visible = max(self.num_visible, count)
         self._notify()
 
     def publish_all(self) -> None:
-        """All that there is, kept or not."""
+        """Makes all entries visible, stored or not."""
         self.num_visible = len(self.entries)
         self._notify()
 
     def drop_unstored(self) -> None:
-        """What is not kept is another's to make."""
+        """Drops the entries that are not stored; the next producer generates them again."""
         del self.entries[self.num_stored :]
         self.num_visible = self.num_stored
         self.num_bytes = sum(entry.ByteSize() for entry in self.entries)
 
     def fail(self, error: QuireError) -> None:
-        """Readers hear it behind what there is."""
+        """Reports an error to readers after the visible entries."""
         self.failure = error
         self._notify()
 
@@ -106,7 +108,7 @@ class Stream:
         self._changed = asyncio.Event()
 
     async def read(self, offset: int) -> AsyncIterator[StreamPiece]:
-        """Messages from `offset` on until the end; raises the error that it ends with."""
+        """Yields messages from `offset` on until the end. Raises the error that the stream ends with."""
         place = offset
         while True:
             while place < self.num_visible:
@@ -121,6 +123,6 @@ class Stream:
                     await asyncio.sleep(0)
             if self.failure is not None:
                 raise self.failure
-            if self.has_ended:  # before `offset`
+            if self.has_ended:  # `offset` lies after the end
                 return
             await self._changed.wait()

@@ -1,4 +1,4 @@
-"""The resumable streams of a frontend: those that are made here, and those made elsewhere that are read here."""
+"""The resumable streams of a frontend: those it produces, and remote ones with local readers."""
 
 from __future__ import annotations
 
@@ -49,16 +49,17 @@ from quire.shared.process.supervision import Tasks, cancellable_sleep, run_resta
 log = logger("streams")
 
 HEARTBEAT_S = 1.0  # a third of a lease
-AT_ONCE = 64  # heartbeats in flight
-UNREAD_S = 10.0  # after which what others make is forgotten here
-PASSING = (Unavailable, ResourceExhausted)
+AT_ONCE = 64  # concurrent lease renewals
+UNREAD_S = 10.0  # a remote stream without local readers is dropped after this time
+RETRYABLE = (Unavailable, ResourceExhausted)
 
 
 Result = TypeVar("Result")
 
 
 class Streams:
-    """Begins, finds, takes over, forgets. What a stream says is its maker's business, how it is read its own."""
+    """Starts, finds, takes over and expires streams. StreamProducer writes their entries, Stream serves their
+    readers."""
 
     def __init__(
         self,
@@ -81,7 +82,9 @@ class Streams:
         self.local: dict[StreamKey, LocalStream] = {}
         self.running: dict[StreamKey, asyncio.Task[None]] = {}
         self._tasks = Tasks()
-        self.follower = StreamFollower(store, self._wanted, on_lost=self._lose_followed, on_taken_over=self._take_over)
+        self.follower = StreamFollower(
+            store, self._awaited_streams, on_lost=self._lose_followed, on_taken_over=self._take_over
+        )
         metrics.known.set_function(lambda: len(self.known))
         metrics.made.set_function(lambda: len(self.running))
         metrics.num_bytes.set_function(lambda: sum(stream.memory_bytes for stream in list(self.known.values())))
@@ -89,31 +92,32 @@ class Streams:
 
     @property
     def is_shared(self) -> bool:
-        """Other frontends have them as well."""
+        """Whether other frontends can read the streams."""
         return self.store.is_shared
 
     def register_restorers(self, restorers: Mapping[str, RequestRestorer]) -> None:
-        """Kinds of requests that can be gone on with here."""
+        """Registers parsers for stored requests, by kind of stream."""
         self.restorers |= restorers
 
-    async def begin(self, kept: pb.KeptRequest, request: Request, writer: MessageWriter, call: Call) -> Stream:
-        """Returns once it is on its way, with a life of its own; `call` gives its place to it. Raises what its client
-        should hear instead. `kept`: kind, body and retention; the rest is the request's."""
+    async def begin(self, stored: pb.KeptRequest, request: Request, writer: MessageWriter, call: Call) -> Stream:
+        """Starts a stream that is independent of the call; the call's admission lease passes to it. Returns once the
+        generation is submitted; raises the error for the client otherwise. `stored`: kind, body and retention; the
+        other fields are filled in here."""
         with self._counting_refusals():
-            return await self._begin(kept, request, writer, call)
+            return await self._begin(stored, request, writer, call)
 
-    async def _begin(self, kept: pb.KeptRequest, request: Request, writer: MessageWriter, call: Call) -> Stream:
+    async def _begin(self, stored: pb.KeptRequest, request: Request, writer: MessageWriter, call: Call) -> Stream:
         check_resumable(request)
         seed = random.getrandbits(62) if request.sampling.seed is None else request.sampling.seed
         request = replace(request, deadline_s=None, sampling=replace(request.sampling, seed=seed))
         key = StreamKey(_tenant(call.caller, request.tenant), request.request_id)
-        self._check_room(key, call.address)
-        kept.request_id, kept.tenant, kept.seed = key.request_id, key.tenant, seed
-        kept.key_name = "" if call.caller is None else call.caller.key.name
+        self._check_limits(key, call.address)
+        stored.request_id, stored.tenant, stored.seed = key.request_id, key.tenant, seed
+        stored.key_name = "" if call.caller is None else call.caller.key.name
         call.request = request
-        stream = self.known[key] = Stream(key, kept, call.address)
-        local = self._new_maker(stream, writer)
-        task = self._start(local, self._make(local, request, call.caller, call))
+        stream = self.known[key] = Stream(key, stored, call.address)
+        local = self._new_producer(stream, writer)
+        task = self._start(local, self._produce(local, request, call.caller, call))
         await local.producer.started.wait()
         if task.done():
             task.result()
@@ -128,24 +132,26 @@ class Streams:
                 self._metrics.refused[reason].inc()
             raise
 
-    def _check_room(self, key: StreamKey, address: str) -> None:
-        """Clients without a name share the bound of a tenant by address."""
-        found = self.known.get(key)
-        if key in self.local or (found is not None and (not self.store.is_shared or self._is_awaited(found))):
+    def _check_limits(self, key: StreamKey, address: str) -> None:
+        """Raises QuireError if the id is taken or a limit is reached. Clients without a tenant share a tenant's limit
+        per address."""
+        known = self.known.get(key)
+        if key in self.local or (known is not None and (not self.store.is_shared or self._is_awaited(known))):
             raise stream_exists(key)
-        of_tenant = (found for found in self.known.values() if found.key.tenant == key.tenant)
-        own = sum(1 for found in of_tenant if key.tenant or found.address == address)
+        of_tenant = (stream for stream in self.known.values() if stream.key.tenant == key.tenant)
+        count = sum(1 for stream in of_tenant if key.tenant or stream.address == address)
         if not self.store.is_shared or not key.tenant:
-            self._check_count(own)
+            self._check_count(count)
         self.policy.check_memory("resumable", self.known.values())
 
-    def _check_count(self, own: int) -> None:
-        """Where nobody else counts; the bytes are frontend_bytes here."""
-        for bound, found in (("per_tenant", own), ("all_tenants", len(self.known))):
+    def _check_count(self, count: int) -> None:
+        """Raises ResourceExhausted if a limit on the number of streams is reached; used where the shared store does not
+        count."""
+        for bound, found in (("per_tenant", count), ("all_tenants", len(self.known))):
             if found >= getattr(self.policy.limits, bound):
                 raise self.policy.full(bound)
 
-    def _new_maker(self, stream: Stream, writer: MessageWriter, owner: str = "") -> LocalStream:
+    def _new_producer(self, stream: Stream, writer: MessageWriter, owner: str = "") -> LocalStream:
         maker = StreamProducer(stream, self.store, self.policy, self._metrics, owner or uuid.uuid4().hex)
         self.local[stream.key] = local = LocalStream(stream, maker, writer)
         stream.unread_since_s = self._clock()
@@ -157,12 +163,13 @@ class Streams:
         return task
 
     def _ended(self, local: LocalStream) -> None:
-        local.producer.started.set()  # whoever waits for it hears how it ended
+        local.producer.started.set()  # releases begin(), which raises the task's error
         self.running.pop(local.stream.key, None)
         local.stream.unread_since_s = self._clock()
 
-    async def _make(self, local: LocalStream, request: Request, caller: Caller | None, outer: Call | None) -> None:
-        """`outer`: the call that began it; None for a stream that another frontend began."""
+    async def _produce(self, local: LocalStream, request: Request, caller: Caller | None, outer: Call | None) -> None:
+        """Runs the producer within a call of its own. `outer`: the call that started the stream; None for a stream
+        taken over from another frontend."""
         with self._calls.begin() as call:
             call.route, call.caller, call.is_detached = f"stream {local.stream.kind}", caller, True
             call.status = "CANCELLED"
@@ -175,22 +182,23 @@ class Streams:
                 self._metrics.ended["failed" if call.error is not None else local.producer.outcome].inc()
                 call.status = "OK" if call.error is None else transport(call.error).grpc_code.name
             except LeaseLost:
-                self._deposed(local)
+                self._on_lease_lost(local)
             except QuireError as error:
                 call.error, call.status = error, transport(error).grpc_code.name
-                await self._refused(local, error, is_new=outer is not None)
+                await self._on_refused(local, error, is_new=outer is not None)
                 if outer is not None:
                     raise
             except Exception as fault:
                 call.error, call.status = Internal(type(fault).__name__), "INTERNAL"
                 log.exception("a stream failed", request=request.request_id)
-                told = Internal("internal error")
-                await self._refused(local, told, is_new=outer is not None)
-                raise told from None
+                reported = Internal("internal error")
+                await self._on_refused(local, reported, is_new=outer is not None)
+                raise reported from None
 
-    async def _refused(self, local: LocalStream, error: QuireError, *, is_new: bool) -> None:
-        """It does not begin, or what another frontend began cannot go on here: at all, or now."""
-        if is_new or isinstance(error, PASSING):
+    async def _on_refused(self, local: LocalStream, error: QuireError, *, is_new: bool) -> None:
+        """Handles an error before the first message: the stream does not start, or cannot continue here, for now or at
+        all."""
+        if is_new or isinstance(error, RETRYABLE):
             if not is_new:
                 self._metrics.ended["elsewhere"].inc()
             await local.producer.release_lease()
@@ -200,35 +208,38 @@ class Streams:
             await local.producer.fail(error, local.writer)
             self._metrics.ended["failed"].inc()
         except LeaseLost:
-            self._deposed(local)
+            self._on_lease_lost(local)
 
-    def _deposed(self, local: LocalStream) -> None:
-        """It goes on elsewhere: its readers go on with what is kept there, unless they have read on."""
+    def _on_lease_lost(self, local: LocalStream) -> None:
+        """Turns a stream whose lease another frontend holds into a remote one. Readers follow the stored entries;
+        readers that saw more than those get an error and must attach again."""
         stream = local.stream
-        log.warning("another frontend goes on with a stream", request=stream.key.request_id)
+        log.warning("another frontend continues a stream", request=stream.key.request_id)
         if self.local.pop(stream.key, None) is not None:
             self._metrics.ended["elsewhere"].inc()
         if stream.num_visible > stream.num_stored:
-            again = f"the stream goes on elsewhere: attach again from offset {stream.num_stored} on"
-            self._lose(stream, Unavailable(again, retry_after_ms=1))
+            text = f"another frontend continues the stream: attach again from offset {stream.num_stored}"
+            self._lose(stream, Unavailable(text, retry_after_ms=1))
         else:
             stream.drop_unstored()
             self.follower.wake()
 
     def forget(self, stream: Stream) -> None:
+        """Drops the stream from this frontend's tables."""
         if self.known.get(stream.key) is stream:
             del self.known[stream.key]
             self.local.pop(stream.key, None)
 
     async def attach(self, tenant: str, request_id: str) -> Stream:
-        """To be read from some message on. Raises as find() does."""
+        """Finds a stream for a reader and counts the attachment. Raises as find() does."""
         with self._counting_refusals():
             stream = await self.find(tenant, request_id)
         self._metrics.attaches.inc()
         return stream
 
     async def find(self, tenant: str, request_id: str) -> Stream:
-        """Raises NotFound where the tenant has none such, Unavailable where nobody can say."""
+        """Returns the stream of a tenant. Raises NotFound if there is none, Unavailable if the store does not
+        answer."""
         self.policy.check_offered("request_id")
         key = StreamKey(tenant, request_id)
         found = self.known.get(key)
@@ -237,9 +248,9 @@ class Streams:
             raise not_found(key, is_shared=True)
         if key not in self.known or self._may_be_deleted(self.known[key]):
             self.policy.check_memory("request_id", self.known.values())
-            kept = await self._asked(self.store.request(key))
+            kept = await self._store_answer(self.store.request(key))
             if kept is None:
-                if found is not None:  # whatever has begun under its id meanwhile stays
+                if found is not None:  # a new stream may have started under this id meanwhile; it stays
                     self.forget(found)
                 raise not_found(key, is_shared=self.store.is_shared)
             if key not in self.known:
@@ -247,42 +258,42 @@ class Streams:
         return self.known[key]
 
     def _may_be_deleted(self, stream: Stream) -> bool:
-        """By another frontend."""
+        """Whether another frontend may have deleted the stream."""
         return self.store.is_shared and stream.has_ended and stream.key not in self.local
 
     async def is_deleted(self, tenant: str, request_id: str) -> bool:
-        """By whichever frontend, as far as anybody knows."""
+        """Whether any frontend has deleted the stream; False if the store does not answer."""
         try:
             return await self.store.is_deleted(StreamKey(tenant, request_id))
         except StoreUnavailable:
             return False
 
     async def cancel(self, tenant: str, request_id: str) -> None:
-        """Raises NotFound, Unavailable. What has ended stays as it is."""
+        """Cancels a stream; an ended stream stays as it is. Raises NotFound, Unavailable."""
         self.policy.check_offered("request_id")
         key = StreamKey(tenant, request_id)
         if key in self.local:
             self.local[key].producer.cancel()
-        elif not await self._asked(self.store.cancel(key)):
+        elif not await self._store_answer(self.store.cancel(key)):
             raise not_found(key, is_shared=self.store.is_shared)
 
     async def delete(self, stream: Stream) -> None:
-        """What has ended. Raises Unavailable; FailedPrecondition while it is under way."""
+        """Deletes an ended stream. Raises FailedPrecondition while it runs, Unavailable."""
         if not stream.has_ended:
-            raise FailedPrecondition(f"{stream.key.request_id!r} is under way: cancel it first", field="request_id")
-        await self._asked(self.store.delete(stream.key))
+            raise FailedPrecondition(f"{stream.key.request_id!r} is still running: cancel it first", field="request_id")
+        await self._store_answer(self.store.delete(stream.key))
         self.forget(stream)
 
     @staticmethod
-    async def _asked(question: Awaitable[Result]) -> Result:
+    async def _store_answer(command: Awaitable[Result]) -> Result:
         try:
-            return await question
+            return await command
         except StoreUnavailable:
             raise store_unavailable() from None
 
     @contextmanager
     def reading(self, stream: Stream) -> Iterator[None]:
-        """Around every reader."""
+        """Counts a reader of the stream for the duration of the `with`."""
         stream.num_readers += 1
         self.follower.wake()
         try:
@@ -291,14 +302,15 @@ class Streams:
             stream.num_readers -= 1
             stream.unread_since_s = self._clock()
 
-    def _wanted(self) -> list[Stream]:
+    def _awaited_streams(self) -> list[Stream]:
         return [stream for stream in self.known.values() if self._is_awaited(stream)]
 
     def _is_awaited(self, stream: Stream) -> bool:
-        """Who reads it here hears only what is looked for."""
+        """Whether the stream has local readers that only get entries by polling the store."""
         return stream.num_readers > 0 and self._is_followed(stream)
 
     def _is_followed(self, stream: Stream) -> bool:
+        """Whether the stream is remote and unfinished."""
         return stream.key not in self.local and not stream.has_ended
 
     def _lose(self, stream: Stream, error: QuireError) -> None:
@@ -306,60 +318,63 @@ class Streams:
         stream.fail(error)
 
     def _lose_followed(self, stream: Stream, error: QuireError) -> None:
-        """An answer that is older than its being made here says nothing of it."""
+        """Fails a remote stream; ignores a late answer about a stream that is produced here by now."""
         if self._is_followed(stream):
             self._lose(stream, error)
 
     def _take_over(self, stream: Stream, owner: str) -> None:
-        """Nobody else makes it any more. Where it was lost or replaced meanwhile its lease runs out again: made here it
-        would be found by nobody."""
+        """Continues a stream whose lease this frontend has acquired. If the stream was dropped or replaced meanwhile
+        the lease just expires: no reader could find it."""
         if self.known.get(stream.key) is not stream:
             return
         self._metrics.takeovers.inc()
-        local = self._new_maker(stream, NullMessageWriter(), owner)
-        self._start(local, self._go_on(local))
+        local = self._new_producer(stream, NullMessageWriter(), owner)
+        self._start(local, self._continue(local))
 
     async def refresh(self, stream: Stream) -> None:
-        """A look counts as a reader, here as elsewhere; where nobody makes it any more, it is gone on with."""
+        """Reads all stored entries of a remote stream, and takes it over if it has no producer."""
         with self.reading(stream):
             while self._is_followed(stream) and await self.follower.poll([stream]):
                 pass
         if stream.failure is not None:
             raise stream.failure
 
-    async def _go_on(self, local: LocalStream) -> None:
-        kept = local.stream.request
+    async def _continue(self, local: LocalStream) -> None:
+        """Restores the request of a taken-over stream and produces the rest of it."""
+        stored = local.stream.request
         try:
-            caller = self._calls.access.find_caller(kept.key_name, kept.tenant)
-            request, writer = restore_request(self.restorers, kept)
+            caller = self._calls.access.find_caller(stored.key_name, stored.tenant)
+            request, writer = restore_request(self.restorers, stored)
         except QuireError as error:
-            await self._refused(local, error, is_new=False)
+            await self._on_refused(local, error, is_new=False)
             return
-        sampling = replace(request.sampling, seed=kept.seed)
-        request = replace(request, request_id=kept.request_id, tenant=kept.tenant, deadline_s=None, sampling=sampling)
+        sampling = replace(request.sampling, seed=stored.seed)
+        request = replace(
+            request, request_id=stored.request_id, tenant=stored.tenant, deadline_s=None, sampling=sampling
+        )
         local = self.local[local.stream.key] = local._replace(writer=writer)
-        await self._make(local, request, caller, None)
+        await self._produce(local, request, caller, None)
 
     async def run_heartbeats(self) -> None:
-        """Renews leases and forgets what nobody wants, until cancelled."""
+        """Renews leases and expires streams until cancelled."""
         while True:
             await cancellable_sleep(HEARTBEAT_S)
             await self.heartbeat()
 
     async def heartbeat(self) -> None:
-        """Once."""
+        """Renews the leases of local streams, reports their memory use, and expires unread streams."""
         leased = [local for local in self.local.values() if local.producer.needs_renewal]
         for start in range(0, len(leased), AT_ONCE):
             await asyncio.gather(*map(self._renew, leased[start : start + AT_ONCE]))
-        await self._tell_use()
+        await self._report_usage()
         for stream in list(self.known.values()):
             self.expire(stream)
 
-    async def _tell_use(self) -> None:
-        """What is made here, for the bounds over all that are kept; of what has ended once more."""
-        told = [local for local in self.local.values() if not local.producer.is_usage_final]
-        uses = [StreamUsage(local.stream.key, local.stream.memory_bytes, local.producer.ttl_ms) for local in told]
-        ended = [local for local in told if not local.producer.needs_renewal and local.stream.has_ended]
+    async def _report_usage(self) -> None:
+        """Reports the memory use of local streams to the store; that of an ended stream for a last time."""
+        reported = [local for local in self.local.values() if not local.producer.is_usage_final]
+        uses = [StreamUsage(local.stream.key, local.stream.memory_bytes, local.producer.ttl_ms) for local in reported]
+        ended = [local for local in reported if not local.producer.needs_renewal and local.stream.has_ended]
         with suppress(StoreUnavailable):
             total = await self.store.report_usage(uses)
             for local in ended:
@@ -373,11 +388,11 @@ class Streams:
         except LeaseLost:
             if (task := self.running.get(local.stream.key)) is not None:
                 task.cancel()
-            self._deposed(local)
+            self._on_lease_lost(local)
         local.producer.abort_if_cancelled()
 
     def expire(self, stream: Stream) -> None:
-        """Ends what nobody reads, and forgets what has ended, after its retention."""
+        """Cancels a stream that stays unread, and drops an ended one, once its retention is over."""
         now, local = self._clock(), self.local.get(stream.key)
         if (
             stream.num_readers
@@ -385,24 +400,26 @@ class Streams:
             or (local is not None and local.producer.has_remote_reader)
         ):
             stream.unread_since_s = now
-        quiet_s = now - stream.unread_since_s
-        is_over = quiet_s >= stream.request.retention_ms / 1000
+        unread_s = now - stream.unread_since_s
+        has_expired = unread_s >= stream.request.retention_ms / 1000
         if stream.key in self.running:
-            if is_over and local is not None and not stream.request.runs_unread:
+            if has_expired and local is not None and not stream.request.runs_unread:
                 local.producer.cancel("unread")
         elif local is None:
-            if quiet_s >= UNREAD_S:
+            if unread_s >= UNREAD_S:
                 self.forget(stream)
-        elif is_over or (self.store.is_shared and stream.num_stored == len(stream.entries) and not stream.num_readers):
+        elif has_expired or (
+            self.store.is_shared and stream.num_stored == len(stream.entries) and not stream.num_readers
+        ):
             self.forget(stream)
 
     def tasks(self) -> list[Awaitable[None]]:
-        """To be run as long as the frontend runs."""
-        followed = run_restarting("streams made elsewhere", self.follower.run)
+        """Returns the background tasks, to be run as long as the frontend runs."""
+        followed = run_restarting("remote streams", self.follower.run)
         return [followed, run_restarting("leases of streams", self.run_heartbeats)]
 
     async def close(self) -> None:
-        """What is made here may go on elsewhere."""
+        """Stops all producers and releases their leases, so that other frontends can continue the streams."""
         await self.follower.close()
         await self._tasks.close()
         await asyncio.gather(
@@ -411,5 +428,5 @@ class Streams:
         await self.store.close()
 
 
-def _tenant(caller: Caller | None, said: str) -> str:
-    return said if caller is None else caller.tenant
+def _tenant(caller: Caller | None, claimed: str) -> str:
+    return claimed if caller is None else caller.tenant

@@ -1,1 +1,1 @@
-"""Text to tokens, tokens to pieces of text, messages to text: everything that the model's folder says about it."""
+"""Conversion between text, tokens and messages, as the model's folder defines it."""

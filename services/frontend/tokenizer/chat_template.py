@@ -1,4 +1,4 @@
-"""Messages to prompt text: the model's Jinja template, run in a sandbox that reaches no objects of ours."""
+"""Rendering of messages to prompt text with the model's Jinja template, in a sandbox."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ ERROR_CHARACTERS = 500
 
 
 class _Generation(Extension):
-    """{% generation %}...{% endgeneration %} marks the assistant's part for training; here it is only its content."""
+    """Jinja tag {% generation %}...{% endgeneration %}, which marks the assistant's part for training; here only its
+    content matters."""
 
     tags = {"generation"}  # noqa: RUF012 - jinja2's own way to declare it
 
@@ -48,7 +49,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Unlike jinja2's own, leaves <, > and characters beyond ASCII alone: the reader is a model, not a browser."""
+    """Writes JSON; unlike jinja2's own filter, leaves <, > and non-ASCII characters alone, since a model reads them."""
     text = json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys, default=_listed
     )
@@ -56,7 +57,7 @@ def _tojson(
 
 
 def _listed(value: Any) -> list[Any]:
-    """Takes what a filter such as map has left unfinished."""
+    """Converts the iterators that filters such as map return."""
     if isinstance(value, Iterator):
         return list(value)
     raise TypeError(f"{type(value).__name__} cannot be written as JSON")
@@ -72,12 +73,13 @@ def _environment() -> ImmutableSandboxedEnvironment:
     return environment
 
 
-# Templates put these before a text with `+`, also where a vocabulary has no such token.
+# Templates prepend these to a text with `+`, also where a vocabulary has no such token.
 NO_TOKENS = {"bos_token": "", "eos_token": ""}
 
 
 class ChatTemplate:
-    """Refuses with InvalidArgument what the template refuses, and everything when the model has none."""
+    """Chat template of a model; raises InvalidArgument for what the template refuses, and for everything if there is
+    none."""
 
     def __init__(
         self,
@@ -87,8 +89,11 @@ class ChatTemplate:
         named: Mapping[str, str] | None = None,
         label: str = "chat_template",
     ) -> None:
-        """`with_tools`: the template of conversations that offer tools. `named`: others, which a request may choose.
-        `label`: the name in errors. Syntax is checked here; templates are compiled when they are first used."""
+        """Checks the syntax of all templates, which are compiled on their first use.
+
+        `with_tools`: the template of conversations that offer tools. `named`: others, which a request may choose.
+        `label`: the name in errors.
+        """
         self.variables = variables
         self.with_tools = with_tools
         self.default = source
@@ -100,7 +105,7 @@ class ChatTemplate:
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """Every template once."""
+        """Texts of all templates, without duplicates."""
         return tuple(dict.fromkeys(filter(None, (self.default, self.with_tools, *self.named.values()))))
 
     @property
@@ -108,7 +113,7 @@ class ChatTemplate:
         return "tools" in self.source
 
     def chosen(self, *, name: str = "", tools: bool = False) -> str:
-        """Returns the template that a conversation is put through."""
+        """Returns the template for a conversation."""
         if name and name not in self.named:
             available = f"available: {', '.join(sorted(self.named))}" if self.named else "the model has none"
             raise InvalidArgument(
@@ -131,12 +136,14 @@ class ChatTemplate:
         no_tools: Sequence[Mapping[str, Any]] | None = None,
         name: str = "",
     ) -> str:
-        """`no_tools`: the value of tools where there are none. `add_generation_prompt`: end with the start of the
-        assistant's
-        answer. `continue_final_message`: leave the last message open."""
+        """Renders a conversation to the prompt's text.
+
+        `no_tools`: the value of tools where there are none. `add_generation_prompt`: end with the start of the
+        assistant's answer. `continue_final_message`: leave the last message open.
+        """
         source = self.chosen(name=name, tools=bool(tools))
         scope = {
-            "documents": None,  # templates ask whether these are none
+            "documents": None,  # templates test whether these are none
             **NO_TOKENS,
             **self.variables,
             **variables,
@@ -148,14 +155,14 @@ class ChatTemplate:
         return _cut_after(text, messages[-1]) if continue_final_message else text
 
     def compiled(self, source: str) -> Template:
-        """Raises InvalidArgument of the model."""
+        """Returns the compiled template; raises InvalidArgument for the field `model`."""
         try:
             return _compiled(source)
         except COMPILE_ERRORS as error:
             raise _not_compiled(self.label, error) from None
 
     def run(self, source: str, scope: Mapping[str, Any]) -> str:
-        """Raises InvalidArgument with one line if the template does not compile or refuses."""
+        """Runs the template; raises InvalidArgument with a one-line message if it does not compile or refuses."""
         template = self.compiled(source)
         try:
             return template.render(scope)
@@ -171,7 +178,7 @@ def _compiled(source: str) -> Template:
 
 
 def _check_syntax(source: str, label: str) -> None:
-    """Parses only: to compile a template can take any time, since constants of it are computed."""
+    """Parses without compiling, which can take any time, since constant expressions are computed."""
     try:
         _environment().parse(source)
     except COMPILE_ERRORS as error:

@@ -1,4 +1,4 @@
-"""Reading the small JSON files that lie beside tokenizer.json."""
+"""Reading of the small JSON files in the model's folder."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from quire.shared.errors import InvalidArgument
 
 
 def read_optional_json(path: Path) -> dict[str, Any]:
-    """The JSON object in `path`; empty if there is no such file."""
+    """Returns the JSON object in `path`; empty if there is no such file."""
     if not path.exists():
         return {}
     try:
@@ -23,13 +23,14 @@ def read_optional_json(path: Path) -> dict[str, Any]:
 
 
 def special_tokens(folder: Path) -> dict[str, str]:
-    """Texts of bos_token, eos_token and the like: tokenizer_config.json over special_tokens_map.json."""
-    found: dict[str, str] = {}
+    """Returns the texts of bos_token, eos_token and the like; tokenizer_config.json overrides
+    special_tokens_map.json."""
+    texts: dict[str, str] = {}
     for file in ("special_tokens_map.json", "tokenizer_config.json"):
         for name, value in read_optional_json(folder / file).items():
             if not name.endswith("_token"):
                 continue
             text = value.get("content") if isinstance(value, dict) else value
             if isinstance(text, str):
-                found[name] = text
-    return found
+                texts[name] = text
+    return texts

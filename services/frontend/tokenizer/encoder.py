@@ -1,7 +1,7 @@
-"""Text to ids: short texts at once, longer ones in threads and without the GIL, long ones piece by piece.
+"""Encoding of texts to ids: short ones inline, longer ones in threads without the GIL, long ones in pieces.
 
-Between two pieces whoever waits with a shorter text comes first, so that nobody waits for a long one; and there the
-work ends, when the client has left or has sent more tokens than can be used.
+Between two pieces, shorter waiting texts come first, so that they do not wait for a long one. There the work also
+stops, when the client has disconnected or the text has more tokens than can be used.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from quire.services.frontend.tokenizer.text_splitter import TextSplitter
 from quire.shared.errors import InvalidArgument
 from quire.shared.process.priority import lower_priority
 
-# Up to here tokenizing takes less than a detour through a thread costs other streams
+# Up to this size, tokenizing takes less time than handing it to a thread costs other streams
 # (tests/services/frontend/load/throughput.py prints it).
 INLINE_CHARACTERS = 1024
-PER_SECTION_COST_CHARACTERS = 64  # what every section costs besides its text
-PIECE_CHARACTERS = 32 * 1024  # 5 ms, 3 MB while they last: a tokenizer takes about 100 bytes a character
-LONGEST_WORD = 128 * 1024  # characters in a row that only the whole vocabulary could split: 20 ms, 13 MB
-PANIC = "PanicException"  # of pyo3, whose class can be imported from nowhere
+PER_SECTION_COST_CHARACTERS = 64  # cost of each section besides its text
+PIECE_CHARACTERS = 32 * 1024  # 5 ms, and 3 MB meanwhile: a tokenizer takes about 100 bytes per character
+LONGEST_WORD = 128 * 1024  # characters without a split point, which only the whole vocabulary could split: 20 ms, 13 MB
+PANIC = "PanicException"  # of pyo3, which does not export the class
 
 
 @dataclass(frozen=True, slots=True)
 class TextSizes:
-    """Up to how many characters a text is tokenized at once, and in one piece."""
+    """Maximum numbers of characters of a text that is tokenized inline, and as one piece."""
 
     inline: int = INLINE_CHARACTERS
     piece: int = PIECE_CHARACTERS
@@ -50,54 +50,65 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class Tokenized:
-    """A prompt as tokens."""
+    """Prompt as tokens."""
 
     token_ids: Sequence[int]
-    second_text_from: int = 0  # its first token; 0: there is one text, or the tokenizer does not tell two apart
-    num_seen: int = 0  # of its first tokens, by others; 0: all
-    pooled_tokens: tuple[int, ...] = ()  # those that have a vector each; empty: all that the pooler names
+    # index of the second text's first token; 0: there is one text, or the tokenizer does not distinguish two
+    second_text_from: int = 0
+    num_seen: int = 0  # number of leading tokens that other tokens attend to; 0: all
+    pooled_tokens: tuple[int, ...] = ()  # tokens with a vector each; empty: all that the pooler names
 
 
 def _encoded(tokenizer: HfTokenizer, texts: list[Any], *, add_special_tokens: bool) -> list[Encoding]:
-    """Raises InvalidArgument where the library panics: a regular expression of the model's that backtracks too often
-    on a text comes as that, and as no Exception."""
+    """Encodes texts; raises InvalidArgument where the library panics.
+
+    A model's regular expression that backtracks too often on a text panics, and a panic is not an Exception.
+    """
     try:
-        found: list[Encoding] = tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
+        encodings: list[Encoding] = tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
     except BaseException as error:
         if type(error).__name__ != PANIC:
             raise
-        text = f"prompt: the model's tokenizer gives up on this text: {str(error)[:200]}"
+        text = f"prompt: the model's tokenizer fails on this text: {str(error)[:200]}"
         raise InvalidArgument(text, field="prompt") from None
-    return found
+    return encodings
 
 
 class SectionEncoder:
-    """One tokenizer."""
+    """Encoder of sections with one tokenizer."""
 
     def __init__(self, tokenizer: HfTokenizer, opener: str = "") -> None:
-        """`opener`: one token that may come before a text that is not the first."""
+        """Wraps a tokenizer and its splitter.
+
+        `opener`: one token to put before a text that is not the first.
+        """
         self.tokenizer = tokenizer
         self.opener = opener
         self.splitter = TextSplitter(tokenizer)
 
     def ids(self, text: str, add_special_tokens: bool) -> list[int]:
-        # A batch, because the GIL is released for it, and a fast one, because nobody needs the characters' places.
+        # A batch, because the GIL is released for it, and the fast variant, because the characters' positions are not
+        # needed.
         ids: list[int] = _encoded(self.tokenizer, [text], add_special_tokens=add_special_tokens)[0].ids
         return ids
 
     def pair(self, texts: tuple[str, str]) -> Tokenized:
-        found = _encoded(self.tokenizer, [texts], add_special_tokens=True)[0]
-        return Tokenized(found.ids, found.type_ids.index(1) if 1 in found.type_ids else 0)
+        encoding = _encoded(self.tokenizer, [texts], add_special_tokens=True)[0]
+        return Tokenized(encoding.ids, encoding.type_ids.index(1) if 1 in encoding.type_ids else 0)
 
 
 class Encoder:
-    """Owns the threads; belongs to one event loop."""
+    """Encoder of a model's texts. Owns the threads; belongs to one event loop."""
 
     def __init__(
         self, tokenizer: HfTokenizer, threads: int, control_tokens: Sequence[str] = (), sizes: TextSizes = SIZES
     ) -> None:
-        """`threads`: 0: by the number of processors; `control_tokens`: that plain sections may spell."""
-        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # a batch of one, on the thread that asks for it
+        """Creates the thread pools and measures the tokenizer's frame.
+
+        `threads`: 0 for a number that depends on the processors; `control_tokens`: tokens that plain sections may
+        spell.
+        """
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # a batch of one, on the calling thread
         self._tokenizer, self.sizes = tokenizer, sizes
         self.text_encoder = SectionEncoder(tokenizer)
         self._plain = (
@@ -105,13 +116,13 @@ class Encoder:
         )
         threads = threads or min(2, max(1, len(os.sched_getaffinity(0)) // 2))  # streams need the others
         self._pool = ThreadPoolExecutor(threads, "tokenize", lower_priority)
-        self._whole = ThreadPoolExecutor(1, "tokenize-whole", lower_priority)  # texts that cannot be cut
+        self._whole = ThreadPoolExecutor(1, "tokenize-whole", lower_priority)  # texts that cannot be split
         self._turns, self._turns_of_whole = SmallestFirstLimiter(threads), SmallestFirstLimiter(1)
-        self._before, self._behind = self._frame()
+        self._before, self._after = self._frame()
         self._pair_frame = self._find_pair_frame()
 
     def _frame(self) -> tuple[list[int], list[int]]:
-        """What the tokenizer puts around any text by itself."""
+        """Returns the tokens that the tokenizer puts around any text."""
         inner, framed = (
             self.encode_inline("a", add_special_tokens=False),
             self.encode_inline("a", add_special_tokens=True),
@@ -121,61 +132,70 @@ class Encoder:
 
     @property
     def frame(self) -> tuple[list[int], list[int]]:
-        """What stands before and behind any text that special tokens are added to."""
-        return self._before, self._behind
+        """Tokens before and after any text to which special tokens are added."""
+        return self._before, self._after
 
     def encode_inline(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """For short texts."""
+        """Encodes a short text on the calling thread."""
         return self.text_encoder.ids(text, add_special_tokens)
 
     async def encode(self, text: str, *, add_special_tokens: bool, stop_after: int | None = None) -> list[int]:
-        """`stop_after`: of a long text, ids need not go on once there are more than so many."""
+        """Encodes a text, in pieces if it is long.
+
+        `stop_after`: the ids of a long text may be cut off once there are more than this.
+        """
         if len(text) <= self.sizes.piece or not self.text_encoder.splitter.is_supported:
             return await self._whole_text(self.text_encoder, text, add_special_tokens=add_special_tokens)
         ids = await self._in_pieces(self.text_encoder, text, stop_after)
         return self._framed(ids) if add_special_tokens else ids
 
     async def encode_pair(self, first: str, second: str, *, plain: bool, stop_after: int | None = None) -> Tokenized:
-        """As the tokenizer joins them. `plain`: they spell no control tokens. `stop_after`: a long text
-        may yield fewer ids, once it has more than this."""
+        """Encodes two texts as the tokenizer joins them.
+
+        `plain`: control tokens that they spell are text. `stop_after`: the ids of a long text may be cut off once there
+        are more than this.
+        """
         length, frame = len(first) + len(second), self._pair_frame
         if not plain and length <= self.sizes.inline:
             return self.text_encoder.pair((first, second))
         if not plain and (length <= self.sizes.piece or not self.text_encoder.splitter.is_supported or frame is None):
             return await self.in_thread(self.text_encoder.pair, (first, second), length)
         if frame is None:
-            text = "control_tokens: none: what this tokenizer puts between two texts cannot be told from the texts"
+            text = "control_tokens: none: the tokens that this tokenizer puts between two texts cannot be determined"
             raise InvalidArgument(text, field="control_tokens")
-        before, between, behind, of_second = frame
+        before, between, after, second_size = frame
         ids = await self._section(TextSection(first, plain), False, stop_after)
         others = await self._section(
             TextSection(second, plain), False, None if stop_after is None else max(0, stop_after - len(ids))
         )
         begin = len(before) + len(ids) + len(between)
-        return Tokenized([*before, *ids, *between, *others, *behind], 0 if of_second is None else begin - of_second)
+        return Tokenized([*before, *ids, *between, *others, *after], 0 if second_size is None else begin - second_size)
 
     def _find_pair_frame(self) -> tuple[list[int], list[int], list[int], int | None] | None:
-        """What the tokenizer puts before, between and behind two texts, and how many of those between count as the
-        second's (None: it does not tell them apart); None where that cannot be seen."""
+        """Returns the tokens before, between and after two texts, and how many of those between belong to the second.
+
+        The number is None where the tokenizer does not distinguish the texts; the result is None where the frame cannot
+        be determined.
+        """
         inner, pair = self.encode_inline("a", add_special_tokens=False), self.text_encoder.pair(("a", "a"))
         framed = list(pair.token_ids)
         size = len(inner)
-        found = [i for i in range(len(framed) - size + 1) if framed[i : i + size] == inner]
-        if size == 0 or len(found) != 2:
+        starts = [i for i in range(len(framed) - size + 1) if framed[i : i + size] == inner]
+        if size == 0 or len(starts) != 2:
             return None
-        first, second = found
-        of_second = second - pair.second_text_from if pair.second_text_from else None
-        return framed[:first], framed[first + size : second], framed[second + size :], of_second
+        first, second = starts
+        second_size = second - pair.second_text_from if pair.second_text_from else None
+        return framed[:first], framed[first + size : second], framed[second + size :], second_size
 
     async def encode_sections(
         self, sections: Sequence[TextSection], *, add_special_tokens: bool, stop_after: int | None = None
     ) -> list[int]:
-        """Of one text, each with the tokenizer that it needs."""
+        """Encodes the sections of one text, each with the tokenizer that it needs."""
         ids: list[int] = []
         at_once = 0
         for number, section in enumerate(sections):
             at_once += len(section.text) + PER_SECTION_COST_CHARACTERS
-            if at_once > self.sizes.inline:  # a conversation may have thousands of short ones
+            if at_once > self.sizes.inline:  # a conversation may have thousands of short sections
                 await asyncio.sleep(0)
                 at_once = 0
             ids += await self._section(section, number > 0, None if stop_after is None else stop_after - len(ids))
@@ -185,16 +205,16 @@ class Encoder:
 
     async def _section(self, section: TextSection, follows: bool, stop_after: int | None) -> list[int]:
         reader = self._plain if section.plain else self.text_encoder
-        opened = bool(reader.opener) and follows
-        text = reader.opener + section.text if opened else section.text
+        has_opener = bool(reader.opener) and follows
+        text = reader.opener + section.text if has_opener else section.text
         if len(text) <= self.sizes.piece or not reader.splitter.is_supported:
             ids = await self._whole_text(reader, text, add_special_tokens=False)
         else:
             ids = await self._in_pieces(reader, text, stop_after)
-        return ids[1:] if opened else ids
+        return ids[1:] if has_opener else ids
 
     def _framed(self, ids: list[int]) -> list[int]:
-        return [*self._before, *ids, *self._behind]
+        return [*self._before, *ids, *self._after]
 
     async def _whole_text(self, reader: SectionEncoder, text: str, *, add_special_tokens: bool) -> list[int]:
         if len(text) <= self.sizes.inline:
@@ -205,14 +225,16 @@ class Encoder:
             return await self._run(self._whole, reader, text, add_special_tokens)
 
     async def _in_pieces(self, reader: SectionEncoder, text: str, stop_after: int | None) -> list[int]:
-        ids = array("i")  # not Python's own numbers, nine times as large, while it waits for its next turn
+        ids = array("i")  # Python's int objects take nine times the memory
         try:
             for piece in reader.splitter.pieces(text, self.sizes.piece, LONGEST_WORD):
                 ids.extend(await self._in_turn(reader, piece, len(text), add_special_tokens=False))
                 if stop_after is not None and len(ids) > stop_after:
                     break
         except ValueError:
-            message = f"prompt: more than {LONGEST_WORD} characters in a row without a blank, a digit or a mark."
+            message = (
+                f"prompt: more than {LONGEST_WORD} characters in a row without a blank, a digit or a punctuation mark."
+            )
             raise InvalidArgument(message, field="prompt") from None
         return ids.tolist()
 
@@ -226,23 +248,25 @@ class Encoder:
         return await asyncio.get_running_loop().run_in_executor(pool, reader.ids, text, add_special_tokens)
 
     async def encode_all(self, texts: Sequence[str]) -> list[array[int]]:
-        """Each by itself, without what the tokenizer puts around a text."""
+        """Encodes texts separately, without the tokens that the tokenizer puts around a text."""
         characters = sum(map(len, texts))
         if characters <= self.sizes.inline:
             return self._encode_all(texts)
         loop = asyncio.get_running_loop()
-        found: list[array[int]] = []
-        for some in _portions(texts, self.sizes.piece):
+        encoded: list[array[int]] = []
+        for portion in _portions(texts, self.sizes.piece):
             async with self._turns.slot(characters):
-                found += await loop.run_in_executor(self._pool, self._encode_all, some)
-        return found
+                encoded += await loop.run_in_executor(self._pool, self._encode_all, portion)
+        return encoded
 
     def _encode_all(self, texts: Sequence[str]) -> list[array[int]]:
-        # Numbers of Python's own are nine times as large, and all wait for the last one.
-        return [array("i", found.ids) for found in _encoded(self._tokenizer, list(texts), add_special_tokens=False)]
+        # Python's int objects take nine times the memory, and all results are kept until the last one.
+        return [
+            array("i", encoding.ids) for encoding in _encoded(self._tokenizer, list(texts), add_special_tokens=False)
+        ]
 
     async def in_thread(self, work: Callable[[Argument], Result], argument: Argument, amount: int) -> Result:
-        """Other work of the kind, on texts that are not short; the one with the least `amount` goes first."""
+        """Runs other work on long texts in the thread for whole texts; the smallest `amount` goes first."""
         async with self._turns_of_whole.slot(amount):
             return await asyncio.get_running_loop().run_in_executor(self._whole, work, argument)
 
@@ -252,7 +276,7 @@ class Encoder:
 
 
 def _portions(texts: Sequence[str], most: int) -> Iterator[Sequence[str]]:
-    """Each of about `most` characters."""
+    """Yields portions of about `most` characters."""
     start = characters = 0
     for end, text in enumerate(texts):
         if characters + len(text) > most and end > start:

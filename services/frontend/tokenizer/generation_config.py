@@ -1,4 +1,4 @@
-"""What the model's author recommends: sampling defaults and end-of-sequence tokens (generation_config.json)."""
+"""Defaults of the model's author: sampling parameters and end-of-sequence tokens (generation_config.json)."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from quire.services.frontend.tokenizer.config_files import read_optional_json
 from quire.shared.errors import InvalidArgument
 from quire.shared.models.model_identity import read_config
 
-LEAST_TOP_P = 1e-6  # transformers takes 0 for the most likely token alone, and so does this
+LEAST_TOP_P = 1e-6  # transformers takes 0 for only the most likely token, and so do we
 LENGTH = "max_new_tokens"
 INTEGERS = frozenset({LENGTH, *(one.name for one in SCALAR_PARAMETERS if one.is_integer)})
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationDefaults:
-    """Defaults between the request's own values and the protocol's."""
+    """Defaults that apply between the request's values and the protocol's defaults."""
 
-    sampling: Mapping[str, float | int] = field(default_factory=dict)  # by name, what the author says of sampling
+    sampling: Mapping[str, float | int] = field(default_factory=dict)  # sampling parameters by name
     max_new_tokens: int | None = None
 
 
 def read_defaults(folder: Path) -> GenerationDefaults:
-    """Raises InvalidArgument for what is no number."""
+    """Reads the defaults; raises InvalidArgument for values that are not numbers."""
     config = read_optional_json(folder / "generation_config.json")
     named = {name: _number(name, config.get(name)) for name in ("temperature", *RECOMMENDED)}
     if named["top_p"] == 0:
         named["top_p"] = LEAST_TOP_P
-    found = {name: value for name, value in named.items() if value is not None}
-    return GenerationDefaults(found, _number(LENGTH, config.get(LENGTH)))
+    sampling = {name: value for name, value in named.items() if value is not None}
+    return GenerationDefaults(sampling, _number(LENGTH, config.get(LENGTH)))
 
 
 def read_eos_ids(folder: Path) -> list[int]:
-    """End-of-sequence tokens that generation_config.json names, else those of config.json."""
+    """Returns the end-of-sequence tokens of generation_config.json, or else those of config.json."""
     config = read_optional_json(folder / "generation_config.json")
     return _as_list(config.get("eos_token_id")) or _as_list(read_config(folder).get("eos_token_id"))
 

@@ -1,7 +1,7 @@
-"""The text of single tokens of a byte-level BPE, looked up once and kept.
+"""Texts of the single tokens of a byte-level BPE, cached.
 
 Such vocabularies write each byte as a printable character (GPT-2's alphabet): a token is a run of bytes that may begin
-or end inside a UTF-8 character.
+or end within a UTF-8 character.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ FALLBACK_BYTE = re.compile("<0x([0-9A-F]{2})>")
 
 
 def _alphabet() -> dict[str, int]:
-    """Character to byte: printable Latin-1 stands for itself, the other 68 bytes for characters from U+0100 on."""
+    """Returns the byte of each character: printable Latin-1 is unchanged, the other 68 bytes follow from U+0100 on."""
     printable = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
     others = (byte for byte in range(256) if byte not in printable)
     return {chr(b): b for b in printable} | {chr(0x100 + i): b for i, b in enumerate(others)}
@@ -34,7 +34,7 @@ def is_byte_level(tokenizer: HfTokenizer) -> bool:
 
 
 def token_bytes(token: str) -> bytes:
-    """A token outside the alphabet (an added one) stands for its own text."""
+    """Returns the bytes of a token; one with characters outside the alphabet (an added token) is its literal text."""
     try:
         return bytes([_BYTE_OF[character] for character in token])
     except KeyError:
@@ -42,17 +42,20 @@ def token_bytes(token: str) -> bytes:
 
 
 def fallback_byte(token: str) -> bytes:
-    """Byte that a token of SentencePiece's byte fallback stands for, "<0xF0>"; empty for other tokens."""
-    found = FALLBACK_BYTE.fullmatch(token)
-    return b"" if found is None else bytes.fromhex(found[1])
+    """Returns the byte of a token of SentencePiece's byte fallback, "<0xF0>"; empty for other tokens."""
+    match = FALLBACK_BYTE.fullmatch(token)
+    return b"" if match is None else bytes.fromhex(match[1])
 
 
 class TokenPieces(dict[int, "str | bytes"]):
-    """Token id to its text, or to bytes where these are not whole characters. Unknown ids have no text."""
+    """Map from token id to text, or to bytes where these are not whole characters. Unknown ids have no text."""
 
-    def __init__(self, id_to_token: Callable[[int], str | None], silent: frozenset[int]) -> None:
-        """`silent`: tokens without text (special ones, where they are to be skipped)."""
-        super().__init__(dict.fromkeys(silent, ""))
+    def __init__(self, id_to_token: Callable[[int], str | None], without_text: frozenset[int]) -> None:
+        """Creates a cache with the tokens without text only.
+
+        `without_text`: the tokens without text (special ones, where they are skipped).
+        """
+        super().__init__(dict.fromkeys(without_text, ""))
         self._id_to_token = id_to_token
 
     def __missing__(self, token_id: int) -> str | bytes:

@@ -1,4 +1,4 @@
-"""A tokenizer that reads every text as text: the model's own, with control tokens that nothing spells."""
+"""Tokenizer that reads every text as text: the model's, with control tokens that no text can spell."""
 
 from __future__ import annotations
 
@@ -11,14 +11,17 @@ from tokenizers import Tokenizer as HfTokenizer
 
 
 def plain_tokenizer(tokenizer: HfTokenizer, marks: Iterable[str]) -> tuple[HfTokenizer, str]:
-    """The same without `marks`, which must be some: each has a name that nobody can guess, so that all ids stay. One
-    of these names comes second: what follows it in a text is not at its beginning."""
+    """Returns the tokenizer without `marks` (at least one), and an opener token.
+
+    Each mark gets an unguessable name, so that all ids stay the same. The opener is one of these names: text after it
+    is not at the beginning.
+    """
     document = json.loads(tokenizer.to_str(pretty=False))
     names = {mark: f"\U000f0000{secrets.token_hex(16)}" for mark in marks}
     changed = {
         **document,
         "added_tokens": [_renamed(token, names) for token in document["added_tokens"]],
-        "post_processor": None,  # what is put around a text is put around the whole
+        "post_processor": None,  # special tokens are added around the whole prompt only
         "model": _model(document["model"], names),
     }
     return HfTokenizer.from_str(json.dumps(changed)), next(iter(names.values()))
@@ -32,7 +35,7 @@ def _renamed(token: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, An
 
 
 def _model(model: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    """Vocabularies that hold control tokens, too, must not find them in a text, nor make them of its parts."""
+    """Renames control tokens in the vocabulary, so that they neither match a text nor result from merges."""
     changed = dict(model)
     vocabulary = model.get("vocab")
     if isinstance(vocabulary, dict):

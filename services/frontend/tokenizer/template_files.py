@@ -1,4 +1,4 @@
-"""The chat templates of a model's folder."""
+"""Chat templates in a model's folder."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ from quire.services.frontend.tokenizer.chat_template import ChatTemplate
 from quire.services.frontend.tokenizer.config_files import read_optional_json, special_tokens
 from quire.shared.errors import InvalidArgument
 
-DEFAULT, TOOL_USE = "default", "tool_use"  # names that transformers gives
+DEFAULT, TOOL_USE = "default", "tool_use"  # names that transformers uses
 CONFIG, FILE, ADDITIONAL = "tokenizer_config.json", "chat_template.jinja", "additional_chat_templates"
 LARGEST_BYTES = 1 << 20
 
 
 def load(folder: Path, override: str = "") -> ChatTemplate:
-    """Reads the template: `override`, which is a file or the name of one of the folder's templates, else those of the
-    folder. `tool_use` is for conversations with tools, unless `override` says otherwise."""
+    """Loads the chat templates of a folder.
+
+    `override` is a file or the name of one of the folder's templates; without it, the folder's own templates are used.
+    `tool_use` applies to conversations with tools, unless `override` is given.
+    """
     variables = special_tokens(folder)
     if override and Path(override).is_file():
         return ChatTemplate(_text(Path(override)), variables, label=override)
@@ -33,7 +36,7 @@ def load(folder: Path, override: str = "") -> ChatTemplate:
 
 
 def _named(folder: Path) -> tuple[dict[str, str], str]:
-    """Returns the folder's templates by name, and where the default one stands: files come before the config."""
+    """Returns the folder's templates by name, and the source of the default one: files override the config."""
     written = read_optional_json(folder / CONFIG).get("chat_template")
     named, label = _configured(written), CONFIG
     if (folder / FILE).is_file():

@@ -1,4 +1,4 @@
-"""The shapes of messages that the templates of a folder read, without a tokenizer."""
+"""Message shapes that the templates of a folder read, without a tokenizer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from quire.services.frontend.tokenizer.message_shapes.shape import MessageShape
 
 
 def shapes_of_folder(folder: Path, override: str = "") -> Mapping[str, MessageShape]:
-    """Returns them by the name of the template; raises InvalidArgument where a template cannot be used."""
+    """Returns the shapes by the template's name; raises InvalidArgument where a template is unusable."""
     template = template_files.load(folder, override)
     renderer_config = RendererConfig.of(template)
     with contextlib.closing(ChatRenderer(renderer_config)) as conversations:

@@ -1,9 +1,9 @@
-"""Where a long text may be cut, so that its pieces are tokenized one by one and give the ids of the whole.
+"""Points at which a long text may be split, so that its pieces give the ids of the whole.
 
-Byte-level vocabularies split a text by regular expressions before they look for tokens, and none of the expressions
-that are in use (GPT-2, cl100k, o200k, Llama 3, Qwen, DeepSeek) goes on from a letter to a blank, a digit or a
-punctuation mark other than an apostrophe. A cut between these two changes neither what is on its left nor what is on
-its right, because none looks back. Of tokenizers that are made otherwise nothing is known, and their texts stay whole.
+Byte-level vocabularies split a text by regular expressions before they look for tokens, and none of the expressions in
+use (GPT-2, cl100k, o200k, Llama 3, Qwen, DeepSeek) continues from a letter to a blank, a digit or a punctuation mark
+other than an apostrophe. A split between these two changes neither side, because no expression looks behind. Texts for
+any other tokenizer are not split.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from tokenizers import Tokenizer as HfTokenizer
 
-# Letters whatever the version of Unicode, and characters that are none of letter, mark and apostrophe.
+# Letters in every version of Unicode, and characters that are neither letter, mark nor apostrophe.
 LETTER = (
     "A-Za-z\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u024f\u0391-\u03a1\u03a3-\u03a9\u03b1-\u03c9\u0410-\u044f\u05d0-\u05ea"
     "\u0621-\u063a\u0641-\u064a\u3041-\u3096\u30a1-\u30fa\u4e00-\u9fa5\uac00-\ud7a3"
@@ -23,7 +23,7 @@ LETTER = (
 OTHER = ' \\t\\r\\n0-9!"#$%&()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~\u3001\u3002\uff01\uff0c\uff1a\uff1b\uff1f'
 CUT = re.compile(f"(?<=[{LETTER}])(?=[{OTHER}])")
 
-WORDS = frozenset({  # alternatives that take a run of letters to its end
+WORDS = frozenset({  # alternatives that match a run of letters to its end
     r" ?\p{L}+", r"\p{L}+", r"[^\r\n\p{L}\p{N}]?\p{L}+", r"[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+",
     r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+",
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
@@ -31,7 +31,7 @@ WORDS = frozenset({  # alternatives that take a run of letters to its end
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+",
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*",
 })  # fmt: skip
-OTHERS = frozenset({  # and those that take no letter, or only after an apostrophe or a mark
+OTHERS = frozenset({  # alternatives that match no letter, or only after an apostrophe or a mark
     r"'s", r"'t", r"'re", r"'ve", r"'m", r"'ll", r"'d", r"(?i:'s|'t|'re|'ve|'m|'ll|'d)", r"(?i:[sdmt]|ll|ve|re)",
     r"'(?i:[sdmt]|ll|ve|re)",
     r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+", r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+""",
@@ -42,7 +42,7 @@ OTHERS = frozenset({  # and those that take no letter, or only after an apostrop
 
 
 class TextSplitter:
-    """Of one tokenizer; `is_supported` says whether it has any."""
+    """Splitter for one tokenizer; `is_supported` says whether its texts can be split."""
 
     def __init__(self, tokenizer: HfTokenizer) -> None:
         document = json.loads(tokenizer.to_str(pretty=False)) if tokenizer.pre_tokenizer is not None else {}
@@ -51,7 +51,8 @@ class TextSplitter:
         self._spanning = [token["content"] for token in added if CUT.search(token["content"])]
 
     def pieces(self, text: str, size: int, longest: int) -> Iterator[str]:
-        """Of `size` characters (at least 1) or a few more. Raises ValueError where `longest` characters hold no cut."""
+        """Yields pieces of `size` characters (at least 1) or a few more; raises ValueError where `longest` characters
+        cannot be split."""
         start = 0
         while len(text) - start > size:
             end = self._cut_from(text, start + size, start + longest)
@@ -71,12 +72,13 @@ class TextSplitter:
 
 
 def _spans(text: str, token: str, cut: int) -> bool:
-    """Whether an added token may be on both sides of the cut."""
+    """Returns whether an added token may extend over both sides of the split."""
     return token in text[max(0, cut - len(token) + 1) : cut + len(token) - 1]
 
 
 def _splits_words(document: Mapping[str, Any]) -> bool:
-    """No normalizer but NFC, which joins no letter with what is behind a cut, and only splits that are known."""
+    """Returns whether all pre-tokenization steps are known, and the normalizer is none or NFC, which joins no letter
+    with what follows a split."""
     normalizer, split = document.get("normalizer"), document.get("pre_tokenizer")
     if split is None or (normalizer is not None and normalizer["type"] != "NFC"):
         return False
@@ -88,21 +90,22 @@ def _splits_words(document: Mapping[str, Any]) -> bool:
 
 
 def _kind_of(step: Mapping[str, Any]) -> str | None:
-    """words: it splits behind every run of letters. other: it spans no cut. None: who knows."""
+    """Returns "words" if the step splits after every run of letters, "other" if it spans no split point, None if
+    unknown."""
     match step["type"]:
         case "Digits":
             return "other"
         case "ByteLevel" if not step["add_prefix_space"]:
             return "words" if step["use_regex"] else "other"
         case "Split" if step["behavior"] == "Isolated" and not step["invert"]:
-            found = set(_alternatives(step["pattern"].get("Regex", "")))
-            if found <= WORDS | OTHERS:
-                return "words" if found & WORDS else "other"
+            alternatives = set(_alternatives(step["pattern"].get("Regex", "")))
+            if alternatives <= WORDS | OTHERS:
+                return "words" if alternatives & WORDS else "other"
     return None
 
 
 def _alternatives(pattern: str) -> Iterator[str]:
-    """Split at each | that is in no group and no class."""
+    """Splits a pattern at each | outside of groups and classes."""
     depth, start, in_class, position = 0, 0, False, 0
     while position < len(pattern):
         match pattern[position]:
@@ -124,5 +127,5 @@ def _alternatives(pattern: str) -> Iterator[str]:
 
 
 def _reaches_out(token: Mapping[str, Any]) -> bool:
-    """An added token for which it matters what is beside it, further than a cut goes."""
+    """Returns whether matching an added token depends on text beyond a split point."""
     return bool(token["single_word"] or (token["rstrip"] and token["content"][-1:].isalpha()))

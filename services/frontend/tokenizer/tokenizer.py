@@ -1,4 +1,4 @@
-"""The model's tokenizer: text to ids, ids to text at once or piece by piece."""
+"""Tokenizer of the model: text to ids, ids to text at once or in pieces."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from quire.shared.errors import InvalidArgument
 from quire.shared.models.tokenizer_file import tokenizer_file
 from quire.shared.structured_output.literals import SpecialTokens
 
-# What model families put around their reasoning, as single tokens.
+# Single tokens that model families put around their reasoning.
 THINKING_TOKENS = (
     ("<think>", "</think>"),
     ("[THINK]", "[/THINK]"),
@@ -39,19 +39,22 @@ ControlTokenPolicy = Literal["none", "raw_prompts", "everywhere"]
 NOWHERE, EVERYWHERE = "none", "everywhere"
 
 DEFAULT_TOKENIZER_CLASS = (
-    "PreTrainedTokenizerFast"  # Hugging Face's for any tokenizer.json, where the folder names none
+    "PreTrainedTokenizerFast"  # Hugging Face's class for any tokenizer.json, where the folder names none
 )
 LIGHT_IDS = 8192  # decoded in a millisecond
-IDS_IN_A_TURN = 2048  # of the event loop: 0.4 ms
+IDS_IN_A_TURN = 2048  # ids decoded per turn of the event loop: 0.4 ms
 
 
 class Tokenizer:
-    """Everything between text and ids that the model's folder decides."""
+    """Conversion between text and ids, as the model's folder defines it."""
 
     def __init__(
         self, folder: Path, threads: int, chat_template: str = "", control_tokens: ControlTokenPolicy = "raw_prompts"
     ) -> None:
-        """`chat_template`: a file to use instead of the folder's own. `control_tokens`: where users may write them."""
+        """Loads the tokenizer and its templates.
+
+        `chat_template`: a file to use instead of the folder's template. `control_tokens`: where users may write them.
+        """
         self._hf = _read(folder)
         self.template = template_files.load(folder, chat_template)
         renderer_config = self._renderer_config(self.template, guarded=control_tokens != EVERYWHERE)
@@ -63,18 +66,18 @@ class Tokenizer:
         }
         self._allowed = control_tokens
         self._control = ControlTokens(renderer_config.added, self.template.source, renderer_config.marks)
-        self._encoder = Encoder(self._hf, threads, () if control_tokens == EVERYWHERE else tuple(self._control.marks))
+        self._encoder = Encoder(self._hf, threads, () if control_tokens == EVERYWHERE else tuple(self._control.tokens))
         self.defaults: GenerationDefaults = read_defaults(folder)
         self.eos_ids = self._eos_ids(folder)
         self._added = {i: token.content for i, token in self._hf.get_added_tokens_decoder().items()}
         self._special = {token.content: i for i, token in self._hf.get_added_tokens_decoder().items() if token.special}
         self.thinking_token_ids = self._find_marks()
         self._skipped: dict[frozenset[str], frozenset[int]] = {}  # by the special tokens that are shown
-        self._plain_pieces: dict[frozenset[str], TokenPieces] = {}  # likewise
+        self._plain_pieces: dict[frozenset[str], TokenPieces] = {}  # by the special tokens that are shown
         self._pieces = TokenPieces(self._hf.id_to_token, frozenset())
         self.byte_level = is_byte_level(self._hf)
         self._decoding = SmallestFirstLimiter(1)
-        self.longest_token = max(map(len, self._hf.get_vocab()), default=1)  # characters; a byte is one at most
+        self.longest_token = max(map(len, self._hf.get_vocab()), default=1)  # in characters; each byte is at most one
 
     def _renderer_config(self, template: ChatTemplate, *, guarded: bool) -> RendererConfig:
         return RendererConfig.of(
@@ -86,24 +89,24 @@ class Tokenizer:
         )
 
     def _eos_ids(self, folder: Path) -> tuple[int, ...]:
-        """The tokenizer's own first, then what generation_config.json adds."""
+        """Returns the tokenizer's end-of-sequence token first, then those of generation_config.json."""
         named = special_tokens(folder).get("eos_token")
         own = self._hf.token_to_id(named) if named is not None else None
         return tuple(dict.fromkeys(([] if own is None else [own]) + read_eos_ids(folder)))
 
     @property
     def specials(self) -> SpecialTokens:
-        """Tokens that a grammar has to name."""
+        """Tokens that a grammar must name."""
         ids = {content: token_id for token_id, content in self._added.items()}
         return SpecialTokens(ids, frozenset(self._added.keys() - self._special))
 
     @property
     def control_tokens(self) -> frozenset[str]:
-        """That messages may spell and do not get."""
-        return frozenset(self._control.marks)
+        """Control tokens that messages cannot spell."""
+        return frozenset(self._control.tokens)
 
     def _find_marks(self) -> tuple[int, int] | None:
-        """The tokens that begin and end reasoning."""
+        """Returns the tokens that begin and end reasoning, if there are such."""
         for start, end in THINKING_TOKENS:
             first, last = self._hf.token_to_id(start), self._hf.token_to_id(end)
             if first is not None and last is not None:
@@ -111,41 +114,47 @@ class Tokenizer:
         return None
 
     async def encode(self, text: str, *, add_special_tokens: bool, stop_after: int | None = None) -> list[int]:
-        """`stop_after`: of a long text, ids need not go on once there are more than so many."""
+        """Encodes a text, in pieces if it is long.
+
+        `stop_after`: the ids of a long text may be cut off once there are more than this.
+        """
         return await self._encoder.encode(text, add_special_tokens=add_special_tokens, stop_after=stop_after)
 
     @property
     def frame(self) -> tuple[list[int], list[int]]:
-        """What the tokenizer puts before and behind a text."""
+        """Tokens that the tokenizer puts before and after a text."""
         return self._encoder.frame
 
     def encode_inline(self, text: str, *, add_special_tokens: bool) -> list[int]:
         return self._encoder.encode_inline(text, add_special_tokens=add_special_tokens)
 
     async def encode_all(self, texts: Sequence[str]) -> list[array[int]]:
-        """Each by itself, without what the tokenizer puts around a text."""
+        """Encodes texts separately, without the tokens that the tokenizer puts around a text."""
         return await self._encoder.encode_all(texts)
 
     async def encode_prompt(self, text: str, *, add_special_tokens: bool, stop_after: int | None = None) -> list[int]:
-        """A prompt that no template made."""
+        """Encodes a raw prompt, which no template rendered."""
         if self._allowed != NOWHERE:
             return await self.encode(text, add_special_tokens=add_special_tokens, stop_after=stop_after)
         plain = [TextSection(text, plain=True)]
         return await self._encoder.encode_sections(plain, add_special_tokens=add_special_tokens, stop_after=stop_after)
 
     async def encode_pair(self, first: str, second: str, stop_after: int | None = None) -> Tokenized:
-        """Two texts as one prompt, with what the tokenizer puts around and between them."""
+        """Encodes two texts as one prompt, with the tokens that the tokenizer puts around and between them."""
         return await self._encoder.encode_pair(first, second, plain=self._allowed == NOWHERE, stop_after=stop_after)
 
     async def encode_chat(self, prompt: ChatPrompt, stop_after: int | None = None) -> list[int]:
-        """What the chat template makes of it."""
+        """Encodes a conversation as rendered by the chat template."""
         sections = await self.chat_renderer.sections(prompt)
         return await self._encoder.encode_sections(
             sections, add_special_tokens=prompt.add_special_tokens, stop_after=stop_after
         )
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool, shown: frozenset[str] = frozenset()) -> str:
-        """`shown`: special tokens that are not skipped in any case."""
+        """Decodes ids to their text.
+
+        `shown`: special tokens that are never skipped.
+        """
         if skip_special_tokens and shown:
             skipped = self._skipped_but(shown)
             ids, skip_special_tokens = [i for i in ids if i not in skipped], False
@@ -153,11 +162,12 @@ class Tokenizer:
         return text
 
     async def decode_long(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
-        """The same, of many ids in portions or, where a token's text depends on others, in a thread."""
+        """Decodes many ids, in portions or, where a token's text depends on others, in a thread."""
         if len(ids) <= LIGHT_IDS:
             return self.decode(ids, skip_special_tokens=skip_special_tokens)
         if self.byte_level:
-            async with self._decoding.slot(len(ids)):  # else each has a portion of every turn of the loop
+            # one at a time: otherwise each would take a portion of every slot of the loop
+            async with self._decoding.slot(len(ids)):
                 return await self._decode_in_portions(ids, self.pieces(skip_special_tokens=skip_special_tokens))
 
         def decode(ids: list[int]) -> str:
@@ -182,7 +192,7 @@ class Tokenizer:
         return self._skipped[shown]
 
     def pieces(self, *, skip_special_tokens: bool, shown: frozenset[str] = frozenset()) -> TokenPieces:
-        """Texts of single tokens; exact for byte-level vocabularies only."""
+        """Returns the texts of single tokens; exact for byte-level vocabularies only."""
         if not skip_special_tokens:
             return self._pieces
         if shown not in self._plain_pieces:
@@ -190,40 +200,40 @@ class Tokenizer:
         return self._plain_pieces[shown]
 
     def token_bytes(self, token_id: int) -> bytes:
-        """What this one token stands for, special tokens by name."""
+        """Returns the bytes of one token; special tokens have those of their name."""
         if not self.byte_level:
             return fallback_byte(self.token_name(token_id)) or self._text_of(token_id).encode()
         piece = self._pieces[token_id]
         return piece.encode() if isinstance(piece, str) else piece
 
     def _text_of(self, token_id: int) -> str:
-        """Text behind another token: alone, such decoders drop a token's leading space."""
+        """Returns a token's text after another token, since decoders of this kind drop a leading space otherwise."""
         alone = self.decode([token_id], skip_special_tokens=False)
         text = self.decode([token_id, token_id], skip_special_tokens=False)
         return text[len(alone) :] if text.startswith(alone) else alone
 
     @property
     def special_ids(self) -> frozenset[int]:
-        """That skip_special_tokens leaves out."""
+        """Ids of the tokens that skip_special_tokens omits."""
         return self._skipped_but(frozenset())
 
     def added_token(self, token_id: int) -> str | None:
-        """The text of a token that stands for itself, whatever the vocabulary's way of writing; None for others."""
+        """Returns the literal text of an added token; None for others."""
         return self._added.get(token_id)
 
     def token_id(self, text: str) -> int | None:
-        """Of the token that the vocabulary writes like that."""
-        found: int | None = self._hf.token_to_id(text)
-        return found
+        """Returns the id of the token that the vocabulary writes as `text`."""
+        token_id: int | None = self._hf.token_to_id(text)
+        return token_id
 
     @property
     def vocab_size(self) -> int:
-        """Ids it can name, added tokens included; a model may have more rows."""
+        """Number of ids with a name, added tokens included; a model may have more rows."""
         size: int = self._hf.get_vocab_size()
         return size
 
     def token_name(self, token_id: int) -> str:
-        """As the vocabulary writes it; empty for an unknown id."""
+        """Returns the token as the vocabulary writes it; empty for an unknown id."""
         return self._hf.id_to_token(token_id) or ""
 
     def close(self) -> None:
@@ -237,6 +247,6 @@ def _read(folder: Path) -> HfTokenizer:
         tokenizer = HfTokenizer.from_file(str(path))
     except Exception as error:  # tokenizers raises bare Exception for whatever it cannot read
         raise InvalidArgument(f"model: {path} is no tokenizer: {error}", field="model") from None
-    tokenizer.no_truncation()  # limits are the scheduler's, and padding belongs to batches that do not exist here
+    tokenizer.no_truncation()  # the scheduler enforces limits, and padding belongs to batches, which are not used here
     tokenizer.no_padding()
     return tokenizer

@@ -1,1 +1,1 @@
-"""The face that routers of vLLM's gRPC server know: vllm.grpc.engine.VllmEngine."""
+"""gRPC API of vLLM's server for routers: vllm.grpc.engine.VllmEngine."""

@@ -1,4 +1,4 @@
-"""Requests under way that their callers may end by id."""
+"""Running requests that their callers may abort by id."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from quire.services.frontend.generation.generation import Generation
 
 
 class AbortRegistry:
-    """Each caller knows its own."""
+    """Registry of running requests by caller and request id."""
 
     def __init__(self) -> None:
-        self._under_way: dict[tuple[str, str], list[Generation]] = {}
+        self._generations: dict[tuple[str, str], list[Generation]] = {}
 
     @contextmanager
     def registered(self, caller: Caller | None, generation: Generation) -> Iterator[None]:
-        """Within, its reader may hear Aborted."""
-        known_as = _key(caller, generation.request.request_id)
-        same = self._under_way.setdefault(known_as, [])
+        """Registers a generation within the block, whose reader may get Aborted."""
+        key = _key(caller, generation.request.request_id)
+        same = self._generations.setdefault(key, [])
         same.append(generation)
         try:
             yield
         finally:
             same.remove(generation)
             if not same:
-                del self._under_way[known_as]
+                del self._generations[key]
 
     def abort(self, caller: Caller | None, request_ids: Iterable[str]) -> None:
         for request_id in request_ids:
-            for generation in self._under_way.get(_key(caller, request_id), ()):
+            for generation in self._generations.get(_key(caller, request_id), ()):
                 generation.abort()
 
 

@@ -1,4 +1,4 @@
-"""Messages to the frontend's own requests."""
+"""Conversion of messages to the frontend's requests."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NOT_OFFERED = (
     "media_refs",
     "data_parallel_rank",
 )
-# Fields that cannot say that they are unset: 0 is none of their values, or what they are without.
+# Fields without presence: 0 is either not a valid value, or the default.
 UNSET_AT_ZERO = (*(NAMES.intersection(pb.SamplingParams.DESCRIPTOR.fields_by_name)), "min_tokens", "n")
 OPTIONAL = ("temperature", "max_tokens", "logprobs", "prompt_logprobs", "seed")
 SHARED_FIELDS = ("ignore_eos", "skip_special_tokens", "spaces_between_special_tokens", "include_stop_str_in_output")
@@ -82,12 +82,12 @@ def _sampling(params: pb.SamplingParams, defaults: GenerationDefaults) -> Sampli
     given["stop_token_ids"] = tuple(params.stop_token_ids)
     given["logit_bias"] = {token_id: _plain(bias) for token_id, bias in params.logit_bias.items()} or None
     given["structured_output"] = form = _form(params)
-    given["detokenize"] = bool(params.stop) or form is not None  # nobody reads the text
+    given["detokenize"] = bool(params.stop) or form is not None  # the text is not read
     return sampling_rules.build(given, defaults)
 
 
 def _plain(value: float) -> float:
-    """A float as its sender wrote it, not as 32 bits make it look in 64."""
+    """Returns a float with the sender's decimal digits instead of those of the 32-bit value."""
     return float(str(np.float32(value))) if isinstance(value, float) else value
 
 

@@ -1,4 +1,4 @@
-"""The frontend's own values to messages."""
+"""Conversion of the frontend's values to messages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ABORTED = Finish(finish_pb2.FINISH_REASON_CANCELLED)
 
 
 def generate_responses(delta: SampleDelta, generation: Generation, *, streams: bool) -> Iterator[pb.GenerateResponse]:
-    """In a stream a chunk, and behind the last one the sample's end, which repeats it."""
+    """Yields a delta's messages: in a stream a chunk, and after the last one the sample's end, which repeats it."""
     usage = generation.sample_usage(delta.sample)
     output, prompt = _output_logprobs(delta, generation), _input_logprobs(delta, generation)
     if streams:
@@ -49,33 +49,33 @@ def generate_responses(delta: SampleDelta, generation: Generation, *, streams: b
 
 
 def aborted(sample: int, generation: Generation) -> Iterator[pb.GenerateResponse]:
-    """The end of one that had none of its own."""
+    """Yields the end of a sample that was aborted."""
     return generate_responses(SampleDelta(sample, [], "", [], ABORTED), generation, streams=False)
 
 
 def _output_logprobs(delta: SampleDelta, generation: Generation) -> pb.OutputLogProbs | None:
     if not delta.logprobs:
         return None
-    told = pb.OutputLogProbs(
+    message = pb.OutputLogProbs(
         token_logprobs=[entry.logprob for entry in delta.logprobs],
         token_ids=[entry.token_id for entry in delta.logprobs],
     )
     if generation.request.sampling.logprobs:
-        told.top_logprobs.extend(_top(delta.logprobs))
-    return told
+        message.top_logprobs.extend(_top(delta.logprobs))
+    return message
 
 
 def _input_logprobs(delta: SampleDelta, generation: Generation) -> pb.InputLogProbs | None:
     if not delta.prompt_logprobs:
         return None
     first = generation.prepared[delta.sample // generation.request.sampling.n].token_ids[0]
-    told = pb.InputLogProbs(token_ids=[first, *(entry.token_id for entry in delta.prompt_logprobs)])
-    told.token_logprobs.add()
-    told.token_logprobs.extend(pb.InputTokenLogProb(value=entry.logprob) for entry in delta.prompt_logprobs)
+    message = pb.InputLogProbs(token_ids=[first, *(entry.token_id for entry in delta.prompt_logprobs)])
+    message.token_logprobs.add()
+    message.token_logprobs.extend(pb.InputTokenLogProb(value=entry.logprob) for entry in delta.prompt_logprobs)
     if generation.request.sampling.prompt_logprobs:
-        told.top_logprobs.add()
-        told.top_logprobs.extend(_top(delta.prompt_logprobs))
-    return told
+        message.top_logprobs.add()
+        message.top_logprobs.extend(_top(delta.prompt_logprobs))
+    return message
 
 
 def _top(entries: Sequence[TokenLogprobs]) -> Iterator[pb.TopLogProbs]:

@@ -1,4 +1,4 @@
-"""vllm.grpc.engine.VllmEngine."""
+"""Service vllm.grpc.engine.VllmEngine."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from quire.shared.pb.dialects import vllm_engine_pb2_grpc
 from quire.shared.version import VERSION
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["VllmEngine"].full_name
-SERVER_TYPE = "vllm-grpc"  # by which routers know the protocol
+SERVER_TYPE = "vllm-grpc"  # by which routers recognize the protocol
 
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """What a model's folder says of it."""
+    """Model properties from the model's folder."""
 
     type: str
     architectures: tuple[str, ...]
@@ -41,7 +41,7 @@ class ModelCard:
 
     @classmethod
     def of(cls, config: dict[str, Any]) -> ModelCard:
-        """`config`: config.json's."""
+        """Reads the properties from `config`, the content of config.json."""
         architectures = tuple(map(str, config.get("architectures") or ()))
         reads_only = bool(encoder_families.family_of(config)) or any(map(_classifies, architectures))
         return cls(str(config.get("model_type", "")), architectures, not reads_only)
@@ -52,7 +52,7 @@ def _classifies(architecture: str) -> bool:
 
 
 class VllmEngineService(vllm_engine_pb2_grpc.VllmEngineServicer):
-    """Reads messages, lets the generator work, writes messages."""
+    """Service that converts messages to requests for the generator, and its output to messages."""
 
     def __init__(
         self,
@@ -80,10 +80,10 @@ class VllmEngineService(vllm_engine_pb2_grpc.VllmEngineServicer):
         self._started_s = asyncio.get_running_loop().time()
 
     async def Generate(self, message: pb.GenerateRequest, context: Context) -> None:
-        came = arrival_of(context)
+        arrival = arrival_of(context)
         async with call_context("Generate", context, self._metrics, self._calls) as call:
             await call.admit()
-            request = requests.generate_request(message, came, self._tokenizer.defaults)
+            request = requests.generate_request(message, arrival, self._tokenizer.defaults)
             async with self._generator.start(request, call) as generation:
                 await self._stream(generation, call.caller, context, streams=message.stream)
 
@@ -103,10 +103,10 @@ class VllmEngineService(vllm_engine_pb2_grpc.VllmEngineServicer):
                     await context.write(response)
 
     async def Embed(self, message: pb.EmbedRequest, context: Context) -> pb.EmbedResponse:
-        came = arrival_of(context)
+        arrival = arrival_of(context)
         async with call_context("Embed", context, self._metrics, self._calls) as call:
             await call.admit()
-            async with self._generator.start(requests.embed_request(message, came), call) as generation:
+            async with self._generator.start(requests.embed_request(message, arrival), call) as generation:
                 await generation.collect()
                 vector = np.frombuffer(generation.vector(0), "<f4")
                 return pb.EmbedResponse(

@@ -1,4 +1,4 @@
-"""Writes messages and the end of a call, as its protocol has it."""
+"""Encoding of messages and the end of a call in the call's protocol."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ JSON = "application/json"
 
 
 class WebAnswer:
-    """To one call. A unary call of Connect waits with its headers for its end."""
+    """Answer to one call. A unary Connect call sends its headers only at its end."""
 
     def __init__(self, kind: CallKind, send: Send) -> None:
         self._kind = kind
         self._send = send
         self._is_open = False
-        self._message = b""  # of a unary call of Connect
+        self._message = b""  # of a unary Connect call
 
     async def write(self, message: Message) -> None:
         data = codec.serialize(message, is_json=self._kind.is_json)

@@ -1,4 +1,4 @@
-"""How calls end: a status as Connect's JSON, or as the trailers of gRPC-Web."""
+"""Status of a finished call, as Connect's JSON or as gRPC-Web's trailers."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from quire.services.frontend.grpc_edge.errors import status_of
 from quire.shared.errors import QuireError, transport
 
 DETAILS = "grpc-status-details-bin"
-UNESCAPED = " !\"#$&'()*+,-./:;<=>?@[\\]^_`{|}~"  # of a grpc-message, besides letters and digits
+UNESCAPED = " !\"#$&'()*+,-./:;<=>?@[\\]^_`{|}~"  # not escaped in a grpc-message, besides letters and digits
 CLIENT_GONE = 499
 
-# Connect's word for a code, and the HTTP status of a unary call that ends with it.
+# Connect's name of a code, and the HTTP status of a unary call that ends with it.
 CODES: dict[StatusCode, tuple[str, int]] = {
     StatusCode.CANCELLED: ("canceled", CLIENT_GONE),
     StatusCode.UNKNOWN: ("unknown", HTTPStatus.INTERNAL_SERVER_ERROR),
@@ -36,7 +36,7 @@ CODES: dict[StatusCode, tuple[str, int]] = {
 
 
 class WebCallStatus(NamedTuple):
-    """`details`: a serialized google.rpc.Status, or nothing."""
+    """Status of a finished call; `details`: a serialized google.rpc.Status, or empty."""
 
     code: StatusCode
     message: str = ""
@@ -47,29 +47,29 @@ class WebCallStatus(NamedTuple):
         return CODES[self.code][1]
 
     def as_error(self) -> dict[str, Any]:
-        """Connect's."""
-        told: dict[str, Any] = {"code": CODES[self.code][0], "message": self.message}
+        """Returns the status as Connect's error object."""
+        error: dict[str, Any] = {"code": CODES[self.code][0], "message": self.message}
         if self.details:
             details = status_pb2.Status.FromString(self.details).details
-            told["details"] = [
+            error["details"] = [
                 {"type": detail.TypeName(), "value": base64.b64encode(detail.value).decode().rstrip("=")}
                 for detail in details
             ]
-        return told
+        return error
 
     def as_json(self) -> bytes:
-        """The body of a unary call."""
+        """Returns the body of a failed unary Connect call."""
         return orjson.dumps(self.as_error())
 
     def as_last_message(self, metadata: dict[str, str]) -> bytes:
-        """Of a stream."""
-        told: dict[str, Any] = {} if self.code is StatusCode.OK else {"error": self.as_error()}
+        """Returns the last message of a Connect stream."""
+        error: dict[str, Any] = {} if self.code is StatusCode.OK else {"error": self.as_error()}
         if metadata:
-            told["metadata"] = {name: [value] for name, value in metadata.items()}
-        return orjson.dumps(told)
+            error["metadata"] = {name: [value] for name, value in metadata.items()}
+        return orjson.dumps(error)
 
     def as_trailers(self, metadata: dict[str, str]) -> bytes:
-        """Of gRPC-Web."""
+        """Returns the status as gRPC-Web's trailers."""
         lines = {"grpc-status": str(self.code.value[0]), "grpc-message": quote(self.message, safe=UNESCAPED)}
         if self.details:
             lines[DETAILS] = base64.b64encode(self.details).decode().rstrip("=")

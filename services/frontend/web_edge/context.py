@@ -1,4 +1,4 @@
-"""What a method of InferenceService finds in place of gRPC's context."""
+"""Substitute for gRPC's context in the methods of InferenceService."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GRPC_TIMEOUT, CONNECT_TIMEOUT = "grpc-timeout", "connect-timeout-ms"
 
 
 class CallEnded(Exception):
-    """The method has ended the call."""
+    """Signal that the method has ended the call."""
 
     def __init__(self, ending: WebCallStatus) -> None:
         super().__init__(ending.message)
@@ -26,12 +26,15 @@ class CallEnded(Exception):
 
 
 class WebContext:
-    """One call's: as much of grpc.aio.ServicerContext as its methods need."""
+    """Context of one call: the part of grpc.aio.ServicerContext that the methods need."""
 
-    ends_with_its_status = True  # whatever its deadline: nobody else looks at that
+    ends_with_its_status = True  # also after the deadline, which no other component checks
 
     def __init__(self, metadata: dict[str, str], write: Callable[[Message], Awaitable[None]], peer: str) -> None:
-        """`peer`: HOST:PORT of the client. Raises InvalidArgument for a timeout that is none."""
+        """Creates a context; raises InvalidArgument for a malformed timeout.
+
+        `peer`: HOST:PORT of the client.
+        """
         self._metadata = metadata
         self._peer = peer
         self.write = write
@@ -70,5 +73,5 @@ def _timeout_s(metadata: dict[str, str]) -> float | None:
     else:
         return None
     if unit not in UNITS_S or not (written.isascii() and written.isdigit()) or len(written) > MOST_DIGITS:
-        raise InvalidArgument(f"{name} is no time: {metadata[name][:40]!r}", field=name)
+        raise InvalidArgument(f"{name} is not a duration: {metadata[name][:40]!r}", field=name)
     return int(written) * UNITS_S[unit]

@@ -1,4 +1,4 @@
-"""The door for browsers: from a POST to a method of InferenceService and back."""
+"""HTTP edge for browsers: dispatches a POST to a method of InferenceService."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ from quire.shared.pb.inference.v1.inference_pb2_grpc import InferenceServiceServ
 
 SERVICE = pb.DESCRIPTOR.services_by_name["InferenceService"]
 PREFIX = f"/{SERVICE.full_name}/"
-UNADMITTED_METHODS = ("Attach", "Cancel", "Tokenize", "Detokenize", "ListModels", "GetModel")  # take no place
+# not subject to admission
+UNADMITTED_METHODS = ("Attach", "Cancel", "Tokenize", "Detokenize", "ListModels", "GetModel")
 
 UNSUPPORTED_CONTENT_TYPE = Response(status_code=415, headers={"accept-post": ", ".join(KINDS)})
 
@@ -43,7 +44,7 @@ class _Method(NamedTuple):
 
 
 class WebEdge:
-    """Calls of InferenceService; whatever else comes goes on to `app`."""
+    """Handler of InferenceService calls; all other requests are passed to `app`."""
 
     def __init__(
         self,
@@ -58,7 +59,10 @@ class WebEdge:
         decoders: BodyDecoders,
         max_bytes: int,
     ) -> None:
-        """`max_bytes`: of a body."""
+        """Builds the table of methods.
+
+        `max_bytes`: maximum size of a body.
+        """
         self._app = app
         self._codec = codec
         self._access = access
@@ -92,16 +96,16 @@ class WebEdge:
         elif self._access.check(dict(metadata)) is None:
             await UNSUPPORTED_CONTENT_TYPE(scope, receive, send)
         else:
-            await self._app(scope, receive, send)  # where it hears that it needs a key
+            await self._app(scope, receive, send)  # which answers that a key is needed
 
     async def _answer(self, method: _Method, kind: CallKind, scope: Scope, receive: Receive, send: Send) -> None:
-        """Errors before the method has begun are counted and logged here, all others there."""
+        """Answers a call. Errors before the method begins are counted and logged here, all others by the method."""
         answer, metadata = WebAnswer(kind, send), _metadata(scope["headers"])
         try:
             self._rules.check("POST", "", scope["headers"], scope["http_version"])
             self._check(method, metadata)
-            with self._decoders.held() as held:
-                data = await self._message(kind, scope["headers"], metadata, receive, held)
+            with self._decoders.held() as decoded_bytes:
+                data = await self._message(kind, scope["headers"], metadata, receive, decoded_bytes)
                 message = await self._codec.read(data, method.request, is_json=kind.is_json)
                 del data
             context = WebContext(metadata, answer.write, ":".join(map(str, scope.get("client") or ())))
@@ -112,15 +116,15 @@ class WebEdge:
         async with while_connected(receive):
             ending = OK
             try:
-                found = await method.behaviour(message, context)
-                if found is not None:
-                    await answer.write(found)
+                answered = await method.behaviour(message, context)
+                if answered is not None:
+                    await answer.write(answered)
             except CallEnded as ended:
                 ending = ended.ending
             await answer.end(ending, context.trailers)
 
     def _check(self, method: _Method, metadata: dict[str, str]) -> None:
-        """From the headers, before a byte of the body is read."""
+        """Checks the headers before a byte of the body is read."""
         error = self._access.check(dict(metadata))
         if error is not None:
             raise error
@@ -128,35 +132,35 @@ class WebEdge:
             self._admission.check_open(0, self._access.tenant_from_metadata(dict(metadata)))
 
     async def _message(
-        self, kind: CallKind, headers: Headers, metadata: dict[str, str], receive: Receive, held: DecodedBytes
+        self, kind: CallKind, headers: Headers, metadata: dict[str, str], receive: Receive, decoded_bytes: DecodedBytes
     ) -> bytes:
-        """The call's message, decoded where headers say that the body is encoded, or the message within."""
+        """Returns the call's message, decoded if the body or the message within is compressed."""
         field = kind.encoding_header
         of_body, of_message = (
             encodings_of(values_of(FIELD_BYTES, headers)),
             encodings_of([metadata.get(field, "")], field),
         )
         if of_body:
-            receive = self._decoders.decoded(receive, of_body, self._max_bytes, held)
+            receive = self._decoders.decoded(receive, of_body, self._max_bytes, decoded_bytes)
         sent = decode_message(await self._body(metadata, receive), kind)
         if not sent.is_compressed:
             return sent.data
         if not of_message:
-            raise InvalidArgument(f"the message is marked as compressed, and {field} names no encoding", field=field)
-        return await self._decoders.whole(sent.data, of_message, self._max_bytes, held)
+            raise InvalidArgument(f"the message is marked as compressed, but {field} names no encoding", field=field)
+        return await self._decoders.whole(sent.data, of_message, self._max_bytes, decoded_bytes)
 
     async def _body(self, metadata: dict[str, str], receive: Receive) -> bytes:
         self._check_length(int(metadata.get("content-length", "0")))
         parts: list[bytes] = []
-        num_bytes, goes_on = 0, True
-        while goes_on:
+        num_bytes, has_more = 0, True
+        while has_more:
             message = await receive()
             if message["type"] == "http.disconnect":
-                raise InvalidArgument("the body broke off", field="message")
+                raise InvalidArgument("the body is incomplete", field="message")
             parts.append(message.get("body", b""))
             num_bytes += len(parts[-1])
             self._check_length(num_bytes)
-            goes_on = message.get("more_body", False)
+            has_more = message.get("more_body", False)
         return b"".join(parts)
 
     def _check_length(self, num_bytes: int) -> None:
@@ -165,14 +169,14 @@ class WebEdge:
 
 
 def _metadata(headers: Headers) -> dict[str, str]:
-    """Who shows two keys shows none, as on the other edges."""
-    found: dict[str, str] = {}
+    """Returns the headers as a dictionary; duplicate keys are dropped, as on the other edges."""
+    metadata: dict[str, str] = {}
     for name, value in headers:
-        twice = name in (AUTHORIZATION, API_KEY) and name.decode() in found
-        found[name.decode("latin-1")] = "" if twice else value.decode("latin-1")
-    return found
+        is_duplicate = name in (AUTHORIZATION, API_KEY) and name.decode() in metadata
+        metadata[name.decode("latin-1")] = "" if is_duplicate else value.decode("latin-1")
+    return metadata
 
 
 def _fits(kind: CallKind, method: _Method) -> bool:
-    """gRPC-Web frames all answers alike."""
+    """Returns whether the protocol fits the method; gRPC-Web frames all answers alike."""
     return kind.is_grpc_web or (kind.protocol is Protocol.CONNECT_STREAM) == method.streams

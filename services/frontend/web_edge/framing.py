@@ -1,4 +1,4 @@
-"""How calls are told apart and their messages framed (connectrpc.com/docs/protocol, grpc/doc/PROTOCOL-WEB.md)."""
+"""Kinds of calls and framing of their messages (connectrpc.com/docs/protocol, grpc/doc/PROTOCOL-WEB.md)."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import NamedTuple
 
 from quire.shared.errors import InvalidArgument
 
-PREFIX_BYTES = 5  # flags, and the length as four bytes, most significant first
+PREFIX_BYTES = 5  # flags, and the length as four bytes, big-endian
 COMPRESSED, CONNECT_END, GRPC_WEB_TRAILERS = 0x01, 0x02, 0x80
 TEXT_SUFFIX = "-text"
 
 
 class Protocol(Enum):
-    """What a client speaks."""
+    """Protocol that a client speaks."""
 
     CONNECT_UNARY = "application/"
     CONNECT_STREAM = "application/connect+"
@@ -28,12 +28,12 @@ ENCODING_HEADERS = {Protocol.CONNECT_STREAM: "connect-content-encoding", Protoco
 
 @dataclass(frozen=True, slots=True)
 class CallKind:
-    """Of a call, by its content type, which is the answer's as well."""
+    """Kind of a call by its content type, which is the answer's as well."""
 
     content_type: str
     protocol: Protocol
     is_json: bool = False
-    is_text: bool = False  # all of it in base64
+    is_text: bool = False  # the whole body is base64
 
     @property
     def is_framed(self) -> bool:
@@ -41,7 +41,7 @@ class CallKind:
 
     @property
     def encoding_header(self) -> str:
-        """The header that says how messages with the flag COMPRESSED are encoded; empty: messages have no flags."""
+        """Header with the encoding of messages with the flag COMPRESSED; empty: messages have no flags."""
         return ENCODING_HEADERS.get(self.protocol, "")
 
     @property
@@ -50,15 +50,15 @@ class CallKind:
 
 
 def _kinds() -> dict[str, CallKind]:
-    found = []
+    kinds = []
     for name, is_json in (("proto", False), ("json", True)):
-        found.append(CallKind(f"application/{name}", Protocol.CONNECT_UNARY, is_json))
-        found.append(CallKind(f"application/connect+{name}", Protocol.CONNECT_STREAM, is_json))
-        found.append(CallKind(f"application/grpc-web+{name}", Protocol.GRPC_WEB, is_json))
+        kinds.append(CallKind(f"application/{name}", Protocol.CONNECT_UNARY, is_json))
+        kinds.append(CallKind(f"application/connect+{name}", Protocol.CONNECT_STREAM, is_json))
+        kinds.append(CallKind(f"application/grpc-web+{name}", Protocol.GRPC_WEB, is_json))
     for suffix in ("", "+proto"):
-        found.append(CallKind(f"application/grpc-web-text{suffix}", Protocol.GRPC_WEB, is_text=True))
-    found.append(CallKind("application/grpc-web", Protocol.GRPC_WEB))
-    return {kind.content_type: kind for kind in found}
+        kinds.append(CallKind(f"application/grpc-web-text{suffix}", Protocol.GRPC_WEB, is_text=True))
+    kinds.append(CallKind("application/grpc-web", Protocol.GRPC_WEB))
+    return {kind.content_type: kind for kind in kinds}
 
 
 KINDS = _kinds()
@@ -69,21 +69,21 @@ def frame(flags: int, data: bytes) -> bytes:
 
 
 class RequestMessage(NamedTuple):
-    """A call's one message."""
+    """Single request message of a call."""
 
     data: bytes
     is_compressed: bool
 
 
 def decode_message(body: bytes, kind: CallKind) -> RequestMessage:
-    """Returns the message of a body: calls have one. Raises InvalidArgument."""
+    """Returns the single message of a body; raises InvalidArgument."""
     if kind.is_text:
         body = _from_base64(body)
     if not kind.is_framed:
         return RequestMessage(body, is_compressed=False)
     end = PREFIX_BYTES + int.from_bytes(body[1:PREFIX_BYTES])
     if len(body) < PREFIX_BYTES or end != len(body):
-        raise InvalidArgument("the body is not one message behind its length", field="message")
+        raise InvalidArgument("the body is not one message with its length", field="message")
     return RequestMessage(body[PREFIX_BYTES:], is_compressed=bool(body[0] & COMPRESSED))
 
 

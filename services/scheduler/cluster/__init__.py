@@ -1,1 +1,1 @@
-"""All that a scheduler looks after: workers, frontends, where each sequence is, and what everybody must agree on."""
+"""State of a scheduler: workers, frontends, assignments of sequences, and the properties that all services agree on."""

@@ -1,7 +1,7 @@
-"""The adapters of a cluster: which there are, which workers have them, and how they come and go.
+"""LoRA adapters of a cluster: which exist, which workers have loaded them, and how they are loaded and unloaded.
 
-An adapter is its name and what it computes. One that takes another's place, or is unloaded, is not offered to frontends
-any more; it stays as long as some sequence uses it, and then workers forget it.
+An adapter is identified by its name and its content. One that is replaced or unloaded is no longer offered to
+frontends; it stays loaded while a sequence uses it, and then workers unload it.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ log = logger("adapters")
 LONGEST_NAME = 256  # characters
 LONGEST_PATH = 4096
 LOAD_TIMEOUT_S = 50.0
-MOST_OFFERED = 256  # as many as a worker may have at its start
+MOST_OFFERED = 256  # as many as a worker may load at its start
 MOST_GONE = 1024
 
 
 class AdapterWorker(Protocol):
-    """What is looked at of one that is there."""
+    """Attached worker, as far as adapters are concerned."""
 
     hello: worker_pb2.WorkerHello
     adapters: ReplicaAdapters
@@ -50,7 +50,7 @@ class AdapterWorker(Protocol):
 
 @dataclass(slots=True)
 class KnownAdapter:
-    """An adapter that sequences use or may use."""
+    """Adapter that sequences use or may use."""
 
     id: AdapterId
     path: str
@@ -58,7 +58,8 @@ class KnownAdapter:
 
 
 class ClusterAdapters:
-    """One event loop's state. Workers that cannot load any have theirs from their start."""
+    """Adapters of all workers; state of one event loop. Workers that cannot load adapters at run time have theirs from
+    their start."""
 
     def __init__(
         self,
@@ -68,20 +69,21 @@ class ClusterAdapters:
         used_by: Callable[[AdapterWorker], Collection[object]],
         on_loaded: Callable[[], None],
     ) -> None:
-        """`replicas`: by id, kept up to date by the owner; `num_users`: sequences that name an adapter; `used_by`: the
-        adapters of those that a worker has; `on_loaded`: is called when a worker has got one."""
+        """`replicas`: by id, kept up to date by the owner; `num_users`: returns the number of sequences that name an
+        adapter; `used_by`: returns the adapters of a worker's sequences; `on_loaded`: called when a worker has loaded
+        an adapter."""
         self._replicas, self._num_users, self._used_by, self._on_loaded = replicas, num_users, used_by, on_loaded
         self._known: dict[AdapterId, KnownAdapter] = {}
-        self._unloaded: dict[AdapterId, None] = {}  # unloaded: not taken over from a worker that has missed that
+        self._unloaded: dict[AdapterId, None] = {}  # not adopted again from a worker that missed the unloading
         self._loading = asyncio.Lock()
-        # While an operator's order is under way, what has come of those that nobody waits for any more: it may be just
-        # what that one is about to offer.
+        # While an operator's load call is in progress, outcomes of orders that no call waits for: one of them may be
+        # the adapter that this call is about to offer.
         self._late: list[tuple[AdapterWorker, Outcome]] | None = None
-        self._fetched: set[AdapterId] = set()  # in this round
+        self._fetched: set[AdapterId] = set()  # adapters ordered in this round
 
     @property
     def offered(self) -> dict[str, bytes]:
-        """Digests by ascending names: what requests may choose."""
+        """Digests by name, ascending: the adapters that requests may choose."""
         offered = {known.id.name: known.id.digest for known in self._known.values() if not known.leaving}
         return {name: offered[name] for name in sorted(offered)}
 
@@ -91,16 +93,16 @@ class ClusterAdapters:
     # Workers.
 
     def on_worker_attached(self, replica: AdapterWorker) -> None:
-        """Takes over what it has, unless that was unloaded or is another content of a name that is known; has it load
-        what it lacks."""
+        """Adopts the worker's adapters, except those that were unloaded or differ in content from a known adapter of
+        the same name, and has it load the missing ones."""
         hello, offered = replica.hello, self.offered
         paths = list(hello.lora.paths) or [""] * len(hello.lora.names)
         ids = adapter_ids.ids(hello.lora.names, hello.lora.digests)
-        for adapter, path in zip(reversed(ids), reversed(paths), strict=True):  # of one name the newest comes last
+        for adapter, path in zip(reversed(ids), reversed(paths), strict=True):  # of one name the newest is last
             if adapter in self._known:
                 continue
             if adapter in self._unloaded or adapter.name in offered:
-                log.info("a worker has an adapter that there is no more", worker=replica.id, adapter=adapter.name)
+                log.info("a worker has an adapter that was unloaded", worker=replica.id, adapter=adapter.name)
                 replica.adapters.unload(adapter)
                 continue
             self._offer(adapter, path)
@@ -110,14 +112,14 @@ class ClusterAdapters:
         self._complete()
 
     def _withdraw_lost(self) -> None:
-        """Where workers load none while they run: what no worker has any more is not offered."""
+        """Stops offering adapters that no worker has, where workers cannot load adapters at run time."""
         held = {adapter for replica in self._replicas.values() for adapter in replica.adapters.loaded}
         for adapter in self._known.keys() - held:
             del self._known[adapter]
             log.warning("no worker has an adapter any more: it is not offered", adapter=adapter.name)
 
     def _complete(self) -> None:
-        """Has workers load what they lack, as long as they have room."""
+        """Has workers load the adapters they lack, as far as they have free slots."""
         for replica in self._replicas.values():
             for known in self._known.values():
                 if replica.adapters.is_full:
@@ -126,31 +128,34 @@ class ClusterAdapters:
                     self._order(replica, known)
 
     def fetch(self, adapter: AdapterId) -> None:
-        """A sequence waits for it, and no worker has it: the one with the least to do is to load it, in place of what
-        nobody there uses. If all is in use, what was used longest ago is for nobody else; to be asked again."""
+        """Has the least loaded able worker load an adapter that a sequence waits for, instead of one without users. If
+        all slots are in use, the least recently used adapter is reserved for its current users; the caller asks again
+        later."""
         known = self._known.get(adapter)
         if known is None or adapter in self._fetched or not any(r.adapters.can_load for r in self._replicas.values()):
             return
         self._fetched.add(adapter)
         if any(replica.adapters.is_loading(adapter.name) for replica in self._replicas.values()):
             return
-        able = [replica for replica in self._replicas.values() if not replica.leaving and self._lacks(replica, adapter)]
-        able.sort(key=lambda replica: replica.core.num_pending_tokens)
-        free = next((replica for replica in able if self._free_slot(replica)), None)
-        if free is not None:
-            self._order(free, known)
-        elif able:
-            own = able[0].adapters
+        candidates = [
+            replica for replica in self._replicas.values() if not replica.leaving and self._lacks(replica, adapter)
+        ]
+        candidates.sort(key=lambda replica: replica.core.num_pending_tokens)
+        target = next((replica for replica in candidates if self._free_slot(replica)), None)
+        if target is not None:
+            self._order(target, known)
+        elif candidates:
+            own = candidates[0].adapters
             own.reserved.update([adapter for adapter in own.loaded if adapter not in own.reserved][:1])
 
     def begin_fetch_round(self) -> None:
-        """Those who wait are looked through anew, in the order in which they came."""
+        """Starts a new pass over the waiting sequences, in order of arrival."""
         self._fetched.clear()
         for replica in self._replicas.values():
             replica.adapters.reserved.clear()
 
     def _lacks(self, replica: AdapterWorker, adapter: AdapterId) -> bool:
-        """And could have it."""
+        """Returns whether a worker has not loaded an adapter and could load it."""
         own = replica.adapters
         return (
             own.can_load
@@ -160,7 +165,8 @@ class ClusterAdapters:
         )
 
     def _free_slot(self, replica: AdapterWorker) -> bool:
-        """Of what nobody uses there, what was used longest ago goes."""
+        """Unloads the least recently used adapter without users if all slots are taken; returns whether a slot is
+        free."""
         if not replica.adapters.is_full:
             return True
         used = self._used_by(replica)
@@ -176,22 +182,22 @@ class ClusterAdapters:
                 self._on_loaded()
                 return
             replica.adapters.rejected.add(known.id)
-            reason = outcome.message if isinstance(outcome, QuireError) else "it has another content now"
-            log.warning("a worker does not get an adapter", worker=replica.id, adapter=known.id.name, reason=reason)
+            reason = outcome.message if isinstance(outcome, QuireError) else "its content has changed"
+            log.warning("a worker could not load an adapter", worker=replica.id, adapter=known.id.name, reason=reason)
 
         replica.adapters.load(known.id.name, known.path, done, known.id.digest)
 
     def may_be_loaded(self, adapter: AdapterId) -> bool:
-        """Whether it makes sense to wait for a worker that has it."""
-        there = [replica.adapters for replica in self._replicas.values()]
-        if not there:
+        """Returns whether a worker has the adapter or may still load it, so that waiting makes sense."""
+        attached = [replica.adapters for replica in self._replicas.values()]
+        if not attached:
             return True
         if adapter not in self._known:
             return False
-        return any((own.can_load and adapter not in own.rejected) or adapter in own.loaded for own in there)
+        return any((own.can_load and adapter not in own.rejected) or adapter in own.loaded for own in attached)
 
     def unload_unused(self) -> None:
-        """Now and then: workers forget what is not offered and not used any more."""
+        """Unloads adapters that are no longer offered and have no users; called periodically."""
         for known in [known for known in self._known.values() if known.leaving]:
             if not self._num_users(known.id):
                 del self._known[known.id]
@@ -205,7 +211,7 @@ class ClusterAdapters:
     # Operators.
 
     async def load(self, request: pb.LoadAdapterRequest, model_name: str) -> pb.LoadAdapterResponse:
-        """Returns when every worker has it. Raises QuireError; then none has it."""
+        """Loads an adapter on every worker and offers it. Raises QuireError; then no worker has it."""
         async with self._loading:
             replicas = self._load_targets(request, model_name)
             late = self._late = []
@@ -217,13 +223,13 @@ class ClusterAdapters:
                 self._late = None
                 for replica, outcome in late:
                     self._handle_late_outcome(replica, outcome)
-            self._complete()  # workers that came meanwhile
+            self._complete()  # workers that attached meanwhile
             num_workers = sum(outcome == adapter for outcome in outcomes.values())
             log.info("adapter loaded", adapter=adapter.name, digest=adapter.digest.hex()[:16], workers=num_workers)
             return pb.LoadAdapterResponse(digest=adapter.digest, num_workers=num_workers)
 
     async def unload(self, name: str) -> pb.UnloadAdapterResponse:
-        """Nobody can name it any more when this returns."""
+        """Stops offering an adapter; returns the number of sequences that still use it."""
         async with self._loading:
             known = next((known for known in self._known.values() if known.id.name == name and not known.leaving), None)
             if known is None:
@@ -249,7 +255,8 @@ class ClusterAdapters:
         return response
 
     def _load_targets(self, request: pb.LoadAdapterRequest, model_name: str) -> list[AdapterWorker]:
-        """Those that are to load it. Raises QuireError if it cannot be loaded."""
+        """Returns the workers that have to load the adapter. Raises QuireError if the request is invalid or cannot be
+        served."""
         name, path = request.name, request.path
         if not name or not name.isprintable() or len(name) > LONGEST_NAME:
             text = f"lora_name: 1 to {LONGEST_NAME} printable characters, not {name!r:.80}"
@@ -273,7 +280,7 @@ class ClusterAdapters:
     async def _load_on(
         self, request: pb.LoadAdapterRequest, replicas: list[AdapterWorker]
     ) -> dict[AdapterWorker, Outcome]:
-        """What has come of it, worker by worker. Leaves nothing behind if it is cancelled."""
+        """Orders the load on each worker and returns the outcomes. If it is cancelled, the loads are undone."""
         loop = asyncio.get_running_loop()
         waiting: dict[AdapterWorker, asyncio.Future[Outcome]] = {replica: loop.create_future() for replica in replicas}
         for replica, future in waiting.items():
@@ -286,9 +293,9 @@ class ClusterAdapters:
             async with asyncio.timeout(LOAD_TIMEOUT_S):
                 await asyncio.gather(*waiting.values())
         except TimeoutError:
-            late = ", ".join(replica.id for replica, future in waiting.items() if not _is_there(future))
+            pending = ", ".join(replica.id for replica, future in waiting.items() if not _is_there(future))
             self._undo({replica: future.result() for replica, future in waiting.items() if _is_there(future)})
-            raise Unavailable(f"{late} did not load the adapter within {LOAD_TIMEOUT_S:g} s") from None
+            raise Unavailable(f"{pending} did not load the adapter within {LOAD_TIMEOUT_S:g} s") from None
         except asyncio.CancelledError:
             self._undo({replica: future.result() for replica, future in waiting.items() if _is_there(future)})
             raise
@@ -304,14 +311,15 @@ class ClusterAdapters:
         return done
 
     def _handle_late_outcome(self, replica: AdapterWorker, outcome: Outcome) -> None:
-        """Of an order that nobody waits for: the worker forgets it, unless somebody wants it now."""
+        """Handles an outcome that no call waits for: the worker unloads the adapter, unless it is offered by now."""
         if self._late is None:
             self._undo({replica: outcome})
         else:
             self._late.append((replica, outcome))
 
     def _agreed_adapter(self, outcomes: dict[AdapterWorker, Outcome]) -> AdapterId:
-        """What all have that are still there. Raises what is in the way, and undoes what was done."""
+        """Returns the adapter that all attached workers have loaded. Otherwise undoes the loads and raises the
+        reason."""
         there = {replica: what for replica, what in outcomes.items() if self._replicas.get(replica.id) is replica}
         found = {outcome for outcome in there.values() if isinstance(outcome, AdapterId)}
         refusals = {replica: what for replica, what in there.items() if isinstance(what, QuireError)}
@@ -331,7 +339,9 @@ class ClusterAdapters:
         for replica, outcome in outcomes.items():
             if not isinstance(outcome, AdapterId) or outcome in self._known:
                 continue
-            if not replica.adapters.is_loading(outcome.name):  # behind that order it would take away what comes by it
+            if not replica.adapters.is_loading(
+                outcome.name
+            ):  # the unload would be executed after that order, and remove its adapter
                 replica.adapters.unload(outcome)
 
     def _offer(self, adapter: AdapterId, path: str) -> None:

@@ -1,4 +1,4 @@
-"""Which worker each sequence is with, and how it gets from one to another."""
+"""Assignment of sequences to workers, and their moves between workers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ log = logger("assignments")
 
 
 class Assignments:
-    """A sequence is with a worker or unassigned, until it ends."""
+    """Maps each unfinished sequence to a worker; a sequence without a worker is unassigned."""
 
     def __init__(
         self,
@@ -39,14 +39,15 @@ class Assignments:
         traces: RequestTraces,
         deliver: Callable[[Events], None],
     ) -> None:
-        """`replicas`: by id, kept up to date by the owner; `deliver` is told of sequences that end here."""
+        """`replicas`: by id, kept up to date by the owner; `deliver`: receives the events of sequences that end
+        here."""
         self._settings, self._clock, self._metrics = settings, clock, metrics
         self._replicas, self._terms, self._adapters = replicas, terms, adapters
         self._traces, self._deliver = traces, deliver
         self.unassigned = UnassignedSequences()
-        self.parking = False  # what comes stays unassigned, so that workers run empty
-        self.num_moved = 0  # sequences, from worker to worker or back to the queue
-        self._replica_of: dict[int, Replica] = {}  # key -> replica, for those that are assigned
+        self.parking = False  # new sequences stay unassigned, so that workers run empty
+        self.num_moved = 0  # moves of sequences between workers, or back to the queue
+        self._replica_of: dict[int, Replica] = {}  # replica by sequence key, of assigned sequences
         self.peer_topology = PeerTopology(replicas, settings.kv_handover)
         placement = Placement(settings.placement, self.peer_topology.fetchable)
         threshold = settings.prefill_threshold
@@ -55,7 +56,7 @@ class Assignments:
     # Sequences.
 
     def assign(self, sequence: Sequence, *, parking: bool) -> None:
-        """`parking`: it came while what comes was parked."""
+        """Places a new sequence. `parking`: its submission started while new sequences were parked."""
         if parking and self.parking and not sequence.has_output:  # parking may have ended meanwhile
             self.unassigned.add(sequence)
         else:
@@ -69,7 +70,7 @@ class Assignments:
             replica.cancel(sequence.key, reason)
 
     def discard(self, sequence: Sequence) -> None:
-        """Wherever it is; nobody is told."""
+        """Removes a sequence, whatever its state; emits no event."""
         replica = self._replica_of.pop(sequence.key, None)
         if replica is not None:
             replica.core.cancel(sequence.key)
@@ -77,16 +78,16 @@ class Assignments:
             self.unassigned.remove(sequence.key)
 
     def on_finished(self, key: int) -> None:
-        """A worker has told so, or nobody had it."""
+        """Forgets a sequence that has finished."""
         self._replica_of.pop(key, None)
 
     def replica_of(self, key: int) -> Replica | None:
-        """None for a sequence that is unassigned."""
+        """Returns the worker of a sequence; None if it is unassigned."""
         return self._replica_of.get(key)
 
     @property
     def num_placed(self) -> int:
-        """Sequences that workers have."""
+        """Number of sequences that are assigned to workers."""
         return len(self._replica_of)
 
     @property
@@ -99,14 +100,14 @@ class Assignments:
         replica.set_pump_callback(self.handovers.on_pump)
         self._workers_changed()
 
-    def on_worker_detached(self, gone: Replica, loss: WorkerLoss | None) -> int:
-        """Its sequences go on elsewhere, or wait. Returns how many those are. `loss`: it did not leave of its own
-        will."""
-        self.handovers.on_worker_detached(gone)
-        self.peer_topology.on_worker_detached(gone)
+    def on_worker_detached(self, replica: Replica, loss: WorkerLoss | None) -> int:
+        """Moves the sequences of a detached worker to other workers, or back to the unassigned; returns how many.
+        `loss`: set if the worker did not leave on its own."""
+        self.handovers.on_worker_detached(replica)
+        self.peer_topology.on_worker_detached(replica)
         self._workers_changed()
-        moved = gone.core.evacuate(loss)
-        self._reassign(moved, gone.last_step_at)
+        moved = replica.core.evacuate(loss)
+        self._reassign(moved, replica.last_step_at)
         return len(moved)
 
     def _workers_changed(self) -> None:
@@ -114,25 +115,26 @@ class Assignments:
         self.handovers.on_workers_changed(self._replicas.values())
 
     def reassign_waiting(self, replica: Replica) -> None:
-        """Those that hold no slot there go on elsewhere, or wait."""
+        """Moves the sequences without a slot on this worker to other workers, or back to the unassigned."""
         self._reassign(replica.core.evacuate_waiting(), replica.last_step_at)
 
     def on_workers_available(self) -> None:
-        """Workers take sequences again, or have other weights."""
+        """Places unassigned sequences, because workers accept sequences again or have other weights."""
         self.peer_topology.on_workers_changed()
         self.place_unassigned()
 
-    # The unassigned.
+    # Unassigned sequences.
 
     def set_parking(self, parking: bool) -> None:
-        """Keeps what comes from the workers, which go on with what they have, or gives it to them."""
-        were_parked = self.parking and not parking
+        """Keeps new sequences unassigned while workers finish what they have, or places them again."""
+        parking_ended = self.parking and not parking
         self.parking = parking
-        if were_parked:
+        if parking_ended:
             self.place_unassigned()
 
     def place_unassigned(self) -> None:
-        """Looks again for workers, unless what comes is parked. Who finds none is back at once."""
+        """Places the unassigned sequences, unless new sequences are parked. Sequences without a suitable worker stay
+        unassigned."""
         if self.parking:
             return
         for sequence in self.unassigned:
@@ -140,12 +142,12 @@ class Assignments:
             self._place_or_fail(sequence)
 
     def expire(self) -> None:
-        """Deadlines of those who wait."""
+        """Ends unassigned sequences whose deadline has passed."""
         for sequence in self.unassigned.expired(self._clock()):
             self._end_unassigned(sequence, Reason.DEADLINE)
 
     def tick(self) -> None:
-        """A few times a second: fetches that nobody answers, adapters that are waited for."""
+        """Checks overdue fetches and missing adapters; called a few times a second."""
         self.peer_topology.tick()
         self._adapters.unload_unused()
         if not self.parking:
@@ -155,7 +157,7 @@ class Assignments:
                     self._retry_placement(sequence, sequence.adapter)
 
     def _retry_placement(self, sequence: Sequence, adapter: AdapterId) -> None:
-        """For a worker that has its adapter, or could."""
+        """Places a sequence that waits for its adapter, or ends it if no worker can load the adapter any more."""
         self.unassigned.remove(sequence.key)
         if self._adapters.may_be_loaded(adapter):
             self._place_or_fail(sequence)
@@ -170,10 +172,11 @@ class Assignments:
             failure = Failure("DEADLINE_EXCEEDED", "deadline passed while no worker could take the sequence")
         self._deliver(Events(finished=finished_events(sequence, reason, failure=failure)))
 
-    # From here to there.
+    # Placement and moves.
 
     def _place_or_fail(self, sequence: Sequence) -> None:
-        """One that was taken in. Where that fails it ends, and those behind it go on."""
+        """Places an accepted sequence. If that raises, the sequence ends with an error and the others are not
+        affected."""
         try:
             self.place(sequence)
         except Exception:
@@ -185,13 +188,13 @@ class Assignments:
     def place(self, sequence: Sequence) -> None:
         if self._terms.layout is not None:
             complete_block_hashes(sequence, self._terms.layout.block_size)
-        able = [r for r in self._replicas.values() if not r.outdated and r.adapters.accepts(sequence.adapter)]
-        replica = self._sibling_replica(sequence) or self.handovers.place(sequence, able)
+        candidates = [r for r in self._replicas.values() if not r.outdated and r.adapters.accepts(sequence.adapter)]
+        replica = self._sibling_replica(sequence) or self.handovers.place(sequence, candidates)
         if replica is None:
-            replica = next((r for r in able if not r.leaving), None)  # it words the refusal
+            replica = next((r for r in candidates if not r.leaving), None)  # it produces the error text
         if replica is None:
             self.unassigned.add(sequence)
-            if isinstance(sequence.adapter, AdapterId) and not able:
+            if isinstance(sequence.adapter, AdapterId) and not candidates:
                 self._adapters.fetch(sequence.adapter)
             return
         if isinstance(sequence.adapter, AdapterId):
@@ -200,20 +203,20 @@ class Assignments:
         if sequence.sample_group is not None:
             sequence.sample_group.replica = replica
         self.handovers.on_placed(sequence, replica)
-        replica.add(sequence)  # last: it takes in the whole sequence or nothing
+        replica.add(sequence)  # last: the worker accepts the whole sequence or nothing
 
     def _sibling_replica(self, sequence: Sequence) -> Replica | None:
-        """Where its siblings are, as long as there is a slot: they compute the prompt for it."""
+        """Returns the worker of the sequence's siblings, if it has a free slot: they compute the prompt for it."""
         if sequence.sample_group is None:
             return None
-        home = next(
+        replica = next(
             (r for r in self._replicas.values() if r is sequence.sample_group.replica and r.takes_sequences), None
         )
-        if home is None or not home.adapters.accepts(sequence.adapter):
+        if replica is None or not replica.adapters.accepts(sequence.adapter):
             return None
-        if home.core.num_sequences >= home.core.limits.max_num_seqs:
+        if replica.core.num_sequences >= replica.core.limits.max_num_seqs:
             return None
-        return home
+        return replica
 
     def _reassign(self, sequences: list[Sequence], last_step_at: float | None) -> None:
         self._metrics.sequences_moved.inc(len(sequences))
@@ -232,9 +235,9 @@ class Assignments:
                 )
 
     def _migrate(self, sequence: Sequence, target: Replica) -> None:
-        """It goes on there."""
+        """Continues the sequence on the given replica."""
         source = self._replica_of[sequence.key]
-        source.flush()  # its tokens first
+        source.flush()  # deliver its tokens first
         source.core.migrate_out(sequence)
         source.wake()
         if isinstance(sequence.adapter, AdapterId):

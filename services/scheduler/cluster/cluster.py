@@ -1,4 +1,4 @@
-"""Everything a scheduler looks after: workers, frontends, and their sequences."""
+"""State of a scheduler: its workers, frontends and sequences."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Send = Callable[[pb.SessionResponse], None]
 
 
 class WorkerCluster:
-    """One event loop's state; nothing in it waits."""
+    """State of one event loop; no method blocks or waits."""
 
     def __init__(
         self, settings: SchedulerSettings, clock: Clock, metrics: SchedulerMetrics, traces: NoTraces | None = None
@@ -53,7 +53,9 @@ class WorkerCluster:
         self._factory = SequenceFactory()
         self._live = LiveSequences()
         self._counts: dict[str, CoreCounts] = {}
-        self._cut: dict[str, WorkerLoss] = {}  # by worker: its last attachment, if nobody here had given it up
+        self._lost_connections: dict[
+            str, WorkerLoss
+        ] = {}  # last loss by worker, of attachments that the scheduler did not end itself
         self._pause_reasons = PauseReasons(self.replicas)
         self.adapters = ClusterAdapters(
             self.replicas,
@@ -79,7 +81,7 @@ class WorkerCluster:
         self._live.add_owner(owner)
 
     def remove_frontend(self, owner: int) -> Iterator[None]:
-        """A frontend is gone: nobody wants its sequences any more. They end one by one, as the caller goes on."""
+        """Removes a frontend and cancels its sequences, one per iteration of the caller."""
         del self.frontends[owner]
         for sequence_id in list(self._live.of(owner)):
             self.cancel(owner, [sequence_id], Reason.CANCELLED)
@@ -87,9 +89,10 @@ class WorkerCluster:
         self._live.remove_owner(owner)
 
     def submit(self, owner: int, submission: pb.Submission) -> Iterator[None]:
-        """Takes it in, sequence by sequence as the caller goes on; the owner must not part before the end. What cannot
-        be taken in ends with an error, and nothing is left of it. InvalidArgument for what cannot be answered."""
-        parking = self.assignments.parking  # not half of it
+        """Accepts a submission, one sequence per iteration of the caller; the owner must not be removed before the end.
+        A sequence that cannot be accepted ends with an error and leaves nothing behind. Raises InvalidArgument if the
+        error could not be reported by sequence id."""
+        parking = self.assignments.parking  # one decision for the whole submission
         next_id = submission.first_sequence_id
         end_id = next_id + submission.num_sequences
         try:
@@ -109,26 +112,30 @@ class WorkerCluster:
         except ColumnError as error:
             failure = Failure("INVALID_ARGUMENT", str(error))
         except Exception:
-            log.exception("a submission cannot be taken in", request=submission.request_id)
+            log.exception("a submission could not be accepted", request=submission.request_id)
             failure = Failure("INTERNAL", "internal error")
         for sequence_id in range(next_id, end_id):
             self._fail(owner, [sequence_id], failure)
             yield
 
     def _fail(self, owner: int, sequence_ids: Iterable[int], failure: Failure) -> None:
-        """They end here, whatever is known of them."""
-        nobody = [Sequence(0, owner, sequence_id, SequenceTokens(), 0, 0) for sequence_id in sequence_ids]
-        for end in nobody:
-            sequence = self._live.remove(owner, end.sequence_id)
+        """Ends sequences with an error, whether or not the cluster knows them."""
+        placeholders = [Sequence(0, owner, sequence_id, SequenceTokens(), 0, 0) for sequence_id in sequence_ids]
+        for placeholder in placeholders:
+            sequence = self._live.remove(owner, placeholder.sequence_id)
             if sequence is not None:
                 self.assignments.discard(sequence)
-        self.deliver(Events(finished=[SequenceFinished(end, Reason.ERROR, failure=failure) for end in nobody]))
+        self.deliver(
+            Events(
+                finished=[SequenceFinished(placeholder, Reason.ERROR, failure=failure) for placeholder in placeholders]
+            )
+        )
 
     def cancel(self, owner: int, sequence_ids: Iterable[int], reason: Reason) -> None:
         for sequence_id in sequence_ids:
             sequence = self._live.of(owner).get(sequence_id)
             if sequence is None:
-                continue  # ended meanwhile
+                continue  # finished meanwhile
             try:
                 self.assignments.cancel(sequence, reason)
             except Exception:
@@ -138,17 +145,17 @@ class WorkerCluster:
     # Workers.
 
     def counts_of(self, worker_id: str) -> CoreCounts:
-        """Totals that outlive an attachment."""
+        """Returns a worker's counters, which outlive its attachments."""
         return self._counts.setdefault(worker_id, CoreCounts())
 
     def has(self, replica: Replica) -> bool:
-        """Whether this attachment of a worker is not over."""
+        """Returns whether this attachment of a worker is current."""
         return self.replicas.get(replica.id) is replica
 
     def agree_on_weights(self, replica: Replica) -> None:
-        """Just before it attaches. Raises FailedPrecondition for others than those that compute here; where nobody
-        computes, sequences that have tokens of the former weights end. Where all are to have others anyway, what they
-        start with does not matter."""
+        """Checks a worker's weights just before it attaches. Raises FailedPrecondition if they differ from those of
+        attached workers. If no worker is attached, they become the cluster's weights, and sequences with tokens of the
+        former weights end. The weights at the start do not matter if all workers are to be updated anyway."""
         if max(replica.weights.update, self.target_state.weights.update) > 0:
             return
         if self.terms.agree_on_weights(replica.hello, in_use=bool(self.replicas)):
@@ -162,7 +169,7 @@ class WorkerCluster:
         self.replicas[replica.id] = replica
         self._clear_reconnected_loss(replica)
         self.target_state.on_worker_attached(replica, self.replicas.values())
-        if self.target_state.asleep:  # else others may be falling asleep
+        if self.target_state.asleep:  # otherwise other workers may be falling asleep
             self._pause_reasons.set(PauseReason.SLEEP, True)
         replica.set_generation_paused(bool(self._pause_reasons))
         self.assignments.on_worker_attached(replica)
@@ -170,26 +177,26 @@ class WorkerCluster:
         self.assignments.place_unassigned()
 
     def _clear_reconnected_loss(self, replica: Replica) -> None:
-        """The same process again, of which only the connection was lost: no sequence is to blame for that. Its last
-        epoch is an earlier one if that connection was lost before it was welcome."""
-        cut = self._cut.pop(replica.id, None)
-        if cut is None or not replica.hello.connection_lost or not 0 < replica.hello.last_epoch <= cut.epoch:
+        """Removes a loss from all sequences if the same worker process attaches again after a lost connection: no
+        sequence caused it. Its last epoch is an earlier one if the connection was lost before the welcome arrived."""
+        lost = self._lost_connections.pop(replica.id, None)
+        if lost is None or not replica.hello.connection_lost or not 0 < replica.hello.last_epoch <= lost.epoch:
             return
         for sequence in self._live:
-            if cut in sequence.losses:
-                sequence.losses = tuple(loss for loss in sequence.losses if loss != cut)
+            if lost in sequence.losses:
+                sequence.losses = tuple(loss for loss in sequence.losses if loss != lost)
 
     def _on_adapter_loaded(self) -> None:
         self.assignments.place_unassigned()
 
     def _adapters_on(self, replica: AdapterWorker) -> set[object]:
-        """That sequences there go through."""
+        """Returns the adapters of the sequences on a worker."""
         return {s.adapter for s in self._live if self.assignments.replica_of(s.key) is replica}
 
     def detach(self, replica: Replica, *, lost: bool) -> None:
-        """A worker is gone: its sequences go on elsewhere, or wait. Does nothing if it was not attached.
+        """Removes a worker; its sequences move to other workers or wait. Does nothing if the worker is not attached.
 
-        `lost`: not of its own will.
+        `lost`: the worker did not leave on its own.
         """
         if not self.has(replica):
             return
@@ -200,55 +207,55 @@ class WorkerCluster:
         replica.flush()
         loss = WorkerLoss(replica.id, replica.epoch) if lost else None
         if loss is not None and not replica.was_abandoned:
-            self._cut[replica.id] = loss
+            self._lost_connections[replica.id] = loss
         num_moved = self.assignments.on_worker_detached(replica, loss)
-        tell = log.warning if lost else log.info
-        tell("worker detached", worker=replica.id, epoch=replica.epoch, moved=num_moved, lost=lost)
+        write_log = log.warning if lost else log.info
+        write_log("worker detached", worker=replica.id, epoch=replica.epoch, moved=num_moved, lost=lost)
 
     def begin_leaving(self, replica: Replica) -> None:
-        """A worker wants to go: what runs moves to another worker; if there is none it ends here, or waits for one
-        while generation is paused."""
+        """Starts the departure of a worker: running sequences move to another worker; without one they finish here, or
+        wait for one while generation is paused."""
         replica.leaving = True
         if self._pause_reasons or any(other.takes_sequences for other in self.replicas.values()):
             replica.pause()
         self.assignments.reassign_waiting(replica)
 
     def can_leave(self, replica: Replica) -> bool:
-        """Whether a worker that wants to go may go now."""
+        """Returns whether a leaving worker has nothing left to do."""
         return not replica.busy and (replica.paused or not len(replica.core.running))
 
     @property
     def is_paused_by_operator(self) -> bool:
-        """Generation is, by operators."""
+        """Whether an operator has paused generation."""
         return PauseReason.OPERATOR in self._pause_reasons
 
     @property
     def is_paused(self) -> bool:
-        """No worker runs steps, whatever the reason."""
+        """Whether no worker runs steps, whatever the reason."""
         return bool(self._pause_reasons)
 
-    def set_paused(self, reason: PauseReason, held: bool) -> None:
-        """Pauses generation or lets it go on, on the workers that are there and on those to come; it goes on when no
-        reason is left."""
-        self._pause_reasons.set(reason, held)
+    def set_paused(self, reason: PauseReason, paused: bool) -> None:
+        """Adds or removes a pause reason, for attached workers and for those that attach later; generation resumes when
+        no reason is left."""
+        self._pause_reasons.set(reason, paused)
         self.set_parking(False)
         if not self._pause_reasons:
             self.assignments.place_unassigned()
 
     def reassign_waiting(self, replica: Replica) -> None:
-        """A worker has been taken from sequences: those that hold no slot there go on elsewhere, or wait."""
+        """Moves the sequences without a slot from a worker that no longer accepts sequences."""
         self.assignments.reassign_waiting(replica)
 
     def on_workers_available(self) -> None:
-        """Workers take sequences again, or have other weights."""
+        """Places unassigned sequences, because workers accept sequences again or have other weights."""
         self.assignments.on_workers_available()
 
     def set_parking(self, parking: bool) -> None:
-        """Keeps what comes from the workers, which go on with what they have, or gives it to them."""
+        """Keeps new sequences unassigned while workers finish what they have, or places them again."""
         self.assignments.set_parking(parking)
 
     def abort(self) -> int:
-        """Ends every sequence, with what it has. Returns how many that were."""
+        """Ends every sequence with the output it has. Returns the number of sequences."""
         count = 0
         for owner in self._live.owners:
             ids = list(self._live.of(owner))
@@ -256,16 +263,16 @@ class WorkerCluster:
             self.cancel(owner, ids, Reason.CANCELLED)
         return count
 
-    # Time.
+    # Periodic work.
 
     def tick(self) -> None:
-        """Deadlines of those who wait; called a few times a second."""
+        """Checks deadlines and wakes the workers; called a few times a second."""
         self.assignments.expire()
         for replica in self.replicas.values():
             replica.wake()
         self.assignments.tick()
 
-    # What it knows.
+    # State.
 
     @property
     def num_waiting(self) -> int:
@@ -280,7 +287,7 @@ class WorkerCluster:
 
     @property
     def num_begun(self) -> int:
-        """Sequences that have tokens of their output."""
+        """Number of sequences with output tokens."""
         return self._live.num_begun
 
     @property
@@ -290,7 +297,7 @@ class WorkerCluster:
     # Events.
 
     def deliver(self, events: Events) -> None:
-        """To the frontends that own the sequences; those of a frontend that is gone have nobody to go to."""
+        """Sends events to the frontends that own the sequences; events for a frontend that is gone are dropped."""
         self.traces.on_events(events, self._worker_of)
         batches = OwnerBatches(events.weight_version)
         batches.add(events)
@@ -309,7 +316,7 @@ class WorkerCluster:
         return "" if replica is None else replica.id
 
     def _refusal(self, submission: pb.Submission) -> Failure | None:
-        """Why a submission is not taken; None if it is."""
+        """Returns why a submission is rejected; None if it is accepted."""
         model = self.terms.model
         failure, reason = refusal(submission, 0 if model is None else model.vocab_size), "malformed"
         if failure is None and self.draining:

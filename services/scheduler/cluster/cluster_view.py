@@ -1,4 +1,4 @@
-"""What a scheduler says of its cluster: to frontends, and as metrics."""
+"""Cluster status for frontends, and gauges for metrics."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from quire.shared.pb.worker.v1 import worker_pb2
 
 
 def view_of(cluster: WorkerCluster, scheduling_policy: str) -> pb.ClusterView:
-    """What frontends are told."""
-    taking = [r for r in cluster.replicas.values() if r.takes_sequences]
+    """Returns the cluster status that is sent to frontends."""
+    accepting = [r for r in cluster.replicas.values() if r.takes_sequences]
     waiting_tokens = sum(sequence.num_tokens for sequence in cluster.assignments.unassigned)
-    blocks = [r.core.kv.use for r in taking]
+    blocks = [r.core.kv.use for r in accepting]
     num_blocks = sum(use.total for use in blocks)
-    adapters = cluster.adapters.offered if taking else {}
+    adapters = cluster.adapters.offered if accepting else {}
     terms, weights = cluster.terms, cluster.target_state.weights
     return pb.ClusterView(
         model=terms.model if terms.layout is not None else None,
         layout=terms.layout,
-        max_model_len=max((r.core.limits.max_model_len for r in taking), default=0),
-        num_workers=len(taking),
+        max_model_len=max((r.core.limits.max_model_len for r in accepting), default=0),
+        num_workers=len(accepting),
         num_waiting=cluster.num_waiting,
         num_running=cluster.num_running,
-        num_waiting_tokens=waiting_tokens + sum(r.core.num_waiting_tokens for r in taking),
+        num_waiting_tokens=waiting_tokens + sum(r.core.num_waiting_tokens for r in accepting),
         draining=cluster.draining,
         scheduling_policy=scheduling_policy,
-        max_logprobs=min((r.hello.sampling.max_logprobs for r in taking), default=0),
-        logits_processors=_common([r.hello for r in taking]),
+        max_logprobs=min((r.hello.sampling.max_logprobs for r in accepting), default=0),
+        logits_processors=_common([r.hello for r in accepting]),
         structured_output_backends=terms.grammar_libraries,
         weights=weights if weights.update else None,
         adapters=adapters,
@@ -49,5 +49,5 @@ def gauges_of(cluster: WorkerCluster) -> ClusterGauges:
 
 
 def _common(hellos: list[worker_pb2.WorkerHello]) -> list[str]:
-    """Logits processors that all have."""
+    """Returns the logits processors that all workers have."""
     return sorted(set.intersection(*(set(hello.sampling.logits_processors) for hello in hellos))) if hellos else []

@@ -1,4 +1,4 @@
-"""Which sequences there are, and whose they are."""
+"""Unfinished sequences by owner and id."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ NONE: Mapping[int, Sequence] = {}
 
 
 class LiveSequences:
-    """From submission to end, by the frontend that owns them. The outputs of a beam search lead to its root."""
+    """Sequences from submission to end, by the frontend session that owns them. All outputs of a beam search map to its
+    root."""
 
     def __init__(self) -> None:
         self._of: dict[int, dict[int, Sequence]] = {}  # owner -> sequence id -> sequence
 
     def __iter__(self) -> Iterator[Sequence]:
-        """Each as often as it has ids."""
+        """Iterates over the sequences; a sequence with several ids occurs several times."""
         for sequences in self._of.values():
             yield from sequences.values()
 
@@ -32,7 +33,7 @@ class LiveSequences:
         del self._of[owner]
 
     def of(self, owner: int) -> Mapping[int, Sequence]:
-        """By id; none for an owner that is gone."""
+        """Returns the sequences of an owner by id; none for an unknown owner."""
         return self._of.get(owner, NONE)
 
     def add(self, sequence: Sequence) -> None:
@@ -41,7 +42,7 @@ class LiveSequences:
             sequences[output.sequence_id] = sequence
 
     def remove(self, owner: int, sequence_id: int) -> Sequence | None:
-        """It has ended; None if it had already."""
+        """Removes and returns a sequence that has ended; None if it was removed before."""
         sequences = self._of.get(owner)
         return None if sequences is None else sequences.pop(sequence_id, None)
 
@@ -50,5 +51,5 @@ class LiveSequences:
 
     @property
     def num_begun(self) -> int:
-        """Those that have tokens of their output."""
+        """Number of sequences with output tokens."""
         return sum(sequence.has_output for sequence in self)

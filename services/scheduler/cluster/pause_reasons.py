@@ -1,4 +1,4 @@
-"""Whether workers run steps: they do while there is no reason not to."""
+"""Reasons why workers run no steps; they run while there is none."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from quire.services.scheduler.replicas.replica import Replica
 
 
 class PauseReason(enum.Enum):
-    """Why no steps are run."""
+    """Reason why no steps run."""
 
-    OPERATOR = "pause"  # operators want it
-    WEIGHTS = "weights"  # others are put in their place
-    SLEEP = "sleep"  # devices have given memory back
+    OPERATOR = "pause"  # paused by an operator
+    WEIGHTS = "weights"  # weights are being updated
+    SLEEP = "sleep"  # devices have released memory
 
 
 class PauseReasons:
-    """The reasons that there are. Workers are told of the first one, and when none is left."""
+    """Set of current pause reasons. Workers are paused with the first reason and resumed when none is left."""
 
     def __init__(self, replicas: Mapping[str, Replica]) -> None:
         """`replicas`: by id, kept up to date by the owner."""
@@ -30,9 +30,9 @@ class PauseReasons:
     def __contains__(self, reason: PauseReason) -> bool:
         return reason in self._reasons
 
-    def set(self, reason: PauseReason, held: bool) -> None:
-        before = bool(self._reasons)
-        (self._reasons.add if held else self._reasons.discard)(reason)
-        if bool(self._reasons) != before:
+    def set(self, reason: PauseReason, active: bool) -> None:
+        was_paused = bool(self._reasons)
+        (self._reasons.add if active else self._reasons.discard)(reason)
+        if bool(self._reasons) != was_paused:
             for replica in self._replicas.values():
                 replica.set_generation_paused(bool(self._reasons))

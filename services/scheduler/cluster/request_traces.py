@@ -1,4 +1,4 @@
-"""What a scheduler adds to the trace of a request: a span for each sequence, with what happened to it as events."""
+"""The scheduler's part of request traces: one span per sequence, with its state changes as events."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from quire.shared.tracing import Attributes, NoTraces, Span
 
 
 class RequestTraces:
-    """Of the sequences that are sampled, which are few: the others cost a look into an empty table."""
+    """Spans of sampled sequences, which are few: for the others a call is one lookup in an empty table."""
 
     def __init__(self, traces: NoTraces, clock: Callable[[], float]) -> None:
         self._traces = traces
         self._clock = clock
-        self._spans: dict[int, Span] = {}  # by key
+        self._spans: dict[int, Span] = {}  # by sequence key
 
     def on_submitted(self, sequence: Sequence, traceparent: str) -> None:
-        if not traceparent:  # a frontend sends those that are sampled
+        if not traceparent:  # frontends send it only for sampled requests
             return
         now = self._clock()
         span = self._traces.begin("schedule", traceparent, now, now)
@@ -28,7 +28,7 @@ class RequestTraces:
             self._spans[sequence.key] = span
 
     def on_step_result(self, replica: Replica, result: worker_pb2.StepResult) -> None:
-        """Of a worker, before it is applied: an event for each sampled sequence that runs there."""
+        """Adds an event to each sampled sequence that runs on the worker; called before the result is applied."""
         if not self._spans:
             return
         now, timings = self._clock(), result.timings
@@ -67,7 +67,7 @@ class RequestTraces:
                 span.end(now, what, "" if finished.failure is None else finished.failure.code)
 
     def on_moved(self, sequence: Sequence) -> None:
-        """Its worker is lost or leaves."""
+        """Adds an event to a sequence whose worker was lost or leaves."""
         span = self._spans.get(sequence.key)
         if span is not None:
             span.event("moved", self._clock(), {"quire.worker_losses": len(sequence.losses)})

@@ -1,4 +1,4 @@
-"""How all workers of a cluster are to be: with which weights, awake or asleep. And which of them are not."""
+"""Target state of all workers of a cluster: weights and sleep. Workers that differ from it are outdated."""
 
 from __future__ import annotations
 
@@ -12,31 +12,32 @@ from quire.shared.pb.common.v1 import model_pb2
 log = logger("operations")
 
 WEIGHTS, KV_CACHE = "weights", "kv_cache"
-# Numbers of updates are the time of day, of a machine whose clock may be wrong by days: only what leaves no room for
-# updates to come makes no sense.
+# Update numbers are Unix times in milliseconds, of a machine whose clock may be wrong by days; only values that leave
+# no room for later updates are rejected.
 MOST_UPDATE = 1 << 62
 LONGEST_NAME = 4096
 ALL = frozenset({WEIGHTS, KV_CACHE})
 
 
 class TargetState:
-    """Of several weights, those of the greatest update are wanted: an update that one worker has was decided on."""
+    """Target weights and sleep level. Of several weights, those of the greatest update number are the target: an update
+    that one worker has was decided on."""
 
     def __init__(self) -> None:
         self.weights = model_pb2.WeightsIdentity(version=AT_START)
         self.asleep: frozenset[str] = frozenset()
         self.sleep_level = 0
-        self._is_sleep_set = False  # whether they are to sleep: by an operator, or by the first worker
+        self._is_sleep_set = False  # whether the sleep target is known, from an operator or from the first worker
 
     def on_worker_attached(self, replica: Replica, others: Iterable[Replica]) -> None:
-        """A worker is there. A scheduler that has just started learns from it what is wanted; whoever is otherwise is
-        outdated, which does not end what it runs."""
+        """Handles a new worker. A scheduler that has just started takes the target from it; a worker that differs from
+        the target is outdated, which does not end its sequences."""
         if not self._is_sleep_set and replica.asleep:
             log.info("workers sleep", worker=replica.id, level=replica.sleep_level)
         if not self._is_sleep_set:
             self.set_sleep(replica.asleep, replica.sleep_level)
         if replica.weights.update > self.weights.update:
-            log.info("the cluster's weights are a worker's", worker=replica.id, version=replica.weights.version)
+            log.info("adopting the weights of a worker", worker=replica.id, version=replica.weights.version)
             self.weights = replica.weights
             for other in others:
                 self.update_outdated(other)
@@ -44,22 +45,24 @@ class TargetState:
             self.update_outdated(replica)
 
     def set_sleep(self, asleep: frozenset[str], level: int) -> None:
-        """What is to sleep. Workers that come are brought there, also the first one behind a start."""
+        """Sets what has to sleep. Workers that attach are brought to this state, also the first one after a start of
+        the scheduler."""
         self.asleep, self.sleep_level = asleep, level if asleep else 0
         self._is_sleep_set = True
 
     def clear_sleep(self, tags: frozenset[str]) -> None:
-        """These are to sleep no more. Behind a start nobody knows yet what does: then only all of it changes that."""
+        """Removes tags from the sleep target. After a start of the scheduler the target is unknown, and only waking
+        everything sets it."""
         if self._is_sleep_set or tags == ALL:
             self.set_sleep(self.asleep - tags, self.sleep_level)
 
     def adopt_if_newer(self, weights: model_pb2.WeightsIdentity, replicas: Iterable[Replica]) -> None:
-        """Another scheduler has them: this one has missed the decision. Nothing happens for what is older, or makes no
-        sense."""
+        """Adopts the weights of another scheduler if this one has missed their update. Ignores older or invalid
+        ones."""
         sizes = len(weights.version), len(weights.path)
         if not self.weights.update < weights.update <= MOST_UPDATE or max(sizes) > LONGEST_NAME:
             return
-        log.info("the cluster's weights are another scheduler's", version=weights.version)
+        log.info("adopting the weights of another scheduler", version=weights.version)
         self.weights = weights
         for replica in replicas:
             self.update_outdated(replica)
@@ -68,12 +71,12 @@ class TargetState:
         return (replica.weights.update, replica.weights.version) == (self.weights.update, self.weights.version)
 
     def update_outdated(self, replica: Replica) -> None:
-        """What it is with what is wanted. Weights that sleep are looked at when they are awake."""
+        """Compares a worker with the target. Weights that sleep are compared once they are awake."""
         has_right_weights = WEIGHTS in self.asleep or self.has_right_weights(replica)
         replica.outdated = not has_right_weights or replica.asleep != self.asleep
         if replica.outdated:
             log.warning(
-                "a worker is not as its cluster is to be, and gets no sequences until it is",
+                "a worker differs from the target state of its cluster and gets no sequences until it is updated",
                 worker=replica.id,
                 version=replica.weights.version,
                 wanted=self.weights.version,

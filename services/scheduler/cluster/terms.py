@@ -1,6 +1,6 @@
-"""What everybody who works with this scheduler must agree on: the model and the block layout.
+"""Properties that all services of a cluster must agree on: the model, the block layout and others.
 
-The first service to come sets them; whoever does not match is turned away with a text that names both sides.
+The first service to connect sets them; later ones must match. An error names both sides.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from quire.shared.pb.common.v1 import model_pb2
 from quire.shared.pb.worker.v1 import worker_pb2
 from quire.shared.structured_output.backends import LLGUIDANCE
 
-# A worker that claims more is a mistake or a lie. A block costs the scheduler 120 bytes and 0.1 us when it attaches.
+# Upper bounds; larger values are a mistake or an attack. A block costs the scheduler 120 bytes and 0.1 us when a worker
+# attaches.
 MAX_BLOCKS = worker_limits.MAX_BLOCKS
 MOST_SEQS = 2**16
 MOST_STEP_TOKENS = 2**24
@@ -26,20 +27,22 @@ MOST_BLOCK_SIZE = 2**16
 MOST_VOCABULARY = 2**24
 MOST_QUERY_VECTORS = 2**32
 
-RAW_LOGPROBS = "raw_logprobs"  # the default, and that of workers from before there was a choice
+RAW_LOGPROBS = "raw_logprobs"  # the default, also of workers that do not send a mode
 
 
 class ClusterTerms:
-    """Settled once, kept while the scheduler lives, also while no worker is there."""
+    """Agreed properties; fixed once, kept for the scheduler's lifetime, even while no worker is attached."""
 
     def __init__(self) -> None:
         self.model: model_pb2.ModelIdentity | None = None
         self.layout: model_pb2.BlockLayout | None = None
         self.kv_specs: tuple[KVSpec, ...] | None = None
         self.logprobs_mode = ""
-        self.grammar_libraries: tuple[str, ...] = ()  # that all workers have had
+        self.grammar_libraries: tuple[str, ...] = ()  # libraries that all workers so far have had
         self.batch_invariant: bool | None = None
-        self.adapters: dict[str, bytes] | None = None  # digests by name, ascending; where workers load no others
+        self.adapters: dict[str, bytes] | None = (
+            None  # digests by name, ascending; only where workers cannot load adapters at run time
+        )
         self.loads_adapters: bool | None = None
         self._set_by = ""
         self._weights, self._weights_of = b"", ""
@@ -48,18 +51,18 @@ class ClusterTerms:
     def model_name(self) -> str:
         return self.model.name if self.model is not None else ""
 
-    def agree_on_model(self, model: model_pb2.ModelIdentity, who: str) -> None:
+    def agree_on_model(self, model: model_pb2.ModelIdentity, service: str) -> None:
         if self.model is None:
-            self.model, self._set_by = model, who
+            self.model, self._set_by = model, service
             return
-        first = f"{who}, when it came first," if who == self._set_by else self._set_by
-        problem = model_identity.mismatch(self.model, model, first, who)
+        first_service = f"{service}, when it connected first," if service == self._set_by else self._set_by
+        problem = model_identity.mismatch(self.model, model, first_service, service)
         if problem:
             raise FailedPrecondition(problem, field="model")
 
     def agree_on_weights(self, hello: worker_pb2.WorkerHello, *, in_use: bool) -> bool:
-        """Those that workers start with. While none of these is there, nothing is `in_use`, others may take their
-        place: returns whether they have."""
+        """Checks the weights that a worker starts with. While none of the agreed weights are `in_use`, others may
+        replace them; returns whether they do."""
         digest, who = hello.weights_state.weights_digest, f"worker {hello.worker_id}"
         others = bool(digest and self._weights) and digest != self._weights
         if others and in_use:
@@ -91,7 +94,8 @@ class ClusterTerms:
             )
 
     def agree_on_groups(self, hello: worker_pb2.WorkerHello) -> tuple[KVSpec, ...]:
-        """What a block stands for, and which prefixes can be had, must be the same wherever it is looked up."""
+        """Checks the KV groups: the meaning of a block, and the prefixes that can be reused, must be the same on every
+        worker."""
         who = f"worker {hello.worker_id}"
         specs = kv_wire.from_proto(hello.kv_cache.groups, who)
         _check_held_groups(hello, len(specs), who)
@@ -103,7 +107,7 @@ class ClusterTerms:
         return specs
 
     def agree_on_logprobs(self, hello: worker_pb2.WorkerHello) -> None:
-        """A sequence that moves must not go on with numbers of another meaning."""
+        """Checks the log-probability mode: a sequence that moves must not continue with values of another meaning."""
         mode = hello.sampling.logprobs_mode or RAW_LOGPROBS
         self.logprobs_mode = self.logprobs_mode or mode
         if mode != self.logprobs_mode:
@@ -113,7 +117,8 @@ class ClusterTerms:
             )
 
     def agree_on_grammars(self, hello: worker_pb2.WorkerHello) -> None:
-        """A constraint that was let in must be one that any worker can take."""
+        """Checks that at least one grammar library is common to all workers, so that any worker can run an accepted
+        constraint."""
         theirs = tuple(hello.sampling.structured_output_backends) or (LLGUIDANCE,)
         common = tuple(name for name in self.grammar_libraries or theirs if name in theirs)
         if not common:
@@ -125,7 +130,7 @@ class ClusterTerms:
         self.grammar_libraries = common
 
     def agree_on_invariance(self, hello: worker_pb2.WorkerHello) -> None:
-        """What holds to the bit must hold wherever a sequence is computed."""
+        """Checks batch invariance: bitwise reproducible results must not depend on the worker."""
         if self.batch_invariant is None:
             self.batch_invariant = hello.sampling.batch_invariant
         if hello.sampling.batch_invariant != self.batch_invariant:
@@ -136,7 +141,8 @@ class ClusterTerms:
             )
 
     def agree_on_adapters(self, hello: worker_pb2.WorkerHello) -> None:
-        """A name must mean the same adapter wherever a sequence goes. Sequences only go where theirs is."""
+        """Checks that a name means the same adapter on every worker. Sequences are only placed where their adapter
+        is."""
         loads = hello.lora.max_adapters > 0
         self.loads_adapters = loads if self.loads_adapters is None else self.loads_adapters
         if loads != self.loads_adapters:
@@ -158,7 +164,8 @@ class ClusterTerms:
                 f"{hello.worker_id} has {adapters[name].hex()[:12]}; start all workers with the same files",
                 field="adapters",
             )
-        # Fewer or more: a worker leaves out those whose file is damaged, and it may have come first.
+        # Workers may have fewer or more: a worker skips adapters whose file is damaged, and it may be the first to
+        # attach.
         self.adapters = dict(sorted({**ours, **adapters}.items()))
 
 
@@ -171,16 +178,17 @@ def _on(value: bool) -> str:
 
 
 MOST_PROCESSORS = 256
-MOST_LIBRARIES = 16  # of grammars
+MOST_LIBRARIES = 16  # grammar libraries
 MOST_ADAPTERS = 256
-LONGEST_NAME = 256  # characters of ids, addresses, devices
+LONGEST_NAME = 256  # characters of ids, addresses and devices
 LONGEST_PATH = 4096
 LAYOUT_BYTES = DIGEST_BYTES = 32
 MOST_BLOCK_BYTES = 2**32
 
 
 def check_sizes(hello: worker_pb2.WorkerHello) -> None:
-    """What a worker must have to be of any use, and what none has: a number too many would cost everybody's time."""
+    """Checks a worker's hello against minimum and maximum values: a value that is too large would cost every sequence's
+    time. Raises FailedPrecondition."""
     limits, cache = hello.limits, hello.kv_cache
     bounds = {
         "num_blocks": (cache.num_blocks, 2, MAX_BLOCKS),
@@ -245,7 +253,8 @@ def _check_kv(hello: worker_pb2.WorkerHello, who: str) -> None:
 
 
 def check_model(model: model_pb2.ModelIdentity, who: str) -> None:
-    """Whoever comes first says which model it is."""
+    """Checks the fields of a model identity; the first service to connect fixes the model. Raises
+    FailedPrecondition."""
     for name in ("name", "fingerprint"):
         check_name(f"model.{name}", getattr(model, name), needed=False)
     if not 1 <= model.vocab_size <= MOST_VOCABULARY:
@@ -269,7 +278,7 @@ def _check_paths(hello: worker_pb2.WorkerHello, who: str) -> None:
 
 
 def check_name(field: str, value: str, *, needed: bool = True) -> None:
-    """Raises FailedPrecondition for what is not a name."""
+    """Raises FailedPrecondition if `value` is not a valid name."""
     if (needed and not value) or len(value) > LONGEST_NAME:
         shown = f"{value[:40]!r} ({len(value)} characters)"
         raise FailedPrecondition(f"{field}: {shown} is not a name of 1 to {LONGEST_NAME} characters", field=field)
@@ -284,17 +293,17 @@ def _check_held(hello: worker_pb2.WorkerHello, who: str) -> None:
     _check_ids("held_disk_place_ids", hello.held.disk_place_ids, hello.held.disk_place_hashes, places, on_disk)
 
 
-def _check_ids(field: str, ids: bytes, hashes: bytes, there: range, what: str) -> None:
+def _check_ids(field: str, ids: bytes, hashes: bytes, valid: range, what: str) -> None:
     num_held = len(ids) // TOKEN_BYTES
-    if len(ids) % TOKEN_BYTES or len(hashes) != block_hash.HASH_BYTES * num_held or num_held > len(there):
+    if len(ids) % TOKEN_BYTES or len(hashes) != block_hash.HASH_BYTES * num_held or num_held > len(valid):
         raise FailedPrecondition(
-            f"{field}: {len(ids)} bytes of ids and {len(hashes)} of hashes for {what}, of which there are {len(there)}",
+            f"{field}: {len(ids)} bytes of ids and {len(hashes)} of hashes for {what}, of which there are {len(valid)}",
             field=field,
         )
-    held = u32(ids)
-    if len(held) and not there.start <= int(held.min()) <= int(held.max()) < there.stop:
+    sent = u32(ids)
+    if len(sent) and not valid.start <= int(sent.min()) <= int(sent.max()) < valid.stop:
         raise FailedPrecondition(
-            f"{field}: {what} are {there.start} to {there.stop - 1}, and {held.min()} to {held.max()} were sent",
+            f"{field}: {what} are {valid.start} to {valid.stop - 1}, and {sent.min()} to {sent.max()} were sent",
             field=field,
         )
 

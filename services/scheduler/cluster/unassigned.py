@@ -8,7 +8,7 @@ from quire.services.scheduler.core.sequences.sequence import Sequence
 
 
 class UnassignedSequences:
-    """First come, first served."""
+    """FIFO of sequences without a worker."""
 
     def __init__(self) -> None:
         self._waiting: dict[int, Sequence] = {}

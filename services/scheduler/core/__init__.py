@@ -1,1 +1,1 @@
-"""What runs next on one worker. Two verbs change it: schedule() and apply(). Pure: times and seeds are arguments."""
+"""Scheduling of one worker, with two verbs: schedule() and apply(). Pure: times and results are arguments."""

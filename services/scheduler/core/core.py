@@ -1,7 +1,7 @@
-"""The scheduling of one worker: schedule() orders a step, apply() takes in what it did.
+"""The scheduler's core for one worker: schedule() plans a step, apply() applies its result.
 
-Several steps (timing/depth.py) are under way at a time, so schedule() works on the state as it will be once they are
-done: every sampled token counts as known, though its value comes later.
+Several steps (timing/depth.py) are in flight at a time, so schedule() works on the state as it will be once they have
+returned: every sampled token counts as known, although its value comes later.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from quire.services.scheduler.kv_cache.block_pool import BlockUse, Observer
 
 
 class Core:
-    """Owns the sequences of one worker and all knowledge of its KV blocks."""
+    """Owns the sequences of one worker and all bookkeeping of its KV blocks."""
 
     def __init__(self, limits: CoreLimits, counts: CoreCounts | None = None, observer: Observer | None = None) -> None:
         self.limits = limits
@@ -50,7 +50,7 @@ class Core:
         self.steps_in_flight = self.state.steps_in_flight
         self._make_prerequisites()
         self.depth = PipelineDepth(limits.max_steps_in_flight, limits.num_micro_batches)
-        self._micro_batch = 0  # that the next step is of, if it has something to do
+        self._micro_batch = 0  # of the next step that has work
         self.speculation = DraftController(
             limits.num_speculative_tokens, fixed=limits.fixed_draft_length, counts=self.counts.drafts
         )
@@ -68,7 +68,8 @@ class Core:
         self._results = ResultProcessor(self.state, self._beams, self.counts.drafts)
 
     def _make_prerequisites(self) -> None:
-        """Names what sequences of this worker may wait for, in the order in which they join it."""
+        """Creates the prerequisites that sequences of this worker may wait for, in the order in which sequences join
+        them."""
         limits, state, counts = self.limits, self.state, self.counts
         hashed = limits.block_size if limits.caches_prefixes else 0
         self.grammars = Grammars()
@@ -81,11 +82,11 @@ class Core:
         every = (self.grammars, self.queries, self.siblings, self.host_blocks, self.peer_blocks)
         state.queue.set_prerequisites([prerequisite for prerequisite in every if prerequisite is not None])
 
-    # What goes in.
+    # Inputs.
 
     def add(self, sequence: Sequence) -> None:
-        """Queues a sequence; one that can never run here ends with an error at once. If it raises, nothing is left of
-        the sequence here."""
+        """Queues a sequence. A sequence that can never run on this worker ends with an error at once. If this raises,
+        the core holds nothing of the sequence."""
         refusal = self.limits.refusal(sequence.num_tokens, sequence.width, samples=not sequence.samples_nothing)
         if refusal is None and sequence.query is not None:
             refusal = self.limits.refusal_of_query(sequence.query.num_tokens)
@@ -102,13 +103,15 @@ class Core:
         self.state.add(sequence)
 
     def cancel(self, key: int, reason: Reason = Reason.CANCELLED) -> None:
-        """Ends a sequence if it has not ended yet. Its blocks are free once the steps that name it have returned."""
+        """Finishes a sequence unless it has finished already. Its blocks are free once the steps in flight that name it
+        have returned."""
         sequence = self.state.sequences.get(key)
         if sequence is not None:
             self.state.finish(sequence, reason)
 
     def on_grammar_prepared(self, grammar_id: bytes, failure: Failure | None = None) -> None:
-        """The worker has a grammar, or, if there is a `failure`, cannot have it."""
+        """Handles the worker's answer to a grammar order: the grammar is ready, or could not be compiled
+        (`failure`)."""
         for sequence in self.grammars.complete(grammar_id, failed=failure is not None):
             if failure is None:
                 self.state.queue.enqueue(sequence, after=self.grammars)
@@ -116,23 +119,25 @@ class Core:
                 self.state.finish(sequence, Reason.ERROR, failure=failure)
 
     def on_transfer_done(self, transfer_id: int, *, failed: bool = False, lost: Collection[int] = ()) -> None:
-        """The worker is done with a transfer, or could not do it. `lost`: blocks that the disk did not take or give."""
+        """Handles the end of a host or disk transfer. `lost`: indices of blocks that the disk did not store or
+        return."""
         assert self.host_blocks is not None, "it was ordered"
         self.state.queue.unblock(self.host_blocks.complete(transfer_id, failed=failed, lost=lost))
 
     def on_fetch_done(self, fetch_id: int, *, failed: bool = False) -> None:
-        """The worker has blocks of another one, or could not get them."""
+        """Handles the end of a fetch of blocks from another worker."""
         assert self.peer_blocks is not None, "it was ordered"
         self.state.queue.unblock(self.peer_blocks.complete(fetch_id, failed=failed))
 
     def unblock(self, sequences: list[Sequence]) -> None:
-        """Lets sequences run that need not wait for blocks of other workers any longer."""
+        """Queues sequences that no longer wait for blocks of other workers."""
         self.state.queue.unblock(sequences)
 
-    # The two verbs.
+    # Scheduling.
 
     def schedule(self, now: float) -> StepPlan | None:
-        """The next step, or None while there is nothing to do or enough under way. `now`: seconds, any fixed origin."""
+        """Returns the next step, or None if there is nothing to compute or enough steps are in flight. `now`: seconds,
+        from any fixed origin."""
         self.expire(now)
         if len(self.steps_in_flight) >= self.depth.max_steps or now < self.next_at:
             return None
@@ -140,35 +145,37 @@ class Core:
             return None
         builder = self._build_next(now)
         while builder.num_tokens == 0 and builder.short_of_blocks and not self.steps_in_flight:
-            builder = self._build_next(now)  # each round preempted somebody and freed blocks at once
+            builder = self._build_next(now)  # every iteration preempted a sequence and freed its blocks
         return self._commit(builder, now) if builder.num_tokens else None
 
     def apply(self, result: StepResult, now: float) -> None:
-        """Takes in the oldest step under way. What came of it is in take_events()."""
+        """Applies the result of the oldest step in flight; take_events() then returns what it produced."""
         flight = self.steps_in_flight.popleft()
-        begun = self._start_time(flight)
-        self._step_times.observe(flight.num_tokens, now - begun)
-        self._pace.observe(flight.num_tokens, len(flight.slots), now - begun)
-        self._chunk_limit.observe(flight.num_prompt_tokens, flight.num_tokens - flight.num_prompt_tokens, now - begun)
-        self.depth.observe(now - begun)
-        self.speculation.observe(flight, result, now - begun)
+        started_at = self._start_time(flight)
+        self._step_times.observe(flight.num_tokens, now - started_at)
+        self._pace.observe(flight.num_tokens, len(flight.slots), now - started_at)
+        self._chunk_limit.observe(
+            flight.num_prompt_tokens, flight.num_tokens - flight.num_prompt_tokens, now - started_at
+        )
+        self.depth.observe(now - started_at)
+        self.speculation.observe(flight, result, now - started_at)
         self._last_applied_at = now
         assert flight.step_id == result.step_id, f"step {flight.step_id} is due, not {result.step_id}"
         self.state.last_applied = flight.step_id
         self.kv.pass_fence(flight.step_id)
         self._results.apply(flight, result)
         if self.host_blocks is not None and not self.steps_in_flight:
-            self.host_blocks.store_filled()  # of those who have ended: there may be no step for a while
+            self.host_blocks.store_filled()  # blocks of finished sequences: there may be no further step for a while
 
     def take_events(self) -> Events:
         events, self.state.events = self.state.events, Events()
         return events
 
-    # What it knows.
+    # State.
 
     @property
     def next_at(self) -> float:
-        """schedule() plans nothing before."""
+        """Time before which schedule() plans no step."""
         if len(self.steps_in_flight) != self.depth.num_stages:
             return -math.inf
         flight = self.steps_in_flight[0]
@@ -184,21 +191,21 @@ class Core:
 
     @property
     def drafts_wanted(self) -> bool:
-        """Whether somebody runs whom the worker drafts for."""
+        """Whether a running sequence is one that the worker drafts for."""
         return self._running_scheduler.drafts_wanted
 
     @property
     def num_waiting_tokens(self) -> int:
-        """Tokens of those without a slot; one for each that will find its prompt computed."""
+        """Tokens of the sequences without a slot; 1 for each sequence whose prompt a sibling computes."""
         return self.state.queue.num_tokens
 
     @property
     def num_waiting(self) -> int:
-        """Sequences without a slot, whatever they wait for."""
+        """Number of sequences without a slot, blocked ones included."""
         return self.state.queue.num_sequences
 
     def estimate_prompt_s(self, num_tokens: int) -> float:
-        """How long computing so many tokens of a prompt takes; 0 while nothing is known."""
+        """Expected seconds to compute `num_tokens` prompt tokens; 0 while no prompt step has been measured."""
         return self._pace.seconds_for(num_tokens)
 
     @property
@@ -207,20 +214,21 @@ class Core:
 
     @property
     def num_pending_tokens(self) -> int:
-        """Tokens to be computed before everybody who is here has their next one."""
+        """Tokens to be computed before every sequence of this core has its next token."""
         running = self.running
         rest = sum(int(running.num_tokens[slot] - running.num_computed[slot]) for slot in running.prefilling)
         return self.num_waiting_tokens + rest + len(running) - len(running.prefilling)
 
     def num_cached(self, sequence: Sequence) -> int:
-        """Tokens of `sequence` that it would find computed here, on the device or below it."""
+        """Tokens of `sequence` that need not be computed here, because they are cached on the device or in a tier below
+        it."""
         start = self._starter.find_cached_prefix(sequence)
         if self.host_blocks is None or start.match is None or sequence.skip_reading_prefix_cache:
             return start.num_cached
         num_found = len(start.full_blocks) // self.kv.num_groups
         most = self._starter.max_readable_blocks(sequence) - num_found
-        behind = self.host_blocks.num_following(sequence.block_hashes, start.full_blocks, most)
-        return max(start.num_cached, (num_found + behind) * self.limits.block_size)
+        num_below = self.host_blocks.num_following(sequence.block_hashes, start.full_blocks, most)
+        return max(start.num_cached, (num_found + num_below) * self.limits.block_size)
 
     def find(self, key: int) -> Sequence | None:
         return self.state.sequences.get(key)
@@ -228,47 +236,49 @@ class Core:
     def keys_of(self, owner: int) -> list[int]:
         return [key for key, sequence in self.state.sequences.items() if sequence.owner == owner]
 
-    # Changes that are neither verb's own.
+    # Operations outside schedule() and apply().
 
     def preempt(self, slot: int) -> list[int]:
-        """Takes a running sequence's blocks; returns the slots that are free now."""
+        """Preempts the sequence in `slot`; returns the slots that are free now."""
         return self.state.preempt(slot)
 
     def migrate_out(self, sequence: Sequence) -> None:
-        """Gives up a running sequence, which another worker continues: what it has is free once the steps that name it
-        have returned, and what they sample for it is dropped."""
+        """Removes a running sequence that another worker continues. Its blocks are free once the steps in flight that
+        name it have returned; tokens that these steps sample for it are dropped."""
         self.state.migrate_out(sequence)
 
     def has_room_for_migrated(self, num_tokens: int, num_kept: int) -> bool:
-        """Whether a sequence with so many tokens, of which `num_kept` blocks are kept for it, would come in now."""
+        """Returns whether a sequence of `num_tokens` tokens, `num_kept` blocks of which are reserved here, would be
+        admitted now."""
         missing = self.kv.blocks_for(num_tokens + 1) - num_kept + self.limits.watermark_blocks
         is_next = not self.waiting and self.running.num_free_slots > self.state.searches.num_reserved
         return is_next and missing <= self.kv.pool.num_free
 
     def evacuate(self, loss: WorkerLoss | None = None) -> list[Sequence]:
-        """The worker is gone: every unfinished sequence, in order of arrival; the core forgets them. `loss`: it did not
-        leave of its own will, and what ran may be the cause."""
+        """Removes and returns every unfinished sequence, in order of arrival, because the worker is gone. `loss`: set
+        if the worker did not leave on its own; the sequences that ran are suspects."""
         return self.state.evacuate(loss)
 
     def evacuate_waiting(self) -> list[Sequence]:
-        """Gives up the sequences that hold no slot, in order of arrival; the core forgets them."""
+        """Removes and returns the sequences without a slot, in order of arrival."""
         return self.state.evacuate_waiting()
 
     def expire(self, now: float) -> None:
-        """Ends those whose deadline has passed, as schedule() does: for the time in which nothing is scheduled."""
+        """Finishes the sequences whose deadline has passed. schedule() does this as well; this method is for the time
+        in which nothing is scheduled."""
         for sequence in self._deadlines.pop_expired(now):
             failure = Failure("DEADLINE_EXCEEDED", f"deadline passed while {sequence.status.value}")
             self.state.finish(sequence, Reason.DEADLINE, failure=failure)
 
     def reset_prefix_cache(self, preempt_running: bool = False) -> int | None:
-        """Forgets all prefixes; returns the number of blocks, None if sequences run and may not be preempted.
+        """Drops all cached prefixes; returns the number of blocks, or None if sequences run and may not be preempted.
 
-        Only while no step and no transfer is under way.
+        Only valid while no step and no transfer is in flight.
         """
         if preempt_running:
             by_age = np.argsort(-self.running.order, kind="stable")
             for slot in by_age[: len(self.running)].tolist():
-                if self.running.live[slot]:  # its search may have left with another beam
+                if self.running.live[slot]:  # an earlier preemption may have released all beams of its search
                     self.state.preempt(slot)
         if self.peer_blocks is not None:
             self.peer_blocks.release_reserved_blocks()
@@ -279,7 +289,7 @@ class Core:
         return self.kv.reset() + in_host_memory
 
     def _build_next(self, now: float) -> PlanBuilder:
-        """Builds a step of the next micro-batch, in turn, that has something to do."""
+        """Builds a step of the next micro-batch, in turn, that has something to compute."""
         most = self.limits.num_micro_batches
         builder = self._build(now, self._micro_batch)
         for _ in range(1, most):

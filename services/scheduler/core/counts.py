@@ -1,4 +1,4 @@
-"""What a core has done in its lifetime."""
+"""Lifetime counters of a core."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from quire.services.scheduler.core.drafts.counts import DraftCounts
 
 @dataclass(slots=True)
 class CoreCounts:
-    """Totals of a core's lifetime."""
+    """Counters since the core was created."""
 
     prompt_tokens: int = 0  # of sequences at their first admission
     cached_tokens: int = 0  # of these, found in the prefix cache
@@ -19,16 +19,16 @@ class CoreCounts:
     generated_tokens: int = 0
     preemptions: int = 0
     steps: int = 0
-    compared_documents: int = 0  # that came to be compared with a query, token by token
-    query_hits: int = 0  # of these, whose query was there
+    compared_documents: int = 0  # documents scored against a query (late interaction)
+    query_hits: int = 0  # of these, the query vectors were cached
     stored_blocks: int = 0  # copied to host memory
-    fetched_blocks: int = 0  # brought back from there
+    fetched_blocks: int = 0  # copied back to the device
     failed_transfers: int = 0
     disk_stored_blocks: int = 0  # written to disk
     disk_fetched_blocks: int = 0  # read back into host memory
-    disk_lost_blocks: int = 0  # that should have been
-    disk_dropped_blocks: int = 0  # that the disk did not take
-    fetches: int = 0  # from other workers
+    disk_lost_blocks: int = 0  # blocks that could not be read back
+    disk_dropped_blocks: int = 0  # blocks that the disk did not store
+    fetches: int = 0  # fetches of blocks from other workers
     failed_fetches: int = 0
     blocks_from_others: int = 0
     drafts: DraftCounts = field(default_factory=DraftCounts)

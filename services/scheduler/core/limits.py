@@ -1,4 +1,4 @@
-"""What a core must keep to: the worker's sizes and the operator's wishes, settled once at attach."""
+"""Limits of a core: the worker's sizes and the operator's settings, fixed when the worker attaches."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from quire.shared.kv.kv_specs import NOTHING, ONE_FULL, KVSpec
 
 @dataclass(frozen=True, slots=True)
 class TierLimits:
-    """What lies below a worker's device, and how it is used."""
+    """Sizes and policies of the KV tiers below a worker's device."""
 
     num_host_blocks: int = 0
-    num_disk_blocks: int = 0  # only below host memory
-    policy: str = "lru"  # of eviction.POLICIES
-    store_threshold: int = 0  # prompts that a block must have been in before it is stored
+    num_disk_blocks: int = 0  # requires host blocks
+    policy: str = "lru"  # a key of eviction.POLICIES
+    store_threshold: int = 0  # number of prompts that must contain a block before it is stored
 
 
 NO_TIERS = TierLimits()
@@ -25,31 +25,32 @@ NO_TIERS = TierLimits()
 
 @dataclass(frozen=True, slots=True)
 class CoreLimits:
-    """Sizes in tokens, blocks and sequences, as their names say."""
+    """Sizes in tokens, blocks and sequences, as the names say."""
 
     num_blocks: int  # null block included
     block_size: int
     max_num_seqs: int
     max_num_batched_tokens: int
     max_model_len: int
-    long_prefill_token_threshold: int = 0  # most tokens of one prompt in a step while others run; 0: no such limit
-    longest_stream_gap_s: float = 0.0  # that steps with prompts may take while others stream; 0: no such limit
-    watermark_blocks: int = 0  # left free at admission while others run
-    max_steps_in_flight: int = 2  # 0: by how long steps take
-    num_micro_batches: int = 1  # that the worker has stages for; slot s is of s % num_micro_batches
-    drafts_constrained_only: bool = False  # the worker drafts for sequences under a grammar only
-    num_speculative_tokens: int = 0  # most drafts that the worker makes per sequence and step; 0: it does not draft
-    fixed_draft_length: bool = False  # always as many as the budget allows, whether that pays or not
+    long_prefill_token_threshold: int = 0  # maximum tokens of one prompt in a step while others run; 0: no limit
+    longest_stream_gap_s: float = 0.0  # maximum duration of steps with prompts while others stream; 0: no limit
+    watermark_blocks: int = 0  # blocks left free at admission while others run
+    max_steps_in_flight: int = 2  # 0: adapted to the step time
+    num_micro_batches: int = 1  # pipeline stages of the worker; slot s belongs to micro-batch s % num_micro_batches
+    drafts_constrained_only: bool = False  # the worker drafts only for sequences under a grammar
+    num_speculative_tokens: int = 0  # maximum drafts of the worker per sequence and step; 0: it does not draft
+    fixed_draft_length: bool = False  # always draft as much as the budget allows
     enable_prefix_caching: bool = True
-    prefix_grain: int = 16  # least tokens of a block that are worth a copy of it; 0: only whole blocks are used again
+    prefix_grain: int = (
+        16  # minimum cached tokens of a partial block that are worth a copy; 0: only whole blocks are reused
+    )
     policy: PolicyMaker = Fcfs
     policy_options: PolicyOptions = DEFAULTS
     kv_specs: tuple[KVSpec, ...] = ONE_FULL  # of the KV groups
-    tiers: TierLimits = NO_TIERS  # below the worker's device
-    num_query_vectors: int = 0  # of queries, that the worker keeps for documents; 0: it compares nothing
-    # Derived once: every block that is filled and every sequence that comes in asks for them, and specs are compared
-    # field by field.
-    whole_prompts: bool = field(init=False)  # nothing is kept: a prompt is computed in one step, and none goes on
+    tiers: TierLimits = NO_TIERS  # tiers below the worker's device
+    num_query_vectors: int = 0  # query vectors that the worker caches for documents; 0: no late interaction
+    # Derived once: every filled block and every admission reads them, and specs compare field by field.
+    whole_prompts: bool = field(init=False)  # no KV is kept: a prompt is computed in one step and not extended
     caches_prefixes: bool = field(init=False)
 
     def __post_init__(self) -> None:
@@ -58,7 +59,7 @@ class CoreLimits:
 
     @property
     def groups(self) -> KVGroups:
-        """Made anew: for those who keep it."""
+        """A new KVGroups object; callers keep it."""
         return KVGroups(self.kv_specs, self.block_size, self.max_num_batched_tokens)
 
     @property
@@ -66,8 +67,8 @@ class CoreLimits:
         return self.num_blocks - 1
 
     def refusal(self, num_tokens: int, width: int = 1, *, samples: bool = True) -> str | None:
-        """Why a sequence of `num_tokens`, or a search with `width` beams, can never run here; None if it can.
-        `samples`: it needs room for at least one token more."""
+        """Returns why a sequence of `num_tokens`, or a search with `width` beams, can never run here; None if it can.
+        `samples`: it needs room for at least one more token."""
         if width > self.max_num_seqs:
             return f"beam_search.width: {width} beams are more than the {self.max_num_seqs} slots of the worker"
         if num_tokens > self.max_model_len and not samples:
@@ -86,7 +87,7 @@ class CoreLimits:
         return None
 
     def refusal_of_query(self, num_tokens: int) -> str | None:
-        """The same of a query that documents are compared with."""
+        """Returns why a late-interaction query of `num_tokens` can never be computed here; None if it can."""
         if not self.num_query_vectors:
             return "late_query: the worker keeps no vectors of queries, and compares no documents with them"
         if num_tokens > self.num_query_vectors:

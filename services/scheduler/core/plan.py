@@ -1,4 +1,4 @@
-"""What a core orders, what it is told, and what came of it: plain values, no wire format."""
+"""Values of the core's interface: step plans, step results and events. No wire format."""
 
 from __future__ import annotations
 
@@ -19,61 +19,61 @@ F32 = npt.NDArray[np.float32]
 
 
 class Admission(NamedTuple):
-    """A sequence that gets a slot in this step."""
+    """Sequence that gets a slot in this step."""
 
     slot: int
     sequence: Sequence
-    token_ids: bytes  # i32 column: every known token
+    token_ids: bytes  # i32 column of all known tokens
     num_cached_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
 class BeamMove:
-    """The beam in `slot` goes on from the one in `parent`, which may be itself."""
+    """Continuation of the beam in `parent` in `slot`; both may be the same slot."""
 
     slot: int
     parent: int
-    token: int  # its next one
-    last_blocks: tuple[int, ...]  # of each KV group, in place of the parent's last one; 0: that
+    token: int  # the next token
+    last_blocks: tuple[int, ...]  # block of each KV group that replaces the parent's last one; 0: keep it
 
 
 @step_value
 class StepPlan:
-    """One forward pass. Says only what the worker cannot derive (worker.proto)."""
+    """One forward pass. Contains only what the worker cannot derive (worker.proto)."""
 
     step_id: int
-    num_tokens: int  # computed in this step, all slots
+    num_tokens: int  # computed in this step, over all slots
     released_slots: list[int]
     admitted: list[Admission]
     counted_slots: list[int]  # ascending
     token_counts: list[int]
     new_block_ids: list[int]  # slots ascending
-    num_draft_tokens: int | None = None  # most drafts per slot from now on; None: as before
-    new_block_slots: list[int] | None = None  # whose they are; None: the worker knows
-    copies: list[tuple[int, int]] = field(default_factory=list)  # before the step: content of one block, to another
+    num_draft_tokens: int | None = None  # maximum drafts per slot from this step on; None: unchanged
+    new_block_slots: list[int] | None = None  # slots of the new blocks; None: the worker derives them
+    copies: list[tuple[int, int]] = field(default_factory=list)  # (source, target) blocks to copy before the step
     beam_moves: list[BeamMove] = field(default_factory=list)  # slots ascending
-    micro_batch: int = 0  # whose slots compute unnamed
-    dropped_queries: list[bytes] = field(default_factory=list)  # names, before anything of this step
+    micro_batch: int = 0  # micro-batch whose slots compute without being named
+    dropped_queries: list[bytes] = field(default_factory=list)  # query names to drop before anything of this step
 
 
 @dataclass(frozen=True, slots=True)
 class Logprobs:
-    """For each position whose sequence asked: its entries, the sampled token first."""
+    """Log-probabilities of the positions of sequences that asked: their entries, the sampled token first."""
 
-    entry_counts: U32  # one for each position
-    token_ids: I32  # one for each entry
-    logprobs: F32  # one for each entry, natural logarithm
-    ranks: U32  # one for each position
+    entry_counts: U32  # [num_positions]
+    token_ids: I32  # [num_entries]
+    logprobs: F32  # [num_entries] natural logarithm
+    ranks: U32  # [num_positions]
 
     def select(self, positions: npt.NDArray[np.bool_]) -> Logprobs:
-        """Those of some positions."""
+        """Returns the entries of the selected positions."""
         entries = np.repeat(positions, self.entry_counts)
         return Logprobs(
             self.entry_counts[positions], self.token_ids[entries], self.logprobs[entries], self.ranks[positions]
         )
 
     def split(self, counts: list[int]) -> list[Logprobs]:
-        """Parts of so many positions each."""
+        """Splits the positions into parts of `counts` positions each."""
         ends = np.cumsum(counts)[:-1]
         entry_ends = np.cumsum(self.entry_counts, dtype=np.intp)[ends - 1]  # every part has a position
         columns = (
@@ -87,7 +87,7 @@ class Logprobs:
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobs:
-    """What a step told of prompts: the next positions of some slots."""
+    """Log-probabilities of the next prompt positions of some slots."""
 
     slots: U32
     position_counts: U32
@@ -96,21 +96,23 @@ class PromptLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """How that pass went: the sampled tokens of each slot that reached its end, slots ascending."""
+    """Result of a forward pass: the sampled tokens of each slot that sampled, slots ascending."""
 
     step_id: int
     token_ids: I32
-    token_counts: U32 | None = None  # of each slot; None: one
-    draft_counts: U32 | None = None  # drafts of each slot that were looked at; None: there were none
+    token_counts: U32 | None = None  # tokens of each slot; None: one each
+    draft_counts: U32 | None = None  # verified drafts of each slot; None: no drafts
     failures: list[tuple[int, Failure]] = field(default_factory=list)
     logprobs: Logprobs | None = None
     prompts: PromptLogprobs | None = None
-    pooled: Mapping[int, bytes] = field(default_factory=dict)  # f32 column, by slot that ended without a sample
+    pooled: Mapping[int, bytes] = field(
+        default_factory=dict
+    )  # f32 column by slot, of slots that ended without a sample
 
 
 @dataclass(frozen=True, slots=True)
 class PooledOutput:
-    """The vector that a sequence ended with, or the number of a document that was compared."""
+    """Vector that a pooling sequence ended with, or the score of a document."""
 
     sequence: Sequence
     values: bytes  # f32 column
@@ -118,21 +120,21 @@ class PooledOutput:
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobsPart:
-    """The next positions of a prompt, with their log-probabilities."""
+    """Log-probabilities of the next positions of a prompt."""
 
     sequence: Sequence
     entries: Logprobs
 
 
 class SequenceStarted(NamedTuple):
-    """A sequence left the queue for the first time."""
+    """First admission of a sequence."""
 
     sequence: Sequence
     queued_s: float
 
 
 class SequenceFinished(NamedTuple):
-    """The one terminal event of a sequence."""
+    """Terminal event of a sequence; each sequence has exactly one."""
 
     sequence: Sequence
     reason: Reason
@@ -144,13 +146,14 @@ class SequenceFinished(NamedTuple):
 def finished_events(
     sequence: Sequence, reason: Reason, stop_token_id: int | None = None, failure: Failure | None = None
 ) -> list[SequenceFinished]:
-    """One for each that its frontend waits for."""
+    """Returns a terminal event for each sequence that the frontend waits for: the sequence, or all outputs of a beam
+    search."""
     return [SequenceFinished(output, reason, stop_token_id, failure) for output in sequence.outputs or (sequence,)]
 
 
 @dataclass(frozen=True, slots=True)
 class LogprobColumns:
-    """Whose they are, one for each position, and the entries."""
+    """Log-probabilities with the owner and sequence id of each position."""
 
     owners: I32
     sequence_ids: U32
@@ -159,25 +162,25 @@ class LogprobColumns:
 
 @dataclass(frozen=True, slots=True)
 class TokenColumns:
-    """New tokens of a step, row after row; a sequence has at most one row."""
+    """New tokens of a step, row by row; a sequence has at most one row."""
 
     owners: I32
     sequence_ids: U32
     token_ids: I32
-    token_counts: U32 | None = None  # of each row; None: one
+    token_counts: U32 | None = None  # tokens of each row; None: one each
     logprobs: LogprobColumns | None = None
 
 
 @dataclass(slots=True)
 class Events:
-    """What happened since the last look, for the frontends."""
+    """Events since the last take_events(), for the frontends."""
 
     prompts: list[PromptLogprobsPart] = field(default_factory=list)
     pooled: list[PooledOutput] = field(default_factory=list)
     tokens: list[TokenColumns] = field(default_factory=list)
     started: list[SequenceStarted] = field(default_factory=list)
     finished: list[SequenceFinished] = field(default_factory=list)
-    weight_version: str = ""  # of the weights that computed it, where that is known
+    weight_version: str = ""  # version of the weights that computed the tokens, if known
 
     def __bool__(self) -> bool:
         return bool(self.tokens or self.started or self.finished or self.prompts or self.pooled)

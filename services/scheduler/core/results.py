@@ -1,4 +1,4 @@
-"""Results of steps: one token for each sequence, or several where they drafted (drafts/rows.py)."""
+"""Applies step results: one token for each sequence, or several with speculative decoding (drafts/rows.py)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from quire.services.scheduler.core.step.plan_builder import InFlightStep
 
 
 class ResultProcessor:
-    """The other half of apply(): tokens, ends, hashes of the blocks that became known."""
+    """Applies tokens, endings and block hashes of a step's result."""
 
     def __init__(self, state: CoreState, beams: BeamScheduler, drafts: DraftCounts) -> None:
         self._state = state
@@ -38,11 +38,12 @@ class ResultProcessor:
         self._drafts = drafts
 
     def apply(self, flight: InFlightStep, result: StepResult) -> None:
-        """Applies what a step returned to the sequences that it was planned for; `flight` is the plan's memory of them.
+        """Applies the result of a step to the sequences that it was planned for; `flight` records them.
 
-        The rows of `flight` and of `result` are the step's sampling slots, ascending: a token for each, or with drafts
-        `token_counts` of them, int32. A slot may belong to another sequence by now: `flight.keys` says whose the tokens
-        are, and those of sequences that have ended are dropped. Lengths have been checked (replicas/result_checks.py).
+        The rows of `flight` and of `result` are the step's sampling slots, ascending: one token for each, or
+        `token_counts` tokens with speculative decoding, int32. A slot may hold another sequence by now: `flight.keys`
+        names the sequences that the tokens belong to, and tokens of sequences that have ended are dropped. Lengths have
+        been checked (replicas/result_checks.py).
         """
         if result.prompts is not None:
             self._apply_prompts(flight, result.prompts)
@@ -53,7 +54,7 @@ class ResultProcessor:
         rows = DraftedRows.from_result(flight, result)
         current = self._running.keys[flight.slots] == flight.keys
         all_current = np.count_nonzero(current) == len(current)
-        if all_current and rows is None and not self._state.searches:  # the usual case
+        if all_current and rows is None and not self._state.searches:  # the common case
             self._apply_current(flight.slots, result.token_ids, result.logprobs, flight.asks_logprobs)
             return
         beams = flight.keys <= FIRST_BEAM_KEY
@@ -76,23 +77,23 @@ class ResultProcessor:
             self._apply_late(rows.select(np.arange(len(current)) == row), int(flight.keys[row]))
 
     def _apply_rows(self, slots: Slots, rows: DraftedRows) -> None:
-        """Applies rows of sequences that still hold the slot they held when the step was planned."""
+        """Applies rows of sequences that still hold the slot that they held when the step was planned."""
         if rows.all_single:
             self._apply_current(slots, rows.token_ids, rows.logprobs, rows.asks_logprobs)
         elif len(slots):
             self._apply_several(slots, rows)
 
     def _apply_failures(self, flight: InFlightStep, failures: list[tuple[int, Failure]]) -> InFlightStep:
-        """Queries first: their documents fail with them. Returns what is left to take in."""
+        """Fails sequences, queries first, because their documents fail with them. Returns the rest of the step."""
         for slot, failure in sorted(failures, key=lambda failed: not flight.late_queries.get(failed[0], False)):
             flight = replace(
                 flight, asks_logprobs=flight.asks_logprobs & (flight.slots != slot)
-            )  # it has no log-probabilities
+            )  # a failed slot has no log-probabilities
             self._fail(flight, slot, failure)
         return flight
 
     def _apply_prompts(self, flight: InFlightStep, prompts: PromptLogprobs) -> None:
-        """Applies log-probabilities of prompts, also of sequences that were preempted meanwhile."""
+        """Applies log-probabilities of prompts, including those of sequences that were preempted meanwhile."""
         parts = prompts.entries.split(prompts.position_counts.tolist())
         for slot, entries in zip(prompts.slots.tolist(), parts, strict=True):
             sequence = self._state.sequences.get(flight.prompt_logprob_keys[slot])
@@ -101,7 +102,7 @@ class ResultProcessor:
                 self._state.events.prompts.append(PromptLogprobsPart(sequence, entries))
 
     def _apply_pooled(self, ended: Mapping[int, int], pooled: Mapping[int, bytes]) -> None:
-        """Ends sequences with their vectors, also those that were preempted meanwhile."""
+        """Finishes sequences with their vectors, including those that were preempted meanwhile."""
         for slot, key in ended.items():
             sequence = self._state.sequences.get(key)
             if sequence is not None and sequence.is_query:
@@ -113,7 +114,7 @@ class ResultProcessor:
     def _apply_current(
         self, slots: Slots, tokens: I32, logprobs: Logprobs | None, asks_logprobs: npt.NDArray[np.bool_]
     ) -> None:
-        """One token for each of `slots`."""
+        """Applies one token to each of `slots`."""
         if len(slots) == 0:
             return
         running = self._running
@@ -129,7 +130,8 @@ class ResultProcessor:
             self._end(sequence, ending)
 
     def _apply_several(self, slots: Slots, rows: DraftedRows) -> None:
-        """Several tokens for each of `slots`, or none: one after the other, up to the one that ends the sequence."""
+        """Applies several tokens, or none, to each of `slots`: column by column, up to the token that ends the
+        sequence."""
         running = self._running
         ends: dict[int, tuple[Sequence, Ending]] = {}  # by row
         taken = np.zeros(len(slots), dtype=np.uint32)
@@ -144,13 +146,15 @@ class ResultProcessor:
         owners, sequence_ids = running.owners[slots], running.sequence_ids[slots]
         if len(kept.token_ids):
             self._state.events.tokens.append(kept.token_columns(owners, sequence_ids))
-        self._state.waiting.charge_output(running, np.repeat(slots, np.maximum(taken, 1) - 1))  # one was charged before
+        self._state.waiting.charge_output(
+            running, np.repeat(slots, np.maximum(taken, 1) - 1)
+        )  # one token was charged when the step was planned
         self._clear_suspects(slots[taken > 0])
         for sequence, ending in ends.values():
             self._end(sequence, ending)
 
     def _endings(self, slots: Slots, tokens: I32) -> list[tuple[int, Sequence, Ending]]:
-        """Returns what the last of `tokens`, one for each of `slots`, ends: indices, sequences, and how they end."""
+        """Returns the sequences that the last of `tokens`, one for each of `slots`, ends: (index, sequence, ending)."""
         found = []
         for i in self._running.may_end(slots, tokens).tolist():
             sequence = self._running.sequence(int(slots[i]))
@@ -163,12 +167,12 @@ class ResultProcessor:
         self._state.finish(sequence, ending.reason, ending.stop_token_id)
 
     def _clear_suspects(self, slots: Slots) -> None:
-        """Clears suspects that produced a token: they did not kill the worker."""
+        """Removes slots that produced a token from the suspects: they did not kill the worker."""
         if self._state.suspects:
             self._state.suspects.difference_update(slots.tolist())
 
     def _apply_late(self, rows: DraftedRows, key: int) -> None:
-        """Tokens of a sequence that lost its slot meanwhile: kept if preempted, dropped if ended."""
+        """Applies tokens of a sequence that lost its slot meanwhile: kept if it was preempted, dropped if it ended."""
         sequence = self._state.sequences.get(key)
         if sequence is None or sequence.status is not SequenceStatus.PREEMPTED:
             return
@@ -192,7 +196,7 @@ class ResultProcessor:
             self._end(sequence, ending)
 
     def _fail(self, flight: InFlightStep, slot: int, failure: Failure) -> None:
-        """The worker gave up on a slot; whatever token it reported for it is dropped with the sequence."""
+        """Fails the sequence of a slot that the worker gave up on; a token that it reported for the slot is dropped."""
         keys = [flight.pooled_keys[slot]] if slot in flight.pooled_keys else flight.keys[flight.slots == slot].tolist()
         for key in keys:
             sequence = self._state.searches.root_of(key) or self._state.sequences.get(key)

@@ -1,7 +1,7 @@
-"""All sequences of a core, and the verbs that change where one of them is: waiting, running, over.
+"""All sequences of a core, and the transitions between their states: waiting, running, finished.
 
-schedule() and apply() consist of parts that decide (scheduling/, beam/); whatever they decide is done here, in
-waiting.py or in tables.py, and these know none of them.
+The parts of schedule() and apply() (scheduling/, beam/) decide; their decisions are carried out here, in waiting.py and
+in tables.py, which know none of those parts.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from quire.services.scheduler.kv_cache.block_pool import Observer
 
 
 class CoreState:
-    """Owns every sequence of one worker. What sequences wait for is a list of prerequisites, whatever those are."""
+    """Owns every sequence of one worker's core. Prerequisites are a list; the state does not depend on their kinds."""
 
     def __init__(self, limits: CoreLimits, counts: CoreCounts, observer: Observer | None) -> None:
         self.limits = limits
@@ -39,16 +39,16 @@ class CoreState:
         self.forecast = Forecast()
         self.events = Events()
         self.steps_in_flight: deque[InFlightStep] = deque()
-        self.last_applied = self.last_ordered = 0  # steps
-        self.suspects: set[int] = set()  # slots of suspect sequences that have no token yet
-        self.sequences: dict[int, Sequence] = {}  # that have not ended, by key
-        self._released: list[int] = []  # slots that no plan has named as free yet
+        self.last_applied = self.last_ordered = 0  # ids of steps
+        self.suspects: set[int] = set()  # slots of suspects without a token so far
+        self.sequences: dict[int, Sequence] = {}  # unfinished sequences by key
+        self._released: list[int] = []  # released slots that no plan has named yet
         self._orders = itertools.count()
 
-    # Coming.
+    # Submission.
 
     def add(self, sequence: Sequence) -> None:
-        """Queues a sequence, or blocks it until its prerequisites are ready. If it raises, nothing is left of it."""
+        """Queues a sequence, or blocks it until its prerequisites are ready. If this raises, nothing of it is left."""
         sequence.num_queued_tokens = sequence.fence = 0
         try:
             self.submit(sequence)
@@ -58,14 +58,14 @@ class CoreState:
             raise
 
     def submit(self, sequence: Sequence) -> None:
-        """Queues a sequence; one that prerequisites submit is known to no client."""
+        """Queues a sequence. Prerequisites submit internal sequences with it, which no client sees."""
         self.sequences[sequence.key] = sequence
         if sequence.order < 0:
             sequence.order = next(self._orders)
         self.queue.enqueue(sequence)
 
     def withdraw(self, sequence: Sequence) -> None:
-        """Takes back a sequence that prerequisites have submitted, wherever it is, if it is anywhere."""
+        """Removes an internal sequence, whatever its state, if it exists."""
         if sequence.status is SequenceStatus.RUNNING:
             self.release(sequence, Reason.CANCELLED)
         else:
@@ -75,16 +75,15 @@ class CoreState:
     # Prerequisites.
 
     def on_prompts_scheduled(self, sequences: list[Sequence]) -> None:
-        """Queues the sequences that have waited for the prompts of `sequences`, which the step being planned
-        completes."""
+        """Queues the sequences that waited for the prompts of `sequences`, which the step being planned completes."""
         for prerequisite in reversed(self.queue.prerequisites):
             freed = prerequisite.on_prompts_scheduled(sequences)
             if freed:
                 self.queue.unblock(freed)
 
     def finish_internal(self, sequence: Sequence, failure: Failure | None = None) -> None:
-        """Takes the result of a sequence that prerequisites have submitted; with a `failure` the sequences that
-        depended on it end, too."""
+        """Applies the result of an internal sequence; with a `failure`, the sequences that depend on it finish with
+        it."""
         failed = failure is not None
         results = [each.on_computed(sequence, failed=failed) for each in self.queue.prerequisites]
         self.release(sequence, Reason.ERROR if failed else Reason.STOP)
@@ -94,7 +93,8 @@ class CoreState:
     # Running.
 
     def release_slot(self, sequence: Sequence) -> int | None:
-        """Frees slot and blocks; returns the step to wait for, None if none under way names the slot."""
+        """Frees slot and blocks; returns the id of the step to wait for, or None if no step in flight names the
+        slot."""
         fence = self.steps_in_flight[-1].step_id if self.steps_in_flight else None
         for prerequisite in self.queue.slot_observers:
             prerequisite.release_slot(sequence)
@@ -104,13 +104,13 @@ class CoreState:
         return fence
 
     def take_released(self) -> list[int]:
-        """Returns the slots that a plan has to name as free, ascending."""
+        """Returns and clears the slots that the next plan has to name as free, ascending."""
         released, self._released = sorted(self._released), []
         return released
 
     def preempt(self, slot: int) -> list[int]:
-        """Takes a running sequence's blocks; all is computed again, less what the cache then holds. With a beam its
-        whole search goes. Returns the slots that are free now."""
+        """Preempts a running sequence: its tokens are computed again, except for what is still cached then. A beam
+        takes its whole search with it. Returns the slots that are free now."""
         sequence = self.searches.root_of(int(self.running.keys[slot])) or self.running.sequence(slot)
         slots = [slot]
         if sequence.search is not None:
@@ -124,17 +124,17 @@ class CoreState:
         self.queue.requeue(sequence)
         return slots
 
-    # Going.
+    # End and migration.
 
     def finish(
         self, sequence: Sequence, reason: Reason, stop_token_id: int | None = None, failure: Failure | None = None
     ) -> None:
-        """Finishes a sequence: it gives back what it holds, and has its one terminal event."""
+        """Finishes a sequence: releases its resources and emits its terminal event."""
         self.release(sequence, reason)
         self.events.finished += finished_events(sequence, reason, stop_token_id, failure)
 
     def release(self, sequence: Sequence, reason: Reason) -> None:
-        """Finishes a sequence without an event: it gives back what it holds."""
+        """Releases the sequence's slot, blocks and prerequisites; emits no event."""
         if sequence.status is SequenceStatus.RUNNING:
             self._stop_running(sequence, reason)
             self.queue.release_prerequisites(sequence)
@@ -144,7 +144,7 @@ class CoreState:
         del self.sequences[sequence.key]
 
     def migrate_out(self, sequence: Sequence) -> None:
-        """Gives up a running sequence, which another worker continues."""
+        """Removes a running sequence that another worker continues."""
         assert sequence.status is SequenceStatus.RUNNING, "it holds a slot"
         assert not sequence.is_beam, "beams stay together"
         self.tables.cache_partial_block(sequence.slot)
@@ -153,8 +153,8 @@ class CoreState:
         self._detach(sequence)
 
     def evacuate(self, loss: WorkerLoss | None) -> list[Sequence]:
-        """Gives up every unfinished sequence of a worker that is gone, as it was last known, in order of arrival.
-        `loss`: it did not leave of its own will, and what ran may be the cause."""
+        """Removes every unfinished sequence of a worker that is gone, in its last known state; returns them in order of
+        arrival. `loss`: set if the worker did not leave on its own; the sequences that ran are suspects."""
         for slot in np.flatnonzero(self.running.live).tolist():
             sequence = self.running.sequence(slot)
             progressed = self.running.has_progressed(sequence)
@@ -176,7 +176,8 @@ class CoreState:
         return self.evacuate_waiting()
 
     def evacuate_waiting(self) -> list[Sequence]:
-        """Gives up the sequences without a slot, in order of arrival. Internal ones go with those that need them."""
+        """Removes and returns the sequences without a slot, in order of arrival. Internal sequences are dropped; the
+        sequences that need them submit them again elsewhere."""
         sequences = [*self.queue.blocked(), *(sequence for sequence in self.waiting if not sequence.is_query)]
         for sequence in sequences:
             self.queue.remove(sequence)
@@ -192,8 +193,8 @@ class CoreState:
         sequence.status = SequenceStatus.WAITING
 
     def _drop_internal(self, sequence: Sequence, loss: WorkerLoss | None) -> None:
-        """Drops an internal sequence of a worker that is gone: what that may have died of is what the sequences that
-        depend on it ask for."""
+        """Drops an internal sequence of a worker that is gone. Its dependents count the loss, because they caused what
+        it computed."""
         for prerequisite in self.queue.prerequisites:
             for dependent in prerequisite.dependents(sequence):
                 dependent.losses += () if loss is None else (loss,)
@@ -211,5 +212,6 @@ class CoreState:
             self.forecast.observe(sequence.num_tokens - sequence.num_prompt_tokens)
 
     def _release_search(self, root: Sequence) -> int:
-        """Frees all slots of a search; returns the step to wait for before it may run again, 0 if there is none."""
+        """Frees all slots of a search; returns the id of the step to wait for before it may run again, 0 if there is
+        none."""
         return max(self.release_slot(beam.sequence) or 0 for beam in self.searches.remove(root))

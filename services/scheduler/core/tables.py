@@ -1,7 +1,7 @@
-"""The running sequences and their KV blocks: what must change together changes here, in one verb.
+"""Running sequences and their KV blocks, changed together.
 
-Blocks come to a slot through add_capacity() alone: it has room for more tokens, and the plan says so. Which blocks hold
-what is put on record when a step that computes it is ordered, so that the next sequence can share them.
+A slot gets blocks through add_capacity() alone, which grows its capacity and adds the blocks to the plan. Block hashes
+are recorded when a step that fills the block is planned, so that the next sequence can share the block.
 """
 
 from __future__ import annotations
@@ -36,15 +36,17 @@ class SlotTables:
         self.groups = self.kv.groups
         self._has_windows = self.groups.has_windows
         self.running = Running(limits.max_num_seqs, self.groups, limits.num_micro_batches)
-        self._num_ordered: I32 = np.zeros(limits.max_num_seqs, dtype=np.int32)  # positions that ordered steps compute
+        self._num_ordered: I32 = np.zeros(
+            limits.max_num_seqs, dtype=np.int32
+        )  # [num_slots] token positions that planned steps compute
 
     # Slots and blocks.
 
     def admit(
         self, builder: PlanBuilder, sequence: Sequence, shared: list[int], num_cached: int, num_computed: int
     ) -> int:
-        """`sequence` gets a slot, and starts with `shared` blocks, of which those that `num_cached` tokens fill are on
-        record. `num_computed`: its tokens that need not be computed. Returns the slot."""
+        """Takes a slot for `sequence`, starting with `shared` blocks; the hashes of the blocks that `num_cached` tokens
+        fill are recorded already. `num_computed`: tokens that need not be computed. Returns the slot."""
         token_ids = bytes(sequence.tokens)
         slot = self.running.admit(sequence, num_computed, builder.micro_batch)
         self.kv.admit(slot, shared, num_cached // self.limits.block_size)
@@ -55,22 +57,22 @@ class SlotTables:
         return slot
 
     def release(self, sequence: Sequence, fence: int | None) -> int:
-        """Releases slot and blocks, which are free once the step `fence` has returned. Returns the slot."""
+        """Releases slot and blocks; the blocks are free once the step `fence` has returned. Returns the slot."""
         slot = sequence.slot
         self.running.release(slot)
         self.kv.release(slot, fence)
         return slot
 
     def rebase(self, builder: PlanBuilder, slot: int, parent: int, shared: list[int]) -> None:
-        """A beam goes on from `parent` in `slot`: its own blocks go, those that it has in common with that come. The
-        plan says so by itself (BeamMove)."""
+        """Continues the beam in `parent` in `slot`: releases the slot's blocks and shares those of the parent. The plan
+        states this by a BeamMove."""
         self.kv.rebase(slot, shared)
         self.running.fork(parent, slot)
         self.running.capacity[slot] = 0
         self.add_capacity(builder, slot, shared, in_plan=False)
 
     def add_capacity(self, builder: PlanBuilder, slot: int, blocks: list[int], *, in_plan: bool = True) -> None:
-        """Notes that blocks in the slot's table have room for more tokens. `in_plan`: the plan names them as new."""
+        """Counts blocks of the slot's table as capacity. `in_plan`: the plan names them as new."""
         if not blocks:
             return
         self.running.capacity[slot] += len(blocks) // self.kv.num_groups * self.limits.block_size
@@ -78,26 +80,27 @@ class SlotTables:
             builder.add_blocks(slot, blocks)
 
     def grow(self, builder: PlanBuilder, slot: int, num_tokens: int) -> list[int]:
-        """Room for so many tokens of `slot`; there are enough blocks. Returns those that are new."""
+        """Allocates blocks so that `slot` has room for `num_tokens`; the caller has checked that there are enough.
+        Returns the new blocks."""
         blocks = self.kv.grow(slot, num_tokens)
         assert blocks is not None, "there is room"
         self.add_capacity(builder, slot, blocks)
         return blocks
 
     def append_blocks(self, builder: PlanBuilder, slot: int, count: int = 1, *, in_plan: bool = True) -> list[int]:
-        """`count` more block positions for `slot`; there are enough blocks."""
+        """Allocates `count` block positions for `slot`; the caller has checked that there are enough."""
         blocks = self.kv.append(slot, count)
         self.add_capacity(builder, slot, blocks, in_plan=in_plan)
         return blocks
 
     def append_each(self, builder: PlanBuilder, slots: Slots) -> None:
-        """One more block position for each of `slots`; there are enough blocks."""
+        """Allocates one block position for each of `slots`; the caller has checked that there are enough."""
         listed = slots.tolist()
         self.running.capacity[slots] += self.limits.block_size
         builder.add_blocks_each(listed, self.kv.append_each(listed))
 
     def slide(self) -> None:
-        """Takes back what no step reads that is yet to be ordered."""
+        """Frees blocks that slid out of every window: no step planned from now on reads them."""
         if self._has_windows:
             running = self.running
             certain = np.minimum(running.confirmed(running.num_computed), running.capacity)
@@ -106,7 +109,7 @@ class SlotTables:
     # Tokens.
 
     def schedule_tokens(self, builder: PlanBuilder, slot: int, num_tokens: int) -> None:
-        """The step computes `num_tokens` of `slot`, whose blocks are there."""
+        """Schedules `num_tokens` of `slot`, whose blocks are allocated."""
         running = self.running
         total, before = int(running.num_tokens[slot]), int(running.num_computed[slot])
         non_sampling = slot in running.non_sampling
@@ -122,7 +125,7 @@ class SlotTables:
             running.prefilling.discard(slot)
         drafts = implied and builder.num_drafts > 0
         if drafts and not builder.budget.try_take(builder.num_drafts):
-            implied = drafts = False  # named, it does not draft
+            implied = drafts = False  # a named slot does not draft
         if drafts:
             running.assume_accepted(slot, builder.num_drafts)
         builder.add_chunk(slot, num_tokens, implied=implied, samples=whole and not non_sampling, drafts=drafts)
@@ -130,12 +133,12 @@ class SlotTables:
             builder.mark_ending(slot)
 
     def append_tokens(self, slots: Slots, tokens: I32) -> None:
-        """The next token of each of `slots` is known."""
+        """Appends the next token of each of `slots`."""
         for sequence, block in self.running.append(slots, tokens):
             self._extend_chain(sequence, block)
 
     def append_late_token(self, sequence: Sequence, token: int) -> None:
-        """The next token of one that has lost its slot meanwhile is known."""
+        """Appends the next token of a sequence that has lost its slot meanwhile."""
         sequence.tokens.append(token)
         num_tokens, size = sequence.num_tokens, self.limits.block_size
         if num_tokens % size == 0:
@@ -146,14 +149,14 @@ class SlotTables:
             hashes = sequence.block_hashes
             hashes.append(block_hash.block_hash(hashes[-1] if hashes else sequence.root_hash, block))
 
-    # What is on record.
+    # Recorded hashes.
 
     def cache_full_blocks(self) -> None:
-        """Puts on record which blocks the planned steps fill."""
+        """Records the hashes of the blocks that planned steps fill."""
         if not self.kv.enable_caching:
             return
         running = self.running
-        certain = running.confirmed(running.num_computed)  # drafts may turn out wrong, or find no room
+        certain = running.confirmed(running.num_computed)  # drafts may be rejected, or have no room
         certain = self._num_ordered = np.minimum(certain, running.capacity)
         filled = np.minimum(running.num_known, certain) // running.block_size
         named = self.kv.num_hashed
@@ -162,24 +165,25 @@ class SlotTables:
             self._cache_between(slot, first, num_filled)
 
     def cache_blocks(self, slot: int, num_filled: int) -> None:
-        """Puts on record what the first `num_filled` blocks of `slot` hold."""
+        """Records the hashes of the first `num_filled` blocks of `slot`."""
         self._cache_between(slot, int(self.kv.num_hashed[slot]), num_filled)
 
     def _cache_between(self, slot: int, first: int, num_filled: int) -> None:
-        """`first`: those before are on record."""
+        """Records the hashes of blocks [first, num_filled); those before are recorded."""
         self.kv.record_hashes(slot, self.running.sequence(slot).block_hashes[first:num_filled], first)
         if self.kv.parts is not None:
             self.kv.record_full_blocks(slot, [self._content(slot, i) for i in range(first, num_filled)])
 
     def cache_prompts(self, slots: list[int]) -> None:
-        """An ordered step completes the prompts of `slots`: another sequence may have the same."""
+        """Records the partial blocks at the end of prompts that a planned step completes: another sequence may have the
+        same prompt."""
         if self.kv.parts is not None:
             for slot in slots:
                 if not self.running.is_beam[slot]:
                     self.cache_partial_block(slot)
 
     def cache_partial_block(self, slot: int) -> None:
-        """Puts on record what `slot` holds behind its named blocks, as far as the steps ordered so far compute it."""
+        """Records the tokens of `slot` after its recorded blocks, as far as planned steps compute them."""
         if self.kv.parts is None:
             return
         num_held = min(int(self.running.num_known[slot]), int(self._num_ordered[slot]))
@@ -192,6 +196,6 @@ class SlotTables:
             self.kv.record_part(slot, known[: PARENT_BYTES + rest * TOKEN_BYTES])
 
     def _content(self, slot: int, block: int) -> bytes:
-        """Returns what is known of a block of `slot`, as the index of parts takes it."""
+        """Returns the known content of a block of `slot`, as the part index takes it."""
         sequence, size = self.running.sequence(slot), self.limits.block_size
         return sequence.hash_before(block) + sequence.tokens.column(block * size, (block + 1) * size)

@@ -1,1 +1,1 @@
-"""What comes from frontends and goes to them: sessions, submissions, one TokenBatch a step."""
+"""Conversion between frontend messages and sequences: submissions, and one TokenBatch per step."""

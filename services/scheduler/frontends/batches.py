@@ -1,4 +1,4 @@
-"""Events of a core as one TokenBatch for each frontend session."""
+"""Converts the events of a core to one TokenBatch per frontend session."""
 
 from __future__ import annotations
 
@@ -39,35 +39,36 @@ Part = TypeVar("Part", PromptLogprobsPart, PooledOutput)
 
 
 class OwnerBatches:
-    """Collects what goes to each owner; a batch holds at most one set of columns, so that a step stays a message."""
+    """Collects the events of each owner; a message holds at most one set of token columns, so that a step is one
+    message."""
 
     def __init__(self, weight_version: str = "") -> None:
-        """`weight_version`: of the weights that computed everything."""
+        """`weight_version`: version of the weights that computed all events."""
         self._weight_version = "" if weight_version == AT_START else weight_version
         self.by_owner: dict[int, list[pb.SessionResponse]] = {}
 
     def add(self, events: Events) -> None:
         for started in events.started:
-            self._last(started.sequence.owner).started.append(_started(started))
+            self._last_batch(started.sequence.owner).started.append(_started(started))
         for owner, parts in _by_owner(events.prompts).items():
-            _add_prompts(self._last(owner).prompt_logprobs, parts)
+            _add_prompts(self._last_batch(owner).prompt_logprobs, parts)
         for owner, vectors in _by_owner(events.pooled).items():
-            _add_vectors(self._last(owner).pooled, vectors)
+            _add_vectors(self._last_batch(owner).pooled, vectors)
         for columns in events.tokens:
             self._add_tokens(columns)
         for finished in events.finished:
-            self._with_tokens_of(finished.sequence).finished.append(_finished(finished))
+            self._batch_with_tokens_of(finished.sequence).finished.append(_finished(finished))
 
     def _add_tokens(self, columns: TokenColumns) -> None:
         owners = columns.owners
         first = int(owners[0])
         if len(owners) == 1 or (owners == first).all():
-            _fill(self._free(first), columns)
+            _fill(self._batch_without_tokens(first), columns)
             return
         for owner in np.unique(owners).tolist():
-            _fill(self._free(owner), _part(columns, owners == owner, owner))
+            _fill(self._batch_without_tokens(owner), _part(columns, owners == owner, owner))
 
-    def _last(self, owner: int) -> pb.TokenBatch:
+    def _last_batch(self, owner: int) -> pb.TokenBatch:
         messages = self.by_owner.setdefault(owner, [])
         if not messages:
             messages.append(self._new())
@@ -78,26 +79,26 @@ class OwnerBatches:
             return pb.SessionResponse()
         return pb.SessionResponse(tokens=pb.TokenBatch(weight_version=self._weight_version))
 
-    def _with_tokens_of(self, sequence: Sequence) -> pb.TokenBatch:
-        """The batch that holds the last tokens of `sequence`, which say by its end whether they are text; else the
-        last."""
+    def _batch_with_tokens_of(self, sequence: Sequence) -> pb.TokenBatch:
+        """Returns the batch with the last tokens of `sequence`, because the end of the sequence decides whether they
+        are text; otherwise the last batch."""
         messages = self.by_owner.get(sequence.owner, ())
         for message in reversed(messages if len(messages) > 1 else ()):
             if sequence.sequence_id in u32(message.tokens.sequence_ids):
                 return message.tokens
-        return self._last(sequence.owner)
+        return self._last_batch(sequence.owner)
 
-    def _free(self, owner: int) -> pb.TokenBatch:
-        """A batch of `owner` that holds no tokens yet."""
-        batch = self._last(owner)
+    def _batch_without_tokens(self, owner: int) -> pb.TokenBatch:
+        """Returns a batch of `owner` without tokens."""
+        batch = self._last_batch(owner)
         if batch.sequence_ids:
             self.by_owner[owner].append(self._new())
-            batch = self._last(owner)
+            batch = self._last_batch(owner)
         return batch
 
 
 def _part(columns: TokenColumns, rows: npt.NDArray[np.bool_], owner: int) -> TokenColumns:
-    """The `rows`, which are those of `owner`."""
+    """Returns the `rows` of an owner."""
     counts, logprobs, part = columns.token_counts, columns.logprobs, None
     tokens = rows if counts is None else np.repeat(rows, counts)
     if logprobs is not None:
@@ -120,7 +121,9 @@ def _fill(batch: pb.TokenBatch, columns: TokenColumns) -> None:
     logprobs = columns.logprobs
     if logprobs is not None and len(logprobs.sequence_ids):
         sequence_ids = logprobs.sequence_ids
-        firsts = np.flatnonzero(np.append(True, sequence_ids[1:] != sequence_ids[:-1]))  # of each sequence's positions
+        firsts = np.flatnonzero(
+            np.append(True, sequence_ids[1:] != sequence_ids[:-1])
+        )  # first position of each sequence
         batch.logprobs.sequence_ids = sequence_ids[firsts].tobytes()
         batch.logprobs.entry_counts = logprobs.entries.entry_counts[firsts].tobytes()
         batch.logprobs.token_ids = logprobs.entries.token_ids.tobytes()
@@ -135,7 +138,7 @@ def _by_owner(parts: Iterable[Part]) -> dict[int, list[Part]]:
     return found
 
 
-# Columns are joined before they are put into a message, which copies all it has whenever it is read or written.
+# Columns are joined before they are assigned to a message, because each read or write of a bytes field copies it.
 
 
 def _add_prompts(batch: pb.PromptLogprobBatch, parts: list[PromptLogprobsPart]) -> None:
@@ -158,7 +161,9 @@ def _started(started: SequenceStarted) -> pb.StartedSequence:
     sequence = started.sequence
     return pb.StartedSequence(
         sequence_id=sequence.sequence_id,
-        num_cached_tokens=min(sequence.num_cached_tokens, sequence.num_prompt_tokens - 1),  # the last is computed again
+        num_cached_tokens=min(
+            sequence.num_cached_tokens, sequence.num_prompt_tokens - 1
+        ),  # the last token is always computed again
         queue_us=max(0, round(started.queued_s * 1e6)),
     )
 

@@ -1,6 +1,7 @@
-"""What a frontend submits is believed within limits: a number too many would cost everybody's time.
+"""Validates submissions within limits: a value that is too large would cost every sequence's time.
 
-Two kinds: what cannot even be answered ends the session, everything else ends with an error, alone.
+There are two kinds of errors: one that cannot be reported by sequence id ends the session; every other ends only the
+submission's sequences.
 """
 
 from __future__ import annotations
@@ -15,21 +16,21 @@ from quire.shared.kv import block_hash
 from quire.shared.pb.common.v1.sampling_pb2 import BeamSearch
 from quire.shared.pb.scheduler.v1 import scheduler_pb2 as pb
 
-MAX_SEQUENCES = 16384  # of a submission: what a client may ask for, as n
+MAX_SEQUENCES = 16384  # maximum sequences of a submission, as clients may request with n
 LAST_ID = 2**32 - 1
-MOST_TOKENS = 2**28  # of all sequences of a submission, each of which has its own copy: 1 GiB
+MOST_TOKENS = 2**28  # total over all sequences of a submission, each of which has its own copy: 1 GiB
 MOST_NAME = 1024  # characters
 MOST_STOPS = 2**14  # tokens; clients may name 1,024
-MOST_MS = 7 * 86_400_000  # that a request is old, or may take
+MOST_MS = 7 * 86_400_000  # maximum age and timeout of a request
 MOST_GRAMMAR = 2**20  # bytes; clients may send 128 KiB
 MOST_PARAMS = 2**24  # bytes: a bias for every token of the largest vocabularies
-MOST_LENGTH_PENALTY = 32  # the longest sequence to this power is still a number
-MOST_PATTERN = 2**16  # tokens of a repetition, and how often
+MOST_LENGTH_PENALTY = 32  # the maximum length to this power is still finite
+MOST_PATTERN = 2**16  # tokens of a repeated pattern, and its count
 
 
 def check_ids(submission: pb.Submission, taken: Collection[int]) -> None:
-    """Raises InvalidArgument for ids that nobody could be told of, or that have been given to others. `taken`: those of
-    the frontend's sequences."""
+    """Raises InvalidArgument for sequence ids that are out of range or in use. `taken`: ids of the frontend's
+    sequences."""
     first, count = submission.first_sequence_id, submission.num_sequences
     if count > MAX_SEQUENCES:
         raise _wrong("num_sequences", f"must be at most {MAX_SEQUENCES}, got {count}")
@@ -45,7 +46,8 @@ def _wrong(field: str, problem: str) -> InvalidArgument:
 
 
 def refusal(submission: pb.Submission, vocab_size: int) -> Failure | None:
-    """What is wrong with a submission that a correct frontend never sends; `vocab_size`: 0 while nobody knows it."""
+    """Returns what is wrong with a submission that a correct frontend never sends. `vocab_size`: 0 while it is
+    unknown."""
     problem = _malformed(submission) or _too_much(submission)
     if not problem and submission.HasField("beam_search"):
         problem = _wrong_search(submission.beam_search)
@@ -96,7 +98,7 @@ def _wrong_query(submission: pb.Submission, vocab_size: int) -> str:
     return f"late_query.token_ids: {wrong} is not in the vocabulary of {vocab_size} tokens" if wrong is not None else ""
 
 
-SIZES: tuple[tuple[str, int, int, str], ...] = (  # field, most, bytes of one, what there are too many of
+SIZES: tuple[tuple[str, int, int, str], ...] = (  # field, limit, bytes per element, unit
     ("stop_token_ids", MOST_STOPS, block_hash.TOKEN_BYTES, ""),
     ("eos_token_ids", MOST_STOPS, block_hash.TOKEN_BYTES, ""),
     ("request_id", MOST_NAME, 1, " characters"),
@@ -107,7 +109,7 @@ SIZES: tuple[tuple[str, int, int, str], ...] = (  # field, most, bytes of one, w
 NUMBERS: tuple[tuple[str, int, Callable[[pb.Submission], int]], ...] = tuple(
     (field, most, attrgetter(field)) for field, most in (("age_ms", MOST_MS), ("timeout_ms", MOST_MS))
 )
-OF_REPETITIONS = ("min_pattern_size", "max_pattern_size", "min_count")
+REPETITION_FIELDS = ("min_pattern_size", "max_pattern_size", "min_count")
 
 
 def _wrong_search(asked: BeamSearch) -> str:
@@ -130,15 +132,15 @@ def _too_much(submission: pb.Submission) -> str:
         if value(submission) > most:
             return f"{field}: {value(submission)}, the limit is {most}"
     if submission.HasField("repetition_detection"):
-        for field in OF_REPETITIONS:
+        for field in REPETITION_FIELDS:
             if (number := getattr(submission.repetition_detection, field)) > MOST_PATTERN:
                 return f"repetition_detection.{field}: {number}, the limit is {MOST_PATTERN}"
     return ""
 
 
 def _unknown_token(column: bytes, vocab_size: int) -> int | None:
-    """The first token id that the model does not have."""
-    tokens = u32(column)  # negative ones are large
+    """Returns the first token id that is not in the vocabulary, or None."""
+    tokens = u32(column)  # negative ids are large unsigned numbers
     if int(tokens.max()) < vocab_size:
         return None
     return int(i32(column)[tokens >= vocab_size][0])

@@ -1,4 +1,4 @@
-"""What frontends submit, turned into sequences."""
+"""Converts submissions of frontends to sequences."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ _KV_PRIORITIES = {pb.KV_PRIORITY_LOW: KVPriority.LOW, pb.KV_PRIORITY_HIGH: KVPri
 
 
 class SequenceFactory:
-    """Gives every sequence a key of its own."""
+    """Creates sequences with unique keys."""
 
     def __init__(self) -> None:
         self._keys = itertools.count(1)
 
     def sequences(self, submission: pb.Submission, owner: int, now: float) -> Iterator[Sequence]:
-        """Of a beam search there is only the root. The chain of block hashes may be missing: see complete()."""
+        """Yields the sequences of a submission; for a beam search only its root. Block hashes may be incomplete: see
+        complete_block_hashes()."""
         samples = self._samples(submission, owner, now)
         if submission.HasField("beam_search"):
             yield _root(list(samples), submission)
@@ -83,7 +84,8 @@ def adapter_of(submission: pb.Submission) -> AdapterId | None:
 
 
 def _late_query(submission: pb.Submission) -> LateQuery:
-    """Named by all that its vectors depend on, and by its tenant: nobody meets a query that he did not ask for."""
+    """Returns the query, named by everything that its vectors depend on and by its tenant, so that no tenant shares the
+    cached query of another."""
     asked = submission.late_query
     parts = (
         submission.root_hash,
@@ -98,7 +100,8 @@ def _late_query(submission: pb.Submission) -> LateQuery:
 
 
 def _root(outputs: list[Sequence], submission: pb.Submission) -> Sequence:
-    """The first of `outputs`, which stands for all of them while the search goes on."""
+    """Returns the first of `outputs` as the root of a beam search, which represents all of them while the search
+    runs."""
     root, asked = outputs[0], submission.beam_search
     rules = BeamRules(
         width=max(asked.width, len(outputs)),
@@ -122,11 +125,11 @@ def _repetition(submission: pb.Submission) -> RepetitionRule | None:
 
 
 def complete_block_hashes(sequence: Sequence, block_size: int) -> None:
-    """Hashes the full blocks that the frontend did not hash."""
+    """Computes the hashes of full blocks that the frontend did not send."""
     missing_from = len(sequence.block_hashes) * block_size
     if sequence.num_tokens // block_size == len(sequence.block_hashes):
         return
-    if sequence.num_tokens < missing_from:  # hashed for another block size
+    if sequence.num_tokens < missing_from:  # hashed with another block size
         sequence.block_hashes.clear()
         missing_from = 0
     parent = sequence.block_hashes[-1] if sequence.block_hashes else sequence.root_hash

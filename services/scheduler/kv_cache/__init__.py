@@ -1,1 +1,1 @@
-"""Which KV block belongs to whom, and which prefix it holds. Pure: no clock, no I/O, no randomness."""
+"""KV block management: owners of blocks and their cached prefixes. Pure: no clock, no I/O, no randomness."""

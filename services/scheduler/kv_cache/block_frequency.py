@@ -1,4 +1,4 @@
-"""How often blocks have been seen in prompts: what comes once need not be kept below the device."""
+"""Counts in how many prompts each block occurs: blocks that occur only once need not be stored below the device."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import itertools
 from collections import OrderedDict
 from collections.abc import Iterable
 
-MAX_COUNTED_BLOCKS = 64_000  # blocks that are counted; the one that was seen longest ago is forgotten first
+MAX_COUNTED_BLOCKS = 64_000  # maximum number of counted blocks; the least recently seen one is dropped first
 
 
 class BlockFrequency:
-    """Counts up to a threshold."""
+    """Occurrence counts of blocks, compared with a threshold."""
 
     def __init__(self, threshold: int, most: int = MAX_COUNTED_BLOCKS) -> None:
         self._threshold, self._most = threshold, most
         self._counts: OrderedDict[bytes, int] = OrderedDict()
 
     def count_prompt(self, hashes: Iterable[bytes]) -> list[bytes]:
-        """They are in a prompt. Returns those that have been in enough of them just now."""
+        """Counts the blocks of a prompt. Returns those that reach the threshold with it."""
         reached, counts = [], self._counts
         for block_hash in hashes:
             count = counts.pop(block_hash, 0) + 1
@@ -29,7 +29,7 @@ class BlockFrequency:
         return reached
 
     def num_leading(self, hashes: Iterable[bytes]) -> int:
-        """How many blocks of a prompt, from its beginning, have been seen in others."""
+        """Returns the number of leading blocks of a prompt that occurred in earlier prompts."""
         return sum(1 for _ in itertools.takewhile(self._counts.__contains__, hashes))
 
     def has_reached_threshold(self, block_hash: bytes) -> bool:

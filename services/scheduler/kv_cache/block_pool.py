@@ -1,10 +1,10 @@
-"""The blocks of one worker: reference counts, the free list, and which block holds which prefix.
+"""KV blocks of one worker: reference counts, the free list, and the index from prefix hashes to blocks.
 
-Block 0 is the null block: never handed out, never counted. A free block keeps its content, and can be hit, until it is
-taken again; the free list is therefore the LRU order of eviction.
+Block 0 is the null block: never allocated, never counted. A free block keeps its content and can be hit until it is
+allocated again; the free list is therefore the LRU order of eviction.
 
-Sequences that compute the same at the same time fill equal blocks. The first of them is the one that is found; the
-others are twins, of which one takes its place when it is taken. A twin that nobody owns is of no use.
+Sequences that compute the same tokens at the same time fill equal blocks. The first of them is the one that the index
+finds; the others are twins, one of which replaces it when it is allocated. A twin without an owner has no use.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from quire.services.scheduler.kv_cache.free_list import FreeList
 from quire.services.scheduler.kv_cache.part_index import PartIndex
 
 NULL_BLOCK = 0
-PARTIAL_BLOCK = b""  # in place of a hash: the block holds the beginning of one
+PARTIAL_BLOCK = b""  # instead of a hash: the block is partially filled
 
 
 @dataclass(frozen=True, slots=True)
 class BlockUse:
-    """total = free + cached + used, the null block left out."""
+    """Block counts: total = free + cached + used, without the null block."""
 
     total: int
     free: int
@@ -34,7 +34,7 @@ class BlockUse:
 
 
 class Observer(Protocol):
-    """Told what the cache holds, hash by hash."""
+    """Receives the changes of the set of cached hashes."""
 
     def store(self, block_hash: bytes) -> None: ...
 
@@ -42,31 +42,35 @@ class Observer(Protocol):
 
 
 class BlockPool:
-    """Owns every block id of a worker. A block is free when nobody refers to it."""
+    """Owns every block id of a worker. A block without references is free."""
 
     def __init__(self, num_blocks: int, observer: Observer | None = None, parts: PartIndex | None = None) -> None:
-        """`parts`: None if only whole blocks are found again."""
+        """`parts`: None if only whole blocks are reused."""
         assert num_blocks >= 2, "one block beside the null block"
         self.num_blocks = num_blocks
         self._free = FreeList(num_blocks, range(1, num_blocks))
         self._references = array("i", [0]) * num_blocks
-        self.references_of = np.frombuffer(self._references, dtype=np.intc)  # [num_blocks] the same, to be read
+        self.references_of = np.frombuffer(
+            self._references, dtype=np.intc
+        )  # [num_blocks] read-only view of the same memory
         self._forgotten_at = array("q", [0]) * num_blocks
-        self.forgotten_at = np.frombuffer(self._forgotten_at, dtype=np.int64)  # [num_blocks] what num_forgotten became
-        self.num_forgotten = 0  # times that blocks were given other content
+        self.forgotten_at = np.frombuffer(
+            self._forgotten_at, dtype=np.int64
+        )  # [num_blocks] value of num_forgotten when the block was last evicted
+        self.num_forgotten = 0  # number of evictions so far
         self._hash_of: list[bytes | None] = [None] * num_blocks
         self._block_of: dict[bytes, int] = {}
-        self.find: Callable[[bytes], int | None] = self._block_of.get  # asked for each block of each prompt
-        self._twins: dict[bytes, dict[int, None]] = {}  # by hash: blocks that hold what another is found for
+        self.find: Callable[[bytes], int | None] = self._block_of.get  # called for each block of each prompt
+        self._twins: dict[bytes, dict[int, None]] = {}  # by hash: blocks with the same content as the one that is found
         self._twin_hash: dict[int, bytes] = {}
         self._observer = observer
         self._parts = parts
         self._num_cached_free = 0
-        self.num_shared = 0  # references beyond the first: blocks that sharing saves
+        self.num_shared = 0  # references beyond the first: blocks saved by sharing
 
     @property
     def num_free(self) -> int:
-        """Blocks that can be taken, cached ones included."""
+        """Number of blocks that can be allocated, cached ones included."""
         return len(self._free)
 
     @property
@@ -81,22 +85,23 @@ class BlockPool:
 
     @property
     def version(self) -> tuple[int, int]:
-        """Another one whenever something else can be found."""
+        """Changes whenever a lookup may have another result."""
         return self.num_forgotten, len(self._block_of)
 
     def references(self, block: int) -> int:
         return self._references[block]
 
     def hash_of(self, block: int) -> bytes | None:
-        """PARTIAL_BLOCK if it is not filled; None if it holds nothing that could be found."""
+        """Returns the hash of a block's content; PARTIAL_BLOCK if it is partially filled, None if it cannot be
+        found."""
         return self._hash_of[block]
 
     def is_known(self, block: int) -> bool:
-        """Whether its whole content is on record."""
+        """Returns whether the hash of the block's whole content is recorded."""
         return bool(self._hash_of[block]) or block in self._twin_hash
 
     def allocate(self, count: int) -> list[int]:
-        """Takes `count` blocks, forgetting what they held."""
+        """Allocates `count` blocks, evicting what they hold."""
         blocks = self._free.popleft_n(count)
         references, hash_of = self._references, self._hash_of
         for block in blocks:
@@ -104,11 +109,11 @@ class BlockPool:
         cached = [block for block in blocks if hash_of[block] is not None]
         if cached:
             self._num_cached_free -= len(cached)
-            self._forget(cached)
+            self._evict(cached)
         return blocks
 
     def share(self, blocks: Iterable[int]) -> None:
-        """One more reference to each; a free one leaves the free list."""
+        """Adds a reference to each block; a free block leaves the free list."""
         for block in blocks:
             if self._references[block] == 0:
                 self._free.remove(block)
@@ -118,13 +123,13 @@ class BlockPool:
             self._references[block] += 1
 
     def release(self, blocks: Iterable[int]) -> None:
-        """One reference less to each, in the given order; a sequence gives its blocks back last to first, so that the
-        tail of a prefix is evicted before its head. Blocks that hold no known prefix are taken first."""
+        """Drops one reference to each block, in the given order; a sequence releases its blocks last to first, so that
+        the tail of a prefix is evicted before its head. Blocks without a known prefix are allocated again first."""
         references, hash_of, twin_hash = self._references, self._hash_of, self._twin_hash
-        known = []
+        cached = []
         for block in blocks:
-            references[block] = left = references[block] - 1
-            if left:
+            references[block] = remaining = references[block] - 1
+            if remaining:
                 self.num_shared -= 1
                 continue
             if block in twin_hash:
@@ -134,16 +139,17 @@ class BlockPool:
             if hash_of[block] is None:
                 self._free.prepend(block)
             else:
-                known.append(block)
-        self._free.extend(known)
-        self._num_cached_free += len(known)
+                cached.append(block)
+        self._free.extend(cached)
+        self._num_cached_free += len(cached)
 
     def record_hash(self, block: int, block_hash: bytes) -> None:
-        """Records what an owned block holds. If another block holds the same, that one stays the one to be found."""
+        """Records the content of an owned block. If another block has the same content, that one remains the one that
+        is found."""
         self.record_hash_each((block,), (block_hash,))
 
     def record_hash_each(self, blocks: Sequence[int], block_hashes: Sequence[bytes]) -> None:
-        """Records what each of them holds, as name() does."""
+        """Records the content of each block, as record_hash() does."""
         references, block_of, hash_of, observer = self._references, self._block_of, self._hash_of, self._observer
         for block, block_hash in zip(blocks, block_hashes, strict=True):
             assert references[block] > 0, "a free block cannot gain content"
@@ -156,7 +162,7 @@ class BlockPool:
                 observer.store(block_hash)
 
     def record_part(self, block: int, content: bytes) -> None:
-        """Records what an owned block that is not full holds."""
+        """Records the content of an owned, partially filled block."""
         assert self._parts is not None, "parts are to be found again"
         assert self._references[block] > 0, "a free block cannot gain content"
         if self._hash_of[block] is None:
@@ -164,7 +170,7 @@ class BlockPool:
         self._parts.note(block, content)
 
     def adopt(self, block: int, block_hash: bytes) -> None:
-        """Records what a free block holds: the content that a worker kept while the scheduler was away."""
+        """Records the content of a free block that the worker kept while the scheduler was away."""
         assert self._references[block] == 0, "adopted before anything runs"
         if block_hash not in self._block_of and self._hash_of[block] is None:
             self._block_of[block_hash] = block
@@ -176,20 +182,20 @@ class BlockPool:
             self._num_cached_free += 1
 
     def clear(self) -> int:
-        """Forgets every cached prefix; only while nothing is owned. Returns how many blocks held one."""
+        """Drops every cached prefix; only valid while no block is owned. Returns the number of blocks that held one."""
         assert len(self._free) == self.num_blocks - 1, "blocks are in use"
         held = [block for block, block_hash in enumerate(self._hash_of) if block_hash is not None]
-        self._forget(held)
+        self._evict(held)
         self._num_cached_free = 0
         return len(held)
 
     @property
     def cached_hashes(self) -> Iterable[bytes]:
-        """Of everything that can be hit now."""
+        """Hashes of everything that can be hit now."""
         return self._block_of.keys()
 
-    def _forget(self, blocks: Iterable[int]) -> None:
-        """Each of them holds something."""
+    def _evict(self, blocks: Iterable[int]) -> None:
+        """Removes blocks with content from the index."""
         hash_of, block_of, forgotten_at = self._hash_of, self._block_of, self._forgotten_at
         twins, parts, observer = self._twins, self._parts, self._observer
         self.num_forgotten = now = self.num_forgotten + 1
@@ -209,7 +215,7 @@ class BlockPool:
 
     def _add_twin(self, block: int, block_hash: bytes) -> None:
         if self._hash_of[block] == PARTIAL_BLOCK:
-            self._forget((block,))
+            self._evict((block,))
         self._twins.setdefault(block_hash, {})[block] = None
         self._twin_hash[block] = block_hash
 

@@ -1,6 +1,6 @@
-"""Which blocks a worker holds in a tier below its device (host memory, disk): by content, each in a place of its own.
+"""Blocks in one KV tier below the device (host memory, disk): an index from content to places.
 
-A place is free, being stored into, or holds a block; what is being read, or kept for somebody, stays where it is.
+A place is free, being stored into, or holds a block. Blocks that are being read, or are pinned, are not evicted.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ class BlockTier:
     """Owns the places of one tier of one worker. free + storing + held == total at all times."""
 
     def __init__(self, num_places: int, make: Callable[[int], Eviction] = LRU) -> None:
-        """`make`: for a number of places, which block goes first among those of one priority."""
+        """`make`: creates the eviction policy among blocks of equal priority, from the number of places."""
         self.num_places = num_places
         self._eviction = PriorityEviction(num_places, make)
-        self._free = list(range(num_places - 1, -1, -1))  # taken from the end
-        self._held: dict[bytes, int] = {}  # by hash
+        self._free = list(range(num_places - 1, -1, -1))  # used as a stack
+        self._held: dict[bytes, int] = {}  # place by hash
         self._storing: dict[bytes, int] = {}
         self._readers: Counter[bytes] = Counter()
         self.num_evicted = 0
@@ -38,23 +38,23 @@ class BlockTier:
         return len(self._free)
 
     def set_priority(self, block_hashes: Sequence[bytes], priority: KVPriority) -> None:
-        """They are those of a prompt of this priority, held or not."""
+        """Sets the priority of a prompt's blocks, stored or not."""
         self._eviction.set_priority(block_hashes, priority)
 
     def is_high(self, block_hash: bytes) -> bool:
-        """Whether it goes, or would go, after all others."""
+        """Returns whether the block is evicted after all others."""
         return self._eviction.is_high(block_hash)
 
     def holds(self, block_hash: bytes) -> bool:
-        """Whether it can be read."""
+        """Returns whether the block can be read."""
         return block_hash in self._held
 
     def holds_or_stores(self, block_hash: bytes) -> bool:
-        """Whether it can be read, now or soon."""
+        """Returns whether the block can be read now or once its store has ended."""
         return block_hash in self._held or block_hash in self._storing
 
     def begin_store(self, block_hash: bytes) -> int | None:
-        """A place for a block that is not known here; None if every other one is being stored into or read."""
+        """Returns a place for a block that is not in the tier; None if every place is being stored into or pinned."""
         assert not self.holds_or_stores(block_hash), "stored once"
         self._eviction.miss(block_hash)
         if not self._free and not self._evict():
@@ -63,6 +63,7 @@ class BlockTier:
         return place
 
     def end_store(self, block_hash: bytes, *, failed: bool = False) -> None:
+        """Ends a store; a failed one frees the place again."""
         place = self._storing.pop(block_hash)
         if failed:
             self._free.append(place)
@@ -71,23 +72,23 @@ class BlockTier:
             self._eviction.add(block_hash)
 
     def begin_read(self, block_hashes: Sequence[bytes]) -> list[int]:
-        """The places of blocks that are held; they stay until end_read()."""
+        """Returns the places of stored blocks, marks them as used, and pins them until end_read()."""
         self.touch(block_hashes)
         return self.pin(block_hashes)
 
     def pin(self, block_hashes: Sequence[bytes]) -> list[int]:
-        """As begin_read(), for somebody whose reading does not mean that they are wanted."""
+        """Returns the places of stored blocks and pins them until end_read(), without marking them as used."""
         self._readers.update(block_hashes)
         return [self._held[block_hash] for block_hash in block_hashes]
 
     def touch(self, block_hashes: Sequence[bytes]) -> None:
-        """Those of a prefix that are held are wanted: its tail goes before its head."""
+        """Marks the stored blocks of a prefix as used, so that its tail is evicted before its head."""
         for block_hash in reversed(block_hashes):
             if block_hash in self._held:
                 self._eviction.use(block_hash)
 
     def end_read(self, block_hashes: Iterable[bytes], *, failed: bool = False) -> None:
-        """`failed`: what they hold is not to be trusted."""
+        """Unpins blocks. `failed`: their content is not valid, and they are dropped."""
         for block_hash in block_hashes:
             self._readers[block_hash] -= 1
             if not self._readers[block_hash]:
@@ -97,8 +98,8 @@ class BlockTier:
                 self._free.append(self._held.pop(block_hash))
 
     def adopt(self, held: Iterable[tuple[int, bytes]]) -> None:
-        """What places hold, the least recently used first: the worker kept it while the scheduler was away. Before
-        anything else happens."""
+        """Records the content of places that the worker kept while the scheduler was away, least recently used first.
+        Only valid before any other operation."""
         taken = set(self._held.values())
         for place, block_hash in held:
             if block_hash not in self._held and place not in taken:
@@ -108,7 +109,7 @@ class BlockTier:
         self._free = [place for place in self._free if place not in taken]
 
     def clear(self) -> int:
-        """Forgets what it holds; only while nothing moves. Returns how many blocks that were."""
+        """Drops all blocks; only valid while none is stored or read. Returns the number of dropped blocks."""
         assert not self._storing, "something is being stored"
         assert not self._readers, "something is being read"
         count = len(self._held)
@@ -121,10 +122,10 @@ class BlockTier:
         return list(self._held)
 
     def _evict(self) -> bool:
-        """Frees the place of the first block that nobody reads; whether there was one."""
-        gone = self._eviction.evict(lambda block_hash: block_hash not in self._readers)
-        if gone is None:
+        """Evicts the first block that is not pinned; returns whether there was one."""
+        evicted = self._eviction.evict(lambda block_hash: block_hash not in self._readers)
+        if evicted is None:
             return False
-        self._free.append(self._held.pop(gone))
+        self._free.append(self._held.pop(evicted))
         self.num_evicted += 1
         return True

@@ -1,4 +1,4 @@
-"""Which block a tier loses first: the least recently used one (LRU), or as ARC weighs recency against frequency."""
+"""Eviction policies of KV tiers: least recently used (LRU), or adaptive between recency and frequency (ARC)."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ CanEvict = Callable[[bytes], bool]
 
 
 class Eviction(Protocol):
-    """Orders the blocks that a tier holds, by their hashes."""
+    """Eviction order of the blocks in a tier, by their hashes."""
 
     def miss(self, block_hash: bytes) -> None:
-        """It is not held and soon will be; before others go for it."""
+        """Notes that a block will be added, before another one is evicted for it."""
 
     def add(self, block_hash: bytes) -> None:
-        """It is held from now on."""
+        """Adds a block to the order."""
 
     def use(self, block_hash: bytes) -> None:
-        """It is held and wanted."""
+        """Marks a block as used."""
 
     def evict(self, can_evict: CanEvict) -> bytes | None:
-        """Takes out the first one that may go; None if there is none."""
+        """Removes and returns the first block that may be evicted; None if there is none."""
 
     def drop(self, block_hash: bytes) -> None:
-        """It is lost."""
+        """Removes a block whose content is invalid."""
 
     def clear(self) -> None: ...
 
 
 class LRU:
-    """The least recently used one goes."""
+    """Evicts the least recently used block."""
 
     def __init__(self, _capacity: int) -> None:
         self._order: OrderedDict[bytes, None] = OrderedDict()
@@ -56,9 +56,9 @@ class LRU:
 
 
 class ARC:
-    """Adaptive replacement (Megiddo and Modha, FAST 2003): what was used once and what was used again are two lists,
-    and the names of what either lost tell which of them should have been longer. A burst of prompts that never return
-    does not push out those that do."""
+    """Adaptive replacement cache (Megiddo and Modha, FAST 2003): blocks used once and blocks used repeatedly are two
+    lists, and the names of recently evicted blocks show which list should have been longer. A burst of prompts that
+    never return does not evict those that do."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
@@ -66,7 +66,7 @@ class ARC:
         self._again: OrderedDict[bytes, None] = OrderedDict()  # T2
         self._lost_once: OrderedDict[bytes, None] = OrderedDict()  # B1: names of what T1 lost
         self._lost_again: OrderedDict[bytes, None] = OrderedDict()  # B2
-        self.target = 0.0  # length of the first list
+        self.target = 0.0  # target length of the first list
 
     def miss(self, block_hash: bytes) -> None:
         lost_once, lost_again = len(self._lost_once), len(self._lost_again)
@@ -94,12 +94,12 @@ class ARC:
         first = (self._once, self._lost_once), (self._again, self._lost_again)
         in_turn = first if len(self._once) >= max(1, int(self.target)) else first[::-1]
         for held, lost in in_turn:
-            gone = _pop_first(held, can_evict)
-            if gone is not None:
-                lost[gone] = None
+            evicted = _pop_first(held, can_evict)
+            if evicted is not None:
+                lost[evicted] = None
                 if len(lost) > self._capacity:
                     lost.popitem(last=False)
-                return gone
+                return evicted
         return None
 
     def drop(self, block_hash: bytes) -> None:

@@ -1,4 +1,4 @@
-"""Block ids that may be taken, in the order of taking: a doubly linked list over two arrays, every operation O(1)."""
+"""Free block ids in the order of allocation: a doubly linked list over two arrays, every operation O(1)."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ from collections.abc import Iterator, Sequence
 
 
 class FreeList:
-    """Left end: taken next. Ids are 0 to capacity - 1; each is in the list at most once."""
+    """List of block ids; the left end is allocated next. Ids are 0 to capacity - 1; each is in the list at most
+    once."""
 
     def __init__(self, capacity: int, ids: range) -> None:
-        """`ids`: one after the other."""
-        # The sentinel `capacity` stands before the first and behind the last.
+        """`ids`: initial content, in this order."""
+        # The sentinel `capacity` precedes the first and follows the last id.
         self._end = capacity
         self._next = [capacity] * (capacity + 1)
         self._prev = [capacity] * (capacity + 1)
         self._size = len(ids)
-        if ids:  # a million of them at once: nobody is served meanwhile
+        if ids:  # slices: a million ids at once would otherwise block the event loop
             self._next[ids.start : ids.stop] = range(ids.start + 1, ids.stop + 1)
             self._prev[ids.start : ids.stop] = range(ids.start - 1, ids.stop - 1)
             self._next[ids[-1]] = self._prev[ids[0]] = self._end
@@ -31,11 +32,11 @@ class FreeList:
             block = self._next[block]
 
     def append(self, block: int) -> None:
-        """To the right end: taken last."""
+        """Adds a block at the right end: allocated last."""
         self._insert(self._prev[self._end], block, self._end)
 
     def extend(self, blocks: Sequence[int]) -> None:
-        """To the right end, one behind the other."""
+        """Adds blocks at the right end, in this order."""
         following, preceding = self._next, self._prev
         last = preceding[self._end]
         for block in blocks:
@@ -47,13 +48,13 @@ class FreeList:
         self._size += len(blocks)
 
     def prepend(self, block: int) -> None:
-        """To the left end: taken next."""
+        """Adds a block at the left end: allocated next."""
         self._insert(self._end, block, self._next[self._end])
 
     def remove(self, block: int) -> None:
-        before, behind = self._prev[block], self._next[block]
-        self._next[before] = behind
-        self._prev[behind] = before
+        previous, following = self._prev[block], self._next[block]
+        self._next[previous] = following
+        self._prev[following] = previous
         self._size -= 1
 
     def popleft(self) -> int:
@@ -76,9 +77,9 @@ class FreeList:
         self._size -= count
         return taken
 
-    def _insert(self, before: int, block: int, behind: int) -> None:
-        self._next[before] = block
-        self._prev[block] = before
-        self._next[block] = behind
-        self._prev[behind] = block
+    def _insert(self, previous: int, block: int, following: int) -> None:
+        self._next[previous] = block
+        self._prev[block] = previous
+        self._next[block] = following
+        self._prev[following] = block
         self._size += 1

@@ -1,8 +1,8 @@
-"""The KV groups of a worker: what each needs of the tokens before, and what that costs in pages.
+"""KV groups of a worker: which earlier tokens each layer group needs, and its cost in pages.
 
-A block position is given to a sequence in all groups at once, a page for each; so all groups have room for as many
-tokens. They differ in what they give back: whoever looks through a window needs the last pages only. One small class
-for each kind of spec says which pages that are (shared/kv/kv_retention.py); matching, sliding and cost follow.
+A block position is allocated to a sequence in all groups at once, one page for each, so all groups have room for
+equally many tokens. They differ in what they release: a sliding window needs only its last pages. One small class for
+each kind of spec says which pages are needed (shared/kv/kv_retention.py); matching, sliding and cost follow from that.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import numpy.typing as npt
 from quire.shared.kv.kv_retention import Retention, StateRetention, WindowRetention, longest_match, retention_of
 from quire.shared.kv.kv_specs import NOTHING, ONE_FULL, KVSpec
 
-BlockArray = npt.NDArray[Any]  # integers, or floats where half a block counts as such
+BlockArray = npt.NDArray[Any]  # integers, or floats for fractional blocks
 ALL_BLOCKS = range(1 << 40)
 
 
 @dataclass(frozen=True)
 class KVGroups:
-    """All groups of a worker, and how a step may be cut."""
+    """All KV groups of a worker, and the maximum chunk size."""
 
     specs: tuple[KVSpec, ...]
     block_size: int
@@ -36,12 +36,12 @@ class KVGroups:
 
     @cached_property
     def plain(self) -> bool:
-        """One group that keeps everything: the usual case."""
+        """Whether there is a single full-attention group: the common case."""
         return self.specs == ONE_FULL or (self.num == 1 and not self.has_windows and not self.keep_nothing)
 
     @cached_property
     def keep_nothing(self) -> bool:
-        """Sequences are computed whole and have no blocks."""
+        """Whether sequences are computed in one step and have no blocks."""
         return self.specs == (NOTHING,)
 
     @cached_property
@@ -50,7 +50,8 @@ class KVGroups:
 
     @cached_property
     def has_states(self) -> bool:
-        """Tokens change a state: none can be computed a second time, and a state can be read by later steps only."""
+        """Whether a group has a recurrent state: no token can be computed twice from it, and only later steps can read
+        it."""
         return any(isinstance(kept, StateRetention) for kept in self.retentions)
 
     @cached_property
@@ -59,7 +60,7 @@ class KVGroups:
 
     @cached_property
     def windows(self) -> dict[WindowRetention, tuple[int, ...]]:
-        """Which groups have each; that of a state reaches to the token before."""
+        """Indices of the groups of each window; a recurrent state is a window over the previous token."""
         found: dict[WindowRetention, tuple[int, ...]] = {}
         for group, kept in enumerate(self.retentions):
             if isinstance(kept, WindowRetention):
@@ -68,19 +69,19 @@ class KVGroups:
 
     @cached_property
     def _chunk(self) -> int:
-        """Block positions that the largest chunk touches."""
+        """Number of block positions that the largest chunk touches."""
         return -(-self.max_num_batched_tokens // self.block_size) + 1
 
     def cost(self, num_blocks: int) -> int:
-        """Pages for so many block positions, computed in chunks as large as a step."""
+        """Returns the pages for `num_blocks` block positions, computed in chunks of maximum size."""
         return num_blocks if self.plain else sum(kept.cost(num_blocks, self._chunk) for kept in self.retentions)
 
     def least_cost(self, num_blocks: int) -> int:
-        """Pages without which so many positions cannot be computed, however small the chunks are."""
+        """Returns the minimum pages for `num_blocks` positions, with chunks as small as necessary."""
         return num_blocks if self.plain else sum(kept.cost(num_blocks, 1) for kept in self.retentions)
 
     def max_sequence_tokens(self, num_pages: int, max_model_len: int) -> int:
-        """Tokens that a sequence can have with so many pages, at most `max_model_len`."""
+        """Returns the maximum number of tokens of a sequence with `num_pages` pages, at most `max_model_len`."""
         most = -(-max_model_len // self.block_size)
         if self.least_cost(most) <= num_pages:
             return max_model_len
@@ -91,7 +92,7 @@ class KVGroups:
         return low * self.block_size
 
     def peak(self, num_blocks: BlockArray, num_sequences: BlockArray) -> BlockArray:
-        """Pages for `num_blocks` positions of `num_sequences` together, at most; element by element."""
+        """Returns the maximum pages for `num_blocks` positions of `num_sequences` sequences together; element-wise."""
         if self.plain:
             return num_blocks
         pages: BlockArray = np.zeros_like(num_blocks)
@@ -101,12 +102,13 @@ class KVGroups:
         return pages
 
     def match(self, found: Callable[[int, int], bool], num_blocks: int) -> int:
-        """Leading block positions that a sequence can start behind in every group. `found`: of group and position."""
+        """Returns the number of leading block positions that every group can continue from. `found(group, position)`:
+        whether the page is cached."""
         return longest_match(self.retentions, found, num_blocks)
 
-    def pages_behind(self, ends: Iterable[int]) -> tuple[Container[int], ...]:
-        """Of each group the block positions whose pages somebody reads who starts behind one of so many leading
-        blocks; of a group that keeps everything all of them."""
+    def pages_read_from(self, ends: Iterable[int]) -> tuple[Container[int], ...]:
+        """Returns the block positions of each group whose pages are read by sequences that start after `ends` leading
+        blocks; all positions of a full-attention group."""
         ends = tuple(ends)
         return tuple(
             frozenset(block for end in ends for block in range(kept.first_needed(end), end))

@@ -1,9 +1,9 @@
 """Block tables of the running sequences: match a prefix, grow, slide, release.
 
-A table is a list of block positions, one after the other; of each it has as many blocks as there are KV groups, in
-their order (groups.py). The null block stands where a window has slid over: that block is somebody else's already.
+A table is a list of block positions; each has one block per KV group, in the order of the groups (groups.py). The null
+block replaces a block that a window has slid past: that block may belong to another sequence already.
 
-A slot's blocks are never handed to somebody else while a step under way still names the slot: releasing with a fence
+A slot's blocks are not allocated to another sequence while a step in flight names the slot: releasing them with a fence
 keeps them owned until that step has returned.
 """
 
@@ -24,7 +24,7 @@ from quire.shared.kv.kv_retention import StateRetention
 
 
 class KVCacheManager:
-    """The only one that allocates. free + cached + used == total at all times; fenced blocks are used."""
+    """Sole allocator of a worker's blocks. free + cached + used == total at all times; fenced blocks count as used."""
 
     def __init__(
         self,
@@ -36,8 +36,8 @@ class KVCacheManager:
         observer: Observer | None = None,
         prefix_grain: int = 0,
     ) -> None:
-        """`prefix_grain`: least tokens that are worth a copy of the block that begins with them; 0, or no less than a
-        block: only whole blocks are found again."""
+        """`prefix_grain`: minimum number of cached tokens that are worth copying a partial block; 0, or a whole block
+        or more: only whole blocks are reused."""
         self.groups, self.num_groups = groups, groups.num
         self._plain, self._has_windows, self._keeps_nothing = groups.plain, groups.has_windows, groups.keep_nothing
         self.block_size = block_size = groups.block_size
@@ -47,14 +47,20 @@ class KVCacheManager:
         self.pool = BlockPool(num_blocks, observer, self.parts)
         self._pinned: list[int] = []
         self._tables: list[list[int]] = [[] for _ in range(num_slots)]
-        self.num_hashed = np.zeros(num_slots, dtype=np.int32)  # blocks at the head of each table that are on record
+        self.num_hashed = np.zeros(
+            num_slots, dtype=np.int32
+        )  # [num_slots] leading blocks of each table whose hashes are recorded
         self._fenced: deque[tuple[int, Sequence[int]]] = deque()  # (step id, blocks), step ids ascending
         self.num_fenced = 0
-        self._held: dict[int, Sequence[int]] = {}  # by transfer
-        self._filled: list[tuple[int, bytes]] | None = None  # blocks put on record; None: nobody asks
-        self._worth: dict[int, tuple[Container[int], ...]] = {}  # by slot: see expect()
+        self._held: dict[int, Sequence[int]] = {}  # blocks held by each transfer
+        self._filled: list[tuple[int, bytes]] | None = None  # newly recorded blocks; None: not tracked
+        self._worth: dict[
+            int, tuple[Container[int], ...]
+        ] = {}  # block positions worth storing by slot and group, see set_restart_points()
         self._worth_without_ends: tuple[Container[int], ...] = ()
-        self._num_slid = {window: np.zeros(num_slots, dtype=np.int32) for window in groups.windows}  # block positions
+        self._num_slid = {
+            window: np.zeros(num_slots, dtype=np.int32) for window in groups.windows
+        }  # [num_slots] positions slid past
 
     @property
     def use(self) -> BlockUse:
@@ -65,29 +71,29 @@ class KVCacheManager:
 
     @property
     def num_free(self) -> int:
-        """Block positions that can be given, cached ones included."""
+        """Number of block positions that can be allocated, cached ones included."""
         return self.pool.num_free // self.num_groups
 
     def blocks_for(self, num_tokens: int) -> int:
-        """Block positions."""
+        """Returns the number of block positions for `num_tokens` tokens."""
         return 0 if self._keeps_nothing else -(-num_tokens // self.block_size)
 
     def match(self, block_hashes: Sequence[bytes]) -> Match:
-        """Blocks that hold the longest known prefix of the chain. Changes nothing."""
+        """Returns the blocks of the longest cached prefix of a hash chain. Changes nothing."""
         hashes = block_hashes if self.enable_caching else ()
         return SingleGroupMatch(self.pool, hashes) if self._plain else MultiGroupMatch(self.pool, self.groups, hashes)
 
     def has_needed_blocks(self, slot: int, num_computed: int) -> bool:
-        """Whether the slot has every block that somebody reads who has computed its first so many tokens."""
+        """Returns whether the slot has every block that a sequence with `num_computed` computed tokens reads."""
         slid = self._num_slid
         return not slid or all(int(slid[window][slot]) <= window.first_kept(num_computed) for window in slid)
 
     def match_part(self, content: bytes) -> BlockPart | None:
-        """The block that begins with the most of `content`, which is not cached as a whole. Changes nothing."""
+        """Returns the partial match of `content`, which is not cached as a whole block. Changes nothing."""
         return None if self.parts is None else self.parts.find(content)
 
     def pin(self, block: int) -> None:
-        """Keeps a block that nobody owns from being taken until unpin()."""
+        """Prevents the allocation of an unowned block until unpin()."""
         if self.pool.references(block) == 0:
             self.pool.share([block])
             self._pinned.append(block)
@@ -98,18 +104,19 @@ class KVCacheManager:
             self._pinned.clear()
 
     def admit(self, slot: int, hits: list[int], num_whole: int | None = None) -> None:
-        """Starts the table of a free slot with shared blocks; the first `num_whole` of them are full, or all are."""
+        """Starts the table of a free slot with shared blocks; the first `num_whole` of them are full, by default
+        all."""
         assert not self._tables[slot], f"slot {slot} still has blocks"
         if hits:
-            self.pool.share(self._real(hits))
+            self.pool.share(self._without_null(hits))
         self._begin(slot, hits, len(hits) // self.num_groups if num_whole is None else num_whole)
 
     def rebase(self, slot: int, blocks: list[int]) -> None:
-        """Replaces the slot's table by shared blocks. No step under way may name the slot."""
-        self.pool.share(self._real(blocks))
+        """Replaces the slot's table by shared blocks. No step in flight may name the slot."""
+        self.pool.share(self._without_null(blocks))
         worth = self._worth.get(slot)
         self.release(slot, None)
-        if worth is not None:  # the slot's sequence goes on
+        if worth is not None:  # the slot keeps its sequence
             self._worth[slot] = worth
         self._begin(slot, blocks, len(blocks) // self.num_groups)
 
@@ -119,15 +126,16 @@ class KVCacheManager:
         if not self._has_windows:
             return
         for window, (group, *_) in self.groups.windows.items():
-            of_group = blocks[group :: self.num_groups]
-            self._num_slid[window][slot] = next((i for i, block in enumerate(of_group) if block), len(of_group))
+            group_blocks = blocks[group :: self.num_groups]
+            self._num_slid[window][slot] = next((i for i, block in enumerate(group_blocks) if block), len(group_blocks))
 
-    def _real(self, blocks: Sequence[int]) -> Sequence[int]:
-        """Without the null block."""
+    def _without_null(self, blocks: Sequence[int]) -> Sequence[int]:
+        """Returns the blocks without null blocks."""
         return [block for block in blocks if block] if self._has_windows else blocks
 
     def grow(self, slot: int, num_tokens: int) -> list[int] | None:
-        """Blocks added so that `slot` has room for `num_tokens`; None, with nothing changed, if there are too few."""
+        """Allocates blocks so that `slot` has room for `num_tokens`; returns them, or None, with nothing changed, if
+        there are too few."""
         table = self._tables[slot]
         missing = self.blocks_for(num_tokens) * self.num_groups - len(table)
         if missing <= 0:
@@ -139,13 +147,14 @@ class KVCacheManager:
         return blocks
 
     def append(self, slot: int, count: int) -> list[int]:
-        """`count` more block positions for `slot`; the caller has checked that there are enough blocks."""
+        """Allocates `count` block positions for `slot`; the caller has checked that there are enough blocks."""
         blocks = self.pool.allocate(count * self.num_groups)
         self._tables[slot] += blocks
         return blocks
 
     def append_each(self, slots: Sequence[int]) -> list[list[int]]:
-        """One more block position for each of `slots`; there are enough blocks. Returns those of each slot."""
+        """Allocates one block position for each of `slots`; there are enough blocks. Returns the blocks of each
+        slot."""
         size, tables = self.num_groups, self._tables
         blocks = self.pool.allocate(len(slots) * size)
         if size == 1:
@@ -158,15 +167,18 @@ class KVCacheManager:
         return gains
 
     def slide(self, num_computed: BlockArray, live: npt.NDArray[np.bool_]) -> None:
-        """Frees the blocks that nobody reads any more once so many tokens of each slot are computed.
+        """Frees the blocks that no step reads any more once `num_computed` tokens of each slot are computed.
 
-        Steps under way still read them; what is ordered from here on comes behind these steps, so there is no fence.
+        Steps in flight still read them, but everything planned from now on runs after those steps, so no fence is
+        needed.
         """
         for window, groups in self.groups.windows.items():
             slid = self._num_slid[window]
             first = np.maximum(num_computed - (window.length - 1), 0) // self.block_size
             if self.enable_caching and isinstance(window, StateRetention):
-                first = np.minimum(first, self.num_hashed)  # its tokens may be known only steps later: it is worth that
+                first = np.minimum(
+                    first, self.num_hashed
+                )  # its tokens may be known only steps later; until then its hash is not recorded
             for slot in (live & (first > slid)).nonzero()[0].tolist():
                 begin, end = int(slid[slot]), min(int(first[slot]), len(self._tables[slot]) // self.num_groups)
                 self._slide(self._tables[slot], groups, begin, end)
@@ -180,8 +192,8 @@ class KVCacheManager:
             table[place] = NULL_BLOCK
 
     def record_hashes(self, slot: int, block_hashes: Sequence[bytes], first: int | None = None) -> None:
-        """Records the content of the next blocks of the table, which computed steps have filled. `first`: how many come
-        before them, from those who have read num_hashed."""
+        """Records the content of the next blocks of the table, which planned steps fill. `first`: index of the first of
+        them, if the caller has read num_hashed."""
         start = int(self.num_hashed[slot]) if first is None else first
         end = start + len(block_hashes)
         table = self._tables[slot]
@@ -200,14 +212,14 @@ class KVCacheManager:
         for position, block_hash in enumerate(block_hashes, start):
             for group, block in enumerate(table[position * size : (position + 1) * size]):
                 if not block:
-                    continue  # the window has slid over it
+                    continue  # the window has slid past it
                 name = page_name(block_hash, group)
                 self.pool.record_hash(block, name)
                 if filled is not None and position in worth[group]:
                     filled.append((block, name))
 
     def record_full_blocks(self, slot: int, contents: Sequence[bytes]) -> None:
-        """What the last of the named blocks hold."""
+        """Adds the last recorded blocks to the part index."""
         assert self.parts is not None
         end = int(self.num_hashed[slot])
         for block, content in zip(self._tables[slot][end - len(contents) : end], contents, strict=True):
@@ -215,7 +227,7 @@ class KVCacheManager:
             self.parts.note(block, content)
 
     def record_part(self, slot: int, content: bytes) -> None:
-        """Records what the block behind the named ones holds, if that is worth it and known of no other."""
+        """Records the content of the block after the recorded ones, unless another block holds as much of it."""
         assert self.parts is not None
         found = self.parts.find(content)
         block = self._tables[slot][self.num_hashed[slot]]
@@ -223,8 +235,8 @@ class KVCacheManager:
             self.pool.record_part(block, content)
 
     def release(self, slot: int, fence: int | None) -> None:
-        """Gives up the slot's blocks, once the step `fence` has returned (None: at once)."""
-        blocks = self._real(self._tables[slot][::-1])
+        """Releases the slot's blocks once the step `fence` has returned (None: at once)."""
+        blocks = self._without_null(self._tables[slot][::-1])
         self._tables[slot] = []
         self.num_hashed[slot] = 0
         self._worth.pop(slot, None)
@@ -235,36 +247,36 @@ class KVCacheManager:
             self.num_fenced += len(blocks)
 
     def pass_fence(self, step_id: int) -> None:
-        """Step `step_id` has returned."""
+        """Releases the blocks that were fenced until `step_id` returned."""
         while self._fenced and self._fenced[0][0] <= step_id:
             _, blocks = self._fenced.popleft()
             self.num_fenced -= len(blocks)
             self.pool.release(blocks)
 
     def track_filled(self) -> None:
-        """From here on take_filled() is asked for."""
+        """Starts collecting newly recorded blocks for take_filled()."""
         self._filled = []
-        self._worth_without_ends = self.groups.pages_behind(())
+        self._worth_without_ends = self.groups.pages_read_from(())
 
     def set_restart_points(self, slot: int, ends: Iterable[int]) -> None:
-        """Others may start behind so many leading blocks of the slot: of windows, take_filled() tells what that takes
-        alone."""
+        """Sets the numbers of leading blocks after which other sequences may start: take_filled() returns only those
+        pages of windows that such starts need."""
         if self._filled is not None and self._has_windows:
-            self._worth[slot] = self.groups.pages_behind(ends)
+            self._worth[slot] = self.groups.pages_read_from(ends)
 
     def take_filled(self) -> list[tuple[int, bytes]]:
-        """Blocks of tables that have been put on record since the last call, and what they hold."""
-        assert self._filled is not None, "somebody watches"
+        """Returns and clears the blocks recorded since the last call, with their hashes."""
+        assert self._filled is not None, "track_filled() was called"
         filled, self._filled = self._filled, []
         return filled
 
     def hold_blocks(self, transfer_id: int, blocks: Sequence[int]) -> None:
-        """They stay as they are until let_go()."""
+        """Keeps blocks unchanged until release_held()."""
         self.pool.share(blocks)
         self._held[transfer_id] = [*self._held.get(transfer_id, ()), *blocks]
 
     def allocate_for(self, transfer_id: int, count: int) -> list[int]:
-        """Blocks for what comes with a transfer, which holds them; there are enough."""
+        """Allocates blocks that a transfer fills and holds; there are enough."""
         blocks = self.pool.allocate(count)
         self._held[transfer_id] = [*self._held.get(transfer_id, ()), *blocks]
         return blocks
@@ -274,11 +286,12 @@ class KVCacheManager:
 
     @property
     def num_held(self) -> int:
-        """References of transfers."""
+        """Number of block references of transfers."""
         return sum(map(len, self._held.values())) if self._held else 0
 
     def num_unowned(self) -> int:
-        """Blocks that are used though no table, fence or transfer has them: 0, or there is a leak. Walks all of it."""
+        """Number of used blocks without a table, fence or transfer that owns them: 0, or there is a leak. Walks all
+        tables."""
         owned = {block for table in self._tables for block in table if block}
         owned.update(block for _, blocks in self._fenced for block in blocks)
         owned.update(block for blocks in self._held.values() for block in blocks)
@@ -286,9 +299,9 @@ class KVCacheManager:
 
     @property
     def idle(self) -> bool:
-        """Nothing is owned."""
+        """Whether no block is owned."""
         return self.pool.num_free == self.pool.num_blocks - 1
 
     def reset(self) -> int:
-        """Forgets all cached prefixes; only when idle. Returns how many blocks held one."""
+        """Drops all cached prefixes; only valid when idle. Returns the number of blocks that held one."""
         return self.pool.clear()

@@ -1,4 +1,4 @@
-"""The blocks that hold the longest known prefix of a chain of hashes, kept up to date while a sequence waits."""
+"""Longest cached prefix of a hash chain, kept up to date while a sequence waits."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from quire.services.scheduler.kv_cache.block_pool import NULL_BLOCK, BlockPool
 from quire.services.scheduler.kv_cache.groups import KVGroups
 from quire.shared.kv.block_hash import page_name
 
-FEW = 32  # blocks, for which vector operations do not pay
+FEW = 32  # below this many blocks, vector operations do not pay
 NONE = np.zeros(0, dtype=np.intp)
 
 
 class Match(Protocol):
-    """What a sequence may start with."""
+    """Cached blocks that a sequence may start with."""
 
-    blocks: list[int]  # as in a table
-    num_null: int  # of them: where nobody looks any more
+    blocks: list[int]  # in the layout of a block table
+    num_null: int  # null blocks among them (slid out of the window)
 
     def refresh(self) -> None:
-        """As if it were looked up anew."""
+        """Updates the match to the current state of the cache."""
 
     def truncate(self, num_blocks: int) -> None:
-        """No more than so many block positions are wanted, until the next update()."""
+        """Limits the match to `num_blocks` block positions until the next refresh()."""
 
     @property
     def num_free(self) -> int:
-        """Blocks among them that nobody refers to."""
+        """Number of matched blocks without references."""
 
 
 class SingleGroupMatch:
-    """Of one group that keeps everything. Whoever waits at the head of the queue is looked up in every step: update()
-    costs what has changed since, and a few vector operations, however long the prefix is."""
+    """Match for a single full-attention group. The head of the queue is matched in every step: refresh() costs what has
+    changed since, and a few vector operations, however long the prefix is."""
 
     __slots__ = ("_as_of", "_hashes", "_ids", "_pool", "blocks", "num_null")
 
@@ -42,20 +42,20 @@ class SingleGroupMatch:
         """`hashes` may grow at its end meanwhile."""
         self._pool = pool
         self._hashes = hashes
-        self._as_of = 0  # of the pool's count of forgotten blocks
-        self._ids = NONE  # the blocks, as far as they were needed in this form
+        self._as_of = 0  # value of the pool's num_forgotten
+        self._ids = NONE  # the blocks as an array, as far as it was needed
         self.num_null = 0
         self.blocks: list[int] = []
         self.refresh()
 
     def refresh(self) -> None:
-        """As if it were looked up anew."""
+        """Updates the match to the current state of the cache."""
         pool = self._pool
         if self.blocks and self._as_of != pool.num_forgotten:
-            gone = np.flatnonzero(pool.forgotten_at[self._columns()] > self._as_of)
-            if len(gone):
-                del self.blocks[gone[0] :]
-                self._ids = self._ids[: gone[0]]
+            evicted = np.flatnonzero(pool.forgotten_at[self._columns()] > self._as_of)
+            if len(evicted):
+                del self.blocks[evicted[0] :]
+                self._ids = self._ids[: evicted[0]]
         self._as_of = pool.num_forgotten
         find, blocks, hashes = pool.find, self.blocks, self._hashes
         for index in range(len(blocks), len(hashes)):
@@ -65,13 +65,13 @@ class SingleGroupMatch:
             blocks.append(block)
 
     def truncate(self, num_blocks: int) -> None:
-        """No more than so many of them are wanted, until the next update()."""
+        """Limits the match to `num_blocks` blocks until the next refresh()."""
         del self.blocks[num_blocks:]
         self._ids = self._ids[:num_blocks]
 
     @property
     def num_free(self) -> int:
-        """Blocks among them that nobody refers to."""
+        """Number of matched blocks without references."""
         if not self.blocks:
             return 0
         if len(self.blocks) < FEW:
@@ -86,7 +86,7 @@ class SingleGroupMatch:
 
 
 class MultiGroupMatch:
-    """Of any groups. Looked up anew whenever something in the cache has changed."""
+    """Match for any KV groups, looked up again whenever the cache has changed."""
 
     def __init__(self, pool: BlockPool, groups: KVGroups, hashes: Sequence[bytes]) -> None:
         """`hashes` may grow at its end meanwhile."""

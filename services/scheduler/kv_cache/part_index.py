@@ -1,10 +1,10 @@
-"""Which blocks begin with which tokens: what a sequence may start from behind the last whole block that is cached.
+"""Index of block contents by their first tokens: finds the block to copy when a prompt continues within a block.
 
-Content is 32 bytes for all that comes before the block (its parent's hash, or the root), then the tokens that it holds
-from its first position on, as an i32 column. A block is entered under its first `grain` tokens; of several that begin
-alike the latest is found there, and they are entered under `grain` tokens more as well, and so on.
+Content is 32 bytes for everything before the block (its parent's hash, or the root), then the tokens that it holds from
+its first position on, as an i32 column. A block is indexed under its first `grain` tokens; of several blocks with the
+same beginning the latest is found there, and they are indexed under `grain` more tokens as well, and so on.
 
-The keys are Python's own hashes. Other content may have the same, which costs a hit and no more: content is compared.
+The keys are Python hashes. A collision costs a hit and nothing more: contents are compared.
 """
 
 from __future__ import annotations
@@ -18,40 +18,40 @@ TOKEN_BYTES = 4
 
 
 class BlockPart(NamedTuple):
-    """The beginning of a block."""
+    """Matching beginning of a block."""
 
     block: int
     num_tokens: int
-    is_all: bool  # that the block is known to hold
+    is_all: bool  # whether the match covers everything that the block holds
 
 
 class PartIndex:
-    """Content is noted when a step is ordered that computes it, and found once that is published: copies are made
-    before a step computes anything."""
+    """Content is noted when a step that computes it is planned, and can be found once it is published: copies are
+    executed before a step computes anything."""
 
     def __init__(self, block_size: int, grain: int) -> None:
         self._stride = grain * TOKEN_BYTES
         self._first = PARENT_BYTES + self._stride  # bytes of the shortest key
         self._longest = PARENT_BYTES + (block_size - 1) * TOKEN_BYTES  # whole blocks are found by their hashes
         self.newest: dict[int, int] = {}
-        self.older: dict[int, dict[int, None]] = {}  # by key: others that are entered under it, latest last
+        self.older: dict[int, dict[int, None]] = {}  # other blocks by key, latest last
         self._contents: dict[int, bytes] = {}
-        self._deepest: dict[int, int] = {}  # bytes of the longest key that each block has been entered under
+        self._deepest: dict[int, int] = {}  # bytes of the longest key of each block
         self._noted: dict[int, bytes] = {}
 
     def note(self, block: int, content: bytes) -> None:
-        """In place of what was known of the block, which it continues."""
+        """Notes the content of a block; it extends what was known of the block."""
         self._noted[block] = content
 
     def publish(self) -> None:
-        """All that was noted is computed before what is ordered from here on."""
+        """Makes the noted content findable: it is computed before everything planned from now on."""
         if self._noted:
             for block, content in self._noted.items():
                 self._enter(block, content)
             self._noted.clear()
 
     def find(self, content: bytes) -> BlockPart | None:
-        """The block with the longest known beginning of `content`, at least a grain."""
+        """Returns the block with the longest matching beginning of `content`, at least a grain."""
         found = None
         for end in range(self._first, min(len(content), self._longest) + 1, self._stride):
             block = self.newest.get(hash(content[:end]))
@@ -68,7 +68,7 @@ class PartIndex:
         return BlockPart(found, (num_common - PARENT_BYTES) // TOKEN_BYTES, is_all)
 
     def remove(self, block: int) -> None:
-        """It will hold something else."""
+        """Removes a block whose content will be overwritten."""
         self._noted.pop(block, None)
         content = self._contents.pop(block, None)
         if content is None:
@@ -77,7 +77,7 @@ class PartIndex:
             self._remove(hash(content[:end]), block)
 
     def _remove(self, key: int, block: int) -> None:
-        """`block` is not entered under `key` any more; the one before it is found again."""
+        """Removes `block` from `key`; the previous block of the key is found again."""
         older = self.older.get(key)
         if self.newest.get(key) != block:
             if older is not None:
@@ -106,7 +106,7 @@ class PartIndex:
         self._deepest[block] = max(self._deepest.get(block, 0), end)
 
     def _deepen(self, block: int, end: int) -> None:
-        """Another block begins alike: what tells them apart comes later."""
+        """Indexes `block` under a longer key, because another block has the same beginning."""
         content = self._contents[block]
         if end <= min(len(content), self._longest):
             key = hash(content[:end])
@@ -116,7 +116,7 @@ class PartIndex:
 
 
 def _num_common(held: bytes, wanted: bytes) -> int:
-    """Bytes that both begin with, in whole tokens."""
+    """Returns the length of the common prefix in bytes, in whole tokens."""
     length = min(len(held), len(wanted))
     if held[:length] == wanted[:length]:
         return length

@@ -1,1 +1,1 @@
-"""What operators do to all workers at once, and how workers that come later catch up."""
+"""Operations on all workers at once, and the reconciliation of workers that attach later."""

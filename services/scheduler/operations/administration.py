@@ -1,4 +1,4 @@
-"""What operators may ask of a scheduler, whichever way they come: by its admin port or through a frontend."""
+"""Operator calls to a scheduler, from its admin port or through a frontend."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ log = logger("administration")
 
 
 class SchedulerAdministration:
-    """Status, the cache reset, the pause of generation, weights, sleep, and adapters."""
+    """Status, cache reset, pausing, weights, sleep, and adapters."""
 
     def __init__(
         self,
@@ -31,8 +31,8 @@ class SchedulerAdministration:
         metrics: SchedulerMetrics,
         on_change: Callable[[], None],
     ) -> None:
-        """`changing`: is held by whoever changes what is on devices; `on_change`: tells frontends at once what they may
-        name."""
+        """`changing`: lock held during changes of device state; `on_change`: publishes the available adapters to
+        frontends."""
         self.updates = WeightUpdates(
             cluster, changing, lambda outcome: metrics.operations.weight_updates[outcome].inc()
         )
@@ -46,7 +46,8 @@ class SchedulerAdministration:
         return pb.GetStatusResponse(services=self._status.services())
 
     async def reset_prefix_cache(self, request: pb.ResetPrefixCacheRequest) -> pb.ResetPrefixCacheResponse:
-        """All workers or none: a worker with running sequences refuses before any is reset (FailedPrecondition)."""
+        """Resets the prefix caches of all workers, or of none: with running sequences it raises FailedPrecondition,
+        unless preempt_running is set."""
         replicas = list(self._cluster.replicas.values())
         if not request.preempt_running:
             busy = [replica.id for replica in replicas if len(replica.core.running)]
@@ -56,7 +57,7 @@ class SchedulerAdministration:
         return pb.ResetPrefixCacheResponse(num_blocks=sum(counts))
 
     async def pause_generation(self, request: pb.PauseGenerationRequest) -> pb.PauseGenerationResponse:
-        """Returns once no step and no transfer is under way on any worker."""
+        """Pauses generation; returns once no step and no transfer is in flight on any worker."""
         num_aborted = await quiesce.pause_cluster(self._cluster, PauseReason.OPERATOR, request.mode)
         num_kept = self._cluster.num_waiting + self._cluster.num_running
         log.info("generation paused", kept=num_kept, aborted=num_aborted)
@@ -68,40 +69,41 @@ class SchedulerAdministration:
         return pb.ResumeGenerationResponse()
 
     async def update_weights(self, request: pb.UpdateWeightsRequest) -> pb.UpdateWeightsResponse:
-        """Of this scheduler's workers alone: where there are several schedulers, ask a frontend. Raises QuireError."""
+        """Updates the weights of this scheduler's workers alone; with several schedulers, call a frontend. Raises
+        QuireError."""
         async with self.updates.staged(self.updates.next_number(), request) as update:
             if not update.num_workers:
-                raise Unavailable("no worker is there whose weights could be updated", retry_after_ms=1000)
+                raise Unavailable("no worker is attached whose weights could be updated", retry_after_ms=1000)
             return await update.swap()
 
     async def init_weights_update_group(
         self, request: pb.InitWeightsUpdateGroupRequest
     ) -> pb.InitWeightsUpdateGroupResponse:
-        """As update_weights(). Raises QuireError."""
+        """Joins this scheduler's workers to a trainer's group. Raises QuireError."""
         return await self.groups.init(request)
 
     async def destroy_weights_update_group(
         self, request: pb.DestroyWeightsUpdateGroupRequest
     ) -> pb.DestroyWeightsUpdateGroupResponse:
-        """As update_weights(). Raises QuireError."""
+        """Removes this scheduler's workers from a trainer's group. Raises QuireError."""
         return await self.groups.destroy(request)
 
     async def sleep(self, request: pb.SleepRequest) -> pb.SleepResponse:
-        """Returns when all workers sleep. Raises QuireError."""
+        """Puts all workers to sleep; returns when they sleep. Raises QuireError."""
         return await self._sleeping.sleep(request)
 
     async def wake_up(self, request: pb.WakeUpRequest) -> pb.WakeUpResponse:
-        """Returns when they are awake. Raises QuireError."""
+        """Wakes all workers; returns when they are awake. Raises QuireError."""
         return await self._sleeping.wake_up(request)
 
     async def load_adapter(self, request: pb.LoadAdapterRequest) -> pb.LoadAdapterResponse:
-        """Returns once every worker has it, and frontends have been told. Raises QuireError."""
+        """Loads an adapter; returns once every worker has it and frontends have been notified. Raises QuireError."""
         loaded = await self._cluster.adapters.load(request, self._cluster.terms.model_name)
         self._on_change()
         return loaded
 
     async def unload_adapter(self, request: pb.UnloadAdapterRequest) -> pb.UnloadAdapterResponse:
-        """Returns once frontends have been told. Raises NotFound, FailedPrecondition."""
+        """Unloads an adapter; returns once frontends have been notified. Raises NotFound or FailedPrecondition."""
         unloaded = await self._cluster.adapters.unload(request.name)
         self._on_change()
         return unloaded

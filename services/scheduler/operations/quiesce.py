@@ -1,4 +1,4 @@
-"""A cluster in which nothing is under way."""
+"""Waiting for a cluster or worker without steps and transfers in flight."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ QUIET_POLL_S = 0.005
 
 
 async def pause_cluster(cluster: WorkerCluster, reason: PauseReason, mode: pb.PauseMode) -> int:
-    """Returns once no step and no transfer is under way, and how many sequences have ended for it. What has not been
-    held when it raises is not held."""
+    """Pauses the cluster; returns once no step and no transfer is in flight, with the number of aborted sequences. If
+    this raises before the pause, the cluster is not paused."""
     if mode == pb.PAUSE_MODE_WAIT:
         await _drain_running(cluster)
     cluster.set_paused(reason, True)
@@ -27,14 +27,14 @@ async def pause_cluster(cluster: WorkerCluster, reason: PauseReason, mode: pb.Pa
 
 
 async def wait_until_quiescent(replicas: Iterable[Replica]) -> None:
-    """`replicas` may change meanwhile."""
+    """Waits until no worker has steps or transfers in flight; `replicas` may change meanwhile."""
     while not all(replica.is_quiescent for replica in replicas):
         await asyncio.sleep(QUIET_POLL_S)
 
 
 async def _drain_running(cluster: WorkerCluster) -> None:
-    """Until nobody is left who has begun, or somebody else has paused generation; what came waits. Raises
-    FailedPrecondition if generation is resumed first. Leaves nothing behind if it is cancelled."""
+    """Waits until all started sequences have ended, or another call has paused generation; new sequences wait. Raises
+    FailedPrecondition if generation is resumed first. If it is cancelled, new sequences are placed again."""
     if cluster.is_paused:
         return
     cluster.set_parking(True)
@@ -42,22 +42,23 @@ async def _drain_running(cluster: WorkerCluster) -> None:
         while cluster.assignments.parking and (cluster.assignments.num_placed or cluster.num_begun):
             await asyncio.sleep(QUIET_POLL_S)
         if not (cluster.assignments.parking or cluster.is_paused):
-            raise FailedPrecondition("generation was resumed before what runs had ended")
+            raise FailedPrecondition("generation was resumed before the running sequences had ended")
     except asyncio.CancelledError:
         cluster.set_parking(False)
         raise
 
 
 def drop_prefix_cache(replica: Replica) -> int:
-    """All prefixes, while nothing is under way; what ran waits. Returns the number of blocks."""
+    """Drops all cached prefixes of a quiescent worker; running sequences are preempted. Returns the number of
+    blocks."""
     count = replica.core.reset_prefix_cache(preempt_running=True)
     assert count is not None, "nothing runs after a preemption"
     return count
 
 
 async def reset_worker(cluster: WorkerCluster, replica: Replica) -> int:
-    """Between two steps: nothing is ordered until those under way have returned, and transfers as well. Of a worker
-    that is lost meanwhile they never do, and its prefixes are lost with it."""
+    """Resets a worker's prefix cache between two steps: pauses it until its steps and transfers have ended. Returns 0
+    for a worker that is lost meanwhile."""
     replica.pause()
     try:
         while not replica.is_quiescent and cluster.has(replica):

@@ -1,4 +1,4 @@
-"""Workers that are not as their cluster is to be are brought there: by weights, and into sleep or out of it."""
+"""Brings outdated workers to the cluster's target state: weights and sleep."""
 
 from __future__ import annotations
 
@@ -18,38 +18,38 @@ log = logger("operations")
 
 RETRY_S = 5.0
 LOOK_S = 0.05
-CHANGE_IN_PROGRESS = "weights or memory of workers are being changed by another call, or a worker catches up"
+CHANGE_IN_PROGRESS = "weights or memory of workers are being changed by another call, or a worker is being updated"
 
 
 class WorkerReconciler:
-    """Beside each worker's session."""
+    """Reconciles one worker at a time; run() runs next to each worker's session."""
 
     def __init__(self, cluster: WorkerCluster, changing: asyncio.Lock) -> None:
-        """`changing`: is held by whoever changes what is on devices."""
+        """`changing`: lock held during changes of device state."""
         self._cluster, self._changing = cluster, changing
 
     async def run(self, replica: Replica) -> NoReturn:
-        """Has a worker that has fallen behind catch up, whenever that happens; until cancelled. Raises Unavailable for
-        one of which nobody knows any more how it is: it is to say so anew."""
+        """Reconciles a worker whenever it becomes outdated, until cancelled. Raises Unavailable if the worker's state
+        is unknown: it has to attach again."""
         while True:
             await replica.became_outdated.wait()
             replica.became_outdated.clear()
             reason = ""
             while replica.outdated:
                 if replica.state_unknown:
-                    raise Unavailable(f"worker {replica.id} did not say whether it has carried out an order")
+                    raise Unavailable(f"worker {replica.id} did not report whether it has executed an order")
                 try:
                     await self._reconcile(replica)
                     await asyncio.sleep(LOOK_S)
                 except QuireError as error:
                     if error.message != reason:
-                        log.warning("a worker stays outdated", worker=replica.id, reason=error.message)
+                        log.warning("a worker is still outdated", worker=replica.id, reason=error.message)
                     reason = error.message
                     await asyncio.sleep(RETRY_S)
 
     async def _reconcile(self, replica: Replica) -> None:
         while replica.core.has_work and not self._cluster.is_paused:
-            await asyncio.sleep(LOOK_S)  # what it runs goes on to its end as it has begun
+            await asyncio.sleep(LOOK_S)  # running sequences finish with the weights that they started with
         async with self._changing:
             await quiesce.wait_until_quiescent([replica])
             wanted = self._cluster.target_state
@@ -66,13 +66,13 @@ class WorkerReconciler:
             replica.sleep_level = wanted.sleep_level if replica.asleep else 0
             wanted.update_outdated(replica)
         if not replica.outdated:
-            log.info("a worker has caught up", worker=replica.id, version=replica.weights.version)
+            log.info("a worker is up to date", worker=replica.id, version=replica.weights.version)
             self._cluster.on_workers_available()
 
     async def _change_weights(self, replica: Replica) -> None:
         wanted = self._cluster.target_state.weights
         if not wanted.path:
-            text = f"weights {wanted.version!r} came as a stream and are kept nowhere: update the weights once more"
+            text = f"weights {wanted.version!r} came as a stream and are not stored: update the weights again"
             raise FailedPrecondition(text)
         quiesce.drop_prefix_cache(replica)
         await replica.orders.execute(pb.DeviceOrder(stage_weights=pb.StageWeights(weights=wanted)))

@@ -1,7 +1,7 @@
-"""All workers give the memory of their devices to others for a while, and take it again.
+"""Sleep of all workers: they release device memory and take it back later.
 
-While something sleeps no step is run. What is there waits, and so does what comes, as during a pause; its KV is
-computed anew afterwards.
+While something sleeps no step runs. Existing and new sequences wait, as during a pause; their KV is computed again
+afterwards.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ LEVELS = (1, 2)
 
 
 class SleepOperations:
-    """One change at a time."""
+    """Sleep and wake-up of the cluster, one change at a time."""
 
     def __init__(self, cluster: WorkerCluster, changing: asyncio.Lock) -> None:
-        """`changing`: is held by whoever changes what is on devices."""
+        """`changing`: lock held during changes of device state."""
         self._cluster, self._changing = cluster, changing
         self._tasks = Tasks()
 
     async def sleep(self, request: pb.SleepRequest) -> pb.SleepResponse:
-        """All workers or none. Raises QuireError."""
+        """Puts all workers to sleep, or none. Raises QuireError."""
         level = request.level or 1
         if level not in LEVELS:
             raise InvalidArgument(f"level: 1 or 2, not {level}", field="level")
@@ -59,7 +59,7 @@ class SleepOperations:
             return pb.SleepResponse(num_kept=num_kept, num_aborted=num_aborted)
 
     async def wake_up(self, request: pb.WakeUpRequest) -> pb.WakeUpResponse:
-        """What one worker cannot take again sleeps on everywhere, as far as steps are concerned. Raises QuireError."""
+        """Wakes all workers. If one worker cannot take its memory back, no worker runs steps. Raises QuireError."""
         tags = frozenset(request.tags) or ALL
         if tags - ALL:
             text = f"tags: {', '.join(sorted(ALL))}, not {min(tags - ALL)!r:.40}"
@@ -74,7 +74,7 @@ class SleepOperations:
             raise Unavailable(CHANGE_IN_PROGRESS, retry_after_ms=1000)
 
     async def _run_to_completion(self, work: Coroutine[Any, Any, None]) -> None:
-        """Whoever still waits for it."""
+        """Runs `work` to its end, even if the caller is cancelled."""
         task = self._tasks.start("a change of sleep", work)
         try:
             await asyncio.shield(task)
@@ -94,7 +94,7 @@ class SleepOperations:
             await self._order([r for r in replicas if r.asleep == ALL and not wanted.asleep], wake, ALL, frozenset(), 0)
             raise refusals[0]
         wanted.set_sleep(ALL, level)
-        for replica in cluster.replicas.values():  # those that came meanwhile
+        for replica in cluster.replicas.values():  # workers that attached meanwhile
             wanted.update_outdated(replica)
         log.info("workers sleep", level=level, workers=len(replicas))
 
@@ -122,7 +122,8 @@ class SleepOperations:
         plus: frozenset[str],
         level: int,
     ) -> list[QuireError]:
-        """Of all; what sleeps of those that have execute_order changes by `minus` and `plus`. Why others have not."""
+        """Sends an order to all workers and updates the sleep state of those that executed it by `minus` and `plus`.
+        Returns the errors of the others."""
 
         async def one(replica: Replica) -> QuireError | None:
             own = worker_pb2.DeviceOrder()
@@ -132,10 +133,10 @@ class SleepOperations:
             except QuireError as error:
                 replica.state_unknown = isinstance(error, Unavailable)
                 if replica.state_unknown and not self._cluster.has(replica):
-                    return None  # lost: it will say how it is when it attaches
+                    return None  # lost: its hello reports its state when it attaches again
                 if replica.state_unknown:
                     replica.outdated = True
-                    replica.became_outdated.set()  # it is to attach again
+                    replica.became_outdated.set()  # forces it to attach again
                 return with_worker_name(replica.id, error)
             replica.asleep = (replica.asleep - minus) | plus
             replica.sleep_level = level if replica.asleep else 0

@@ -1,7 +1,7 @@
-"""What is told of every worker now and then: a line in the log, and whatever installed packages do with the figures.
+"""Periodic statistics of every worker: a log line, and stat loggers of installed packages.
 
 A stat logger is called with the worker's figures of an interval; packages declare theirs in the entry point group
-`quire.stat_loggers`, and the setting `stat_loggers` names those that are to be used.
+`quire.stat_loggers`, and the setting `stat_loggers` names those that are used.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ STAT_LOGGERS = {"log": "quire.services.scheduler.operations.stat_loggers:log_lin
 
 @dataclass(frozen=True, slots=True)
 class WorkerStats:
-    """Of one worker over an interval; numbers of sequences and blocks as they are at its end."""
+    """Figures of one worker over an interval; numbers of sequences and blocks are those at its end."""
 
     worker: str
     model: str
     seconds: float
     prompt_tokens: int
-    cached_tokens: int  # of the prompt tokens, found in the prefix cache
+    cached_tokens: int  # prompt tokens found in the prefix cache
     generated_tokens: int
     preemptions: int
     running: int
     waiting: int
     kv_usage: float  # 0 to 1
     draft_tokens: int = 0
-    accepted_tokens: int = 0  # of the drafts
+    accepted_tokens: int = 0  # accepted draft tokens
 
     @property
     def is_idle(self) -> bool:
@@ -48,7 +48,7 @@ StatLogger = Callable[[WorkerStats], None]
 
 
 def log_line(stats: WorkerStats) -> None:
-    """In the words of vLLM's line; nothing of a worker that had nothing to do."""
+    """Logs a line with the fields of vLLM's; nothing for an idle worker."""
     if stats.is_idle:
         return
     hits = f"{100 * stats.cached_tokens / stats.prompt_tokens:.1f}%" if stats.prompt_tokens else None
@@ -68,7 +68,7 @@ def log_line(stats: WorkerStats) -> None:
 
 
 def find(names: Sequence[str]) -> list[tuple[str, StatLogger]]:
-    """Raises InvalidArgument for a name that neither Quire nor an installed package has."""
+    """Returns the stat loggers with these names. Raises InvalidArgument for an unknown name."""
     known = plugins.known(GROUP, STAT_LOGGERS)
     for name in names:
         if name not in known:
@@ -78,7 +78,7 @@ def find(names: Sequence[str]) -> list[tuple[str, StatLogger]]:
 
 
 class StatsReporter:
-    """Looks at the workers every `interval_s`, and tells what has happened since."""
+    """Reports the figures of all workers every `interval_s`."""
 
     def __init__(
         self,
@@ -91,8 +91,10 @@ class StatsReporter:
         self._interval_s = interval_s
         self._model = model
         self._workers = workers
-        self._before: dict[tuple[str, int], pb.ServiceStatus] = {}  # by worker and epoch: each counts from 0
-        self._looked_s = time.monotonic()
+        self._before: dict[
+            tuple[str, int], pb.ServiceStatus
+        ] = {}  # previous status by worker and epoch: counters start from 0 in each epoch
+        self._last_report_s = time.monotonic()
 
     async def run(self) -> None:
         while True:
@@ -100,7 +102,7 @@ class StatsReporter:
             self.report(time.monotonic())
 
     def report(self, now: float) -> None:
-        seconds, self._looked_s = max(now - self._looked_s, 1e-3), now
+        seconds, self._last_report_s = max(now - self._last_report_s, 1e-3), now
         workers = {(worker.id, worker.epoch): worker for worker in self._workers()}
         for key, worker in workers.items():
             before = self._before.get(key, pb.ServiceStatus())
@@ -109,11 +111,11 @@ class StatsReporter:
 
     def _report_worker(self, stats: WorkerStats) -> None:
         for entry in list(self._loggers):
-            name, told = entry
+            name, stat_logger = entry
             try:
-                told(stats)
+                stat_logger(stats)
             except Exception:
-                log.exception("a stat logger failed and is not asked again", stat_logger=name)
+                log.exception("a stat logger failed and is disabled", stat_logger=name)
                 self._loggers.remove(entry)
 
 

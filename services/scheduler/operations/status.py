@@ -1,4 +1,4 @@
-"""What operators see of a scheduler and of everybody who works with it."""
+"""Status of a scheduler and of all services connected to it, for operators."""
 
 from __future__ import annotations
 
@@ -19,33 +19,33 @@ from quire.shared.pb.scheduler.v1 import scheduler_pb2
 from quire.shared.settings import SchedulerSettings
 from quire.shared.version import VERSION
 
-STALLED_AFTER_S = 5.0  # work waits and no step ends for so long
+STALLED_AFTER_S = 5.0  # work waits and no step has returned for this long
 
 
 class FrontendSessions(Protocol):
-    """The sessions of frontends that are open."""
+    """Open frontend sessions, as the status reports them."""
 
     @property
     def epoch(self) -> int:
-        """This lifetime of the scheduler."""
+        """Start time of this scheduler process; identifies it."""
 
     @property
     def hellos(self) -> Mapping[int, scheduler_pb2.FrontendHello]:
-        """The first message of each session, by owner."""
+        """First message of each session, by owner."""
 
 
 class SchedulerStatus:
-    """Reads; changes nothing."""
+    """Read-only status of the cluster."""
 
     def __init__(self, settings: SchedulerSettings, cluster: WorkerCluster, frontends: FrontendSessions) -> None:
         self._settings = settings
         self._cluster = cluster
         self._frontends = frontends
-        self.address = ""  # known once the port is
+        self.address = ""  # set once the port is bound
         self.directory: PrefixDirectory | None = None
 
     def services(self) -> list[pb.ServiceStatus]:
-        """Itself, its workers, its frontends, its Redis."""
+        """Returns the status of the scheduler, its workers, its frontends and its Redis."""
         return [self.scheduler(), *self.workers(), *self._frontend_entries(), *self._redis()]
 
     def workers(self) -> Iterable[pb.ServiceStatus]:
@@ -89,7 +89,7 @@ class SchedulerStatus:
 
     @property
     def stalled(self) -> bool:
-        """Work is there, a worker is there, and steps do not advance."""
+        """Whether a worker has work and its steps do not advance."""
         return any(worker.state == pb.STATE_STALLED for worker in self.workers())
 
     def _redis(self) -> list[pb.ServiceStatus]:

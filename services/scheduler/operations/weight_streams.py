@@ -1,4 +1,4 @@
-"""Weights that pass through: from one call to the calls of several workers, a few pieces of it at a time."""
+"""Streams of weights: relays pieces from one call to the calls of several workers, a few pieces at a time."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ from quire.shared.errors import InvalidArgument, NotFound
 from quire.shared.pb.common.v1.weights_stream_pb2 import WeightsPiece
 from quire.shared.tensor_headers import DEFAULT_GROUP
 
-MOST_WAITING = 4  # pieces, of each worker
+MOST_WAITING = 4  # queued pieces per worker
 ID_BYTES = 16
 
-Pieces = asyncio.Queue[WeightsPiece | None]  # None: no more
+Pieces = asyncio.Queue[WeightsPiece | None]  # None: end of the stream
 
 
 class WeightStream:
-    """To some workers, each of which fetches it once."""
+    """Stream to some workers, each of which fetches it once."""
 
     def __init__(self, workers: Iterable[str]) -> None:
         self.id = secrets.token_bytes(ID_BYTES)
         self.queues: dict[str, Pieces] = {worker: asyncio.Queue(MOST_WAITING) for worker in workers}
-        self.group = ""  # in which the trainer broadcasts the content, of which nothing passes through then
+        self.group = ""  # trainer group that broadcasts the content; then no content passes through the stream
 
     async def pump(self, pieces: AsyncIterator[WeightsPiece]) -> None:
-        """As fast as the slowest takes it. Raises InvalidArgument if they end before their end."""
+        """Relays pieces as fast as the slowest worker takes them. Raises InvalidArgument if the stream ends without an
+        end piece."""
         ended = False
         async for piece in pieces:
             ended = piece.HasField("end")
@@ -38,7 +39,7 @@ class WeightStream:
             raise InvalidArgument("piece: the stream of weights ended before its end", field="piece")
 
     def close(self) -> None:
-        """Nobody waits for more of it."""
+        """Ends the stream for all workers."""
         for queue in self.queues.values():
             while not queue.empty():
                 queue.get_nowait()
@@ -46,7 +47,7 @@ class WeightStream:
 
 
 class WeightStreams:
-    """Those that are open."""
+    """Open streams by id."""
 
     def __init__(self) -> None:
         self._open: dict[bytes, WeightStream] = {}
@@ -62,11 +63,11 @@ class WeightStreams:
             stream.close()
 
     async def pieces(self, worker_id: str, stream_id: bytes) -> AsyncIterator[WeightsPiece]:
-        """Of one worker. Raises NotFound for what is not, or no longer, there."""
+        """Yields the pieces for one worker. Raises NotFound for an unknown or closed stream."""
         stream = self._open.get(stream_id)
         queue = None if stream is None else stream.queues.get(worker_id)
         if queue is None:
-            raise NotFound("stream_id: no weights are to be fetched by it", field="stream_id")
+            raise NotFound("stream_id: no open stream of weights has this id", field="stream_id")
         while (piece := await queue.get()) is not None:
             yield piece
             if piece.HasField("end"):

@@ -1,8 +1,9 @@
-"""Other weights for all workers, without a restart.
+"""Weight updates of all workers without a restart.
 
-An update has two phases. First every worker stages the new weights: reads them and checks that they fit, while it goes
-on with the old ones. Only when all have is the update decided on; then, between two steps, all swap, and no prefix that
-was cached before is found any more. A worker that is lost meanwhile, or comes later, is outdated until it catches up.
+An update has two phases. First every worker stages the new weights: it reads and checks them while it continues with
+the old ones. When all workers have staged them, the update is decided; then, between two steps, all swap, and
+previously cached prefixes are dropped. A worker that is lost meanwhile, or attaches later, is outdated until it is
+reconciled.
 """
 
 from __future__ import annotations
@@ -35,25 +36,25 @@ LONGEST_PATH = 4096
 
 
 class WeightUpdates:
-    """One at a time, workers that catch up included."""
+    """Runs one update at a time, including updates of single workers by the reconciler."""
 
     def __init__(self, cluster: WorkerCluster, changing: asyncio.Lock, count: Callable[[str], None]) -> None:
-        """`changing`: is held by whoever changes what is on devices; `count`: is told how each ends, one of
+        """`changing`: lock held during changes of device state; `count`: receives the outcome of each update, one of
         UPDATE_OUTCOMES."""
         self._cluster, self._changing, self._count = cluster, changing, count
         self._tasks = Tasks()
         self.streams = WeightStreams()
 
     def next_number(self) -> int:
-        """Of an update: greater than any before it, those of other schedulers included."""
+        """Returns an update number greater than any before it, those of other schedulers included."""
         return max(time.time_ns() // 1_000_000, self._cluster.target_state.weights.update + 1)
 
     @asynccontextmanager
     async def staged(
         self, number: int, request: pb.UpdateWeightsRequest, pieces: AsyncIterator[WeightsPiece] | None = None
     ) -> AsyncIterator[StagedUpdate]:
-        """Every worker has staged them; on leaving, what has not been swapped in is dropped. `pieces`: of weights that
-        come as a stream. Raises QuireError."""
+        """Context in which every worker has staged the weights; on exit, weights that have not been swapped in are
+        dropped. `pieces`: weights that come as a stream. Raises QuireError."""
         outcome = "dropped"
         try:
             async with self._staged(number, request, pieces) as update:
@@ -76,7 +77,7 @@ class WeightUpdates:
             raise Unavailable(CHANGE_IN_PROGRESS, retry_after_ms=1000)
         async with self._changing:
             if number <= self._cluster.target_state.weights.update:
-                raise FailedPrecondition(f"update: {number} is not greater than that of the weights that there are")
+                raise FailedPrecondition(f"update: {number} is not greater than that of the current weights")
             update = StagedUpdate(self._cluster, identity, mode, self._tasks)
             try:
                 await (update.stage() if pieces is None else update.stage_stream(self.streams, pieces))
@@ -86,7 +87,7 @@ class WeightUpdates:
 
 
 class StagedUpdate:
-    """One update of all workers."""
+    """Single update of all workers."""
 
     def __init__(
         self, cluster: WorkerCluster, identity: model_pb2.WeightsIdentity, mode: pb.PauseMode, tasks: Tasks
@@ -95,16 +96,16 @@ class StagedUpdate:
         self._staged: list[Replica] = []
         self._is_held = False
         self._num_aborted = 0
-        self.is_decided = False  # all have it, or will
+        self.is_decided = False  # the update takes effect on all workers, now or when they attach
 
     async def stage(self, stream_id: bytes = b"") -> None:
         replicas = [replica for replica in self._cluster.replicas.values() if not replica.leaving]
         if not all(replica.hello.weights_state.stages_beside_steps for replica in replicas):
             await self._hold()
-        self._staged = replicas  # also those that may not get there
+        self._staged = replicas  # includes workers whose staging may fail
         order = worker_pb2.StageWeights(weights=self._identity, stream_id=stream_id)
         orders = [execute_order(replica, worker_pb2.DeviceOrder(stage_weights=order)) for replica in replicas]
-        if stream_id:  # the first refusal ends it: the others get nothing that the one who refuses does not take
+        if stream_id:  # the first error ends the stream for all workers
             await asyncio.gather(*orders)
             return
         for outcome in await asyncio.gather(*orders, return_exceptions=True):
@@ -112,14 +113,14 @@ class StagedUpdate:
                 raise outcome
 
     async def stage_stream(self, streams: WeightStreams, pieces: AsyncIterator[WeightsPiece]) -> None:
-        """What comes goes to all workers, as fast as the slowest takes it. Nothing is kept here."""
+        """Relays a stream to all workers, as fast as the slowest takes it. Nothing is stored here."""
         workers = [replica.id for replica in self._cluster.replicas.values() if not replica.leaving]
         with streams.open(workers) as stream:
             pumping = self._tasks.start("weights that pass through", stream.pump(pieces))
             staging = self._tasks.start("the staging of weights", self.stage(stream.id))
             try:
                 await asyncio.wait({pumping, staging}, return_when=asyncio.FIRST_EXCEPTION)
-                for task in (staging, pumping):  # a worker's refusal says more than the stream's end
+                for task in (staging, pumping):  # a worker's error says more than the stream's end
                     if task.done():
                         task.result()
             finally:
@@ -130,8 +131,8 @@ class StagedUpdate:
             await self._receive(stream.group)
 
     async def _receive(self, group: str) -> None:
-        """All have checked what comes: what fails from here on ends the group, in which some have received more than
-        others."""
+        """Has all workers receive a broadcast, after all have checked its description. A failure from here on ends the
+        group, because some ranks have received more than others."""
         order = worker_pb2.ReceiveWeights(update=self._identity.update)
         receiving = [execute_order(replica, worker_pb2.DeviceOrder(receive_weights=order)) for replica in self._staged]
         try:
@@ -143,11 +144,12 @@ class StagedUpdate:
 
     @property
     def num_workers(self) -> int:
-        """That have staged them."""
+        """Number of workers that have staged the weights."""
         return len(self._staged)
 
     async def swap(self) -> pb.UpdateWeightsResponse:
-        """Decided: what is begun here is finished, whoever still waits for it. Workers that come later catch up."""
+        """Decides the update and swaps the weights on all workers, even if the caller is cancelled. Workers that attach
+        later are reconciled."""
         if not self._is_held:
             await self._hold()
         swapping = self._tasks.start("a swap of weights", self._swap())
@@ -165,42 +167,40 @@ class StagedUpdate:
         )
 
     async def _hold(self) -> None:
-        """No answer is of two weights, unless that is asked for."""
+        """Pauses generation, so that no answer mixes two versions of weights, unless the mode asks for it."""
         self._is_held = True
         self._num_aborted = await quiesce.pause_cluster(self._cluster, PauseReason.WEIGHTS, self._mode)
         if self._mode == pb.PAUSE_MODE_WAIT and self._cluster.num_begun:
-            text = (
-                "generation is paused, and requests wait that have begun: mode keep has them go on with other weights"
-            )
+            text = "generation is paused while started requests wait: mode keep continues them with the new weights"
             raise FailedPrecondition(f"mode: {text}, abort ends them", field="mode")
         for replica in self._cluster.replicas.values():
             if (
                 not replica.hello.weights_state.stages_beside_steps
-            ):  # it forgets what its blocks hold, whatever comes of it
+            ):  # it loses the content of its blocks, whether or not staging succeeds
                 quiesce.drop_prefix_cache(replica)
 
     async def _swap(self) -> None:
         cluster = self._cluster
         if cluster.target_state.weights.update > (number := self._identity.update):  # equal: already decided
-            raise FailedPrecondition(f"update: {number} is less than that of the weights that there are")
-        there = [replica for replica in self._staged if cluster.has(replica)]
-        if self._staged and not there:
-            raise Unavailable("the workers that had the new weights are gone", retry_after_ms=1000)
+            raise FailedPrecondition(f"update: {number} is less than that of the current weights")
+        attached = [replica for replica in self._staged if cluster.has(replica)]
+        if self._staged and not attached:
+            raise Unavailable("the workers that had staged the new weights are gone", retry_after_ms=1000)
         self._staged = []
         cluster.target_state.weights = self._identity
         self.is_decided = True
-        for replica in there:
+        for replica in attached:
             quiesce.drop_prefix_cache(replica)
-        await asyncio.gather(*(self._swap_one(replica) for replica in there))
+        await asyncio.gather(*(self._swap_one(replica) for replica in attached))
         for replica in cluster.replicas.values():
             cluster.target_state.update_outdated(replica)
             if replica.outdated:
                 cluster.reassign_waiting(replica)
         cluster.on_workers_available()
-        log.info("weights updated", version=self._identity.version, workers=len(there))
+        log.info("weights updated", version=self._identity.version, workers=len(attached))
 
     async def _swap_one(self, replica: Replica) -> None:
-        """One that does not is outdated."""
+        """Swaps the weights of one worker; a worker that fails becomes outdated."""
         order = worker_pb2.DeviceOrder(swap_weights=worker_pb2.SwapWeights(update=self._identity.update))
         try:
             await replica.orders.execute(order, SWAP_TIMEOUT_S)
@@ -208,7 +208,7 @@ class StagedUpdate:
             replica.state_unknown = True
             log.warning("a worker may not have the new weights", worker=replica.id, reason=error.message)
         except QuireError as error:
-            log.warning("a worker does not take the new weights", worker=replica.id, reason=error.message)
+            log.warning("a worker could not swap in the new weights", worker=replica.id, reason=error.message)
         else:
             replica.weights = self._identity
 

@@ -1,4 +1,4 @@
-"""Groups in which a trainer broadcasts weights to all ranks of all workers."""
+"""Process groups in which a trainer broadcasts weights to all ranks of all workers."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ DEFAULT_TIMEOUT_MS = 120_000
 
 
 class WeightsGroups:
-    """Who is in which is known by the workers alone: what was there before this scheduler is there still."""
+    """Membership is stored by the workers alone, so it outlives the scheduler."""
 
     def __init__(self, cluster: WorkerCluster, changing: asyncio.Lock) -> None:
-        """`changing`: is held by whoever changes what is on devices."""
+        """`changing`: lock held during changes of device state."""
         self._cluster, self._changing = cluster, changing
 
     async def init(
         self, request: pb.InitWeightsUpdateGroupRequest, first_rank: int = 0, num_ranks: int = 0
     ) -> pb.InitWeightsUpdateGroupResponse:
-        """All workers are members, or none. `first_rank`: of these workers, which have `num_ranks` together; 0: there
-        are no others. Raises QuireError."""
+        """Joins all workers to a group, or none. `first_rank`: first rank of these workers, which have `num_ranks`
+        ranks together; 0: there are no other schedulers. Raises QuireError."""
         order = _checked(request)
         if self._changing.locked():
             raise Unavailable(CHANGE_IN_PROGRESS, retry_after_ms=1000)
@@ -48,14 +48,16 @@ class WeightsGroups:
             orders = _join_orders(order, first_rank or request.rank_offset, replicas)
             count = sum(_num_ranks(replica) for replica in replicas)
             if num_ranks and count != num_ranks:
-                raise FailedPrecondition(f"workers came or went meanwhile: they have {count} ranks, not {num_ranks}")
+                raise FailedPrecondition(
+                    f"workers attached or detached meanwhile: they have {count} ranks, not {num_ranks}"
+                )
             _check_size(request, count)
             await self._join(order.group_name, replicas, orders)
-        log.info("in a trainer's group", group=order.group_name, ranks=count, backend=order.backend)
+        log.info("joined a trainer's group", group=order.group_name, ranks=count, backend=order.backend)
         return pb.InitWeightsUpdateGroupResponse(num_ranks=count)
 
     async def destroy(self, request: pb.DestroyWeightsUpdateGroupRequest) -> pb.DestroyWeightsUpdateGroupResponse:
-        """Behind what is under way. Raises QuireError."""
+        """Removes all workers from a group, after operations in progress. Raises QuireError."""
         name = _name(request.group_name)
         async with self._changing:
             replicas = self._replicas()
@@ -63,8 +65,8 @@ class WeightsGroups:
         return pb.DestroyWeightsUpdateGroupResponse()
 
     def _replicas(self) -> list[Replica]:
-        there = [replica for replica in self._cluster.replicas.values() if not replica.leaving]
-        return sorted(there, key=lambda replica: replica.id)
+        attached = [replica for replica in self._cluster.replicas.values() if not replica.leaving]
+        return sorted(attached, key=lambda replica: replica.id)
 
     async def _join(self, name: str, replicas: Sequence[Replica], orders: Sequence[worker_pb2.DeviceOrder]) -> None:
         try:
@@ -75,19 +77,19 @@ class WeightsGroups:
             raise
 
     async def _order(self, replicas: Sequence[Replica], orders: Sequence[worker_pb2.DeviceOrder]) -> None:
-        """Raises the first refusal: the others may wait for the one who refuses."""
-        holds = not all(replica.hello.weights_state.stages_beside_steps for replica in replicas)
-        if holds:
+        """Sends the orders and raises the first error: the other workers may wait for the one that failed."""
+        needs_pause = not all(replica.hello.weights_state.stages_beside_steps for replica in replicas)
+        if needs_pause:
             await quiesce.pause_cluster(self._cluster, PauseReason.WEIGHTS, pb.PAUSE_MODE_KEEP)
         try:
             await asyncio.gather(*(execute_order(*pair) for pair in zip(replicas, orders, strict=True)))
         finally:
-            if holds:
+            if needs_pause:
                 self._cluster.set_paused(PauseReason.WEIGHTS, False)
 
 
 async def execute_order(replica: Replica, order: worker_pb2.DeviceOrder) -> None:
-    """Raises QuireError, with the worker's name."""
+    """Executes an order. Raises QuireError with the worker's name."""
     try:
         await replica.orders.execute(order)
     except QuireError as error:
@@ -99,9 +101,9 @@ def leave_group_order(name: str) -> worker_pb2.DeviceOrder:
 
 
 def _check_size(request: pb.InitWeightsUpdateGroupRequest, count: int) -> None:
-    """Raises InvalidArgument where the group has no room for so many ranks, Unavailable where there are none."""
+    """Raises InvalidArgument if the group is too small for `count` ranks, Unavailable if there are none."""
     if not count:
-        raise Unavailable("no worker is there that could join a group", retry_after_ms=1000)
+        raise Unavailable("no worker is attached that could join a group", retry_after_ms=1000)
     if request.rank_offset + count > request.world_size:
         text = f"world_size: {request.world_size}, but {count} ranks of workers from {request.rank_offset} on"
         raise InvalidArgument(f"{text} make {request.rank_offset + count}", field="world_size")

@@ -1,1 +1,1 @@
-"""Which worker a sequence goes to, and the KV blocks that workers read from each other for it."""
+"""Placement of sequences on workers, and the KV blocks that workers fetch from each other."""

@@ -1,9 +1,9 @@
-"""Prefill apart from decode: sequences whose prompt one worker computes and another one goes on with.
+"""Prefill/decode disaggregation: one worker computes a sequence's prompt, another one continues with decoding.
 
-As chunks of the prompt are computed, the blocks that they fill go over to the decode worker, which keeps them. The
-prefill worker goes on with the sequence meanwhile, from its first token on. Once the blocks are there and the decode
-worker has room, the sequence moves: all that is computed again is what lies behind its last whole block. Whatever fails
-on the way costs a computation at most, since the sequence runs where it is until it moves.
+As chunks of the prompt are computed, their full blocks are sent to the decode worker, which reserves them. Meanwhile
+the prefill worker continues the sequence after its first token. Once the blocks have arrived and the decode worker has
+room, the sequence migrates; only the tokens after its last full block are computed again. A failure on the way costs at
+most a recomputation, because the sequence runs where it is until it migrates.
 """
 
 from __future__ import annotations
@@ -22,46 +22,46 @@ from quire.shared.metrics.scheduler import SchedulerMetrics
 
 log = logger("handover")
 
-MOST_FAILURES = 2  # of a handover's fetches; then the decode worker computes what is missing
+MOST_FAILURES = 2  # failed fetches of a handover before the decode worker computes what is missing
 
 Move = Callable[[Sequence, Replica], None]
 
 
 @dataclass(slots=True, eq=False)
 class Handover:
-    """Of one sequence. Compared by identity."""
+    """Handover of one sequence. Compared by identity."""
 
     sequence: Sequence
     source: Replica
     target: Replica
-    reservation_id: int  # of the target's blocks
-    num_sent: int  # blocks of the chain that are with the target, or on their way
+    reservation_id: int  # reservation of blocks on the target
+    num_sent: int  # leading blocks that the target has, or that are on their way
     num_failed: int = 0
-    moved: bool = False  # it waits at the target, or runs there
+    moved: bool = False  # the sequence is queued or runs on the target
 
 
 class Handovers:
-    """Of all workers of a scheduler."""
+    """Handovers between all workers of a scheduler."""
 
     def __init__(
         self, peer_topology: PeerTopology, placement: Placement, threshold: int, metrics: SchedulerMetrics, move: Move
     ) -> None:
-        """`move`: takes a sequence from its worker to another."""
+        """`move`: moves a sequence from its worker to another one."""
         self._peer_topology, self._placement, self._threshold = peer_topology, placement, threshold
         self._metrics, self._move = metrics, move
-        self._of: dict[Replica, dict[int, Handover]] = {}  # by worker, either side, and the sequence's key
+        self._of: dict[Replica, dict[int, Handover]] = {}  # handovers by worker (source or target) and sequence key
         self._awaiting_start: dict[
             Replica, list[Sequence]
-        ] = {}  # that prefill workers were to get since they were looked at
-        self._missing: str | None = None  # the role that was missing when somebody looked last
+        ] = {}  # sequences placed on prefill workers since their last pump
+        self._missing: str | None = None  # the missing role at the last check
 
     def __len__(self) -> int:
         return len({id(handover) for of in self._of.values() for handover in of.values()})
 
-    # Where a sequence goes.
+    # Placement.
 
     def place(self, sequence: Sequence, replicas: Seq[Replica]) -> Replica | None:
-        """The worker that gets it now; None if nobody can."""
+        """Returns the worker for a sequence; None if no worker can take it."""
         prefills = [replica for replica in replicas if replica.hello.role == PREFILL]
         if not prefills:
             return self._placement.place(sequence, replicas)
@@ -74,7 +74,7 @@ class Handovers:
             return decoder
         return (
             prefill if decoder.links[prefill.id].allow_attempt() else decoder
-        )  # nothing comes: it would be computed twice
+        )  # no fetch would succeed: the prompt would be computed twice
 
     def _goes_to(self, prefill: Replica, decoder: Replica, sequence: Sequence) -> bool:
         cached = decoder.core.num_cached(sequence)
@@ -86,34 +86,34 @@ class Handovers:
         )
 
     def on_placed(self, sequence: Sequence, replica: Replica) -> None:
-        """`replica` is to get it now."""
+        """Notes that `sequence` is placed on `replica`."""
         if replica.hello.role == PREFILL and can_be_handed_over(sequence):
             self._awaiting_start.setdefault(replica, []).append(sequence)
 
     # Workers.
 
     def on_workers_changed(self, replicas: Iterable[Replica]) -> None:
-        """Workers have come or gone: says so when one of two roles is missing."""
+        """Checks the roles after workers attached or detached; warns when one of the two roles is missing."""
         roles = {replica.hello.role for replica in replicas}
-        apart = roles & {PREFILL, DECODE}
-        missing = PREFILL if apart == {DECODE} else DECODE if roles == {PREFILL} else None
+        separate_roles = roles & {PREFILL, DECODE}
+        missing = PREFILL if separate_roles == {DECODE} else DECODE if roles == {PREFILL} else None
         self._metrics.roles_missing.labels(PREFILL).set(missing == PREFILL)
         self._metrics.roles_missing.labels(DECODE).set(missing == DECODE)
         if missing != self._missing and missing is not None:
             log.warning("no worker has the role; the others do its work", role=missing)
         self._missing = missing
 
-    def on_worker_detached(self, gone: Replica) -> None:
-        """Its sequences go elsewhere, and those that were to come to it to another worker."""
-        for handover in list(self._of.get(gone, {}).values()):
+    def on_worker_detached(self, replica: Replica) -> None:
+        """Ends the handovers of a worker that is gone; those to it start again with another target."""
+        for handover in list(self._of.get(replica, {}).values()):
             self._end(handover)
-            if handover.target is gone and not handover.moved:
+            if handover.target is replica and not handover.moved:
                 self._begin(handover.sequence, handover.source)
-        self._of.pop(gone, None)
-        self._awaiting_start.pop(gone, None)
+        self._of.pop(replica, None)
+        self._awaiting_start.pop(replica, None)
 
     def on_pump(self, replica: Replica) -> None:
-        """Something may have happened there."""
+        """Starts and advances the handovers of a worker after its pump."""
         for sequence in self._awaiting_start.pop(replica, ()):
             if replica.core.find(sequence.key) is sequence:
                 self._begin(sequence, replica)
@@ -122,20 +122,20 @@ class Handovers:
             for handover in list(handovers.values()):
                 self._advance(handover)
 
-    # One of them.
+    # One handover.
 
     def _begin(self, sequence: Sequence, source: Replica) -> None:
         target = self._target(sequence, source)
         if target is None or target.core.peer_blocks is None:
-            return  # it stays where it is
+            return  # the sequence stays where it is
         found = list(target.core.kv.match(sequence.block_hashes).blocks)
         handover = Handover(sequence, source, target, target.core.peer_blocks.open_reservation(found), len(found))
         for replica in (source, target):
             self._of.setdefault(replica, {})[sequence.key] = handover
 
     def _target(self, sequence: Sequence, source: Replica) -> Replica | None:
-        """The decoder that has fewest sequences, those that are on their way included."""
-        able = [
+        """Returns the decode worker with the fewest sequences, those on their way included."""
+        candidates = [
             replica
             for replica in self._peer_topology.readable_peers(source)
             if replica.hello.role != PREFILL
@@ -143,12 +143,12 @@ class Handovers:
             and replica.adapters.accepts(sequence.adapter)
             and replica.core.limits.refusal(sequence.num_tokens) is None
         ]
-        return min(able, key=self._load, default=None)
+        return min(candidates, key=self._load, default=None)
 
     def _load(self, replica: Replica) -> tuple[int, int]:
-        coming = self._of.get(replica, {}).values()
-        num_incoming = sum(handover.target is replica and not handover.moved for handover in coming)
-        return replica.core.num_sequences + num_incoming, replica.core.num_pending_tokens
+        handovers = self._of.get(replica, {}).values()
+        num_expected = sum(handover.target is replica and not handover.moved for handover in handovers)
+        return replica.core.num_sequences + num_expected, replica.core.num_pending_tokens
 
     def _end(self, handover: Handover) -> None:
         for replica in (handover.source, handover.target):
@@ -169,9 +169,9 @@ class Handovers:
                 self._move_if_ready(handover)
 
     def _send(self, handover: Handover) -> None:
-        """What has been filled since, if there is room for it."""
+        """Sends the blocks filled since the last call, if the target has room for them."""
         source, target, hashes = handover.source.core, handover.target.core, handover.sequence.block_hashes
-        assert target.peer_blocks is not None, "it was chosen for that"
+        assert target.peer_blocks is not None, "targets can fetch blocks"
         if not target.peer_blocks.num_incoming(handover.reservation_id):
             self._check(handover)
         count = min(int(source.kv.num_hashed[handover.sequence.slot]), len(hashes)) - handover.num_sent
@@ -183,15 +183,15 @@ class Handovers:
         count = source.peer_blocks.num_found(hashes, handover.num_sent, count)
         if count:
             borrowed = borrow_from(handover.source, hashes, handover.num_sent, count)
-            coming = hashes[handover.num_sent : handover.num_sent + count]
-            target.peer_blocks.order_fetch(borrowed, [], coming, holder=handover.reservation_id)
+            sent_hashes = hashes[handover.num_sent : handover.num_sent + count]
+            target.peer_blocks.order_fetch(borrowed, [], sent_hashes, holder=handover.reservation_id)
             handover.num_sent += count
             handover.target.wake()
 
     def _check(self, handover: Handover) -> None:
-        """Nothing is on its way: what was sent is there, or has failed."""
+        """Checks that all sent blocks have arrived, when no fetch is in flight; counts a failure otherwise."""
         fetches = handover.target.core.peer_blocks
-        assert fetches is not None, "it was chosen for that"
+        assert fetches is not None, "targets can fetch blocks"
         found = fetches.num_found(handover.sequence.block_hashes, 0, handover.num_sent)
         if found < handover.num_sent:
             handover.num_failed += 1
@@ -200,13 +200,13 @@ class Handovers:
     def _move_if_ready(self, handover: Handover) -> None:
         sequence, source, target = handover.sequence, handover.source, handover.target
         fetches = target.core.peer_blocks
-        assert fetches is not None, "it was chosen for that"
+        assert fetches is not None, "targets can fetch blocks"
         if not source.core.running.has_progressed(sequence) or fetches.num_incoming(handover.reservation_id):
             return
         prompt_blocks = sequence.num_prompt_tokens // source.core.limits.block_size
         complete = handover.num_sent >= prompt_blocks
         if not (complete or handover.num_failed >= MOST_FAILURES):
-            return  # there was no room for the rest: it stays until there is
+            return  # the target had no room for the rest: wait until it has
         if not target.core.has_room_for_migrated(sequence.num_tokens, handover.num_sent):
             return
         handover.moved = True

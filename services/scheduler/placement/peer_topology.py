@@ -1,4 +1,4 @@
-"""Which workers can read each other's KV, and who gets what from whom."""
+"""Workers that can read each other's KV, and the choice of lender for a fetch."""
 
 from __future__ import annotations
 
@@ -11,69 +11,70 @@ from quire.services.scheduler.core.sequences.sequence import Sequence
 from quire.services.scheduler.replicas.replica import Replica
 from quire.shared.kv.kv_source import KVSource
 
-MAX_FETCH_TICKS = 120  # at a fetch, a few a second: a worker that lives gives up much earlier, and says so
+MAX_FETCH_TICKS = 120  # ticks of a fetch, a few per second: a live worker gives up much earlier, and reports it
 
 
 class PeerTopology:
-    """Of all workers of a scheduler. Blocks of workers whose layouts differ are never mistaken for each other."""
+    """Peers of all workers of a scheduler. Only workers with equal layouts are peers."""
 
     def __init__(self, replicas: Mapping[str, Replica], wanted: str) -> None:
-        """`wanted`: SchedulerSettings.kv_handover."""
+        """`wanted`: when to fetch, SchedulerSettings.kv_handover."""
         self._replicas = replicas
         self._wanted = wanted
 
     def on_workers_changed(self) -> None:
-        """Workers have come or gone."""
+        """Updates the lenders of each worker after workers attached or detached."""
         for replica in self._replicas.values():
             fetches = replica.core.peer_blocks
             if fetches is not None:
                 fetches.lenders = PeerView(self, replica) if self.readable_peers(replica) else None
 
-    def on_worker_detached(self, gone: Replica) -> None:
-        """Nobody waits for what it was to give, and what it was to get is its owners' again."""
-        if gone.core.peer_blocks is not None:
-            for order in gone.core.peer_blocks.orders_under_way():
+    def on_worker_detached(self, detached: Replica) -> None:
+        """Unblocks sequences that waited for blocks of a detached worker, and ends the loans that it had."""
+        if detached.core.peer_blocks is not None:
+            for order in detached.core.peer_blocks.orders_under_way():
                 order.borrowed.release()
         for replica in self._replicas.values():
             if replica.core.peer_blocks is not None:
-                replica.unblock(replica.core.peer_blocks.abandon_source(source_of(gone)))
+                replica.unblock(replica.core.peer_blocks.abandon_source(source_of(detached)))
 
     def tick(self) -> None:
-        """A few times a second: a worker that never tells what became of a fetch keeps nobody waiting for ever."""
+        """Unblocks sequences whose fetch has no answer for too long; called a few times a second."""
         for replica in self._replicas.values():
             if replica.core.peer_blocks is not None and replica.core.peer_blocks.num_in_flight:
                 replica.unblock(replica.core.peer_blocks.tick(MAX_FETCH_TICKS))
 
     def readable_peers(self, replica: Replica) -> list[Replica]:
-        """Those whose KV it can read."""
+        """Returns the workers whose KV `replica` can read."""
         layout = replica.hello.kv_transfer.layout
         if self._wanted == "never" or not layout or replica.outdated:
             return []
         others = (other for other in self._replicas.values() if other is not replica and not other.outdated)
-        alike = [
+        compatible = [
             other for other in others if other.hello.kv_transfer.layout == layout and other.hello.kv_transfer.address
         ]
-        return [other for other in alike if other.weights.update == replica.weights.update]
+        return [other for other in compatible if other.weights.update == replica.weights.update]
 
     def find_longest(self, replica: Replica, hashes: Seq[bytes], start: int, most: int) -> tuple[int, Replica | None]:
-        """Who has most of a chain from the block at `start` on, and how many blocks that are."""
-        found: tuple[int, Replica | None] = 0, None
+        """Returns the worker with the most blocks of a hash chain from index `start` on, as (number of blocks,
+        worker)."""
+        best: tuple[int, Replica | None] = 0, None
         for other in self.readable_peers(replica):
             count = (
                 other.core.peer_blocks.num_found(hashes, start, most)
                 if other.core.peer_blocks and not other.leaving
                 else 0
             )
-            if count > found[0]:
-                found = count, other
-        return found
+            if count > best[0]:
+                best = count, other
+        return best
 
     def fetchable(
         self, sequence: Sequence, replica: Replica, num_cached: int, longest: Seq[tuple[int, Replica]]
     ) -> int:
-        """Tokens that `replica`, which has `num_cached` of them, need not compute since another has them, less what it
-        computes while they come. `longest`: who has how many, most first. Nothing is promised: who gives is looked up
-        again when it is the sequence's turn."""
+        """Returns the tokens, beyond its `num_cached`, that `replica` need not compute because it can fetch them, less
+        what it could compute in that time. `longest`: workers by cached tokens, most first. This is an estimate: the
+        lender is chosen again when the sequence is next to run."""
         core, size, layout = replica.core, replica.core.limits.block_size, replica.hello.kv_transfer.layout
         if core.peer_blocks is None or core.peer_blocks.lenders is None or sequence.skip_reading_prefix_cache:
             return 0
@@ -88,7 +89,7 @@ class PeerTopology:
         return max(0, count * size - int(fetch_s / token_s)) if token_s else 0
 
     def is_worth_fetching(self, replica: Replica, lender: Replica, num_blocks: int) -> bool:
-        """Whether it gets so many blocks from `lender` sooner than it computes them."""
+        """Returns whether fetching `num_blocks` blocks from `lender` is faster than computing them."""
         link = replica.links[lender.id]
         if not link.allow_attempt():
             return False
@@ -99,7 +100,7 @@ class PeerTopology:
 
 
 class PeerView:
-    """The others, as one worker sees them."""
+    """The other workers, from the point of view of one worker."""
 
     def __init__(self, peer_topology: PeerTopology, replica: Replica) -> None:
         self._peer_topology, self._replica = peer_topology, replica
@@ -115,11 +116,11 @@ class PeerView:
 
 
 def borrow_from(lender: Replica, hashes: Seq[bytes], start: int, count: int) -> BorrowedBlocks:
-    """They are there."""
-    lent = lender.core.peer_blocks
-    assert isinstance(lent, PeerFetches), "it shares its blocks"
-    loan = lent.lend(hashes, start, count)
-    return BorrowedBlocks(source_of(lender), loan, functools.partial(lent.end_loan, loan))
+    """Borrows cached blocks of `lender`."""
+    lender_fetches = lender.core.peer_blocks
+    assert isinstance(lender_fetches, PeerFetches), "it shares its blocks"
+    loan = lender_fetches.lend(hashes, start, count)
+    return BorrowedBlocks(source_of(lender), loan, functools.partial(lender_fetches.end_loan, loan))
 
 
 def source_of(replica: Replica) -> KVSource:

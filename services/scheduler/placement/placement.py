@@ -1,4 +1,4 @@
-"""Which worker a sequence goes to: filter, score, pick."""
+"""Choice of the worker for a sequence: filter, score, pick."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from quire.services.scheduler.replicas.replica import Replica
 from quire.shared import rendezvous
 
 Pick = Callable[[Sequence, Seq[Replica]], Replica]
-Cached = tuple[int, Replica]  # tokens of a sequence that a worker has
-STEPS_BEHIND = 4  # full ones, that a query's own worker may have to do before others would: computing the query is less
+Cached = tuple[int, Replica]  # cached tokens of a sequence on a worker
+# Full steps by which a query's worker may have more work than the least loaded one: computing the query costs less.
+STEPS_BEHIND = 4
 
 Fetchable = Callable[[Sequence, Replica, int, Seq[Cached]], int]
 
 
 class Placement:
-    """One policy over all workers of this scheduler, who knows exactly what each holds and has to do."""
+    """Placement policy over all workers of this scheduler, with exact knowledge of their caches and load."""
 
     def __init__(self, policy: str, fetchable: Fetchable) -> None:
-        """`fetchable`: how many tokens a worker need not compute, beside those that it has, since others have them."""
+        """`fetchable`: returns the tokens that a worker can fetch from others instead of computing them."""
         self._fetchable = fetchable
         policies: dict[str, Pick] = {
             "prefix": self._least_left_to_compute,
@@ -31,7 +32,7 @@ class Placement:
         self._turn = 0
 
     def place(self, sequence: Sequence, replicas: Seq[Replica]) -> Replica | None:
-        """None if nobody can take it."""
+        """Returns the worker for a sequence; None if no worker can take it."""
         fitting = [replica for replica in replicas if not replica.leaving and _fits(sequence, replica)]
         if fitting and sequence.query is not None:
             return _query_replica(sequence.query, fitting)
@@ -41,12 +42,12 @@ class Placement:
         cached = [(replica.core.num_cached(sequence), replica) for replica in replicas]
         longest = sorted(cached, key=lambda found: -found[0])
 
-        def left(found: Cached) -> tuple[int, int]:
+        def remaining_work(found: Cached) -> tuple[int, int]:
             num_cached, replica = found
             num_tokens, num_sequences = cost(sequence, replica, num_cached)
             return num_tokens - self._fetchable(sequence, replica, num_cached, longest), num_sequences
 
-        return min(cached, key=left)[1]
+        return min(cached, key=remaining_work)[1]
 
     def _next_in_turn(self, _sequence: Sequence, replicas: Seq[Replica]) -> Replica:
         self._turn += 1
@@ -61,8 +62,8 @@ def _fits(sequence: Sequence, replica: Replica) -> bool:
 
 
 def _query_replica(query: LateQuery, replicas: Seq[Replica]) -> Replica:
-    """Where its vectors are, or will be: always the same worker of those that are there, as long as that has not much
-    more to do than others."""
+    """Returns the worker that has, or will have, the query's vectors: always the same one of the attached workers, as
+    long as it does not have much more work than others."""
     least = min(replica.core.num_pending_tokens for replica in replicas)
     near = (
         replica
@@ -77,6 +78,7 @@ def _least_loaded(_sequence: Sequence, replicas: Seq[Replica]) -> Replica:
 
 
 def cost(sequence: Sequence, replica: Replica, num_cached: int) -> tuple[int, int]:
-    """Tokens still to be computed there, the sequence's own uncached ones included; then sequences there."""
+    """Returns the tokens to be computed on a worker, the sequence's uncached ones included, and the number of its
+    sequences."""
     core = replica.core
     return core.num_pending_tokens + sequence.num_tokens - num_cached, core.num_sequences

@@ -1,16 +1,19 @@
-"""Which workers compute a prompt, and which go on with it. Pure."""
+"""Rules for computing a prompt on a prefill worker and continuing on a decode worker. Pure."""
 
 from __future__ import annotations
 
 from quire.services.scheduler.core.sequences.sequence import Sequence
 
 PREFILL, DECODE = "prefill", "decode"
-LOAD = 4  # times as much work as it would be with the decoders: so long prompts wait for a prefill worker
+MAX_LOAD_RATIO = (
+    4  # maximum ratio of a prefill worker's load to the decode workers': up to it, prompts wait for a prefill worker
+)
 
 
 def can_be_handed_over(sequence: Sequence) -> bool:
-    """Samples of one prompt share its blocks where it is computed, searches stay together, a vector needs nobody to go
-    on, and log-probabilities of a prompt come from the worker that computes it, as does what must not read a cache."""
+    """Returns whether a sequence can be handed over. Samples of one prompt share its blocks on one worker, beam
+    searches stay together, pooling sequences need no decoding, log-probabilities of a prompt come from the worker that
+    computes it, and sequences that skip the cache cannot use handed-over blocks."""
     stays = (
         sequence.sample_group is not None or sequence.search is not None or sequence.is_beam or sequence.samples_nothing
     )
@@ -18,6 +21,6 @@ def can_be_handed_over(sequence: Sequence) -> bool:
 
 
 def should_use_prefill_worker(*, uncached: int, decoder_work: int, prefill_work: int, threshold: int) -> bool:
-    """Whether a prompt with so many tokens to compute goes to a prefill worker. `decoder_work`, `prefill_work`: tokens
-    to be computed there before it has its first, its own included."""
-    return uncached >= threshold and prefill_work <= LOAD * decoder_work
+    """Returns whether a prompt with `uncached` tokens goes to a prefill worker. `decoder_work`, `prefill_work`: tokens
+    to be computed there before its first token, its own included."""
+    return uncached >= threshold and prefill_work <= MAX_LOAD_RATIO * decoder_work

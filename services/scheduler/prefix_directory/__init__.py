@@ -1,1 +1,1 @@
-"""What this scheduler tells the others through Redis, off the step path."""
+"""Publication of this scheduler and its prefix caches through Redis, outside of the step path."""

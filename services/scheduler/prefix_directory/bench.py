@@ -1,6 +1,6 @@
-"""`python -m quire.services.scheduler.prefix_directory.bench URL`: costs of the prefix index in a given (empty) Redis.
+"""`python -m quire.services.scheduler.prefix_directory.bench URL`: measures the prefix index in a given, empty Redis.
 
-Look-up of a 2,048-token prompt over 64 workers, publishing rate, memory per million blocks. One JSON object.
+Prints one JSON object: look-up of a 2,048-token prompt over 64 workers, publishing rate, and memory per million blocks.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def hashes(tag: str, count: int) -> list[bytes]:
 
 
 async def publish(redis: Any, keys: BlockKeys, workers: list[WorkerEntry], prompt: list[bytes]) -> float:
-    """Blocks per second."""
+    """Publishes the blocks of all workers; returns blocks per second."""
     begin = time.perf_counter()
     for index, worker in enumerate(workers):
         held = prompt[: 2 * index] + hashes(worker.id, BLOCKS_PER_WORKER - 2 * index)

@@ -1,7 +1,7 @@
-"""Publishes this scheduler and the prefix caches of its workers, in batches behind the steps.
+"""Publishes this scheduler and the prefix caches of its workers to Redis, in batches, asynchronously to the steps.
 
-Everything here may fail: serving does not depend on it. After any failure the whole index of every worker is published
-again, because a Redis that comes back may be empty, or older than it says.
+Every operation here may fail: serving does not depend on it. After any failure the whole index of every worker is
+published again, because a restarted Redis may be empty or outdated.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ RETRY_INTERVAL_S = 0.5
 
 
 class PrefixDirectory:
-    """`run()` it in a task of its own; track() and untrack() never wait."""
+    """Publisher of the index. run() needs a task of its own; track() and untrack() never block."""
 
     def __init__(self, redis: Any, registry: SchedulerRegistry, scheduler_id: str, metrics: DirectoryMetrics) -> None:
         self._redis = redis
@@ -35,9 +35,9 @@ class PrefixDirectory:
         self._scheduler_id = scheduler_id
         self._metrics = metrics
         self._workers: dict[str, WorkerIndex] = {}
-        self._gone: list[WorkerIndex] = []
+        self._detached: list[WorkerIndex] = []
         self._renewed_at = 0.0
-        self.up: bool | None = None  # not known yet
+        self.up: bool | None = None  # unknown before the first round
         metrics.up.set_function(lambda: bool(self.up))
         metrics.entries.set_function(lambda: self.num_entries)
         metrics.lag.set_function(lambda: self.lag_s)
@@ -53,7 +53,7 @@ class PrefixDirectory:
 
     @property
     def lag_s(self) -> float:
-        """Age of the oldest change that is not published."""
+        """Age of the oldest unpublished change in seconds."""
         now = time.monotonic()
         return max((now - index.changed_at for index in self._workers.values() if index.changed_at), default=0.0)
 
@@ -64,10 +64,10 @@ class PrefixDirectory:
         index = self._workers.get(replica.id)
         if index is not None and index.replica is replica:
             del self._workers[replica.id]
-            self._gone.append(index)
+            self._detached.append(index)
 
     async def run(self) -> None:
-        """Until cancelled; then takes this scheduler out of the registry."""
+        """Publishes until cancelled; then removes this scheduler from the registry."""
         try:
             while True:
                 await cancellable_sleep(await self._round())
@@ -76,7 +76,7 @@ class PrefixDirectory:
                 await self._deregister()
 
     async def _round(self) -> float:
-        """Publishes what there is; returns when to come again."""
+        """Publishes pending changes; returns the seconds until the next round."""
         try:
             await self._publish()
         except (redis_error(), OSError) as error:
@@ -91,9 +91,9 @@ class PrefixDirectory:
         renew = time.monotonic() - self._renewed_at >= RENEW_INTERVAL_S
         if renew:
             await self._registry.renew(LEASE_MS)
-        while self._gone:
-            await self._gone[0].withdraw(self._redis)
-            del self._gone[0]  # others may have come behind it meanwhile
+        while self._detached:
+            await self._detached[0].withdraw(self._redis)
+            del self._detached[0]  # others may have been appended meanwhile
         for index in list(self._workers.values()):
             if await index.publish(self._redis, LEASE_MS, renew=renew):
                 self._metrics.republished.inc()
@@ -101,8 +101,8 @@ class PrefixDirectory:
             self._renewed_at = time.monotonic()
 
     def _fail(self, error: Exception) -> None:
-        tell = log.warning if self.up is not False else log.debug
-        tell("redis does not serve; going on with what is known here", error=str(error) or repr(error))
+        write_log = log.warning if self.up is not False else log.debug
+        write_log("redis does not serve; continuing with local knowledge", error=str(error) or repr(error))
         self.up = False
         self._renewed_at = 0.0
         self._metrics.errors.inc()
@@ -113,8 +113,8 @@ class PrefixDirectory:
         try:
             async with asyncio.timeout(1):
                 await self._registry.deregister()
-                for index in [*self._gone, *self._workers.values()]:
+                for index in [*self._detached, *self._workers.values()]:
                     await index.withdraw(self._redis)
                 await self._redis.aclose()
         except (redis_error(), OSError, TimeoutError):
-            pass  # the leases end by themselves
+            pass  # the leases expire by themselves

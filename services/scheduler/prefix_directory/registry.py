@@ -1,4 +1,4 @@
-"""This scheduler's entry among the others, and theirs."""
+"""Registry entries of this scheduler and of its peers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from quire.shared.prefix_index import LOG_ONLY, MalformedEntries, RegistryKeys, 
 
 
 class SchedulerRegistry:
-    """A lease that says: this scheduler lives, here, with so many workers, and whether it is about to leave."""
+    """Leased registry entry of this scheduler: its address, number of workers, and whether it is draining."""
 
     def __init__(
         self,
@@ -26,18 +26,18 @@ class SchedulerRegistry:
         self.peers: list[SchedulerEntry] = []
 
     async def renew(self, lease_ms: int) -> None:
-        """Writes the entry and reads the others'."""
-        mine = self._entry()
-        told = {"address": mine.address, "epoch": mine.epoch, "num_workers": mine.num_workers}
-        value = json.dumps(told | ({"draining": True} if mine.draining else {}))
+        """Writes this scheduler's entry and reads those of the others."""
+        own = self._entry()
+        fields = {"address": own.address, "epoch": own.epoch, "num_workers": own.num_workers}
+        value = json.dumps(fields | ({"draining": True} if own.draining else {}))
         pipeline = self._redis.pipeline(transaction=False)
-        pipeline.set(self._keys.scheduler(mine.id), value, px=lease_ms)
-        pipeline.sadd(self._keys.schedulers, mine.id)
+        pipeline.set(self._keys.scheduler(own.id), value, px=lease_ms)
+        pipeline.sadd(self._keys.schedulers, own.id)
         await pipeline.execute()
-        self.peers = [entry for entry in await self._reader.schedulers() if entry.id != mine.id]
+        self.peers = [entry for entry in await self._reader.schedulers() if entry.id != own.id]
 
     async def deregister(self) -> None:
-        mine = self._entry()
-        # Not a pipeline: that of Redis Cluster takes no UNLINK.
-        await self._redis.unlink(self._keys.scheduler(mine.id))
-        await self._redis.srem(self._keys.schedulers, mine.id)
+        own = self._entry()
+        # Not a pipeline: Redis Cluster's pipeline does not support UNLINK.
+        await self._redis.unlink(self._keys.scheduler(own.id))
+        await self._redis.srem(self._keys.schedulers, own.id)

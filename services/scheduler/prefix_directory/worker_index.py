@@ -1,4 +1,4 @@
-"""The published prefix cache of one worker in one epoch."""
+"""Published prefix cache of one worker in one epoch."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from quire.shared.kv.kv_specs import reach
 from quire.shared.prefix_index import BlockKeys
 from quire.shared.prefix_index.keys import member
 
-MEMBERS_PER_COMMAND = 1_000  # about a millisecond of Redis, and of the event loop
+MEMBERS_PER_COMMAND = 1_000  # about a millisecond of Redis and of the event loop
 
-# What comes and what goes at once, and a lease for a key that has none: one who is killed behind it leaves nothing for
-# good.
+# Adds and removes members in one script, and sets a lease on a key that has none, so that a process that is killed
+# right after it leaves no permanent entry.
 CHANGE = """
 local last = 2 + tonumber(ARGV[2])
 if last > 2 then
@@ -30,42 +30,42 @@ end
 
 
 class WorkerIndex:
-    """Knows what Redis holds of a worker, and brings it up to date."""
+    """Tracks what Redis holds of a worker, and updates it."""
 
     def __init__(self, replica: Replica, keys: BlockKeys, scheduler_id: str) -> None:
         self.replica = replica
         self._keys = keys
         self._entry = json.dumps({"epoch": replica.epoch, "scheduler": scheduler_id, **_groups(replica)})
         self._blocks = keys.blocks(replica.id, replica.epoch)
-        self._is_complete = False  # what Redis holds is all there was at the last publication
+        self._is_complete = False  # whether Redis held everything at the last publication
         self.num_published = 0
         self.changed_at: float | None = None
 
     def invalidate(self) -> None:
-        """Redis may hold anything."""
+        """Marks the content of Redis as unknown."""
         self._is_complete = False
         self.num_published = 0
         self.changed_at = self.changed_at or time.monotonic()
 
     async def publish(self, redis: Any, lease_ms: int, *, renew: bool) -> bool:
-        """Whether everything had to be published again."""
-        again = not self._is_complete
-        if again:
+        """Publishes changes, or everything if the content of Redis is unknown; returns whether it was everything."""
+        is_full = not self._is_complete
+        if is_full:
             await self._publish_all(redis, lease_ms)
         else:
             await self._publish_changes(redis, lease_ms)
-        if (again or renew) and not await self._renew(redis, lease_ms):
+        if (is_full or renew) and not await self._renew(redis, lease_ms):
             self.invalidate()
-        return again
+        return is_full
 
     async def withdraw(self, redis: Any) -> None:
-        """One UNLINK for all its entries. The worker's own entry stays if another epoch has written it."""
+        """Removes all entries with one UNLINK. The worker's own entry stays if another epoch has written it."""
         await redis.unlink(self._blocks)
         if await redis.get(self._keys.worker(self.replica.id)) == self._entry.encode():
             await redis.unlink(self._keys.worker(self.replica.id))
 
     async def _publish_all(self, redis: Any, lease_ms: int) -> None:
-        self.replica.changes.take()
+        self.replica.changes.take_changes()
         hashes = list(self.replica.core.kv.pool.cached_hashes)
         await redis.unlink(self._blocks)
         await self._change(redis, lease_ms, [*map(member, hashes)], [])
@@ -76,7 +76,7 @@ class WorkerIndex:
         if not len(self.replica.changes):
             return
         self.changed_at = time.monotonic()
-        stored, removed = self.replica.changes.take()
+        stored, removed = self.replica.changes.take_changes()
         await self._change(redis, lease_ms, list(stored), list(removed))
         self.num_published += len(stored) - len(removed)
         self.changed_at = None
@@ -85,11 +85,11 @@ class WorkerIndex:
         change = redis.register_script(CHANGE)
         for start in range(0, max(len(stored), len(removed)), MEMBERS_PER_COMMAND):
             part = slice(start, start + MEMBERS_PER_COMMAND)
-            coming, going = stored[part], removed[part]
-            await change(keys=[self._blocks], args=[lease_ms, len(coming), *coming, *going])
+            added, dropped = stored[part], removed[part]
+            await change(keys=[self._blocks], args=[lease_ms, len(added), *added, *dropped])
 
     async def _renew(self, redis: Any, lease_ms: int) -> bool:
-        """Renews the lease; False if Redis does not hold what was published, because it lost or regained something."""
+        """Renews the lease; returns False if Redis does not hold what was published."""
         pipeline = redis.pipeline(transaction=False)
         pipeline.set(self._keys.worker(self.replica.id), self._entry, px=lease_ms)
         pipeline.sadd(self._keys.workers, self.replica.id)
@@ -100,7 +100,8 @@ class WorkerIndex:
 
 
 def _groups(replica: Replica) -> dict[str, Any]:
-    """Of KV, where a prefix is more than a run of blocks: how far back each reads, 0 if it keeps everything."""
+    """Returns the KV group fields of the entry: windows in tokens, 0 for full attention; empty for a single
+    full-attention group."""
     groups = replica.core.kv.groups
     if groups.plain:
         return {}

@@ -1,4 +1,4 @@
-"""The adapters that one worker has, and those that it has been told to load."""
+"""Adapters that one worker has loaded, and its load orders in progress."""
 
 from __future__ import annotations
 
@@ -10,51 +10,56 @@ from quire.shared.models import adapter_ids
 from quire.shared.models.adapter_ids import DIGEST_BYTES, AdapterId
 from quire.shared.pb.worker.v1 import worker_pb2 as pb
 
-Outcome = AdapterId | QuireError  # what has come of an order
+Outcome = AdapterId | QuireError  # the loaded adapter, or why the order failed
 Done = Callable[[Outcome], None]
 
 
 class ReplicaAdapters:
-    """Of one attachment. Every order ends with one call of its `done`, at the latest when the worker is gone."""
+    """Adapters of one attachment. Each order ends with one call of its `done`, at the latest when the worker is
+    gone."""
 
     def __init__(
         self, hello: pb.WorkerHello, send: Callable[[pb.AttachResponse], None], count: Callable[[str], None]
     ) -> None:
-        """`count`: is told how each order ends, one of LOAD_OUTCOMES."""
+        """`count`: receives the outcome of each order, one of LOAD_OUTCOMES."""
         self._send, self._count = send, count
         self._order_ids = itertools.count(1)
         self._orders: dict[int, tuple[str, Done]] = {}
         self._is_gone = False
         self.capacity = hello.lora.max_adapters
-        self._held = dict.fromkeys(adapter_ids.ids(hello.lora.names, hello.lora.digests))  # last used last
-        self.rejected: set[AdapterId] = set()  # not to be ordered once more
-        self.reserved: set[AdapterId] = set()  # held, for those that have it alone: others wait for the place
+        self._held = dict.fromkeys(
+            adapter_ids.ids(hello.lora.names, hello.lora.digests)
+        )  # in order of use, last used last
+        self.rejected: set[AdapterId] = set()  # failed adapters, which are not ordered again
+        self.reserved: set[AdapterId] = (
+            set()
+        )  # loaded adapters reserved for their current users: other sequences wait for the slot
 
     @property
     def can_load(self) -> bool:
-        """Adapters while it runs."""
+        """Whether the worker can load adapters at run time."""
         return self.capacity > 0
 
     @property
     def loaded(self) -> Collection[AdapterId]:
-        """Those used last come last."""
+        """Loaded adapters in order of use, last used last."""
         return self._held.keys()
 
     @property
     def is_full(self) -> bool:
-        """With those that are under way."""
+        """Whether all slots are taken, orders in progress included."""
         return len(self._held) + len(self._orders) >= self.capacity
 
     def accepts(self, adapter: object) -> bool:
-        """Sequences that go through it; None: those without one."""
+        """Returns whether the worker accepts sequences with this adapter; None: sequences without one."""
         return adapter is None or (adapter in self.loaded and adapter not in self.reserved)
 
     def mark_used(self, adapter: AdapterId) -> None:
-        """A sequence goes through it: it is not the next to go."""
+        """Marks an adapter as used, so that it is not the next one to be unloaded."""
         self._held[adapter] = self._held.pop(adapter)
 
     def load(self, name: str, path: str, done: Done, digest: bytes = b"") -> None:
-        """`digest`: that it has to have; empty: any."""
+        """Orders the load of an adapter. `digest`: required content; empty: any."""
         if self._is_gone:
             done(Unavailable("the worker is gone"))
             return
@@ -67,7 +72,7 @@ class ReplicaAdapters:
         return any(name == ordered for ordered, _ in self._orders.values())
 
     def receive_loaded(self, wire: pb.AdapterLoaded) -> None:
-        """Raises FailedPrecondition for what was not ordered."""
+        """Handles the worker's answer. Raises FailedPrecondition for an unknown order."""
         if wire.order_id not in self._orders:
             raise FailedPrecondition(f"order_id: the scheduler awaits no adapter {wire.order_id}")
         if not wire.HasField("error") and len(wire.digest) != DIGEST_BYTES:
@@ -83,7 +88,8 @@ class ReplicaAdapters:
         done(adapter)
 
     def unload(self, adapter: AdapterId) -> None:
-        """Behind the plans that have been sent. Nothing happens if it does not have it."""
+        """Orders the unloading of an adapter, executed after the plans already sent. Does nothing if it is not
+        loaded."""
         self.rejected.discard(adapter)
         self.reserved.discard(adapter)
         if adapter in self._held:
@@ -91,7 +97,7 @@ class ReplicaAdapters:
             self._send(pb.AttachResponse(unload_adapter=pb.UnloadAdapter(name=adapter.name, digest=adapter.digest)))
 
     def fail_pending(self) -> None:
-        """The worker is gone."""
+        """Fails all orders in progress, because the worker is gone."""
         self._is_gone = True
         orders, self._orders = self._orders, {}
         for _, done in orders.values():

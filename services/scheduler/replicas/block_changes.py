@@ -1,4 +1,4 @@
-"""What changed in a worker's prefix cache since it was last published."""
+"""Changes of a worker's prefix cache since the last publication."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from quire.shared.prefix_index.keys import member
 
 
 class BlockChanges:
-    """Net effect only: a block that came and went between two publications is not mentioned."""
+    """Net changes: a block that was stored and removed between two publications is not included."""
 
     def __init__(self) -> None:
         self._stored: set[bytes] = set()
@@ -29,8 +29,8 @@ class BlockChanges:
         else:
             self._removed.add(key)
 
-    def take(self) -> tuple[set[bytes], set[bytes]]:
-        """(stored, removed); forgotten here."""
+    def take_changes(self) -> tuple[set[bytes], set[bytes]]:
+        """Returns and clears (stored, removed)."""
         taken = self._stored, self._removed
         self._stored, self._removed = set(), set()
         return taken

@@ -1,4 +1,4 @@
-"""Step plans and results between the core's plain values and worker.proto."""
+"""Conversion of step plans, orders and results between the core's values and worker.proto."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _encode_admission(wire: pb.Admission, admission: Admission) -> None:
     sequence, payload = admission.sequence, admission.sequence.payload
     assert isinstance(payload, Payload)
     wire.slot = admission.slot
-    wire.sequence_key = sequence.key % 2**64  # those of beams are negative
+    wire.sequence_key = sequence.key % 2**64  # keys of beams are negative
     wire.token_ids = admission.token_ids
     wire.num_prompt_tokens = sequence.num_prompt_tokens
     wire.num_cached_tokens = admission.num_cached_tokens
@@ -62,7 +62,7 @@ def _encode_admission(wire: pb.Admission, admission: Admission) -> None:
     wire.sample = payload.sample
     wire.root_hash = sequence.root_hash
     wire.grammar_id = sequence.grammar_id
-    if sequence.asks_prompt_logprobs:  # what the prompt has told already is not wanted again
+    if sequence.asks_prompt_logprobs:  # positions already returned are not requested again
         wire.prompt_logprobs_from = sequence.prompt_logprobs_from
     if sequence.samples_nothing:
         wire.samples_nothing = True
@@ -139,7 +139,7 @@ def decode_result(wire: pb.StepResult) -> StepResult:
 
 
 def _code(code: int) -> str:
-    """A code that nobody here knows is a fault of the worker's."""
+    """Returns the name of an error code; an unknown code counts as an internal error of the worker."""
     if code not in finish_pb2.ErrorCode.values():
         code = finish_pb2.ERROR_CODE_INTERNAL
     return finish_pb2.ErrorCode.Name(code).removeprefix("ERROR_CODE_")
@@ -150,10 +150,10 @@ def _decode_prompts(wire: pb.PromptLogprobColumns) -> PromptLogprobs:
 
 
 def _decode_pooled(wire: pb.PooledColumns) -> dict[int, bytes]:
-    """f32 column, by slot."""
+    """Returns the f32 columns by slot."""
     sizes = u32(wire.sizes).tolist()
     ends = list(accumulate((size * NUMBER_BYTES for size in sizes), initial=0))
-    values = wire.values  # a copy, whenever it is read
+    values = wire.values  # reading the field copies it
     parts = (values[begin:end] for begin, end in pairwise(ends))
     return dict(zip(u32(wire.slots).tolist(), parts, strict=True))
 

@@ -1,4 +1,4 @@
-"""What one worker has been told to do with its device besides steps: weights, memory."""
+"""Device orders of one worker besides steps: weights and memory."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from quire.shared.errors import FailedPrecondition, QuireError, Unavailable, fro
 from quire.shared.pb.common.v1 import model_pb2
 from quire.shared.pb.worker.v1 import worker_pb2 as pb
 
-ORDER_TIMEOUT_S = 600.0  # a worker reads weights
-SWAP_TIMEOUT_S = 120.0  # it copies them
+ORDER_TIMEOUT_S = 600.0  # for reading weights
+SWAP_TIMEOUT_S = 120.0  # for copying staged weights
 
 
 class DeviceOrders:
-    """Of one attachment. Every order ends: with an answer, or when the worker is gone."""
+    """Orders of one attachment. Every order ends, with an answer or when the worker is gone."""
 
     def __init__(self, send: Callable[[pb.AttachResponse], None]) -> None:
         self._send = send
@@ -25,8 +25,8 @@ class DeviceOrders:
         self._is_gone = False
 
     async def execute(self, order: pb.DeviceOrder, timeout_s: float = ORDER_TIMEOUT_S) -> None:
-        """Returns when it has been carried out. Raises the worker's refusal, and Unavailable if it is gone or silent.
-        An order that nobody waits for any more is carried out all the same."""
+        """Sends an order and returns when it has been executed. Raises the worker's error, or Unavailable if the worker
+        is gone or does not answer in time. If the caller is cancelled, the worker executes the order nevertheless."""
         try:
             async with asyncio.timeout(timeout_s):
                 done = await self.send_order(order)
@@ -37,7 +37,7 @@ class DeviceOrders:
             raise from_proto(done.error)
 
     def send_order(self, order: pb.DeviceOrder) -> asyncio.Future[pb.DeviceOrderDone]:
-        """Its answer may be awaited or left alone."""
+        """Sends an order; the returned answer may be awaited or ignored."""
         answer: asyncio.Future[pb.DeviceOrderDone] = asyncio.get_running_loop().create_future()
         if self._is_gone:
             answer.set_result(_gone(0))
@@ -48,7 +48,7 @@ class DeviceOrders:
         return answer
 
     def receive_done(self, wire: pb.DeviceOrderDone) -> None:
-        """Raises FailedPrecondition for what was not ordered."""
+        """Handles the worker's answer. Raises FailedPrecondition for an unknown order."""
         answer = self._waiting.pop(wire.order_id, None)
         if answer is None:
             raise FailedPrecondition(f"order_id: the scheduler awaits no answer to order {wire.order_id}")
@@ -56,7 +56,7 @@ class DeviceOrders:
             answer.set_result(wire)
 
     def fail_pending(self) -> None:
-        """The worker is gone."""
+        """Fails all orders in progress, because the worker is gone."""
         self._is_gone = True
         for order_id, answer in self._waiting.items():
             if not answer.done():
@@ -69,7 +69,7 @@ def _gone(order_id: int) -> pb.DeviceOrderDone:
 
 
 def weights_of(hello: pb.WorkerHello) -> model_pb2.WeightsIdentity:
-    """That a worker computes with; those of the start if it does not say."""
+    """Returns the weights that a worker computes with; the initial weights if it does not name any."""
     return (
         hello.weights_state.weights
         if hello.weights_state.HasField("weights")
@@ -78,5 +78,5 @@ def weights_of(hello: pb.WorkerHello) -> model_pb2.WeightsIdentity:
 
 
 def with_worker_name(worker: str, refusal: QuireError) -> QuireError:
-    """With the worker that refuses."""
+    """Returns the error with the worker's name in its message."""
     return type(refusal)(f"{worker}: {refusal.message}", field=refusal.field, retry_after_ms=refusal.retry_after_ms)

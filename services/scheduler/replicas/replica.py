@@ -1,4 +1,4 @@
-"""One attachment of a worker: its core, its stream, and the step loop between them."""
+"""One attachment of a worker: its core, its stream, and the step loop that connects them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Clock = Callable[[], float]
 
 
 class Replica:
-    """Steps go out as long as the core has some; a result leads to the next. Events go to `deliver`."""
+    """Sends steps as long as the core plans some; each result triggers the next step. Events go to `deliver`."""
 
     def __init__(
         self,
@@ -61,35 +61,37 @@ class Replica:
         self.core = core
         self.changes = changes
         self.leaving = False
-        self.was_abandoned = False  # here, because something was wrong
+        self.was_abandoned = False  # ended by the scheduler, because of an error
         self.adapters = ReplicaAdapters(hello, send, lambda outcome: metrics.operations.adapter_loads[outcome].inc())
         self.orders = DeviceOrders(send)
         self.weights = weights_of(hello)
         self.asleep = frozenset(hello.weights_state.asleep)
         self.sleep_level = hello.weights_state.sleep_level
-        self.outdated = False  # it is not as its cluster is to be (weights, sleep), and gets no sequences
-        self.state_unknown = False  # nobody knows how it is
-        self.became_outdated = asyncio.Event()  # its cluster wants something else of it than it is
+        self.outdated = False  # differs from the cluster's target state (weights, sleep); gets no sequences
+        self.state_unknown = False  # an operation was interrupted; the worker has to attach again
+        self.became_outdated = asyncio.Event()  # set when the worker becomes outdated
         self.last_step_at: float | None = None
         self.attached_at = clock()
         self.throughput = Throughput()
-        self.links: defaultdict[str, WorkerLink] = defaultdict(WorkerLink)  # from other workers, by id
+        self.links: defaultdict[str, WorkerLink] = defaultdict(WorkerLink)  # links from other workers, by id
         self.send = send
         self._deliver = deliver
         self._clock = clock
         self._call_soon = call_soon
         self._call_later = call_later
-        self._next_at = -math.inf  # will be pumped then
-        self._awake = False
+        self._next_at = -math.inf  # time of the scheduled pump
+        self._is_pump_scheduled = False
         self._num_pauses = 0
         self.generation_paused = False
         self.on_pump: Callable[[Replica], None] | None = None
         self._metrics = metrics
         self._step_seconds = metrics.step.labels(self.id)
         self._step_tokens = metrics.step_tokens.labels(hello.model.name, self.id)
-        self._moved: set[int] = set()  # keys of sequences from elsewhere that have no token here yet
-        self._sent_at: deque[float] = deque()  # of the steps under way
-        self._freeing: deque[tuple[int, float]] = deque()  # (step whose return frees the blocks, cancelled at)
+        self._moved: set[int] = set()  # keys of moved sequences without a token here so far
+        self._sent_at: deque[float] = deque()  # send times of the steps in flight
+        self._freeing: deque[tuple[int, float]] = (
+            deque()
+        )  # (step whose return frees the blocks, time of the cancellation)
 
     @property
     def id(self) -> str:
@@ -101,7 +103,7 @@ class Replica:
 
     @property
     def is_quiescent(self) -> bool:
-        """No step and no transfer is under way."""
+        """Whether no step and no transfer is in flight."""
         return not self.busy and not self.has_transfers
 
     @property
@@ -112,7 +114,7 @@ class Replica:
         self.wake()
         if sequence.moved_at is not None:
             self._moved.add(sequence.key)
-        self.core.add(sequence)  # last: it takes in the whole sequence or nothing
+        self.core.add(sequence)  # last: the core accepts the whole sequence or nothing
 
     def cancel(self, key: int, reason: Reason) -> None:
         self.core.cancel(key, reason)
@@ -123,35 +125,35 @@ class Replica:
         self.wake()
 
     def wake(self) -> None:
-        """Pumps soon, once for everything that comes in until then."""
-        if not self._awake:
+        """Schedules a pump, one for everything that arrives until then."""
+        if not self._is_pump_scheduled:
             self._call_soon(self.pump)
-            self._awake = True  # only now: nobody else would call
+            self._is_pump_scheduled = True  # only after call_soon succeeded, or the pump would never be scheduled
 
-    def set_pump_callback(self, watcher: Callable[[Replica], None]) -> None:
-        """Is told after every pump."""
-        self.on_pump = watcher
+    def set_pump_callback(self, callback: Callable[[Replica], None]) -> None:
+        """Sets a callback that is called after every pump."""
+        self.on_pump = callback
 
     @property
     def paused(self) -> bool:
         return self._num_pauses > 0
 
     def pause(self) -> None:
-        """Orders no further steps, until it has been resumed as often as it was paused."""
+        """Stops sending steps until resume() has been called as often as pause()."""
         self._num_pauses += 1
 
     def resume(self) -> None:
         self._num_pauses -= 1
         self.wake()
 
-    def set_generation_paused(self, held: bool) -> None:
-        """Orders no further steps while generation is paused, whoever else pauses and resumes meanwhile."""
-        self.generation_paused = held
+    def set_generation_paused(self, paused: bool) -> None:
+        """Stops or allows sending steps while generation is paused, independent of pause() and resume()."""
+        self.generation_paused = paused
         self.wake()
 
     def pump(self) -> None:
-        """Sends the steps that can go out now, and what happened to the frontends."""
-        self._awake = False
+        """Sends the steps and orders that can be sent now, and delivers events to the frontends."""
+        self._is_pump_scheduled = False
         self._send_orders()
         started = perf_counter()
         if self.generation_paused:
@@ -172,14 +174,14 @@ class Replica:
         self._wake_in_time()
 
     def _wake_in_time(self) -> None:
-        """When the next step is due, unless that is now or already seen to."""
+        """Schedules a pump for the time when the next step is due, unless that is now or scheduled already."""
         at, now = self.core.next_at, self._clock()
         if at > now and at != self._next_at:
             self._next_at = at
             self._call_later(at - now, self._next_is_due)
 
     def tokens_per_s(self) -> float:
-        """Generated of late; 0 where nothing was."""
+        """Generated tokens per second over the recent window; 0 if idle."""
         return self.throughput.tokens_per_s(self._clock())
 
     def _next_is_due(self) -> None:
@@ -187,7 +189,7 @@ class Replica:
         self.pump()
 
     def apply_result(self, wire: pb.StepResult) -> None:
-        """The result of the oldest step under way."""
+        """Applies the result of the oldest step in flight and pumps."""
         self._check(wire)
         now = self._clock()
         started = perf_counter()
@@ -204,7 +206,7 @@ class Replica:
         self.pump()
 
     def _measure_moves(self, now: float) -> None:
-        """Observes the pause of every moved sequence that has its first token here."""
+        """Observes the pause of each moved sequence that has its first token here."""
         for key in list(self._moved):
             sequence = self.core.find(key)
             if sequence is None:
@@ -215,7 +217,7 @@ class Replica:
                 self._moved.discard(key)
 
     def receive_prepared(self, wire: pb.GrammarPrepared) -> None:
-        """The worker has a grammar that was ordered, or says why not."""
+        """Handles the answer to a grammar order. Raises FailedPrecondition for an unknown one."""
         if not self.core.grammars.awaits(wire.grammar_id):
             raise FailedPrecondition(f"grammar_id: the scheduler awaits no grammar {wire.grammar_id.hex()}")
         failure = decode_failure(wire.error) if wire.HasField("error") else None
@@ -223,7 +225,7 @@ class Replica:
         self.wake()
 
     def receive_transferred(self, wire: pb.Transferred) -> None:
-        """The worker has moved blocks, or says why not."""
+        """Handles the end of a transfer. Raises FailedPrecondition for an unknown one."""
         transfers = self.core.host_blocks
         if transfers is None or not transfers.awaits(wire.transfer_id):
             raise FailedPrecondition(f"transfer_id: the scheduler awaits no transfer {wire.transfer_id}")
@@ -235,7 +237,7 @@ class Replica:
         self.wake()
 
     def receive_fetched(self, wire: pb.BlocksFetched) -> None:
-        """The worker has blocks of another one, or says why not."""
+        """Handles the end of a fetch. Raises FailedPrecondition for an unknown one."""
         fetches = self.core.peer_blocks
         if fetches is None or not fetches.awaits(wire.fetch_id):
             raise FailedPrecondition(f"fetch_id: the scheduler awaits no fetch {wire.fetch_id}")
@@ -247,7 +249,7 @@ class Replica:
         self._metrics.fetches.labels(self.id, "failed" if failed else "done").inc()
         if failed:
             link.record_failure()
-            log.warning("blocks of another worker did not come", worker=self.id, reason=wire.error.message)
+            log.warning("blocks of another worker could not be fetched", worker=self.id, reason=wire.error.message)
         else:
             num_bytes = num_blocks * self.hello.kv_transfer.block_bytes
             link.observe(num_bytes, wire.fetch_us / 1e6)
@@ -258,19 +260,19 @@ class Replica:
         self.wake()
 
     def unblock(self, sequences: list[Sequence]) -> None:
-        """They need not wait for blocks of other workers."""
+        """Queues sequences that no longer wait for blocks of other workers."""
         if sequences:
             self.core.unblock(sequences)
             self.wake()
 
     @property
     def has_transfers(self) -> bool:
-        """Transfers are under way, or blocks between workers."""
+        """Whether transfers, fetches or loans are in flight."""
         moves = (self.core.host_blocks, self.core.peer_blocks)
         return any(some is not None and some.num_in_flight > 0 for some in moves)
 
     def _send_transfers(self) -> None:
-        """Behind the plans that fill or free their blocks."""
+        """Sends transfer orders, after the plans that fill or free their blocks."""
         if self.core.host_blocks is not None:
             for order in self.core.host_blocks.take_orders():
                 self.send(encode_transfer(order))
@@ -292,11 +294,11 @@ class Replica:
 
     @property
     def oldest_sent_at(self) -> float | None:
-        """When the oldest step under way was sent; None if none is."""
+        """Send time of the oldest step in flight; None if there is none."""
         return self._sent_at[0] if self._sent_at else None
 
     def oldest_step_age_s(self) -> float:
-        """How long the oldest step under way has been; 0 if none is."""
+        """Returns the age of the oldest step in flight; 0 if there is none."""
         return self._clock() - self._sent_at[0] if self._sent_at else 0.0
 
     def _check(self, wire: pb.StepResult) -> None:

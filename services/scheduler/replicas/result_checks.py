@@ -1,6 +1,6 @@
-"""Whether a worker's result can be the outcome of its step: counts, lengths, tokens of the vocabulary, progress.
+"""Validates a worker's step result: counts, lengths, tokens of the vocabulary, progress.
 
-A result that cannot ends the attachment with an error that names the column. What follows may then rely on the shapes.
+An invalid result ends the attachment with an error that names the column. Later code relies on the shapes.
 """
 
 from __future__ import annotations
@@ -13,21 +13,25 @@ from quire.shared.errors import FailedPrecondition
 from quire.shared.pb.worker.v1 import worker_pb2 as pb
 from quire.shared.worker_limits import MAX_POOLED_ELEMENTS
 
-WIDTH = 4  # bytes of an element of every column
-MOST_STEPS_WITHOUT_TOKEN = 1000  # in a row, of a slot that is to sample: far beyond any wait for blocks
+WIDTH = 4  # bytes per element of every column
+MOST_STEPS_WITHOUT_TOKEN = (
+    1000  # consecutive steps without a token of a slot that samples: far beyond any wait for blocks
+)
 
 
 class ResultChecks:
-    """Of one attachment: knows what its worker may send."""
+    """Checks of one attachment, from the sizes in the worker's hello."""
 
     def __init__(self, hello: pb.WorkerHello) -> None:
         self._vocab_size = hello.model.vocab_size
         self._most_drafts = hello.drafting.num_speculative_tokens
-        self._num_empty = np.zeros(hello.limits.max_num_seqs, dtype=np.int64)  # steps without a token, by slot
+        self._num_empty = np.zeros(
+            hello.limits.max_num_seqs, dtype=np.int64
+        )  # [max_num_seqs] consecutive steps without a token
         self._some_empty = False
 
     def check(self, wire: pb.StepResult, flight: InFlightStep) -> None:
-        """Raises FailedPrecondition."""
+        """Raises FailedPrecondition if `wire` cannot be the result of `flight`."""
         num_slots = len(flight.slots)
         counts = self._counts(wire, flight) if wire.token_counts else None
         tokens = _column(wire.token_ids, "token_ids", num_slots if counts is None else int(counts.sum()), flight)
@@ -56,7 +60,7 @@ class ResultChecks:
         return counts
 
     def _check_progress(self, counts: U32 | None, flight: InFlightStep) -> None:
-        """A slot may sit a step out, but not for ever."""
+        """Rejects a slot without a token in too many consecutive steps; single steps without one are valid."""
         if counts is None or not len(flight.slots):
             self._num_empty[flight.slots] = 0
         else:
@@ -68,16 +72,16 @@ class ResultChecks:
             raise _wrong(flight, f"token_counts: slot {slot} has got no token in {most} steps that sample it")
 
     def _check_failures(self, wire: pb.StepResult, flight: InFlightStep, counts: U32 | None, tokens: U32) -> None:
-        """Tokens of slots that failed mean nothing."""
+        """Checks the failed slots, and the tokens of the others: tokens of failed slots have no meaning."""
         failed = np.array([failure.slot for failure in wire.failures], dtype=np.int64)
         if not np.isin(failed, [*flight.slots.tolist(), *flight.pooled_keys]).all():
             raise _wrong(flight, f"failures: slots {failed.tolist()} do not all sample or end")
-        goes_on = ~np.isin(flight.slots, failed)
-        rows = goes_on if counts is None else np.repeat(goes_on, counts)
+        succeeded = ~np.isin(flight.slots, failed)
+        rows = succeeded if counts is None else np.repeat(succeeded, counts)
         self._check_vocabulary(tokens[rows], "token_ids", flight)
 
     def _check_vocabulary(self, tokens: U32, name: str, flight: InFlightStep) -> None:
-        """As unsigned numbers: a negative token is a large one."""
+        """Rejects token ids outside the vocabulary, compared as unsigned numbers: a negative id is a large one."""
         if len(tokens) and int(tokens.max()) >= self._vocab_size:
             wrong = int(tokens[tokens >= self._vocab_size][0].astype(np.int32))
             raise _wrong(flight, f"{name}: {wrong} is not in the vocabulary of {self._vocab_size} tokens")
@@ -96,14 +100,14 @@ class ResultChecks:
             raise _wrong(flight, f"prompt_logprobs: {counts.sum()} positions, entries of {num_positions}")
 
     def _check_pooled(self, wire: pb.StepResult, flight: InFlightStep) -> None:
-        """A vector for each slot that ends without a sample, unless it failed; one number of a document, and of a query
-        nothing."""
+        """Checks that there is a vector for each slot that ends without a sample, unless it failed: one number for a
+        document, none for a query."""
         pooled = wire.pooled
         slots = _whole(pooled.slots, "pooled.slots", flight).tolist()
         failed = {failure.slot for failure in wire.failures}
-        told = flight.pooled_keys.keys() - {slot for slot, is_query in flight.late_queries.items() if is_query}
-        due = told - failed
-        if len(set(slots)) != len(slots) or not due <= set(slots) <= told:
+        pooling_slots = flight.pooled_keys.keys() - {slot for slot, is_query in flight.late_queries.items() if is_query}
+        due = pooling_slots - failed
+        if len(set(slots)) != len(slots) or not due <= set(slots) <= pooling_slots:
             raise _wrong(flight, f"pooled: vectors of slots {sorted(due)} are due, the worker sent those of {slots}")
         sizes = _column(pooled.sizes, "pooled.sizes", len(slots), flight)
         if len(sizes) and (not sizes.all() or int(sizes.max()) > MAX_POOLED_ELEMENTS):
@@ -114,7 +118,7 @@ class ResultChecks:
         _column(pooled.values, "pooled.values", int(sizes.sum()), flight)
 
     def _check_logprobs(self, wire: pb.LogprobColumns, name: str, flight: InFlightStep) -> int:
-        """Returns the number of positions."""
+        """Checks log-probability columns; returns the number of positions."""
         counts = _whole(wire.entry_counts, f"{name}.entry_counts", flight)
         num_entries = int(counts.sum())
         self._check_vocabulary(_column(wire.token_ids, f"{name}.token_ids", num_entries, flight), name, flight)

@@ -1,15 +1,15 @@
-"""Tokens per second over the last seconds in which there was work, if these are not long ago."""
+"""Tokens per second over the last seconds of work, if these are recent."""
 
 from __future__ import annotations
 
 from collections import deque
 
 WINDOW_S = 10.0
-IDLE_GAP_S = 1.0  # a longer pause between two steps is idleness, not slowness
+IDLE_GAP_S = 1.0  # a longer pause between two steps counts as idle time
 
 
 class Throughput:
-    """A sliding window of (busy time, tokens); time without steps does not count."""
+    """Sliding window of (busy time, tokens); idle time does not count."""
 
     def __init__(self) -> None:
         self._steps: deque[tuple[float, int]] = deque()
@@ -31,6 +31,6 @@ class Throughput:
             self._tokens -= old_tokens
 
     def tokens_per_s(self, now: float) -> float:
-        """0 once no step has come for as long as the window is: what was is not what is."""
+        """Returns the tokens per second of the window; 0 if no step has returned for the length of the window."""
         is_idle = self._last is None or now - self._last > WINDOW_S
         return 0.0 if is_idle or not self._busy_s else self._tokens / self._busy_s

@@ -1,4 +1,4 @@
-"""How a scheduler leaves: to its peers if there are any, else when everything is done."""
+"""Shutdown of a scheduler: its workers move to peers if there are any; otherwise their sequences finish first."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ POLL_S = 0.02
 async def drain(
     settings: SchedulerSettings, cluster: WorkerCluster, frontends: FrontendService, balancer: WorkerBalancer
 ) -> None:
-    """Takes nothing new. What is left after drain_timeout_s goes on where the frontends submit it again."""
+    """Accepts nothing new. Sequences that are unfinished after drain_timeout_s continue on the schedulers that the
+    frontends submit them to again."""
     cluster.draining = True
     frontends.publish()
     deadline = time.monotonic() + settings.drain_timeout_s
@@ -35,14 +36,14 @@ async def drain(
 
 
 async def _hand_over(cluster: WorkerCluster, balancer: WorkerBalancer, deadline: float) -> None:
-    """Between two steps each worker is sent to a peer, with its KV blocks; frontends follow with the sequences. One for
-    which there is no peer any more goes on with what it has."""
+    """Redirects each worker to a peer between two steps, with its KV blocks; frontends follow with the sequences. A
+    worker without a peer finishes its sequences here."""
     for replica in cluster.replicas.values():
         replica.leaving = True
         replica.pause()
     waiting = list(cluster.replicas.values())
     while waiting and time.monotonic() < deadline:
-        waiting = [replica for replica in waiting if cluster.has(replica)]  # steps of one that is lost never return
+        waiting = [replica for replica in waiting if cluster.has(replica)]  # steps of a lost worker never return
         for replica in [r for r in waiting if not r.busy]:
             waiting.remove(replica)
             drain_target = balancer.drain_target()

@@ -1,4 +1,4 @@
-"""quire.scheduler.v1: a frontend's session."""
+"""quire.scheduler.v1: sessions of frontends."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ log = logger("frontends")
 
 FrontendSession = Duplex[pb.SessionRequest, pb.SessionResponse]
 VIEW_INTERVAL_S = 0.1
-PORTION = 64  # sequences taken in, or cancelled
-TOKENS_LIKE_A_SEQUENCE = 4096  # a prompt of so many costs as much again to copy and to hash
+SEQUENCES_PER_TURN = 64  # sequences submitted or cancelled per turn of the event loop
+TOKENS_PER_SEQUENCE_COST = 4096  # copying and hashing a prompt of this length costs as much as a sequence
 
 
 class TurnBudget:
-    """How much of one frontend's is done in a turn of the loop, so that nobody waits for what it sends at once."""
+    """Work done for one frontend per turn of the event loop, so that a large message does not delay other services."""
 
     def __init__(self) -> None:
-        self._left = PORTION
+        self._left = SEQUENCES_PER_TURN
 
     async def spend(self, sequences: int) -> None:
         self._left -= sequences
         if self._left <= 0:
-            self._left = PORTION
+            self._left = SEQUENCES_PER_TURN
             await asyncio.sleep(0)
 
 
 class FrontendService:
-    """One session for each frontend."""
+    """Serves one session per frontend."""
 
     def __init__(self, settings: SchedulerSettings, cluster: WorkerCluster, door: HandshakeAcceptor) -> None:
         self._settings = settings
@@ -56,16 +56,17 @@ class FrontendService:
         self._owners = itertools.count(1)
         self._epoch = time.time_ns() // 1_000_000
         self._last_view = pb.ClusterView()
-        self.num_rounds = 0  # of publish_views
+        self.num_rounds = 0  # rounds of publish_views()
         self.hellos: dict[int, pb.FrontendHello] = {}
 
     @property
     def epoch(self) -> int:
-        """This lifetime of the scheduler."""
+        """Start time of this scheduler process; identifies it."""
         return self._epoch
 
     async def serve(self, stream: CallStream, caller: str) -> None:
-        """A frontend's session to its end. `caller`: the name it has proved, empty if it needed to prove none."""
+        """Serves a frontend's session to its end. `caller`: the authenticated name, empty if no authentication is
+        required."""
         heartbeat = pb.SessionResponse(heartbeat=pb.Heartbeat())
         session: FrontendSession = Duplex(PartStream(stream), heartbeat, self._settings.heartbeat_interval_ms / 1000)
         hello = await self._hello(session)
@@ -73,7 +74,8 @@ class FrontendService:
         await self._serve(session, hello)
 
     async def publish_views(self) -> None:
-        """Tells the frontends what changed, at most ten times a second; also lets waiting deadlines pass."""
+        """Publishes status changes to the frontends, at most ten times a second, and checks deadlines of waiting
+        sequences."""
         while True:
             await asyncio.sleep(VIEW_INTERVAL_S)
             self._cluster.tick()
@@ -124,38 +126,38 @@ class FrontendService:
             log.warning("frontend lost", frontend=hello.frontend_id, reason=error.message)
         finally:
             del self.hellos[owner]
-            await self._part(owner)
+            await self._remove(owner)
             log.info("frontend left", frontend=hello.frontend_id)
 
     async def _read(self, session: FrontendSession, owner: int) -> None:
-        portion = TurnBudget()
+        budget = TurnBudget()
         async for message in session.messages():
             kind = message.WhichOneof("message")
             if kind == "submission":
-                await self._submit(owner, (message.submission, *message.further_submissions), portion)
+                await self._submit(owner, (message.submission, *message.further_submissions), budget)
             elif kind == "weights":
                 self._cluster.target_state.adopt_if_newer(message.weights, self._cluster.replicas.values())
             elif kind == "cancellation":
                 cancellation = message.cancellation
                 reason = FROM_WIRE.get(cancellation.reason, Reason.CANCELLED)
                 sequence_ids = u32(cancellation.sequence_ids)
-                for start in range(0, len(sequence_ids), PORTION):
-                    named = sequence_ids[start : start + PORTION].tolist()
+                for start in range(0, len(sequence_ids), SEQUENCES_PER_TURN):
+                    named = sequence_ids[start : start + SEQUENCES_PER_TURN].tolist()
                     self._cluster.cancel(owner, named, reason)
-                    await portion.spend(len(named))
+                    await budget.spend(len(named))
 
-    async def _submit(self, owner: int, submissions: Iterable[pb.Submission], portion: TurnBudget) -> None:
+    async def _submit(self, owner: int, submissions: Iterable[pb.Submission], budget: TurnBudget) -> None:
         for submission in submissions:
-            cost = 1 + len(submission.token_ids) // (TOKEN_BYTES * TOKENS_LIKE_A_SEQUENCE)
-            await portion.spend(cost)
+            cost = 1 + len(submission.token_ids) // (TOKEN_BYTES * TOKENS_PER_SEQUENCE_COST)
+            await budget.spend(cost)
             for _ in self._cluster.submit(owner, submission):
-                await portion.spend(cost)
+                await budget.spend(cost)
 
-    async def _part(self, owner: int) -> None:
-        portion, rest = TurnBudget(), self._cluster.remove_frontend(owner)
+    async def _remove(self, owner: int) -> None:
+        budget, removals = TurnBudget(), self._cluster.remove_frontend(owner)
         try:
-            for _ in rest:
-                await portion.spend(1)
+            for _ in removals:
+                await budget.spend(1)
         finally:
-            for _ in rest:
+            for _ in removals:
                 pass

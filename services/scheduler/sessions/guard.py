@@ -1,4 +1,4 @@
-"""Callbacks of one worker's attachment: an error in one of them ends that attachment, and nothing else."""
+"""Guards callbacks of one worker's attachment: an error in one of them ends that attachment only."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Call = Callable[[], None]
 
 
 class LoopGuard:
-    """The event loop's call_soon and call_later for one owner; `failed` has the first error."""
+    """call_soon and call_later of the event loop for one owner; `failed` gets the first error."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -22,7 +22,7 @@ class LoopGuard:
         self._loop.call_later(delay_s, self._run, call)
 
     def _run(self, call: Call) -> None:
-        if self.failed.done():  # with an error, or because the attachment is over
+        if self.failed.done():  # after an error, or because the attachment has ended
             return
         try:
             call()

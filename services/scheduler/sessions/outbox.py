@@ -1,4 +1,4 @@
-"""What goes to a frontend: a step is a message, unless the frontend falls behind. Then steps that wait are merged."""
+"""Messages to a frontend: one per step, unless the frontend is slow; then queued steps are merged."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ import numpy as np
 from quire.shared.columns import I32, U32, i32, u32
 from quire.shared.pb.scheduler.v1 import scheduler_pb2 as pb
 
-MOST_TOKENS = 1 << 16  # in a message; gRPC takes 4 MB
+MOST_TOKENS = 1 << 16  # tokens per message; gRPC's limit is 4 MB
 TOKEN_BYTES = ID_BYTES = 4
 
 
 class Link(Protocol):
-    """The session's stream."""
+    """Outgoing stream of a frontend session."""
 
     @property
     def last_unsent(self) -> pb.SessionResponse | None:
-        """What was sent last, if it still waits to be written."""
+        """The last message sent, if it has not been written yet."""
 
     def send(self, message: pb.SessionResponse) -> None: ...
 
 
 class Outbox:
-    """`send` never blocks, and what waits grows by bytes, not by messages."""
+    """Sends without blocking; what is queued grows by bytes, not by messages."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
-        self._merged: pb.SessionResponse | None = None  # the message that others were merged into
-        self._sequences: set[int] = set()  # that have tokens in it
+        self._merged: pb.SessionResponse | None = None  # the queued message that others were merged into
+        self._sequences: set[int] = set()  # ids of the sequences with tokens in it
 
     def send(self, message: pb.SessionResponse) -> None:
         last = self._link.last_unsent
@@ -39,19 +39,20 @@ class Outbox:
             self._link.send(message)
 
     def _merge(self, last: pb.SessionResponse, later: pb.TokenBatch) -> None:
-        """Steps of different workers have no sequence in common, as a rule: their columns come one after the other."""
+        """Merges a step into the queued message. Steps of different workers usually have no sequence in common: then
+        their columns are concatenated."""
         if self._merged is not last:
             self._merged, self._sequences = last, _ids(last.tokens)
         sequences = _ids(later)
         if self._sequences.isdisjoint(sequences):
-            join(last.tokens, later)
+            concatenate(last.tokens, later)
         else:
             merge(last.tokens, later)
         self._sequences |= sequences
 
 
-def join(batch: pb.TokenBatch, later: pb.TokenBatch) -> None:
-    """Adds `later` to `batch`; they have no sequence in common, and no log-probabilities."""
+def concatenate(batch: pb.TokenBatch, later: pb.TokenBatch) -> None:
+    """Appends `later` to `batch`; they have no sequence in common and no log-probabilities."""
     if batch.token_counts or later.token_counts:
         batch.token_counts = _counts(batch).tobytes() + _counts(later).tobytes()
     batch.sequence_ids += later.sequence_ids
@@ -63,7 +64,7 @@ def join(batch: pb.TokenBatch, later: pb.TokenBatch) -> None:
 
 
 def merge(batch: pb.TokenBatch, later: pb.TokenBatch) -> None:
-    """Adds `later` to `batch`. Neither holds log-probabilities."""
+    """Merges `later` into `batch`; neither has log-probabilities."""
     ids = np.concatenate([u32(batch.sequence_ids), u32(later.sequence_ids)])
     if len(ids):
         tokens: I32 = np.concatenate([i32(batch.token_ids), i32(later.token_ids)])
@@ -91,7 +92,8 @@ def _fit(batch: pb.TokenBatch, later: pb.TokenBatch) -> bool:
 
 
 def _is_plain(message: pb.SessionResponse) -> bool:
-    """A step of tokens alone: log-probabilities and vectors have columns that would have to be put in order as well."""
+    """Returns whether a message is a step with tokens alone: log-probabilities and vectors have columns that would need
+    sorting as well."""
     if not message.HasField("tokens"):
         return False
     tokens = message.tokens

@@ -1,4 +1,4 @@
-"""quire.scheduler.v1: what frontends may open here, each call behind the door."""
+"""quire.scheduler.v1: calls that frontends may open; every call is authenticated first."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SERVICE_NAME = pb.DESCRIPTOR.services_by_name["SchedulerService"].full_name
 
 
 class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
-    """Sessions, and operators' questions that frontends pass on."""
+    """Frontend sessions, and operator calls that frontends forward."""
 
     def __init__(
         self, frontends: FrontendService, administration: SchedulerAdministration, door: HandshakeAcceptor
@@ -65,7 +65,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
     async def _update_weights(
         self, context: grpc.aio.ServicerContext[pb.AdministerRequest, pb.AdministerResponse], asked: pb.UpdateWeights
     ) -> None:
-        """Staged first; swapped in if the caller says so, dropped if it leaves."""
+        """Stages the weights; swaps them in if the caller says so, drops them if it leaves."""
         if asked.request.path:
             await self._staged(context, asked, None)
             return
@@ -83,8 +83,8 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
     ) -> None:
         async with self._administration.updates.staged(asked.update, asked.request, pieces) as update:
             await context.write(pb.AdministerResponse(weights_staged=pb.WeightsStaged(num_workers=update.num_workers)))
-            go_on = await context.read()
-            if isinstance(go_on, pb.AdministerRequest) and go_on.HasField("swap_weights"):
+            decision = await context.read()
+            if isinstance(decision, pb.AdministerRequest) and decision.HasField("swap_weights"):
                 await context.write(pb.AdministerResponse(weights_updated=await update.swap()))
 
     async def _answer(self, question: pb.AdministerRequest) -> pb.AdministerResponse:
@@ -116,14 +116,16 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
             case "list_adapters":
                 answer.adapters.CopyFrom(await asked.list_adapters())
             case kind:
-                raise self._door.unexpected_handshake(kind) or FailedPrecondition(f"{kind} is not a question")
+                raise self._door.unexpected_handshake(kind) or FailedPrecondition(
+                    f"{kind} is not an administration call"
+                )
         return answer
 
 
 async def _pieces(
     context: grpc.aio.ServicerContext[pb.AdministerRequest, pb.AdministerResponse],
 ) -> AsyncIterator[WeightsPiece]:
-    """Up to the end of the weights, or of the call."""
+    """Yields the pieces of weights up to the end piece, or to the end of the call."""
     while isinstance(message := await context.read(), pb.AdministerRequest) and message.HasField("weights_piece"):
         yield message.weights_piece
         if message.weights_piece.HasField("end"):

@@ -1,4 +1,4 @@
-"""The table of scheduling policies; other packages add to it by the entry point group `quire.policies`."""
+"""Table of scheduling policies; installed packages add to it with the entry point group `quire.policies`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ POLICIES = {
 
 
 def find_policy(name: str) -> PolicyMaker:
-    """Raises InvalidArgument for a name that neither Quire nor an installed package has."""
+    """Returns the policy with this name. Raises InvalidArgument for an unknown name."""
     known = plugins.known(GROUP, POLICIES)
     if name not in known:
         text = f"scheduling_policy: {name!r} does not exist; there are {', '.join(known)}"

@@ -1,4 +1,4 @@
-"""Spreading workers over the schedulers of a cluster."""
+"""Distribution of workers over the schedulers of a cluster."""
 
 from __future__ import annotations
 
@@ -11,40 +11,44 @@ Peers = Callable[[], Sequence[SchedulerEntry]]
 
 
 class WorkerBalancer:
-    """Knows the other schedulers from the registry, and whom it has sent to them since it last looked."""
+    """Knows the other schedulers from the registry, and counts the workers that it has redirected to them since the
+    last registry update."""
 
     def __init__(self, peers: Peers) -> None:
         self._peers = peers
-        self._seen: Sequence[SchedulerEntry] = ()
-        self._sent: Counter[str] = Counter()
+        self._known_peers: Sequence[SchedulerEntry] = ()
+        self._redirected: Counter[str] = Counter()
 
     @property
     def addresses(self) -> list[str]:
         return [peer.address for peer in self._peers()]
 
     def redirect_target(self, num_workers: int) -> str | None:
-        """Where a worker should go instead, when this scheduler has `num_workers` already."""
+        """Returns the address of a less loaded scheduler for a new worker, or None. `num_workers`: workers of this
+        scheduler."""
         best = self._least_loaded()
         if best is None or self._load(best) >= num_workers:
             return None
-        return self._send(best)
+        return self._redirect(best)
 
     def drain_target(self) -> str | None:
-        """Where a worker goes when this scheduler leaves."""
+        """Returns the address that a worker is redirected to when this scheduler drains, or None."""
         best = self._least_loaded()
-        return None if best is None else self._send(best)
+        return None if best is None else self._redirect(best)
 
     def _least_loaded(self) -> SchedulerEntry | None:
         peers = self._peers()
-        if peers is not self._seen:
-            self._seen = peers
-            self._sent.clear()
-        staying = (peer for peer in peers if not peer.draining)  # who leaves has no workers any more, and wants none
+        if peers is not self._known_peers:
+            self._known_peers = peers
+            self._redirected.clear()
+        staying = (
+            peer for peer in peers if not peer.draining
+        )  # a draining scheduler has no workers left and accepts none
         return min(staying, key=self._load, default=None)
 
     def _load(self, peer: SchedulerEntry) -> int:
-        return peer.num_workers + self._sent[peer.id]
+        return peer.num_workers + self._redirected[peer.id]
 
-    def _send(self, peer: SchedulerEntry) -> str:
-        self._sent[peer.id] += 1
+    def _redirect(self, peer: SchedulerEntry) -> str:
+        self._redirected[peer.id] += 1
         return peer.address

@@ -1,4 +1,4 @@
-"""quire.worker.v1: a worker attaches, gets an epoch, and works."""
+"""quire.worker.v1: attachments of workers and their sessions."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ SERVICE_NAME = pb.DESCRIPTOR.services_by_name["WorkerService"].full_name
 
 
 class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
-    """One Attach call for each worker."""
+    """Serves one Attach call per worker."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         reconciler: WorkerReconciler,
         streams: WeightStreams,
     ) -> None:
-        """`on_garbage` is told when a session has ended: what was kept for its worker refers to itself."""
+        """`on_garbage` is called when a session has ended: the objects of its worker form reference cycles."""
         self._keeping_up = reconciler
         self._streams = streams
         self._settings = settings
@@ -96,7 +96,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
                 await context.write(pb.AttachResponse(redirect=pb.Redirect(address=elsewhere)))
                 return
             await self._supersede(hello)
-            await self._work(session, hello)
+            await self._run_session(session, hello)
         except QuireError as error:
             await context.abort(transport(error).grpc_code, error.message)
         except Exception:
@@ -121,26 +121,28 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
             await context.abort(transport(error).grpc_code, error.message)
 
     def _redirect_address(self, hello: pb.WorkerHello) -> str | None:
-        """Where a newcomer should go instead. One that was sent here by somebody who did not know yet that this
-        scheduler leaves is sent on."""
+        """Returns the address that a new worker is redirected to, or None. While draining, this includes workers that a
+        peer redirected here before it knew."""
         if self._cluster.draining:
             return self.balancer.drain_target()
         return None if hello.redirected else self.balancer.redirect_target(len(self._cluster.replicas))
 
-    async def _work(self, session: WorkerSession, hello: pb.WorkerHello) -> None:
-        """Serves the session in a task of its own, so that a later one of the same worker can end it."""
-        work = self._tasks.start(f"session of worker {hello.worker_id}", self._serve(session, hello))
-        self._sessions[hello.worker_id] = OpenSession(hello, work)  # until it has ended: the next one waits for that
-        work.add_done_callback(lambda _: self._sessions.pop(hello.worker_id))
+    async def _run_session(self, session: WorkerSession, hello: pb.WorkerHello) -> None:
+        """Runs the session in a task of its own, so that a later session of the same worker can end it."""
+        task = self._tasks.start(f"session of worker {hello.worker_id}", self._serve(session, hello))
+        self._sessions[hello.worker_id] = OpenSession(
+            hello, task
+        )  # removed when it has ended: the next session waits for that
+        task.add_done_callback(lambda _: self._sessions.pop(hello.worker_id))
         try:
-            await asyncio.wait([work])
+            await asyncio.wait([task])
         finally:
-            work.cancel()
-        if work.cancelled() and not work.cancelling():
-            raise Unavailable(f"the session of worker {hello.worker_id} was cancelled, and nobody asked for that")
-        if work.cancelled():
+            task.cancel()
+        if task.cancelled() and not task.cancelling():
+            raise Unavailable(f"the session of worker {hello.worker_id} was cancelled unexpectedly")
+        if task.cancelled():
             raise FailedPrecondition(f"worker {hello.worker_id} attached again; this session is over")
-        work.result()
+        task.result()
 
     async def _hello(self, session: WorkerSession) -> pb.WorkerHello:
         first = await session.receive()
@@ -162,12 +164,11 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         return hello
 
     async def _supersede(self, hello: pb.WorkerHello) -> None:
-        """A worker that attaches again has lost its old stream, whether or not that is known here yet. Returns when its
-        last session has ended, and with that its sequences are elsewhere. Raises FailedPrecondition if that is the
-        session of another process, which lives."""
-        while (old := self._sessions.get(hello.worker_id)) is not None:  # another one may have come meanwhile
+        """Ends the old session of a worker that attaches again, and returns when it has ended and its sequences have
+        moved. Raises FailedPrecondition if the old session is that of another live process."""
+        while (old := self._sessions.get(hello.worker_id)) is not None:  # another session may have started meanwhile
             if not old.is_same_process(hello) and await old.is_alive(self._settings.heartbeat_interval_ms / 1000):
-                log.warning("a second worker of one id is refused", worker=hello.worker_id, pid=hello.pid)
+                log.warning("rejected a second worker with the same id", worker=hello.worker_id, pid=hello.pid)
                 raise FailedPrecondition(old.duplicate_id_error(hello), field="worker_id")
             if not old.task.done() and not old.task.cancelling():
                 self._metrics.workers_lost.labels("superseded").inc()
@@ -177,7 +178,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
     async def _serve(self, session: WorkerSession, hello: pb.WorkerHello) -> None:
         guard = LoopGuard(asyncio.get_running_loop())
         replica = await self._replica(session, hello, guard)
-        self._cluster.agree_on_weights(replica)  # nobody attaches between this and its own turn
+        self._cluster.agree_on_weights(replica)  # no other worker attaches between this call and the attachment
         welcome = pb.SchedulerWelcome(
             scheduler_id=self._settings.name,
             epoch=replica.epoch,
@@ -282,7 +283,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
 
     async def _read(self, session: WorkerSession, replica: Replica) -> None:
         served = self._sessions[replica.id]
-        wants_to_go = False  # not one that a drain hands over, which goes when it has heard where
+        is_leaving = False  # set by the worker, not by a drain, after which it leaves when it has its redirect
         async for message in session.messages():
             served.num_messages += 1
             kind = message.WhichOneof("message")
@@ -302,25 +303,28 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
                 replica.orders.receive_done(message.device_order_done)
             elif kind == "leaving":
                 log.info("worker leaves", worker=replica.id)
-                wants_to_go = True
+                is_leaving = True
                 self._cluster.begin_leaving(replica)
                 self._on_change()
-            if wants_to_go and self._cluster.can_leave(replica):
+            if is_leaving and self._cluster.can_leave(replica):
                 return
         self._metrics.workers_lost.labels("closed").inc()
 
     async def _watch(self, replica: Replica) -> None:
-        """A worker that is alive but does not finish its step is given up; its late results meet a new epoch."""
+        """Ends the attachment of a live worker that does not finish its step in time; its late results have an old
+        epoch."""
         most_checks = math.ceil(self._settings.step_deadline_s / OVERDUE_CHECK_S)
         oldest, num_checks = replica.oldest_sent_at, 0
-        while num_checks < most_checks:  # not a clock: it would count time in which this process itself stood still
+        while (
+            num_checks < most_checks
+        ):  # counts checks, because a clock would include time in which this process itself was stopped
             await asyncio.sleep(OVERDUE_CHECK_S)
             before, oldest = oldest, replica.oldest_sent_at
             num_checks = num_checks + 1 if oldest is not None and oldest == before else 0
         replica.was_abandoned = True
         self._metrics.workers_lost.labels("step_deadline").inc()
         log.warning(
-            "worker given up", worker=replica.id, epoch=replica.epoch, step_s=round(replica.oldest_step_age_s(), 1)
+            "worker abandoned", worker=replica.id, epoch=replica.epoch, step_s=round(replica.oldest_step_age_s(), 1)
         )
 
 
@@ -328,7 +332,7 @@ ADOPTED_AT_A_TIME = 10_000  # about 10 ms of the event loop
 
 
 async def _adopt(core: Core, hello: pb.WorkerHello) -> None:
-    """The worker still holds these blocks from an earlier attachment: the whole cache is warm at once."""
+    """Adopts the blocks that the worker kept from an earlier attachment, so that its cache is warm at once."""
     if not core.limits.caches_prefixes:
         return
     ids = u32(hello.held.block_ids).tolist()

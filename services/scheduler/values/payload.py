@@ -1,4 +1,4 @@
-"""The part of a submission that the scheduler passes on to the worker unread."""
+"""Fields of a submission that the scheduler passes to the worker unread."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """What is passed on to the worker as it came."""
+    """Opaque fields for the worker."""
 
     params: bytes
     sample: int = 0
     grammar: bytes = b""
-    num_logprobs: int | None = None  # of a beam: told with each token; None: as params have it
+    num_logprobs: int | None = None  # of a beam: log-probabilities per token; None: as in params

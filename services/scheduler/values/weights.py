@@ -1,4 +1,4 @@
-"""Names of weights."""
+"""Names of weights before the first update."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One attachment to a scheduler: hello and welcome, then plans in and results out, until either side has enough."""
+"""One attachment to a scheduler: hello and welcome, then plans in and results out until either side ends it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from quire.shared.rpc.parts import CallStream, PartStream
 
 log = logger("worker.attachment")
 
-FIRST_INTERVAL_S = 1.0  # until the scheduler names the heartbeat interval
+FIRST_INTERVAL_S = 1.0  # heartbeat interval before the welcome sets one
 
 SchedulerSession = Duplex[pb.AttachResponse, pb.AttachRequest]
 FetchWeights = Callable[[pb.StageWeights], Awaitable[None]]
@@ -33,10 +33,10 @@ OnWelcome = Callable[[pb.SchedulerWelcome], Awaitable[None]]
 
 
 class Executor(Protocol):
-    """What runs the plans: the engine of a device, or a simulation."""
+    """Executes the plans of an attachment: the engine of a device, or a simulation."""
 
     async def start_epoch(self, receiver: Attachment) -> RetainedState:
-        """Ends the attachment before and begins that of `receiver`; returns what the blocks hold."""
+        """Ends the previous attachment and starts that of `receiver`; returns the state that the worker retained."""
 
     def submit(self, receiver: Attachment, plan: StepPlan) -> None: ...
 
@@ -60,15 +60,15 @@ class Executor(Protocol):
 
 
 class BrokenSession(Exception):
-    """The attachment cannot go on; another one can."""
+    """Ends an attachment after a protocol violation or a failed step; the worker attaches again."""
 
 
 class Redirected(Exception):
-    """The scheduler wants this worker to attach to another, whose address this names."""
+    """Raised when the scheduler directs this worker to another one; the message is its address."""
 
 
 class Attachment:
-    """Receives the engine's results for as long as it lasts."""
+    """One attachment: sends plans to the engine and the engine's results to the scheduler."""
 
     def __init__(
         self,
@@ -78,7 +78,8 @@ class Attachment:
         drain_timeout_s: float,
         fetch_weights: FetchWeights,
     ) -> None:
-        """`fetch_weights`: gets what comes as a stream, and says in the order where it is then. Raises QuireError."""
+        """`fetch_weights`: downloads weights that the scheduler streams and sets their location in the order; raises
+        QuireError."""
         self._fetch_weights = fetch_weights
         self._tasks = Tasks()
         heartbeat = pb.AttachRequest(heartbeat=pb.Heartbeat())
@@ -88,17 +89,17 @@ class Attachment:
         self._drain_timeout_s = drain_timeout_s
         self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._next_step_id = 1
-        self._num_weight_drops = 0  # of weights
-        self.epoch = 0  # 0: not welcomed
+        self._num_weight_drops = 0
+        self.epoch = 0  # 0: no welcome received yet
         self.num_results = 0
 
     async def run(self, hello: pb.WorkerHello, welcomed: OnWelcome) -> None:
-        """Returns when a drain is over; raises BrokenSession, Redirected, Unavailable or what gRPC raises."""
-        rest = self._tasks.start("the rest of the engine", self._engine.start_epoch(self))
-        await lifecycle.run_until_first(rest, self._shutdown.wait())  # a device that hangs never rests
+        """Runs until a drain has finished; raises BrokenSession, Redirected, Unavailable or gRPC errors."""
+        started = self._tasks.start("the start of the epoch", self._engine.start_epoch(self))
+        await lifecycle.run_until_first(started, self._shutdown.wait())  # a hanging device never starts an epoch
         if self._shutdown.requested:
             return
-        held = rest.result()
+        held = started.result()
         hello.held.block_ids, hello.held.block_hashes = columns.u32_bytes(held.block_ids), held.hashes
         hello.held.block_groups = columns.u32_bytes(held.groups) if any(held.groups) else b""
         hello.held.host_place_ids = columns.u32_bytes(list(held.in_host_memory))
@@ -122,32 +123,32 @@ class Attachment:
             await self._tasks.close()
 
     def deliver(self, result: StepResult) -> None:
-        """Engine: a step has ended."""
+        """Engine callback: sends the result of a finished step."""
         self.num_results += 1
         self._session.send(pb.AttachRequest(result=encode_result(result)))
 
     def grammar_prepared(self, prepared: pb.GrammarPrepared) -> None:
-        """Engine: a grammar is ready, or never will be."""
+        """Engine callback: reports a compiled grammar or its error."""
         self._session.send(pb.AttachRequest(grammar_prepared=prepared))
 
     def blocks_transferred(self, done: pb.Transferred) -> None:
-        """Engine: blocks have been moved, or cannot be."""
+        """Engine callback: reports a finished or failed block transfer."""
         self._session.send(pb.AttachRequest(transferred=done))
 
     def blocks_fetched(self, done: pb.BlocksFetched) -> None:
-        """Engine: blocks of another worker are there, or will not come."""
+        """Engine callback: reports a finished or failed fetch from another worker."""
         self._session.send(pb.AttachRequest(fetched=done))
 
     def adapter_loaded(self, loaded: pb.AdapterLoaded) -> None:
-        """Engine: an adapter is ready, or cannot be had."""
+        """Engine callback: reports a loaded adapter or its error."""
         self._session.send(pb.AttachRequest(adapter_loaded=loaded))
 
     def device_order_done(self, done: pb.DeviceOrderDone) -> None:
-        """Engine: an order has been carried out, or cannot be."""
+        """Engine callback: reports an executed device order or its error."""
         self._session.send(pb.AttachRequest(device_order_done=done))
 
     def abort_session(self, reason: str) -> None:
-        """Engine: no further result will come."""
+        """Engine callback: ends the attachment, as no further result will follow."""
         if not self._broken.done():
             self._broken.set_exception(BrokenSession(reason))
 
@@ -155,7 +156,7 @@ class Attachment:
         await self._broken
 
     async def _run_session(self, welcomed: OnWelcome) -> None:
-        kind = "heartbeat"  # as long as the hello is on its way
+        kind = "heartbeat"  # heartbeats precede the welcome
         while kind == "heartbeat":
             message = await self._session.receive()
             kind = message.WhichOneof("message")
@@ -220,14 +221,15 @@ class Attachment:
             self._engine.device_order(self, order)
 
     async def _fetch_and_stage(self, order: pb.DeviceOrder, num_drops: int) -> None:
-        """`num_drops`: when it was ordered."""
+        """Downloads streamed weights, then submits the order that stages them. `num_drops`: weight drops received
+        before the order."""
         try:
             await self._fetch_weights(order.stage_weights)
-            if self._num_weight_drops > num_drops:  # staged now they would stay, and on a GPU in the place of all KV
-                raise FailedPrecondition("the weights were dropped while they came")
+            if self._num_weight_drops > num_drops:  # staging now would keep them, on a GPU in place of the KV cache
+                raise FailedPrecondition("the weights were dropped while they were being downloaded")
         except QuireError as error:
             self.device_order_done(pb.DeviceOrderDone(order_id=order.order_id, error=to_proto(error)))
-        except Exception:  # an order without an answer would hold up all that come after it
+        except Exception:  # an unanswered order would block all later ones
             log.exception("the fetch of weights failed")
             failed = to_proto(Internal("the fetch of weights failed"))
             self.device_order_done(pb.DeviceOrderDone(order_id=order.order_id, error=failed))
@@ -236,9 +238,9 @@ class Attachment:
 
     def submit_plan(self, plan: pb.StepPlan) -> None:
         if plan.epoch != self.epoch:
-            raise BrokenSession(f"a plan of epoch {plan.epoch} in epoch {self.epoch}")
+            raise BrokenSession(f"received a plan of epoch {plan.epoch} in epoch {self.epoch}")
         if plan.step_id != self._next_step_id:
-            raise BrokenSession(f"step {plan.step_id} where step {self._next_step_id} is due")
+            raise BrokenSession(f"received step {plan.step_id}, expected step {self._next_step_id}")
         self._next_step_id += 1
         try:
             decoded = decode_plan(plan)
@@ -247,9 +249,10 @@ class Attachment:
         self._engine.submit(self, decoded)
 
     async def _drain(self) -> None:
-        """After SIGTERM: work goes on until the scheduler has placed everything elsewhere and closes the stream."""
+        """Announces after SIGTERM that the worker leaves; steps continue until the scheduler has migrated every
+        sequence and closes the stream."""
         await self._shutdown.wait()
         log.info("leaving", epoch=self.epoch)
         self._session.send(pb.AttachRequest(leaving=pb.Leaving()))
         await asyncio.sleep(self._drain_timeout_s)
-        log.warning("the scheduler has not let go in time", seconds=self._drain_timeout_s)
+        log.warning("the scheduler did not finish the drain in time", seconds=self._drain_timeout_s)

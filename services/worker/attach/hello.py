@@ -1,4 +1,4 @@
-"""What any worker says of itself when it attaches, a simulated one, too."""
+"""The part of WorkerHello that real and simulated workers share."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from quire.shared.version import VERSION
 
 
 def base_hello(settings: WorkerSettings, name: str, address: str, limits: WorkerLimits) -> pb.WorkerHello:
-    """Without its device and what that can do."""
+    """Returns a hello with identity, model, block layout and limits; the caller adds the device's abilities."""
     return pb.WorkerHello(
         worker_id=name,
         pid=os.getpid(),

@@ -1,14 +1,14 @@
-"""Which scheduler to attach to: the one it worked for, the one it was sent to, or another when that stays away."""
+"""Choice of the scheduler to dial: the current one, a redirect target, or the next known one after failures."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-MAX_FAILURES = 4  # failures in a row at one address (1.5 s with the usual pauses) before the others are tried in turn
+MAX_FAILURES = 4  # in a row at one address (1.5 s with the usual backoff) before the next address is tried
 
 
 class Route:
-    """Pure: told what happened, says where to go."""
+    """Chooses the scheduler's address from the outcomes of earlier attempts; performs no I/O."""
 
     def __init__(self, configured: Sequence[str]) -> None:
         self._configured = tuple(configured)
@@ -19,24 +19,24 @@ class Route:
 
     @property
     def is_configured(self) -> bool:
-        """Whether the settings name the present address; others name it if not."""
+        """Returns whether the settings name the current address; otherwise another scheduler named it."""
         return self.address in self._configured
 
     def record_welcome(self, peers: Sequence[str]) -> None:
-        """Attached; `peers` are the other schedulers."""
+        """Records a successful attachment; `peers` are the addresses of the other schedulers."""
         self._peers = tuple(peers)
         self._failures = 0
         self.redirected = False
 
     def redirect(self, address: str) -> None:
-        """A scheduler wants it to work for another."""
+        """Switches to `address`, as the current scheduler requested."""
         self._peers = (*(peer for peer in self._peers if peer != address), self.address)
         self.address = address
         self.redirected = True
         self._failures = 0
 
     def record_failure(self) -> None:
-        """Could not attach, or was thrown out."""
+        """Records a failed or ended attachment; switches the address after MAX_FAILURES in a row."""
         self._failures += 1
         self.redirected = False
         known = list(dict.fromkeys([*self._configured, *self._peers, self.address]))

@@ -1,4 +1,4 @@
-"""Attached for as long as the worker lives: dials the scheduler, again and again when it is away."""
+"""The scheduler session: dials the scheduler and attaches again whenever an attachment ends."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ log = logger("worker.session")
 
 Call = grpc.aio.StreamStreamCall[pb.AttachRequest, pb.AttachResponse]
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["WorkerService"].full_name
-RPC_ENDED = (grpc.aio.AioRpcError, asyncio.InvalidStateError)  # the latter: a write after the end
+RPC_ENDED = (grpc.aio.AioRpcError, asyncio.InvalidStateError)  # the latter: a write after the call ended
 INITIAL_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 2.0
 
 
 class SessionObserver(Protocol):
-    """Is told whether the worker is attached."""
+    """Callbacks for the start and end of attachments."""
 
     async def attached(self, welcome: pb.SchedulerWelcome) -> None: ...
 
     def detached(self, *, broken: bool) -> None:
-        """`broken`: because something was wrong, not because the scheduler went away."""
+        """`broken`: the attachment ended by an error of the session, not by losing the scheduler."""
 
 
 class AttachmentLoop:
-    """One attachment after the other; each has an epoch of its own."""
+    """Attaches to a scheduler again and again; each attachment has a new epoch."""
 
     def __init__(
         self,
@@ -54,7 +54,8 @@ class AttachmentLoop:
         *,
         spool: WeightSpool | None = None,
     ) -> None:
-        """`hello`: what is the same in every attachment; `spool`: where weights go that come as a stream."""
+        """`hello`: the fields that do not change between attachments; `spool`: receives weights that arrive as a
+        stream."""
         self._spool = spool
         self._dialler = Dialler(f"worker {hello.worker_id}", settings.tls, settings.cluster_secret())
         self._route = Route(settings.schedulers)
@@ -67,7 +68,7 @@ class AttachmentLoop:
         self._last_reason = ""
 
     async def run(self) -> None:
-        """Returns after a drain; raises FailedPrecondition if the scheduler will never take this worker."""
+        """Runs until a drain has finished; raises FailedPrecondition if the scheduler refuses this worker for good."""
         while True:
             reason = await self._attach_once()
             if self._shutdown.requested:
@@ -78,13 +79,13 @@ class AttachmentLoop:
                 await self._back_off()
 
     def _log_reason(self, reason: str) -> None:
-        """Once, not at every try."""
-        tell = log.debug if reason == self._last_reason else log.warning
-        tell("not attached", scheduler=self._route.address, reason=reason)
+        """Logs a failed attempt as a warning, repetitions of the same reason at debug level."""
+        write = log.debug if reason == self._last_reason else log.warning
+        write("not attached", scheduler=self._route.address, reason=reason)
         self._last_reason = reason
 
     async def _attach_once(self) -> str:
-        """Returns why it is over; nothing if it was sent elsewhere."""
+        """Runs one attachment; returns the reason for its end, or "" after a redirect."""
         try:
             channel = self._dialler.connect(self._route.address)
         except Unavailable as error:
@@ -101,7 +102,7 @@ class AttachmentLoop:
                     await attachment.run(self._next_hello(), self._welcomed)
                 return "drained"
             except Redirected as elsewhere:
-                log.info("sent on", scheduler=self._route.address, to=elsewhere)
+                log.info("redirected", scheduler=self._route.address, to=elsewhere)
                 self._route.redirect(str(elsewhere))
                 return ""
             except asyncio.CancelledError:
@@ -123,12 +124,12 @@ class AttachmentLoop:
                 call, pb.AttachRequest, SERVICE_NAME, address, known=self._route.is_configured
             )
         except TimeoutError:
-            raise Unavailable(f"{address} did not prove itself in time") from None
+            raise Unavailable(f"{address} did not complete the handshake in time") from None
 
     async def _fetch_weights(self, channel: grpc.aio.Channel, order: pb.StageWeights) -> None:
-        """On a call of its own."""
+        """Downloads streamed weights on a separate call of the same channel."""
         if self._spool is None:
-            raise FailedPrecondition("this worker takes no weights")
+            raise FailedPrecondition("this worker accepts no streamed weights")
         call = worker_pb2_grpc.WorkerServiceStub(channel).FetchWeights()
         try:
             address, known = self._route.address, self._route.is_configured
@@ -151,7 +152,7 @@ class AttachmentLoop:
         await self._observer.attached(welcome)
 
     def _on_ended(self, attachment: Attachment, *, broken: bool, cut: bool) -> None:
-        """`cut`: its connection was lost."""
+        """Updates the hello, the observer and the backoff after an attachment. `cut`: its connection was lost."""
         if attachment.epoch:
             self._hello.connection_lost = cut
             self._observer.detached(broken=broken)
@@ -159,12 +160,12 @@ class AttachmentLoop:
             self._backoff_s = INITIAL_BACKOFF_S
 
     async def _back_off(self) -> None:
-        """Doubles from one failure to the next; an attachment that got something done starts it afresh."""
+        """Waits before the next attempt; the wait doubles per failure and resets after an attachment with results."""
         await lifecycle.run_until_first(asyncio.sleep(self._backoff_s), self._shutdown.wait())
         self._backoff_s = min(2 * self._backoff_s, MAX_BACKOFF_S)
 
     async def _failure_reason(self, error: Exception, call: Call, attachment: Attachment) -> str:
-        """What ended the attachment. The engine is well, and so is the cache: the next one may go better."""
+        """Returns why the attachment ended. The engine and its cache stay intact for the next attachment."""
         match error:
             case BrokenSession():
                 log.error("session broken", epoch=attachment.epoch, reason=error)
@@ -178,12 +179,12 @@ class AttachmentLoop:
 
 
 async def _is_connection_lost(error: Exception, call: Call) -> bool:
-    """Whether a call, which is over, is so because the connection was lost."""
+    """Returns whether an ended call ended because its connection was lost."""
     return isinstance(error, RPC_ENDED) and await call.code() is grpc.StatusCode.UNAVAILABLE
 
 
 async def _rpc_failure_reason(call: Call, *, welcomed: bool) -> str:
-    """Raises FailedPrecondition where trying again cannot help."""
+    """Returns the status of an ended call; raises FailedPrecondition where another attempt cannot succeed."""
     code, details = await call.code(), await call.details()
     if code is grpc.StatusCode.FAILED_PRECONDITION and not welcomed:
         raise FailedPrecondition(f"the scheduler refuses this worker: {details}")

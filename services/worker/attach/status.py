@@ -1,4 +1,4 @@
-"""How the worker is: for AdminService, /metrics and health."""
+"""State of the worker for AdminService, /metrics and health checks."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from quire.shared.process.lifecycle import Shutdown
 from quire.shared.settings import WorkerSettings
 from quire.shared.version import VERSION
 
-STALLED_AFTER_S = 10.0  # longer than any step that is meant to be
+STALLED_AFTER_S = 10.0  # longer than any intended step
 
 
 class WorkerStatus:
-    """Read by many; the session says when it is attached, and in which epoch."""
+    """Aggregates the worker's state for its readers; the session sets `epoch` when it attaches and detaches."""
 
     def __init__(self, name: str, address: str, shutdown: Shutdown, progress: Progress) -> None:
-        """`progress`: of the weights, while they are loaded."""
+        """`progress`: progress of loading the weights."""
         self._progress = progress
         self._name = name
         self._address = address
         self._shutdown = shutdown
         self._engine: Engine | None = None
         self._limits: WorkerLimits | None = None
-        self._settings: WorkerSettings | None = None  # not built
+        self._settings: WorkerSettings | None = None  # None until the engine is built
         self.epoch = 0  # 0: not attached
 
     def set_engine(self, engine: Engine, limits: WorkerLimits, settings: WorkerSettings) -> None:
         self._engine, self._limits, self._settings = engine, limits, settings
 
     def expert_load(self) -> LoadByLayer:
-        """Of a mixture of experts, as of the last look."""
+        """Returns tokens per expert and layer of a mixture of experts, as last published by the device thread."""
         return self._engine.expert_load if self._engine else {}
 
     @property

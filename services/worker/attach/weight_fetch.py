@@ -1,5 +1,4 @@
-"""Weights that a scheduler passes on as a stream, into a folder on this machine; or what it says of those that a
-trainer broadcasts."""
+"""Download of weights that a scheduler forwards as a stream, or of the description of a trainer's broadcast."""
 
 from __future__ import annotations
 
@@ -14,7 +13,8 @@ from quire.shared.pb.worker.v1 import worker_pb2 as pb
 
 
 async def fetch(call: Any, worker_id: str, order: pb.StageWeights, spool: WeightSpool) -> None:
-    """Says in the order what has come. `call`: a FetchWeights, behind its handshake. Raises QuireError."""
+    """Downloads one stream into `spool` and sets in `order` where the weights are, or the broadcast to expect. `call`:
+    a FetchWeights call after its handshake. Raises QuireError."""
     with spool.open_stream() as spooling:
         try:
             await call.write(
@@ -29,6 +29,6 @@ async def fetch(call: Any, worker_id: str, order: pb.StageWeights, spool: Weight
                     return
         except grpc.aio.AioRpcError as error:
             raise Unavailable(f"the stream of weights broke off: {error.details()}") from None
-        except asyncio.InvalidStateError:  # a write after the end
+        except asyncio.InvalidStateError:  # a write after the call ended
             raise Unavailable("the stream of weights broke off") from None
-        raise Unavailable("the stream of weights ended before its end")
+        raise Unavailable("the stream of weights ended before its last message")

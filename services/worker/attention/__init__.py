@@ -1,1 +1,1 @@
-"""Attention behind a port: several implementations, each of which can say why it must not be used."""
+"""Attention backends: implementations of one port, each of which reports why it cannot serve a model."""

@@ -15,7 +15,7 @@ AUTO = "auto"
 
 GROUP = "quire.attention_backends"
 
-# Imported when considered. Those that other packages bring are taken by name only.
+# Imported lazily. Backends of plugins are selected by name only.
 BACKENDS = {
     "cpu": "quire.services.worker.attention.cpu:CpuAttention",
     "flash_attn": "quire.services.worker.attention.flash_attn:FlashAttention",
@@ -25,21 +25,24 @@ BACKENDS = {
     "reference": "quire.services.worker.attention.reference:ReferenceAttention",
 }
 
-# Best first, by measurement (README.md).
+# Best first, by measurement (docs/design/worker.md).
 DECODE_ORDER = ("cpu", "triton", "flash_attn_2", "reference")
 CHUNK_ORDER = ("cpu", "flash_attn", "triton", "flash_attn_2", "reference")
 CHUNK_ORDER_BEFORE_HOPPER = ("cpu", "flash_attn_2", "triton", "reference")  # chunks; not measured
 BATCH_INVARIANT_ORDER = (
     "cpu",
     "batch_invariant",
-)  # all that there are where a row must have the same bits in any batch
+)  # batch-invariant backends
 
-# What block_size 0 stands for where a backend cannot do with the device's default, or is slower with it.
+# Block size for block_size=0, for backends that do not support the device's default or are slower with it.
 BLOCK_SIZES = {"flash_attn": 128, "flash_attn_2": 256}
 
 
 def choose_attention(name: str, spec: AttentionSpec) -> AttentionBackend:
-    """The backend called `name`, or with "auto" the best for each phase of those that do not refuse `spec`."""
+    """Returns the backend called `name`; "auto" selects the fastest backend for each phase that accepts `spec`.
+
+    Raises InvalidArgument for an unknown name and for a backend that rejects `spec`.
+    """
     if name == AUTO:
         return _best(spec)
     known = plugins.known(GROUP, BACKENDS)
@@ -72,7 +75,7 @@ def _best(spec: AttentionSpec) -> AttentionBackend:
 
 
 def _candidates(spec: AttentionSpec) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Best first, for decodes and for chunks."""
+    """Returns the candidates for decodes and for chunks, fastest first."""
     if spec.batch_invariant:
         return BATCH_INVARIANT_ORDER, BATCH_INVARIANT_ORDER
     return DECODE_ORDER, CHUNK_ORDER_BEFORE_HOPPER if spec.capability < SM90 else CHUNK_ORDER
@@ -81,7 +84,10 @@ def _candidates(spec: AttentionSpec) -> tuple[tuple[str, ...], tuple[str, ...]]:
 def _first_accepting(
     names: tuple[str, ...], spec: AttentionSpec, usable: dict[str, AttentionBackend], refusals: dict[str, str]
 ) -> str:
-    """Takes note of those it asks. Raises FailedPrecondition if all refuse, which the reference never does."""
+    """Returns the first backend of `names` that accepts `spec`; adds the loaded ones to `usable` or `refusals`.
+
+    Raises FailedPrecondition if all refuse, which the reference backend never does.
+    """
     for name in names:
         if name not in usable and name not in refusals:
             backend = load_backend(name)
@@ -97,6 +103,7 @@ def _first_accepting(
 
 
 def reject_reason_of(backend: AttentionBackend, spec: AttentionSpec) -> str | None:
+    """Returns why `backend` cannot serve `spec`, including latent attention and draft trees, or None."""
     if spec.latent_rank and not isinstance(backend, LatentBackend):
         return "has no latent attention"
     if spec.has_trees and not (isinstance(backend, TreeBackend) and backend.masks_trees):

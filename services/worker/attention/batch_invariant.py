@@ -1,4 +1,4 @@
-"""Attention whose sums are cut by position alone, on a GPU: for the option batch_invariant."""
+"""Batch-invariant GPU attention: reductions are split by position alone (option batch_invariant)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PACKAGE = "quire.kernels.triton.batch_invariant"
 
 
 class BatchInvariantAttention:
-    """A row has the same bits as a decode, in a prompt, in a chunk, with any rows beside it."""
+    """Attention whose result for a row has the same bits as a decode, in a prompt, in a chunk and in any batch."""
 
     records_decodes = records_chunks = True
 

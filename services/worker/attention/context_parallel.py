@@ -1,4 +1,4 @@
-"""Attention in steps whose tokens are shared out among ranks: before a rank attends, it has what the others stored."""
+"""Context-parallel attention: gathers the keys and values stored by all ranks before a rank attends."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ContextParallelAttention:
-    """`backend`, which has accepted the model, behind an exchange where the step has one (AttentionMetadata.exchange).
-    Every layer stores its own tokens' keys and values before it attends, once a step."""
+    """Wraps `backend`, running AttentionMetadata.exchange before attention if the step has one.
+
+    Every layer stores its own tokens' keys and values before it attends, once a step.
+    """
 
     backend: AttentionBackend
 

@@ -1,4 +1,4 @@
-"""Attention by the compiled CPU library."""
+"""Attention backend over the compiled CPU library."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ PACKAGE = "quire.kernels.cpu"
 
 
 class CpuAttention:
-    """quire.kernels.cpu.paged_attention, where the library is built and the CPU has its instructions."""
+    """Calls quire.kernels.cpu.paged_attention; available if the library is built and the CPU has its instructions."""
 
     masks_trees = True
     records_decodes = True
-    records_chunks = False  # a tape takes steps of any size as they are
+    records_chunks = False  # a tape runs steps of any size without recording each shape
 
     def __init__(self) -> None:
         self._library, self._reason = kernels.find(PACKAGE)

@@ -1,8 +1,8 @@
-"""Attention by the package flash-attn-4 (github.com/Dao-AILab/flash-attention) on Hopper GPUs, where it is installed.
+"""Attention by the package flash-attn-4 (github.com/Dao-AILab/flash-attention) on Hopper GPUs.
 
-Measured on an H200 with 4.0.0b36: prompts of 4,096 run at 575-626 TFLOP/s, where this project's own kernel reaches
-484-503. It splits no keys on Hopper, so one long sequence decodes four times slower than with `triton`: auto takes it
-for prompts and chunks only.
+Measured on an H200 with 4.0.0b36: prompts of 4,096 tokens run at 575-626 TFLOP/s, this project's own kernel at 484-503.
+It does not split keys on Hopper, so one long sequence decodes four times slower than with `triton`: auto selects it for
+prompts and chunks only.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from typing import TYPE_CHECKING, Any
 from quire.kernels.capability import SM90
 from quire.services.worker.attention.port import AttentionMetadata, AttentionSpec
 
-if TYPE_CHECKING:  # what fits it is asked where there is no torch
+if TYPE_CHECKING:  # reject_reason() also runs without torch
     from torch import Tensor
 
 PACKAGE = "flash-attn-4"
 HEAD_DIMS = (64, 96, 128)
-LONG_QUERY = 1024  # said of any chunk: for short ones another variant would be compiled, in the middle of serving
+LONG_QUERY = 1024  # passed for every chunk: a short maximum would compile another variant while serving
 
 
 class FlashAttention:
-    """flash_attn_varlen_func over pages. A page of 128 goes by the copy engine, every other size by slower copies."""
+    """Calls flash_attn_varlen_func over pages; pages of 128 use the copy engine, other sizes slower copies."""
 
-    records_decodes = records_chunks = False  # its host side takes 57 us a call, and compiles on first use
+    records_decodes = records_chunks = False  # host side takes 57 us a call and compiles on first use
 
     def __init__(self) -> None:
         self._attend: Any = None
@@ -46,10 +46,10 @@ class FlashAttention:
         if lacking:
             return lacking
         _use_compile_cache()
-        warnings.filterwarnings("ignore", "Argument aux_data", UserWarning)  # its own, at every variant
+        warnings.filterwarnings("ignore", "Argument aux_data", UserWarning)  # emitted by the package for every variant
         try:
             found = importlib.import_module("flash_attn.cute.interface").flash_attn_varlen_func
-        except Exception as error:  # flash-attn 2's, beside a newer cutlass DSL, misses more than modules
+        except Exception as error:  # flash-attn 2 with a newer cutlass DSL raises more than ImportError
             return f"flash-attn-4 is not installed, or not whole: {error}"
         if "num_splits" not in inspect.signature(found).parameters:
             return (
@@ -87,17 +87,20 @@ class FlashAttention:
             causal=True,
             window_size=(window - 1, 0) if window else (None, None),
             num_splits=1,
-            pack_gqa=True,  # without it a decode row among chunks costs 1.5 to 2.7 times as much
+            pack_gqa=True,  # without it a decode row in a chunk step costs 1.5 to 2.7 times as much
         )
         attended: Tensor = out[0] if isinstance(out, tuple) else out
         return attended
 
 
 def _use_compile_cache() -> None:
-    """Each kernel takes it 2 to 3 s. In the user's own cache: its default is a name in /tmp that anybody knows."""
+    """Keeps compiled kernels (2 to 3 s each) in the user's cache directory.
+
+    The package's default is a predictable name in /tmp.
+    """
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = home / "quire" / "flash-attn-4"
-    with contextlib.suppress(OSError):  # nowhere to write: compiled at every start
+    with contextlib.suppress(OSError):  # no writable directory: compiled at every start
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_DIR", str(folder))
         os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")

@@ -1,8 +1,8 @@
-"""Attention by flash-attn 2 (github.com/Dao-AILab/flash-attention, arXiv 2307.08691), where it is installed.
+"""Attention by flash-attn 2 (github.com/Dao-AILab/flash-attention, arXiv 2307.08691), if it is installed.
 
-Its kernels are Ampere's: on an H200 torch's own copy of them computes prompts at 221 to 323 TFLOP/s, where this
-project's reach 362 to 536; with 2.8.3 for everything the 0.6B shape decodes at 0.86 of the speed. It reads pages of 256
-positions and multiples of that, nothing smaller.
+Its kernels target Ampere: on an H200 torch's copy of them computes prompts at 221 to 323 TFLOP/s, this project's
+kernels reach 362 to 536; with 2.8.3 for both phases the 0.6B shape decodes at 0.86 of the speed. Pages have to be
+multiples of 256 positions.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ MAX_HEAD_DIM, HEAD_DIM_STEP = 256, 8
 
 
 class FlashAttention2:
-    """flash_attn_varlen_func for chunks, flash_attn_with_kvcache, which splits keys, for decodes."""
+    """Calls flash_attn_varlen_func for chunks and flash_attn_with_kvcache, which splits keys, for decodes."""
 
     records_decodes = True
-    records_chunks = False  # splits and grids follow from lengths that the host says
+    records_chunks = False  # splits and grids depend on lengths passed by the host
 
     def __init__(self) -> None:
         self._package: Any = None
-        self._starts: tuple[AttentionMetadata, Tensor] | None = None  # of keys, and the step whose they are
+        self._starts: tuple[AttentionMetadata, Tensor] | None = None  # cumulative key lengths, by step
 
     def rows_per_prefix_tile(self, spec: AttentionSpec) -> int:
         return 0
@@ -49,7 +49,7 @@ class FlashAttention2:
             return f"needs {PACKAGE} {_version_text(MIN_VERSION)} or a later 2, not {version}"
         try:
             self._package = importlib.import_module("flash_attn.flash_attn_interface")
-        except Exception as error:  # among others, for having been built for another torch
+        except Exception as error:  # e.g. built for another torch version
             return f"{PACKAGE} {version} cannot be loaded: {error}"
         return None
 
@@ -94,7 +94,7 @@ class FlashAttention2:
         return attended
 
     def _key_starts(self, metadata: AttentionMetadata) -> Tensor:
-        """int32 [num_rows + 1], as if keys lay row after row: what lengths are told by. All layers ask for the same."""
+        """Returns cumulative key lengths, int32 [num_rows + 1]; computed once a step and shared by all layers."""
         if self._starts is None or self._starts[0] is not metadata:
             lens = metadata.seq_lens
             starts = torch.zeros(lens.size(0) + 1, dtype=torch.int32, device=lens.device)
@@ -121,7 +121,7 @@ def _reject_reason(spec: AttentionSpec) -> str | None:
 
 
 def _version_numbers(version: str) -> tuple[int, ...]:
-    """(2, 8) for 2.8.3.post2"""
+    """Parses major and minor version: (2, 8) for 2.8.3.post2."""
     return tuple(int(part) for part in version.split(".")[:2])
 
 

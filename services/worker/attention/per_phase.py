@@ -1,4 +1,4 @@
-"""One backend for steps in which every row has one token, another for all others, one of them for those in graphs."""
+"""Combines one backend for decode steps with another for steps with chunks."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from quire.services.worker.attention.port import AttentionBackend, AttentionMetadata, AttentionSpec, LatentBackend
 
-if TYPE_CHECKING:  # backends are also named where there is no torch, by the simulated worker
+if TYPE_CHECKING:  # the simulated worker lists backends without torch
     from torch import Tensor
 
 
 @dataclass(frozen=True)
 class PerPhaseAttention:
-    """Both have accepted the model."""
+    """Dispatches decode steps to `decode` and all others to `chunk`; both have accepted the model."""
 
     decode: AttentionBackend
     chunk: AttentionBackend
@@ -28,7 +28,10 @@ class PerPhaseAttention:
 
     @property
     def _recorded_chunk(self) -> AttentionBackend:
-        """In small steps, which are those in graphs, launches count for more than what the other one would save."""
+        """Returns the backend for chunk steps in CUDA graphs.
+
+        Graphed steps are small, so the launches saved outweigh what the chunk backend would save.
+        """
         return self.chunk if self.chunk.records_chunks else self.decode
 
     def rows_per_prefix_tile(self, spec: AttentionSpec) -> int:

@@ -1,4 +1,4 @@
-"""Attention in plain torch: runs anywhere."""
+"""Attention backend in plain torch, for any device."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from quire.services.worker.attention.port import AttentionMetadata, AttentionSpe
 
 
 class ReferenceAttention:
-    """quire.kernels.reference.attention.paged_attention."""
+    """Calls quire.kernels.reference.attention.paged_attention."""
 
     masks_trees = True
     records_decodes = records_chunks = False
 
     def __init__(self) -> None:
-        self._parts: tuple[AttentionMetadata | None, dict[Hashable, DecodeParts]] = None, {}  # of which step
+        self._parts: tuple[AttentionMetadata | None, dict[Hashable, DecodeParts]] = None, {}  # of the current step
 
     def rows_per_prefix_tile(self, spec: AttentionSpec) -> int:
         return 0
@@ -60,7 +60,7 @@ class ReferenceAttention:
     def _decode_parts(
         self, q: Tensor, k_cache: Tensor, metadata: AttentionMetadata, window: int, chunked: bool
     ) -> DecodeParts:
-        """The same for most layers of a step."""
+        """Returns the gathered key positions of a decode step, shared by layers with the same window and shapes."""
         step, parts = self._parts
         if step is not metadata:
             self._parts = _, parts = metadata, {}

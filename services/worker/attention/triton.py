@@ -1,4 +1,4 @@
-"""Attention by this project's Triton kernels."""
+"""Attention backend over this project's Triton kernels."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PACKAGE = "quire.kernels.triton"
 
 
 class TritonAttention:
-    """quire.kernels.triton, with what is known of the rows of a decode step beyond the contract of paged_attention."""
+    """Calls quire.kernels.triton and uses what is known of decode rows: order by length and shared prefixes."""
 
     records_decodes = records_chunks = masks_trees = True
 

@@ -1,1 +1,1 @@
-"""From settings to a replica, step by step: what is wanted, on what, the model, what computes steps, the memory."""
+"""Builds a replica from settings: configuration, environment, model, step execution, KV memory."""

@@ -1,4 +1,4 @@
-"""From settings to a replica that is ready for plans. Runs on the device's thread."""
+"""Builds a replica from settings, ready for plans. Runs on the device thread."""
 
 from __future__ import annotations
 
@@ -59,10 +59,11 @@ def build_replica(
     disk_observer: DiskObserver = NO_OBSERVER,
     progress: Progress | None = None,
 ) -> Replica:
-    """`grammars`: None where no output is to be constrained; `compiler`: started already; `placement`: rank whose part
-    of the replica is built; `progress`: receives the progress of loading.
+    """Builds this rank's part of a replica.
 
-    Raises QuireError with what is wrong with the settings, the checkpoint or the machine.
+    `grammars`: None: no constrained output; `compiler`: an already started compile process; `seat`: this rank;
+    `progress`: receives the loading progress of the weights. Raises QuireError for invalid settings, checkpoints or
+    machines.
     """
     values = read_config(Path(settings.model))
     encoder = find_encoder(values)
@@ -75,7 +76,7 @@ def build_replica(
     steps = build_step_execution(settings, wanted, site, loaded, grammars)
     if compiling is not None:
         compiling.wait()
-    site.place.min_over_ranks(0)  # what the first rank has compiled is there for all
+    site.place.min_over_ranks(0)  # barrier: all ranks use what the first rank has compiled
     memory = allocate_kv_memory(settings, wanted, site, loaded, steps)
     record_steps(wanted, site, loaded, steps, memory)
     if isinstance(loaded.model, TransformersCausalLM):
@@ -152,7 +153,7 @@ def _orders(
 
 
 def _kv_layout(settings: WorkerSettings, fitting: WorkerLimits, spec: AttentionSpec, samples: bytes) -> bytes:
-    """What the bytes of a block mean."""
+    """Returns a description of the content of a block, compared between workers before they exchange KV."""
     dummy = settings.seed if settings.load_format == "dummy" else None
     return layout_of(
         Path(settings.model),
@@ -170,8 +171,11 @@ def _kv_layout(settings: WorkerSettings, fitting: WorkerLimits, spec: AttentionS
 def _pages(
     settings: WorkerSettings, fitting: WorkerLimits, memory: list[LayerCache], layout: bytes, drafter: Drafter | None
 ) -> Pages | NoPages:
-    """NoPages where this worker's blocks mean nothing to others: a rank has a part of them, several groups share them,
-    or drafts need KV beside them."""
+    """Returns pages for KV transfer, or NoPages if this worker's blocks cannot be exchanged.
+
+    That is the case if a rank holds a part of each block, several KV groups share blocks, or drafts need KV of their
+    own.
+    """
     if settings.num_ranks > 1 or fitting.num_groups > 1 or fitting.layout.windows:
         return NoPages()
     if drafter is not None and drafter.block_bytes:
@@ -187,7 +191,7 @@ def _encoder(
 
 
 def open_grammars(settings: WorkerSettings) -> GrammarBackend:
-    """The model's vocabulary, ready for grammars. Raises QuireError where it is missing. Any thread may call it."""
+    """Opens the grammar backend over the model's vocabulary. Raises QuireError if it is missing. Thread-safe."""
     folder = Path(settings.model)
     config = read_config(folder)
     eos = config.get("eos_token_id")

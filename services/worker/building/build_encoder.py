@@ -1,4 +1,4 @@
-"""From settings to a replica of an encoder: no KV memory, no samples, whole prompts. Runs on the device's thread."""
+"""Builds a replica of an encoder from settings: no KV memory, no sampling, whole prompts. Runs on the device thread."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ from quire.shared.settings import WorkerSettings
 
 log = logger("worker.build")
 
-NUM_BLOCKS = 2  # the null block, and the least that schedulers take: nobody has either
+NUM_BLOCKS = 2  # the null block and one more, the minimum schedulers accept; neither is used
 PLAIN = SentenceModel(("cls",), normalizes=True)
 
 
 def build_encoder(
     settings: WorkerSettings, family: type[EncoderModel], values: dict[str, Any], device: Device, ops: Ops
 ) -> Replica:
-    """`values`: config.json. Raises QuireError with what is wrong with the settings or the checkpoint."""
+    """Builds the replica; `values` is config.json. Raises QuireError for invalid settings or checkpoints."""
     _refuse(settings)
     config, folder = read_encoder_config(values), Path(settings.model)
     fitting = encoder_limits(settings, config)
@@ -75,12 +75,14 @@ def build_encoder(
 
 
 def encoder_limits(settings: WorkerSettings, config: EncoderConfig) -> WorkerLimits:
-    """A step has room for the longest prompt; a folder of sentence-transformers may say that this is shorter than the
-    model's positions. Raises InvalidArgument."""
+    """Returns limits with room for the longest prompt in a step. Raises InvalidArgument.
+
+    A folder of sentence-transformers may limit prompts to less than the model's positions.
+    """
     sentence = read_sentence_model(Path(settings.model))
     longest = min(config.max_positions, sentence.max_seq_length if sentence and sentence.max_seq_length else 1 << 30)
     if settings.max_model_len:
-        longest = config.max_positions  # asked for: up to what the model can
+        longest = config.max_positions  # explicit: up to the model's positions
     wanted = worker_limits.from_settings(settings, longest)
     layout = KVLayout((KVGroup(NOTHING, tuple(range(config.num_layers))),))
     wanted = replace(wanted, layout=layout, num_blocks=NUM_BLOCKS)
@@ -96,7 +98,7 @@ def encoder_limits(settings: WorkerSettings, config: EncoderConfig) -> WorkerLim
 
 
 def _refuse(settings: WorkerSettings) -> None:
-    """What has no meaning here, or is not there yet."""
+    """Raises InvalidArgument for settings that are meaningless or unsupported for encoders."""
     asked = {
         "speculative_config": bool(settings.speculative_config),
         "lora": bool(settings.lora),
@@ -119,7 +121,7 @@ def _refuse(settings: WorkerSettings) -> None:
 def _heads(
     settings: WorkerSettings, model: EncoderModel, fitting: WorkerLimits, place: LayerPlacement, marks: TextMarks
 ) -> Heads:
-    """The sampler is there for the face of it: schedulers refuse whoever samples, and so does the pooling head."""
+    """Builds the heads. The sampler is never used: schedulers and the pooling head reject sampling requests."""
     sampler = Sampler(fitting.max_num_seqs, model.config.vocab_size, settings.max_logprobs, place.ops, place.device)
     load = settings.load_format != "dummy"
     default = SentenceHead.from_folder(Path(settings.model), PLAIN, place.device, load=load)

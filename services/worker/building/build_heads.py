@@ -1,4 +1,4 @@
-"""From settings to the heads of a decoder: what is made of hidden states in a step."""
+"""Builds the heads of a decoder from settings: what a step computes from hidden states."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _sampler(
 def _comparing_head(
     settings: WorkerSettings, model: CausalLM, sentence: SentenceModel, place: LayerPlacement
 ) -> tuple[PoolingHead, LateInteractionScorer]:
-    """Of a model that compares texts token by token. Raises InvalidArgument."""
+    """Builds the head of a late-interaction model, which scores texts token by token. Raises InvalidArgument."""
     assert sentence.late is not None, "it does"
     if sentence.late.expands and not sentence.late.attends_to_mask_tokens:
         text = (
@@ -87,7 +87,10 @@ def _comparing_head(
 
 
 def _pooling_head(settings: WorkerSettings, model: CausalLM, sentence: SentenceModel | None) -> PoolingHead:
-    """As a folder of sentence-transformers says. Raises InvalidArgument for what is not computed chunk by chunk."""
+    """Builds the pooling head described by a sentence-transformers folder.
+
+    Raises InvalidArgument for pooling that cannot be computed chunk by chunk.
+    """
     size, alone = model.config.hidden_size, settings.batch_invariant
     if sentence is None:
         return PoolingHead(size, classifier=model.classifier, batch_invariant=alone)

@@ -1,7 +1,7 @@
-"""Steps with drafts before anybody asks: whatever is compiled or loaded when it is first called is there by then.
+"""Warms up steps with drafts, so that everything compiled or loaded at first calls is ready before the first request.
 
 On a GPU the first steps with drafts took 0.7 s each, in which no sequence got a token, and a rule that judges drafts by
-what their steps take learned from that.
+step times learned from that.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from quire.shared.pb.worker.v1 import worker_pb2 as pb
 
 log = logger("worker.rehearsal")
 
-SIZES = (1, 2, 16)  # sequences: kernels are compiled for 1, for multiples of 16, and for what is neither
+SIZES = (1, 2, 16)  # sequences: kernels are specialized for 1, multiples of 16, and others
 PROMPT = [1, 2] * 4
-TOKENS = len(PROMPT) + 3  # that two steps with drafts are sure to add to
+TOKENS = len(PROMPT) + 3  # room for the tokens of two steps with drafts
 SAMPLINGS = [
     sampling_pb2.SamplingParams(temperature=0.0),
     sampling_pb2.SamplingParams(temperature=1.0, seed=1),
@@ -33,7 +33,7 @@ SAMPLINGS = [
 
 
 def warm_up_drafts(replica: Replica, speculation: Speculation) -> None:
-    """Leaves the replica as it was."""
+    """Runs steps with drafts; leaves the replica as it was."""
     started = time.perf_counter()
     longest = TOKENS + 2 * (1 + speculation.num_speculative_tokens)
     for size in SIZES:
@@ -51,12 +51,12 @@ def _fits(limits: WorkerLimits, size: int, longest: int) -> bool:
 
 
 def _blocks_of(limits: WorkerLimits, num_tokens: int) -> int:
-    """Of one sequence, in all KV groups."""
+    """Returns the blocks of one sequence, over all KV groups."""
     return -(-num_tokens // limits.block_size) * limits.num_groups
 
 
 def _run(replica: Replica, speculation: Speculation, size: int, longest: int) -> None:
-    """A prompt each; drafts as they are found; one draft each that may have one, found or not."""
+    """Runs a prompt for each sequence, then steps with proposed drafts and with one forced draft each."""
     slots = np.arange(size)
     owners = np.repeat(slots, _blocks_of(replica.limits, longest))
     changes = PlanChanges(

@@ -1,4 +1,4 @@
-"""On what a model is computed: the device, the kernels, this rank's part, the attention backend."""
+"""Environment a model runs in: device, kernels, this rank's part, attention backend."""
 
 from __future__ import annotations
 
@@ -28,6 +28,8 @@ log = logger("worker.build")
 
 @dataclass(frozen=True, slots=True)
 class Environment:
+    """Device, placement and attention backend of this rank."""
+
     device: Device
     place: LayerPlacement
     kv_dtype: torch.dtype
@@ -39,7 +41,7 @@ class Environment:
 
 
 def open_environment(settings: WorkerSettings, wanted: ReplicaConfig, placement: RankPlacement) -> Environment:
-    """Raises QuireError with what the device or the machine cannot do."""
+    """Opens the environment. Raises QuireError for what the device or the machine does not support."""
     config = wanted.config
     device = open_own_device(settings, placement)
     place = _place(settings, wanted, device, placement)
@@ -67,7 +69,7 @@ def open_own_device(settings: WorkerSettings, placement: RankPlacement) -> Devic
 
 
 def num_cores(placement: RankPlacement) -> int:
-    """For one of the ranks, which are at work at the same time."""
+    """Returns the cores for one of the ranks of this host, which run concurrently."""
     return max(1, len(os.sched_getaffinity(0)) // (placement.per_host or placement.size))
 
 

@@ -1,4 +1,4 @@
-"""How the experts of a mixture are shared out among ranks."""
+"""Distribution of a mixture's experts over ranks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from quire.shared.settings import WorkerSettings
 
 
 def num_copies(settings: WorkerSettings, config: DecoderConfig, placement: RankPlacement) -> int:
-    """Of a layer's busy experts, on all ranks together. Raises InvalidArgument for what cannot be shared out so."""
+    """Returns the number of replicas of a layer's busy experts, over all ranks.
+
+    Raises InvalidArgument for combinations that cannot be distributed.
+    """
     if settings.expert_parallel and (placement.width == 1 or config.experts is None):
         reason = "one rank has all experts" if placement.width == 1 else "this model has no experts"
         raise InvalidArgument(f"expert_parallel: {reason}", field="expert_parallel")
@@ -62,7 +65,7 @@ def _check_moving(settings: WorkerSettings) -> None:
 
 
 def mixture_experts(settings: WorkerSettings, model: CausalLM, shard: Shard) -> MixtureExperts:
-    """The experts of a model; none of one that is no mixture."""
+    """Returns the balancer of a model's experts; an empty one for models without experts."""
     if model.expert_counts is None:
         return MixtureExperts()
     load = ExpertLoad(*model.expert_counts)

@@ -1,4 +1,4 @@
-"""CUDA graphs of a model's steps: which parts they are made of."""
+"""Records CUDA graphs of a model's steps from their parts."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ log = logger("worker.graphs")
 
 @dataclass(frozen=True, slots=True)
 class RecordingTools:
-    """What steps are recorded with."""
+    """Implementations with which steps are recorded."""
 
     recorder: Recorder
     edges: StepEdges
@@ -46,7 +46,7 @@ def cuda_recording_tools(place: LayerPlacement) -> RecordingTools:
 
 
 class GraphBuilder:
-    """Made once the model is loaded."""
+    """Records the graphs of a loaded model."""
 
     def __init__(
         self,
@@ -60,14 +60,17 @@ class GraphBuilder:
         has_trees: bool = False,
         tools: Callable[[LayerPlacement], RecordingTools] = cuda_recording_tools,
     ) -> None:
-        """`chunks`: steps with chunks are recorded as well; `samples_per_row`: 1, and drafts; `keeps_hidden`: those
-        steps can end in other heads than sampling; `has_trees`: drafts may be such."""
+        """Prepares the recording.
+
+        `chunks`: also record steps with chunks; `samples_per_row`: 1 plus drafts; `keeps_hidden`: steps may end in
+        heads other than sampling; `has_trees`: drafts may be trees.
+        """
         self._model, self._new_tools, self._has_trees = model, tools, has_trees
         self._keeps_hidden = keeps_hidden
         self._chunks, self._samples_per_row = chunks, samples_per_row
         self._rows_per_prefix_tile = rows_per_prefix_tile
         self._place = place
-        self._most_chunk_tokens: int | None = None  # of a step that a graph pays for; None: not known yet
+        self._most_chunk_tokens: int | None = None  # largest step for which a graph pays; None: not measured yet
         self._single_row: SingleRowProgram | None = None
         reason = model_reject_reason(model, place)
         if reason:
@@ -81,7 +84,7 @@ class GraphBuilder:
     def record(
         self, runner: ModelRunner, limits: WorkerLimits, block_table: npt.NDArray[np.int32], most: int = 0
     ) -> None:
-        """The `most` largest graphs (0: all) over the memory that `runner` has been prepared with."""
+        """Records the `most` largest graphs (0: all) over the memory that `runner` has been prepared with."""
         started = time.perf_counter()
         tools = self._new_tools(self._place)
         model = self._recorded(runner, limits, tools)
@@ -149,7 +152,7 @@ class GraphBuilder:
         log.info("chunk graphs recorded", count=graphs.count, most_tokens=graphs.most_tokens, seconds=seconds)
 
     def _record_kinds(self, graphs: DecodeGraphs | ChunkGraphs, most: int) -> None:
-        """Steps without adapters, and steps with them, if there can be such."""
+        """Records steps without adapters and, if adapters are enabled, steps with them."""
         graphs.record(most)
         if self._place.adapters is not None:
             with self._place.adapters.step.recording_with(True):
@@ -161,7 +164,7 @@ class GraphBuilder:
         return KeptHidden(lambda batch: self._model.forward(batch, caches), self._logits, memory)
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        """Of the rows that a step's output head reads."""
+        """Computes the logits of the rows that a step's output head reads."""
         adapters = self._place.adapters
         return self._model.logits(hidden, *(adapters.logit_rows if adapters is not None else ()))
 

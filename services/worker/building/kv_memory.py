@@ -1,4 +1,4 @@
-"""The memory for KV: how many blocks there are, where they lie, and the steps that are recorded over them."""
+"""Allocates the KV memory and records steps over it."""
 
 from __future__ import annotations
 
@@ -28,6 +28,8 @@ log = logger("worker.build")
 
 @dataclass(frozen=True, slots=True)
 class KVMemory:
+    """KV memory of a replica: its limits, slot table and caches."""
+
     limits: WorkerLimits
     """What the blocks hold: those of the replica."""
     table: SlotTable
@@ -37,6 +39,7 @@ class KVMemory:
 def allocate_kv_memory(
     settings: WorkerSettings, wanted: ReplicaConfig, site: Environment, loaded: LoadedModel, steps: StepExecution
 ) -> KVMemory:
+    """Allocates the KV caches, as many blocks as configured or as fit into the free memory of all ranks."""
     _check_adapters(site)
     num_blocks = site.place.min_over_ranks(settings.num_blocks or _measure(settings, wanted, site, loaded, steps))
     fitting = _fitting(settings, site.limits, num_blocks)
@@ -47,7 +50,7 @@ def allocate_kv_memory(
 
 
 def _check_adapters(site: Environment) -> None:
-    """Raises InvalidArgument where whole weights of adapters that may come have no room."""
+    """Raises InvalidArgument if there is no memory for whole weights of adapters that may be loaded later."""
     adapters = site.place.adapters
     wanted = 0 if adapters is None else adapters.reserved_bytes
     free = kv_memory.free_bytes(site.place.device) if wanted else 0
@@ -62,7 +65,7 @@ def _check_adapters(site: Environment) -> None:
 def record_steps(
     wanted: ReplicaConfig, site: Environment, loaded: LoadedModel, steps: StepExecution, memory: KVMemory
 ) -> None:
-    """From here on the runner computes steps over these blocks."""
+    """Prepares the runner with these blocks and records its steps over them."""
     block_table = memory.table.block_table
     steps.runner.prepare(
         kv_cache.caches_by_layer(memory.caches, loaded.kv_layout), block_table, loaded.kv_layout.num_groups
@@ -93,7 +96,7 @@ def _use_tape(runner: ModelRunner, model: CausalLM, site: Environment, fitting: 
 def _measure(
     settings: WorkerSettings, wanted: ReplicaConfig, site: Environment, loaded: LoadedModel, steps: StepExecution
 ) -> int:
-    """Blocks that the free memory gives, with what drafts keep beside each."""
+    """Returns the number of blocks that fit into free memory, including the drafter's memory per block."""
     block_bytes = loaded.shape.num_bytes + (steps.drafter.block_bytes if steps.drafter else 0)
     if settings.device == "cpu":
         return kv_memory.cpu_budget(settings.cpu_kv_cache_gib) // block_bytes

@@ -1,4 +1,4 @@
-"""The model with its weights, and what its blocks of KV are."""
+"""Loads the model and determines the layout of its KV blocks."""
 
 from __future__ import annotations
 
@@ -30,6 +30,8 @@ log = logger("worker.build")
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
+    """Loaded model with its loader, KV layout and weights."""
+
     model: CausalLM
     loader: Loader
     kv_layout: KVLayout
@@ -43,7 +45,7 @@ class LoadedModel:
     """Of the folder's files, when they were loaded."""
 
     def reload(self, model: CausalLM, folder: Path) -> None:
-        """Raises FailedPrecondition where others lie there now."""
+        """Loads the weights again. Raises FailedPrecondition if the files have changed."""
         if self.loader.reads_files and weight_samples.folder_digest(folder) != self.samples:
             text = f"model: the weights in {folder} are not those that were loaded from there; start this worker anew"
             raise FailedPrecondition(text, field="model")
@@ -57,7 +59,7 @@ def load_model(
     placement: RankPlacement,
     progress: Progress | None = None,
 ) -> LoadedModel:
-    """`progress`: is told of the weights. Raises QuireError with what is wrong with the checkpoint."""
+    """Loads the model; `progress` receives the loading progress. Raises QuireError for invalid checkpoints."""
     place = site.place
     loader = Loader(settings.load_format, settings.seed, progress or Progress())
 

@@ -1,4 +1,4 @@
-"""What the settings and the checkpoint's config.json ask for, before any device is opened."""
+"""Replica configuration from settings and the checkpoint's config.json, before any device is opened."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ from quire.shared.settings import WorkerSettings
 
 @dataclass(frozen=True, slots=True)
 class ReplicaConfig:
+    """Model family, model configuration, speculation and limits of a replica."""
+
     family: type[CausalLM]
     config: DecoderConfig
     drafting: SpeculativeConfig | None
@@ -35,7 +37,7 @@ class ReplicaConfig:
 
 
 def read_replica_config(settings: WorkerSettings, values: dict[str, Any], placement: RankPlacement) -> ReplicaConfig:
-    """`values`: config.json. Raises QuireError with what this model or this build of it does not have."""
+    """Reads the configuration; `values` is config.json. Raises QuireError for unsupported models and settings."""
     family = find_model(values, settings.model_impl)
     config = read_model_config(values, settings.model_impl)
     if Loader(settings.load_format, settings.seed).reads_files:

@@ -1,4 +1,4 @@
-"""What computes steps: the runner with its heads, the drafter, and the maker of CUDA graphs."""
+"""Execution of steps: the runner with its heads, the drafter, and the builder of CUDA graphs."""
 
 from __future__ import annotations
 
@@ -31,6 +31,8 @@ log = logger("worker.build")
 
 @dataclass(frozen=True, slots=True)
 class StepExecution:
+    """Runner, drafter and graph builder of a replica."""
+
     runner: ModelRunner
     drafter: Drafter | None
     graphs: GraphBuilder | None
@@ -55,7 +57,9 @@ def build_step_execution(
 
 def _runner(model: CausalLM, heads: Heads, site: Environment) -> ModelRunner:
     if not site.device.is_synchronous:
-        torch.set_num_threads(1)  # all is loaded: threads that copy would spin on, at the cost of those that fill masks
+        torch.set_num_threads(
+            1
+        )  # after loading: idle copy threads would spin, at the cost of those that fill grammar masks
     place = site.place
     runner = ModelRunner(model, heads, site.device, place.adapters or NO_ADAPTERS)
     if place.adapters is not None:
@@ -78,7 +82,7 @@ def _graph_maker(
     drafting: SpeculativeConfig | None,
     drafter: Drafter | None,
 ) -> GraphBuilder | None:
-    """None where all steps are launched kernel by kernel."""
+    """Returns the graph builder; None if all steps are launched kernel by kernel."""
     backend, spec, place = site.backend, site.spec, site.place
     if spec.device == "cpu" or not settings.cuda_graphs:
         return None
@@ -89,7 +93,7 @@ def _graph_maker(
     if chunks != settings.cuda_graph_chunks:
         log.info("no CUDA graphs for chunks: what computes them cannot be recorded")
     tile = backend.rows_per_prefix_tile(spec)
-    has_states = model.config.recurrent is not None  # steps with drafts are then recorded nowhere
+    has_states = model.config.recurrent is not None  # steps with drafts are then not recorded
     samples_per_row = 1 + (drafting.num_speculative_tokens if drafting and not has_states else 0)
     keeps_hidden = drafter is not None and drafter.needs_features
     return GraphBuilder(

@@ -1,4 +1,4 @@
-"""What lies below a worker's device, as its settings say."""
+"""Opens the KV tiers below the device: host memory and disk."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from quire.shared.worker_limits import MAX_BLOCKS
 
 log = logger("worker.offload")
 
-FILE_GRAIN = 4096  # bytes that a file takes up
+FILE_GRAIN = 4096  # file sizes are rounded up to this many bytes
 
 
 def open_tiers(
@@ -43,7 +43,10 @@ def open_tiers(
     layout: bytes,
     observer: DiskObserver,
 ) -> Tiers:
-    """`layout`: what the bytes of a block mean, as workers tell each other. Raises InvalidArgument."""
+    """Opens the configured tiers; `layout` describes the content of a block, as exchanged between workers.
+
+    Raises InvalidArgument for incompatible settings.
+    """
     size, folder = settings.kv_offloading_size, settings.kv_offloading_disk
     if not size:
         if folder or settings.kv_offloading_disk_size:
@@ -80,7 +83,7 @@ def _reject_reason(settings: WorkerSettings, drafter: Drafter | None) -> str:
 
 
 def _check_ranks(settings: WorkerSettings) -> None:
-    """What outlives the worker has one owner."""
+    """Raises InvalidArgument for persistent tiers with several ranks: each file has one owner."""
     for field in ("kv_offloading_region", "kv_offloading_disk"):
         folder = getattr(settings, field)
         if folder and settings.num_ranks > 1:
@@ -96,7 +99,7 @@ def _open_host_memory(
     place: LayerPlacement,
 ) -> HostMemory:
     gib, parent = settings.kv_offloading_size, settings.kv_offloading_region
-    if not parent:  # all ranks have as many places, and share the memory out among them
+    if not parent:  # all ranks have equally many places and divide the memory
         num_places = count_places(gib, shape, num_ranks=settings.num_ranks, num_hosts=settings.nnodes)
         return open_host_memory(memory, place.min_over_ranks(num_places))
     folder = WorkerFolder(Path(parent).expanduser(), f"{settings.name}.region", "kv_offloading_region")
@@ -145,15 +148,15 @@ def _check_room(parent: Path, gib: float, num_bytes: int, held_bytes: int) -> No
 
 
 class BlockIdentity:
-    """What the bytes of this worker's blocks mean, worked out when somebody asks."""
+    """Identity of the content of this worker's blocks, computed lazily."""
 
     def __init__(self, settings: WorkerSettings, layout: bytes, groups: Sequence[KVGroup]) -> None:
         self._settings, self._layout, self._groups = settings, layout, groups
-        self.known = b""  # empty: nobody has asked
+        self.known = b""  # empty: not computed yet
         self.about: Mapping[str, object] = {}
 
     def of(self, folder: WorkerFolder) -> bytes:
-        """`folder`: where digests of weights are noted."""
+        """Returns the identity; `folder` caches the digests of weights."""
         settings = self._settings
         if not self.known:
             dummy = settings.load_format == "dummy"

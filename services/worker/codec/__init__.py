@@ -1,1 +1,1 @@
-"""Between the worker's plain values and worker.proto: where plans and results cross a wire."""
+"""Conversion of step plans and results between plain values and worker.proto."""

@@ -1,8 +1,7 @@
-"""Step plans and results between the worker's plain values and worker.proto.
+"""Conversion of step plans and results between the worker's plain values and worker.proto.
 
-A plan is read as it lies: columns are views of the message's bytes. Whether it can be meant is for the slot table to
-say (PlanViolation); ColumnError for bytes that are no column.
-"""
+Decoding does not copy: columns are views of the message's bytes. Bytes that form no valid column raise ColumnError;
+whether a plan fits the state of the slots is checked by the slot table (PlanViolation)."""
 
 from __future__ import annotations
 
@@ -16,14 +15,14 @@ from quire.shared.columns import f32_bytes, i32, i32_bytes, u32, u32_bytes
 from quire.shared.errors import to_proto
 from quire.shared.pb.worker.v1 import worker_pb2 as pb
 
-# Fields of plans that say nothing but that the rows of the step before decode again.
+# Fields of a plan whose rows are those of the previous step, decoding one more token each.
 UNCHANGED = frozenset({"epoch", "step_id", "new_block_ids", "new_block_slots", "micro_batch"})
-NUM_NAMES = 2  # epoch and step_id, which every plan has, and in this order before all others
+NUM_NAMES = 2  # epoch and step_id: every plan has them, in this order before all other fields
 
 
 def decode_plan(wire: pb.StepPlan) -> StepPlan:
     fields = wire.ListFields()
-    if len(fields) == NUM_NAMES and fields[-1][0].name == "step_id":  # most plans: the rows decode again
+    if len(fields) == NUM_NAMES and fields[-1][0].name == "step_id":  # most plans: the same rows decode
         return StepPlan(wire.epoch, wire.step_id, NO_IDS, NO_IDS, 0, NO_CHANGES)
     is_unchanged = all(field.name in UNCHANGED for field, _ in fields)
     ids, slots = u32(wire.new_block_ids), u32(wire.new_block_slots)
@@ -72,7 +71,7 @@ def _decode_admission(wire: pb.Admission) -> Admission:
 
 
 def encode_plan(plan: StepPlan) -> pb.StepPlan:
-    """For the other ranks of a replica."""
+    """Encodes a plan for the other ranks of a replica."""
     changes, beams = plan.changes, plan.changes.beams
     wire = pb.StepPlan(
         epoch=plan.epoch,
@@ -120,10 +119,10 @@ def _encode_admission(admission: Admission) -> pb.Admission:
 
 def encode_result(result: StepResult) -> pb.StepResult:
     wire = pb.StepResult(epoch=result.epoch, step_id=result.step_id, token_ids=i32_bytes(result.token_ids))
-    timings, told = result.timings, wire.timings
+    timings, encoded = result.timings, wire.timings
     if timings is not NO_TIMINGS:
-        told.wait_us, told.prepare_us = result.wait_us, timings.prepare_us
-        told.forward_us, told.sample_us = timings.forward_us, timings.sample_us
+        encoded.wait_us, encoded.prepare_us = result.wait_us, timings.prepare_us
+        encoded.forward_us, encoded.sample_us = timings.forward_us, timings.sample_us
     if result.token_counts is not None:
         wire.token_counts = u32_bytes(result.token_counts)
     if result.draft_counts is not None:

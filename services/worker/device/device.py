@@ -1,4 +1,4 @@
-"""The device as torch sees it: which one, which dtype suits it, how time is measured on it."""
+"""The device as torch sees it: selection, dtypes, fatal errors and clocks."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from quire.shared.errors import FailedPrecondition, InvalidArgument
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 KV_DTYPES = {"fp8": torch.float8_e4m3fn}
-MIN_CORES_TO_SPIN = 4  # the worker's event loop, the thread that launches, the one that waits, and one for the rest
+MIN_CORES_TO_SPIN = 4  # event loop, launching thread, waiting thread, and one for everything else
 FAST_BFLOAT16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})  # x86 and ARM names in /proc/cpuinfo
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """Where the model runs."""
+    """The device that runs the model."""
 
     kind: str  # "cpu" or "cuda"
-    name: str  # of the hardware, for people
-    index: int = 0  # among the GPUs
+    name: str  # hardware name, for display
+    index: int = 0  # GPU index
 
     @property
     def torch_device(self) -> torch.device:
@@ -34,13 +34,13 @@ class Device:
 
     @property
     def is_synchronous(self) -> bool:
-        """Work is done when its call returns."""
+        """Returns whether work has finished when its call returns."""
         return self.kind == "cpu"
 
 
 def open_device(kind: str, threads: int, index: int = 0) -> Device:
-    """Prepares the calling thread, which must be the one that computes: torch keeps thread counts and the current GPU
-    by thread. `index`: of the GPU."""
+    """Selects the device for the calling thread, which must be the computing one: torch keeps thread counts and the
+    current GPU per thread. `index`: GPU index. Raises FailedPrecondition."""
     torch.set_num_threads(threads or len(os.sched_getaffinity(0)))
     if kind == "cpu":
         return Device(kind, _cpuinfo("model name") or platform.machine())
@@ -49,7 +49,7 @@ def open_device(kind: str, threads: int, index: int = 0) -> Device:
     if index >= torch.cuda.device_count():
         raise FailedPrecondition(
             "tensor_parallel_size, pipeline_parallel_size, context_parallel_size: "
-            f"rank {index} needs a GPU of its own, and torch sees {torch.cuda.device_count()}",
+            f"rank {index} needs a separate GPU, and torch finds {torch.cuda.device_count()}",
             field="tensor_parallel_size",
         )
     torch.cuda.set_device(index)
@@ -57,7 +57,7 @@ def open_device(kind: str, threads: int, index: int = 0) -> Device:
 
 
 def _why_no_gpu() -> str:
-    """The first sentence of what torch says: it was built without CUDA, there is no driver, the driver is too old."""
+    """Returns the first sentence of torch's error: built without CUDA, no driver, or a driver that is too old."""
     try:
         torch.cuda.init()
     except (AssertionError, RuntimeError) as error:
@@ -66,17 +66,17 @@ def _why_no_gpu() -> str:
 
 
 def choose_dtype(wanted: str, checkpoint: str, device: Device) -> torch.dtype:
-    """The dtype of weights, activations and KV; `checkpoint` is the one in config.json ("" if it names none)."""
+    """Returns the dtype of weights, activations and KV; `checkpoint` is the dtype in config.json ("" if absent)."""
     name = wanted if wanted != "auto" else checkpoint or "float32"
     if name not in DTYPES:
-        raise InvalidArgument(f"dtype: the checkpoint is {name!r}; there are {', '.join(DTYPES)}", field="dtype")
+        raise InvalidArgument(f"dtype: the checkpoint is {name!r}; supported: {', '.join(DTYPES)}", field="dtype")
     if wanted == "auto" and device.kind == "cpu" and not (name == "bfloat16" and _fast_bfloat16()):
         name = "float32"
     return DTYPES[name]
 
 
 def choose_kv_dtype(wanted: str, dtype: torch.dtype, device: Device) -> torch.dtype:
-    """The dtype of cached keys and values."""
+    """Returns the dtype of cached keys and values."""
     if wanted == "auto":
         return dtype
     _require_cuda(device, "kv_cache_dtype", wanted)
@@ -84,8 +84,8 @@ def choose_kv_dtype(wanted: str, dtype: torch.dtype, device: Device) -> torch.dt
 
 
 def choose_quantization(wanted: str, checkpoint: str, device: Device) -> str:
-    """Returns what is done to weights at load; `checkpoint`: the method that the checkpoint is quantized with, "" for
-    floats. Raises InvalidArgument."""
+    """Returns the quantization applied to weights at load; `checkpoint`: the checkpoint's quantization method, "" for
+    floating point. Raises InvalidArgument."""
     if wanted != "none":
         if checkpoint:
             raise InvalidArgument(
@@ -108,7 +108,7 @@ def _fast_bfloat16() -> bool:
 
 
 def _cpuinfo(key: str) -> str:
-    """The first CPU's value; "" if there is none."""
+    """Returns a field of the first CPU in /proc/cpuinfo; "" if absent."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -117,43 +117,44 @@ def _cpuinfo(key: str) -> str:
 
 
 def is_fatal_device_error(error: BaseException) -> bool:
-    """After this error nothing will run on the device any more, in this process."""
+    """Returns whether no further work can run on the device in this process after this error."""
     accelerator_error = getattr(torch, "AcceleratorError", ())
     return isinstance(error, accelerator_error) or (isinstance(error, RuntimeError) and "CUDA error" in str(error))
 
 
 class Clock(Protocol):
-    """Marks moments in the device's own order of work. Differences are known once the device has passed them."""
+    """Records marks in the device's stream order. Differences are known once the device has passed the marks."""
 
     def mark(self) -> Any: ...
 
     def wait(self, mark: Any) -> None:
-        """Until the device has passed the mark."""
+        """Blocks until the device has passed the mark."""
 
     def spans_us(self, marks: list[Any]) -> list[int]:
-        """From each mark to the next, all of them passed; they are not asked for again."""
+        """Returns microseconds between consecutive marks, all of which have been passed; recycles the marks."""
 
 
 class HostClock:
-    """For devices that work synchronously."""
+    """Clock of devices that work synchronously."""
 
     def mark(self) -> int:
         return time.perf_counter_ns()
 
     def wait(self, mark: int) -> None:
-        """It has."""
+        """No-op: a synchronous device has passed every mark."""
 
     def spans_us(self, marks: list[int]) -> list[int]:
         return [(end - start) // 1000 for start, end in pairwise(marks)]
 
 
 class CudaClock:
-    """Events in the current stream."""
+    """Clock of CUDA events in the current stream."""
 
     def __init__(self, *, spins: bool) -> None:
-        """`spins`: waiting takes a core and ends at once; else the driver wakes the thread, tens of µs late."""
+        """`spins`: waiting occupies a core and returns at once; otherwise the driver wakes the thread,
+        tens of µs late."""
         self._spins = spins
-        self._spare: list[Any] = []  # events that have served: several threads take and return them
+        self._spare: list[Any] = []  # recycled events, shared by several threads
 
     def mark(self) -> Any:
         try:
@@ -173,7 +174,7 @@ class CudaClock:
 
 
 def clock_of(device: Device) -> Clock:
-    """A thread waits only while steps are under way: with cores to spare it may spin."""
+    """Returns the device's clock. A thread waits only while steps run, so it may spin where cores are idle."""
     if device.is_synchronous:
         return HostClock()
     return CudaClock(spins=len(os.sched_getaffinity(0)) >= MIN_CORES_TO_SPIN)

@@ -7,7 +7,8 @@ from torch import Tensor
 
 
 def device_bytes_view(address: int, num_bytes: int, device: torch.device) -> Tensor:
-    """uint8 [num_bytes], which keep nothing alive. Torch looks on which GPU the first of them are."""
+    """Returns a uint8 tensor [num_bytes] over GPU memory without keeping it alive. Torch reads the first bytes' device,
+    so they must be mapped."""
     return torch.as_tensor(_Bytes(address, num_bytes), device=device)
 
 

@@ -1,7 +1,6 @@
-"""What GPUs can do in a second, as their makers state it: dense matrix products in 16 bits, and memory traffic.
+"""Peak rates of GPUs from their data sheets: dense 16-bit matrix products and memory traffic, per second.
 
-NVIDIA's data sheets, without sparsity: H200 and H100 SXM (989 TFLOPS BF16), H100 PCIe, A100 80GB, L40S, L4, B200.
-"""
+NVIDIA's data sheets, without sparsity: H200 and H100 SXM (989 TFLOPS BF16), H100 PCIe, A100 80GB, L40S, L4, B200."""
 
 from __future__ import annotations
 
@@ -20,6 +19,6 @@ PEAKS = {
 
 
 def peak_of(device_name: str, num_devices: int = 1) -> Peak:
-    """Of the first of PEAKS that the name has in it, so many times."""
+    """Returns the peak rates of the first entry of PEAKS that the device name contains, times `num_devices`."""
     peak = next((peak for name, peak in PEAKS.items() if name in device_name), UNKNOWN)
     return Peak(peak.flops * num_devices, peak.bytes * num_devices)

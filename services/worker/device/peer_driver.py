@@ -1,7 +1,6 @@
-"""The driver's functions for memory that processes of one host share between GPUs: torch has none.
+"""CUDA driver functions, absent from torch, for memory that processes of one host share between GPUs.
 
-Of memory that is allocated as a whole (cuMemAlloc, which is what torch's allocator takes); no multicast.
-"""
+Covers memory allocated as a whole (cuMemAlloc, which torch's allocator uses); no multicast."""
 
 from __future__ import annotations
 
@@ -11,13 +10,13 @@ from typing import Any
 
 DRIVER = "libcuda.so.1"
 HANDLE_BYTES = 64
-_LAZY_PEER_ACCESS = 1  # enabled when a handle is opened
+_LAZY_PEER_ACCESS = 1  # enables peer access when a handle is opened
 _DEVICE_MEMORY = 2
-_AT_LEAST = 0  # CU_STREAM_WAIT_VALUE_GEQ: of the difference, so that numbers may begin anew
+_AT_LEAST = 0  # CU_STREAM_WAIT_VALUE_GEQ compares the difference, so that counters may wrap around
 
 
 class PeerMemoryError(RuntimeError):
-    """The driver refused."""
+    """Error of a CUDA driver call on shared memory."""
 
 
 class _Handle(ctypes.Structure):
@@ -25,7 +24,7 @@ class _Handle(ctypes.Structure):
 
 
 class _Side(ctypes.Structure):
-    """Half of CUDA_MEMCPY2D."""
+    """Source or destination half of CUDA_MEMCPY2D."""
 
     _fields_ = (
         ("x_bytes", ctypes.c_size_t),
@@ -39,14 +38,14 @@ class _Side(ctypes.Structure):
 
 
 class Copy2D(ctypes.Structure):
-    """CUDA_MEMCPY2D."""
+    """Driver structure CUDA_MEMCPY2D of a copy."""
 
     _fields_ = (("source", _Side), ("target", _Side), ("width_bytes", ctypes.c_size_t), ("height", ctypes.c_size_t))
 
 
 @dataclass(frozen=True, slots=True)
 class PitchedRows:
-    """Where the first begins, and how many bytes lie from one beginning to the next."""
+    """Address of the first row and the byte distance between row starts."""
 
     address: int
     pitch: int
@@ -54,27 +53,27 @@ class PitchedRows:
 
 @dataclass(frozen=True, slots=True)
 class PeerDriver:
-    """For the context that is current on the calling thread. Each function raises PeerMemoryError."""
+    """CUDA driver calls for the calling thread's current context. Each raises PeerMemoryError."""
 
     library: Any
 
     @classmethod
     def load(cls) -> PeerDriver:
-        """Raises OSError where there is no driver."""
+        """Loads the driver library. Raises OSError where there is none."""
         return cls(ctypes.CDLL(DRIVER))
 
     def current_context(self) -> int:
-        """The one that is current."""
+        """Returns the calling thread's current context."""
         context = ctypes.c_void_p()
         self._call("cuCtxGetCurrent", ctypes.byref(context))
         return context.value or 0
 
     def set_context(self, context: int) -> None:
-        """On the calling thread, for good."""
+        """Makes `context` current on the calling thread."""
         self._call("cuCtxSetCurrent", ctypes.c_void_p(context))
 
     def allocate(self, num_bytes: int) -> int:
-        """Zeros."""
+        """Allocates zeroed device memory and returns its address."""
         address = ctypes.c_uint64()
         self._call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(num_bytes))
         self._call("cuMemsetD8_v2", address, ctypes.c_ubyte(0), ctypes.c_size_t(num_bytes))
@@ -82,19 +81,19 @@ class PeerDriver:
         return address.value or 0
 
     def allocation_range(self, address: int) -> tuple[int, int]:
-        """Where the allocation begins that an address is in, and its size in bytes."""
+        """Returns the base address and size in bytes of the allocation that contains `address`."""
         base, size = ctypes.c_uint64(), ctypes.c_size_t()
         self._call("cuMemGetAddressRange_v2", ctypes.byref(base), ctypes.byref(size), ctypes.c_uint64(address))
         return base.value or 0, size.value
 
     def export_handle(self, address: int) -> bytes:
-        """Of the whole allocation that the address is in."""
+        """Returns the IPC handle of the whole allocation that contains `address`."""
         handle = _Handle()
         self._call("cuIpcGetMemHandle", ctypes.byref(handle), ctypes.c_uint64(address))
         return bytes(memoryview(handle).cast("B"))
 
     def open_handle(self, handle: bytes) -> int:
-        """Another process's allocation: its address here, until close()."""
+        """Maps another process's allocation and returns its local address, valid until close_handle()."""
         address = ctypes.c_uint64()
         given = _Handle.from_buffer_copy(handle)
         self._call("cuIpcOpenMemHandle_v2", ctypes.byref(address), given, ctypes.c_uint(_LAZY_PEER_ACCESS))
@@ -104,34 +103,35 @@ class PeerDriver:
         self._call("cuIpcCloseMemHandle", ctypes.c_uint64(address))
 
     def copy_rows_async(self, source: PitchedRows, target: PitchedRows, width: int, height: int, stream: int) -> None:
-        """Begins to copy `height` rows of `width` bytes."""
-        there, here = (_Side(0, 0, _DEVICE_MEMORY, None, rows.address, None, rows.pitch) for rows in (source, target))
-        copy = Copy2D(there, here, width, height)
+        """Enqueues a copy of `height` rows of `width` bytes on `stream`."""
+        sides = (_Side(0, 0, _DEVICE_MEMORY, None, rows.address, None, rows.pitch) for rows in (source, target))
+        copy = Copy2D(*sides, width, height)
         self._call("cuMemcpy2DAsync_v2", ctypes.byref(copy), ctypes.c_void_p(stream))
 
     def copy_bytes(self, source: int, target: int, num_bytes: int) -> None:
-        """From one address to another; returns when it is done."""
+        """Copies bytes between two addresses and waits until the copy has finished."""
         copied = ctypes.c_uint64(target), ctypes.c_uint64(source), ctypes.c_size_t(num_bytes)
         self._call("cuMemcpyDtoD_v2", *copied)
         self.synchronize()
 
     def copy_async(self, source: int, target: int, num_bytes: int, stream: int) -> None:
-        """Behind what the stream has to do so far. Between two GPUs that is the work of a copy engine."""
+        """Enqueues a copy on `stream`. Between two GPUs a copy engine executes it."""
         copied = ctypes.c_uint64(target), ctypes.c_uint64(source), ctypes.c_size_t(num_bytes)
         self._call("cuMemcpyDtoDAsync_v2", *copied, ctypes.c_void_p(stream))
 
     def write_value_async(self, address: int, number: int, stream: int) -> None:
-        """4 bytes, in any GPU's memory, once all that the stream has written before can be seen."""
+        """Enqueues a 4-byte write to any GPU's memory, visible after all earlier writes of the stream."""
         written = ctypes.c_uint64(address), ctypes.c_uint32(number), ctypes.c_uint(0)
         self._call("cuStreamWriteValue32_v2", ctypes.c_void_p(stream), *written)
 
     def wait_value_async(self, address: int, number: int, stream: int) -> None:
-        """What follows on the stream waits for 4 bytes here to be as much or more; no multiprocessor does."""
+        """Makes later work on `stream` wait until the 4-byte value at `address` is at least `number`; occupies no
+        multiprocessor."""
         awaited = ctypes.c_uint64(address), ctypes.c_uint32(number), ctypes.c_uint(_AT_LEAST)
         self._call("cuStreamWaitValue32_v2", ctypes.c_void_p(stream), *awaited)
 
     def synchronize(self) -> None:
-        """All that was begun in this context is done."""
+        """Waits until all work in this context has finished."""
         self._call("cuCtxSynchronize")
 
     def free(self, address: int) -> None:
@@ -140,7 +140,7 @@ class PeerDriver:
     def _call(self, name: str, *arguments: object) -> None:
         function = getattr(self.library, name, None)
         if function is None:
-            raise PeerMemoryError(f"this driver has no {name}")
+            raise PeerMemoryError(f"this CUDA driver does not provide {name}")
         status = function(*arguments)
         if status:
-            raise PeerMemoryError(f"{name} gave {status}")
+            raise PeerMemoryError(f"{name} failed with status {status}")

@@ -1,4 +1,4 @@
-"""Host arrays to the device, once per step."""
+"""Transfers of a step's arrays between host and device, one copy per step."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ Array = npt.NDArray[Any]
 
 WORDS_PER_ARRAY = 4  # arrays start at multiples of 16 bytes: kernels load whole vectors
 RESULT_WORDS = 1024
-RING = 4  # steps whose copies may be under way before a buffer is used again
+RING = 4  # buffers: steps whose copies may be in flight before a buffer is reused
 
 
 class Downloads(Protocol):
-    """Tensors on their way to the host."""
+    """Tensors being copied to the host."""
 
     def arrays(self) -> list[Array]:
-        """Once they have arrived, and only once: their memory is used again."""
+        """Returns the arrays once they have arrived. May be called once: the memory is reused."""
 
 
 class Staging(Protocol):
-    """Arrays of integers that fit 32 bits; on CUDA they arrive as int32."""
+    """Uploads arrays of integers that fit 32 bits (int32 on CUDA) and downloads result tensors."""
 
     def download(self, tensors: list[Tensor]) -> Downloads: ...
 
     def upload(self, arrays: list[Array]) -> list[Tensor]: ...
 
     def upload_into(self, columns: Tensor, arrays: list[Array], padding: list[Array | int]) -> None:
-        """Each array to its row of `columns` [len(arrays), stride]; `padding` says what stands behind it."""
+        """Copies each array into its row of `columns` [len(arrays), stride]; `padding` fills the rest of each row."""
 
 
 def staging_for(device: Device) -> Staging:
@@ -43,7 +43,7 @@ def staging_for(device: Device) -> Staging:
 
 
 class InPlaceStaging:
-    """The CPU reads the arrays where they are."""
+    """Staging of the CPU, which reads the arrays where they are."""
 
     def upload(self, arrays: list[Array]) -> list[Tensor]:
         return list(map(torch.from_numpy, arrays))
@@ -67,21 +67,21 @@ class _HostDownload:
 class _Buffer:
     host: Tensor  # pinned int32
     words: Array  # the same memory
-    copied: torch.cuda.Event  # event after the last copy out of it
+    copied: torch.cuda.Event  # recorded after the last copy out of the buffer
 
 
 class PinnedStaging:
-    """One asynchronous copy for all arrays, out of a ring of pinned buffers."""
+    """Staging of CUDA: one asynchronous copy for all arrays, out of a ring of pinned buffers."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._capacity = 0
         self._ring: list[_Buffer] = []
         self._next = 0
-        self._spare: list[Tensor] = []  # pinned int32 [RESULT_WORDS]: several threads take and return them
+        self._spare: list[Tensor] = []  # recycled pinned int32 [RESULT_WORDS], shared by several threads
 
     def download(self, tensors: list[Tensor]) -> Downloads:
-        """The first tensor, token ids, to memory that is there already: pinning some takes 10 us."""
+        """Starts copying to the host. The first tensor (token ids) goes to recycled memory: pinning takes 10 us."""
         first, *rest = tensors
         size = first.numel()
         memory = self._spare.pop() if self._spare and size <= RESULT_WORDS else _pinned(max(size, RESULT_WORDS))
@@ -139,7 +139,7 @@ class _PinnedDownload:
 
 
 def aligned(num_words: int) -> int:
-    """So many words that what stands behind them may be an array."""
+    """Rounds a word count up so that the next array starts aligned."""
     return -(-num_words // WORDS_PER_ARRAY) * WORDS_PER_ARRAY
 
 
@@ -148,16 +148,16 @@ def _pinned(num_words: int) -> Tensor:
 
 
 def _fill(words: Array, arrays: list[Array], padding: list[Array | int]) -> None:
-    for row, array, behind in zip(words, arrays, padding, strict=True):
+    for row, array, filler in zip(words, arrays, padding, strict=True):
         row[: len(array)] = array
-        row[len(array) :] = behind
+        row[len(array) :] = filler
 
 
 def as_words(array: Array) -> npt.NDArray[np.int32]:
-    """The same bytes as int32, so that any column can travel in the one copy."""
+    """Returns the same bytes as int32, so that any column can travel in the one copy."""
     return np.ascontiguousarray(array).view(np.int32)
 
 
 def upload(values: npt.ArrayLike, device: torch.device, dtype: npt.DTypeLike | None = None) -> Tensor:
-    """To the device without waiting for it: CUDA takes its copy of unpinned memory before the call returns."""
+    """Copies values to the device without waiting: CUDA copies unpinned memory before the call returns."""
     return torch.from_numpy(np.asarray(values, dtype=dtype)).to(device, non_blocking=True)

@@ -1,4 +1,4 @@
-"""Where the time of steps goes, on the device's clock."""
+"""Timing of the phases of steps on the device's clock."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any
 from quire.services.worker.device.device import Clock, Device, clock_of
 from quire.shared.step_value import step_value
 
-# Marks take long to set on CUDA: 10 to 18 us each on an H200's host, a tenth of what a step takes to launch.
+# Recording a CUDA event costs 10 to 18 us on an H200's host, a tenth of the launch of a step.
 TIMED_EVERY = 16
 
 
 @step_value
 class Timings:
-    """Microseconds on the device's clock."""
+    """Durations of a step's phases in microseconds."""
 
     prepare_us: int
     forward_us: int
@@ -21,7 +21,7 @@ class Timings:
 
 
 class StepTimer:
-    """Of short steps one in some has all its marks, and stands for those behind it."""
+    """Records all phases of every TIMED_EVERY-th short step; the short steps in between reuse its durations."""
 
     def __init__(self, device: Device) -> None:
         self._clock: Clock = clock_of(device)
@@ -30,7 +30,7 @@ class StepTimer:
         self._latest = Timings(0, 0, 0)
 
     def begin(self, *, short: bool) -> list[Any] | None:
-        """The first mark of a step; None: only its end will be marked."""
+        """Records the first mark of a step; returns None if only its end will be recorded."""
         if short:
             self._num_short += 1
             if self._num_short % self._every:
@@ -42,11 +42,11 @@ class StepTimer:
             marks.append(self._clock.mark())
 
     def end(self, marks: list[Any] | None) -> list[Any]:
-        """All marks of the step, to wait for."""
+        """Records the last mark of the step and returns all marks for wait()."""
         return [*(marks or ()), self._clock.mark()]
 
     def wait(self, marks: list[Any]) -> Timings:
-        """Until the step has ended."""
+        """Blocks until the step has ended and returns its timings."""
         self._clock.wait(marks[-1])
         spans = self._clock.spans_us(marks)
         if spans:

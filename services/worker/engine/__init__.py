@@ -1,1 +1,1 @@
-"""Plans in on the event loop, results out on it, and the device's threads between (engine.py)."""
+"""Execution of plans: commands enter and results leave on the event loop, the device threads work in between."""

@@ -1,4 +1,4 @@
-"""What the device's thread does: commands in their order, as far as they need not wait for steps in flight."""
+"""Execution of commands on the device thread, in order, deferring those that must wait for steps in flight."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ from quire.shared.step_value import step_value
 
 
 class ResultReceiver(Protocol):
-    """Where the results of an attachment go, on the event loop."""
+    """Receives the results of an attachment on the event loop."""
 
     def deliver(self, result: StepResult) -> None: ...
 
     def abort_session(self, reason: str) -> None:
-        """No result will come any more: the attachment cannot go on."""
+        """Ends the attachment: no further result will follow."""
 
     def grammar_prepared(self, prepared: pb.GrammarPrepared) -> None: ...
 
@@ -55,7 +55,7 @@ class ResultReceiver(Protocol):
 
 @step_value
 class Execute:
-    """A plan; skipped if its receiver is no longer the current one."""
+    """Executes a plan; skipped if its receiver is no longer the current one."""
 
     receiver: ResultReceiver
     plan: StepPlan
@@ -64,26 +64,26 @@ class Execute:
 
 @dataclass(frozen=True, slots=True)
 class EndEpoch:
-    """End the epoch once no step is in flight."""
+    """Ends the epoch once no step is in flight."""
 
     reply: asyncio.Future[RetainedState]
 
 
 @dataclass(frozen=True, slots=True)
 class ResetCache:
-    """Forget which tokens the blocks hold."""
+    """Discards the record of which tokens the blocks hold."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReleaseGrammar:
-    """After the plans before it, which may name the grammar."""
+    """Releases a grammar after the plans before it, which may use it."""
 
     grammar_id: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class MoveBlocks:
-    """After the plans before it."""
+    """Starts a block transfer after the plans before it."""
 
     receiver: ResultReceiver
     order: pb.Transfer
@@ -91,7 +91,7 @@ class MoveBlocks:
 
 @dataclass(frozen=True, slots=True)
 class PendingMove:
-    """Blocks that are on their way."""
+    """A block transfer in progress."""
 
     receiver: ResultReceiver
     transfer_id: int
@@ -101,17 +101,17 @@ class PendingMove:
 
 @step_value
 class LaunchedStep:
-    """A step on the device, with what its result needs."""
+    """A launched step with what its result needs."""
 
     receiver: ResultReceiver
     flight: StepInFlight
     wait_us: int
-    ticket: int  # the ranks': see RankGroup.broadcast
+    ticket: int  # of RankGroup.broadcast
 
 
 @step_value
 class FinishedStep:
-    """The device is done with a step; `output` is None if it failed."""
+    """A step that the device has finished; `output` is None if it failed."""
 
     launched: LaunchedStep
     output: RunnerOutput | None
@@ -119,21 +119,21 @@ class FinishedStep:
 
 @dataclass(frozen=True, slots=True)
 class StagesFinished:
-    """What the other stages made of a step is there."""
+    """Reports that the other pipeline stages' output of a step has arrived."""
 
     launched: LaunchedStep
 
 
 @dataclass(frozen=True, slots=True)
 class ShareGrammar:
-    """The other ranks prepare it as well."""
+    """Makes the other ranks compile a grammar."""
 
     order: pb.PrepareGrammar
 
 
 @dataclass(frozen=True, slots=True)
 class AddAdapter:
-    """An adapter that has been read."""
+    """Adds an adapter that has been read from disk."""
 
     receiver: ResultReceiver
     order_id: int
@@ -143,14 +143,14 @@ class AddAdapter:
 
 @dataclass(frozen=True, slots=True)
 class RemoveAdapter:
-    """After the plans before it, which may name the adapter."""
+    """Removes an adapter after the plans before it, which may use it."""
 
     adapter: AdapterId
 
 
 @dataclass(frozen=True, slots=True)
 class ExecuteDeviceOrder:
-    """After the plans before it, when no step is in flight."""
+    """Executes a device order after the plans before it, when no step is in flight."""
 
     receiver: ResultReceiver
     order: pb.DeviceOrder
@@ -161,58 +161,58 @@ Command = Deferred | PageOrder | EndEpoch | ResetCache | ShareGrammar | AddAdapt
 
 
 class OutcomeHandler(Protocol):
-    """Where what was done goes. Called on the device's thread."""
+    """Handles the outcomes of commands. Called on the device thread."""
 
     def is_current(self, receiver: ResultReceiver) -> bool:
-        """Whether results for it are still of use."""
+        """Returns whether results for `receiver` are still wanted."""
 
     def step_launched(self, step: LaunchedStep) -> FinishedStep | None:
-        """A step is on the device. Returns it if it is finished already; otherwise it comes back as a command."""
+        """Handles a launched step; returns it if it has finished already, else it returns as a FinishedStep command."""
 
     def step_pending(self, step: LaunchedStep) -> None:
-        """A step is with the other stages. It comes back as StagesFinished."""
+        """Handles a step that waits for other stages; it returns as a StagesFinished command."""
 
     def move_started(self, move: PendingMove) -> None:
-        """Blocks are on their way."""
+        """Handles a block transfer that has been started."""
 
     def page_io_started(self, begun: PendingPageIO) -> None:
-        """Pages are being read or written."""
+        """Handles page reads or writes that have been started."""
 
     def page_io_failed(self, order: PageOrder, error: Exception) -> None:
-        """They are not. Raises what a device that is broken raised."""
+        """Handles failed page reads or writes. Re-raises a fatal device error."""
 
     def move_failed(self, receiver: ResultReceiver, transfer_id: int, error: Exception) -> None:
-        """They stay where they are. Raises what a device that is broken raised."""
+        """Handles a transfer that could not be started: the blocks stay in place. Re-raises a fatal device error."""
 
     def adapter_added(self, command: AddAdapter, error: Exception | None) -> None:
-        """`error`: why not. Raises what a device that is broken raised."""
+        """Handles an added adapter, or the error that prevented it. Re-raises a fatal device error."""
 
     def order_executed(self, command: ExecuteDeviceOrder, error: Exception | None) -> None:
-        """`error`: why not. Raises what a device that is broken raised."""
+        """Handles an executed device order, or the error that prevented it. Re-raises a fatal device error."""
 
     def session_violated(self, receiver: ResultReceiver, reason: str) -> None:
-        """The session cannot go on."""
+        """Ends the session because the scheduler broke its protocol."""
 
     def step_failed(self, receiver: ResultReceiver, step_id: int, error: Exception) -> None:
-        """The session cannot go on because of an error that is no rule of the session."""
+        """Ends the session because a step failed."""
 
     def epoch_ended(self, reply: asyncio.Future[RetainedState], report: RetainedState) -> None: ...
 
 
 class DeviceExecutor:
-    """Rank 0 of a replica: makes all ranks do the same, and keeps steps in order."""
+    """Executes rank 0's commands, makes all other ranks do the same, and keeps steps in order."""
 
     def __init__(self, replica: Replica, ranks: RankGroup, grammars: CompilePool, outcomes: OutcomeHandler) -> None:
         self._replica, self._ranks, self._grammars, self._outcomes = replica, ranks, grammars, outcomes
         self._num_in_flight = 0
-        self.maintenance_running = False  # an order of operators is being carried out, which takes as long as it takes
-        self._pending: deque[LaunchedStep] = deque()  # with the other stages
+        self.maintenance_running = False  # a device order is being executed; its duration is unbounded
+        self._pending: deque[LaunchedStep] = deque()  # steps that wait for other stages
         self._end_epoch: EndEpoch | None = None
-        self._deferred: deque[Deferred] = deque()  # until the steps in flight have been recorded
+        self._deferred: deque[Deferred] = deque()  # commands that wait for steps in flight
         self._page_orders = PageOrderQueue(replica.transfers, outcomes)
 
     def process(self, command: Command) -> None:
-        """Does what was ordered, and what had to wait for it."""
+        """Executes or defers a command, then every deferred command that no longer has to wait."""
         match command:
             case Execute() | ReleaseGrammar() | MoveBlocks() | RemoveAdapter() | ExecuteDeviceOrder():
                 self._deferred.append(command)
@@ -240,7 +240,7 @@ class DeviceExecutor:
             self._end_epoch = None
 
     def _execute_deferred(self) -> None:
-        """In order, as far as they need not wait for steps in flight."""
+        """Executes deferred commands in order, up to the first that must wait for steps in flight."""
         while self._deferred:
             command = self._deferred[0]
             if isinstance(command, Execute):
@@ -261,7 +261,7 @@ class DeviceExecutor:
             self._deferred.popleft()
 
     def _execute_device_order(self, command: ExecuteDeviceOrder) -> None:
-        """On all ranks, or on none."""
+        """Executes an order on all ranks, or on none."""
         if not self._outcomes.is_current(command.receiver):
             return
         error: Exception | None = None
@@ -280,16 +280,17 @@ class DeviceExecutor:
         self._outcomes.order_executed(command, error)
 
     def _undo(self, order: pb.DeviceOrder, own: Exception | None, refusals: list[str]) -> Exception:
-        """Where some ranks have obeyed and others have not. Raises RankFailure if they cannot be made alike again."""
+        """Reverts an order that only some ranks executed; returns the error to report. Raises RankFailure if the ranks
+        cannot be brought back to the same state."""
         num_refusals = len(refusals) + (own is not None)
         back = compensating_order(order)
         if num_refusals < self._ranks.size and order.WhichOneof("order") not in RETRYABLE:
             if back is None:
-                raise RankFailure(f"ranks have not all obeyed: {own or refusals[0]}")
+                raise RankFailure(f"only some ranks executed an order: {own or refusals[0]}")
             ticket = self._ranks.broadcast_order(back)
             self._replica.execute_order(back)
             if self._ranks.collect_order(ticket):
-                raise RankFailure("ranks cannot be made alike again")
+                raise RankFailure("some ranks failed to revert an order")
         return own or FailedPrecondition(refusals[0])
 
     def _execute(self, command: Execute) -> None:
@@ -309,7 +310,7 @@ class DeviceExecutor:
         self._num_in_flight += 1
         self._page_orders.step_launched(plan.step_id)
         step = LaunchedStep(receiver, flight, (began_ns - command.arrived_ns) // 1000, ticket)
-        self._report_settled()  # what this one had to wait for
+        self._report_settled()  # earlier steps whose stages this launch waited for
         if flight.launch.heads_launched:
             self._report_launched(step)
         else:
@@ -317,7 +318,7 @@ class DeviceExecutor:
             self._outcomes.step_pending(step)
 
     def _settle_stages(self, step: LaunchedStep) -> None:
-        if not step.flight.launch.heads_launched:  # else a later one needed it
+        if not step.flight.launch.heads_launched:  # otherwise a later launch has waited already
             self._ranks.settle_step()
             self._replica.launch_pending_heads()
         self._report_settled()
@@ -338,7 +339,7 @@ class DeviceExecutor:
         begun_ns = time.perf_counter_ns()
         try:
             pending = self._replica.transfers.move(order)
-            self._ranks.move_blocks(order)  # what this one cannot move none does
+            self._ranks.move_blocks(order)  # reached only if rank 0 can move them
         except PlanViolation as violation:
             self._outcomes.session_violated(receiver, f"transfer {order.transfer_id} breaks the session: {violation}")
             return
@@ -350,7 +351,7 @@ class DeviceExecutor:
         self._outcomes.move_started(PendingMove(receiver, order.transfer_id, pending, begun_ns))
 
     def _add_adapter(self, command: AddAdapter) -> None:
-        """For a scheduler that still asks for it; another one would not know of it."""
+        """Adds an adapter, unless the attachment that requested it has ended."""
         if not self._outcomes.is_current(command.receiver):
             return
         error = None
@@ -362,7 +363,7 @@ class DeviceExecutor:
 
     @property
     def num_in_flight(self) -> int:
-        """Steps that are launched and not recorded. Any thread may ask."""
+        """Number of steps that are launched and not recorded. Callable from any thread."""
         return self._num_in_flight
 
     def _record(self, finished: FinishedStep) -> None:

@@ -1,4 +1,4 @@
-"""The thread that has the device: it builds the replica, obeys commands in their order, and says how far it is."""
+"""The thread that owns the device: builds the replica, executes commands in order and publishes its progress."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from quire.shared.logs import logger
 log = logger("worker.engine")
 
 IDLE_AFTER_S = 0.05
-PUBLISH_EVERY_S = 0.25  # counting used blocks costs up to a millisecond: not after every step
+PUBLISH_EVERY_S = 0.25  # counting used blocks costs up to a millisecond, too much for every step
 
 Commands = queue.SimpleQueue[Command | None]  # None: stop
 
 
 class DeviceThread:
-    """Sleeps when there is nothing to do. What it publishes any thread may read; the rest is its own."""
+    """Executes commands and sleeps while there are none. Published attributes may be read from any thread."""
 
     def __init__(
         self,
@@ -41,11 +41,12 @@ class DeviceThread:
         started: asyncio.Future[Replica],
         died: Callable[[BaseException], None],
     ) -> None:
-        """Begins at once. `started` gets the replica, or what building it raised; `died` is told what ends it later."""
+        """Starts the thread. `started` receives the replica or the error of building it; `died` is called with a later
+        fatal error."""
         self._build, self._inbox, self._outcomes = build, inbox, outcomes
         self._ranks, self._grammars, self._replies = ranks, grammars, replies
         self._started, self._died = started, died
-        self._executor: DeviceExecutor | None = None  # once the replica is built
+        self._executor: DeviceExecutor | None = None  # set when the replica is built
         self._num_started = self._num_finished = 0  # commands
         self._dirty = True
         self._published_s = 0.0
@@ -55,7 +56,7 @@ class DeviceThread:
         self._thread.start()
 
     def progress(self) -> dict[str, object]:
-        """What it has got done, if it has something to do. Any thread may ask."""
+        """Returns {"device": number of finished commands} while there is work, else {}. Callable from any thread."""
         if self._executor is not None and self._executor.maintenance_running:
             return {}
         in_flight = self._executor is not None and self._executor.num_in_flight > 0
@@ -63,7 +64,7 @@ class DeviceThread:
         return {"device": self._num_finished} if has_work else {}
 
     def stop(self) -> threading.Thread:
-        """Ends after the commands that are here. Returns the thread, to be joined."""
+        """Stops after the queued commands; returns the thread, to be joined."""
         self._inbox.put(None)
         return self._thread
 
@@ -72,7 +73,7 @@ class DeviceThread:
             try:
                 replica = self._build()
                 self._ranks.start()
-            except BaseException as error:  # also what a library in Rust, or an exit() in somebody's plugin, raises
+            except BaseException as error:  # includes panics of Rust libraries and an exit() in a plugin
                 self._replies.fail(self._started, as_failure(error))
                 return
             self._executor = DeviceExecutor(replica, self._ranks, self._grammars, self._outcomes)
@@ -83,8 +84,8 @@ class DeviceThread:
                     self._dirty = True
                     self._executor.process(command)
                     self._num_finished += 1
-            except BaseException as error:  # else nobody would hear that the thread is gone
-                log.exception("the engine failed")
+            except BaseException as error:  # report it: the thread ends here
+                log.exception("the device thread failed")
                 self._died(as_failure(error))
 
     def _next(self, replica: Replica) -> Command | None:

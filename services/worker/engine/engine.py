@@ -1,9 +1,8 @@
-"""The device has a thread of its own: plans go in through a queue, results come out on the event loop.
+"""The engine: queues commands for the device thread and delivers results on the event loop.
 
-On CUDA a step is launched before the one before it has ended; a second thread sleeps until the device has passed a
-step's end and hands its tokens on, so that the first is free to launch the next. On the CPU a launch is the whole step.
-All threads sleep when there is nothing to do.
-"""
+On CUDA a step is launched before the previous one has ended; a second thread sleeps until the device has passed the end
+of a step and forwards its tokens, so that the device thread can launch the next one. On the CPU a launch is the whole
+step. All threads sleep while there is no work."""
 
 from __future__ import annotations
 
@@ -59,11 +58,11 @@ from quire.shared.pb.worker.v1 import worker_pb2 as pb
 
 log = logger("worker.engine")
 
-MAX_STALLED_CHECKS = 240  # of check_ranks() at one command: two minutes, as worker/service.py calls it
+MAX_STALLED_CHECKS = 240  # calls of check_ranks() without progress: two minutes at the interval of worker/service.py
 
 
 class StepObserver(Protocol):
-    """Is told of every step, on the event loop."""
+    """Callbacks for every step and compiled grammar, on the event loop."""
 
     def observe_step(self, result: StepResult, num_tokens: int, cost: StepCost) -> None: ...
 
@@ -71,7 +70,7 @@ class StepObserver(Protocol):
 
 
 class Engine:
-    """Built and used on the event loop: what is asked of the device, and what is still to be answered."""
+    """Submits work to the device and tracks what is unanswered. Used on the event loop only."""
 
     def __init__(
         self,
@@ -84,21 +83,21 @@ class Engine:
         adapters: AdapterReader | None = None,
         staged: bool = False,
     ) -> None:
-        """`build` makes rank 0's part of the replica, on the device's thread; `synchronous`: its launches return when
-        they are done; `ranks`: None for a replica of one; `adapters`: None: it takes none while it
-        runs; `staged`: other ranks have other layers."""
+        """`build`: builds rank 0's part of the replica, on the device thread; `synchronous`: launches return when they
+        are done; `ranks`: None for a single rank; `adapters`: None if no adapters can be loaded at run time; `staged`:
+        other ranks own other layers."""
         self._adapters = adapters or AdapterReader(AdapterFolders((), 1))
         self._grammars = grammars
         self._observer = observer
         self.ranks: RankGroup = ranks or OneRank()
         self._loop = asyncio.get_running_loop()
         self._replies = Replies(self._loop)
-        self.fetcher: Fetcher | None = None  # None: no blocks come from other workers
+        self.fetcher: Fetcher | None = None  # None: no blocks are fetched from other workers
         self._num_stalled_checks, self._last_progress = 0, object()
-        self._stager: BackgroundThreads | None = None  # once weights are to be staged beside steps
+        self._stager: BackgroundThreads | None = None  # created for the first order that runs during steps
         self.last_step_s: float | None = None  # time.monotonic() when a step last ended
-        self._pending_s: deque[float] = deque()  # when the plans without a result came
-        # The replica, for its facts: only the device's thread may call its methods.
+        self._pending_s: deque[float] = deque()  # arrival times of plans without a result
+        # The replica, for its constant attributes: only the device thread may call its methods.
         self.started: asyncio.Future[Replica] = self._loop.create_future()
         self.died: asyncio.Future[None] = self._loop.create_future()
         died = partial(self._replies.fail, self.died)
@@ -125,14 +124,14 @@ class Engine:
 
     @property
     def oldest_pending_s(self) -> float:
-        """How long the oldest plan without a result has been here; 0 if there is none. Any thread may ask."""
+        """Age in seconds of the oldest plan without a result; 0 if there is none. Callable from any thread."""
         try:
             return time.monotonic() - self._pending_s[0]
         except IndexError:
             return 0.0
 
     def progress(self) -> dict[str, object]:
-        """What the device's thread has got done, if it has something to do."""
+        """Returns the device thread's progress while it has work, else {}."""
         return self._device.progress()
 
     @property
@@ -144,7 +143,7 @@ class Engine:
         return self._device.expert_load
 
     async def start_epoch(self, receiver: ResultReceiver) -> RetainedState:
-        """Ends the attachment before and begins that of `receiver`; returns what the blocks hold."""
+        """Ends the previous attachment and starts that of `receiver`; returns the state that the worker retained."""
         self._replies.receiver = receiver
         self._pending_s.clear()
         reply: asyncio.Future[RetainedState] = self._loop.create_future()
@@ -156,36 +155,36 @@ class Engine:
         self._inbox.put(Execute(receiver, plan, time.perf_counter_ns()))
 
     def transfer(self, receiver: ResultReceiver, order: pb.Transfer) -> None:
-        """After the plans that are here."""
+        """Starts a transfer between device and host memory after the submitted plans."""
         self._inbox.put(MoveBlocks(receiver, order))
 
     def disk_transfer(self, receiver: ResultReceiver, order: pb.DiskTransfer) -> None:
-        """Beside the steps and all other moves."""
+        """Starts a transfer between host memory and disk, concurrently with steps and other transfers."""
 
-        def answer(lost: list[int], took_us: int) -> None:
+        def on_moved(lost: list[int], took_us: int) -> None:
             column = columns.u32_bytes(lost)
             done = pb.Transferred(transfer_id=order.transfer_id, transfer_us=took_us, lost_blocks=column)
             self._replies.blocks_transferred(receiver, done)
 
         try:
-            self.started.result().transfers.move_on_disk(order, answer)
+            self.started.result().transfers.move_on_disk(order, on_moved)
         except PlanViolation as violation:
             receiver.abort_session(f"disk transfer {order.transfer_id} breaks the session: {violation}")
 
     def fetch_blocks(self, receiver: ResultReceiver, order: pb.FetchBlocks) -> None:
-        """Beside the steps."""
+        """Starts fetching blocks from another worker, concurrently with steps."""
         if self.fetcher is None:
-            receiver.abort_session("this worker reads nobody's blocks, and said so")
+            receiver.abort_session("this worker has announced that it fetches no blocks")
         else:
             self.fetcher.fetch(receiver, order)
 
     @property
     def receiver(self) -> ResultReceiver | None:
-        """The attachment that lasts."""
+        """The attachment whose results are delivered."""
         return self._replies.receiver
 
     async def run_page_order(self, make: Callable[[asyncio.Future[Any]], PageOrder]) -> Any:
-        """The reply to an order about pages. Raises what it met."""
+        """Submits an order about pages and returns its reply; raises the order's error."""
         reply: asyncio.Future[Any] = self._loop.create_future()
         self._inbox.put(make(reply))
         return await reply
@@ -194,7 +193,7 @@ class Engine:
         self._inbox.put(ResetCache())
 
     def prepare_grammar(self, receiver: ResultReceiver, order: pb.PrepareGrammar) -> None:
-        """At once, beside the steps."""
+        """Starts compiling a grammar, concurrently with steps."""
         grammar_id = order.grammar_id
 
         def done(prepared: CompileResult) -> None:
@@ -203,33 +202,34 @@ class Engine:
 
         try:
             constraint = sampling_pb2.StructuredOutput.FromString(order.grammar)
-        except DecodeError:  # schedulers do not look at it
+        except DecodeError:  # schedulers do not parse it
             done(CompileResult(InvalidArgument("grammar: not a serialized StructuredOutput", field="grammar"), 0))
         else:
             self._inbox.put(ShareGrammar(order))
             self._grammars.prepare(grammar_id, constraint, done)
 
     def release_grammar(self, grammar_id: bytes) -> None:
-        """After the plans that are here, which may name it."""
+        """Releases a grammar after the submitted plans, which may use it."""
         self._inbox.put(ReleaseGrammar(grammar_id))
 
     def load_adapter(self, receiver: ResultReceiver, order: pb.LoadAdapter) -> None:
-        """Read beside the steps, then put between two of them."""
+        """Reads an adapter concurrently with steps, then adds it between two steps."""
         if not self._max_adapters:
-            error = FailedPrecondition("lora_folders: this worker was started with none: it loads no adapters")
+            error = FailedPrecondition("lora_folders: empty, so this worker loads no adapters at run time")
             receiver.adapter_loaded(pb.AdapterLoaded(order_id=order.order_id, error=to_proto(error)))
             return
 
-        def done(found: tuple[PeftFolder, bytes] | QuireError) -> None:
-            if isinstance(found, QuireError):
-                self._replies.adapter_failed(receiver, order.order_id, found)
+        def done(outcome: tuple[PeftFolder, bytes] | QuireError) -> None:
+            if isinstance(outcome, QuireError):
+                self._replies.adapter_failed(receiver, order.order_id, outcome)
             else:
-                self._inbox.put(AddAdapter(receiver, order.order_id, *found))
+                self._inbox.put(AddAdapter(receiver, order.order_id, *outcome))
 
         self._adapters.read(order.name, order.path, order.digest, done)
 
     def device_order(self, receiver: ResultReceiver, order: pb.DeviceOrder) -> None:
-        """After the plans that are here; weights may be staged beside them, with all that belongs to it, in order."""
+        """Executes a device order after the submitted plans; orders about staged weights may run during steps, in their
+        order."""
         orders, kind = self.started.result().orders, order.WhichOneof("order")
         orders.interrupt(order)
         if kind not in DURING_STEPS or not orders.stages_beside_steps:
@@ -241,7 +241,7 @@ class Engine:
             try:
                 with torch.inference_mode():
                     orders.drop_weights() if kind == "drop_weights" else orders.execute_order(order)
-            except BaseException as raised:  # an order without an answer would hold up all that come after it
+            except BaseException as raised:  # an unanswered order would block all later ones
                 error = as_failure(raised)
             if not self._outcomes.is_current(receiver):
                 orders.drop_weights()
@@ -256,20 +256,20 @@ class Engine:
         return self.started.result().adapters.max_adapters
 
     def unload_adapter(self, order: pb.UnloadAdapter) -> None:
-        """After the plans that are here, which may name it."""
+        """Removes an adapter after the submitted plans, which may use it."""
         self._inbox.put(RemoveAdapter(AdapterId(order.name, order.digest)))
 
     def check_ranks(self) -> None:
-        """Ends the engine if a rank of the replica is gone or hangs, and with it the other ranks. Waits for nothing."""
+        """Ends the engine and all ranks if a rank has died or hangs. Does not block."""
         try:
             self.ranks.check()
             self._check_progress()
         except RankFailure as failure:
-            self.ranks.stop(0.0)  # whoever waits for one of them in a collective hears of it
+            self.ranks.stop(0.0)  # ends collectives that wait for the failed rank
             set_exception(self.died, failure)
 
     def _check_progress(self) -> None:
-        """A collective that some ranks are not in waits for ever."""
+        """Raises RankFailure if no command finishes: a collective that some ranks never join blocks forever."""
         done = self.progress().get("device") if self.ranks.size > 1 else None
         self._num_stalled_checks = (
             self._num_stalled_checks + 1 if done is not None and done == self._last_progress else 0
@@ -279,7 +279,7 @@ class Engine:
             raise RankFailure("the ranks are stuck in a step")
 
     async def stop(self, timeout_s: float) -> bool:
-        """Lets the threads finish what they are at; whether they did in time."""
+        """Lets the threads finish their queued work; returns whether they ended within `timeout_s`."""
         threads = [self._device.stop(), *self._outcomes.stop()]
         deadline = self._loop.time() + timeout_s
         for thread in threads:
@@ -287,7 +287,7 @@ class Engine:
         await asyncio.to_thread(self.ranks.stop, max(0.0, deadline - self._loop.time()))
         return not any(thread.is_alive() for thread in threads)
 
-    # On the loop
+    # On the event loop
 
     def _deliver(self, receiver: ResultReceiver, result: StepResult, inputs: StepInputs) -> None:
         self.last_step_s = time.monotonic()

@@ -1,6 +1,5 @@
-"""What becomes of what the device was told: results and answers go to the event loop, steps that are done back to the
-device's thread. Threads of their own wait for what takes its time.
-"""
+"""Routing of outcomes: results and replies to the event loop, finished steps back to the device thread. Separate
+threads wait for steps and transfers."""
 
 from __future__ import annotations
 
@@ -37,7 +36,7 @@ Deliver = Callable[[ResultReceiver, StepResult, StepInputs], None]
 
 
 class OutcomeDispatcher:
-    """The outcomes of DeviceExecutor."""
+    """Implements OutcomeHandler for the engine."""
 
     def __init__(
         self,
@@ -50,14 +49,14 @@ class OutcomeDispatcher:
         synchronous: bool,
         staged: bool,
     ) -> None:
-        """`requeue`: puts a command before the device's thread; `deliver`: is called with results, on the event loop;
-        `died`: is told of errors after which there is no device; `synchronous` and `staged`: as of the engine."""
+        """`requeue`: queues a command for the device thread; `deliver`: called with results, on the event loop; `died`:
+        called with fatal device errors; `synchronous`, `staged`: as in Engine."""
         self._replies, self._ranks = replies, ranks
         self._requeue, self._deliver, self._died = requeue, deliver, died
-        self._broken: ResultReceiver | None = None  # its later plans are skipped
-        self._steps: Waiter[LaunchedStep] | None = None  # None: they are done when they are launched
-        self._moves: Waiter[PendingMove | PendingPageIO] | None = None  # None: they are done when they have begun
-        self._arrivals: Waiter[LaunchedStep] | None = None  # None: there are no other stages
+        self._broken: ResultReceiver | None = None  # attachment whose later plans are skipped
+        self._steps: Waiter[LaunchedStep] | None = None  # None: steps are finished when launched
+        self._moves: Waiter[PendingMove | PendingPageIO] | None = None  # None: copies are finished when started
+        self._arrivals: Waiter[LaunchedStep] | None = None  # None: no other stages
         if not synchronous:
             self._steps = Waiter("waiting", "steps", self._finish_apart, died)
             self._moves = Waiter("moving", "blocks", self._finish_move, died)
@@ -65,10 +64,10 @@ class OutcomeDispatcher:
             self._arrivals = Waiter("arrivals", "other stages", self._await_arrival, died)
 
     def stop(self) -> list[threading.Thread]:
-        """The threads end after what they have been given. Returns them, to be joined."""
+        """Stops the waiting threads after their queued items; returns them, to be joined."""
         return [waiter.stop() for waiter in (self._steps, self._moves, self._arrivals) if waiter is not None]
 
-    # On the device's thread
+    # On the device thread
 
     def is_current(self, receiver: ResultReceiver) -> bool:
         return receiver is self._replies.receiver and receiver is not self._broken
@@ -80,7 +79,7 @@ class OutcomeDispatcher:
         return None
 
     def step_pending(self, step: LaunchedStep) -> None:
-        assert self._arrivals is not None, "other ranks have other layers"
+        assert self._arrivals is not None, "only a staged replica has pending steps"
         self._arrivals.put(step)
 
     def epoch_ended(self, reply: asyncio.Future[RetainedState], report: RetainedState) -> None:
@@ -124,10 +123,10 @@ class OutcomeDispatcher:
         else:
             self._moves.put(move)
 
-    # On the threads that wait (on the device's, if that is synchronous)
+    # On the waiting threads (on the device thread, if the device is synchronous)
 
     def _finish_move(self, move: PendingMove | PendingPageIO) -> None:
-        """A device that is broken raises; steps will meet it as well."""
+        """Waits for a copy and replies. A fatal device error is raised; the next step meets it as well."""
         move.pending.wait()
         if isinstance(move, PendingPageIO):
             self._replies.resolve(move.order.reply, move.content)
@@ -156,7 +155,7 @@ class OutcomeDispatcher:
         self._replies.post(self._deliver, step.receiver, result, flight.inputs)
         return FinishedStep(step, output)
 
-    # On either
+    # On any of these threads
 
     def session_violated(self, receiver: ResultReceiver, reason: str) -> None:
         self._broken = receiver
@@ -166,6 +165,6 @@ class OutcomeDispatcher:
         log.exception("step failed", step=step_id)
         self.session_violated(receiver, f"step {step_id} failed: {type(error).__name__}: {error}")
         if is_fatal_device_error(error):
-            self._died(Internal(f"the device is broken: {error}"))
+            self._died(Internal(f"fatal device error: {error}"))
         elif isinstance(error, RankFailure):
             self._died(error)

@@ -1,4 +1,4 @@
-"""From any thread to the event loop: what an attachment is told besides the results of its steps."""
+"""Replies to the scheduler other than step results, sent from any thread through the event loop."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ log = logger("worker.engine")
 
 
 class Replies:
-    """What is for an attachment that has ended is dropped on the loop."""
+    """Sends replies on the event loop; those for an attachment that has ended are dropped there."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self.receiver: ResultReceiver | None = None  # the attachment that lasts; set on the loop
+        self.receiver: ResultReceiver | None = None  # the current attachment; set on the event loop
 
     def post(self, call: Callable[..., None], *arguments: Any) -> None:
         if not self._loop.is_closed():
@@ -41,9 +41,9 @@ class Replies:
         self._send(receiver, receiver.blocks_transferred, done)
 
     def move_failed(self, receiver: ResultReceiver, transfer_id: int, error: Exception) -> None:
-        log.error("blocks could not be moved", transfer=transfer_id, error=f"{type(error).__name__}: {error}")
-        told = to_proto(Internal(f"{type(error).__name__}: {error}"))
-        self.blocks_transferred(receiver, pb.Transferred(transfer_id=transfer_id, error=told))
+        log.error("block transfer failed", transfer=transfer_id, error=f"{type(error).__name__}: {error}")
+        proto = to_proto(Internal(f"{type(error).__name__}: {error}"))
+        self.blocks_transferred(receiver, pb.Transferred(transfer_id=transfer_id, error=proto))
 
     def adapter_loaded(self, receiver: ResultReceiver, order_id: int, digest: bytes) -> None:
         self._send(receiver, receiver.adapter_loaded, pb.AdapterLoaded(order_id=order_id, digest=digest))
@@ -55,10 +55,10 @@ class Replies:
     def order_done(self, receiver: ResultReceiver, order: pb.DeviceOrder, error: Exception | None) -> None:
         kind = order.WhichOneof("order")
         if error is None:
-            log.info("order carried out", order=kind)
+            log.info("device order executed", order=kind)
             done = pb.DeviceOrderDone(order_id=order.order_id)
         else:
-            log.warning("an order cannot be carried out", order=kind, error=f"{type(error).__name__}: {error}")
+            log.warning("device order failed", order=kind, error=f"{type(error).__name__}: {error}")
             done = pb.DeviceOrderDone(order_id=order.order_id, error=to_proto(_as_quire_error(error)))
         self._send(receiver, receiver.device_order_done, done)
 
@@ -75,7 +75,8 @@ def _as_quire_error(error: Exception) -> QuireError:
 
 
 def as_failure(error: BaseException) -> Exception:
-    """Of a thread: what is no Exception, whoever awaits it on the loop could not tell from an end of his own."""
+    """Converts a thread's BaseException to an Exception, as awaiting a BaseException looks like a cancellation of the
+    awaiting coroutine."""
     return error if isinstance(error, Exception) else Internal(f"{type(error).__name__}: {error}")
 
 
@@ -85,6 +86,6 @@ def _set_result(future: asyncio.Future[Any], value: Any) -> None:
 
 
 def set_exception(future: asyncio.Future[Any], error: BaseException) -> None:
-    """On the loop."""
+    """Sets the exception of a future that is not done. Called on the event loop."""
     if not future.done():
         future.set_exception(error)

@@ -1,4 +1,4 @@
-"""A thread that sleeps until the device, or another rank, has done something."""
+"""A thread that waits for the device or for other ranks."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ Item = TypeVar("Item")
 
 
 class Waiter(Generic[Item]):
-    """Waits for one item after the other, in the order in which they are put. Begins at once."""
+    """Waits for items one at a time, in the order in which they are put. Starts at once."""
 
     def __init__(
         self, name: str, things: str, wait: Callable[[Item], None], died: Callable[[BaseException], None]
     ) -> None:
-        """`name`: the thread's; `things`: what it waits for, in words; `died` is told what `wait` raised, which ends
-        the thread."""
+        """`name`: thread name; `things`: what it waits for, for log messages; `died`: called with the error of `wait`,
+        which ends the thread."""
         self._things, self._wait, self._died = things, wait, died
         self._queue: queue.SimpleQueue[Item | None] = queue.SimpleQueue()  # None: stop
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def put(self, item: Item) -> None:
-        """From any thread."""
+        """Queues an item; callable from any thread."""
         self._queue.put(item)
 
     def stop(self) -> threading.Thread:
-        """Ends after what was put before. Returns the thread, to be joined."""
+        """Stops after the queued items; returns the thread, to be joined."""
         self._queue.put(None)
         return self._thread
 
@@ -41,6 +41,6 @@ class Waiter(Generic[Item]):
         try:
             while (item := self._queue.get()) is not None:
                 self._wait(item)
-        except BaseException as error:  # else nobody would hear that the thread is gone
-            log.exception(f"the thread that waits for {self._things} failed")
+        except BaseException as error:  # report it: the thread ends here
+            log.exception(f"the thread waiting for {self._things} failed")
             self._died(as_failure(error))

@@ -1,1 +1,1 @@
-"""Steps recorded as CUDA graphs, launched at the price of one."""
+"""Records steps as CUDA graphs, so that a step costs one launch."""

@@ -1,9 +1,9 @@
-"""Steps with chunks as CUDA graphs: all kernels of parts of prompts, or of drafts, in one launch.
+"""CUDA graphs of steps with chunks: parts of prompts, or drafts, in one launch.
 
-Launched kernel by kernel, such a step takes 9 to 15 ms of Python whatever it computes (28 layers, an H200's host);
-small ones take the GPU 1 or 2. Where the GPU takes longer than the launches, none is recorded: that would only cost
-what the padding computes. A graph has fixed numbers of tokens and of rows. Its tokens beyond those of the step are
-a prompt of the scratch slot behind the last one, which stores into the null block; its rows beyond that have no tokens.
+Launched kernel by kernel, such a step takes 9 to 15 ms of Python regardless of its size (28 layers, an H200's host);
+small ones take the GPU 1 or 2 ms. Steps that compute longer than they launch are not recorded: padding would only add
+work. A graph has fixed numbers of tokens and rows. Surplus tokens form a prompt of the scratch slot after the last one,
+which stores into the null block; surplus rows have no tokens.
 """
 
 from __future__ import annotations
@@ -28,24 +28,25 @@ from quire.services.worker.step.slots import NewBlocks
 from quire.services.worker.step.step_inputs import StepInputs
 from quire.shared.columns import I32
 
-# In the time of the launches an H200 computes 3,400 tokens of the 0.6B shape and 400 of the 8B shape.
+# While a step is launched, an H200 computes 3,400 tokens of the 0.6B shape and 400 of the 8B shape.
 TOKENS = (16, 32, 64, 96, 128, 192, 256, 320, 384, 448, 512, 640, 768, 896, 1024, 1280, 1536, 1792, 2048, 2560, 3072)
-ROWS = (33, 129, 513)  # odd: as many rows as tokens would be a decode step
+ROWS = (33, 129, 513)  # odd: equal numbers of rows and tokens would be a decode step
 NONE: I32 = np.zeros(0, np.int32)
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class ChunkShape:
-    """What a graph is recorded for."""
+    """Sizes of a recorded graph."""
 
     num_tokens: int
-    num_rows: int  # the padding's row included; as many samples
+    num_rows: int  # including the padding row; also the number of samples
 
 
 def chunk_shapes(limits: WorkerLimits, samples_per_row: int) -> list[ChunkShape]:
-    """Ascending. `samples_per_row`: 1, and a row's drafts.
+    """Returns the shapes to record, ascending; none exceeds the maximum sequence length, because padding is one
+    sequence.
 
-    No larger than a sequence may be long, because the padding is one.
+    `samples_per_row`: 1 plus the drafts of a row.
     """
     most_tokens = min(limits.max_num_batched_tokens, limits.max_model_len)
     most_rows = limits.max_num_seqs * samples_per_row + 1
@@ -64,10 +65,10 @@ class ChunkColumns:
 
     # [num_tokens]
     slots: Tensor
-    given: Tensor  # token ids; LAST_SAMPLED: the slot's last one
+    given: Tensor  # token ids; LAST_SAMPLED: the slot's last sampled token
     positions: Tensor
     slot_mapping: Tensor
-    places: Tensor  # in the flat block tables, where block_ids go
+    places: Tensor  # indices of block_ids in the flat block tables
     block_ids: Tensor
     # [num_rows]
     row_slots: Tensor
@@ -85,12 +86,12 @@ class ChunkColumns:
 
 
 NUM_COLUMNS = len(fields(ChunkColumns))
-NUM_HALVES = 2  # of a tree's mask, in as many columns, the lower one first
-SEES_ALL = -1  # both halves of a mask
+NUM_HALVES = 2  # 32-bit halves of a tree mask, low half first
+SEES_ALL = -1  # value of both halves: everything is visible
 
 
 class ChunkGraphs:
-    """Owns the static inputs and the recordings."""
+    """Owns the static inputs and the recordings of steps with chunks."""
 
     one_token_per_row = False  # see StepGraphs
 
@@ -103,35 +104,37 @@ class ChunkGraphs:
         recorder: Recorder,
         staging: Staging,
     ) -> None:
-        """`shapes`: ascending, at least one; model.choice has room for the rows of all."""
+        """Takes at least one shape, ascending; model.choice must have room for the rows of all."""
         self._model, self._memory, self._recorder, self._staging = model, memory, recorder, staging
         self._shapes = shapes
         self._tokens = sorted({shape.num_tokens for shape in shapes})
         self._rows = sorted({shape.num_rows for shape in shapes})
-        self._steps: dict[tuple[ChunkShape, bool], RecordedStep] = {}  # and whether some row has an adapter
-        # Behind the named: halves of masks, where drafts may be trees; slot mappings of the other groups.
+        self._steps: dict[tuple[ChunkShape, bool], RecordedStep] = {}  # keyed by shape and whether a row has an adapter
+        # After the named columns: mask halves for draft trees, then slot mappings of the other KV groups.
         self._num_masks = NUM_HALVES if model.has_trees else 0
         self._num_columns = NUM_COLUMNS + self._num_masks + memory.num_groups - 1
         most_words = self._num_columns * max(map(_stride, shapes))
         self._flat = torch.zeros(most_words, dtype=torch.int32, device=memory.last_tokens.device)
 
     def leave_out_compute_bound(self) -> None:
-        """Shapes that do not pay."""
+        """Removes the shapes whose steps compute longer than they launch."""
         self._tokens = self._tokens[: bisect_left(self._tokens, True, key=self._is_compute_bound)]
         self._shapes = [shape for shape in self._shapes if shape.num_tokens in self._tokens]
 
     def record(self, most: int = 0) -> None:
-        """The `most` largest (0: all), largest first: the memory of the rest fits into theirs. With adapters or
-        without, as the model's step is now."""
+        """Records the `most` largest shapes (0: all), largest first, so that smaller ones reuse their memory.
+
+        Records with or without adapters, as the model's step is now.
+        """
         for shape in self._shapes[: -most - 1 : -1] if most else reversed(self._shapes):
             self._step(shape)
 
     def forget_rows(self) -> None:
-        """Nothing is kept of the rows of a step."""
+        """Does nothing: no state of rows is kept."""
 
     @property
     def keeps_hidden(self) -> bool:
-        """Whether its steps can end in other heads than sampling, which read hidden states."""
+        """Whether steps can end in heads that read hidden states, besides sampling."""
         return self._model.hidden is not None
 
     @property
@@ -140,19 +143,18 @@ class ChunkGraphs:
 
     @property
     def most_tokens(self) -> int:
-        """Of a step that goes through a graph."""
+        """Largest number of tokens of a step that is replayed as a graph."""
         return self._tokens[-1] if self._tokens else 0
 
     def accepts(self, inputs: StepInputs, new_blocks: NewBlocks) -> bool:
-        """Something to compute, in one of the shapes."""
+        """Returns whether the step has tokens and fits into one of the shapes."""
         return inputs.num_tokens > 0 and self._shape_of(inputs, new_blocks) is not None
 
     def prepare(self, inputs: StepInputs, new_blocks: NewBlocks) -> ReadyStep:
-        """Brings the inputs of a step that accepts() allows to the columns of the smallest graph with room for them.
+        """Uploads the inputs of a step that accepts() allows into the columns of the smallest graph with room for them.
 
-        That is one copy behind the work launched so far; what the graph has beyond the step's tokens, rows, samples and
-        new blocks is padding, a prompt of the scratch slot. Until the returned step has been launched, no other may be
-        prepared.
+        The upload is one copy, ordered after the work launched so far. Surplus tokens, rows, samples and new blocks are
+        padding, a prompt of the scratch slot. Until the returned step has been launched, no other may be prepared.
         """
         shape = self._shape_of(inputs, new_blocks)
         assert shape is not None
@@ -184,7 +186,7 @@ class ChunkGraphs:
         return ReadyStep(step, self._model.choice, num_rows, of_rows=False, hidden=hidden, stage_input=arriving)
 
     def _shape_of(self, inputs: StepInputs, new_blocks: NewBlocks) -> ChunkShape | None:
-        """The smallest one with room for the padding's row, for all samples and all new blocks."""
+        """Returns the smallest shape with room for the padding row, all samples and all new blocks."""
         tokens = _fitting(self._tokens, max(inputs.num_tokens, len(new_blocks.ids)))
         rows = _fitting(self._rows, max(inputs.num_rows + 1, inputs.num_samples))
         return ChunkShape(tokens, rows) if tokens and rows else None
@@ -211,7 +213,7 @@ class ChunkGraphs:
         )
 
     def _of_padding(self, shape: ChunkShape) -> tuple[Tensor, ChunkColumns]:
-        """Inputs that are padding alone, and what they are made of."""
+        """Returns inputs that consist of padding, and their columns."""
         stride = _stride(shape)
         columns = self._flat[: self._num_columns * stride].view(self._num_columns, stride)
         only_padding = [NONE, np.array([shape.num_tokens])]
@@ -254,7 +256,7 @@ class ChunkGraphs:
         )
 
     def _halves(self, inputs: StepInputs) -> list[Array]:
-        """Of what each token sees; a step without trees sees all."""
+        """Returns the mask halves of each token; everything is visible in steps without trees."""
         if inputs.tree_mask is None:
             return [NONE] * self._num_masks
         assert self._num_masks, "drafts are chains"
@@ -295,7 +297,7 @@ class ChunkGraphs:
 
 
 def _fitting(sizes: list[int], wanted: int) -> int:
-    """The least of `sizes` that is not less; 0 if there is none."""
+    """Returns the least of `sizes` that is not below `wanted`; 0 if there is none."""
     at = bisect_left(sizes, wanted)
     return sizes[at] if at < len(sizes) else 0
 

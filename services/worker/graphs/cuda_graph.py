@@ -1,4 +1,4 @@
-"""Recordable recorded once and launched again and again, at the price of one launch."""
+"""Recorder of device work: records once, replays at the cost of one launch."""
 
 from __future__ import annotations
 
@@ -17,23 +17,24 @@ Recordable = Callable[[], Tensor]
 
 
 class Recording(Protocol):
-    """Reads and writes the same memory at every replay."""
+    """Recorded work that reads and writes the same memory at every replay."""
 
     @property
     def result(self) -> Tensor:
-        """What the work gives, until any other recording of the same recorder is replayed."""
+        """Result of the last replay; valid until another recording of the same recorder is replayed."""
 
     def replay(self) -> None: ...
 
 
 class Recorder(Protocol):
-    """Makes recordings that are never replayed at the same time, so that they may use the same memory."""
+    """Makes recordings that share memory and are never replayed concurrently."""
 
     def record(self, first: Recordable, *others: Callable[[Tensor], Tensor]) -> list[Recording]:
-        """Steps that are replayed one after the other: each but the first gets the result of the one before it."""
+        """Records consecutive steps; each after the first gets the result of the previous one."""
 
     def is_launch_bound(self, work: Recordable) -> bool:
-        """Whether launching `work` kernel by kernel takes longer than computing it, so that a recording is faster."""
+        """Returns whether launching `work` kernel by kernel takes longer than computing it, so that a recording is
+        faster."""
 
 
 @dataclass
@@ -45,24 +46,27 @@ class _CudaRecording:
         self.graph.replay()
 
 
-# Than launching: the device has fallen behind, and would not be idle without a recording. (9 ms of launches took 14
-# where other threads had work to do, too.)
+# Computing longer than this times the launch time: the device is busy without a recording. (9 ms of launches took 14
+# while other threads were running.)
 COMPUTE_BOUND_RATIO = 1.6
 
 
 class CudaRecorder:
-    """CUDA graphs with one pool of memory."""
+    """Records CUDA graphs that share one memory pool."""
 
     def __init__(self, least: Callable[[int], int]) -> None:
-        """`least`: of the values of all ranks, which record the same."""
+        """Takes `least`, the minimum over all ranks, which record the same graphs."""
         self._least = least
         self._pool: Any = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream()
         self._has_run = False
 
     def record(self, first: Recordable, *others: Callable[[Tensor], Tensor]) -> list[Recording]:
-        """The first steps are also run once beforehand: libraries take memory at first calls. Code that others need is
-        loaded while they are recorded (62 graphs of the 8B shape in 1.0 s; 1.5 to 1.9 with a run before each)."""
+        """Records the steps; the first ones also run once before, because libraries allocate at first calls.
+
+        Code of later ones is loaded while they are captured (62 graphs of the 8B shape in 1.0 s; 1.5 to 1.9 s with a
+        run before each).
+        """
         with self._side_stream():
             if not self._has_run:
                 result = first()
@@ -84,7 +88,7 @@ class CudaRecorder:
             end.record()
             end.synchronize()
         pays = begin.elapsed_time(end) < COMPUTE_BOUND_RATIO * launch_ms
-        return bool(self._least(int(pays)))  # a step is a recording on all ranks or on none
+        return bool(self._least(int(pays)))  # all ranks record a step or none does
 
     def _captured(self, first: Recordable, others: tuple[Callable[[Tensor], Tensor], ...]) -> list[Recording]:
         graph, result = self._capture(first)
@@ -96,7 +100,7 @@ class CudaRecorder:
 
     def _capture(self, work: Recordable) -> tuple[torch.cuda.CUDAGraph, Tensor]:
         graph = torch.cuda.CUDAGraph()
-        # thread_local: the thread that waits for results may ask for events meanwhile
+        # thread_local: the thread that waits for results may query events meanwhile
         graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
         result = work()
         graph.capture_end()
@@ -104,7 +108,10 @@ class CudaRecorder:
 
     @contextlib.contextmanager
     def _side_stream(self) -> Iterator[None]:
-        """A stream of its own, in order with the current one. torch.cuda.graph would also collect garbage each time."""
+        """Switches to a side stream, ordered with the current one.
+
+        torch.cuda.graph would also collect garbage each time.
+        """
         current = torch.cuda.current_stream()
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
@@ -114,7 +121,7 @@ class CudaRecorder:
 
 @contextlib.contextmanager
 def _gc_disabled() -> Iterator[None]:
-    """Graphs of an earlier epoch that were freed during a capture would make it fail."""
+    """Disables garbage collection: freeing graphs of an earlier epoch during a capture would make it fail."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -125,7 +132,7 @@ def _gc_disabled() -> Iterator[None]:
 
 
 class _DevicePointer:
-    """Tells torch where an array is, but not whose: the pool may hand it to the next recording."""
+    """Array interface of a tensor's memory without ownership: the pool may reuse it for the next recording."""
 
     def __init__(self, tensor: Tensor) -> None:
         typestr = {torch.int16: "<i2", torch.int32: "<i4"}[tensor.dtype]
@@ -138,7 +145,8 @@ class _DevicePointer:
 
 
 def _non_owning(tensor: Tensor) -> Tensor:
-    """The same memory, dense, without keeping it: a graph's logits would otherwise cost 150 MB for each batch size."""
+    """Returns a dense view that does not keep the memory: a graph's logits would otherwise cost 150 MB per batch
+    size."""
     words = torch.int16 if tensor.element_size() == 2 else torch.int32
     return torch.as_tensor(_DevicePointer(tensor.view(words)), device=tensor.device).view(tensor.dtype)
 
@@ -161,7 +169,7 @@ class _EagerRecording:
 
 
 class EagerRecorder:
-    """Does the work anew each time, on any device. For tests."""
+    """Runs the work anew at each replay, on any device. For tests."""
 
     def record(self, first: Recordable, *others: Callable[[Tensor], Tensor]) -> list[Recording]:
         recordings = [_EagerRecording(first)]

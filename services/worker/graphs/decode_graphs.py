@@ -1,7 +1,7 @@
-"""Decode steps as CUDA graphs: all the kernels of a step in one launch, for each of a few numbers of rows.
+"""CUDA graphs of decode steps: all kernels of a step in one launch, for selected numbers of rows.
 
-A graph reads its inputs from the same memory at every replay: one array of int32 columns, filled by one copy. Rows that
-it has beyond those of the step are of a scratch slot behind the last one, of length 0, and store into the null block.
+A graph reads its inputs from the same memory at every replay: one array of int32 columns, filled by one copy. Surplus
+rows belong to a scratch slot after the last one, have length 0 and store into the null block.
 """
 
 from __future__ import annotations
@@ -29,28 +29,32 @@ from quire.services.worker.step.step_inputs import StepInputs
 
 NAMES = [field.name for field in fields(DecodeColumns)]
 NUM_COLUMNS = len(NAMES)
-FOLLOWING = slice(NAMES.index("positions"), NAMES.index("seq_lens") + 1)  # what a step adds one to, slot_mapping too
+FOLLOWING = slice(
+    NAMES.index("positions"), NAMES.index("seq_lens") + 1
+)  # columns that a following step increments by one, including slot_mapping
 
 
 def graph_sizes(max_num_seqs: int) -> list[int]:
-    """1, then eights: for 2 rows cuBLAS takes as long as for 8, or longer (12 us against 5.8 for 1024 x 2048, H200)."""
+    """Returns 1, then multiples of 8: for 2 rows cuBLAS takes at least as long as for 8 (12 us against 5.8 for 1024 x
+    2048, H200)."""
     sizes = [1, *range(8, 257, 8), *range(272, 513, 16), *range(544, max_num_seqs + 32, 32)]
     return [*(size for size in sizes if size < max_num_seqs), max_num_seqs]
 
 
 def shared_sizes(max_num_seqs: int) -> list[int]:
-    """For shared prefixes: fewer, because they come on top; at most a third of the rows is padding."""
+    """Returns the sizes of graphs with shared prefixes: fewer, because they are additional; at most a third is
+    padding."""
     steps = [size for doubled in range(3, 12) for size in (2**doubled, 3 * 2 ** (doubled - 1))]
     return [*(size for size in steps if size < max_num_seqs), max_num_seqs]
 
 
 def fitting(sizes: list[int], num_rows: int) -> int:
-    """The least of `sizes`, ascending, that has room for the rows."""
+    """Returns the least of the ascending `sizes` that has room for the rows."""
     return sizes[bisect_left(sizes, num_rows)]
 
 
 class DecodeGraphs:
-    """Owns the static inputs and the recordings. Their steps end in samples alone."""
+    """Owns the static inputs and the recordings of decode steps, which end in samples alone."""
 
     one_token_per_row, keeps_hidden, most_tokens = True, False, 0  # see StepGraphs
 
@@ -68,23 +72,28 @@ class DecodeGraphs:
         self._watch = watch
         self._sizes = sizes
         self._shared_sizes = shared_sizes(sizes[-1]) if model.rows_per_prefix_tile else []
-        # By number of rows, whether prefixes are shared, and whether some row has an adapter.
+        # Keyed by number of rows, whether prefixes are shared, and whether a row has an adapter.
         self._graphs: dict[tuple[int, bool, bool], RecordedStep] = {}
         device = memory.last_tokens.device
-        self._filled: tuple[RecordedStep, int] | None = None  # and the number of the step that the columns hold
-        self._num_columns = NUM_COLUMNS + memory.num_groups - 1  # behind the named: slot mappings of the other groups
+        self._filled: tuple[RecordedStep, int] | None = None  # and the number of the step in the columns
+        self._num_columns = (
+            NUM_COLUMNS + memory.num_groups - 1
+        )  # after the named columns: slot mappings of the other KV groups
         self._flat = torch.zeros(self._num_columns * aligned(sizes[-1]), dtype=torch.int32, device=device)
         self._prefixes = _PrefixMemory(sizes[-1], model.rows_per_prefix_tile, device)
 
     def record(self, most: int = 0) -> None:
-        """The `most` largest of each kind (0: all), largest first: the memory of the rest fits into theirs. With
-        adapters or without, as the model's step is now."""
+        """Records the `most` largest graphs of each kind (0: all), largest first, so that smaller ones reuse their
+        memory.
+
+        Records with or without adapters, as the model's step is now.
+        """
         for sizes, shared in ((self._sizes, False), (self._shared_sizes, True)):
             for size in sizes[: -most - 1 : -1] if most else reversed(sizes):
                 self._graph(size, shared=shared)
 
     def accepts(self, inputs: StepInputs, new_blocks: NewBlocks) -> bool:
-        """One token a row, and no more new blocks than rows."""
+        """Returns whether each row has one token and there are no more new blocks than rows."""
         rows = inputs.num_rows
         fits = rows == inputs.num_tokens and 0 < rows <= self._sizes[-1]
         return fits and len(new_blocks.ids) <= self._size(rows)
@@ -94,14 +103,17 @@ class DecodeGraphs:
         return len(self._graphs)
 
     def forget_rows(self) -> None:
-        """Slots have been released or admitted."""
+        """Discards cached facts about rows, after slots were released or admitted."""
         self._watch.forget()
 
     def prepare(self, inputs: StepInputs, new_blocks: NewBlocks) -> ReadyStep:
-        """Brings the inputs of a step that accepts() allows to the columns of the smallest graph that has room for its
-        rows, in one copy behind the work launched so far; a step that follows from the one in the columns takes one
-        addition there instead. Until the returned step has been launched, no other may be prepared. Records a graph
-        that is not there yet (0.1 s on an H200)."""
+        """Uploads the inputs of a step that accepts() allows into the columns of the smallest graph with room for its
+        rows.
+
+        The upload is one copy, ordered after the work launched so far; a step that follows from the one in the columns
+        takes one addition there instead. Until the returned step has been launched, no other may be prepared. Records a
+        missing graph (0.1 s on an H200).
+        """
         shared_size = fitting(self._shared_sizes, inputs.num_rows) if self._shared_sizes else 0
         facts = self._watch.facts(inputs, shared_size)
         shared = facts.prefixes is not None
@@ -120,8 +132,10 @@ class DecodeGraphs:
         return ReadyStep(graph, self._model.choice, inputs.num_rows, of_rows=True, stage_input=arriving)
 
     def _follows(self, graph: RecordedStep, inputs: StepInputs, new_blocks: NewBlocks) -> bool:
-        """The same rows, a position on and a place on, which is a tenth of the work. (Block ids that the columns still
-        hold are written to the same places once more.)"""
+        """Returns whether the step has the same rows, one position further, which costs a tenth.
+
+        Block ids still in the columns are written to the same entries once more.
+        """
         if self._filled is None or inputs.begins_blocks or len(new_blocks.ids):
             return False
         last_graph, last = self._filled
@@ -152,7 +166,7 @@ class DecodeGraphs:
         )
 
     def _forward(self, column: DecodeColumns, mappings: list[Tensor], prefixes: SharedPrefixes | None) -> Tensor:
-        """`mappings`: of the KV groups behind the first."""
+        """Runs the forward pass over the columns; `mappings`: slot mappings of the other KV groups."""
         token_ids = self._model.edges.begin_step(column, self._memory)
         tables, *others = (tables.index_select(0, column.slots) for tables in self._memory.group_tables)
         attention = AttentionMetadata(
@@ -191,20 +205,20 @@ class DecodeGraphs:
         self._staging.upload_into(columns, arrays, self._padding(inputs.num_rows, columns.size(1)))
 
     def _padding(self, num_rows: int, stride: int) -> list[Array | int]:
-        """What stands in each column behind the step's own; rows behind the last come last in the order, too."""
+        """Returns the padding value of each column; surplus rows come last in the order."""
         scratch = self._memory.scratch_slot
         place = scratch * self._memory.table_width
         return [scratch, 0, 0, 0, 0, np.arange(num_rows, stride), place, 0, *[0] * (self._num_columns - NUM_COLUMNS)]
 
 
 class _PrefixMemory:
-    """Where graphs of shared prefixes find them; filled when they change."""
+    """Static memory from which graphs read shared prefixes; filled when they change."""
 
     def __init__(self, most_rows: int, rows_per_tile: int, device: torch.device) -> None:
         self._rows_per_tile = rows_per_tile
         tiles = shared_prefixes.num_tiles(most_rows, rows_per_tile) if rows_per_tile else 0
         self._flat = torch.zeros((rows_per_tile + 2) * tiles + most_rows, dtype=torch.int32, device=device)
-        self._held: tuple[PrefixTiles, int] | None = None  # and for which number of rows
+        self._held: tuple[PrefixTiles, int] | None = None  # and its number of rows
 
     def of(self, num_rows: int) -> SharedPrefixes:
         per_tile = self._rows_per_tile

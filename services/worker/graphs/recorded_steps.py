@@ -1,4 +1,4 @@
-"""What CUDA graphs of steps have in common: inputs in one array, a forward pass, a choice."""
+"""Common parts of recorded steps: inputs in one array, a forward pass, sampling."""
 
 from __future__ import annotations
 
@@ -20,45 +20,47 @@ from quire.shared.step_value import step_value
 
 @dataclass(frozen=True, slots=True)
 class KeptHidden:
-    """Hidden states of every token of a step, kept for other heads than sampling."""
+    """Hidden states of every token of a step, kept for heads other than sampling."""
 
-    forward: Callable[[ForwardBatch], Tensor]  # [num_tokens, hidden_size] of a step
-    head: Callable[[Tensor], Tensor]  # [num_logits, vocab_size] of some of them
-    memory: Tensor  # [most_tokens, hidden_size] where steps leave them
+    forward: Callable[[ForwardBatch], Tensor]  # -> [num_tokens, hidden_size]
+    head: Callable[[Tensor], Tensor]  # selected hidden states -> [num_logits, vocab_size]
+    memory: Tensor  # [most_tokens, hidden_size] written by steps
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedStage:
-    """A part of the layers: the rest of a step is elsewhere (runner/pipeline.py)."""
+    """A pipeline stage's part of the layers (runner/pipeline.py)."""
 
     input_rows: (
         Tensor | None
     )  # [most_tokens, hidden_size] where the stage before leaves its rows; None: this is the first
-    outputs_all_tokens: bool  # a row of each token, to the next stage; else of those that are sampled behind
+    outputs_all_tokens: bool  # sends rows of all tokens to the next stage, else only of sampled tokens
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedModel:
-    """What is recorded."""
+    """What a recording runs: forward pass, sampling, and input and output kernels."""
 
-    forward: Callable[[ForwardBatch], Tensor]  # logits [num_logits, vocab_size] of a step, or what a stage hands on
-    choice: PlainChoice | None  # None: nothing is sampled behind it
+    forward: Callable[[ForwardBatch], Tensor]  # logits [num_logits, vocab_size], or a stage's output
+    choice: PlainChoice | None  # None: the recording does not sample
     edges: StepEdges
     max_seq_len: int
-    rows_per_prefix_tile: int  # 0: nothing is shared
-    hidden: KeptHidden | None = None  # None: steps can end in sampling alone
-    adapters: StepAdapterRows | None = None  # None: no step has any
-    stage: RecordedStage | None = None  # None: all layers are here
-    has_trees: bool = False  # steps with chunks come with what each token sees of a tree
+    rows_per_prefix_tile: int  # 0: shared prefixes are not used
+    hidden: KeptHidden | None = None  # None: steps end in sampling alone
+    adapters: StepAdapterRows | None = None  # None: no adapters
+    stage: RecordedStage | None = None  # None: this rank has all layers
+    has_trees: bool = False  # steps with chunks have tree masks
 
     @property
     def is_adapted(self) -> bool:
-        """Whether the step that comes has adapters: those without have recordings of their own."""
+        """Whether the next step has adapters: it then uses recordings of its own."""
         return self.adapters is not None and self.adapters.is_active
 
     def stage_input(self, num_tokens: int, recorded: int) -> Tensor | None:
-        """Where a step of `num_tokens`, of a recording of `recorded`, reads the rows of the stage before; None where
-        there is none. The padding behind them is zeros, whatever steps before have left there."""
+        """Returns where a step of `num_tokens` reads the previous stage's rows, or None without a previous stage.
+
+        `recorded`: tokens of the recording. The padding after the rows is zeroed, whatever earlier steps left there.
+        """
         if self.stage is None or self.stage.input_rows is None:
             return None
         if num_tokens < recorded:
@@ -68,11 +70,11 @@ class RecordedModel:
 
 @dataclass(slots=True)
 class RecordedStep:
-    """The two parts of a step: the choice may also be made in another way."""
+    """Forward pass and sampling of a step as two recordings; sampling may also run eagerly."""
 
     columns: Tensor  # int32 [num_columns, stride]
     forward: Recording
-    choose: Recording | None  # None: nothing is sampled behind it
+    choose: Recording | None  # None: the recording does not sample
 
     @classmethod
     def of(
@@ -84,24 +86,24 @@ class RecordedStep:
 
 @step_value
 class ReadyStep:
-    """A step whose inputs are in place: forward, then choose if that is wanted, before the next step is prepared."""
+    """Step whose inputs are uploaded: call forward(), then choose() if needed, before the next step is prepared."""
 
     _step: RecordedStep
     _choice: PlainChoice | None
-    _num_rows: int  # that forward() gives
-    of_rows: bool  # logits are those of the step's rows; else of its samples
+    _num_rows: int  # rows returned by forward()
+    of_rows: bool  # logits are per row of the step, else per sample
     hidden: Tensor | None = None  # [num_tokens, hidden_size] after forward(), until the next step's; None: not kept
     stage_input: Tensor | None = (
         None  # [num_tokens, hidden_size] to be filled before forward(); None: of no other stage
     )
 
     def forward(self) -> Tensor:
-        """[num_logits, vocab_size], or what a stage hands on; until the next step's."""
+        """Returns [num_logits, vocab_size], or a stage's output; valid until the next step."""
         self._step.forward.replay()
         return self._step.forward.result[: self._num_rows]
 
     def choose(self, choice: BoundChoice) -> Tensor:
-        """Token ids for those logits as they are; kept as their slots' last."""
+        """Returns token ids sampled from the current logits and stores them as the slots' last tokens."""
         assert self._choice is not None, "it ends in logits"
         assert self._step.choose is not None, "it ends in logits"
         self._choice.load(choice, self._num_rows)
@@ -112,25 +114,25 @@ class ReadyStep:
 class StepGraphs(Protocol):
     """Recordings of one kind of step."""
 
-    one_token_per_row: bool  # steps are of one token a row
+    one_token_per_row: bool  # steps have one token per row
 
     @property
     def keeps_hidden(self) -> bool:
-        """Whether steps can end in other heads than sampling, which read hidden states."""
+        """Whether steps can end in heads that read hidden states, besides sampling."""
 
     @property
     def most_tokens(self) -> int:
-        """Of a step with chunks that goes through a recording."""
+        """Largest number of tokens of a step with chunks that is replayed."""
 
     @property
     def count(self) -> int:
-        """Recordings that there are."""
+        """Number of recordings made so far."""
 
     def forget_rows(self) -> None:
-        """Slots have been released or admitted."""
+        """Discards cached facts about rows, after slots were released or admitted."""
 
     def accepts(self, inputs: StepInputs, new_blocks: NewBlocks) -> bool:
-        """Whether one of the recordings has room for this step."""
+        """Returns whether one of the recordings has room for this step."""
 
     def prepare(self, inputs: StepInputs, new_blocks: NewBlocks) -> ReadyStep:
-        """Inputs to the device, of a step that accepts() allows."""
+        """Uploads the inputs of a step that accepts() allows."""

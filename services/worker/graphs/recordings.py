@@ -1,4 +1,4 @@
-"""All recordings that a runner has, and which of them takes a step."""
+"""All recordings of a runner and the selection among them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class NoGraphs:
-    """Of a kind of step that is not recorded."""
+    """Null object for a kind of step that is not recorded."""
 
     one_token_per_row, keeps_hidden = False, False
     most_tokens = count = 0
@@ -25,20 +25,20 @@ class NoGraphs:
         raise AssertionError("it takes no step")
 
     def forget_rows(self) -> None:
-        """Nothing is kept of rows."""
+        """Does nothing: no state of rows is kept."""
 
 
 NO_GRAPHS = NoGraphs()
 
 
 class Recordings:
-    """Filled once the memory that they are recorded over is there."""
+    """Recordings of a runner, added once the memory they are recorded over exists."""
 
     def __init__(self) -> None:
         self.decodes: StepGraphs = NO_GRAPHS
         self.chunks: StepGraphs = NO_GRAPHS
-        self.samples: SampleGraphs | None = None  # of what steps of a first stage end in
-        self._kinds: list[StepGraphs] = []  # those that are there, in the order in which they are asked
+        self.samples: SampleGraphs | None = None  # sampling of a first pipeline stage
+        self._kinds: list[StepGraphs] = []  # in the order in which they are tried
 
     def use_decodes(self, graphs: StepGraphs) -> None:
         self.decodes = graphs
@@ -49,8 +49,10 @@ class Recordings:
         self._kinds.append(graphs)
 
     def find(self, inputs: StepInputs, new_blocks: NewBlocks, *, samples_alone: bool) -> StepGraphs | None:
-        """Returns those that have room for the step and can end in its heads; None if there are none. What drafts do to
-        states has as many rows as it happens to have, and is recorded nowhere."""
+        """Returns the recordings that have room for the step and can end in its heads, or None.
+
+        Steps with drafts of recurrent models are not recorded: their state updates have varying numbers of rows.
+        """
         if inputs.rows_changed:
             self.decodes.forget_rows()
         if inputs.lags is not None:
@@ -61,5 +63,5 @@ class Recordings:
         return None
 
     def forget_rows(self) -> None:
-        """Slots have been released, admitted or given other blocks."""
+        """Discards cached facts about rows, after slots were released, admitted or given other blocks."""
         self.decodes.forget_rows()

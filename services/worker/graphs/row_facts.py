@@ -1,4 +1,4 @@
-"""What holds for the rows of a decode step as long as they stay the same: found once, not every step."""
+"""Facts about the rows of a decode step that hold while the rows stay the same, computed once."""
 
 from __future__ import annotations
 
@@ -16,30 +16,33 @@ from quire.shared.columns import I32
 
 @dataclass(frozen=True, slots=True)
 class RowFacts:
-    """Rows all grow by one position a step: neither order nor shared beginnings change."""
+    """Order and shared prefixes of rows that grow by one position a step."""
 
     order: I32  # [num_rows] rows, longest first
     prefixes: PrefixTiles | None
 
 
 class RowWatch:
-    """Finds the facts anew when other rows decode, or when a slot has passed to another sequence."""
+    """Recomputes the facts when other rows decode or a slot passes to another sequence."""
 
     def __init__(
         self, block_table: npt.NDArray[np.int32], block_size: int, rows_per_prefix_tile: int, *, num_kept: int = 1
     ) -> None:
-        """`rows_per_prefix_tile`: 0 where prefixes are not shared; `num_kept`: micro-batches, which take turns."""
+        """Creates the cache.
+
+        `rows_per_prefix_tile`: 0: prefixes are not shared; `num_kept`: micro-batches, which alternate.
+        """
         self._block_table = block_table
         self._block_size = block_size
         self._rows_per_tile = rows_per_prefix_tile
         self._kept: deque[tuple[Rows, RowFacts]] = deque(maxlen=num_kept)
 
     def forget(self) -> None:
-        """Slots have been released or admitted."""
+        """Discards the facts, after slots were released or admitted."""
         self._kept.clear()
 
     def facts(self, inputs: StepInputs, graph_rows: int) -> RowFacts:
-        """Of a decode step; prefixes for a graph of `graph_rows` rows."""
+        """Returns the facts of a decode step, with prefixes for a graph of `graph_rows` rows."""
         for slots, facts in self._kept:
             if inputs.slots is slots or np.array_equal(inputs.slots, slots):
                 return facts

@@ -1,7 +1,7 @@
-"""Which rows of a decode step begin with the same blocks, found in the block tables. Host side only: numpy.
+"""Finds rows of a decode step that share leading blocks. Host side only: numpy.
 
-Blocks have the same id only where they hold the same tokens at the same positions, so that equal leading ids are all
-there is to know. Rows are grouped by their first block, and share what all of the group have in common.
+Blocks have the same id only if they hold the same tokens at the same positions, so comparing leading ids suffices. Rows
+are grouped by their first block and share the common prefix of the group.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from quire.services.worker.step.slots import Rows
 from quire.shared.columns import I32
 
 LEAST_ROWS = 4
-# Positions that a group must save all its rows together: the second kernel costs about what reading 20 MB costs (5 us
+# Positions a group has to save over all its rows: the second kernel costs about as much as reading 20 MB (5 us
 # on an H200), 4 KB a position with 8 kv heads of 128 16-bit elements.
 LEAST_SAVED = 8192
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Rows that begin with the same blocks."""
+    """Rows that share their leading blocks."""
 
     rows: Rows  # ascending
     num_blocks: int
@@ -32,7 +32,7 @@ class Group:
 
 
 def find_groups(block_table: npt.NDArray[np.int32], slots: Rows, seq_lens: I32, block_size: int) -> list[Group]:
-    """Groups worth sharing, the largest saving first. The last position of each row is not computed yet."""
+    """Returns the groups worth sharing, largest saving first. The last position of each row is not computed yet."""
     num_full = (seq_lens - 1) // block_size
     candidates = np.flatnonzero(num_full > 0)
     firsts, member_of, sizes = np.unique(block_table[slots[candidates], 0], return_inverse=True, return_counts=True)
@@ -49,7 +49,7 @@ def find_groups(block_table: npt.NDArray[np.int32], slots: Rows, seq_lens: I32, 
 
 @dataclass(frozen=True, slots=True)
 class PrefixTiles:
-    """Groups cut up for the device: attention.port.SharedPrefixes as numpy arrays."""
+    """Groups cut into tiles: attention.port.SharedPrefixes as numpy arrays."""
 
     members: I32  # [num_tiles, rows_per_tile]
     tables: I32  # [num_tiles]
@@ -58,12 +58,12 @@ class PrefixTiles:
 
 
 def num_tiles(num_rows: int, rows_per_tile: int) -> int:
-    """Tiles for one group of all rows, and a few for others that leave theirs half empty; fours keep arrays aligned."""
+    """Returns the tiles for one group of all rows plus spare ones for partly filled tiles, in multiples of four."""
     return -(-(-(-num_rows // rows_per_tile) + 8) // 4) * 4
 
 
 def cut(groups: list[Group], num_rows: int, rows_per_tile: int, block_size: int) -> PrefixTiles | None:
-    """As many groups as num_tiles hold, in their order; None without any."""
+    """Cuts groups into tiles, in order, as long as num_tiles() suffice; None if there is no group."""
     most = num_tiles(num_rows, rows_per_tile)
     tiles = PrefixTiles(
         members=np.full((most, rows_per_tile), -1, dtype=np.int32),

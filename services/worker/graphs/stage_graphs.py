@@ -1,9 +1,8 @@
-"""What the stages of a pipeline record: their layers, and what the first one makes of the hidden states that come back.
+"""Recordings of pipeline stages: a stage's layers, and the first stage's sampling from returned hidden states.
 
-Rows travel between recordings (ranks/link.py): a recording of layers begins in memory that the rows of the stage before
-have been received into, and what it gives is copied before it is sent, because the next replay writes over it. Only a
-step's own rows travel, without the padding, so that a stage may take its recording or launch kernels, whatever the
-others do.
+Rows are sent between recordings (ranks/link.py): a recording of layers reads memory into which the previous stage's
+rows were received, and its result is copied before it is sent, because the next replay overwrites it. Only the step's
+own rows are sent, without padding, so each stage may replay a recording or launch kernels independently.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from quire.services.worker.step.step_inputs import StepInputs
 
 
 class StageLayers:
-    """The layers that are here."""
+    """The layers of this stage."""
 
     def __init__(
         self,
@@ -41,7 +40,10 @@ class StageLayers:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        """`most_tokens`: of a recording; `single_row`: None where steps of one token are computed as all others."""
+        """Allocates the input rows.
+
+        `most_tokens`: of a recording; `single_row`: None: steps of one token are computed like all others.
+        """
         self._model, self._caches, self._single_row = model, caches, single_row
         arrived = None
         if not model.stage.is_first:
@@ -49,7 +51,7 @@ class StageLayers:
         self.recorded = RecordedStage(arrived, outputs_all_tokens=not model.stage.is_last)
 
     def forward(self, batch: ForwardBatch) -> Tensor:
-        """What this stage hands on: [num_tokens, hidden_size], the last one [num_samples, hidden_size]."""
+        """Returns this stage's output: [num_tokens, hidden_size], on the last stage [num_samples, hidden_size]."""
         model, caches = self._model, self._caches
         arrived, num_tokens = self.recorded.input_rows, batch.token_ids.size(0)
         residual = model.embed(batch) if arrived is None else arrived[:num_tokens]
@@ -60,7 +62,7 @@ class StageLayers:
 
 
 class SampleGraphs:
-    """The output head and the choice behind it, of hidden states that the last stage has sent back."""
+    """Recordings of output head and sampling on hidden states returned by the last stage."""
 
     def __init__(
         self,
@@ -74,16 +76,19 @@ class SampleGraphs:
         recorder: Recorder,
         staging: Staging,
     ) -> None:
-        """`head`: hidden states to logits; `sizes`: numbers of rows, ascending; `hidden` [sizes[-1], hidden_size]:
-        memory for what comes back."""
+        """Takes `head` (hidden states to logits), ascending numbers of rows `sizes`, and `hidden` [sizes[-1],
+        hidden_size], memory for the returned rows."""
         self._head, self._choice, self._memory, self._sizes = head, choice, memory, sizes
         self._hidden, self._edges, self._recorder, self._staging = hidden, edges, recorder, staging
         self._steps: dict[int, RecordedStep] = {}
         self._flat = torch.zeros(2 * aligned(sizes[-1]), dtype=torch.int32, device=hidden.device)
 
     def record(self, most: int = 0) -> None:
-        """The `most` largest (0: all), largest first. Once it is done without being recorded: the recorder's own first
-        run was of layers, and what is called here loads code, too."""
+        """Records the `most` largest (0: all), largest first.
+
+        Runs once without recording before: the recorder's own first run covered layers, and this code is loaded at its
+        first call.
+        """
         slots, positions = self._columns(self._sizes[-1])[:, : self._sizes[-1]]
         self._choose(self._head(self._hidden), slots, positions)
         for size in self._sizes[: -most - 1 : -1] if most else reversed(self._sizes):
@@ -94,8 +99,10 @@ class SampleGraphs:
         return len(self._steps)
 
     def prepare(self, inputs: StepInputs, hidden: Tensor) -> ReadyStep:
-        """`hidden` [num_samples, hidden_size], at least one row, in the order of the step's samples. Until the returned
-        step has been launched, no other may be prepared."""
+        """Copies `hidden` [num_samples, hidden_size], at least one row, in the order of the step's samples.
+
+        Until the returned step has been launched, no other may be prepared.
+        """
         step = self._step(fitting(self._sizes, inputs.num_samples))
         self._fill(step.columns, inputs.sampling_slots, inputs.sample_positions)
         self._hidden[: inputs.num_samples].copy_(hidden)
@@ -105,7 +112,7 @@ class SampleGraphs:
         self._staging.upload_into(columns, [slots, positions], [self._memory.scratch_slot, 0])
 
     def _columns(self, size: int) -> Tensor:
-        """Of padding alone."""
+        """Returns columns filled with padding."""
         columns = self._flat[: 2 * aligned(size)].view(2, aligned(size))
         self._fill(columns, *[np.zeros(0, np.int32)] * 2)
         return columns

@@ -1,4 +1,4 @@
-"""What a recorded step does around the model, on the device: tokens in, tokens kept, block tables brought up."""
+"""Input and output kernels of a recorded step: token ids in, sampled tokens stored, block tables updated."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from quire.services.worker.step.slot_memory import SlotMemory
 
 @dataclass(frozen=True, slots=True)
 class DecodeColumns:
-    """Inputs of a step of one token a row. All int32 [num_rows], on the device."""
+    """Inputs of a decode step. All int32 [num_rows], on the device."""
 
     slots: Tensor
-    given: Tensor  # token ids; LAST_SAMPLED: the slot's last one
+    given: Tensor  # token ids; LAST_SAMPLED: the slot's last sampled token
     positions: Tensor
     slot_mapping: Tensor
-    seq_lens: Tensor  # this token included
+    seq_lens: Tensor  # including this token
     order: Tensor  # rows, longest first
-    places: Tensor  # in the flat block tables, where block_ids go
+    places: Tensor  # indices of block_ids in the flat block tables
     block_ids: Tensor
 
 
@@ -28,7 +28,7 @@ LAST_SAMPLED = -1
 
 
 class StepInputColumns(Protocol):
-    """Columns that say what a step begins with: int32, all of one length, on the device."""
+    """Columns read at the start of a step: int32, of equal length, on the device."""
 
     @property
     def slots(self) -> Tensor: ...
@@ -44,17 +44,17 @@ class StepInputColumns(Protocol):
 
 
 class StepEdges(Protocol):
-    """The work before and behind the model in a recorded step: on CUDA one kernel each, where torch would take six."""
+    """Work before and after the model in a recorded step; one kernel each on CUDA, six in plain torch."""
 
     def begin_step(self, columns: StepInputColumns, memory: SlotMemory) -> Tensor:
-        """Writes the new block ids to the tables; returns token ids, 0 for slots that have none to feed."""
+        """Writes the new block ids to the tables; returns token ids, 0 for slots without a sampled token."""
 
     def end_step(self, slots: Tensor, memory: SlotMemory, token_ids: Tensor) -> None:
-        """Keeps `token_ids` as the last of `slots`."""
+        """Stores `token_ids` as the last tokens of `slots`."""
 
 
 class TorchStepEdges:
-    """In plain torch, for tests and for devices without Triton."""
+    """Implementation in plain torch, for tests and devices without Triton."""
 
     def begin_step(self, columns: StepInputColumns, memory: SlotMemory) -> Tensor:
         memory.block_tables.view(-1).index_copy_(0, columns.places.long(), columns.block_ids)
@@ -66,7 +66,7 @@ class TorchStepEdges:
 
 
 class TritonStepEdges:
-    """One kernel each."""
+    """Implementation with one Triton kernel each."""
 
     def __init__(self) -> None:
         from quire.kernels.triton import step_edges

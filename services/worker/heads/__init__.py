@@ -1,1 +1,1 @@
-"""Heads: what a sequence's pass through the model ends in."""
+"""Heads: the outputs that a sequence's forward pass ends in."""

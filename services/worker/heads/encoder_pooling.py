@@ -1,6 +1,6 @@
-"""One vector of a prompt that is computed in one step, as encoders have it: all its hidden states are there at once.
+"""Pools prompts that are computed in one step, as encoders do: all hidden states are available at once.
 
-Prompts of a step that ask for the same are pooled together, in a few operations whatever their number is.
+Prompts of a step with equal parameters are pooled together, in a few operations whatever their number.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ MODES = {
     pooling_pb2.POOLER_MEAN: "mean",
     pooling_pb2.POOLER_CLS: "cls",
     pooling_pb2.POOLER_ALL: "all",
-    pooling_pb2.POOLER_STEP: "all",  # of the tokens that it names
+    pooling_pb2.POOLER_STEP: "all",  # restricted to tokens with the step tag
 }
 
 
 @dataclass(frozen=True, slots=True)
 class VectorSpec:
-    """What is made of a prompt. Prompts with equal ones are pooled together."""
+    """Pooling parameters of a prompt. Prompts with equal ones are pooled together."""
 
     modes: tuple[str, ...]
     normalize: bool
     dimensions: int
     classify: bool
-    late: str = ""  # "query" or "document": where they stay here
+    late: str = ""  # "query" or "document"; empty: the vectors are returned to the client
 
 
-QUERY, DOCUMENT = "query", "document"  # in the order in which they are computed
+QUERY, DOCUMENT = "query", "document"  # in order of computation
 
 
 class EncoderPoolingHead:
-    """By slot, what was asked for."""
+    """Pools prompts of encoders, with the parameters by slot."""
 
     def __init__(
         self,
@@ -59,13 +59,14 @@ class EncoderPoolingHead:
         classifier: PooledClassifier | None,
         late: LateInteractionScorer | None = None,
     ) -> None:
-        """`default`: what the model's folder says of its vectors; `late`: None: texts are not compared here."""
+        """`default`: the pooling that the model's folder defines; `late`: None if the model does not support late
+        interaction."""
         self.late = late
         self._hidden_size = hidden_size
         self._default = default
         self._classifier = classifier
         self._asked: dict[int, VectorSpec] = {}
-        self._places: dict[int, I32] = {}  # of tokens that have a vector each
+        self._places: dict[int, I32] = {}  # positions of tokens with a vector each, by slot
 
     def admit(self, slot: int, admission: SlotAdmission) -> None:
         params = admission.pooling
@@ -76,19 +77,19 @@ class EncoderPoolingHead:
         if params.classify and self._classifier is None:
             raise InvalidArgument("pooling.classify: this model has no classifier", field="pooling.classify")
         if not (params.pooler or params.classify) and self._default.modes == ("all",):
-            text = "pooling.pooler: the model has a vector for each token, and none of all; see POOLER_ALL"
+            text = "pooling.pooler: the model has a vector per token and none of the whole text; use POOLER_ALL"
             raise InvalidArgument(text, field="pooling.pooler")
-        asked = self._classification(params) if params.classify else self._pooling(params)
+        spec = self._classification(params) if params.classify else self._pooling(params)
         places = token_places(params.pooler, params, columns.i32(admission.token_ids))
         if places is not None and admission.pooled_tokens:
             places = requested_places(admission.pooled_tokens, len(places))
         if places is not None:
-            check_size(len(places) * asked.dimensions)
+            check_size(len(places) * spec.dimensions)
             self._places[slot] = places
         late = late_interaction.admit(self.late, slot, admission, places is not None and not params.classify)
         if late is not None:
-            asked = replace(asked, late=QUERY if late.is_query else DOCUMENT)
-        self._asked[slot] = asked
+            spec = replace(spec, late=QUERY if late.is_query else DOCUMENT)
+        self._asked[slot] = spec
 
     def _classification(self, params: pooling_pb2.PoolingParams) -> VectorSpec:
         assert self._classifier is not None
@@ -96,11 +97,12 @@ class EncoderPoolingHead:
         return VectorSpec((mode,), False, self._classifier.num_classes, classify=True)
 
     def _pooling(self, params: pooling_pb2.PoolingParams) -> VectorSpec:
-        """Another pooler than the model's own is taken by itself: what stands behind that was not trained for it."""
+        """Returns the parameters of a vector. A pooler other than the model's own replaces its further layers as well,
+        which were not trained for it."""
         default = self._default
         modes = (MODES[params.pooler],) if params.pooler else default.modes
-        own = modes == default.modes
-        size = default.size(self._hidden_size) if own else self._hidden_size
+        is_default = modes == default.modes
+        size = default.size(self._hidden_size) if is_default else self._hidden_size
         if params.dimensions > size:
             text = f"pooling.dimensions: {params.dimensions} is more than the model's {size}"
             raise InvalidArgument(text, field="pooling.dimensions")
@@ -114,36 +116,38 @@ class EncoderPoolingHead:
             self.late.release(slot)
 
     def places(self, slot: int) -> I32:
-        """Tokens of the slot that have a vector each."""
+        """Returns the positions of the slot's tokens that have a vector each."""
         return self._places[slot]
 
     def rows(self, inputs: StepInputs) -> EncoderPoolingRows | None:
         if not self._asked:
             return None
-        by_asked: dict[VectorSpec, list[int]] = {}
+        by_spec: dict[VectorSpec, list[int]] = {}
         for row, slot in enumerate(inputs.slots.tolist()):
             if slot in self._asked:
-                by_asked.setdefault(self._asked[slot], []).append(row)
-        if any(asked.late for asked in by_asked):  # queries before the documents that are compared with them
-            by_asked = dict(sorted(by_asked.items(), key=lambda found: found[0].late == DOCUMENT))
-        return EncoderPoolingRows(self, inputs, by_asked) if by_asked else None
+                by_spec.setdefault(self._asked[slot], []).append(row)
+        if any(spec.late for spec in by_spec):  # queries before the documents that are compared with them
+            by_spec = dict(sorted(by_spec.items(), key=lambda entry: entry[0].late == DOCUMENT))
+        return EncoderPoolingRows(self, inputs, by_spec) if by_spec else None
 
-    def vectors(self, asked: VectorSpec, hidden: Tensor, starts: I32) -> Tensor:
-        """`hidden` [num_tokens, hidden_size] of prompts that begin at `starts` [num_rows + 1] -> float32 [num_vectors,
-        dimensions], one for each prompt or for each token"""
+    def vectors(self, spec: VectorSpec, hidden: Tensor, starts: I32) -> Tensor:
+        """Pools `hidden` [num_tokens, hidden_size] of prompts that begin at `starts` [num_rows + 1].
+
+        Returns float32 [num_vectors, dimensions], one vector per prompt or per token.
+        """
         ends = upload(starts, hidden.device, np.int64)
-        pooled = torch.cat([_pool(mode, hidden, ends) for mode in asked.modes], dim=1)
-        if asked.classify:
+        pooled = torch.cat([_pool(mode, hidden, ends) for mode in spec.modes], dim=1)
+        if spec.classify:
             assert self._classifier is not None
             return self._classifier(pooled)
-        if asked.modes == self._default.modes:
+        if spec.modes == self._default.modes:
             pooled = self._default(pooled)
-        pooled = pooled[:, : asked.dimensions]
-        return torch.nn.functional.normalize(pooled, dim=1) if asked.normalize else pooled.contiguous()
+        pooled = pooled[:, : spec.dimensions]
+        return torch.nn.functional.normalize(pooled, dim=1) if spec.normalize else pooled.contiguous()
 
 
 def _pool(mode: str, hidden: Tensor, starts: Tensor) -> Tensor:
-    """float32 [num_rows, hidden_size]; `starts` int64 [num_rows + 1]."""
+    """Returns float32 [num_rows, hidden_size]; `starts`: int64 [num_rows + 1]."""
     if mode == "all":
         return hidden.float()
     if mode == "cls":
@@ -164,7 +168,7 @@ def _pool(mode: str, hidden: Tensor, starts: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class EncoderPoolingRows:
-    """The prompts of a step, by what was asked for."""
+    """Prompts of a step, grouped by pooling parameters."""
 
     _head: EncoderPoolingHead
     _inputs: StepInputs
@@ -172,51 +176,51 @@ class EncoderPoolingRows:
 
     @property
     def tokens(self) -> I32 | None:
-        """None where all prompts ask for the same of all their tokens."""
-        parts = [part for asked, rows in self._rows.items() for part in self._tokens_of(asked, rows)]
+        """Indices of the tokens that are read; None if all prompts have equal parameters and read all their tokens."""
+        parts = [part for spec, rows in self._rows.items() for part in self._tokens_of(spec, rows)]
         tokens = np.concatenate(parts)
         return None if len(tokens) == self._inputs.num_tokens and len(self._rows) == 1 else tokens
 
-    def _tokens_of(self, asked: VectorSpec, rows: Sequence[int]) -> list[I32]:
+    def _tokens_of(self, spec: VectorSpec, rows: Sequence[int]) -> list[I32]:
         starts = self._inputs.query_start
-        if asked.modes == ("cls",):
+        if spec.modes == ("cls",):
             return [starts[rows]]
-        if asked.modes == ("last",):
+        if spec.modes == ("last",):
             return [starts[[row + 1 for row in rows]] - 1]
-        if asked.modes == ("all",):
+        if spec.modes == ("all",):
             return [starts[row] + self._places(row) for row in rows]
         return [np.arange(starts[row], starts[row + 1], dtype=np.int32) for row in rows]
 
     def _places(self, row: int) -> I32:
         return self._head.places(int(self._inputs.slots[row]))
 
-    def _counts(self, asked: VectorSpec, rows: Sequence[int]) -> I32:
-        """Of the tokens of each row that are read."""
-        if asked.modes in (("cls",), ("last",)):
+    def _counts(self, spec: VectorSpec, rows: Sequence[int]) -> I32:
+        """Returns the number of tokens of each row that are read."""
+        if spec.modes in (("cls",), ("last",)):
             return np.ones(len(rows), dtype=np.int32)
-        if asked.modes == ("all",):
+        if spec.modes == ("all",):
             return np.array([len(self._places(row)) for row in rows], dtype=np.int32)
         counts: I32 = np.diff(self._inputs.query_start)[rows]
         return counts
 
     def launch(self, hidden: Tensor) -> PooledStep:
         step, at = PooledStep(), 0
-        for asked, rows in self._rows.items():
+        for spec, rows in self._rows.items():
             starts = np.zeros(len(rows) + 1, dtype=np.int32)
-            np.cumsum(self._counts(asked, rows), out=starts[1:])
-            vectors = self._head.vectors(asked, hidden[at : at + int(starts[-1])], starts)
+            np.cumsum(self._counts(spec, rows), out=starts[1:])
+            vectors = self._head.vectors(spec, hidden[at : at + int(starts[-1])], starts)
             at += int(starts[-1])
             slots = self._inputs.slots[rows].tolist()
-            if asked.late == QUERY:
+            if spec.late == QUERY:
                 self._late.store_queries(slots, vectors, starts)
-            elif asked.late == DOCUMENT:
+            elif spec.late == DOCUMENT:
                 step.add_scores(self._late, slots, vectors, starts)
             else:
-                per_row = np.diff(starts) if asked.modes == ("all",) else np.ones(len(rows), dtype=np.int32)
+                per_row = np.diff(starts) if spec.modes == ("all",) else np.ones(len(rows), dtype=np.int32)
                 step.add(slots, (per_row * vectors.size(1)).tolist(), vectors)
         return step
 
     @property
     def _late(self) -> LateInteractionScorer:
-        assert self._head.late is not None, "somebody has been admitted with it"
+        assert self._head.late is not None, "sequences were admitted with it"
         return self._head.late

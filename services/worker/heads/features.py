@@ -1,4 +1,4 @@
-"""Features for a drafter, of every token of a step: what the model's output head gets, and what it keeps of layers."""
+"""Features for a drafter, of every token of a step: the output head's inputs, and kept states of layers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from quire.services.worker.step.step_inputs import StepInputs
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """Of one step; they stay on the device."""
+    """Features of one step; they stay on the device."""
 
     states: Tensor  # [num_tokens, hidden_width]
 
@@ -27,21 +27,21 @@ class Features:
         return self
 
     def merge_into(self, result: StepResult) -> StepResult:
-        """Only the worker's own drafter reads them."""
+        """Returns `result` unchanged: only the worker's own drafter reads features."""
         return result
 
 
 class FeaturesHead:
-    """Not asked for by sequences: the drafter decides step by step."""
+    """Head that sequences do not request: the drafter decides for each step."""
 
     def __init__(self, wanted: Callable[[StepInputs], bool]) -> None:
         self._wanted = wanted
 
     def admit(self, slot: int, admission: SlotAdmission) -> None:
-        """Nothing is kept by slot."""
+        """Does nothing: no state is kept by slot."""
 
     def release(self, slot: int) -> None:
-        """Nothing is kept by slot."""
+        """Does nothing: no state is kept by slot."""
 
     def rows(self, inputs: StepInputs) -> FeatureRows | None:
         return ALL_TOKENS if self._wanted(inputs) else None

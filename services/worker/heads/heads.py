@@ -1,4 +1,4 @@
-"""Which heads a step ends in: the one place where that is decided, slot by slot."""
+"""Selects the heads that each step ends in, slot by slot."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from quire.shared.errors import QuireError
 
 @dataclass(frozen=True, slots=True)
 class StepHeads:
-    """What a step ends in beside its samples."""
+    """Heads of a step besides sampling."""
 
     rows: tuple[HeadRows, ...]
 
@@ -33,18 +33,19 @@ class StepHeads:
         return any(rows.tokens is None for rows in self.rows)
 
     def required_tokens(self, sampling_tokens: I32) -> I32:
-        """Tokens whose hidden states are needed, if not all are: the sampling ones, then each head's."""
+        """Returns the tokens whose hidden states are needed unless all are: the sampling ones, then each head's."""
         return np.concatenate([sampling_tokens, *(rows.tokens for rows in self.rows if rows.tokens is not None)])
 
     def launch(self, hidden: Tensor, num_samples: int, staging: Staging) -> list[HeadLaunch]:
-        """`hidden` [num_tokens, hidden_size] if all are read, else [num_wanted, hidden_size] of required_tokens()."""
+        """Launches the heads on `hidden` [num_tokens, hidden_size] if all tokens are read, else on the hidden states of
+        required_tokens()."""
         if self.reads_all_tokens:
             return self.launch_all(hidden, staging)
         ends = accumulate((len(rows.tokens) for rows in self.rows if rows.tokens is not None), initial=num_samples)
         return [rows.launch(hidden[a:b]) for rows, (a, b) in zip(self.rows, pairwise(ends), strict=True)]
 
     def launch_all(self, hidden: Tensor, staging: Staging) -> list[HeadLaunch]:
-        """`hidden` [num_tokens, hidden_size] of all tokens of the step."""
+        """Launches the heads on `hidden` [num_tokens, hidden_size] of all tokens of the step."""
         return [
             rows.launch(hidden if rows.tokens is None else hidden.index_select(0, staging.upload([rows.tokens])[0]))
             for rows in self.rows
@@ -55,8 +56,8 @@ SAMPLING_ONLY = StepHeads(())  # what most steps end in
 
 
 class Heads:
-    """Owns all heads of a worker. Sampling is one with a way of its own: steps feed each other with what it chose, and
-    graphs end in it by themselves."""
+    """Owns all heads of a worker. Sampling is separate: steps feed each other with its tokens, and CUDA graphs include
+    it."""
 
     def __init__(
         self,
@@ -65,8 +66,8 @@ class Heads:
         observers: Sequence[SlotState] = (),
         late: LateInteractionScorer | None = None,
     ) -> None:
-        """`observers`: other per-slot state that is notified of admit() and release(); `late`:
-        scores documents against cached queries; None: this model compares none."""
+        """`observers`: other per-slot state that is notified of admit() and release(); `late`: scores documents against
+        cached queries, None if the model does not support it."""
         self._late = late
         self.sampling = SamplingHead(sampler)
         self._sampler = sampler
@@ -74,12 +75,12 @@ class Heads:
         self._observers = tuple(observers)
 
     def add(self, head: Head) -> None:
-        """Before the first step."""
+        """Adds a head, before the first step."""
         self._others.append(head)
 
     def admit(self, slot: int, admission: SlotAdmission) -> None:
-        """Takes note of what the sequence's passes end in. Raises InvalidArgument; the slot is then computed as if it
-        had asked for nothing special."""
+        """Stores what the sequence's passes end in. Raises InvalidArgument; the slot is then computed with default
+        parameters."""
         try:
             if not admission.samples_nothing:
                 self._sampler.admit(slot, admission)
@@ -96,16 +97,16 @@ class Heads:
 
     @property
     def num_query_vectors(self) -> int:
-        """That are kept of queries."""
+        """Capacity for cached query vectors (late interaction)."""
         return self._late.max_query_vectors if self._late is not None else 0
 
     @property
     def query_bytes(self) -> int:
-        """That these take of the device's memory, at most."""
+        """Upper bound of the device memory that cached query vectors take."""
         return self._late.max_query_bytes if self._late is not None else 0
 
     def drop_queries(self, names: bytes) -> None:
-        """Before the next step. `names`: of queries, one behind the other."""
+        """Drops cached queries before the next step; `names`: concatenated query names."""
         if self._late is not None:
             self._late.drop_queries(names)
 
@@ -114,14 +115,14 @@ class Heads:
             self._late.clear_queries()
 
     def prepare_step(self) -> None:
-        """All sequences of the step that comes have been admitted."""
+        """Starts the work of a step, once all of its sequences are admitted."""
         self._sampler.prepare_step()
 
     def for_step(self, inputs: StepInputs) -> StepHeads:
-        """Once for every step, in order; SAMPLING_ONLY if it ends in nothing else."""
+        """Returns the heads of a step, SAMPLING_ONLY if it has no others; called once per step, in order."""
         rows: tuple[HeadRows, ...] = ()
         for head in self._others:
-            found = head.rows(inputs)
-            if found is not None:
-                rows += (found,)
+            head_rows = head.rows(inputs)
+            if head_rows is not None:
+                rows += (head_rows,)
         return StepHeads(rows) if rows else SAMPLING_ONLY

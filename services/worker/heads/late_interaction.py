@@ -1,8 +1,8 @@
-"""Late interaction: queries' vectors stay here, by name, and a document ends in one number instead of its own.
+"""Late interaction: caches the token vectors of queries by name, and reduces a document to one score against
+its query.
 
-Which slots are queries, which documents, and when a query is dropped is for the scheduler to say: it counts what there
-is room for (services/scheduler/core/prerequisites/late_queries.py). A query counts with all of its tokens, as it does
-there.
+The scheduler decides which slots are queries or documents and when a query is dropped: it accounts for the capacity
+(services/scheduler/core/prerequisites/late_queries.py). A query counts with all of its tokens, as it does there.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class LateRole:
-    """What a slot's vectors are for."""
+    """Role of a slot in late interaction."""
 
-    name: bytes  # of the query
-    is_query: bool  # else a document that is compared with it
+    name: bytes  # name of the query
+    is_query: bool  # else a document that is scored against the query
 
 
 @dataclass(frozen=True, slots=True)
 class ScoredDocuments:
-    """Documents of a step, by index: those that have a score, in the order of `scores`, and those that have none."""
+    """Documents of a step by index: those with a score, in the order of `scores`, and those that failed."""
 
     scored: list[int]
     scores: Tensor | None  # float32 [num_scored]
@@ -43,15 +43,16 @@ class ScoredDocuments:
 
 
 class LateInteractionScorer:
-    """Of one worker. Steps come in order, and in each its queries before its documents."""
+    """Query cache and document scoring of one worker. Steps come in order, and in each step queries precede
+    documents."""
 
     def __init__(self, size: int, cache_bytes: int) -> None:
         """`size`: elements of a vector."""
         self._vector_bytes = ELEMENT_BYTES * size
         self.max_query_vectors = cache_bytes // self._vector_bytes
-        self._late: dict[int, LateRole] = {}  # by slot
-        self._num_tokens: dict[bytes, int] = {}  # of the queries that have come, by name
-        self._vectors: dict[bytes, Tensor] = {}  # float32 [num_vectors, size], of those that are computed
+        self._roles: dict[int, LateRole] = {}  # by slot
+        self._num_tokens: dict[bytes, int] = {}  # tokens of the admitted queries, by name
+        self._vectors: dict[bytes, Tensor] = {}  # float32 [num_vectors, size] by name, of the computed queries
 
     @classmethod
     def from_settings(cls, settings: WorkerSettings, size: int) -> LateInteractionScorer:
@@ -59,18 +60,18 @@ class LateInteractionScorer:
 
     @property
     def max_query_bytes(self) -> int:
-        """That queries' vectors take."""
+        """Upper bound of the device memory of the cached vectors."""
         return self.max_query_vectors * self._vector_bytes
 
     def admit(self, slot: int, admission: SlotAdmission) -> LateRole:
-        """Of one that has a vector for each token. Raises QuireError."""
+        """Stores the role of a sequence with a vector per token. Raises QuireError."""
         if len(admission.query_id) != NAME_BYTES:
             text = f"query_id: {len(admission.query_id)} bytes, a name has {NAME_BYTES}"
             raise InvalidArgument(text, field="query_id")
         late = LateRole(admission.query_id, admission.is_query)
         if late.is_query:
             self._reserve_vectors(late.name, len(admission.token_ids) // NUMBER_BYTES)
-        self._late[slot] = late
+        self._roles[slot] = late
         return late
 
     def _reserve_vectors(self, name: bytes, num_tokens: int) -> None:
@@ -84,30 +85,32 @@ class LateInteractionScorer:
         self._num_tokens[name] = num_tokens
 
     def release(self, slot: int) -> None:
-        late = self._late.pop(slot, None)
+        late = self._roles.pop(slot, None)
         if late is not None and late.is_query and late.name not in self._vectors:
-            self._num_tokens.pop(late.name, None)  # called off before it was computed
+            self._num_tokens.pop(late.name, None)  # cancelled before it was computed
 
     def drop_queries(self, names: bytes) -> None:
-        """Before anything of the next step; `names`: one behind the other."""
+        """Drops cached queries before the next step; `names`: concatenated query names."""
         for at in range(0, len(names), NAME_BYTES):
             name = names[at : at + NAME_BYTES]
             self._vectors.pop(name, None)
             self._num_tokens.pop(name, None)
 
     def clear_queries(self) -> None:
-        """All queries: weights have changed, or the attachment is over."""
+        """Drops all queries, when weights have changed or the attachment has ended."""
         self._vectors.clear()
         self._num_tokens.clear()
 
     def store_queries(self, slots: Sequence[int], vectors: Tensor, starts: I32) -> None:
-        """`vectors` float32 [num_vectors, size] of queries, which begin at `starts` [num_slots + 1]."""
+        """Caches `vectors`, float32 [num_vectors, size], of queries that begin at `starts` [num_slots + 1]."""
         for slot, begin, end in zip(slots, starts[:-1].tolist(), starts[1:].tolist(), strict=True):
-            self._vectors[self._late[slot].name] = vectors[begin:end].clone()  # a view would keep all of the step
+            self._vectors[self._roles[slot].name] = vectors[
+                begin:end
+            ].clone()  # a view would keep the whole step's tensor alive
 
     def score_documents(self, slots: Sequence[int], vectors: Tensor, starts: I32) -> ScoredDocuments:
-        """`vectors` float32 [num_vectors, size] of documents, which begin at `starts` [num_slots + 1]."""
-        names = [self._late[slot].name for slot in slots]
+        """Scores documents whose `vectors`, float32 [num_vectors, size], begin at `starts` [num_slots + 1]."""
+        names = [self._roles[slot].name for slot in slots]
         failed = {index: error for index, name in enumerate(names) if (error := self._score_error(name, vectors))}
         scored = [index for index in range(len(names)) if index not in failed]
         if not scored:
@@ -118,12 +121,12 @@ class LateInteractionScorer:
         return ScoredDocuments(scored, max_sim(self._queries([names[index] for index in scored]), documents), failed)
 
     def _queries(self, names: Sequence[bytes]) -> TokenVectors:
-        """Each vector once, however often its query is named."""
-        different = {name: place for place, name in enumerate(dict.fromkeys(names))}
-        vectors = [self._vectors[name] for name in different]
+        """Gathers the vectors of the named queries, those of a repeated name once."""
+        distinct = {name: index for index, name in enumerate(dict.fromkeys(names))}
+        vectors = [self._vectors[name] for name in distinct]
         ends = np.cumsum([0, *map(len, vectors)])
         together = TokenVectors(vectors[0] if len(vectors) == 1 else torch.cat(vectors), ends[:-1], np.diff(ends))
-        return together.select(np.array([different[name] for name in names], dtype=np.intp))
+        return together.select(np.array([distinct[name] for name in names], dtype=np.intp))
 
     def _score_error(self, name: bytes, vectors: Tensor) -> QuireError | None:
         query = self._vectors.get(name)
@@ -136,8 +139,10 @@ class LateInteractionScorer:
 
 
 def admit(late: LateInteractionScorer | None, slot: int, admission: SlotAdmission, by_token: bool) -> LateRole | None:
-    """None: the sequence is neither a query nor a document. `late`: None: nothing is compared here; `by_token`: it has
-    a vector for each token. Raises QuireError."""
+    """Stores and returns the late-interaction role of a sequence, None if it has none. Raises QuireError.
+
+    `late`: None if this model does not support late interaction; `by_token`: the sequence has a vector per token.
+    """
     if not admission.query_id:
         return None
     if late is None:

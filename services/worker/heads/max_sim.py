@@ -1,4 +1,4 @@
-"""MaxSim (ColBERT, arXiv 2004.12832): how well documents answer queries by their tokens' vectors."""
+"""MaxSim (ColBERT, arXiv 2004.12832): scores documents against queries by their tokens' vectors."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from quire.services.worker.device.staging import upload
 
 Ints = npt.NDArray[np.intp]
 
-MAX_PRODUCTS = 1 << 24  # of a batch, float32: 64 MiB
+MAX_PRODUCTS = 1 << 24  # products per batch, float32: 64 MiB
 
 
 @dataclass(frozen=True, slots=True)
 class TokenVectors:
-    """TokenVectors of different lengths, none of them empty."""
+    """Token vectors of texts of different lengths, none of them empty."""
 
     vectors: Tensor  # float32 [num_vectors, size]
-    starts: Ints  # [num_texts] in these
+    starts: Ints  # [num_texts] first vector of each text
     lengths: Ints  # [num_texts]
 
     @property
@@ -34,15 +34,18 @@ class TokenVectors:
         return TokenVectors(self.vectors, self.starts[texts], self.lengths[texts])
 
     def padded(self) -> Tensor:
-        """[num_texts, longest, size]: behind a text's vectors its last one, again and again."""
+        """Returns [num_texts, longest, size], each text padded with copies of its last vector."""
         within = np.minimum(np.arange(self.longest), self.lengths[:, None] - 1)
         places = upload((self.starts[:, None] + within).ravel(), self.vectors.device)
         return self.vectors.index_select(0, places).view(len(self.starts), self.longest, -1)
 
 
 def max_sim(queries: TokenVectors, documents: TokenVectors) -> Tensor:
-    """float32 [num_documents]: of each, the sum over the vectors of the query that stands in its place of the greatest
-    product with one of its own. Never waits for the device."""
+    """Scores each document: the sum over its query's vectors of the largest product with one of the document's
+    vectors.
+
+    `queries` holds one query per document. Returns float32 [num_documents]; never synchronizes with the device.
+    """
     order = np.argsort(-documents.lengths, kind="stable")
     scores = [
         _scores(queries.select(rows), documents.select(rows)) for rows in _batches(order, documents, queries.longest)
@@ -52,7 +55,7 @@ def max_sim(queries: TokenVectors, documents: TokenVectors) -> Tensor:
 
 
 def _batches(order: Ints, documents: TokenVectors, max_query_len: int) -> Iterator[Ints]:
-    """Documents of like length, the longest first, so that padding is less than what is padded."""
+    """Yields documents of similar length, the longest first, so that less than half of a batch is padding."""
     firsts = [0]
     longest = int(documents.lengths[order[0]])
     for place, length in enumerate(documents.lengths[order].tolist()):
@@ -63,12 +66,12 @@ def _batches(order: Ints, documents: TokenVectors, max_query_len: int) -> Iterat
 
 
 def _scores(queries: TokenVectors, documents: TokenVectors) -> Tensor:
-    """One product for all. The padding of documents changes no maximum, that of queries counts nothing."""
+    """Computes a batch in one product; a document's padding changes no maximum, a query's padding is masked out."""
     padded = documents.padded().transpose(1, 2)
-    at_a_time = max(
+    vectors_at_once = max(
         1, MAX_PRODUCTS // (len(documents.starts) * documents.longest)
-    )  # a long one, beside a long document
-    best = [torch.bmm(part, padded).amax(dim=2) for part in queries.padded().split(at_a_time, dim=1)]
+    )  # limits memory for a long query with a long document
+    best = [torch.bmm(part, padded).amax(dim=2) for part in queries.padded().split(vectors_at_once, dim=1)]
     found = best[0] if len(best) == 1 else torch.cat(best, dim=1)
     if int(queries.lengths.min()) < queries.longest:
         beyond = np.arange(queries.longest) >= queries.lengths[:, None]

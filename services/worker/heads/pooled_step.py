@@ -1,4 +1,4 @@
-"""What a step found for slots that sample nothing: vectors, and the scores of documents that were compared."""
+"""Results of a step for slots that sample nothing: vectors, and scores of documents."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from quire.shared.errors import Internal, QuireError
 
 @dataclass(slots=True)
 class PooledStep:
-    """On the device."""
+    """Pooled vectors and scores of a step, on the device."""
 
     slots: list[int] = field(default_factory=list)
-    sizes: list[int] = field(default_factory=list)  # elements of each
-    vectors: list[Tensor] = field(default_factory=list)  # float32, for slots one after the other
-    failed: dict[int, QuireError] = field(default_factory=dict)  # documents that could not be compared, by slot
+    sizes: list[int] = field(default_factory=list)  # elements of each slot
+    vectors: list[Tensor] = field(default_factory=list)  # float32, in the order of `slots`
+    failed: dict[int, QuireError] = field(default_factory=dict)  # documents that could not be scored, by slot
 
     def add(self, slots: Sequence[int], sizes: Sequence[int], vectors: Tensor) -> None:
         self.slots += slots
@@ -32,18 +32,18 @@ class PooledStep:
         self.vectors.append(vectors)
 
     def add_scores(self, late: LateInteractionScorer, slots: Sequence[int], vectors: Tensor, starts: I32) -> None:
-        """`vectors` float32 [num_vectors, size] of documents, which begin at `starts` [num_slots + 1]."""
-        compared = late.score_documents(slots, vectors, starts)
-        self.failed.update({slots[index]: error for index, error in compared.failed.items()})
-        if compared.scores is not None:
-            self.add([slots[index] for index in compared.scored], [1] * len(compared.scored), compared.scores)
+        """Scores documents whose `vectors`, float32 [num_vectors, size], begin at `starts` [num_slots + 1]."""
+        scored = late.score_documents(slots, vectors, starts)
+        self.failed.update({slots[index]: error for index, error in scored.failed.items()})
+        if scored.scores is not None:
+            self.add([slots[index] for index in scored.scored], [1] * len(scored.scored), scored.scores)
 
     @property
     def tensors(self) -> list[Tensor]:
         return [torch.cat([part.flatten() for part in self.vectors])] if self.vectors else []
 
     def finish(self, arrays: list[Array]) -> PooledVectors:
-        """Slots ascending."""
+        """Returns the results on the host, with ascending slots."""
         values: F32 = arrays[0] if arrays else np.zeros(0, np.float32)
         slots, sizes = self.slots, self.sizes
         if slots != sorted(slots):
@@ -56,15 +56,15 @@ class PooledStep:
 
 @dataclass(frozen=True, slots=True)
 class PooledVectors:
-    """The same on the host."""
+    """Pooled vectors and scores of a step, on the host."""
 
     slots: list[int]
     sizes: list[int]
-    values: F32  # one after the other
+    values: F32  # concatenated
     failed: dict[int, QuireError]
 
     def merge_into(self, result: StepResult) -> StepResult:
-        """A vector with NaN or infinity fails its sequence."""
+        """Adds the vectors to `result`; a vector with NaN or infinity fails its sequence."""
         failures = [*result.failures, *self.failed.items()]
         if not self.slots:
             return result._replace(failures=failures)

@@ -1,8 +1,8 @@
-"""One vector of a whole sequence (SequenceParams.pooling): the last token's hidden state, the first one's or the mean,
-or what the model's classifier makes of it; or one of each token, or of each that has a certain id.
+"""Pools a sequence into one vector (SequenceParams.pooling): the last or first token's hidden state or the mean, or the
+classifier's output; or into a vector per token, or per token with a certain id.
 
-Hidden states are those behind the model's last norm. Steps cut a prompt into chunks, so that sums and first states are
-kept by slot, in float32 on the device, until the chunk with the last token; so are the states of single tokens.
+Hidden states are those after the model's last norm. Steps compute a prompt in chunks, so that sums, first states and
+states of single tokens are kept by slot, in float32 on the device, until the chunk with the last token.
 """
 
 from __future__ import annotations
@@ -34,39 +34,39 @@ ALL, STEP = pooling_pb2.POOLER_ALL, pooling_pb2.POOLER_STEP
 
 @dataclass(frozen=True, slots=True)
 class PoolingSpec:
-    """What a slot asked for."""
+    """Pooling parameters of a slot."""
 
     pooler: pooling_pb2.Pooler
     num_tokens: int
     normalize: bool
     dimensions: int
     classifier: Classifier | None
-    places: I32 | None = None  # of tokens that have a vector each, ascending; None: there is one of all
-    late: LateRole | None = None  # what these are for, where they stay here
+    places: I32 | None = None  # positions of tokens with a vector each, ascending; None: one vector for all
+    late: LateRole | None = None  # None: the vectors are returned to the client
 
     @property
     def size(self) -> int:
-        """Elements of its vectors together."""
+        """Total number of elements of its vectors."""
         return self.dimensions * (1 if self.places is None else len(self.places))
 
     @property
     def kind(self) -> tuple[Classifier | None, bool, int]:
-        """Sequences of one kind become vectors in the same way, once their states are one."""
+        """Key of sequences whose pooled states become vectors in the same way."""
         return self.classifier, self.normalize, self.dimensions
 
 
 @dataclass(frozen=True, slots=True)
 class PoolingChunk:
-    """What a step computes of one slot's tokens."""
+    """Tokens of one slot that a step computes."""
 
     asked: PoolingSpec
     slot: int
-    tokens: I32  # of the step, those that are read
-    is_last: bool  # with its last token
+    tokens: I32  # indices into the step's tokens, those that are read
+    is_last: bool  # contains the sequence's last token
 
 
 class PoolingHead:
-    """By slot, until its tokens are computed."""
+    """Pools sequences of decoders, keeping state by slot until the last token is computed."""
 
     def __init__(
         self,
@@ -79,9 +79,9 @@ class PoolingHead:
         late: LateInteractionScorer | None = None,
         batch_invariant: bool = False,
     ) -> None:
-        """`default`, `normalizes`: of sequences that leave the choice to the model. `by_token`: what stands behind the
-        hidden state of each single token; `late`: None: texts are not compared here. `batch_invariant`: each
-        vector is computed alone, because the number of rows may change its last bits."""
+        """`default`, `normalizes`: for sequences that leave the choice to the model. `by_token`: layers after the
+        hidden state of each single token; `late`: None if the model does not support late interaction.
+        `batch_invariant`: each vector is computed alone, because the number of rows may change its last bits."""
         self._batch_invariant = batch_invariant
         self._by_token, self._late = by_token, late
         self._normalizes = normalizes
@@ -89,7 +89,7 @@ class PoolingHead:
         self._classifier = classifier
         self._default = default
         self._asked: dict[int, PoolingSpec] = {}
-        # Of slots that are computed in several steps: float32 [hidden_size] sums, or the states so far.
+        # State of slots that are computed in several steps: float32 [hidden_size] sums, or the states so far.
         self._sums: dict[int, Tensor] = {}
         self._states: dict[int, list[Tensor]] = {}
 
@@ -102,11 +102,11 @@ class PoolingHead:
         if params.classify and self._classifier is None:
             raise InvalidArgument("pooling.classify: this model has no classifier", field="pooling.classify")
         pooler = params.pooler or self._default
-        most = self._hidden_size
+        max_dimensions = self._hidden_size
         if self._by_token is not None and pooler in (ALL, STEP):
-            most = self._by_token.size(most)
-        if params.dimensions > most:
-            text = f"pooling.dimensions: {params.dimensions} is more than the model's {most}"
+            max_dimensions = self._by_token.size(max_dimensions)
+        if params.dimensions > max_dimensions:
+            text = f"pooling.dimensions: {params.dimensions} is more than the model's {max_dimensions}"
             raise InvalidArgument(text, field="pooling.dimensions")
         if pooler != LAST and admission.num_cached_tokens:
             name = pooling_pb2.Pooler.Name(pooler)
@@ -116,7 +116,7 @@ class PoolingHead:
         num_tokens = len(admission.token_ids) // columns.NUMBER_BYTES
         normalize = params.normalize if params.HasField("normalize") else self._normalizes
         classifier = self._classifier if params.classify else None
-        size = (params.dimensions or most) if classifier is None else classifier.num_classes
+        size = (params.dimensions or max_dimensions) if classifier is None else classifier.num_classes
         places = token_places(pooler, params, columns.i32(admission.token_ids))
         if places is not None and admission.pooled_tokens:
             places = requested_places(admission.pooled_tokens, len(places))
@@ -156,7 +156,7 @@ class PoolingHead:
         return PoolingChunk(asked, slot, np.arange(start, end, dtype=np.int32), ends)
 
     def pool(self, parts: list[PoolingChunk], hidden: Tensor) -> PooledStep:
-        """`hidden` [num_read, hidden_size or more]: those of the parts, one after the other."""
+        """Pools `hidden` [num_read, >= hidden_size], the concatenated hidden states of `parts`."""
         step, at = PooledStep(), 0
         compared: list[tuple[PoolingChunk, Tensor]] = []
         for together in self._groups(parts):
@@ -174,8 +174,8 @@ class PoolingHead:
         return step
 
     def _groups(self, parts: list[PoolingChunk]) -> Iterator[list[PoolingChunk]]:
-        """Neighbours whose vectors are made together: a kernel for each of a hundred short texts takes longer to launch
-        than the texts to compute."""
+        """Groups adjacent parts whose vectors are computed together: launching a kernel for each of a hundred short
+        texts takes longer than computing the texts."""
         together: list[PoolingChunk] = []
         for part in parts:
             if together and not (_can_group(part, together[-1]) and not self._batch_invariant):
@@ -186,11 +186,11 @@ class PoolingHead:
             yield together
 
     def _compare(self, compared: list[tuple[PoolingChunk, Tensor]], step: PooledStep) -> None:
-        """Queries before the documents that are compared with them. Tensors: float32 [num_places, dimensions]."""
-        assert self._late is not None, "somebody has been admitted with it"
-        groups: dict[tuple[bool, int], list[tuple[int, Tensor]]] = {}  # by what is one matrix
+        """Stores queries, then scores the documents against them; tensors are float32 [num_places, dimensions]."""
+        assert self._late is not None, "sequences were admitted with it"
+        groups: dict[tuple[bool, int], list[tuple[int, Tensor]]] = {}  # by (is document, vector size)
         for part, found in compared:
-            assert part.asked.late is not None, "it is compared"
+            assert part.asked.late is not None, "the part has a role"
             groups.setdefault((not part.asked.late.is_query, found.size(1)), []).append((part.slot, found))
         for (is_document, _), group in sorted(groups.items(), key=itemgetter(0)):
             slots, vectors = [slot for slot, _ in group], torch.cat([found for _, found in group])
@@ -201,13 +201,14 @@ class PoolingHead:
                 self._late.store_queries(slots, vectors, starts)
 
     def _by_place(self, part: PoolingChunk, states: Tensor) -> Tensor | None:
-        """float32 [num_places, dimensions], once the slot's last token is computed."""
+        """Returns float32 [num_places, dimensions] once the slot's last token is computed, else None."""
         kept = self._states.setdefault(part.slot, [])
-        kept.append(states.to(torch.float32, copy=True))  # where they lie, the next step's may lie then
+        kept.append(states.to(torch.float32, copy=True))  # the next step overwrites the buffer
         return self._vectors(part.asked, torch.cat(kept)) if part.is_last else None
 
     def _whole(self, parts: list[PoolingChunk], states: Tensor) -> Tensor | None:
-        """float32 [num_parts, dimensions] of parts of one kind that end, or None behind one that does not."""
+        """Returns float32 [num_parts, dimensions] of parts of one kind that are complete, or None for one that
+        is not."""
         if all(len(part.tokens) == 1 and part.slot not in self._sums for part in parts) and parts[0].is_last:
             return _finish_vectors(parts[0].asked, states.float())
         totals, at = [], 0
@@ -221,7 +222,7 @@ class PoolingHead:
         return _finish_vectors(parts[0].asked, torch.stack(totals))
 
     def _vectors(self, asked: PoolingSpec, states: Tensor) -> Tensor:
-        """float32 [num_places, dimensions] of states [num_places, hidden_size]"""
+        """Returns float32 [num_places, dimensions] for states [num_places, hidden_size]."""
         if asked.classifier is not None:
             return asked.classifier(states.t()).t()
         vectors = states if self._by_token is None else self._by_token(states)
@@ -229,14 +230,15 @@ class PoolingHead:
         return torch.nn.functional.normalize(vectors, dim=1) if asked.normalize else vectors
 
     def _add_to_sum(self, slot: int, hidden: Tensor) -> Tensor:
-        """float32 [hidden_size]: with what earlier steps found."""
+        """Returns float32 [hidden_size]: the sum of `hidden` and of the sequence's earlier chunks."""
         total = hidden.sum(dim=0, dtype=torch.float32)
         before = self._sums.pop(slot, None)
         return total if before is None else total.add_(before)
 
 
 def token_places(pooler: pooling_pb2.Pooler, params: pooling_pb2.PoolingParams, token_ids: I32) -> I32 | None:
-    """Which tokens have a vector each, ascending; None where there is one of all. Raises InvalidArgument."""
+    """Returns the positions of tokens with a vector each, ascending; None for one vector of all. Raises
+    InvalidArgument."""
     if pooler == ALL:
         return np.arange(len(token_ids), dtype=np.int32)
     if pooler != STEP:
@@ -251,7 +253,7 @@ def token_places(pooler: pooling_pb2.Pooler, params: pooling_pb2.PoolingParams, 
 
 
 def requested_places(column: bytes, num_tokens: int) -> I32:
-    """`column`: u32, the places that are told. Raises InvalidArgument."""
+    """Decodes `column`, the requested positions as u32. Raises InvalidArgument."""
     if len(column) % columns.NUMBER_BYTES:
         raise InvalidArgument("params: pooled_tokens is no column", field="params")
     places = columns.u32(column).astype(np.int64)
@@ -262,20 +264,20 @@ def requested_places(column: bytes, num_tokens: int) -> I32:
 
 
 def check_size(size: int) -> None:
-    """Raises InvalidArgument for more elements than may be told of a sequence."""
+    """Raises InvalidArgument if a sequence has more elements than its result may hold."""
     if size > MAX_POOLED_ELEMENTS:
         text = f"pooling: its vectors have {size} elements, the limit is {MAX_POOLED_ELEMENTS}; see dimensions"
         raise InvalidArgument(text, field="pooling")
 
 
 def _can_group(part: PoolingChunk, other: PoolingChunk) -> bool:
-    """Whether both end, with one vector of the same kind each."""
+    """Tells whether both parts are complete and get one vector of the same kind each."""
     whole = part.is_last and other.is_last and part.asked.places is None and other.asked.places is None
     return whole and part.asked.kind == other.asked.kind
 
 
 def _finish_vectors(asked: PoolingSpec, totals: Tensor) -> Tensor:
-    """float32 [num_parts, dimensions] of states [num_parts, hidden_size]"""
+    """Returns float32 [num_parts, dimensions] for pooled states [num_parts, hidden_size]."""
     if asked.classifier is not None:
         return asked.classifier(totals.t()).t()
     vectors = totals[:, : asked.dimensions]
@@ -284,7 +286,7 @@ def _finish_vectors(asked: PoolingSpec, totals: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class PoolingRows:
-    """The slots of a step that are pooled."""
+    """Parts of a step that are pooled."""
 
     _head: PoolingHead
     _parts: list[PoolingChunk]

@@ -1,8 +1,8 @@
-"""What the worker asks of a head.
+"""Interface of a head.
 
-A head is one thing that a pass through the model can end in beside samples: log-probabilities of the prompt, features
-for a drafter, a pooled vector. Which heads a sequence has came with it (SequenceParams); a head keeps by slot what it
-was asked for, says before a step which of the step's hidden states it reads, and gets them behind the model.
+A head is an output of a forward pass besides samples: prompt log-probabilities, features for a drafter, a pooled
+vector. A sequence requests heads with its SequenceParams; a head stores the request by slot, tells before a step which
+hidden states it reads, and receives them after the model's layers.
 """
 
 from __future__ import annotations
@@ -19,36 +19,37 @@ from quire.shared.columns import I32
 
 
 class HeadResult(Protocol):
-    """What a head found in a step, on the host."""
+    """Output of a head for a step, on the host."""
 
     def merge_into(self, result: StepResult) -> StepResult:
-        """Returns the step's result with it."""
+        """Returns the step's result with this output added."""
 
 
 class HeadLaunch(Protocol):
-    """A head's part of a step under way."""
+    """Output of a head for a step in flight."""
 
     @property
     def tensors(self) -> list[Tensor]:
-        """What is to be copied to the host."""
+        """Tensors to copy to the host."""
 
     def finish(self, arrays: list[Array]) -> HeadResult:
-        """`arrays`: the values of `tensors`. Any thread may ask, once."""
+        """Builds the result from `arrays`, the values of `tensors`. Called once, from any thread."""
 
 
 class HeadRows(Protocol):
-    """What a step has for a head."""
+    """Input of a head in a step."""
 
     @property
     def tokens(self) -> I32 | None:
-        """[num_read] indices into the step's tokens, those whose hidden states it reads; None: all, in their order."""
+        """Indices of the step's tokens whose hidden states the head reads, [num_read]; None: all tokens in order."""
 
     def launch(self, hidden: Tensor) -> HeadLaunch:
-        """`hidden` [num_read, hidden_size] in the model's dtype, valid until the next step is launched."""
+        """Launches the head on `hidden` [num_read, hidden_size] in the model's dtype, valid until the next step is
+        launched."""
 
 
 class Head(SlotState, Protocol):
-    """A slot that does not use it costs nothing."""
+    """An output besides samples. Slots that do not use it cost nothing."""
 
     def rows(self, inputs: StepInputs) -> HeadRows | None:
-        """Called once for every step, in order; None if the step has nothing for this head."""
+        """Returns the head's input in a step, None if it has none; called once per step, in order."""

@@ -1,4 +1,5 @@
-"""prompt_logprobs: of each prompt token, given those before it, from the chunks that compute the prompt."""
+"""prompt_logprobs: log-probabilities of prompt tokens given the tokens before them, from the chunks that
+compute them."""
 
 from __future__ import annotations
 
@@ -20,34 +21,34 @@ from quire.shared import columns
 from quire.shared.columns import I32
 from quire.shared.errors import InvalidArgument
 
-MAX_ROWS_AT_ONCE = 128  # rows of logits at a time: of a vocabulary of 152k that is 78 MB in float32
+MAX_ROWS_AT_ONCE = 128  # rows of logits: 78 MB in float32 with a vocabulary of 152k
 
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobsSpec:
-    """What a slot wants to know about its prompt."""
+    """Prompt log-probabilities that a slot requested."""
 
     prompt: I32
-    first: int  # position, at least 1
-    count: int  # most likely tokens of each position
-    named: list[I32]  # instead of these, by position from `first` on
+    first: int  # first position, at least 1
+    count: int  # number of most likely tokens per position
+    named: list[I32]  # requested token ids instead of these, by position from `first` on
 
 
 @dataclass(frozen=True, slots=True)
 class PromptRows:
-    """Tokens of a step behind which a prompt position stands whose log-probabilities were asked for."""
+    """Tokens of a step that precede a prompt position with requested log-probabilities."""
 
-    tokens: I32  # [num_rows] index in the step
-    targets: I32  # [num_rows] the prompt's token at that position
-    counts: I32  # [num_rows] entries beside it
-    names: I32 | None  # [num_rows, most] -1: none
+    tokens: I32  # [num_rows] indices into the step's tokens
+    targets: I32  # [num_rows] the prompt's token at the position
+    counts: I32  # [num_rows] number of further entries
+    names: I32 | None  # [num_rows, max_named] requested ids, padded with -1; None: no row has any
     slots: list[int]
-    positions: list[int]  # how many rows each of `slots` has
+    positions: list[int]  # number of rows of each of `slots`
 
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobsResult:
-    """The log-probabilities of a step's prompt positions, on the host."""
+    """Log-probabilities of a step's prompt positions, on the host."""
 
     columns: PromptLogprobColumns
 
@@ -57,7 +58,7 @@ class PromptLogprobsResult:
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobsLaunch:
-    """The same on the device."""
+    """Log-probabilities of a step's prompt positions, on the device."""
 
     rows: PromptRows
     entries: RowLogprobs
@@ -78,7 +79,7 @@ class PromptLogprobsLaunch:
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobRows:
-    """A step's rows for this head."""
+    """Rows of a step that this head reads."""
 
     rows: PromptRows
     _head: PromptLogprobsHead
@@ -92,14 +93,14 @@ class PromptLogprobRows:
 
 
 class PromptLogprobsHead:
-    """By slot, until its prompt is computed."""
+    """Computes prompt log-probabilities, keeping the request of a slot until its prompt is computed."""
 
     def __init__(
         self, vocab_size: int, settings: SlotLogprobs, device: torch.device, logits_of: Callable[[Tensor, Rows], Tensor]
     ) -> None:
-        """`settings`: the limit, and what log-probabilities are. Nothing is ever done to a prompt's logits, so that
-        processed and raw ones are the same. `logits_of`: the model's output head, of hidden states and their slots, for
-        the tokens of the settings' vocabulary."""
+        """`settings`: limit and logprobs mode; processed and raw values are the same, since no feature changes a
+        prompt's logits. `logits_of`: the model's output head, for hidden states and their slots, over the shard of the
+        settings' vocabulary."""
         self._vocab_size = vocab_size
         self._settings = settings
         self._device = device
@@ -120,7 +121,7 @@ class PromptLogprobsHead:
         count = 0 if named else self._settings.count(sampling.prompt_logprobs, "prompt_logprobs")
         prompt = columns.i32(admission.token_ids)[: admission.num_prompt_tokens]
         if first < len(prompt):
-            # Lists begin at prompt_logprob_start, where position 0 has no answer.
+            # Lists begin at prompt_logprob_start; position 0 has no log-probability.
             self._asked[slot] = PromptLogprobsSpec(prompt, first, count, named[first - sampling.prompt_logprob_start :])
 
     def release(self, slot: int) -> None:
@@ -131,7 +132,7 @@ class PromptLogprobsHead:
         return None if rows is None else PromptLogprobRows(rows, self)
 
     def _rows(self, inputs: StepInputs) -> PromptRows | None:
-        """None if the step computes nothing that was asked for."""
+        """Returns the rows of a step, None if it computes no requested position."""
         parts = [self._part(inputs, row, slot) for row, slot in enumerate(inputs.slots.tolist()) if slot in self._asked]
         parts = [part for part in parts if len(part.tokens)]
         if not parts:
@@ -149,7 +150,7 @@ class PromptLogprobsHead:
         asked = self._asked[slot]
         start, end = (int(at) for at in inputs.query_start[row : row + 2])
         begin = int(inputs.positions[start])
-        reached = begin + end - start  # the last position that these tokens lead to
+        reached = begin + end - start  # position after these tokens
         positions = np.arange(max(begin + 1, asked.first), min(reached, len(asked.prompt) - 1) + 1, dtype=np.int32)
         if reached >= len(asked.prompt) - 1:
             del self._asked[slot]
@@ -160,7 +161,7 @@ class PromptLogprobsHead:
         return PromptRows(tokens.astype(np.int32), targets, counts.astype(np.int32), names, [slot], [len(tokens)])
 
     def collect(self, hidden: Tensor, rows: PromptRows) -> PromptLogprobsLaunch:
-        """`hidden` [num_rows, hidden_size] behind the rows' tokens."""
+        """Computes log-probabilities from `hidden` [num_rows, hidden_size] of the rows' tokens."""
         slots = np.repeat(np.array(rows.slots, dtype=np.int64), rows.positions)
         pieces = [
             self._collect(
@@ -189,7 +190,7 @@ class PromptLogprobsHead:
 
 
 def _named_ids(named: list[I32], at: Rows | I32) -> I32:
-    """[num_positions, most named], -1 behind a position's own."""
+    """Returns the requested ids of the positions, [num_positions, max_named], padded with -1."""
     lists = [named[i] if i < len(named) else named[0][:0] for i in at.tolist()]
     out = np.full((len(lists), max(map(len, lists), default=0)), -1, dtype=np.int32)
     for row, ids in zip(out, lists, strict=True):
@@ -198,7 +199,7 @@ def _named_ids(named: list[I32], at: Rows | I32) -> I32:
 
 
 def _stack_names(parts: list[PromptRows]) -> I32 | None:
-    """The names of all parts, [num_rows, most entries], -1 where there are none; None if no part has any."""
+    """Returns the requested ids of all parts, [num_rows, max_entries], padded with -1; None if no part has any."""
     if all(part.names is None for part in parts):
         return None
     out = np.full((sum(len(part.tokens) for part in parts), max(int(part.counts.max()) for part in parts)), -1)

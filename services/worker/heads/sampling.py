@@ -1,4 +1,4 @@
-"""The head that most sequences end in: logits, a choice, and the chosen token kept for the next step."""
+"""Sampling head: processes logits, chooses tokens, and stores each slot's token for the next step."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from quire.services.worker.step.step_inputs import StepInputs
 
 
 class SamplingHead:
-    """Launches a step's choices and leaves each slot's last token in the device's memory of slots."""
+    """Launches sampling of a step and stores each slot's last token in device memory."""
 
     def __init__(self, sampler: Sampler) -> None:
         self.sampler = sampler
         self.choose_tokens: ChooseTokens = choose_coupled
 
     def plain(self, slots: Rows) -> PlainRows | None:
-        """What `slots` [num_rows] ask for, if a graph can choose for them."""
+        """Returns the rows of `slots` [num_rows] if a CUDA graph can sample them, else None."""
         return self.sampler.plain(slots)
 
     def launch(
         self, logits: Tensor, inputs: StepInputs, memory: SlotMemory, *, slots: Tensor, positions: Tensor
     ) -> SampledTokens:
-        """`logits` [num_samples, vocab_size], may be overwritten; `slots` and `positions`, int32 [num_samples], are the
-        inputs' sampling_slots and sample_positions on the device.
+        """Samples from `logits` [num_samples, vocab_size], which may be overwritten.
 
-        Where nothing could be requested_places, -1 is kept as the last token: what feeds it to a model makes it 0.
+        `slots` and `positions`, int32 [num_samples], are the inputs' sampling_slots and sample_positions on the device.
+        Rows from which no token can be sampled store -1 as last token; the next step embeds it as 0.
         """
         if inputs.drafts is not None:
             return self._verify(logits, inputs, inputs.drafts, memory, positions)
@@ -43,7 +43,7 @@ class SamplingHead:
     def _verify(
         self, logits: Tensor, inputs: StepInputs, drafts: DraftRows, memory: SlotMemory, positions: Tensor
     ) -> SampledTokens:
-        """As many tokens of each slot as its drafts are right, and one more; REJECTED behind them."""
+        """Samples the accepted drafts of each slot and one token more; REJECTED after them."""
         ahead = upload(drafts.preceding_drafts, logits.device)
         ready = self.sampler.process(
             logits, inputs.sampling_slots, Positions(inputs.sample_positions, positions, ahead)

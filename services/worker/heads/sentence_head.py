@@ -1,4 +1,5 @@
-"""What a folder puts behind hidden states, in the words of sentence-transformers: pooling, dense layers, length 1."""
+"""Layers after the hidden states as a sentence-transformers folder defines them: pooling, dense layers,
+normalisation."""
 
 from __future__ import annotations
 
@@ -18,12 +19,12 @@ NAMES = ("linear.weight", "linear.bias")
 
 
 class SentenceHead:
-    """How a prompt's vector is made where the request does not say it."""
+    """Default way to compute a prompt's vector, if the request does not choose another."""
 
     def __init__(
         self, modes: tuple[str, ...], normalizes: bool, denses: tuple[Dense, ...] = (), *, compares: bool = False
     ) -> None:
-        """`compares`: its vectors are there to be compared token by token."""
+        """`compares`: the vectors are meant for late interaction."""
         self.modes, self.normalizes, self.compares = modes, normalizes, compares
         self._denses = denses
 
@@ -31,24 +32,25 @@ class SentenceHead:
     def from_folder(
         cls, folder: Path, plain: SentenceModel, device: torch.device, *, load: bool = True
     ) -> SentenceHead:
-        """`plain`: of a folder without modules.json. `load`: else weights are random, as the model's are."""
-        found = read_sentence_model(folder) or plain
-        denses = tuple(Dense(folder, one, device, load=load) for one in found.denses)
-        return cls(found.modes, found.normalizes, denses, compares=found.late is not None)
+        """Reads the folder's modules. `plain`: used for a folder without modules.json; `load`: False initialises
+        weights randomly."""
+        model = read_sentence_model(folder) or plain
+        denses = tuple(Dense(folder, one, device, load=load) for one in model.denses)
+        return cls(model.modes, model.normalizes, denses, compares=model.late is not None)
 
     def size(self, hidden_size: int) -> int:
-        """Of the vectors."""
+        """Returns the number of elements of a vector."""
         return self._denses[-1].out_features if self._denses else hidden_size * len(self.modes)
 
     def __call__(self, pooled: Tensor) -> Tensor:
-        """float32 [num_rows, hidden_size for each mode] -> float32 [num_rows, size]"""
+        """Applies the dense layers: float32 [num_rows, num_modes * hidden_size] -> float32 [num_rows, size]."""
         for dense in self._denses:
             pooled = dense(pooled)
         return pooled
 
 
 class Dense:
-    """A projection that lies in a folder of its own."""
+    """A projection stored in a subfolder."""
 
     def __init__(self, folder: Path, module: DenseModule, device: torch.device, *, load: bool) -> None:
         self.out_features = module.out_features
@@ -68,7 +70,7 @@ class Dense:
                 f"model: {folder / module.folder} does not hold linear.weight {list(shape)} and what config.json says"
             )
             raise InvalidArgument(text, field="model")
-        # Copies: what was read shows the file, whose pages are gone if somebody cuts it while it is served.
+        # Copies: the tensors map the file, whose pages vanish if it is truncated while it is served.
         self._weight = weight.to(device, torch.float32, copy=True)
         self._bias = None if bias is None else bias.to(device, torch.float32, copy=True)
 

@@ -1,1 +1,1 @@
-"""What a worker has of its host: threads for jobs, and the folders that it may read."""
+"""Resources of the worker's host: background threads and readable folders."""

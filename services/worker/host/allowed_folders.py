@@ -1,4 +1,4 @@
-"""Folders that an operator lets a worker read from while it runs, and what lies in them."""
+"""Folders that an operator allows a worker to read at run time."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from pathlib import Path
 
 
 class AllowedFolders:
-    """Links are followed before it is decided where a path lies. Any thread may ask."""
+    """Resolves paths within allowed folders, following links first. Callable from any thread."""
 
     def __init__(self, roots: Sequence[str]) -> None:
         self._roots = [Path(os.path.realpath(root)) for root in roots]
 
     def find(self, path: str) -> Path | None:
-        """`path`: absolute, or relative to one of the folders. None if it leads out of them, whether something is there
-        or not; a place that may have nothing in it if nowhere is a folder."""
-        places = [Path(os.path.realpath(root / path)) for root in self._roots]  # the same for an absolute one
+        """Returns the resolved path; `path` is absolute or relative to one of the folders. None if it leads outside of
+        them, whether it exists or not; a path that may not exist if none of the candidates is a folder."""
+        places = [Path(os.path.realpath(root / path)) for root in self._roots]  # an absolute path ignores the root
         inside = [place for place in places if self._has(place)]
         return next((place for place in inside if place.is_dir()), inside[0]) if inside else None
 
     def has(self, file: Path) -> bool:
-        """Wherever its links lead."""
+        """Returns whether the file, with its links resolved, lies within the folders."""
         return self._has(Path(os.path.realpath(file)))
 
     def _has(self, place: Path) -> bool:

@@ -1,4 +1,4 @@
-"""Jobs in threads of their own."""
+"""Execution of jobs in background threads."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ Jobs = queue.SimpleQueue[Callable[[], None] | None]
 
 
 class BackgroundThreads:
-    """Jobs are begun in order. The threads end with this object; one that never ends keeps no process from leaving."""
+    """Runs jobs in submission order. The threads end with this object; a hanging one does not keep the
+    process alive."""
 
     def __init__(self, name: str, num_threads: int = 1, begin: Callable[[], None] = lambda: None) -> None:
         """`begin`: called first in each thread."""
@@ -25,12 +26,12 @@ class BackgroundThreads:
             self.add_thread()
 
     def add_thread(self) -> None:
-        """In place of one that hangs."""
+        """Adds a thread, in place of one that hangs."""
         self._num_threads += 1
         threading.Thread(target=_run, args=(self._jobs, self._begin), name=self._name, daemon=True).start()
 
     def remove_thread(self) -> None:
-        """One that hung goes on. One of them ends, behind the jobs that are here."""
+        """Ends one thread after the queued jobs, when a hanging one continues."""
         self._num_threads -= 1
         self._jobs.put(None)
 
@@ -55,4 +56,4 @@ def _run(jobs: Jobs, begin: Callable[[], None]) -> None:
     begin()
     while (job := jobs.get()) is not None:
         job()
-        del job  # it may be what keeps the threads' owner
+        del job  # it may hold the last reference to the threads' owner

@@ -1,1 +1,1 @@
-"""The memory of keys and values, how much of it there is, and what its blocks hold."""
+"""Memory of keys and values: its size, its blocks and what they hold."""

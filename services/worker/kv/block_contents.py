@@ -1,9 +1,8 @@
-"""What the KV blocks hold, by content: reported when the worker attaches, so that a new scheduler finds the cache warm.
+"""Contents of the KV blocks by hash, reported when the worker attaches, so that a new scheduler finds a warm cache.
 
-A step only notes which tokens went where (a few array writes). Hashes are computed when the report is asked for:
-a block's hash needs its own tokens and the hash of the block before it, so each block remembers which one that was, and
-which life of it (a block that is handed out anew starts another life).
-"""
+A step only records which tokens were written where (a few array writes). Hashes are computed for the report: a block's
+hash needs its tokens and its parent's hash, so each block records its parent and the parent's generation, which is
+incremented on every allocation."""
 
 from __future__ import annotations
 
@@ -18,12 +17,12 @@ from quire.shared.kv.block_hash import block_hash, page_of
 
 Blocks = npt.NDArray[Any]  # block ids, any integer type
 
-NO_PARENT = 0  # the null block precedes the first block of every sequence
+NO_PARENT = 0  # the null block is the parent of every sequence's first block
 
 
 @dataclass(frozen=True, slots=True)
 class KnownBlocks:
-    """Blocks of known content."""
+    """Blocks whose content is known, with hashes and groups."""
 
     block_ids: list[int]
     hashes: bytes  # 32 bytes each, same order
@@ -31,30 +30,31 @@ class KnownBlocks:
 
 
 class BlockContents:
-    """Arrays are [num_blocks]. Each KV group has chains of its own."""
+    """Record of what each block holds. Arrays are [num_blocks]; each KV group has separate hash chains."""
 
     def __init__(self, num_blocks: int, block_size: int, *, windows: bool = False) -> None:
-        """`windows`: blocks are handed out anew while the blocks behind them stay."""
+        """`windows`: blocks are reallocated while their child blocks stay."""
         self._block_size = block_size
         self._windows = windows
         self._tokens = np.zeros((num_blocks, block_size), dtype=np.int32)
         self._num_written = np.zeros(num_blocks, dtype=np.int32)  # leading positions whose KV is computed
-        self._known = np.zeros(num_blocks, dtype=np.bool_)  # not forgotten since it was handed out
+        self._known = np.zeros(num_blocks, dtype=np.bool_)  # content is known since the last allocation
         self._generation = np.zeros(num_blocks, dtype=np.int64)
         self._parent = np.zeros(num_blocks, dtype=np.int32)
         self._parent_generation = np.zeros(num_blocks, dtype=np.int64)
         self._group = np.zeros(num_blocks, dtype=np.int32)
-        self._last_child = np.zeros(num_blocks, dtype=np.int32)  # the last block that was handed out behind it
-        self._roots: dict[int, bytes] = {}  # the hash of what comes before, of blocks whose parent is none
-        self._external_hashes: dict[int, bytes] = {}  # the hash of what a block holds that no step has filled
+        self._last_child = np.zeros(num_blocks, dtype=np.int32)  # the last block allocated with it as parent
+        self._roots: dict[int, bytes] = {}  # parent hash of blocks without a parent block
+        self._external_hashes: dict[int, bytes] = {}  # hash of blocks that no step has filled
 
     def allocate(self, blocks: Blocks, parents: Blocks, roots: dict[int, bytes], groups: Blocks | int = 0) -> None:
-        """`blocks` go to sequences, each behind its parent; `roots`: root hashes of those that have none."""
+        """Records blocks allocated to sequences and their parents; `roots`: parent hashes of blocks
+        without a parent."""
         if self._windows:
             self._record_parent_hashes(blocks)
             self._last_child[parents] = blocks
             for block in blocks[parents == NO_PARENT].tolist():
-                self._roots.pop(block, None)  # of another life
+                self._roots.pop(block, None)  # of an earlier generation
         if self._external_hashes:
             for block in blocks.tolist():
                 self._external_hashes.pop(block, None)
@@ -67,7 +67,7 @@ class BlockContents:
         self._roots.update(roots)
 
     def commit(self, blocks: Blocks, names: list[bytes]) -> None:
-        """They get what they hold from elsewhere; nobody owns them yet."""
+        """Records blocks that a transfer filled and that no sequence owns yet; `names`: group and hash of each."""
         pages = [page_of(name) for name in names]
         self._generation[blocks] += 1
         self._group[blocks] = [group for group, _ in pages]
@@ -77,7 +77,7 @@ class BlockContents:
         self._external_hashes.update(zip(blocks.tolist(), (digest for _, digest in pages), strict=True))
 
     def invalidate(self, blocks: Blocks) -> None:
-        """Nobody knows what they hold."""
+        """Marks the content of blocks as unknown."""
         if self._windows:
             self._record_parent_hashes(blocks)
         self._known[blocks] = False
@@ -85,16 +85,16 @@ class BlockContents:
             self._external_hashes.pop(block, None)
 
     def record_tokens(self, places: I32, token_ids: I32) -> None:
-        """KV of these tokens has been computed into `places` (block * block_size + offset), offsets ascending."""
+        """Records computed KV of tokens at `places` (block * block_size + offset), offsets ascending."""
         self._tokens.reshape(-1)[places] = token_ids
         blocks, offsets = np.divmod(places, self._block_size)
-        self._num_written[blocks] = offsets + 1  # of several places in one block the last one counts
+        self._num_written[blocks] = offsets + 1  # the last place of each block determines it
 
     def record_copies(self, sources: Blocks, targets: Blocks) -> None:
-        """KV of whole blocks has been copied; the targets have been handed out."""
+        """Records copies of whole blocks; the targets have been allocated."""
         self._tokens[targets] = self._tokens[sources]
         self._num_written[targets] = self._num_written[sources]
-        if self._external_hashes:  # whose tokens nobody knows
+        if self._external_hashes:  # tokens of such blocks are unknown
             self._known[[int(t) for s, t in zip(sources, targets, strict=True) if int(s) in self._external_hashes]] = (
                 False
             )
@@ -104,17 +104,17 @@ class BlockContents:
         self._external_hashes.clear()
 
     def are_known(self, blocks: Blocks) -> bool:
-        """Whether they have been handed out or filled, and not forgotten since."""
+        """Returns whether all blocks have been allocated or filled, and not reset since."""
         return bool(self._known[blocks].all())
 
     def full_blocks(self) -> npt.NDArray[np.bool_]:
-        """[num_blocks] whether the block is full and its content known."""
+        """Returns a mask [num_blocks] of blocks that are full and of known content."""
         full: npt.NDArray[np.bool_] = self._known & (self._num_written == self._block_size)
         full[NO_PARENT] = False
         return full
 
     def report(self) -> KnownBlocks:
-        """Of the blocks whose whole chain is known."""
+        """Returns the blocks whose whole hash chain is known."""
         hashes: dict[int, bytes | None] = {}
         complete = self.full_blocks()
         for block in np.flatnonzero(complete).tolist():
@@ -124,7 +124,8 @@ class BlockContents:
         return KnownBlocks(ids, b"".join(digest for _, digest in found), self._group[ids].tolist())
 
     def _record_parent_hashes(self, blocks: Blocks) -> None:
-        """Whoever comes behind one of these remembers its hash: what a window has slid over is taken first."""
+        """Stores the hashes of `blocks` in their children before reallocation: a window releases the front of a
+        sequence first."""
         complete = self.full_blocks()
         hashes: dict[int, bytes | None] = {}
         for block in blocks.tolist():
@@ -139,7 +140,7 @@ class BlockContents:
                 self._parent[child] = NO_PARENT
 
     def _resolve_hashes(self, block: int, complete: npt.NDArray[np.bool_], hashes: dict[int, bytes | None]) -> None:
-        """Hashes `block` and those before it; None for a block whose chain is broken."""
+        """Computes the hash of `block` and its ancestors into `hashes`; None for a broken chain."""
         pending = []
         while block not in hashes:
             if block in self._external_hashes:

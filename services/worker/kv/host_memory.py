@@ -1,8 +1,7 @@
-"""KV blocks in host memory, below the device: copied there and back beside the steps.
+"""KV blocks in host memory, copied to and from the device concurrently with steps.
 
-On CUDA the memory is pinned and a stream of its own copies, behind the steps that were launched before; whoever waits
-for a move does not hold up the thread that launches. On the CPU a move is done when it has been begun.
-"""
+On CUDA the memory is pinned and a separate stream copies after the steps launched before; waiting for a copy does not
+block the launching thread. On the CPU a copy has finished when it has been started."""
 
 from __future__ import annotations
 
@@ -31,21 +30,21 @@ from quire.shared.worker_limits import MAX_BLOCKS
 
 log = logger("worker.host_memory")
 
-STAGED_BYTES = 64 << 20  # on the device, at a time: a copy over PCIe of so much takes a millisecond
+STAGED_BYTES = 64 << 20  # staged on the device at a time: copying it over PCIe takes about a millisecond
 
 
 @dataclass(frozen=True, slots=True)
 class BlockMove:
-    """Whole blocks, each from or to a place of its own."""
+    """A transfer of whole blocks between the device and distinct places in host memory."""
 
     to_host: bool
     blocks: U32
     places: U32
-    names: list[bytes]  # of what they hold (shared/kv/block_hash.py)
+    names: list[bytes]  # contents, as in shared/kv/block_hash.py
 
     @classmethod
     def of(cls, order: pb.Transfer, num_blocks: int, num_places: int, num_groups: int = 1) -> BlockMove:
-        """Raises PlanViolation."""
+        """Parses and validates an order. Raises PlanViolation."""
         blocks, places = columns.u32(order.block_ids), columns.u32(order.place_ids)
         names = names_of(order, num_groups)
         counts = (len(blocks), len(places), len(names))
@@ -59,38 +58,38 @@ class BlockMove:
 
 
 class PendingCopy(Protocol):
-    """A move that has been begun."""
+    """A copy that has been started."""
 
     def wait(self) -> None:
-        """Until it is done. Any thread may ask."""
+        """Blocks until the copy has finished. Callable from any thread."""
 
 
 class PersistentRegion(Protocol):
-    """Memory that outlives the worker."""
+    """Host memory that outlives the worker process."""
 
     @property
     def content(self) -> npt.NDArray[np.uint8]:
-        """[num_places, block_bytes]"""
+        """Memory of all places, [num_places, block_bytes]."""
 
     @property
     def restored(self) -> Mapping[int, bytes]:
-        """Names by place, of what an earlier life has left, the first written first."""
+        """Names by place left by an earlier process, oldest first."""
 
     def clear(self, place: int) -> None:
-        """Before it is written."""
+        """Clears the entry of a place before it is written."""
 
     def commit(self, place: int, name: bytes) -> None:
-        """All of it is there."""
+        """Sets the entry of a place that is completely written."""
 
     def reset(self, identity: bytes) -> None:
-        """Nothing is there any more; what comes is of that identity."""
+        """Clears all entries; later entries belong to `identity`."""
 
 
 class HostMemory:
-    """Owns the places. Moves take place in the order in which they are begun."""
+    """Owns the places in host memory. Copies run in the order in which they are started."""
 
     def __init__(self, caches: Sequence[LayerCache], num_places: int, region: PersistentRegion | None = None) -> None:
-        """`region`: memory that outlives the worker; None: its own."""
+        """`region`: memory that outlives the worker; None allocates memory."""
         whole = caches[0].all_layers
         self._parts = _parts_of(caches) if whole is None else list(whole)  # [num_blocks, words of a block] each
         self._whole = whole
@@ -101,7 +100,7 @@ class HostMemory:
         dtype = self._parts[0].dtype
         if region is not None:
             self._memory = torch.from_numpy(region.content).view(dtype).view(size)
-        elif whole is None:  # pages that the system hands out when they are first used
+        elif whole is None:  # the kernel allocates pages on first use
             self._memory = torch.from_numpy(np.zeros(size, dtype=np.uint8)).view(dtype)
         else:
             self._memory = torch.empty(size, dtype=dtype, pin_memory=True)
@@ -110,24 +109,24 @@ class HostMemory:
         self._stream = None if whole is None else torch.cuda.Stream()
         self._region, self._lock = region, threading.Lock()
         self._content = {} if region is None else dict(region.restored)  # names, by place
-        self._writes = [0] * num_places  # begun, of each place
+        self._writes = [0] * num_places  # writes started, by place
         self._bytes = self._memory.view(num_places, -1).view(torch.uint8).numpy()
 
     def row(self, place: int) -> npt.NDArray[np.uint8]:
-        """What a place holds, [block_bytes]: no copy."""
+        """Returns the bytes of a place, [block_bytes], without copying."""
         found: npt.NDArray[np.uint8] = self._bytes[place]
         return found
 
     def fill(self, place: int, name: bytes, content: bytearray) -> None:
-        """Any thread, of a place that nothing moves from or to."""
+        """Writes a block into a place that no copy uses. Callable from any thread."""
         writes = self._invalidate([place])
         self._bytes[place] = np.frombuffer(content, dtype=np.uint8)
         self._content[place] = name
         self._commit([place], writes, [name])
 
     def start_move(self, move: BlockMove) -> PendingCopy:
-        """Behind the steps that have been launched, and the moves that have been begun. What a place holds is not known
-        if it raises what torch does."""
+        """Starts a copy after the launched steps and the started copies. If torch raises, the places' contents are
+        unknown."""
         places = move.places.tolist()
         if not move.to_host:
             return self._start_copy(move, places)
@@ -141,7 +140,7 @@ class HostMemory:
         )
 
     def _invalidate(self, places: list[int]) -> list[int]:
-        """They hold nothing until it is told that they do; returns what to tell it with."""
+        """Marks places as empty until _commit(); returns the write counts to pass to it."""
         with self._lock:
             for place in places:
                 self._content.pop(place, None)
@@ -151,7 +150,7 @@ class HostMemory:
             return [self._writes[place] for place in places]
 
     def _commit(self, places: list[int], writes: list[int], names: list[bytes]) -> None:
-        """All of it is there; those that have been written again since are another's to tell."""
+        """Marks places as written, except those with newer writes."""
         if self._region is None:
             return
         with self._lock:
@@ -174,13 +173,13 @@ class HostMemory:
         return _EventCopy(done)
 
     def contents(self) -> dict[int, bytes]:
-        """Names by place, once all moves are done."""
+        """Returns names by place, after all copies have finished."""
         if self._stream is not None:
             self._stream.synchronize()
         return dict(self._content)
 
     def reset(self, identity: bytes) -> None:
-        """What comes is of that identity."""
+        """Discards all contents; later ones belong to `identity`."""
         with self._lock:
             self._content.clear()
             self._writes = [write + 1 for write in self._writes]
@@ -197,9 +196,10 @@ class HostMemory:
                 part.index_copy_(0, blocks, there.index_select(0, places))
 
     def _copy_staged(self, to_host: bool, blocks: U32, places: list[int]) -> None:
-        """A block's layers are gathered on the device, so that a block is one copy over the bus."""
+        """Copies blocks through a device buffer that gathers a block's layers, so that a block is one copy over the
+        bus."""
         whole = self._whole
-        assert whole is not None, "CUDA's KV memory is one piece"
+        assert whole is not None, "CUDA's KV memory is contiguous"
         ids = upload(blocks, whole.device, np.int64)
         if to_host:
             staged = whole.index_select(1, ids).transpose(0, 1).contiguous()
@@ -213,8 +213,8 @@ class HostMemory:
 
 
 def count_places(gib: float, shape: BlockShape, already: int = 0, num_ranks: int = 1, num_hosts: int = 1) -> int:
-    """As many as there is room for in so many GiB, of which `already` bytes are there, and each of the ranks has its
-    share; equally many ranks are on each host. Raises InvalidArgument."""
+    """Returns how many blocks `gib` GiB hold, `already` bytes of which are allocated. Each of `num_ranks` stores its
+    share of a block; each host has the same number of ranks. Raises InvalidArgument."""
     num_places, free = int(gib * GIB) // (shape.num_bytes * num_ranks), free_host_bytes() + already
     if not 1 <= num_places <= MAX_BLOCKS:
         raise InvalidArgument(
@@ -242,7 +242,7 @@ def open_host_memory(
 
 
 def _pin(memory: Tensor) -> None:
-    """So that the device copies from and to it by itself."""
+    """Pins existing memory so that the device can copy it by DMA."""
     error = int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.numel() * memory.element_size(), 0))
     if error:
         raise InvalidArgument(f"kv_offloading_region: CUDA cannot pin it (error {error})", field="kv_offloading_region")
@@ -250,7 +250,7 @@ def _pin(memory: Tensor) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _CommittedCopy:
-    """A move whose end is noted."""
+    """A copy whose completion is recorded by `note`."""
 
     pending: PendingCopy
     note: Callable[[], None]
@@ -262,7 +262,7 @@ class _CommittedCopy:
 
 class _FinishedCopy:
     def wait(self) -> None:
-        """It is."""
+        """No-op: the copy has finished."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,5 +274,5 @@ class _EventCopy:
 
 
 def _parts_of(caches: Sequence[LayerCache]) -> list[Tensor]:
-    """Keys and values of every layer, as bytes of blocks."""
+    """Returns the keys and values of every layer as bytes [num_blocks, bytes of a block]."""
     return [part.view(part.size(0), -1).view(torch.uint8) for cache in caches for part in cache.parts]

@@ -1,4 +1,4 @@
-"""The memory that holds keys and values of all blocks."""
+"""Memory for the keys and values of all blocks."""
 
 from __future__ import annotations
 
@@ -25,39 +25,39 @@ HUGE_PAGE = 2 << 20
 
 @dataclass(frozen=True, slots=True)
 class LayerCache:
-    """One layer's share, each [num_blocks, block_size, num_kv_heads, head_dim].
+    """Cached keys and values of one layer, each [num_blocks, block_size, num_kv_heads, head_dim].
 
-    Latent vectors are both keys and values: one tensor. Of a layer that keeps a state both are float32 words of any
-    meaning, [num_blocks, words] (kernels/state_pages.py)."""
+    A latent vector is both key and value: one tensor. Layers that keep a state have float32 words in both tensors,
+    [num_blocks, words] (kernels/state_pages.py)."""
 
     k: Tensor
     v: Tensor
-    # int64 [parts of all layers, num_blocks, words of a block], where they are one piece of memory
+    # int64 [parts of all layers, num_blocks, words of a block], if the memory of all layers is contiguous
     all_layers: Tensor | None = None
-    group: int = 0  # whose pages it reads
-    block_size: int = 0  # of a layer that keeps a state
-    second: LayerCache | None = None  # of what the layer keeps in a further group
+    group: int = 0  # KV group
+    block_size: int = 0  # set for a layer that keeps a state
+    second: LayerCache | None = None  # cache of the layer in a further group
 
     @property
     def parts(self) -> tuple[Tensor, ...]:
-        """What it has memory of its own for."""
+        """Tensors of this cache that do not share memory."""
         own = (self.k,) if self.v is self.k else (self.k, self.v)
         return own if self.second is None else own + self.second.parts
 
     @property
     def last_group(self) -> int:
-        """Of those whose pages the layer reads."""
+        """The last KV group that the layer uses."""
         return self.group if self.second is None else self.second.last_group
 
 
 def caches_by_layer(memory: list[LayerCache], layout: KVLayout) -> list[LayerCache]:
-    """By layer. `memory`: by place in a page, which layers of several groups have in common."""
+    """Returns the cache of each layer. `memory`: caches by place in a page, which layers of several groups share."""
     found = []
     for kept in layout.places:
         cache: LayerCache | None = None
         for group, place in reversed(kept):
             cache = replace(_group_view(memory[place], layout, group), second=cache)
-        assert cache is not None, "a layer keeps something"
+        assert cache is not None, "every layer has a cache"
         found.append(cache)
     return found
 
@@ -75,8 +75,8 @@ def allocate(
     device: torch.device,
     zeros: Callable[[int], Tensor | None] = lambda _num_bytes: None,
 ) -> list[LayerCache]:
-    """By layer of a page, filled with zeros: kernels may load unused places, where a stray NaN would spread. `zeros`:
-    gives so many bytes of the device, where they are to be of a kind."""
+    """Allocates zeroed caches, one per layer of a page: kernels may load unused places, where a stray NaN would spread.
+    `zeros`: allocates the given number of bytes on the device, or returns None for default memory."""
     size = (num_blocks, shape.block_size, shape.num_kv_heads, shape.head_dim)
     num_parts, words = shape.num_parts * shape.num_layers, None
     if device.type == "cpu":
@@ -100,7 +100,7 @@ def copy_blocks(caches: list[LayerCache], copies: BlockCopies) -> None:
     device = caches[0].k.device
     sources, targets = (upload(ids, device, np.int64) for ids in (copies.sources, copies.targets))
     whole = caches[0].all_layers
-    if whole is not None:  # two launches instead of four for each layer
+    if whole is not None:  # two launches instead of four per layer
         whole.index_copy_(1, targets, whole.index_select(1, sources))
         return
     parts = {part.data_ptr(): part for cache in caches for part in cache.parts}  # layers of several groups share memory
@@ -109,7 +109,7 @@ def copy_blocks(caches: list[LayerCache], copies: BlockCopies) -> None:
 
 
 def move_tokens(caches: list[LayerCache], sources: I32, targets: I32) -> None:
-    """Keys and values of the tokens at `sources`, block * block_size + offset, to the places `targets`."""
+    """Copies keys and values of tokens from the places `sources` (block * block_size + offset) to `targets`."""
     device = caches[0].k.device
     given, places = (upload(ids, device, np.int64) for ids in (sources, targets))
     whole, (num_blocks, block_size) = caches[0].all_layers, caches[0].k.shape[:2]
@@ -124,11 +124,10 @@ def move_tokens(caches: list[LayerCache], sources: I32, targets: I32) -> None:
 
 
 def _host_zeros(size: tuple[int, ...], *, dtype: torch.dtype) -> Tensor:
-    """Pages that the system hands out, zeroed, when they are first used: torch.zeros takes 2 s for each GiB.
+    """Allocates zeroed memory whose pages the kernel allocates on first use: torch.zeros takes 2 s per GiB.
 
-    Aligned to huge pages where there is room for one: what lies before the first comes in small ones, which made a
-    prompt of 128 tokens on a fresh cache of Qwen3-0.6B wait 30 ms for 3,600 of them.
-    """
+    The memory is aligned to huge pages if it is large enough. Without alignment its start consists of small pages,
+    which made a prompt of 128 tokens on a fresh cache of Qwen3-0.6B wait 30 ms for 3,600 of them."""
     from quire.kernels import cpu
 
     num_bytes = math.prod(size) * dtype.itemsize

@@ -1,4 +1,4 @@
-"""How many KV blocks the measured free memory gives."""
+"""Sizing of the KV cache from measured free memory."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from quire.shared.logs import logger
 log = logger("worker.memory")
 
 GIB = 1 << 30
-CPU_SHARE = 10  # a tenth of what is free: the host has other things to do
+CPU_SHARE = 10  # use a tenth of free host memory; the rest serves other processes
 MAX_CPU_BYTES = 4 * GIB
 
 
 @dataclass(frozen=True, slots=True)
 class BlockShape:
-    """What one block costs, all layers together."""
+    """Shape and cost of one block, over all layers."""
 
     num_layers: int
     block_size: int
@@ -38,40 +38,40 @@ class BlockShape:
 
 
 def block_shape(spec: AttentionSpec, num_layers: int, dtype: torch.dtype) -> BlockShape:
-    """Of so many layers that `spec` is of."""
+    """Returns the shape of a block for `num_layers` layers of `spec`."""
     num_parts = 1 if spec.latent_rank else 2
     return BlockShape(num_layers, spec.block_size, spec.num_kv_heads, spec.head_dim, dtype, num_parts)
 
 
 def cpu_budget(wanted_gib: float) -> int:
-    """Bytes for KV in host memory: what was asked for, else a tenth of what is free, at most 4 GiB. Raises
-    InvalidArgument for more than the host has."""
+    """Returns the bytes of host memory for KV: the requested size, else a tenth of free memory, at most 4 GiB. Raises
+    InvalidArgument if it exceeds the host's memory."""
     if wanted_gib:
         has = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         if wanted_gib * GIB > has:
-            free, there = free_host_bytes() / GIB, has / GIB
-            text = f"this host has {there:.1f} GiB of memory, of which {free:.1f} are free"
+            free, total = free_host_bytes() / GIB, has / GIB
+            text = f"this host has {total:.1f} GiB of memory, of which {free:.1f} are free"
             raise InvalidArgument(f"cpu_kv_cache_gib: {wanted_gib:g}: {text}", field="cpu_kv_cache_gib")
         return int(wanted_gib * GIB)
     return min(free_host_bytes() // CPU_SHARE, MAX_CPU_BYTES)
 
 
 def cuda_budget(utilization: float, total_bytes: int, other_bytes: int) -> int:
-    """Bytes for KV in GPU memory: the share of it that is ours, less weights, activations and what others hold."""
+    """Returns the bytes of GPU memory for KV: this worker's share minus weights, activations and other
+    processes' use."""
     return int(total_bytes * utilization) - other_bytes
 
 
 def reset_cuda_peak_stats() -> None:
-    """Loading may have needed more than running will."""
+    """Frees cached memory and resets peak statistics: loading may have needed more memory than steps will."""
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
 
 
 def measure_cuda_use() -> tuple[int, int]:
-    """(bytes in all, bytes that KV cannot have), to be called after the largest steps have been run.
+    """Returns (total bytes, bytes unavailable to KV); call it after the largest steps have run.
 
-    This process keeps the pool that these steps needed; others have what is in use beyond that.
-    """
+    This process keeps the pool that these steps needed; the rest of the memory in use belongs to other processes."""
     free_bytes, total_bytes = torch.cuda.mem_get_info()
     others_bytes = total_bytes - free_bytes - torch.cuda.memory_reserved()
     return total_bytes, others_bytes + torch.cuda.max_memory_reserved()
@@ -84,7 +84,7 @@ def free_bytes(device: torch.device) -> int:
 
 
 def free_host_bytes() -> int:
-    """What can be had without swapping, the container's own limit counted in."""
+    """Returns the host memory available without swapping, within the container's limit."""
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     for line in _read("/proc/meminfo").splitlines():
         if line.startswith("MemAvailable:"):

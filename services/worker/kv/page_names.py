@@ -1,4 +1,4 @@
-"""What the blocks are called that a scheduler has moved (shared/kv/block_hash.py)."""
+"""Names of the blocks in a transfer order: KV group and hash (shared/kv/block_hash.py)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from quire.shared.pb.worker.v1 import worker_pb2 as pb
 
 
 def names_of(order: pb.Transfer | pb.DiskTransfer, num_groups: int) -> list[bytes]:
-    """One for each hash. Raises PlanViolation."""
+    """Returns one name per hash of the order. Raises PlanViolation."""
     num_hashes, rest = divmod(len(order.block_hashes), block_hash.HASH_BYTES)
     require(rest == 0, lambda: f"a transfer with {len(order.block_hashes)} bytes of hashes")
     groups = columns.u32(order.block_groups)

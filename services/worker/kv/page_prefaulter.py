@@ -1,9 +1,8 @@
-"""Pages of host memory asked of the system before a step needs them.
+"""Prefaulting of host memory pages before a step writes them.
 
-The system zeroes a page when it is first written, which a virtual machine may take 5 ms for where pages are huge. As
-keys and values of all layers come to the end of a page together, one decode step of a small model waited 80 ms for 16
-of them, and one of Qwen3-0.6B would for 56.
-"""
+The kernel zeroes a page on its first write, which a virtual machine may take 5 ms for with huge pages. Keys and values
+of all layers reach the end of a page together: one decode step of a small model waited 80 ms for 16 pages, and one of
+Qwen3-0.6B would wait for 56."""
 
 from __future__ import annotations
 
@@ -18,22 +17,24 @@ from quire.services.worker.kv.kv_cache import HUGE_PAGE, LayerCache
 
 
 class PagePrefaulter:
-    """Of blocks that are handed out in about ascending order, as a pool that is fresh does; later ones cost nothing."""
+    """Prefaults the pages of blocks, which a fresh pool allocates in about ascending order; later calls
+    cost nothing."""
 
     def __init__(self, caches: Iterable[LayerCache]) -> None:
-        """`caches` in host memory; those of several groups may share theirs."""
+        """`caches`: in host memory; caches of several groups may share it."""
         parts = {part.data_ptr(): part for cache in caches for part in cache.parts}
         self._parts = list(parts.values())
         self._block_bytes = max((part[0].nbytes for part in self._parts), default=0)
         self._num_bytes = max((part.nbytes for part in self._parts), default=0)
-        self._asked = 0  # bytes of each part
+        self._asked = 0  # requested bytes of each part
         self._wanted: queue.SimpleQueue[tuple[int, int] | None] = queue.SimpleQueue()
         threading.Thread(target=_touch, args=(self._wanted, self._parts), name="pages", daemon=True).start()
         weakref.finalize(self, self._wanted.put, None)
         self.prefault_for(0)
 
     def prefault_for(self, block: int) -> None:
-        """A step is going to write up to `block`. When it is half through a page, the next one is asked for."""
+        """Requests the next page of each part once `block`, which a step will write, lies in the second half of the
+        last one."""
         used = (block + 1) * self._block_bytes
         if used + HUGE_PAGE // 2 <= self._asked or self._asked >= self._num_bytes:
             return
@@ -43,7 +44,7 @@ class PagePrefaulter:
 
 
 def _touch(wanted: queue.SimpleQueue[tuple[int, int] | None], parts: list[Tensor]) -> None:
-    """A page at a time, so that the others who ask the system for memory wait for one at most."""
+    """Prefaults one page at a time, so that other memory requests of the process wait for one page at most."""
     from quire.kernels import cpu
 
     while (span := wanted.get()) is not None:

@@ -1,1 +1,1 @@
-"""KV of whole blocks between workers: read here for others, fetched from others for this one."""
+"""Transfer of whole KV blocks between workers: serving them, and fetching them."""

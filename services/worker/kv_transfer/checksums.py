@@ -1,4 +1,4 @@
-"""What tells that a page arrived as it left, and that it is the one that was asked for."""
+"""Checksums that verify a page's bytes and identity after a transfer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Bytes2D = npt.NDArray[np.uint8]  # [num_pages, bytes of a page]
 
 
 def checksums(layout: bytes, hashes: Sequence[bytes], pages: Bytes2D) -> U32:
-    """CRC-32 of the layout, a page's hash and its bytes, for each page. A gigabyte takes half a second, and other
-    threads run meanwhile."""
+    """Returns for each page the CRC-32 of the layout, the page's hash and its bytes. Takes 0.5 s per GB and releases
+    the GIL."""
     found = [zlib.crc32(page, zlib.crc32(layout + digest)) for digest, page in zip(hashes, pages, strict=True)]
     return np.array(found, dtype=np.uint32)

@@ -1,4 +1,4 @@
-"""Orders to get blocks of another worker: each is answered, once, whatever comes."""
+"""Fetches of blocks from other workers; each order is answered exactly once."""
 
 from __future__ import annotations
 
@@ -24,29 +24,29 @@ from quire.shared.process.supervision import Tasks
 
 log = logger("worker.kv_transfer")
 
-MAX_CONCURRENT_FETCHES = 4  # fetches; others wait for their turn
+MAX_CONCURRENT_FETCHES = 4  # further fetches are queued
 
 
 class FetchReceiver(Protocol):
-    """The attachment that ordered it."""
+    """The attachment that ordered a fetch."""
 
     def blocks_fetched(self, done: pb.BlocksFetched) -> None: ...
 
     def abort_session(self, reason: str) -> None:
-        """The order breaks the session."""
+        """Ends the attachment after an invalid order."""
 
 
 class PageWriter(Protocol):
-    """Writes pages beside a worker's steps."""
+    """Writes pages concurrently with a worker's steps."""
 
     async def write_pages(self, receiver: FetchReceiver, blocks: U32, pages: Tensor | PeerBlocks) -> None:
-        """Returns once they can be read. Raises FailedPrecondition if the attachment is over."""
+        """Writes pages and returns once steps may read them. Raises FailedPrecondition if the attachment has ended."""
 
     async def commit_pages(self, receiver: FetchReceiver, blocks: U32, hashes: list[bytes]) -> None:
-        """All has come, and is what was wanted. Raises as write_pages does."""
+        """Records the verified contents of completely written blocks. Raises as write_pages does."""
 
     def may_write(self, receiver: FetchReceiver) -> bool:
-        """Whether the attachment goes on."""
+        """Returns whether the attachment is still current."""
 
     @property
     def page_layout(self) -> bytes: ...
@@ -56,7 +56,7 @@ class PageWriter(Protocol):
 
 
 class Fetcher:
-    """Lives as long as the worker; close() ends what is under way."""
+    """Executes fetch orders for the lifetime of the worker; close() cancels those in progress."""
 
     def __init__(self, writer: PageWriter, transport: PageTransport, num_blocks: int, metrics: WorkerMetrics) -> None:
         self._writer, self._transport, self._num_blocks, self._metrics = writer, transport, num_blocks, metrics
@@ -64,7 +64,7 @@ class Fetcher:
         self._tasks = Tasks()
 
     def fetch(self, receiver: FetchReceiver, order: pb.FetchBlocks) -> None:
-        """Begins it."""
+        """Validates an order and starts it in the background."""
         try:
             targets, wanted = self._wanted(order)
         except (PlanViolation, ValueError) as violation:
@@ -97,27 +97,27 @@ class Fetcher:
         except QuireError as error:
             done.error.CopyFrom(to_proto(error))
         except Exception as error:
-            log.exception("a fetch failed", fetch=fetch_id)
+            log.exception("fetch failed", fetch=fetch_id)
             done.error.CopyFrom(to_proto(Internal(f"{type(error).__name__}: {error}")))
         if done.HasField("error"):
             self._metrics.kv_fetches_failed.inc()
-            log.warning("blocks did not come", source=wanted.source.worker_id, reason=done.error.message)
+            log.warning("fetch of blocks failed", source=wanted.source.worker_id, reason=done.error.message)
         if self._writer.may_write(receiver):
             receiver.blocks_fetched(done)
 
     async def _receive_pages(self, receiver: FetchReceiver, targets: U32, wanted: WantedPages) -> int:
-        """Returns how long it took, microseconds, without the wait for the first page."""
+        """Receives, writes and commits all pages; returns the duration in microseconds from the first page on."""
         first_ns = 0
-        async with aclosing(self._transport.fetch(wanted)) as arrivals:
-            async for arrived in arrivals:
+        async with aclosing(self._transport.fetch(wanted)) as batches:
+            async for batch in batches:
                 first_ns = first_ns or time.perf_counter_ns()
                 self._check_layout(wanted)
-                part = slice(arrived.first, arrived.first + len(arrived.content))
-                await self._writer.write_pages(receiver, targets[part], arrived.content)
+                part = slice(batch.first, batch.first + len(batch.content))
+                await self._writer.write_pages(receiver, targets[part], batch.content)
         self._check_layout(wanted)
         await self._writer.commit_pages(receiver, targets, wanted.hashes)
         return (time.perf_counter_ns() - first_ns) // 1000
 
     def _check_layout(self, wanted: WantedPages) -> None:
         if self._writer.page_layout != wanted.layout:
-            raise FailedPrecondition("the weights have changed while pages came")
+            raise FailedPrecondition("the weights changed during the fetch")

@@ -1,7 +1,6 @@
-"""Pages over gRPC: works between any two workers that reach each other. Nothing that comes is believed unchecked.
+"""Page transport over gRPC, for any two workers that can reach each other. Everything received is verified.
 
-Between GPUs of one host gRPC only carries where the pages lie (peer_pages.py).
-"""
+Between GPUs of one host gRPC carries only the location of the pages (peer_pages.py)."""
 
 from __future__ import annotations
 
@@ -32,18 +31,18 @@ from quire.shared.rpc.trust import Dialler
 log = logger("worker.kv_transfer")
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["KVTransferService"].full_name
-FIRST_PART_TIMEOUT_S = 30.0  # a step may be computed first, and others may be served
+FIRST_PART_TIMEOUT_S = 30.0  # the source may first run a step or serve other callers
 NEXT_PART_TIMEOUT_S = 5.0
-MIN_BYTES_PER_S = 4 << 20  # of the whole: a worker that sends byte after byte is given up as one that sends nothing
+MIN_BYTES_PER_S = 4 << 20  # of a whole fetch: bounds the time of a source that sends little at a time
 MAX_CHANNELS = 16
-UNREACHABLE_RETRY_S = 60.0  # a vain try costs a call and what the driver takes to refuse: milliseconds
+UNREACHABLE_RETRY_S = 60.0  # a failed attempt costs a call and the driver's refusal: milliseconds
 
 Call = grpc.aio.StreamStreamCall[pb.FetchRequest, pb.FetchResponse]
 
 
 @dataclass(slots=True)
 class _Connection:
-    """To a worker. Closing it would cancel all calls on it: one that is forgotten is closed by its last user."""
+    """Channel to a worker. Closing cancels its calls, so an evicted connection is closed by its last user."""
 
     channel: grpc.aio.Channel
     num_users: int = 0
@@ -52,7 +51,7 @@ class _Connection:
 
 @dataclass(frozen=True, slots=True)
 class FetchBounds:
-    """How long a fetch waits for another worker, and how many of them are remembered."""
+    """Timeouts of a fetch and limits of the connection cache."""
 
     first_part_timeout_s: float = FIRST_PART_TIMEOUT_S
     next_part_timeout_s: float = NEXT_PART_TIMEOUT_S
@@ -64,7 +63,7 @@ BOUNDS = FetchBounds()
 
 
 class GrpcTransport:
-    """Keeps connections to workers that it has fetched from."""
+    """PageTransport over gRPC with a cache of connections to source workers."""
 
     def __init__(
         self,
@@ -75,25 +74,25 @@ class GrpcTransport:
         peers: PeerPages | None = None,
         bounds: FetchBounds = BOUNDS,
     ) -> None:
-        """`piece_bytes`: of pages, gathered before they are handed on, in `pinned` memory; `peers`: what can open pages
-        on other GPUs of this host."""
+        """`piece_bytes`: bytes of pages collected before they are yielded, in `pinned` memory; `peers`: opens pages on
+        other GPUs of this host."""
         self._dialler, self._bounds = dialler, bounds
         self._pinned = pinned
         self._piece_bytes = piece_bytes
         self._connections: OrderedDict[str, _Connection] = OrderedDict()
         self.peers = peers
-        # By the address of a worker on this host whose pages could not be opened: when that is tried again.
+        # Time of the next attempt by address, for workers on this host whose pages could not be opened.
         self.unreachable_until: dict[str, float] = {}
 
     async def fetch(self, wanted: WantedPages) -> AsyncGenerator[FetchedPages, None]:
-        """See PageTransport."""
+        """Implements PageTransport.fetch; falls back to bytes over gRPC if shared pages cannot be opened."""
         try:
             async with aclosing(self._fetch(wanted, self._peers_for(wanted))) as arrivals:
                 async for arrived in arrivals:
                     yield arrived
-        except _PeerUnreachable as found:
+        except _PeerUnreachable as error:
             source = wanted.source
-            log.info("pages come through gRPC", source=source.worker_id, reason=str(found))
+            log.info("pages are sent over gRPC", source=source.worker_id, reason=str(error))
             self.unreachable_until[source.address] = (
                 asyncio.get_running_loop().time() + self._bounds.unreachable_retry_s
             )
@@ -102,13 +101,14 @@ class GrpcTransport:
                     yield arrived
 
     def _peers_for(self, wanted: WantedPages) -> PeerPages | None:
-        """None where they could not be opened lately: another worker may be at that address by now."""
+        """Returns `peers`, or None where opening failed recently; entries expire, as another worker may take over the
+        address."""
         now = asyncio.get_running_loop().time()
         self.unreachable_until = {address: until for address, until in self.unreachable_until.items() if until > now}
         return None if wanted.source.address in self.unreachable_until else self.peers
 
     async def _fetch(self, wanted: WantedPages, peers: PeerPages | None) -> AsyncGenerator[FetchedPages, None]:
-        """`peers`: may be opened instead."""
+        """Yields the pages of one call. `peers`: may open shared pages instead of receiving bytes."""
         who, address = wanted.source.worker_id, wanted.source.address
         async with self.connected(address) as connection:
             call: Call = kv_transfer_pb2_grpc.KVTransferServiceStub(connection.channel).Fetch()
@@ -124,8 +124,8 @@ class GrpcTransport:
             except grpc.aio.AioRpcError as error:
                 self._evict(address, connection)
                 raise Unavailable(f"{who} at {address}: {error.details()}") from None
-            except (asyncio.InvalidStateError, grpc.aio.InternalError):  # the call was over before its request was
-                raise Unavailable(f"the call to {who} at {address} ended while it was asked") from None
+            except (asyncio.InvalidStateError, grpc.aio.InternalError):  # the call ended before its request was sent
+                raise Unavailable(f"the call to {who} at {address} ended while the request was sent") from None
             except asyncio.CancelledError:
                 if is_cancel_requested():
                     raise
@@ -179,7 +179,7 @@ class GrpcTransport:
                 found = await asyncio.to_thread(checksums, wanted.layout, hashes, pages)
                 if not np.array_equal(found, expected):
                     wrong = first + int(np.flatnonzero(found != expected)[0])
-                    raise PageMismatch(f"page {wrong} of {wanted.source.worker_id} is not what its checksum says")
+                    raise PageMismatch(f"page {wrong} of {wanted.source.worker_id} does not match its checksum")
                 yield FetchedPages(first, torch.from_numpy(pages))
         if not incoming.complete:
             raise PageMismatch(f"{wanted.source.worker_id} sent {incoming.text}")
@@ -207,7 +207,7 @@ class GrpcTransport:
                 await connection.channel.close()
 
     def _evict(self, address: str, connection: _Connection) -> None:
-        """The next fetch makes another. That may have happened already, since this one failed."""
+        """Removes a connection from the cache, unless another one has replaced it already."""
         connection.is_evicted = True
         if self._connections.get(address) is connection:
             del self._connections[address]
@@ -220,10 +220,11 @@ class _PeerUnreachable(Exception):
 async def _receive_shared(
     call: Call, wanted: WantedPages, peers: PeerPages, pages: SharedPages, timeout_s: float
 ) -> AsyncGenerator[FetchedPages, None]:
-    """Once the consumer has them, the other side says whether they were still what was wanted."""
+    """Yields the location of shared pages; after the consumer has copied them, the source confirms that they were still
+    valid."""
     who, most = wanted.source.worker_id, int(wanted.blocks.max())
     if most >= pages.num_blocks:
-        raise PageMismatch(f"{who} has {pages.num_blocks} blocks, and none with the id {most}")
+        raise PageMismatch(f"{who} has {pages.num_blocks} blocks, and no block {most}")
     async with peers.opened(pages) as reason:
         if reason:
             raise _PeerUnreachable(reason)
@@ -232,20 +233,20 @@ async def _receive_shared(
         await call.write(pb.FetchRequest(taken=pb.PagesTaken()))
         await call.done_writing()
         if await call.read() is not grpc.aio.EOF:
-            raise PageMismatch(f"{who} sent more than where its pages lie")
+            raise PageMismatch(f"{who} sent more than the location of its pages")
 
 
 class _PageAssembler:
-    """Parts, made into pages again, a piece at a time."""
+    """Assembles message parts into pages, one piece of several pages at a time."""
 
     def __init__(self, wanted: WantedPages, pages_at_a_time: int, *, pinned: bool) -> None:
         self._pinned = pinned
         self._who = wanted.source.worker_id
         self._num_pages, self._page_bytes = len(wanted.blocks), wanted.block_bytes
         self._most = pages_at_a_time
-        self._first = self._filled = 0  # the piece that is being filled begins with this page, and has so many bytes
+        self._first = self._filled = 0  # first page of the current piece, and bytes received of it
         self._piece = self._next_piece()
-        self._checksums: list[int] = []  # checksums of the piece
+        self._checksums: list[int] = []  # checksums received for the piece
 
     @property
     def complete(self) -> bool:
@@ -258,9 +259,9 @@ class _PageAssembler:
         )
 
     def add(self, message: pb.FetchResponse) -> list[tuple[int, Bytes2D, U32]]:
-        """Returns complete pieces: (first page, pages, expected checksums). Raises PageMismatch."""
+        """Returns complete pieces as (first page, pages, expected checksums). Raises PageMismatch."""
         if message.WhichOneof("message") != "part" or not message.part.data:
-            raise PageMismatch(f"{self._who} sent {message.WhichOneof('message')} where bytes of pages are due")
+            raise PageMismatch(f"{self._who} sent {message.WhichOneof('message')}, expected bytes of pages")
         self._checksums += self._column(message.part.checksums)
         data = np.frombuffer(message.part.data, dtype=np.uint8)
         done = []
@@ -292,7 +293,7 @@ class _PageAssembler:
         try:
             expected: list[int] = columns.u32(data).tolist()
         except ColumnError as error:
-            raise PageMismatch(f"{self._who} sent checksums that are none: {error}") from None
+            raise PageMismatch(f"{self._who} sent invalid checksums: {error}") from None
         if len(self._checksums) + len(expected) > self._num_pages - self._first:
             raise PageMismatch(f"{self._who} sent more checksums than pages")
         return expected

@@ -1,4 +1,4 @@
-"""What the device's thread does with pages: reads them behind the step that fills them, writes what came."""
+"""Page orders on the device thread: reads after the step that fills the pages, writes and commits."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from quire.shared.errors import FailedPrecondition
 
 @dataclass(frozen=True, slots=True)
 class ReadBlocks:
-    """Once the step `after_step` of the receiver's attachment has been launched."""
+    """Reads blocks once step `after_step` of the receiver's attachment has been launched."""
 
     receiver: Any
     after_step: int
     blocks: U32
     reply: asyncio.Future[Any]
-    copied: bool = True  # to host memory; otherwise only waited for
+    copied: bool = True  # copy to host memory; False: only wait until they are filled
 
 
 @dataclass(frozen=True, slots=True)
 class WriteBlocks:
-    """At once: no step that was ordered reads or writes these blocks. Nobody counts on what they then hold."""
+    """Writes blocks that no submitted step uses; their content is unknown until CommitBlocks."""
 
     receiver: Any
     blocks: U32
@@ -38,7 +38,7 @@ class WriteBlocks:
 
 @dataclass(frozen=True, slots=True)
 class CommitBlocks:
-    """All that was written into them is what was wanted."""
+    """Commits blocks that have been written completely and verified."""
 
     receiver: Any
     blocks: U32
@@ -51,7 +51,7 @@ PageOrder = ReadBlocks | WriteBlocks | CommitBlocks
 
 @dataclass(frozen=True, slots=True)
 class PendingPageIO:
-    """On their way; `content` is what is replied once `pending` is done."""
+    """Page reads or writes in progress; `content` is the reply once `pending` has finished."""
 
     order: PageOrder
     pending: PendingCopy
@@ -59,7 +59,7 @@ class PendingPageIO:
 
 
 class PagedReplica(Protocol):
-    """The device's side."""
+    """Page access of a replica."""
 
     def read_pages(self, blocks: U32, *, copied: bool = True) -> ReadPages: ...
 
@@ -69,7 +69,7 @@ class PagedReplica(Protocol):
 
 
 class PageOutcomeHandler(Protocol):
-    """Where what was done goes."""
+    """Handles the outcomes of page orders."""
 
     def is_current(self, receiver: Any) -> bool: ...
 
@@ -79,12 +79,12 @@ class PageOutcomeHandler(Protocol):
 
 
 class PageOrderQueue:
-    """On the device's thread."""
+    """Executes page orders on the device thread and holds reads back until their step is launched."""
 
     def __init__(self, replica: PagedReplica, outcomes: PageOutcomeHandler) -> None:
         self._replica, self._outcomes = replica, outcomes
-        self._last_step = 0  # of this attachment, launched
-        self._parked: list[ReadBlocks] = []  # whose step has not come yet
+        self._last_step = 0  # last launched step of this attachment
+        self._parked: list[ReadBlocks] = []  # wait for a step that is not launched yet
 
     def process(self, order: PageOrder) -> None:
         if not self._outcomes.is_current(order.receiver):
@@ -103,7 +103,7 @@ class PageOrderQueue:
                 self.process(order)
 
     def end_epoch(self) -> None:
-        """An attachment is over."""
+        """Fails the waiting orders, as their attachment has ended."""
         self._last_step = 0
         parked, self._parked = self._parked, []
         for order in parked:
@@ -125,4 +125,4 @@ class PageOrderQueue:
 
 
 def _attachment_ended() -> FailedPrecondition:
-    return FailedPrecondition("epoch: the attachment in which these blocks mean something is over")
+    return FailedPrecondition("epoch: the attachment of these blocks has ended")

@@ -1,4 +1,4 @@
-"""Pages of this worker, as seen from its event loop."""
+"""Access to this worker's pages from its event loop."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from quire.shared.errors import FailedPrecondition
 
 
 class DeviceClient(Protocol):
-    """The engine."""
+    """The engine, as seen by PagePort."""
 
     @property
     def receiver(self) -> Any:
-        """The attachment that lasts; None before the first."""
+        """The current attachment; None before the first."""
 
     async def run_page_order(self, make: Callable[[asyncio.Future[Any]], PageOrder]) -> Any:
-        """The reply to an order. Raises what it met."""
+        """Submits an order and returns its reply; raises the order's error."""
 
 
 class PagePort:
@@ -53,31 +53,31 @@ class PagePort:
         return self._pages.peers
 
     async def read_pages(self, epoch: int, after_step: int, blocks: U32) -> Tensor:
-        """See PageReader."""
+        """Reads pages on the device thread; see PageReader."""
         receiver = self._receiver_in(epoch)
         pages: Tensor = await self._engine.run_page_order(lambda reply: ReadBlocks(receiver, after_step, blocks, reply))
         return pages
 
     async def wait_for_pages(self, epoch: int, after_step: int, blocks: U32) -> None:
-        """See PageReader."""
+        """Waits on the device thread until blocks are filled; see PageReader."""
         receiver = self._receiver_in(epoch)
         await self._engine.run_page_order(lambda reply: ReadBlocks(receiver, after_step, blocks, reply, copied=False))
 
     def check_epoch(self, epoch: int) -> None:
-        """See PageReader."""
+        """Checks the current attachment's epoch; see PageReader."""
         self._receiver_in(epoch)
 
     def _receiver_in(self, epoch: int) -> Any:
         receiver = self._engine.receiver
         if receiver is None or receiver.epoch != epoch or not epoch:
             ours = 0 if receiver is None else receiver.epoch
-            raise FailedPrecondition(f"epoch: this worker is in {ours}, not in {epoch}", field="epoch")
+            raise FailedPrecondition(f"epoch: this worker is in epoch {ours}, not {epoch}", field="epoch")
         return receiver
 
     async def write_pages(self, receiver: FetchReceiver, blocks: U32, pages: Tensor | PeerBlocks) -> None:
-        """See PageWriter."""
+        """Writes pages on the device thread; see PageWriter."""
         await self._engine.run_page_order(lambda reply: WriteBlocks(receiver, blocks, pages, reply))
 
     async def commit_pages(self, receiver: FetchReceiver, blocks: U32, hashes: list[bytes]) -> None:
-        """See PageWriter."""
+        """Commits pages on the device thread; see PageWriter."""
         await self._engine.run_page_order(lambda reply: CommitBlocks(receiver, blocks, hashes, reply))

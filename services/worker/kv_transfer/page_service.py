@@ -1,4 +1,4 @@
-"""quire.worker.v1.KVTransferService: pages of this worker, for others that were sent by its scheduler."""
+"""KVTransferService: serves this worker's pages to other workers that its scheduler has sent."""
 
 from __future__ import annotations
 
@@ -35,41 +35,41 @@ from quire.shared.rpc.trust import HandshakeAcceptor
 
 log = logger("worker.kv_transfer")
 
-MAX_SERVED = 4  # at a time; others wait for their turn
-REQUEST_TIMEOUT_S = 5.0  # from the opening of a call to its request
-TAKEN_TIMEOUT_S = 30.0  # that a caller may take to copy pages, or the next part: a step of its own may come first
+MAX_SERVED = 4  # callers at a time; further ones are queued
+REQUEST_TIMEOUT_S = 5.0  # from the start of a call to its request
+TAKEN_TIMEOUT_S = 30.0  # for a caller to copy pages or receive a part; it may run a step first
 
 Context = grpc.aio.ServicerContext[pb.FetchRequest, pb.FetchResponse]
 
 
 class PageReader(Protocol):
-    """Reads a worker's pages beside its steps."""
+    """Reads a worker's pages concurrently with its steps."""
 
     async def read_pages(self, epoch: int, after_step: int, blocks: U32) -> Tensor:
-        """uint8 [num_blocks, bytes of a page], in host memory. Raises FailedPrecondition if the worker is not in that
-        epoch, or leaves it meanwhile."""
+        """Returns pages in host memory, uint8 [num_blocks, bytes of a page]. Raises FailedPrecondition if the worker is
+        not in that epoch or leaves it meanwhile."""
 
     @property
     def page_layout(self) -> bytes:
-        """What the bytes mean now."""
+        """Current layout digest of the pages."""
 
     @property
     def blocks_per_piece(self) -> int: ...
 
     @property
     def peers(self) -> PeerPages | None:
-        """None: other processes of this host cannot reach its pages."""
+        """Access by other processes of this host; None if they cannot reach the pages."""
 
     async def wait_for_pages(self, epoch: int, after_step: int, blocks: U32) -> None:
-        """Returns once the blocks hold what they are to hold. Raises as read_pages does."""
+        """Returns once step `after_step` has filled the blocks. Raises as read_pages does."""
 
     def check_epoch(self, epoch: int) -> None:
-        """Raises FailedPrecondition if the worker is not in that epoch any more."""
+        """Raises FailedPrecondition if the worker has left that epoch."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServingBounds:
-    """How many callers are served at a time, and how long they may take."""
+    """Limits of concurrent callers and their time."""
 
     max_served: int = MAX_SERVED
     request_timeout_s: float = REQUEST_TIMEOUT_S
@@ -80,7 +80,7 @@ BOUNDS = ServingBounds()
 
 
 class PageService(kv_transfer_pb2_grpc.KVTransferServiceServicer):
-    """A bounded number of pages is in memory, and on their way, at a time."""
+    """Serves pages with a bounded number of pages in memory and in transit."""
 
     def __init__(self, door: HandshakeAcceptor, metrics: WorkerMetrics, bounds: ServingBounds = BOUNDS) -> None:
         self.bounds = bounds
@@ -90,16 +90,16 @@ class PageService(kv_transfer_pb2_grpc.KVTransferServiceServicer):
         self._semaphore = asyncio.Semaphore(bounds.max_served)
 
     def serve(self, reader: PageReader, num_blocks: int) -> None:
-        """The worker is built."""
+        """Starts serving, once the worker is built."""
         self._reader, self._num_blocks = reader, num_blocks
 
     async def Fetch(self, _requests: object, context: Context) -> None:
         try:
             await self._door.authenticate(context, pb.FetchResponse, SERVICE_NAME)
-            message = await _read_message(context, self.bounds.request_timeout_s, "no request came")
+            message = await _read_message(context, self.bounds.request_timeout_s, "no request was received")
             reader = self._reader
             if reader is None:
-                raise Unavailable("this worker has no pages for others")
+                raise Unavailable("this worker serves no pages")
             request = self._validated(message, reader.page_layout)
             if reader.peers is not None and request.host == reader.peers.host:
                 await self._share(context, reader, request, reader.peers.own)
@@ -123,25 +123,25 @@ class PageService(kv_transfer_pb2_grpc.KVTransferServiceServicer):
             not 0 < len(blocks) <= self._num_blocks
             or not 1 <= int(blocks.min()) <= int(blocks.max()) < self._num_blocks
         ):
-            text = f"block_ids: {len(blocks)} ids, where 1 to {self._num_blocks - 1} are blocks"
+            text = f"block_ids: {len(blocks)} ids, of which some are outside 1..{self._num_blocks - 1}"
             raise InvalidArgument(text, field="block_ids")
         if len(request.block_hashes) != len(blocks) * block_hash.HASH_BYTES:
             text = f"block_hashes: {len(request.block_hashes)} bytes for {len(blocks)} blocks"
             raise InvalidArgument(text, field="block_hashes")
         if request.layout != layout:
-            raise FailedPrecondition("layout: the caller's blocks are not like this worker's", field="layout")
+            raise FailedPrecondition("layout: the caller's blocks differ from this worker's", field="layout")
         return request
 
     async def _share(self, context: Context, reader: PageReader, request: pb.PageRequest, own: SharedPages) -> None:
-        """The caller copies; what it has is right if the epoch has lasted so long."""
+        """Sends the pages' location; the caller copies them, and the copy is valid if the epoch lasted that long."""
         async with self._semaphore:
             await reader.wait_for_pages(request.epoch, request.after_step, columns.u32(request.block_ids))
             await context.write(pb.FetchResponse(shared=own.to_proto()))
             message = await _read_message(
-                context, self.bounds.taken_timeout_s, "no word came that the shared pages were taken"
+                context, self.bounds.taken_timeout_s, "no confirmation that the shared pages were taken"
             )
             if message is grpc.aio.EOF or message.WhichOneof("message") != "taken":
-                raise FailedPrecondition("after shared pages comes word that they were taken")
+                raise FailedPrecondition("expected a confirmation that the shared pages were taken")
             reader.check_epoch(request.epoch)
         self._metrics.kv_sent.inc(len(request.block_ids) // 4 * own.num_parts * own.part_bytes)
 
@@ -151,7 +151,7 @@ class PageService(kv_transfer_pb2_grpc.KVTransferServiceServicer):
                 await self._send(context, page_checksums, pages)
 
     async def _send(self, context: Context, page_checksums: U32, pages: Tensor) -> None:
-        """Checksums come with the part in which their page ends."""
+        """Sends pages in parts; a page's checksum travels with the part in which the page ends."""
         data, page_bytes = pages.numpy().reshape(-1), pages.size(1)
         num_sent = 0
         for start in range(0, len(data), MAX_PART_BYTES):
@@ -164,7 +164,7 @@ class PageService(kv_transfer_pb2_grpc.KVTransferServiceServicer):
 
 
 async def _read_message(context: Context, within_s: float, otherwise: str) -> Any:
-    """The caller's next message. Raises DeadlineExceeded with `otherwise`."""
+    """Returns the caller's next message; raises DeadlineExceeded with the text `otherwise`."""
     try:
         async with asyncio.timeout(within_s):
             return await context.read()
@@ -173,7 +173,7 @@ async def _read_message(context: Context, within_s: float, otherwise: str) -> An
 
 
 async def _write(context: Context, message: pb.FetchResponse, within_s: float) -> None:
-    """Raises DeadlineExceeded where the caller, which lives, takes nothing: it would hold up all others."""
+    """Sends a message; raises DeadlineExceeded if the caller does not read it, as it would block other callers."""
     try:
         async with asyncio.timeout(within_s):
             await context.write(message)
@@ -182,7 +182,7 @@ async def _write(context: Context, message: pb.FetchResponse, within_s: float) -
 
 
 async def _pieces(reader: PageReader, request: pb.PageRequest) -> AsyncGenerator[tuple[U32, Tensor], None]:
-    """The next is being read while one is sent."""
+    """Yields pieces of pages with their checksums; the next piece is read while one is sent."""
     blocks, hashes = columns.u32(request.block_ids), block_hash.split(request.block_hashes)
     most = reader.blocks_per_piece
     starts = range(0, len(blocks), most)

@@ -1,8 +1,7 @@
-"""A worker's blocks as bytes: read for other workers, written with what came from them, beside the steps.
+"""A worker's blocks as bytes, read for other workers and written from them, concurrently with steps.
 
-On CUDA a stream of its own copies, behind the steps that were launched before; the device's thread waits for nothing.
-On the CPU a copy is done when it has been begun.
-"""
+On CUDA a separate stream copies after the steps launched before, and the device thread does not wait. On the CPU a copy
+has finished when it has been started."""
 
 from __future__ import annotations
 
@@ -20,26 +19,26 @@ from quire.services.worker.kv_transfer.layout import with_version
 from quire.services.worker.kv_transfer.peer_pages import PeerBlocks, PeerPages, SharedPages
 from quire.shared.columns import U32
 
-# Of pages that are copied at a time: either takes about a millisecond, and on the CPU steps wait for it.
+# Bytes copied at a time: about a millisecond on either device; on the CPU steps wait for it.
 PIECE_BYTES = {"cpu": 4 << 20, "cuda": 32 << 20}
 
 
 @dataclass(frozen=True, slots=True)
 class ReadPages:
-    """Pages on their way to host memory, uint8 [num_blocks, bytes of a page]: there once `pending` is done."""
+    """Pages being copied to host memory, uint8 [num_blocks, bytes of a page]; complete when `pending` has finished."""
 
     content: Tensor
     pending: PendingCopy
 
 
 class Pages:
-    """Of the blocks in one piece of device memory, or in a layer's each."""
+    """Byte access to blocks in one contiguous device tensor, or in one tensor per layer."""
 
     def __init__(self, caches: Sequence[LayerCache], layout: bytes) -> None:
-        """`layout`: what their bytes mean (layout.py)."""
+        """`layout`: digest of what the bytes mean (layout.py)."""
         self._whole = caches[0].all_layers
         self._parts = _parts_of(caches) if self._whole is None else [*self._whole.view(torch.uint8)]
-        self._words = self._parts[0].size(1)  # bytes of one layer's keys, or values, of a block
+        self._words = self._parts[0].size(1)  # bytes of one layer's keys (or values) in a block
         self._stream = None if self._whole is None else torch.cuda.Stream()
         self.peers = None if self._whole is None else PeerPages.of(self._whole)
         self._layout, self._weight_version = layout, _unchanged
@@ -48,20 +47,20 @@ class Pages:
 
     @property
     def wants_pinned(self) -> bool:
-        """What is written had better be in pinned memory: the device's thread would copy it there."""
+        """Returns whether written pages should be in pinned memory; otherwise the device thread copies them there."""
         return self._stream is not None
 
     @property
     def layout(self) -> bytes:
-        """What their bytes mean now, 32 bytes."""
+        """Current layout digest, 32 bytes."""
         return with_version(self._layout, self._weight_version())
 
     def set_weight_version(self, weight_version: Callable[[], str]) -> None:
-        """Of the weights that fill them."""
+        """Sets the source of the version of the weights that fill the pages."""
         self._weight_version = weight_version
 
     def read(self, blocks: U32) -> ReadPages:
-        """As they are behind the steps that have been launched."""
+        """Starts copying blocks to host memory, after the launched steps."""
         if self._whole is None or self._stream is None:
             ids = torch.from_numpy(blocks.astype(np.int64))
             content = torch.empty((len(blocks), len(self._parts), self._words), dtype=torch.uint8)
@@ -78,12 +77,12 @@ class Pages:
             return ReadPages(host.view(len(blocks), -1).view(torch.uint8), self._recorded(self._stream))
 
     def wait_filled(self) -> ReadPages:
-        """Nothing is copied: the steps that have been launched are over when `pending` is done."""
+        """Returns an empty read that finishes with the launched steps; copies nothing."""
         return ReadPages(torch.empty(0, dtype=torch.uint8), self._recorded(torch.cuda.current_stream()))
 
     def write(self, blocks: U32, content: Tensor | PeerBlocks) -> PendingCopy:
-        """`content`: uint8 [num_blocks, bytes of a page], in host memory, or blocks of another GPU. Behind the steps
-        that have been launched; who reads these blocks waits until it is done."""
+        """Starts writing blocks after the launched steps; readers must wait for the result. `content`: uint8
+        [num_blocks, bytes of a page] in host memory, or blocks of another GPU."""
         if isinstance(content, PeerBlocks):
             return self._copy(blocks, content)
         if self._whole is None or self._stream is None:
@@ -102,7 +101,7 @@ class Pages:
             return self._recorded(self._stream, pinned)
 
     def _copy(self, blocks: U32, content: PeerBlocks) -> PendingCopy:
-        assert self.peers is not None, "they are open"
+        assert self.peers is not None, "peer blocks come from an open peer"
         assert self._stream is not None
         self.peers.acquire(content.pages)
         try:
@@ -110,12 +109,12 @@ class Pages:
             self.peers.copy(content, blocks, self._stream.cuda_stream)
             return _PeerCopy(self._recorded(self._stream), self.peers, content.pages)
         except Exception:
-            self._stream.synchronize()  # a part may be under way, and the blocks are soon another's
+            self._stream.synchronize()  # part of the copy may be running, and the blocks will be reallocated
             self.peers.release(content.pages)
             raise
 
     def synchronize(self) -> None:
-        """Returns once nothing is under way."""
+        """Waits until no copy is running."""
         if self._stream is not None:
             self._stream.synchronize()
 
@@ -126,13 +125,13 @@ class Pages:
 
 
 class NoPages:
-    """Of blocks that mean nothing to other workers."""
+    """Replaces Pages where blocks cannot be exchanged with other workers."""
 
     layout = b""
     block_bytes = 0
 
     def set_weight_version(self, weight_version: Callable[[], str]) -> None:
-        """No page is asked for."""
+        """No-op: there is no layout digest."""
 
     def read(self, blocks: U32) -> ReadPages:
         raise AssertionError("no page is asked for")
@@ -141,10 +140,10 @@ class NoPages:
         raise AssertionError("no page is asked for")
 
     def write(self, blocks: U32, content: Tensor | PeerBlocks) -> PendingCopy:
-        raise AssertionError("no page comes")
+        raise AssertionError("no page is written")
 
     def synchronize(self) -> None:
-        """Nothing is under way."""
+        """No-op: there are no copies."""
 
 
 def _unchanged() -> str:
@@ -153,7 +152,7 @@ def _unchanged() -> str:
 
 class _FinishedCopy:
     def wait(self) -> None:
-        """It is."""
+        """No-op: the copy has finished."""
 
 
 COMPLETED: PendingCopy = _FinishedCopy()
@@ -162,7 +161,7 @@ COMPLETED: PendingCopy = _FinishedCopy()
 @dataclass(frozen=True, slots=True)
 class _EventCopy:
     event: torch.cuda.Event
-    kept: Tensor | None  # read until then
+    kept: Tensor | None  # source of the copy, kept alive until it has finished
 
     def wait(self) -> None:
         self.event.synchronize()
@@ -170,7 +169,7 @@ class _EventCopy:
 
 @dataclass(frozen=True, slots=True)
 class _PeerCopy:
-    """Out of memory that stays open until then, whoever waits for it."""
+    """A copy from another worker's memory, which stays open until the copy has finished."""
 
     copying: PendingCopy
     peers: PeerPages
@@ -182,5 +181,5 @@ class _PeerCopy:
 
 
 def _parts_of(caches: Sequence[LayerCache]) -> list[Tensor]:
-    """Keys and values of every layer, [num_blocks, bytes] each."""
+    """Returns the keys and values of every layer, [num_blocks, bytes] each."""
     return [part.view(part.size(0), -1).view(torch.uint8) for cache in caches for part in cache.parts]

@@ -1,10 +1,9 @@
 """Pages in the memory of another GPU of this host, copied from GPU to GPU.
 
-A worker says where its pages lie; another one opens that memory, and its copy engine brings blocks. What is open keeps
-the memory alive, also that of a process that has died: it is closed soon after the last copy, long before that process
-is there again and measures how much memory is free. A copy that has begun uses it until it is done, also where nobody
-waits for it any more.
-"""
+The source worker sends the location of its pages; this worker opens that memory and its copy engine reads the blocks.
+An open handle keeps the memory allocated even after the source process has died, so it is closed soon after the last
+copy, long before a restarted source measures its free memory. A started copy uses the memory until it has finished,
+even if the fetch was cancelled."""
 
 from __future__ import annotations
 
@@ -27,13 +26,13 @@ from quire.shared.pb.worker.v1 import kv_transfer_pb2 as pb
 log = logger("worker.kv_transfer")
 
 IDLE_S = 2.0
-MAX_PITCH = (1 << 31) - 1  # between the rows of one copy; the driver takes no more
+MAX_PITCH = (1 << 31) - 1  # bytes between the rows of one copy; limit of the driver
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 @dataclass(frozen=True, slots=True)
 class SharedPages:
-    """Where a worker's pages lie: quire.worker.v1.SharedPages."""
+    """Location of a worker's pages: quire.worker.v1.SharedPages."""
 
     handle: bytes
     offset: int
@@ -61,7 +60,7 @@ class SharedPages:
 
 @dataclass(frozen=True, slots=True)
 class PeerBlocks:
-    """Blocks of another worker's pages, which are open while this is used."""
+    """Blocks of another worker's pages, whose memory is open."""
 
     pages: SharedPages
     blocks: U32
@@ -77,15 +76,15 @@ class _OpenedMemory:
 
 
 class PeerPages:
-    """One worker's pages, and those of others while it copies from them. Of its event loop and its device's thread."""
+    """Shares one worker's pages and copies from those of others. Used on its event loop and its device thread."""
 
     def __init__(
         self, whole: Tensor, driver: PeerDriver, *, max_pitch: int = MAX_PITCH, idle_s: float = IDLE_S
     ) -> None:
-        """`whole`: int64 [num_parts, num_blocks, words], on the GPU whose context is current; `max_pitch`: bytes
-        between the rows of one copy; `idle_s`: that memory stays open which nobody copies from.
+        """Exports the handle of `whole`.
 
-        Raises PeerMemoryError."""
+        `whole`: int64 [num_parts, num_blocks, words], on the GPU whose context is current; `max_pitch`: bytes between
+        the rows of one copy; `idle_s`: how long unused memory stays open. Raises PeerMemoryError."""
         self._max_pitch, self._idle_s = max_pitch, idle_s
         num_parts, num_blocks, words = whole.shape
         self._whole, self._driver, self._context = whole, driver, driver.current_context()
@@ -94,21 +93,21 @@ class PeerPages:
         self.own = SharedPages(driver.export_handle(whole.data_ptr()), offset, num_parts, num_blocks, words * 8)
         self.host = BOOT.read_bytes().strip()
         self._opened: dict[bytes, _OpenedMemory] = {}
-        self._driver_lock = threading.Lock()  # who opens or closes, which may take a while
-        self._lock = threading.Lock()  # of what is counted: the device's thread takes no other
+        self._driver_lock = threading.Lock()  # guards opening and closing, which may take long
+        self._lock = threading.Lock()  # guards user counts; the only lock of the device thread
 
     @classmethod
     def of(cls, whole: Tensor) -> PeerPages | None:
-        """None where other processes cannot have them."""
+        """Creates the sharing of `whole`; returns None if other processes cannot open it."""
         try:
             return cls(whole, PeerDriver.load())
         except (OSError, PeerMemoryError) as error:
-            log.info("pages go through this host's memory", reason=str(error))
+            log.info("pages are copied through host memory", reason=str(error))
             return None
 
     @asynccontextmanager
     async def opened(self, pages: SharedPages) -> AsyncIterator[str]:
-        """Yields why they cannot be reached; nothing: they can."""
+        """Opens the pages and yields "", or the reason why they cannot be opened."""
         reason = await asyncio.to_thread(self._open, pages)
         try:
             yield reason
@@ -117,12 +116,13 @@ class PeerPages:
                 self._release_when_idle(pages.handle)
 
     async def close(self) -> None:
-        """What nobody copies from; the rest is closed when that is done."""
+        """Closes memory without users; memory in use is closed by its last user."""
         for handle in list(self._opened):
             await asyncio.to_thread(self._close, handle)
 
     def acquire(self, pages: SharedPages) -> None:
-        """They stay open until leave(). Raises PeerMemoryError if they are not: nobody waits for this copy any more."""
+        """Keeps pages open until release(). Raises PeerMemoryError if they are closed, because the fetch
+        was cancelled."""
         with self._lock:
             opened = self._opened.get(pages.handle)
             if opened is None:
@@ -130,12 +130,12 @@ class PeerPages:
             opened.num_users += 1
 
     def release(self, pages: SharedPages) -> None:
-        """Any thread. Closes them if nobody else is left: whoever opened them is gone."""
+        """Releases pages and closes them after their last user. Callable from any thread."""
         if self._remove_user(pages.handle):
             self._close(pages.handle)
 
     def copy(self, peer: PeerBlocks, targets: U32, stream: int) -> None:
-        """Begins to copy blocks that are in use, on a stream. Raises PeerMemoryError."""
+        """Enqueues copies of blocks in use on a stream. Raises PeerMemoryError."""
         there, here = peer.pages, self.own
         start, own = self._opened[there.handle].address + there.offset, self._whole.data_ptr()
         pitches = (there.num_blocks * there.part_bytes, here.num_blocks * here.part_bytes)
@@ -150,12 +150,12 @@ class PeerPages:
                     PitchedRows(source_at, between[0]), PitchedRows(target_at, between[1]), width, rows, stream
                 )
 
-    # On threads that wait
+    # On executor threads
 
     def _open(self, pages: SharedPages) -> str:
         own = self.own
         if (pages.num_parts, pages.part_bytes) != (own.num_parts, own.part_bytes):
-            return f"{pages.num_parts} parts of {pages.part_bytes} bytes, for {own.num_parts} of {own.part_bytes} here"
+            return f"{pages.num_parts} parts of {pages.part_bytes} bytes, not {own.num_parts} of {own.part_bytes}"
         if len(pages.handle) != HANDLE_BYTES:
             return f"a handle of {len(pages.handle)} bytes"
         try:
@@ -171,7 +171,7 @@ class PeerPages:
         counted = False
         try:
             if pages.end > self._driver.allocation_range(address)[1]:
-                return f"pages end at {pages.end}, behind their allocation"
+                return f"pages end at {pages.end}, after the end of their allocation"
             with self._lock:
                 self._opened.setdefault(pages.handle, _OpenedMemory(address)).num_users += 1
             counted = True
@@ -186,7 +186,7 @@ class PeerPages:
         loop.call_later(self._idle_s, lambda: loop.run_in_executor(None, self._close, handle))
 
     def _remove_user(self, handle: bytes) -> bool:
-        """Whether nobody uses it now."""
+        """Decrements the user count; returns whether it is zero."""
         with self._lock:
             opened = self._opened[handle]
             opened.num_users -= 1
@@ -205,7 +205,7 @@ class PeerPages:
 
 
 def contiguous_runs(sources: U32, targets: U32) -> list[tuple[int, int, int]]:
-    """Blocks that follow each other on both sides: the first there, the first here, and how many."""
+    """Returns runs of blocks that are consecutive on both sides, as (first source, first target, length)."""
     breaks = np.flatnonzero((np.diff(sources.astype(np.int64)) != 1) | (np.diff(targets.astype(np.int64)) != 1)) + 1
     bounds = [0, *breaks.tolist(), len(sources)]
     return [(int(sources[start]), int(targets[start]), end - start) for start, end in pairwise(bounds)]

@@ -1,6 +1,7 @@
-"""How pages get from one worker to another. gRPC is one way (grpc_transport.py), and between GPUs of one host it only
-says where they lie (peer_pages.py); whatever moves them faster between hosts (NCCL, RDMA) is another implementation.
-"""
+"""Interface of page transports between workers.
+
+gRPC is one implementation (grpc_transport.py), which between GPUs of one host only sends the location of the pages
+(peer_pages.py). A faster one between hosts (NCCL, RDMA) would be another."""
 
 from __future__ import annotations
 
@@ -18,33 +19,33 @@ from quire.shared.kv.kv_source import KVSource
 
 @dataclass(frozen=True, slots=True)
 class WantedPages:
-    """Blocks of another worker, in the attachment that `source` names."""
+    """Blocks to fetch from another worker, in the attachment that `source` names."""
 
     source: KVSource
-    after_step: int  # what they hold is there once it has computed this step
-    layout: bytes  # what their bytes are to mean
+    after_step: int  # the blocks are filled once the source has computed this step
+    layout: bytes  # required layout digest
     blocks: U32
-    hashes: list[bytes]  # of what they hold, same order
+    hashes: list[bytes]  # content hash of each block, same order
     block_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class FetchedPages:
-    """The next of those that were wanted; they are what left the other worker."""
+    """The next batch of the wanted pages, verified."""
 
-    first: int  # which
-    content: Tensor | PeerBlocks  # uint8 [num_blocks, bytes of a page]; or where they lie, to be copied before the next
+    first: int  # index of the first page among the wanted ones
+    content: Tensor | PeerBlocks  # uint8 [num_blocks, bytes of a page], or blocks to copy before the next batch
 
 
 class PageMismatch(Internal):
-    """What came is not what was wanted."""
+    """Received pages differ from the wanted ones."""
 
 
 class PageTransport(Protocol):
-    """One worker's way to the pages of others."""
+    """Fetches pages from other workers."""
 
     def fetch(self, wanted: WantedPages) -> AsyncGenerator[FetchedPages, None]:
-        """All of them, in their order, a bounded number at a time. Ends in time, whatever the other worker does. Raises
-        QuireError if they cannot be had, or are not what was wanted."""
+        """Yields all pages in order, a bounded number at a time; ends in bounded time whatever the source does. Raises
+        QuireError if the pages are unavailable or differ from the wanted ones."""
 
     async def close(self) -> None: ...

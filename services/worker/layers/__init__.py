@@ -1,1 +1,1 @@
-"""Layers of decoders. Each knows its tensors' names in the checkpoint and where they go; the loader is one loop."""
+"""Layers of decoders and encoders. Each names its checkpoint tensors and their destinations; the loader is one loop."""

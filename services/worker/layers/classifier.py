@@ -1,4 +1,4 @@
-"""The last layer of models that classify whole sequences."""
+"""Output layer of models that classify whole sequences."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Classifier:
-    """A row of weights for each class."""
+    """Linear classifier with a row of weights per class."""
 
     def __init__(self, name: str, num_classes: int, hidden_size: int, place: LayerPlacement) -> None:
         self._name = name
@@ -26,5 +26,5 @@ class Classifier:
         self._weight = self._weight.float()
 
     def __call__(self, vector: Tensor) -> Tensor:
-        """float32 [hidden_size] -> float32 [num_classes]"""
+        """Computes the scores: float32 [hidden_size] -> float32 [num_classes]."""
         return self._weight @ vector

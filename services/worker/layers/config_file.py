@@ -1,4 +1,4 @@
-"""Reading config.json: typed, with errors that name the field."""
+"""Typed access to config.json, with errors that name the field."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from quire.shared.errors import InvalidArgument
 
 
 class ConfigFile:
-    """A config.json of Hugging Face transformers, 4 or 5."""
+    """A config.json of Hugging Face transformers 4 or 5."""
 
     def __init__(self, values: dict[str, Any]) -> None:
         self._values = values
@@ -18,7 +18,7 @@ class ConfigFile:
         return self._values
 
     def has(self, key: str) -> bool:
-        """Present and not null."""
+        """Returns whether the field is present and not null."""
         return self._values.get(key) is not None
 
     def get(self, key: str, default: Any = None) -> Any:
@@ -44,6 +44,12 @@ class ConfigFile:
         value = self.get(key, default)
         if not isinstance(value, bool):
             raise refusal(key, value, "true or false is needed")
+        return value
+
+    def text(self, key: str, default: str | None = None) -> str:
+        value = self.get(key, default)
+        if not isinstance(value, str):
+            raise refusal(key, value, "a text is needed")
         return value
 
     def numbers(self, key: str) -> tuple[float, ...]:

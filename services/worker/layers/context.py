@@ -1,8 +1,8 @@
-"""Ranks that have the same of a model and share out the tokens of long steps: context parallel.
+"""Context parallelism: ranks with the same weights partition the tokens of long steps.
 
-As in the training of Llama 3 (arXiv 2407.21783, 3.3.2): each rank computes its own tokens, and before they attend,
-the keys and values of all of a step's tokens are gathered, so that every rank's cache has everything. (How tokens are
-shared out: step/token_shares.py.)
+As in the training of Llama 3 (arXiv 2407.21783, 3.3.2): each rank computes its tokens, and before attention the keys
+and values of all tokens of the step are gathered, so every rank's cache is complete. (Partition of tokens:
+step/token_shares.py.)
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ FIELD = "context_parallel_size"
 
 
 class Peers(Protocol):
-    """What such ranks do together: all of them, in the same order, with tensors of the same shape."""
+    """Collectives of context-parallel ranks, called by all of them in the same order with tensors of equal shapes."""
 
     def all_gather(self, x: Tensor) -> Tensor:
-        """[size, *x.shape], in the order of ranks."""
+        """Gathers x of all ranks: [size, *x.shape], in rank order."""
 
     def broadcast(self, x: Tensor) -> None:
-        """`x` becomes what it is on the first one."""
+        """Overwrites `x` with its value on the first rank."""
 
     def min_over_ranks(self, value: int) -> int:
-        """Of all ranks' values."""
+        """Returns the minimum of all ranks' values."""
 
 
 class _SinglePeer:
-    """Of a rank that computes all tokens."""
+    """Collectives of a rank that computes all tokens."""
 
     def all_gather(self, x: Tensor) -> Tensor:
         return x.unsqueeze(0)
 
     def broadcast(self, x: Tensor) -> None:
-        """It is the first one's."""
+        """Does nothing: `x` is the first rank's."""
 
     def min_over_ranks(self, value: int) -> int:
         return value
@@ -44,7 +44,7 @@ class _SinglePeer:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """A rank's place among those that share out the tokens."""
+    """Rank in the group that partitions the tokens."""
 
     rank: int = 0
     size: int = 1

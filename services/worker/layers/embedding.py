@@ -1,4 +1,4 @@
-"""Token ids to vectors, and vectors to logits."""
+"""Token embedding and output heads."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NO_TOKEN = float("-inf")
 
 
 class Embedding:
-    """A row for each token id."""
+    """Token embedding table; ranks hold parts of its rows."""
 
     def __init__(
         self,
@@ -35,14 +35,17 @@ class Embedding:
         sharded: bool = True,
         adapted: bool = False,
     ) -> None:
-        """`scale`: what vectors are multiplied by. `sharded`: each rank has rows of its own, if there are several.
-        `adapted`: adapters may add to it."""
+        """Builds the table.
+
+        `scale`: factor of the vectors. `sharded`: each rank holds a part of the rows. `adapted`: adapters may add to
+        it.
+        """
         self._name, self._scale = name, scale
         self._ops, self._shard = place.ops, place.shard if sharded else WHOLE
         self.vocab_size, self.rows = vocab_size, self._shard.rows(vocab_size)
         self.table: Tensor = place.empty(self._shard.room(vocab_size), hidden_size)
         self.table[len(self.rows) :] = 0
-        # What adapters add to it; None: nothing, ever.
+        # Adapter weights; None: no adapters.
         self.adapters: EmbeddingAdapters | None = None
         if adapted and place.adapters is not None:
             shape = adapted_shape([Projection(name, hidden_size)], vocab_size, self.rows)
@@ -50,7 +53,7 @@ class Embedding:
 
     @property
     def scale(self) -> float:
-        """Of all vectors, once they are loaded."""
+        """Factor of all vectors, applied at load."""
         return self._scale
 
     def destinations(self) -> Iterator[tuple[str, Destination]]:
@@ -64,11 +67,11 @@ class Embedding:
             self.adapters.finish()
 
     def __call__(self, token_ids: Tensor) -> Tensor:
-        """Without adapters."""
+        """Embeds tokens without adapters."""
         return self._embed(token_ids, None)
 
     def embed_step(self, token_ids: Tensor) -> Tensor:
-        """Of all tokens of the step that is computed now, with what adapters add."""
+        """Embeds all tokens of the current step, including adapters."""
         return self._embed(token_ids, self.adapters)
 
     def _embed(self, token_ids: Tensor, adapters: EmbeddingAdapters | None) -> Tensor:
@@ -83,12 +86,12 @@ class Embedding:
         return found if is_here is None else self._shard.collectives.all_reduce(found * is_here.unsqueeze(1))
 
     def _products(self, x: Tensor) -> Tensor:
-        """[num_rows, hidden_size] with the rows that are here."""
+        """Multiplies x [num_rows, hidden_size] with this rank's rows."""
         return x @ self.table[: len(self.rows)].t()
 
 
 class OutputHead(Linear):
-    """Logits by a projection of its own."""
+    """Output head with its own projection."""
 
     def __init__(self, vocab_size: int, hidden_size: int, place: LayerPlacement, name: str = "lm_head") -> None:
         rows = place.shard.rows(vocab_size)
@@ -99,14 +102,15 @@ class OutputHead(Linear):
         return adapters.for_output_head(shape, self._product)
 
     def __call__(self, x: Tensor, rows: AdaptedRows | None = None) -> Tensor:
-        """[num_rows, hidden_size] -> [num_rows, this rank's tokens]. `rows`: which have an adapter."""
+        """Computes logits: [num_rows, hidden_size] -> [num_rows, tokens of this rank]. `rows`: which rows have an
+        adapter."""
         logits = self._product(x)
         if rows is not None and self.adapters is not None:
             self.adapters.add_to(rows, x, logits)
         return logits
 
     def pad_vocab(self, logits: Tensor) -> Tensor:
-        """As many columns as other ranks have: tokens that nobody can choose."""
+        """Pads to the same number of columns on all ranks, with -inf."""
         if not self._missing:
             return logits
         from torch.nn import functional
@@ -114,19 +118,22 @@ class OutputHead(Linear):
         return functional.pad(logits, (0, self._missing), value=NO_TOKEN)
 
     def all_gather_vocab(self, logits: Tensor) -> Tensor:
-        """[num_rows, vocab_size], from what is padded of each rank."""
+        """Gathers the padded logits of all ranks: [num_rows, vocab_size]."""
         return _gathered(logits, self._shard, self._vocab_size)
 
 
 class TiedOutputHead:
-    """Logits by the embedding's table. Some checkpoints repeat it as lm_head.weight: loader.py passes over that."""
+    """Output head tied to the embedding table.
+
+    Some checkpoints repeat it as lm_head.weight, which loader.py ignores.
+    """
 
     def __init__(self, embedding: Embedding, place: LayerPlacement, name: str = "lm_head") -> None:
-        """`name`: that adapters call it by."""
+        """Ties the head to `embedding`; adapters use `name`."""
         self._embedding = embedding
         self._ops, self._shard = place.ops, place.shard
-        self.packed: Any = None  # as the ops want it, once loaded
-        # What adapters add to it, and to the embedding's vectors in no way; None: nothing, ever.
+        self.packed: Any = None  # packed by the ops once loaded
+        # Adapter weights of the head alone, not of the embedding; None: no adapters.
         self.adapters: LinearAdapters | None = None
         if place.adapters is not None:
             room, size = embedding.table.shape
@@ -144,25 +151,25 @@ class TiedOutputHead:
             self.adapters.finish()
 
     def _product(self, x: Tensor) -> Tensor:
-        """Of this rank, without adapters."""
+        """Computes this rank's logits without adapters."""
         return self._ops.linear(x, self.packed)
 
     def __call__(self, x: Tensor, rows: AdaptedRows | None = None) -> Tensor:
-        """As OutputHead's, with the columns that pad_vocab() fills."""
+        """Computes logits as OutputHead, already with the columns that pad_vocab() fills."""
         logits = self._product(x)
         if rows is not None and self.adapters is not None:
             self.adapters.add_to(rows, x, logits)
         return logits
 
     def pad_vocab(self, logits: Tensor) -> Tensor:
-        """As OutputHead's; in place."""
+        """Pads as OutputHead.pad_vocab(), in place."""
         count = len(self._embedding.rows)
         if count < logits.size(1):
             logits[:, count:] = NO_TOKEN
         return logits
 
     def all_gather_vocab(self, logits: Tensor) -> Tensor:
-        """As OutputHead's."""
+        """Gathers logits as OutputHead.all_gather_vocab()."""
         return _gathered(logits, self._shard, self._embedding.vocab_size)
 
 

@@ -1,4 +1,4 @@
-"""What a forward pass reads, on the device."""
+"""Inputs of a forward pass on the device."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ if TYPE_CHECKING:
 
 @step_value
 class ForwardBatch:
-    """The tokens of a step, one sequence after the other. Everything int32."""
+    """Tokens of a step, concatenated by sequence. All int32."""
 
     token_ids: Tensor  # [num_tokens]
     positions: Tensor  # [num_tokens]
-    slot_mapping: Tensor  # [num_tokens] where keys and values go: block * block_size + offset
+    slot_mapping: Tensor  # [num_tokens] KV slots: block * block_size + offset
     attention: AttentionMetadata
-    logit_tokens: Tensor | None  # [num_samples] tokens whose logits are wanted; None: all of them
-    last: AttentionMetadata | None = None  # of just these, a row each: more the last layer need not compute
-    other_groups: tuple[ForwardBatch, ...] = ()  # the same for the layers of each KV group behind the first
-    token_types: Tensor | None = None  # [num_tokens] which of two texts each is of; None: all of the first
-    drafted_states: DraftedStates | None = None  # of layers with states; None: no token of theirs is or was a draft
-    second: ForwardBatch | None = None  # the same for what the layer that reads it keeps in a further group
-    num_seen: Tensor | None = None  # [num_seqs] first tokens that others see; None: all of them
+    logit_tokens: Tensor | None  # [num_samples] tokens whose logits are wanted; None: all
+    last: AttentionMetadata | None = None  # metadata of these tokens as rows; the last layer may skip all others
+    other_groups: tuple[ForwardBatch, ...] = ()  # batches of the layers in KV groups after the first
+    token_types: Tensor | None = None  # [num_tokens] token types; None: all 0
+    drafted_states: DraftedStates | None = None  # recurrent layers with drafts; None: no drafts
+    second: ForwardBatch | None = None  # batch of the layer's second KV group
+    num_seen: Tensor | None = None  # [num_seqs] leading tokens visible to others; None: all
 
     def for_cache(self, cache: LayerCache) -> ForwardBatch:
-        """What the layer with this cache reads."""
+        """Returns the batch of a layer with this cache."""
         of_group = self.other_groups[cache.group - 1] if cache.group else self
         return of_group if cache.second is None else replace(of_group, second=self.for_cache(cache.second))
 
     def with_groups(self, tables: Sequence[Tensor], mappings: Sequence[Tensor]) -> ForwardBatch:
-        """`tables`, `mappings`: of the KV groups behind the first."""
+        """Adds the batches of further KV groups, with their block tables and slot mappings."""
         if not tables:
             return self
         others = [
@@ -48,8 +48,7 @@ class ForwardBatch:
         return replace(self, other_groups=tuple(others))
 
     def with_exchanges(self, exchanges: Sequence[Exchange], of_last: int) -> ForwardBatch:
-        """`exchanges`: by KV group, with the ranks that have the step's other tokens; `of_last`: the last layer's
-        group."""
+        """Adds exchanges between context-parallel ranks, by KV group; `of_last`: the last layer's group."""
         last = None if self.last is None else replace(self.last, exchange=exchanges[of_last])
         batches = [
             replace(batch, last=last, attention=replace(batch.attention, exchange=exchange))

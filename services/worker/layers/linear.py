@@ -1,4 +1,4 @@
-"""Projections, several of one input fused into one product."""
+"""Linear layers, with several projections of one input fused into one product."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """One projection as the checkpoint has it."""
+    """Projection as stored in the checkpoint."""
 
     name: str  # without ".weight"
     out_features: int
     transposed: bool = False  # [in_features, out_features]
-    taken: tuple[range, ...] = ()  # of its output features, those that this rank has; empty: all
+    taken: tuple[range, ...] = ()  # output features of this rank; empty: all
 
     @property
     def rows(self) -> tuple[range, ...]:
@@ -37,7 +37,7 @@ class Projection:
 
 
 class DenseParts:
-    """Parts whose elements are floats in the checkpoint."""
+    """Projections with floating-point elements in the checkpoint."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class DenseParts:
         columns: range,
         quantization: str,
     ) -> None:
-        """`quantization`: what becomes of them once they are loaded."""
+        """Allocates the weight; `quantization` is applied at load."""
         self._parts, self._ops, self._quantization = parts, place.ops, quantization
         self._in_features, self._columns = in_features, columns
         total = sum(part.num_rows for part in parts)
@@ -57,7 +57,7 @@ class DenseParts:
         self._bias: Tensor | None = place.empty(total) if bias else None
         self._destinations = tuple(self._views())
         if quantization != "none":
-            deallocate(self._weight)  # it has memory while its layer is loaded (models/loading/layer_storage.py)
+            deallocate(self._weight)  # allocated only while its layer is loaded (models/loading/layer_storage.py)
 
     def destinations(self) -> Iterator[tuple[str, Destination]]:
         yield from self._destinations
@@ -75,7 +75,7 @@ class DenseParts:
             row += part.num_rows
 
     def _portion(self, weight: Tensor, part: Projection, dims: tuple[int, int]) -> Destination:
-        """`dims`: that of outputs, that of inputs."""
+        """Returns the destination of a part; `dims`: dimensions of outputs and inputs."""
         outputs, inputs = dims
         if len(self._columns) < self._in_features:
             return portion(weight, inputs, (self._columns,), self._in_features)
@@ -83,11 +83,11 @@ class DenseParts:
 
     @property
     def is_quantized(self) -> bool:
-        """Once they are packed."""
+        """Whether the packed weight is quantized."""
         return self._quantization != "none"
 
     def dequantized(self) -> Tensor:
-        """[out_features, in_features], what this rank has of both, in the model's dtype."""
+        """Returns this rank's weight [out_features, in_features] in the model's dtype."""
         return self._weight
 
     def drop_bias(self) -> None:
@@ -114,7 +114,7 @@ class DenseParts:
 
 
 def by_rows(factors: Sequence[float], sizes: Sequence[int]) -> Tensor:
-    """float32 [sum of sizes]: each factor for so many outputs, one after the other."""
+    """Repeats each factor for its number of outputs: float32 [sum of sizes]."""
     import torch
 
     return torch.tensor(factors, dtype=torch.float32).repeat_interleave(torch.tensor(sizes))
@@ -123,7 +123,7 @@ def by_rows(factors: Sequence[float], sizes: Sequence[int]) -> Tensor:
 def parts_of(
     parts: Sequence[Projection], in_features: int, bias: bool, place: LayerPlacement, *, columns: range, quantized: bool
 ) -> DenseParts | QuantizedParts:
-    """As the checkpoint has them. `quantized`: if the setting says that the model is to be."""
+    """Returns the parts in the checkpoint's format. `quantized`: subject to the setting `quantization`."""
     scheme = scheme_of(parts, place)
     if scheme is not None:
         return QuantizedParts(parts, scheme, in_features, bias, place, columns=columns)
@@ -132,8 +132,11 @@ def parts_of(
 
 
 class Linear:
-    """The outputs of all parts side by side, in their order. A rank has output features of its own
-    (`Projection.taken`), input features of its own (`columns`), or all of it."""
+    """Fused projections, outputs concatenated in order.
+
+    A rank holds a part of the output features (`Projection.taken`), a part of the input features (`columns`), or
+    everything.
+    """
 
     def __init__(
         self,
@@ -146,17 +149,20 @@ class Linear:
         columns: range | None = None,
         reduce_results: bool = True,
     ) -> None:
-        """`quantized`: if the setting says that the model is to be; a checkpoint says it for each of its tensors.
-        `columns`: the input features that this rank gets; None: all. The results of ranks that have some are then added
-        up, unless the caller does (`reduce_results`)."""
+        """Builds this rank's part.
+
+        `quantized`: subject to the setting `quantization`; quantized checkpoints decide per tensor. `columns`: input
+        features of this rank; None: all. With partial inputs the results are all-reduced unless `reduce_results` is
+        False.
+        """
         columns = columns or range(in_features)
         self._is_partial, self._device = len(columns) < in_features, place.device
         self._shard, self._reduce_results = place.shard, reduce_results and self._is_partial
-        self.out_features = sum(part.num_rows for part in parts)  # of this rank
+        self.out_features = sum(part.num_rows for part in parts)  # on this rank
         self._loaded = parts_of(parts, in_features, bias, place, columns=columns, quantized=quantized)
         self._multiply = place.ops.quantized_linear if self._loaded.is_quantized else place.ops.linear
-        self.packed: Any = None  # as the ops want it, once loaded
-        # What adapters add to it; None: nothing, ever.
+        self.packed: Any = None  # packed by the ops once loaded
+        # Adapter weights; None: no adapters.
         self.adapters: LinearAdapters | None = None
         if place.adapters is not None:
             self.adapters = self._adapters_of(place.adapters, adapted_shape(parts, in_features, columns))
@@ -165,14 +171,17 @@ class Linear:
         yield from self._loaded.destinations()
 
     def reorder(self, rows: Tensor) -> None:
-        """Before finish(): the outputs come in another order, `rows` of the checkpoint's."""
+        """Permutes the outputs; `rows` are indices of the checkpoint's order. Call before finish()."""
         self._loaded.select_rows(rows)
         if self.adapters is not None:
             self.adapters.select_rows(rows)
 
     def scale(self, factor: float | Tensor, of_input: float = 1.0) -> None:
-        """Before finish(): outputs are so many times as large, all, or each by a factor of its own, [out_features], and
-        inputs so many times, which leaves biases as they are."""
+        """Scales outputs by `factor`, a number or [out_features], and inputs by `of_input`, which does not affect
+        biases.
+
+        Call before finish().
+        """
         import torch
 
         of_bias = torch.as_tensor(factor, dtype=torch.float32, device=self._device).expand(self.out_features)
@@ -182,27 +191,29 @@ class Linear:
 
     def finish(self) -> None:
         if self._is_partial and self._shard.rank:
-            self._loaded.drop_bias()  # it is added once
+            self._loaded.drop_bias()  # added by one rank alone
         self.packed = self._loaded.pack()
         del self._loaded
         if self.adapters is not None:
             self.adapters.finish()
 
     def defer_all_reduce(self, *, deferred: bool = True) -> None:
-        """Makes the output a rank's partial sum, which the caller adds up, or the whole sum again."""
+        """Makes the output a partial sum that the caller reduces, or complete again."""
         self._reduce_results = self._is_partial and not deferred
 
     def _adapters_of(self, adapters: AdapterManager, shape: LayerShape) -> LinearAdapters | None:
         return adapters.for_linear(shape, self._product)
 
     def _product(self, x: Tensor) -> Tensor:
-        """Without adapters, and of a rank alone."""
+        """Multiplies without adapters and without the all-reduce."""
         result: Tensor = self._multiply(x, self.packed)
         return result
 
     def __call__(self, x: Tensor) -> Tensor:
-        """[num_tokens, in_features] -> [num_tokens, out_features of all parts], of both what this rank has"""
-        is_adapted = self.adapters is not None and self.adapters.is_active  # rows by their places in the step
+        """Multiplies this rank's parts: [num_tokens, in_features] -> [num_tokens, out_features of all parts]."""
+        is_adapted = (
+            self.adapters is not None and self.adapters.is_active
+        )  # adapters index rows by their position in the step
         if self._reduce_results and not is_adapted:
             return self._shard.collectives.overlapped_all_reduce(x, self._product)
         result = self._product(x)

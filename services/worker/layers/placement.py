@@ -1,4 +1,4 @@
-"""What every layer is built with."""
+"""Environment that every layer is built with."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ from quire.services.worker.layers.sharding import WHOLE, Shard, TensorPart
 from quire.services.worker.layers.stages import ALL_LAYERS, Stage
 from quire.services.worker.lora.adapters import AdapterManager
 
-# Where a tensor of the checkpoint goes, or what a rank needs of it.
+# Destination of a checkpoint tensor, or of a rank's part of it.
 Destination = Tensor | TensorPart
 
 
 def memory_of(destination: Destination) -> Tensor:
-    """What a rank has of the tensor."""
+    """Returns this rank's memory of the tensor."""
     return destination.tensor if isinstance(destination, TensorPart) else destination
 
 
 @dataclass(frozen=True, slots=True)
 class LayerPlacement:
-    """Where a layer's tensors live and which functions compute on them."""
+    """Device, dtype, kernels and parallel ranks of a layer."""
 
     ops: Ops
     dtype: torch.dtype
     device: torch.device
-    quantization: str = "none"  # at load, of linear layers but the output head: also "fp8", "fp8_block"
-    batch_invariant: bool = False  # results of a row have the same bits whatever is computed beside it
-    checkpoint: CheckpointQuantization | None = None  # which projections a checkpoint has quantized, and how
+    quantization: str = "none"  # at load, for linear layers except the output head: "none", "fp8", "fp8_block"
+    batch_invariant: bool = False  # results of a row have the same bits in any batch
+    checkpoint: CheckpointQuantization | None = None  # quantization schemes of the checkpoint
     shard: Shard = WHOLE
     adapters: AdapterManager | None = None
     stage: Stage = ALL_LAYERS
     context: Context = ALL_TOKENS
 
     def min_over_ranks(self, value: int) -> int:
-        """Of all ranks' values."""
+        """Returns the minimum of all ranks' values."""
         if not self.stage.is_whole:
             return self.stage.link.min_over_ranks(value)
         return self.context.peers.min_over_ranks(self.shard.collectives.min_over_ranks(value))
@@ -52,18 +52,18 @@ class LayerPlacement:
 
 
 class Loadable(Protocol):
-    """A layer as the loader sees it."""
+    """Layer as the loader sees it."""
 
     def destinations(self) -> Iterator[tuple[str, Destination]]:
-        """Every tensor of the checkpoint that the layer needs, by name, and the memory to copy it into."""
+        """Yields the names of the layer's checkpoint tensors and the memory to copy them into."""
 
     def finish(self) -> None:
-        """All destinations are filled: the layer may now pack them as it likes."""
+        """Called once all destinations are filled; the layer may then pack them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """A tensor that some checkpoints have in place of others that the model asks for."""
+    """Checkpoint tensor that replaces others that the model asks for."""
 
     destination: Destination
     instead_of: tuple[str, ...]
@@ -71,20 +71,19 @@ class Alternative:
 
 @runtime_checkable
 class SelfLoadingModel(Protocol):
-    """A model whose checkpoints others know how to read."""
+    """Model that loads its checkpoint with another library."""
 
     def load_folder(self, folder: Path) -> None:
-        """Raises InvalidArgument with the tensors that do not fit."""
+        """Loads the folder. Raises InvalidArgument with the tensors that do not match."""
 
 
 class LoadableModel(Loadable, Protocol):
-    """What a checkpoint is loaded into."""
+    """Model that the loader fills from a checkpoint."""
 
     @property
     def alternatives(self) -> Mapping[str, Alternative]:
-        """By name."""
+        """Alternative checkpoint tensors by name."""
 
     @property
     def passed_over(self) -> tuple[str, ...]:
-        """Tensors that a checkpoint may hold although the model does not need them; with a dot at its end: all whose
-        names begin so."""
+        """Checkpoint tensors to ignore; a trailing dot ignores all names with that prefix."""

@@ -1,4 +1,4 @@
-"""Classifiers of encoders: a dense layer over one vector of a prompt, then a row of weights for each class."""
+"""Classifiers of encoders: a dense layer over a pooled vector, then a linear classifier."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class FloatLinear:
-    """A projection of few rows, in float32."""
+    """Linear layer for few rows, in float32."""
 
     def __init__(self, name: str, out_features: int, in_features: int, bias: bool, place: LayerPlacement) -> None:
         self._name = name
@@ -30,19 +30,19 @@ class FloatLinear:
         self._bias = None if self._bias is None else self._bias.float()
 
     def __call__(self, x: Tensor) -> Tensor:
-        """float32 [num_rows, in_features] -> float32 [num_rows, out_features]"""
+        """Multiplies float32 [num_rows, in_features] -> float32 [num_rows, out_features]."""
         from torch.nn import functional
 
         return functional.linear(x, self._weight, self._bias)
 
 
 class PooledClassifier:
-    """dense, activation, perhaps a norm, classes."""
+    """Classifier: dense layer, activation, optional norm, class weights."""
 
     def __init__(
         self, dense: str, classes: str, config: EncoderConfig, place: LayerPlacement, *, norm: str = ""
     ) -> None:
-        """`dense`, `classes`, `norm`: what the checkpoint calls them; no `norm`: there is none."""
+        """Builds the layers from checkpoint names; an empty `norm` means none."""
         size = config.hidden_size
         self.num_classes, self.pooler = config.num_classes, config.classifier_pooler
         self._dense = FloatLinear(dense, size, size, config.classifier_bias, place)
@@ -68,7 +68,7 @@ class PooledClassifier:
         self._norm_bias = None if self._norm_bias is None else self._norm_bias.float()
 
     def __call__(self, vectors: Tensor) -> Tensor:
-        """float32 [num_rows, hidden_size] -> float32 [num_rows, num_classes]"""
+        """Computes the scores: float32 [num_rows, hidden_size] -> float32 [num_rows, num_classes]."""
         from torch.nn import functional
 
         x = self._dense(vectors)

@@ -1,7 +1,7 @@
-"""How a model is cut among the ranks of a replica. Layers cut themselves; a family's file says nothing of it.
+"""Sharding of a model over tensor-parallel ranks. Layers shard themselves; a family's file does not deal with it.
 
-Tensor parallel as in Megatron-LM (arXiv 1909.08053): the output features of one product and the input features of the
-next are cut alike, so that what is between them stays with its rank, and the results of the second are added up.
+As in Megatron-LM (arXiv 1909.08053): the output features of one product and the input features of the next are sharded
+alike, so intermediate results stay on their rank and the results of the second are all-reduced.
 """
 
 from __future__ import annotations
@@ -20,57 +20,61 @@ FIELD = "tensor_parallel_size"
 
 
 class Collectives(Protocol):
-    """What ranks do together: all of them, in the same order, with tensors of the same shape."""
+    """Collectives of tensor-parallel ranks, called by all of them in the same order with tensors of equal shapes."""
 
     @property
     def fuses_residual_add(self) -> bool:
-        """Whether all_reduce_add() is one kernel, for a row at least."""
+        """Whether all_reduce_add() is one kernel, at least for a single row."""
 
     @property
     def fuses_rms_norm(self) -> bool:
-        """Whether all_reduce_rms_norm() is one kernel, for few rows at least."""
+        """Whether all_reduce_rms_norm() is one kernel, at least for few rows."""
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        """The sum over all ranks, with the same bits on each; may be `x` itself, changed in place."""
+        """Returns the sum over all ranks, with the same bits on each; may change and return `x`."""
 
     def all_reduce_add(self, residual: Tensor, x: Tensor, *, pdl: bool = False) -> None:
-        """The same sum is added to `residual`, which all ranks have; `x` may be changed. `pdl`: in a chain of kernels
-        that are launched before their inputs are there (quire.kernels.triton.pdl)."""
+        """Adds the sum over all ranks to `residual`, which is equal on all ranks; may change `x`.
+
+        `pdl`: part of a chain of kernels launched before their inputs are ready (quire.kernels.triton.pdl).
+        """
 
     def all_reduce_rms_norm(self, residual: Tensor, x: Tensor, weight: Tensor, eps: float) -> Tensor | None:
-        """The same sum is added to `residual`, and what that becomes is normalised by rows, in one kernel; None, and
-        nothing is done, where there is none for such rows."""
+        """Adds the sum to `residual` and returns its RMS norm, in one kernel; None, without effect, if unsupported."""
 
     def overlapped_all_reduce(self, rows: Tensor, make: Callable[[Tensor], Tensor]) -> Tensor:
-        """The sum over all ranks of what each makes of its own `rows`, of each row by itself: [num_rows, n] ->
-        [num_rows, m]. Many rows may be made in pieces, each of which is added up while the next is made."""
+        """Returns the sum over all ranks of make(rows): [num_rows, n] -> [num_rows, m].
+
+        `make` treats rows independently. Many rows are processed in pieces, each reduced while the next is computed.
+        """
 
     def reduce_scatter(self, x: Tensor) -> Tensor:
-        """Of the sum over all ranks this one's share: [size * n, m] -> [n, m], in the order of ranks."""
+        """Returns this rank's part of the sum over all ranks: [size * n, m] -> [n, m], in rank order."""
 
     def all_gather_columns(self, x: Tensor) -> Tensor:
-        """[num_rows, n] of every rank -> [num_rows, size * n], in the order of ranks."""
+        """Concatenates all ranks' columns: [num_rows, n] -> [num_rows, size * n], in rank order."""
 
     def all_gather(self, x: Tensor) -> Tensor:
-        """[size, *x.shape], in the order of ranks."""
+        """Gathers x of all ranks: [size, *x.shape], in rank order."""
 
     def min_over_ranks(self, value: int) -> int:
-        """Of all ranks' values."""
+        """Returns the minimum of all ranks' values."""
 
     def broadcast(self, x: Tensor) -> None:
-        """Rank 0's values take the place of the others'."""
+        """Overwrites `x` with rank 0's values."""
 
     def exchange(self, sent: Sequence[tuple[Tensor, int]], received: Sequence[tuple[Tensor, int]]) -> None:
-        """Tensors to ranks and memory for those from ranks; any two of them name what they exchange in one order. What
-        was received is there for whatever comes next on the device."""
+        """Sends tensors to ranks and receives others; any two ranks name their exchanges in the same order.
+
+        Received tensors are ready for subsequent work on the device.
+        """
 
     def all_to_all(self, rows: Tensor, sent: list[int], into: Tensor, received: list[int]) -> None:
-        """All-to-all: so many of the rows go to each rank, in the order of ranks, and so many come from each, in that
-        order; what this rank has for itself is among both."""
+        """Sends `sent` rows to each rank and receives `received` rows from each, in rank order, including this rank."""
 
 
 class _SingleRank:
-    """Of a rank that has the whole model."""
+    """Collectives of a rank that has the whole model."""
 
     fuses_residual_add = True
     fuses_rms_norm = False
@@ -100,10 +104,10 @@ class _SingleRank:
         return value
 
     def broadcast(self, x: Tensor) -> None:
-        """They are."""
+        """Does nothing: values are rank 0's."""
 
     def exchange(self, sent: Sequence[tuple[Tensor, int]], received: Sequence[tuple[Tensor, int]]) -> None:
-        """There is no other rank."""
+        """Does nothing: there is no other rank."""
 
     def all_to_all(self, rows: Tensor, sent: list[int], into: Tensor, received: list[int]) -> None:
         into.copy_(rows)
@@ -111,12 +115,12 @@ class _SingleRank:
 
 @dataclass(frozen=True, slots=True)
 class HeadShare:
-    """The attention heads of a rank."""
+    """Attention heads of a rank."""
 
     queries: range
-    # By key of this rank, the whole model's: ranks that read the same one have a copy each.
+    # Index in the whole model of each key head of this rank; ranks that use the same one have copies.
     keys: tuple[int, ...]
-    owned: tuple[bool, ...]  # by key of this rank: whether no rank before it, and no key before it, is the same
+    owned: tuple[bool, ...]  # whether each key head is the first copy over all ranks
 
     @property
     def num_q(self) -> int:
@@ -129,14 +133,14 @@ class HeadShare:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """A rank's part of a model."""
+    """Tensor-parallel part of a model."""
 
     rank: int = 0
     size: int = 1
     collectives: Collectives = field(default_factory=_SingleRank)
-    whole_experts: bool = False  # each expert has one rank; otherwise all ranks have a part of each
-    spare_experts: int = 0  # places of each rank for copies of others' experts, by load
-    dispatches: bool = False  # rows go to the ranks of their experts; otherwise every rank has every row
+    whole_experts: bool = False  # expert parallel: each expert is on one rank, else sharded over all
+    spare_experts: int = 0  # places per rank for replicas of other ranks' experts
+    dispatches: bool = False  # rows are sent to their experts' ranks, else every rank has all rows
 
     @property
     def is_whole(self) -> bool:
@@ -144,37 +148,40 @@ class Shard:
 
     @property
     def expert_ranks(self) -> int:
-        """That have experts of their own."""
+        """Ranks with disjoint sets of experts."""
         return self.size if self.whole_experts else 1
 
     def part(self, total: int, what: str) -> range:
-        """Of `total` features that are cut evenly. Raises InvalidArgument where they cannot be."""
+        """Returns this rank's part of `total` features. Raises InvalidArgument if they do not divide evenly."""
         if total % self.size:
             raise InvalidArgument(f"{FIELD}: {self.size} ranks do not divide {what}, {total}", field=FIELD)
         count = total // self.size
         return range(self.rank * count, (self.rank + 1) * count)
 
     def experts(self, count: int, size: int) -> tuple[range, range]:
-        """Of `count` experts those that this rank has, and which of their `size` intermediate features."""
+        """Returns this rank's experts and its part of their `size` intermediate features."""
         if self.whole_experts:
             return self.part(count, "the experts"), range(size)
         return range(count), self.part(size, "the experts' intermediate_size")
 
     def room(self, total: int) -> int:
-        """For rows of a table of `total`, as many on every rank."""
+        """Returns the rows allocated on every rank for a table of `total` rows."""
         return -(-total // self.size)
 
     def rows(self, total: int) -> range:
-        """Of a table that need not divide evenly: the last ranks may have fewer than they have room for."""
+        """Returns this rank's rows of a table that need not divide evenly; the last ranks may have fewer."""
         count = self.room(total)
         return range(min(self.rank * count, total), min((self.rank + 1) * count, total))
 
     def heads(self, num_q_heads: int, num_kv_heads: int, what: str = "num_attention_heads") -> HeadShare:
-        """Queries are cut evenly; each rank has the keys that its queries read, several times where queries of one key
-        are as many as no other's on this rank. `what`: the name that the configuration has for the queries."""
+        """Divides the query heads evenly; each rank gets the key heads its queries use.
+
+        Key heads are repeated if this rank's queries per key differ. `what`: name of the query heads in the
+        configuration.
+        """
         queries = self.part(num_q_heads, what)
         group = num_q_heads // num_kv_heads
-        shared = math.gcd(group, len(queries))  # queries of this rank that read one key
+        shared = math.gcd(group, len(queries))  # queries per key copy
         keys = [first // group for first in range(0, num_q_heads, shared)]
         per_rank = len(queries) // shared
         first = self.rank * per_rank
@@ -187,21 +194,21 @@ WHOLE = Shard()
 
 @dataclass(frozen=True, slots=True)
 class TensorPart:
-    """Memory for a part of a checkpoint's tensor."""
+    """Memory for a part of a checkpoint tensor."""
 
     tensor: Tensor
     dim: int
-    taken: tuple[range, ...]  # indices along `dim`, one after the other in `tensor`
-    size: int  # of the whole tensor along `dim`
+    taken: tuple[range, ...]  # indices along `dim`, concatenated in `tensor`
+    size: int  # size of the whole tensor along `dim`
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the whole tensor."""
+        """Shape of the whole tensor."""
         return (*self.tensor.shape[: self.dim], self.size, *self.tensor.shape[self.dim + 1 :])
 
 
 def portion(tensor: Tensor, dim: int, taken: tuple[range, ...], size: int) -> Tensor | TensorPart:
-    """The tensor itself where all of it is taken, in its order."""
+    """Returns the destination of a part; the tensor itself if all of it is taken in order."""
     runs = _joined(taken)
     return tensor if runs == (range(size),) else TensorPart(tensor, dim, runs, size)
 
@@ -219,6 +226,6 @@ def shifted(part: range, offset: int) -> range:
 
 
 def head_features(heads: tuple[int, ...] | range, head_dim: int, offset: int = 0) -> tuple[range, ...]:
-    """The features of `heads`, in this order; `offset`: of head 0."""
+    """Returns the feature ranges of `heads`, in this order; `offset`: of head 0."""
     starts = (offset + head * head_dim for head in heads)
     return _joined(range(start, start + head_dim) for start in starts)

@@ -1,8 +1,8 @@
-"""How a model's layers are shared out among the stages of a pipeline, and what stages hand each other.
+"""Pipeline stages: distribution of layers, and the links between stages.
 
-As in GPipe (arXiv 1811.06965), a stage has layers that follow one another, and what it hands on is the residual stream.
-The first stage also has the embedding and the output head: the last one hands hidden states back to it, of the tokens
-that somebody reads, so that tokens are sampled where the next step needs them, and a table that is both lies once.
+As in GPipe (arXiv 1811.06965), a stage has consecutive layers and sends the residual stream to the next one. The first
+stage also has the embedding and the output head: the last stage returns the hidden states that the heads read, so that
+tokens are sampled where the next step needs them, and a tied table is stored once.
 """
 
 from __future__ import annotations
@@ -24,37 +24,36 @@ class ReturningStates(Protocol):
     """Hidden states on their way back to the first stage."""
 
     def wait(self) -> None:
-        """Until they are there. One thread, once; raises nothing."""
+        """Blocks until they have arrived; called once, on one thread. Raises nothing."""
 
     def take(self) -> Tensor:
-        """[num_rows, hidden_size], for the work that is launched next; waits as long as need be. Raises what the way
-        here met."""
+        """Returns [num_rows, hidden_size] for subsequent work, waiting as necessary. Raises errors of the transfer."""
 
 
 class StageLink(Protocol):
-    """Between the stages of a pipeline; all rows in the order of steps."""
+    """Links between pipeline stages; rows are sent in the order of steps."""
 
     def send(self, x: Tensor) -> None:
-        """To the next stage, [num_tokens, hidden_size]; `x` must stay as it is."""
+        """Sends [num_tokens, hidden_size] to the next stage; `x` must not change afterwards."""
 
     def receive(self, x: Tensor) -> None:
-        """From the stage before, into `x` [num_tokens, hidden_size], for the work that is launched next."""
+        """Receives from the previous stage into `x` [num_tokens, hidden_size], for subsequent work."""
 
     def send_back(self, x: Tensor) -> None:
-        """From the last stage to the first."""
+        """Sends hidden states from the last stage to the first."""
 
     def expect(self, num_rows: int, hidden_size: int, dtype: torch.dtype) -> ReturningStates:
-        """What the last stage sends back."""
+        """Returns a handle to the hidden states that the last stage will send back."""
 
     def min_over_ranks(self, value: int) -> int:
-        """Of all ranks of all stages."""
+        """Returns the minimum over all ranks of all stages."""
 
     def sum_over_ranks(self, value: int) -> int:
-        """Over all ranks of all stages."""
+        """Returns the sum over all ranks of all stages."""
 
 
 class _NoLink:
-    """Of a stage that has all layers."""
+    """Links of a stage that has all layers."""
 
     def send(self, x: Tensor) -> None:
         raise AssertionError("there is no other stage")
@@ -77,7 +76,7 @@ class _NoLink:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A rank's place in a pipeline."""
+    """Position in a pipeline."""
 
     number: int = 0
     size: int = 1
@@ -96,8 +95,10 @@ class Stage:
         return self.number == self.size - 1
 
     def layers(self, num_layers: int, head_layers: float) -> range:
-        """Those of this stage. `head_layers`: what the output head weighs, in layers: so many fewer has the first
-        stage, which has that. Raises InvalidArgument."""
+        """Returns the layers of this stage. Raises InvalidArgument if there are too few.
+
+        `head_layers`: cost of the output head in layers; the first stage, which runs it, gets that many fewer.
+        """
         if num_layers < self.size:
             text = f"{FIELD}: {self.size} stages need a layer each, the model has {num_layers}"
             raise InvalidArgument(text, field=FIELD)
@@ -106,7 +107,7 @@ class Stage:
 
 
 def _bounds(num_layers: int, size: int, head_layers: float) -> Sequence[int]:
-    """[size + 1] where each stage begins."""
+    """Returns the first layer of each stage, [size + 1]."""
     share = (num_layers + head_layers) / size
     ends = [round(share * stage - head_layers) for stage in range(1, size)]
     bounds = [0]

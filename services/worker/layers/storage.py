@@ -1,4 +1,4 @@
-"""Releases the memory of tensors that is allocated again later."""
+"""Releases and checks tensor memory that is allocated again later."""
 
 from __future__ import annotations
 

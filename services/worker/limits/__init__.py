@@ -1,1 +1,1 @@
-"""How much a worker holds at a time: its limits, and the KV groups of its model."""
+"""Capacity of a worker: its limits and the KV groups of its model."""

@@ -1,4 +1,4 @@
-"""Which layers share block tables and pages: the KV groups of a model (shared/kv/kv_specs.py)."""
+"""KV groups of a model: which layers share block tables and pages (shared/kv/kv_specs.py)."""
 
 from __future__ import annotations
 
@@ -22,32 +22,33 @@ from quire.shared.kv.kv_specs import (
     reach,
 )
 
-MIN_WINDOW = 2  # a token and the one before
+MIN_WINDOW = 2  # a token and its predecessor
 
 
 @dataclass(frozen=True)
 class KVLayout:
-    """A page holds a block of positions for all layers of one group; every group has room for as many layers."""
+    """KV groups of a model. A page holds a block of positions for all layers of one group; all groups' pages have the
+    same size."""
 
     groups: tuple[KVGroup, ...]
 
     @classmethod
     def of(cls, layers: Sequence[LayerSpec], max_model_len: int, *, num_stages: int = 1) -> KVLayout:
-        """Of a model's layers. A window that no sequence outgrows keeps everything. Several stages have about as many
-        layers of each group. Raises InvalidArgument."""
+        """Builds the layout of a model's layers. A window at least as long as max_model_len becomes full attention.
+        With several stages each gets about as many layers of every group. Raises InvalidArgument."""
         kept = [tuple(_effective_spec(spec, max_model_len) for spec in each(specs)) for specs in layers]
         first = each(layers[0])[0]
         for layer, specs in enumerate(layers):
             for spec in each(specs):
                 _check(layer, spec, first)
             if len(set(kept[layer])) < len(kept[layer]):
-                text = f"config.json: layer {layer} keeps {', '.join(map(str, kept[layer]))}: each spec once at most"
+                text = f"config.json: layer {layer} needs {', '.join(map(str, kept[layer]))}: each spec is allowed once"
                 raise InvalidArgument(text, field="model")
         return cls(form_groups(kept, by_turns=num_stages > 1))
 
     @cached_property
     def has_no_kv(self) -> bool:
-        """Sequences have no blocks, and are computed whole."""
+        """Whether sequences have no blocks and are computed in one step."""
         return any(group.spec == NOTHING for group in self.groups)
 
     @cached_property
@@ -60,8 +61,8 @@ class KVLayout:
 
     @cached_property
     def windows(self) -> tuple[tuple[int, int], ...]:
-        """(group, length) of those that give blocks back while a sequence goes on; a state's reaches to the token
-        before."""
+        """(group, length) of the groups that release blocks while a sequence grows; a state has length 1, the previous
+        token."""
         reaches = ((i, reach(group.spec)) for i, group in enumerate(self.groups))
         return tuple((group, length) for group, length in reaches if length is not None)
 
@@ -71,7 +72,7 @@ class KVLayout:
 
     @cached_property
     def places(self) -> tuple[tuple[tuple[int, int], ...], ...]:
-        """(group, place in its pages) of everything that a layer keeps, by layer; in the order of groups."""
+        """(group, place in the group's pages) of everything a layer stores, by layer, in the order of groups."""
         found: dict[int, list[tuple[int, int]]] = {}
         for i, group in enumerate(self.groups):
             for place, layer in enumerate(group.layers):
@@ -79,8 +80,8 @@ class KVLayout:
         return tuple(tuple(found[layer]) for layer in range(len(found)))
 
     def for_layers(self, layers: range) -> KVLayout:
-        """What a stage that has these layers alone keeps: the same groups, of which some may have none of them. A page
-        has room for as many as are there."""
+        """Returns the layout of a stage that owns only `layers`: the same groups, possibly empty, with pages sized for
+        its layers."""
         first = layers.start
         return KVLayout(
             tuple(
@@ -90,23 +91,24 @@ class KVLayout:
         )
 
     def max_positions(self, num_pages: int, block_size: int) -> int:
-        """Positions that a sequence can have with so many pages. The scheduler reckons more closely."""
+        """Returns the positions that a sequence can have with `num_pages` pages. The scheduler computes it more
+        precisely."""
         in_windows = sum(-(-length // block_size) + 3 for _, length in self.windows)
         num_full = self.num_groups - len(self.windows)
-        together = num_pages // self.num_groups
-        behind = (num_pages - in_windows) // num_full if num_full else (1 << 40) * (num_pages >= in_windows)
-        return max(together, behind) * block_size
+        without_release = num_pages // self.num_groups
+        with_release = (num_pages - in_windows) // num_full if num_full else (1 << 40) * (num_pages >= in_windows)
+        return max(without_release, with_release) * block_size
 
 
 def _effective_spec(spec: KVSpec, max_model_len: int) -> KVSpec:
-    """What is kept of a sequence of at most so many tokens."""
+    """Returns the spec for sequences of at most `max_model_len` tokens."""
     return FULL if isinstance(spec, Window) and spec.length >= max_model_len else spec
 
 
 def _check(layer: int, spec: KVSpec, first: KVSpec) -> None:
-    """`first`: of layer 0. Raises InvalidArgument."""
+    """Validates the spec of a layer. `first`: spec of layer 0. Raises InvalidArgument."""
     if not isinstance(spec, Full | Window | Latent | State):
-        raise InvalidArgument(f"config.json: layer {layer} keeps {spec}, which nothing here can", field="model")
+        raise InvalidArgument(f"config.json: layer {layer} needs {spec}, which is not supported", field="model")
     if spec != first and Latent in (type(spec), type(first)):
         text = f"config.json: layer {layer} keeps {spec} where layer 0 keeps {first}: pages have one size"
         raise InvalidArgument(text, field="model")

@@ -1,4 +1,4 @@
-"""The limits of a worker: from settings, the model and the device, before memory is known and after."""
+"""Limits of a worker, from settings, model and device, before and after memory has been measured."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from quire.shared.worker_limits import MAX_BLOCKS
 
 @dataclass(frozen=True, slots=True)
 class DeviceDefaults:
-    """What 0 in the settings stands for."""
+    """Values that 0 in the settings stands for."""
 
     block_size: int
     max_num_seqs: int
@@ -27,24 +27,24 @@ DEFAULTS = {
 
 @dataclass(frozen=True, slots=True)
 class WorkerLimits:
-    """What a worker can hold at a time."""
+    """Maximum load of a worker."""
 
     block_size: int  # token positions
     max_num_seqs: int  # slots
     max_num_batched_tokens: int  # tokens in a step
     max_model_len: int  # tokens in a sequence
-    num_blocks: int = 0  # null block included; 0: memory is not measured yet
+    num_blocks: int = 0  # including the null block; 0 before memory is measured
     layout: KVLayout = ONE_GROUP
-    num_micro_batches: int = 1  # as many as there are stages: slot s is of micro-batch s % num_micro_batches
+    num_micro_batches: int = 1  # number of pipeline stages; slot s is in micro-batch s % num_micro_batches
 
     @property
     def num_groups(self) -> int:
-        """Of KV: each has a block table of max_blocks_per_seq for every slot."""
+        """KV groups; each has a block table of max_blocks_per_seq per slot."""
         return self.layout.num_groups
 
     @property
     def num_tokens(self) -> int:
-        """Positions that one sequence can have if it has all blocks: no sequence has the null block."""
+        """Positions of one sequence that owns all blocks but the null block."""
         return self.layout.max_positions(self.num_blocks - 1, self.block_size)
 
     @property
@@ -53,20 +53,20 @@ class WorkerLimits:
 
     @property
     def max_concurrency(self) -> float:
-        """How many sequences of max_model_len fit at a time."""
+        """Number of sequences of max_model_len that fit at a time."""
         return (self.num_blocks - 1) / self.max_pages_per_seq
 
     @property
     def max_pages_per_seq(self) -> int:
-        """That a sequence of max_model_len holds, one step after the other."""
+        """Most pages that a sequence of max_model_len owns at any step."""
         blocks = self.max_blocks_per_seq
         in_windows = (min(blocks, -(-length // self.block_size) + 1) for _, length in self.layout.windows)
         return sum(in_windows) + (self.num_groups - len(self.layout.windows)) * blocks
 
 
 def from_settings(settings: WorkerSettings, model_max_len: int, block_size: int = 0) -> WorkerLimits:
-    """Everything but num_blocks. `model_max_len`: longest sequence that the model's positions allow; `block_size`: what
-    0 stands for in the settings, 0: the device's default."""
+    """Returns the limits without num_blocks. `model_max_len`: longest sequence that the model's positions allow;
+    `block_size`: default block size, 0: the device's. Raises InvalidArgument."""
     defaults = DEFAULTS[settings.device]
     limits = WorkerLimits(
         block_size=settings.block_size or block_size or defaults.block_size,
@@ -82,18 +82,19 @@ def from_settings(settings: WorkerSettings, model_max_len: int, block_size: int 
     if limits.max_num_batched_tokens < limits.max_num_seqs:
         raise InvalidArgument(
             f"max_num_batched_tokens: {limits.max_num_batched_tokens} is less than max_num_seqs, "
-            f"{limits.max_num_seqs}: every running sequence needs one token of a step",
+            f"{limits.max_num_seqs}: every running sequence needs one token per step",
             field="max_num_batched_tokens",
         )
     return limits
 
 
 def fit(limits: WorkerLimits, num_blocks: int, *, explicit: bool) -> WorkerLimits:
-    """The limits with `num_blocks`; shortens max_model_len to what fits, unless it was asked for (`explicit`)."""
+    """Returns the limits with `num_blocks`; shortens max_model_len to what fits, unless it was set (`explicit`), which
+    raises InvalidArgument."""
     sized = replace(limits, num_blocks=min(num_blocks, MAX_BLOCKS))
     if sized.num_tokens < 1:
         raise InvalidArgument(
-            f"num_blocks: {num_blocks} KV blocks hold no sequence (one is the null block): more memory is needed",
+            f"num_blocks: {num_blocks} KV blocks hold no sequence (one is the null block): provide more memory",
             field="num_blocks",
         )
     if limits.max_model_len <= sized.num_tokens:

@@ -1,7 +1,7 @@
-"""The adapters that a worker serves: kept on the device, chosen by sequences, there from the start or loaded later.
+"""LoRA adapters of a worker: kept on the device, selected per sequence, loaded at start or at run time.
 
-All adapters of a step are one call for each layer, which tapes and graphs record as well. On a GPU there are recordings
-of steps without adapters besides, so that those cost what they cost without the option.
+All adapters of a step take one kernel call per layer, which tapes and CUDA graphs record as well. On a GPU, steps
+without adapters have recordings of their own and cost nothing extra.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class LoadedAdapter:
 
 
 class AdapterManager:
-    """Numbered from 0; a number that is free is taken again. Used by the device's thread."""
+    """Adapters numbered from 0; free numbers are reused. Used by the device's thread only."""
 
     def __init__(
         self,
@@ -60,44 +60,46 @@ class AdapterManager:
         capacity: AdapterCapacity,
         whole: Sequence[str] = (),
     ) -> None:
-        """`folders`: those that are there from the start, by ascending names; `capacity`: of those loaded at
-        run time; 0 adapters: none can be loaded. `whole`: suffixes of the layers that those may replace whole."""
+        """`folders`: adapters of the start, by ascending names; `capacity`: of those loaded at run time; 0 adapters:
+        none can be loaded. `whole`: suffixes of the layers that those may replace whole."""
         self._ops, self._dtype, self._device = ops, dtype, device
         num_places, ranks = max(capacity.num_adapters, len(folders)), [folder.rank for folder in folders]
         self.max_adapters = num_places if capacity.num_adapters else 0
         self._capacity = AdapterCapacity(num_places, capacity.max_rank if capacity.num_adapters else max(ranks))
-        self._initial_folders = list(folders)  # until the model is built
-        self._loaded: dict[AdapterId, LoadedAdapter] = {}  # of one name the newest last
+        self._initial_folders = list(folders)  # emptied once the model is built
+        self._loaded: dict[AdapterId, LoadedAdapter] = {}  # the newest of a name last
         self._layers: list[LinearAdapters | ExpertAdapters] = []
-        self._has_logits = False  # whether some may add to the output head
-        self._taken: set[str] = set()  # projections that layers have asked for
+        self._has_logits = False  # whether an adapter may change the output head
+        self._taken: set[str] = set()  # projections that layers have registered
         self._whole = tuple(whole)
-        self._taken_whole: set[str] = set()  # those that an adapter may have whole
+        self._taken_whole: set[str] = set()  # projections that an adapter may replace whole
         self._adapter_of_slot = np.full(limits.max_num_seqs, NO_ADAPTER, dtype=np.int32)
-        self._written = 0  # number of the step whose rows are in place
-        self._logits_written = (0, False)  # the same for the output head's, and whether these are all rows
+        self._written = 0  # number of the step whose rows are uploaded
+        self._logits_written = (0, False)  # the same for the output head, and whether it reads all rows
         for number, folder in enumerate(folders):
             self._record_loaded(folder, folder.digest(), number)
         most = max(limits.max_num_batched_tokens, limits.max_num_seqs)
         self.step = StepAdapterRows(most, num_places, device, staging)
 
     def for_linear(self, shape: LayerShape, product: Product) -> LinearAdapters | None:
-        """What they add to such a layer, whose outputs `product` gives once it is loaded; None: nothing, ever. Raises
-        InvalidArgument for shapes that do not fit."""
+        """Returns the adapters of a linear layer, None if it can never have any.
+
+        `product`: the layer's own outputs, once it is loaded. Raises InvalidArgument for shapes that do not fit.
+        """
         return self._for_layer(LinearAdapters, shape, self.step.rows, product)
 
     def for_output_head(self, shape: LayerShape, product: Product) -> HeadAdapters | None:
-        """The same for the output head, whose rows are those of a step's tokens that have logits."""
+        """Returns the adapters of the output head, whose rows are those of a step's tokens that have logits."""
         layer = self._for_layer(HeadAdapters, shape, self.step.logit_rows, product)
         self._has_logits = self._has_logits or layer is not None
         return layer
 
     def for_embedding(self, shape: LayerShape, product: Product) -> EmbeddingAdapters | None:
-        """The same for an embedding, as if it were linear; `product` with its table."""
+        """Returns the adapters of an embedding, as if it were linear; `product`: with its table."""
         return self._for_layer(EmbeddingAdapters, shape, self.step.rows, product)
 
     def for_experts(self, shapes: ExpertShapes) -> ExpertAdapters | None:
-        """The same for the experts of a layer."""
+        """Returns the adapters of the experts of a layer."""
         self._taken.update(shapes.names)
         if not self.max_adapters and not any(shapes.has(folder) for folder in self._initial_folders):
             return None
@@ -117,7 +119,7 @@ class AdapterManager:
         return layer
 
     def _capacity_for(self, kind: type[L], shape: LayerShape) -> AdapterCapacity:
-        """Of full rank where an adapter may have the layer whole."""
+        """Returns the capacity of a layer, of full rank if an adapter may replace it whole."""
         if not issubclass(kind, VocabularyAdapters):
             return self._capacity
         name = shape.parts[0].name
@@ -132,70 +134,71 @@ class AdapterManager:
         self._layers.append(layer)
 
     def check_complete(self) -> None:
-        """Once the model is built: every projection of every adapter has found its layer."""
+        """Checks, once the model is built, that every projection of every adapter has a layer."""
         for folder in self._initial_folders:
             self._check_layers(folder)
         for end in self._whole:
             if not any(name.endswith(end) for name in self._taken_whole):
                 known = ", ".join(sorted(self._taken_whole))
-                text = f"lora_modules_to_save: {end!r} is no embedding or output head of this model; there are {known}"
+                text = f"lora_modules_to_save: {end!r} is no embedding or output head of this model; available: {known}"
                 raise InvalidArgument(text, field="lora_modules_to_save")
         self._initial_folders.clear()
 
     @property
     def reserved_bytes(self) -> int:
-        """What whole layers of adapters take that may still be loaded, with one that is being put in place."""
+        """Memory to reserve for whole layers of adapters that may be loaded later, including one that is being
+        replaced."""
         sizes = [layer.whole_bytes for layer in self._layers if isinstance(layer, VocabularyAdapters)]
         return sum(sizes) * (self.max_adapters - len(self._loaded)) + max(sizes, default=0) if self.max_adapters else 0
 
     @property
     def is_active(self) -> bool:
-        """Whether some row of the step has an adapter."""
+        """Whether a row of the step has an adapter."""
         return self.step.is_active
 
     def loaded(self) -> list[LoadedAdapter]:
-        """By ascending names, of one name the newest last."""
-        return sorted(self._loaded.values(), key=lambda held: held.id.name)
+        """Returns the loaded adapters by ascending names, the newest of a name last."""
+        return sorted(self._loaded.values(), key=lambda adapter: adapter.id.name)
 
     def add(self, folder: PeftFolder, digest: bytes) -> None:
-        """Once the model is loaded, between two steps. Raises InvalidArgument for one that does not fit the model,
-        ResourceExhausted where there is no capacity."""
+        """Loads an adapter between two steps. Raises InvalidArgument for one that does not fit the model,
+        ResourceExhausted if there is no capacity."""
         known = self._loaded.pop(AdapterId(folder.name, digest), None)
         if known is not None:
-            self._loaded[known.id] = known  # it is the newest again
+            self._loaded[known.id] = known  # becomes the newest again
             return
         self._check_layers(folder)
         for layer in self._layers:
             layer.check(folder)
-        numbers = {held.number for held in self._loaded.values()}
-        number = next((number for number in range(self._capacity.num_adapters) if number not in numbers), None)
+        used = {adapter.number for adapter in self._loaded.values()}
+        number = next((number for number in range(self._capacity.num_adapters) if number not in used), None)
         if number is None:
-            text = f"lora: {folder.name}: there are {self._capacity.num_adapters} adapters, which is max_loras"
+            text = f"lora: {folder.name}: {self._capacity.num_adapters} adapters are loaded, which is max_loras"
             raise ResourceExhausted(text, field="lora")
         self._put(number, folder)
         self._record_loaded(folder, digest, number)
 
     def remove(self, adapter: AdapterId) -> None:
-        """Between two steps. Sequences that went through it have ended; slots of theirs may still be live."""
-        held = self._loaded.pop(adapter, None)
-        if held is None:
+        """Unloads an adapter between two steps. Its sequences have ended, but their slots may not be released yet."""
+        removed = self._loaded.pop(adapter, None)
+        if removed is None:
             return
         self._forget_rows()
-        ended = self._adapter_of_slot == held.number
+        ended = self._adapter_of_slot == removed.number
         self._adapter_of_slot[ended] = NO_ADAPTER
         for layer in self._layers:
-            layer.drop(held.number)
+            layer.drop(removed.number)
 
     def admit(self, slot: int, admission: SlotAdmission) -> None:
         if not admission.adapter:
             return
-        held = self._find(admission.adapter, admission.adapter_digest)
-        if held is None:
-            known = ", ".join(dict.fromkeys(held.id.name for held in self.loaded())) or "none"
+        adapter = self._find(admission.adapter, admission.adapter_digest)
+        if adapter is None:
+            known = ", ".join(dict.fromkeys(other.id.name for other in self.loaded())) or "none"
             raise InvalidArgument(
-                f"adapter: {admission.adapter!r} does not exist on this worker; there are {known}", field="adapter"
+                f"adapter: {admission.adapter!r} does not exist on this worker; available: {known}", field="adapter"
             )
-        self._adapter_of_slot[slot] = held.number
+        self._adapter_of_slot[slot] = adapter.number
         self._forget_rows()
 
     def release(self, slot: int) -> None:
@@ -203,7 +206,7 @@ class AdapterManager:
         self._forget_rows()
 
     def write_rows(self, inputs: StepInputs) -> None:
-        """Of the next step. One that follows from the last has the same."""
+        """Uploads the rows of the next step by adapter; a step that follows from the last one has the same rows."""
         if inputs.follows and inputs.follows == self._written:
             self._written = inputs.number
             return
@@ -214,7 +217,10 @@ class AdapterManager:
         self.step.write(of_tokens)
 
     def write_logit_rows(self, inputs: StepInputs, *, all_rows: bool) -> None:
-        """After write_rows(). `all_rows`: the output head reads those of the step, one token each; else its samples."""
+        """Uploads the output head's rows by adapter, after write_rows().
+
+        `all_rows`: the output head reads one token of every row of the step, else its samples.
+        """
         if not self._has_logits:
             return
         before, self._logits_written = self._logits_written, (inputs.number, all_rows)
@@ -223,11 +229,11 @@ class AdapterManager:
 
     @property
     def logit_rows(self) -> tuple[AdaptedRows, ...]:
-        """For the output head, in the step that is computed, or recorded, now; none where nothing is added to it."""
+        """Rows of the output head in the current or recorded step; empty if no adapter changes it."""
         return (self.step.logit_rows,) if self._has_logits and self.step.is_active else ()
 
     def logit_rows_of(self, slots: Rows) -> tuple[AdaptedRows, ...]:
-        """The same of rows for it that are not the step's own, by their slots."""
+        """Returns the output head's rows for other rows than the step's, given their slots."""
         numbers = self._adapter_of_slot[slots]
         if not self._has_logits or not (numbers != NO_ADAPTER).any():
             return ()
@@ -238,14 +244,14 @@ class AdapterManager:
         self._written, self._logits_written = 0, (0, False)
 
     def _put(self, number: int, folder: PeftFolder) -> None:
-        """Into all layers, or into none."""
+        """Copies an adapter into all layers, or into none if memory runs out."""
         try:
             for layer in self._layers:
                 layer.put(number, folder)
         except torch.OutOfMemoryError:
             for layer in self._layers:
                 layer.drop(number)
-            text = f"lora: {folder.name}: the device has no memory for it; a lower gpu_memory_utilization leaves some"
+            text = f"lora: {folder.name}: the device has no memory for it; lower gpu_memory_utilization"
             raise ResourceExhausted(text, field="lora") from None
 
     def _record_loaded(self, folder: PeftFolder, digest: bytes, number: int) -> None:
@@ -253,10 +259,10 @@ class AdapterManager:
         self._loaded[adapter] = LoadedAdapter(adapter, os.path.realpath(folder.folder), number)
 
     def _find(self, name: str, digest: bytes) -> LoadedAdapter | None:
-        """Of any content if `digest` is empty: the newest."""
+        """Returns the adapter with this digest; if `digest` is empty, the newest one of this name."""
         if digest:
             return self._loaded.get(AdapterId(name, digest))
-        return next((held for held in reversed(self.loaded()) if held.id.name == name), None)
+        return next((adapter for adapter in reversed(self.loaded()) if adapter.id.name == name), None)
 
     def _check_layers(self, folder: PeftFolder) -> None:
         others = sorted(set(folder.saved) - self._taken_whole)
@@ -264,8 +270,8 @@ class AdapterManager:
             known = ", ".join(sorted(self._taken_whole)) or "none"
             text = f"modules_to_save: {others[0]} cannot be served whole, embeddings and output heads can: {known}"
             raise refusal(folder.name, text)
-        lost = sorted({*folder.modules, *(stack.name for stack in folder.stacks)} - self._taken)
-        if lost:
-            text = f"{lost[0]} is no linear layer, embedding or experts of this model that can have an adapter"
-            more = f" ({len(lost)} such)" if len(lost) > 1 else ""
+        unknown = sorted({*folder.modules, *(stack.name for stack in folder.stacks)} - self._taken)
+        if unknown:
+            text = f"{unknown[0]} is no linear layer, embedding or experts of this model that can have an adapter"
+            more = f" ({len(unknown)} such)" if len(unknown) > 1 else ""
             raise refusal(folder.name, text + more)

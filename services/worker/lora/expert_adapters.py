@@ -1,4 +1,5 @@
-"""What adapters add to the experts of one layer: to the gate and up of each, and to its down."""
+"""Adapters of the experts of one layer: additions to each expert's gate and up projections, and to its down
+projection."""
 
 from __future__ import annotations
 
@@ -18,24 +19,24 @@ from quire.services.worker.lora.step_adapter_rows import StepAdapterRows
 
 @dataclass(frozen=True, slots=True)
 class ExpertShapes:
-    """The projections of every expert, as the checkpoint has them, and what this rank has of them."""
+    """Projections of every expert as the checkpoint names them, and this rank's part of them."""
 
-    modules: Sequence[str]  # that adapters call the layer's experts
+    modules: Sequence[str]  # names of the layer's experts in adapters
     projections: Sequence[tuple[str, str, str]]  # gate, up and down of each expert
     sizes: ExpertSizes
-    here: range  # of the experts
-    features: range  # of the intermediate ones
+    here: range  # experts of this rank
+    features: range  # intermediate features of this rank
 
     @property
     def names(self) -> set[str]:
         return {*self.modules, *(name for names in self.projections for name in names)}
 
     def has(self, adapter: PeftFolder) -> bool:
-        """Whether it adds to one of them."""
+        """Tells whether the adapter changes one of the experts."""
         return any(stack.name in self.modules for stack in adapter.stacks) or not self.names.isdisjoint(adapter.modules)
 
     def shapes_of(self, expert: int) -> tuple[LayerShape, LayerShape]:
-        """Of its two products."""
+        """Returns the shapes of an expert's two products."""
         hidden, size = self.sizes.hidden_size, self.sizes.intermediate_size
         gate, up, down = self.projections[expert]
         pair = [AdaptedProjection(name, size, (self.features,)) for name in (gate, up)]
@@ -43,13 +44,13 @@ class ExpertShapes:
         return LayerShape(pair, hidden, range(hidden)), LayerShape([whole], size, self.features)
 
     def modules_of(self, adapter: PeftFolder, expert: int) -> Mapping[str, LowRank]:
-        """Its own, by name, wherever the adapter has them."""
+        """Returns an expert's additions by projection name, stored separately or stacked."""
         gate, up, down = names = self.projections[expert]
-        found = {name: adapter.modules[name] for name in names if name in adapter.modules}
+        modules = {name: adapter.modules[name] for name in names if name in adapter.modules}
         for stack in self._stacks_of(adapter):
             pairs = self.sizes.pairs(stack, expert, adapter.name)
-            found.update(zip((gate, up) if len(pairs) == 2 else (down,), pairs, strict=True))
-        return found
+            modules.update(zip((gate, up) if len(pairs) == 2 else (down,), pairs, strict=True))
+        return modules
 
     def check(self, adapter: PeftFolder) -> None:
         """Raises InvalidArgument for shapes that do not fit."""
@@ -58,9 +59,9 @@ class ExpertShapes:
             raise refusal(adapter.name, f"{self.modules[0]} has two adapters for {parameters[0]}")
         for expert, (gate, up, down) in enumerate(self.projections):
             covered = [name for parameter in parameters for name in ((gate, up) if parameter == GATE_UP else (down,))]
-            twice = [name for name in covered if name in adapter.modules]
-            if twice:
-                raise refusal(adapter.name, f"{twice[0]} has an adapter of its own and one of all experts")
+            duplicates = [name for name in covered if name in adapter.modules]
+            if duplicates:
+                raise refusal(adapter.name, f"{duplicates[0]} has an adapter of its own and one of all experts")
             scaled = [name for name in (gate, up, down) if _has_magnitude(adapter, name)]
             if scaled:
                 raise refusal(adapter.name, f"use_dora is True, which experts cannot have: {scaled[0]}")
@@ -77,8 +78,8 @@ def _has_magnitude(adapter: PeftFolder, name: str) -> bool:
 
 
 class ExpertAdapters:
-    """By adapter's number and expert: number * num_experts + expert, of those that are here. Tokens of a step that have
-    none are left as they are."""
+    """Additions of this rank's experts, at index number * num_experts + expert; tokens without an adapter are not
+    changed."""
 
     def __init__(
         self,
@@ -100,11 +101,11 @@ class ExpertAdapters:
         ]
 
     def check(self, folder: PeftFolder) -> None:
-        """Raises InvalidArgument for what does not fit."""
+        """Raises InvalidArgument for an adapter that does not fit."""
         self._shapes.check(folder)
 
     def put(self, number: int, folder: PeftFolder) -> None:
-        """An adapter that has been checked, between two steps."""
+        """Stores a checked adapter under `number`, between two steps."""
         if not self._shapes.has(folder):
             return
         for place, expert in enumerate(self._shapes.here, number * len(self._shapes.here)):
@@ -119,7 +120,7 @@ class ExpertAdapters:
                     self._ops.put_low_rank(packed, place, LowRankAddition(cut))
 
     def drop(self, number: int) -> None:
-        """Between two steps, none of which has rows of this adapter any more."""
+        """Removes an adapter between two steps, once no step has rows of it."""
         first = number * len(self._shapes.here)
         for packed in self._packed:
             for place in range(first, first + len(self._shapes.here)):
@@ -127,5 +128,5 @@ class ExpertAdapters:
 
     @property
     def added(self) -> ExpertAdditions | None:
-        """To the tokens of the step that is computed, or recorded, now; None where none of them has an adapter."""
+        """Additions to the tokens of the current or recorded step; None if none of them has an adapter."""
         return ExpertAdditions(self._gate_up, self._down, self._step.rows) if self._step.is_active else None

@@ -1,4 +1,4 @@
-"""What adapters add to one linear layer, whose parts may be several projections side by side."""
+"""Adapters of one linear layer, which may consist of several projections side by side."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from quire.services.worker.lora.weight_norms import Product, WeightNorms
 
 @dataclass(frozen=True, slots=True)
 class AdaptedProjection:
-    """One of a layer, whole, and what this rank has of it."""
+    """One projection of a layer as a whole, and this rank's part of it."""
 
     name: str  # in the checkpoint
     out_features: int
-    rows: tuple[range, ...]  # of its output features; where ranks are padded to one size, beyond the last as well
+    rows: tuple[range, ...]  # this rank's output features; may exceed the last one if ranks are padded to one size
 
     @property
     def num_rows(self) -> int:
@@ -34,54 +34,54 @@ class AdaptedProjection:
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """The projections of a layer, and the input features that they share."""
+    """Projections of a layer, and the input features that they share."""
 
     parts: Sequence[AdaptedProjection]
     in_features: int
-    columns: range  # of the input features, those that this rank gets
+    columns: range  # this rank's input features
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Output features of each projection, those of this rank."""
+        """Output features of each projection on this rank."""
         return tuple(part.num_rows for part in self.parts)
 
     def pairs_of(self, modules: Mapping[str, LowRank]) -> list[LowRank | None]:
-        """Of each projection."""
+        """Returns the addition of each projection, None where there is none."""
         return [modules.get(part.name) for part in self.parts]
 
     def adapts(self, adapter: PeftFolder) -> bool:
-        """Whether it does something to a projection."""
+        """Tells whether the adapter changes a projection."""
         return any(part.name in adapter.modules or part.name in adapter.saved for part in self.parts)
 
     def check(self, adapter: PeftFolder) -> None:
         """Raises InvalidArgument for shapes that do not fit."""
         for part, pair in zip(self.parts, self.pairs_of(adapter.modules), strict=True):
-            want = [part.out_features, self.in_features]
-            if pair is not None and [pair.up.size(0), pair.down.size(1)] != want:
-                have = [pair.up.size(0), pair.down.size(1)]
-                raise refusal(adapter.name, f"{part.name} is for a layer of shape {have}, the model's has {want}")
+            expected = [part.out_features, self.in_features]
+            if pair is not None and [pair.up.size(0), pair.down.size(1)] != expected:
+                actual = [pair.up.size(0), pair.down.size(1)]
+                raise refusal(adapter.name, f"{part.name} is for a layer of shape {actual}, the model's has {expected}")
 
     def cut(self, index: int, pair: LowRank, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Down and up of a projection, of both what this rank has."""
+        """Returns this rank's part of the down and up matrices of a projection."""
         part = self.parts[index]
-        up = torch.cat([pair.up[taken.start : taken.stop] for taken in part.rows])
-        up = functional.pad(up, (0, 0, 0, part.num_rows - len(up)))  # ranks have as many rows each
+        up = torch.cat([pair.up[rows.start : rows.stop] for rows in part.rows])
+        up = functional.pad(up, (0, 0, 0, part.num_rows - len(up)))  # all ranks have the same number of rows
         down = pair.down[:, self.columns.start : self.columns.stop]
         return down.to(device, dtype), up.to(device, dtype)
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterCapacity:
-    """For adapters, in every layer."""
+    """Capacity for adapters, in every layer."""
 
-    num_adapters: int  # numbers are below that
+    num_adapters: int  # adapter numbers are below this
 
     max_rank: int
-    takes_whole: bool = False  # weights of layers that can be whole
+    takes_whole: bool = False  # whether an adapter may replace the weight of a layer that supports it
 
 
 class LinearAdapters:
-    """By adapter's number. Rows of a step that have none are left as they are."""
+    """Additions by adapter number; rows of a step without an adapter are not changed."""
 
     def __init__(
         self,
@@ -95,18 +95,18 @@ class LinearAdapters:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        """`rows`: of the step, those of the layer's inputs; `product`: the layer's own."""
+        """`rows`: the step's rows that the layer reads; `product`: the layer's own outputs."""
         self.shape, self.rows = shape, rows
         self._norms = WeightNorms(product, len(shape.columns), dtype=dtype, device=device)
         self._product = product
         self._capacity, self._step, self._ops, self._dtype, self._device = capacity, step, ops, dtype, device
-        self._initial_folders: dict[int, PeftFolder] = {}  # until finish()
-        self._orders: list[Tensor] | None = None  # of each projection's outputs, the checkpoint's; None: the same
-        self._factors = torch.ones(sum(shape.sizes), device=device)  # that outputs are multiplied by
-        self.packed: Any = None  # as the ops want it, once loaded
+        self._initial_folders: dict[int, PeftFolder] = {}  # emptied by finish()
+        self._orders: list[Tensor] | None = None  # checkpoint index of each output, by projection; None: identical
+        self._factors = torch.ones(sum(shape.sizes), device=device)  # by which outputs are multiplied
+        self.packed: Any = None  # prepared for the ops once loaded
 
     def select_rows(self, rows: Tensor) -> None:
-        """Outputs come in another order, but stay in their projection."""
+        """Reorders the outputs, each within its projection."""
         orders, first = [], 0
         for size in self.shape.sizes:
             order = rows[first : first + size].to(self._device) - first
@@ -119,11 +119,12 @@ class LinearAdapters:
         self._orders = orders if before is None else [b[order] for b, order in zip(before, orders, strict=True)]
 
     def scale(self, factors: float | Tensor) -> None:
-        """[out_features of this rank], or one for all."""
+        """Multiplies the outputs by `factors`, one for all or [out_features of this rank]."""
         self._factors = self._factors * factors
 
     def finish(self) -> None:
-        """Rows and scale are what they will be. Raises InvalidArgument for adapters of another base."""
+        """Prepares the adapters once rows and scale are final. Raises InvalidArgument for adapters of another base
+        model."""
         self.packed = self._ops.prepare_low_rank(
             [None] * self._capacity.num_adapters,
             len(self.shape.columns),
@@ -138,42 +139,43 @@ class LinearAdapters:
         self._initial_folders.clear()
 
     def check(self, folder: PeftFolder) -> None:
-        """Raises InvalidArgument for what does not fit."""
+        """Raises InvalidArgument for an adapter that does not fit."""
         self.shape.check(folder)
         if self.packed is not None:
             self._check_base(folder)
 
     def put(self, number: int, folder: PeftFolder) -> None:
-        """An adapter that has been checked, before finish() or later, between two steps."""
+        """Stores a checked adapter under `number`, before finish() or later between two steps."""
         if self.packed is None:
             self._initial_folders[number] = folder
         elif any(pairs := self._pairs(folder)):
             self._ops.put_low_rank(self.packed, number, self._update(pairs))
 
     def drop(self, number: int) -> None:
-        """Between two steps, none of which has rows of this adapter any more."""
+        """Removes an adapter between two steps, once no step has rows of it."""
         self._ops.put_low_rank(self.packed, number, None)
 
     @property
     def is_active(self) -> bool:
-        """Whether the step that is computed, or recorded, now may have rows with adapters."""
+        """Whether the current or recorded step may have rows with adapters."""
         return self._step.is_active
 
     def add(self, x: Tensor, result: Tensor) -> None:
-        """To `result` [num_tokens, out_features], of x [num_tokens, in_features]: a step's tokens, in its order."""
+        """Adds to `result` [num_tokens, out_features] the adapters' products with x [num_tokens, in_features], a step's
+        tokens in order."""
         if self._step.is_active:
             self.add_to(self.rows, x, result)
 
     def add_to(self, rows: AdaptedRows, x: Tensor, result: Tensor) -> None:
-        """The same for other rows than the step's."""
+        """Does the same as add() for other rows than the step's."""
         self._ops.add_low_rank(x, result, self.packed, rows)
 
     def _pairs(self, folder: PeftFolder) -> list[LowRank | None]:
-        """Of each projection."""
+        """Returns the adapter's addition of each projection."""
         return self.shape.pairs_of(folder.modules)
 
     def _update(self, pairs: Sequence[LowRank | None]) -> LowRankAddition:
-        """As the layer is cut, ordered and scaled."""
+        """Returns the addition cut, ordered and scaled like the layer."""
         placed = [None if pair is None else self._place_pair(i, pair) for i, pair in enumerate(pairs)]
         if any(pair is not None and pair.replaces for pair in pairs):
             assert len(pairs) == 1, "projections side by side are not replaced"
@@ -191,7 +193,7 @@ class LinearAdapters:
     def _magnitude(self, index: int, pair: LowRank) -> Tensor | None:
         if pair.magnitude is None:
             return None
-        rows = torch.cat([pair.magnitude[taken.start : taken.stop] for taken in self.shape.parts[index].rows])
+        rows = torch.cat([pair.magnitude[part.start : part.stop] for part in self.shape.parts[index].rows])
         rows = rows.to(self._device)
         return self._factors_of(index).abs() * (rows if self._orders is None else rows[self._orders[index]])
 
@@ -203,10 +205,11 @@ class LinearAdapters:
         down, up = self.shape.cut(index, pair, self._dtype, self._device)
         if self._orders is not None:
             up = up[self._orders[index]]
-        return down, up.mul_(self._factors_of(index)[:, None])  # a copy of its own, which may be large
+        return down, up.mul_(self._factors_of(index)[:, None])  # in place: cut() has made a copy, which may be large
 
     def _check_base(self, folder: PeftFolder) -> None:
-        """A copy of the base that came with the adapter is what the layer has."""
+        """Raises InvalidArgument if a copy of the base weight that came with the adapter differs from the layer's
+        weight."""
         name, (shape, rows) = self.shape.parts[0].name, self._weight
         base = folder.bases.get(name)
         if base is None:
@@ -215,15 +218,15 @@ class LinearAdapters:
             text = f"{name}.base_layer.weight has shape {list(base.shape)}, the model's {list(shape)}"
             raise refusal(folder.name, text)
         if not base.equals(self._products_of_base(probes(shape[1]).to(self._device)), rows):
-            text = f"{name}.base_layer.weight is not the model's own: what is added to that alone can be served"
+            text = f"{name}.base_layer.weight is not the model's own: only adapters of the served weights are supported"
             raise refusal(folder.name, text)
 
     def _products_of_base(self, x: Tensor) -> Tensor:
-        """With the weight as the checkpoint has it."""
+        """Multiplies with the weight as the checkpoint stores it."""
         return self._product(x.to(self._dtype)) / self._factors
 
     @property
     def _weight(self) -> tuple[tuple[int, int], range]:
-        """The shape of the whole, and which rows this rank has of it."""
+        """Shape of the whole weight, and this rank's rows of it."""
         part = self.shape.parts[0]
         return (part.out_features, self.shape.in_features), part.rows[0]

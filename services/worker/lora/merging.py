@@ -1,7 +1,7 @@
-"""An adapter put into the weights that it was trained for: W + s B A, or what DoRA makes of that, tensor by tensor.
+"""Merges an adapter into the weights that it was trained for: W + s B A, or DoRA's form of it, tensor by tensor.
 
-Names and sizes are checked before anything is computed. An output head that is the table of embeddings gets a weight of
-its own where the adapter changes one of the two, since an adapter of one leaves the other as it is.
+Names and sizes are checked before anything is computed. An output head that is tied to the embeddings gets a weight of
+its own if the adapter changes one of the two, since it leaves the other unchanged.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ WEIGHT = ".weight"
 HEAD = "lm_head"
 TABLES = ("embed_tokens", "wte", "embed_in")
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
-TRANSPOSED = ("c_attn", "c_proj", "c_fc")  # of GPT-2, whose weights are [in_features, out_features]
+TRANSPOSED = ("c_attn", "c_proj", "c_fc")  # GPT-2's layers, whose weights are [in_features, out_features]
 
 
 @dataclass(frozen=True, slots=True)
 class WeightChange:
-    """Of one weight: an addition of low rank, or another weight."""
+    """Change of one weight: a low-rank addition, or a replacement."""
 
     module: str
     pair: LowRank | None = None
@@ -33,10 +33,10 @@ class WeightChange:
     transposed: bool = False  # the weight's rows are the addition's columns
 
     def apply(self, weight: Tensor) -> Tensor:
-        """float32, in the shape of `weight`."""
+        """Returns the changed weight, float32 in the shape of `weight`."""
         if self.whole is not None:
             return self.whole.float()
-        assert self.pair is not None, "it is one of the two"
+        assert self.pair is not None, "either pair or whole is set"
         base = weight.float()
         merged = (base.t() if self.transposed else base) + self.pair.up @ self.pair.down
         if self.pair.magnitude is not None:
@@ -44,30 +44,30 @@ class WeightChange:
         return merged.t() if self.transposed else merged
 
     def shape(self) -> list[int]:
-        """That the weight must have."""
+        """Shape that the weight must have."""
         if self.whole is not None:
             return list(self.whole.shape)
-        assert self.pair is not None, "it is one of the two"
+        assert self.pair is not None, "either pair or whole is set"
         shape = [self.pair.up.size(0), self.pair.down.size(1)]
         return shape[::-1] if self.transposed else shape
 
 
 class AdapterMerge:
-    """Of one adapter and one checkpoint."""
+    """Merge of one adapter into one checkpoint."""
 
     def __init__(
         self, adapter: PeftFolder, shapes: Mapping[str, Sequence[int]], *, tied: bool | None, transposed: bool
     ) -> None:
-        """`shapes`: of all tensors of the checkpoint, by name; `tied`: whether its config says that the output head is
-        the table of embeddings; None: it does not say; `transposed`: weights are those of GPT-2. Raises
-        InvalidArgument for an adapter that does not fit the checkpoint."""
+        """`shapes`: of all tensors of the checkpoint, by name; `tied`: whether its config ties the output head to the
+        embeddings, None if it does not tell; `transposed`: weights are those of GPT-2. Raises InvalidArgument for an
+        adapter that does not fit the checkpoint."""
         self._adapter, self._shapes = adapter, shapes
         if adapter.stacks:
-            text = f"{adapter.stacks[0].name}: what is added to experts that are one parameter is not merged"
+            text = f"{adapter.stacks[0].name}: merging adapters of stacked expert parameters is not supported"
             raise refusal(adapter.name, text)
         self._tied = HEAD + WEIGHT not in shapes if tied is None else tied
         self._changes: dict[str, WeightChange] = {}  # by tensor
-        self._of_head: WeightChange | None = None  # where the head is the table
+        self._of_head: WeightChange | None = None  # if the head is tied to the embeddings
         for change in self._all(transposed):
             self._place(change)
         changed = {change.module for change in self._changes.values()}
@@ -77,18 +77,18 @@ class AdapterMerge:
 
     @property
     def unties(self) -> bool:
-        """The output head has a weight of its own from now on."""
+        """Whether the merged output head has a weight of its own."""
         return bool(self._untied)
 
     def merge_tensor(self, name: str, weight: Tensor) -> dict[str, Tensor]:
-        """What stands in the place of a tensor of the checkpoint, in its dtype. Raises InvalidArgument where it is no
-        weight of 16 or 32 bits, or another than the adapter was trained for."""
+        """Returns the tensors that replace a tensor of the checkpoint, in its dtype. Raises InvalidArgument if it is
+        not a weight of 16 or 32 bits, or not the one that the adapter was trained for."""
         if self._untied and name == HEAD + WEIGHT:
-            return {}  # a copy of the table, which gives the head
-        found = {name: self._changed(name, weight, self._changes.get(name))}
+            return {}  # a copy of the embeddings, from which the head is made
+        merged = {name: self._changed(name, weight, self._changes.get(name))}
         if name == self._untied:
-            found[HEAD + WEIGHT] = self._changed(name, weight, self._of_head).clone()
-        return found
+            merged[HEAD + WEIGHT] = self._changed(name, weight, self._of_head).clone()
+        return merged
 
     def _changed(self, name: str, weight: Tensor, change: WeightChange | None) -> Tensor:
         if change is None:
@@ -126,7 +126,7 @@ class AdapterMerge:
             self._changes[name] = change
 
     def _find(self, module: str) -> str:
-        """Some checkpoints have no name for what is around the layers (GPT-2), or one that the adapter has not."""
+        """Returns the tensor name of a module; some checkpoints omit or add a prefix of the layers' names (GPT-2)."""
         _, _, inside = module.partition(".")
         found = [name for name in (module, inside, f"model.{module}") if name + WEIGHT in self._shapes]
         if not found:

@@ -1,4 +1,4 @@
-"""The adapters of a worker that serves none, and what steps ask of adapters."""
+"""Adapters of a worker that serves none, and the interface that steps use."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 from quire.shared.errors import FailedPrecondition
 from quire.shared.models.adapter_ids import AdapterId
 
-if TYPE_CHECKING:  # this module is also read where there is no torch
+if TYPE_CHECKING:  # this module is also imported without torch
     from quire.kernels.reference.low_rank import AdaptedRows
     from quire.services.worker.lora.adapters import LoadedAdapter
     from quire.services.worker.lora.peft.peft_folder import PeftFolder
@@ -16,13 +16,13 @@ if TYPE_CHECKING:  # this module is also read where there is no torch
 
 
 class StepAdapters(Protocol):
-    """See AdapterManager."""
+    """Interface of AdapterManager for steps."""
 
     max_adapters: int
 
     @property
     def is_active(self) -> bool:
-        """Whether some row of the step has an adapter."""
+        """Whether a row of the step has an adapter."""
 
     @property
     def logit_rows(self) -> tuple[AdaptedRows, ...]: ...
@@ -39,7 +39,7 @@ class StepAdapters(Protocol):
 
 
 class NoAdapters:
-    """No step goes through an adapter, and none can be loaded."""
+    """Serves no adapter and loads none."""
 
     max_adapters = 0
     is_active = False
@@ -53,13 +53,13 @@ class NoAdapters:
         raise FailedPrecondition("lora_folders: this worker was started with none: it loads no adapters")
 
     def remove(self, adapter: AdapterId) -> None:
-        """None is held."""
+        """Does nothing: no adapter is loaded."""
 
     def write_rows(self, inputs: StepInputs) -> None:
-        """No row has one."""
+        """Does nothing: no row has an adapter."""
 
     def write_logit_rows(self, inputs: StepInputs, *, all_rows: bool) -> None:
-        """No row has one."""
+        """Does nothing: no row has an adapter."""
 
 
 NO_ADAPTERS = NoAdapters()

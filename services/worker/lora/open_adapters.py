@@ -1,4 +1,4 @@
-"""The adapters of a worker as its settings say."""
+"""Opens a worker's adapters from its settings."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ log = logger("worker.lora")
 def open_adapters(
     settings: WorkerSettings, ops: Ops, dtype: torch.dtype, device: Device, wanted: WorkerLimits
 ) -> AdapterManager | None:
-    """For layers that are still to be built; None where there are none and none can come. Raises InvalidArgument."""
+    """Reads the adapters before the model's layers are built; returns None if none are set and none can be loaded.
+    Raises InvalidArgument."""
     if not (settings.lora or settings.lora_folders or settings.lora_modules_to_save):
         return None
     served = model_identity.identity(Path(settings.model), settings.served_model_name).name
@@ -70,25 +71,25 @@ def open_adapters(
 
 
 def _readable(settings: WorkerSettings, most_bytes: int) -> list[PeftFolder]:
-    """Reads the adapters of `lora` by ascending names. One whose file is damaged is left out, so that the model and
-    the other adapters stay; any other fault is one of the settings and raises InvalidArgument."""
+    """Reads the adapters of `lora` by ascending names. Skips one whose file is damaged, so that the model and the other
+    adapters can be served; any other fault is one of the settings and raises InvalidArgument."""
     folders = []
     for name, folder in sorted(settings.lora.items()):
         try:
             folders.append(peft_folder.read(name, Path(folder), settings.max_lora_rank, most_bytes))
         except DamagedAdapter as error:
-            log.warning("an adapter is left out: its file is damaged", adapter=name, error=error.message)
+            log.warning("skipping an adapter whose file is damaged", adapter=name, error=error.message)
     return folders
 
 
 def damaged_adapter_names(settings: WorkerSettings, adapters: StepAdapters) -> list[str]:
-    """Returns the names of `lora` that a worker does not serve, ascending: those whose file is damaged."""
-    held = {one.id.name for one in adapters.loaded()}
-    return sorted(settings.lora.keys() - held)
+    """Returns the names of `lora` that the worker does not serve because their files are damaged, ascending."""
+    loaded = {adapter.id.name for adapter in adapters.loaded()}
+    return sorted(settings.lora.keys() - loaded)
 
 
 def adapter_reader(settings: WorkerSettings) -> AdapterReader:
-    """Of those that come while it runs."""
+    """Returns the reader of adapters that are loaded at run time."""
     most_bytes = peft_folder.max_weight_bytes(Path(settings.model)) if settings.lora_folders else 0
     folders = AdapterFolders(settings.lora_folders, settings.max_lora_rank, most_bytes)
     return AdapterReader(folders, settings.max_cpu_loras or settings.max_loras)

@@ -1,9 +1,9 @@
-"""What adapters do to a layer that has a row for each token of the vocabulary: an embedding, an output head.
+"""Adapters of layers with a row per token of the vocabulary: embeddings and output heads.
 
-Besides additions of low rank such a layer takes weights that were trained whole (PEFT's modules_to_save), which stand
-in the place of the model's own for the rows of their adapter. To the kernels that is an addition of full rank, one of
-whose matrices is the identity, to outputs that were multiplied by 0: so what holds for low ranks in recordings, among
-ranks and in batches of several adapters holds for it, and it does not matter what the model's own weight is stored as.
+Besides low-rank additions such a layer supports weights that were trained whole (PEFT's modules_to_save), which replace
+the model's own for the rows of their adapter. For the kernels this is an addition of full rank, with the identity as
+one of its matrices, to outputs multiplied by 0. So it works in recordings, on sharded ranks and in batches of several
+adapters like low ranks, whatever the storage format of the model's own weight.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from quire.services.worker.lora.peft.peft_scales import refusal
 
 
 class VocabularyAdapters(LinearAdapters):
-    """Of one projection."""
+    """Adapters of a layer with one projection."""
 
     @staticmethod
     @abstractmethod
     def hidden_size(shape: LayerShape) -> int:
-        """The rank of an addition that is a whole weight."""
+        """Returns the rank of an addition that replaces the whole weight."""
 
     @staticmethod
     @abstractmethod
     def _as_pair(weight: Tensor) -> LowRank:
-        """Of a whole weight [vocab_size, hidden_size]."""
+        """Returns a whole weight [vocab_size, hidden_size] as an addition of full rank."""
 
     @property
     def whole_bytes(self) -> int:
-        """On this rank's device, for one adapter that has the layer whole; 0 where none may."""
+        """Device memory of this rank for one adapter that replaces the layer; 0 if none may."""
         if not self._capacity.takes_whole:
             return 0
         return self.hidden_size(self.shape) * (len(self.shape.columns) + sum(self.shape.sizes)) * self._dtype.itemsize
@@ -44,15 +44,15 @@ class VocabularyAdapters(LinearAdapters):
         weight = folder.saved.get(name)
         if weight is None:
             return
-        want, have = list(self._weight[0]), list(weight.shape)
+        expected, actual = list(self._weight[0]), list(weight.shape)
         count = self._capacity.num_adapters
         reason = (
-            f"has {have[0]} tokens, the model's has {want[0]}: added tokens are not served"
-            if have[1:] == want[1:] and have[0] > want[0]
-            else f"has shape {have}, the model's has {want}"
-            if have != want
+            f"has {actual[0]} tokens, the model's has {expected[0]}: added tokens are not served"
+            if actual[1:] == expected[1:] and actual[0] > expected[0]
+            else f"has shape {actual}, the model's has {expected}"
+            if actual != expected
             else f"takes {weight.numel() * self._dtype.itemsize:,} bytes for each of {count} adapters (max_loras), "
-            "which are kept free where lora_modules_to_save names it"
+            "which are reserved if lora_modules_to_save names it"
             if not self._capacity.takes_whole
             else ""
         )
@@ -65,7 +65,7 @@ class VocabularyAdapters(LinearAdapters):
 
 
 class HeadAdapters(VocabularyAdapters):
-    """Of an output head."""
+    """Adapters of an output head."""
 
     @staticmethod
     def hidden_size(shape: LayerShape) -> int:
@@ -77,7 +77,7 @@ class HeadAdapters(VocabularyAdapters):
 
 
 class EmbeddingAdapters(VocabularyAdapters):
-    """Of an embedding: a linear layer whose inputs are 1 at one place and 0 elsewhere."""
+    """Adapters of an embedding: a linear layer whose inputs are one-hot vectors."""
 
     @staticmethod
     def hidden_size(shape: LayerShape) -> int:
@@ -88,7 +88,8 @@ class EmbeddingAdapters(VocabularyAdapters):
         return LowRank(weight.t(), torch.eye(weight.size(1), dtype=weight.dtype), replaces=True)
 
     def add(self, ids: Tensor, result: Tensor) -> None:
-        """To `result` [num_tokens, hidden_size], of `ids` [num_tokens], as this rank numbers them."""
+        """Adds to `result` [num_tokens, hidden_size] the adapters' rows of `ids` [num_tokens], as this rank numbers
+        them."""
         if self._step.is_active:
             self._ops.embed_low_rank(ids, result, self.packed, self.rows)
 

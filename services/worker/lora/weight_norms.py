@@ -1,8 +1,8 @@
-"""DoRA (Liu et al. 2024): a layer's outputs are scaled to a trained size, that of each row of W + s B A being known.
+"""DoRA (Liu et al. 2024): scales a layer's outputs to trained magnitudes, given the norm of each row of W + s B A.
 
-The layer itself is asked for what it is: products with unit vectors are the columns of W, products with the rows of A
-are A W^T. So this holds for weights of any kind, quantized ones included, as they are computed with; a weight is looked
-through once, when the first such adapter comes.
+The norms are computed from the layer's products: those with unit vectors are the columns of W, those with the rows of A
+are A W^T. So they are correct for weights of any format, quantized ones included, as these are computed with. A weight
+is traversed once, when the first such adapter is loaded.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-Product = Callable[[Tensor], Tensor]  # of a layer, without adapters
+Product = Callable[[Tensor], Tensor]  # a layer's outputs without adapters
 
 UNIT_VECTORS_AT_ONCE = 256  # unit vectors
 MIN_SQUARED_NORM = 1e-12  # of a squared norm
 
 
 class WeightNorms:
-    """Of one layer that has been loaded."""
+    """Row norms of one loaded layer."""
 
     def __init__(self, product: Product, in_features: int, *, dtype: torch.dtype, device: torch.device) -> None:
         self._product, self._in_features, self._dtype, self._device = product, in_features, dtype, device
@@ -28,29 +28,32 @@ class WeightNorms:
     def gains(
         self, pairs: Sequence[tuple[Tensor, Tensor] | None], magnitudes: Sequence[Tensor | None], sizes: Sequence[int]
     ) -> Tensor:
-        """float32 [2, out_features]: what the layer's outputs are multiplied by, and what is added then, so that the
-        bias stays as it is. `magnitudes` [size] of each projection; None: it is left as it is."""
+        """Returns factor and offset of the layer's outputs, float32 [2, out_features]; the offset keeps the bias
+        unscaled.
+
+        `magnitudes` [size] of each projection; None: unchanged.
+        """
         bias, squares = self._bias_and_squared_norms()
         gain = torch.ones_like(bias)
         parts = zip(
             pairs, magnitudes, gain.split(list(sizes)), bias.split(list(sizes)), squares.split(list(sizes)), strict=True
         )
         first = 0
-        for pair, magnitude, of_part, of_bias, of_squares in parts:
-            size = of_part.size(0)
+        for pair, magnitude, part_gain, part_bias, part_squares in parts:
+            size = part_gain.size(0)
             if pair is not None and magnitude is not None:
                 down, up = pair[0], pair[1].float()
-                across = self._product(down)[:, first : first + size].float() - of_bias  # A W^T
+                across = self._product(down)[:, first : first + size].float() - part_bias  # A W^T
                 inner = down.float() @ down.float().t()
                 added = 2 * (up * across.t()).sum(1) + ((up @ inner) * up).sum(1)
-                of_part.copy_(
-                    magnitude.to(self._device).float() / (of_squares + added).clamp(min=MIN_SQUARED_NORM).sqrt()
+                part_gain.copy_(
+                    magnitude.to(self._device).float() / (part_squares + added).clamp(min=MIN_SQUARED_NORM).sqrt()
                 )
             first += size
         return torch.stack([gain, (1 - gain) * bias])
 
     def _bias_and_squared_norms(self) -> tuple[Tensor, Tensor]:
-        """Bias, and the square of each row's norm."""
+        """Returns the bias, and each row's squared norm."""
         if self._known is None:
             nothing = torch.zeros(1, self._in_features, dtype=self._dtype, device=self._device)
             bias = self._product(nothing)[0].float()

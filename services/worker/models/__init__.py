@@ -1,1 +1,1 @@
-"""Model families: a table of architectures, each read from its config.json into the one decoder that runs them all."""
+"""Model families: a table of architectures, each read from its config.json and built from common layers."""

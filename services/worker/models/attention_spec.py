@@ -1,4 +1,4 @@
-"""What a rank's part of a model asks of attention, and the block size that suits the backend it will get."""
+"""Attention requirements of a rank's part of a model, and the block size that suits its backend."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def attention_spec(
     *,
     has_trees: bool = False,
 ) -> AttentionSpec:
-    """`kv_dtype`: None: the model's."""
+    """Returns the attention requirements of a rank's part; `kv_dtype`: None: the model's dtype."""
     heads, latent = place.shard.heads(config.num_q_heads, config.num_kv_heads), config.latent
     return AttentionSpec(
         device=place.device.type,
@@ -44,8 +44,10 @@ def attention_spec(
 
 
 def block_size_for(settings: WorkerSettings, config: DecoderConfig, *, has_trees: bool = False) -> int:
-    """Returns what block_size 0 stands for; 0: the device's default. No device is open yet. `has_trees`: see
-    AttentionSpec."""
+    """Returns the block size that block_size=0 stands for; 0: the device's default.
+
+    Called before any device is opened. `has_trees`: see AttentionSpec.
+    """
     name = settings.attention_backend
     if name == AUTO and not has_trees and _flash_attn_may_compute_prompts(settings, config):
         name = "flash_attn"

@@ -1,10 +1,9 @@
-"""What decoder-only language models have in common: an embedding, layers beside a residual stream, a norm, a head.
+"""Base of decoder-only language models: an embedding, layers on a residual stream, a norm, an output head.
 
-A family is a class in a file of its own, found by `registry`. It says how its config.json is read and what its layers
-are made of; the rest of the worker knows the face of CausalLM and never a layer's insides. What makes some models
-faster than one call a kernel stands beside it: layer_stack.py, single_row.py, taped.py, deferred_all_reduce.py.
-`single_row` and `taped_functions` say what a family offers; not where a family that inherits them computes in another
-way what is around its layers.
+A family is a class in its own file, found by `registry`. It reads its config.json and builds its layers; the rest of
+the worker uses the interface of CausalLM and never a layer's internals. Fast paths are in separate modules:
+layer_stack.py, single_row.py, taped.py, deferred_all_reduce.py. A family offers them by `single_row` and
+`taped_functions`; a subclass that changes the computation around the layers does not inherit them.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from quire.services.worker.models.layer_stack import LayerStack, State, joined
 from quire.shared.errors import InvalidArgument
 from quire.shared.kv.kv_specs import FULL, KVSpec, Latent, LayerSpec, Window
 
-if TYPE_CHECKING:  # this module is also read where there is no torch, to check a config.json
+if TYPE_CHECKING:  # this module is also imported without torch, to check a config.json
     from torch import Tensor
 
     from quire.kernels.reference.low_rank import AdaptedRows
@@ -38,49 +37,48 @@ TIED_HEAD = "lm_head.weight"
 
 
 class CausalLM(ABC):
-    """Tokens to logits."""
+    """Decoder-only language model: tokens to hidden states to logits."""
 
-    # Functions of `kernels` that forward() consists of, so that a tape can record it; none: it cannot.
+    # Functions of `kernels` called by forward(), so that a tape can record it; empty: not recordable.
     taped_functions: ClassVar[tuple[str, ...]] = ()
     embedding_name: ClassVar[str] = "model.embed_tokens"
     norm_name: ClassVar[str] = "model.norm"
 
     classifier: Classifier | None = None
 
-    # Of the first stage of a pipeline alone.
+    # Only on the first pipeline stage.
     embedding: Embedding
     head: OutputHead | TiedOutputHead
 
-    # Tokens that each expert has had, int64 [layers with experts, num_experts], and which layers these are.
+    # Token counts of experts, int64 [layers with experts, num_experts], and the indices of these layers.
     expert_counts: tuple[Tensor, tuple[int, ...]] | None = None
 
-    # Layers whose input goes behind the hidden states, for a drafter that reads it (keep_states).
+    # Layers whose inputs are appended to the hidden states for a drafter (keep_states).
     kept_layers: tuple[int, ...] = ()
 
     def forward(self, batch: ForwardBatch, caches: list[LayerCache]) -> Tensor:
-        """Hidden states [num_samples, hidden_width] of the tokens whose logits are wanted."""
+        """Returns the hidden states [num_samples, hidden_width] of the tokens whose logits are wanted."""
         return joined(*self.run(batch, caches))
 
     def run(self, batch: ForwardBatch, caches: list[LayerCache]) -> tuple[Tensor, list[State]]:
-        """Hidden states [num_samples, hidden_size], and those that are kept."""
+        """Returns the hidden states [num_samples, hidden_size] and the kept layer inputs."""
         residual = self.embed(batch)
         if self.kept_layers:
             return self._stack.normed_and_kept(self.kept_layers, residual, batch, caches)
         return self._stack.normed(residual, batch, caches), []
 
     def first_layers(self, residual: Tensor, batch: ForwardBatch, caches: list[LayerCache]) -> Tensor:
-        """The residual stream after the layers of this stage, where other stages follow; may change `residual`."""
+        """Returns the residual stream after this stage's layers if other stages follow; may change `residual`."""
         return residual.add_(self._stack.through(residual, batch, caches))
 
     def last_layers(self, residual: Tensor, batch: ForwardBatch, caches: list[LayerCache]) -> Tensor:
-        """Hidden states, as forward(), from the residual stream before the first layer of the last stage; may change
-        `residual`."""
+        """Returns the hidden states, as forward(), from the last stage's input; may change `residual`."""
         return self._stack.normed(residual, batch, caches)
 
     def __init__(
         self, config: DecoderConfig, backend: AttentionBackend, place: LayerPlacement, num_positions: int
     ) -> None:
-        """`num_positions`: longest sequence that will be run."""
+        """Builds the layers of this stage; `num_positions` is the longest sequence that will be run."""
         self.config, self._logit_cap = config, config.scales.logit_cap
         self.stage, self.shard = place.stage, place.shard
         self._edges: tuple[Loadable, ...] = ()
@@ -108,13 +106,16 @@ class CausalLM(ABC):
         ropes = config.ropes or (config.rope,) * config.num_layers
         self._collectives = place.shard.collectives
         self._defer_all_reduces()
-        self._finished: set[int] = set()  # places of layers, while weights are loaded
+        self._finished: set[int] = set()  # indices of finished layers, while weights are loaded
         rotations = [tables[ropes[index]] for index in self.here]
         self._stack = LayerStack(self.layers, rotations, self.norm, place.ops.embed)
 
     @classmethod
     def final_norm(cls, config: DecoderConfig, place: LayerPlacement) -> Norm:
-        """Where all logits are multiplied, this one is: a table of embeddings may be the output head, too."""
+        """Returns the norm after the last layer, which includes the scale of the logits.
+
+        The scale cannot be part of a tied output head, because its table is the embedding.
+        """
         tied = config.scales.embedding if config.tie_word_embeddings else 1.0
         scale, offset = config.scales.logit / tied, config.scales.norm_offset
         return RMSNorm(cls.norm_name, config.hidden_size, config.rms_norm_eps, place, offset=offset, scale=scale)
@@ -122,7 +123,7 @@ class CausalLM(ABC):
     @staticmethod
     @abstractmethod
     def read(config: ConfigFile) -> DecoderConfig:
-        """Raises InvalidArgument for what would be computed otherwise than it is meant. Needs no torch."""
+        """Reads config.json. Raises InvalidArgument for features that are not supported. Needs no torch."""
 
     @staticmethod
     @abstractmethod
@@ -130,7 +131,7 @@ class CausalLM(ABC):
 
     @staticmethod
     def kv_specs(config: DecoderConfig) -> tuple[LayerSpec, ...]:
-        """What each layer keeps of the tokens before."""
+        """Returns what each layer caches of earlier tokens."""
         if config.latent is not None:
             return (Latent(config.latent.kv_rank, config.latent.rope_dim),) * config.num_layers
         attended: tuple[KVSpec, ...] = tuple(Window(length) if length else FULL for length in config.sliding_windows)
@@ -143,16 +144,16 @@ class CausalLM(ABC):
 
     @staticmethod
     def single_row(config: DecoderConfig, place: LayerPlacement) -> str | None:
-        """Why steps of one token cannot run as a chain of fused kernels here; None if they can (single_row.py)."""
+        """Returns why decode steps of one token cannot run as fused kernels (single_row.py), or None."""
         return "this family has no chain of fused kernels"
 
     @property
     def passed_over(self) -> tuple[str, ...]:
-        """Tensors that checkpoints may repeat although the model has them under another name."""
+        """Checkpoint tensors to ignore, because the model has them under another name."""
         return (TIED_HEAD,) if self.config.tie_word_embeddings else ()
 
     def is_on_other_stage(self, name: str) -> bool:
-        """Whether another stage of the pipeline has this tensor of the checkpoint, if this one does not."""
+        """Returns whether another pipeline stage has a checkpoint tensor that this one lacks."""
         if self.stage.is_whole:
             return False
         index = next((int(part) for part in name.split(".") if part.isdecimal()), None)
@@ -173,7 +174,7 @@ class CausalLM(ABC):
             yield from part.destinations()
 
     def finish_layer(self, index: int) -> None:
-        """Before finish(): all that the layer at this place of `layers` needs is there."""
+        """Finishes the layer at `index` of `layers` once its tensors are loaded, before finish()."""
         self.layers[index].finish()
         self._finished.add(index)
 
@@ -184,12 +185,14 @@ class CausalLM(ABC):
                 part.finish()
 
     def embed(self, batch: ForwardBatch) -> Tensor:
-        """Where the residual stream begins: [num_tokens, hidden_size], which nothing else holds."""
+        """Returns the start of the residual stream, [num_tokens, hidden_size], in memory of its own."""
         return self.embedding.embed_step(batch.token_ids)
 
     def keep_states(self, layers: tuple[int, ...]) -> None:
-        """From now on forward() gives the inputs of these layers, too, in this order. Raises InvalidArgument where a
-        model cannot."""
+        """Makes forward() append the inputs of these layers, in this order.
+
+        Raises InvalidArgument for models that cannot.
+        """
         if not self.stage.is_whole:
             text = "speculative_config: its drafts need what layers read, and here these lie in stages"
             raise InvalidArgument(text, field="speculative_config")
@@ -197,32 +200,36 @@ class CausalLM(ABC):
         self._defer_all_reduces()
 
     def _defer_all_reduces(self) -> None:
-        """Defers sums of ranks. A stage before others passes on the residual stream, without a norm after its last
-        layer."""
+        """Defers all-reduces to the next norms.
+
+        A stage followed by others passes on the residual stream without a norm after its last layer.
+        """
         last_norm = self.norm if self.stage.is_last else None
         defer_all_reduces(self.layers, last_norm, self.kept_layers, self._collectives)
 
     @property
     def hidden_width(self) -> int:
-        """Of what forward() gives."""
+        """Width of the tensors returned by forward()."""
         return self.config.hidden_size * (1 + len(self.kept_layers))
 
     def logits(self, hidden: Tensor, *adapted: AdaptedRows) -> Tensor:
-        """[num_samples, tokens of this rank] in the model's dtype; of `hidden` [num_samples, hidden_size or more].
-        Ranks have equally many columns, of which the last may be padding, -inf. `adapted`: which rows have adapters
-        that add to the output head, if there are such."""
+        """Returns logits [num_samples, tokens of this rank] in the model's dtype.
+
+        `hidden` is [num_samples, hidden_size or more]. All ranks have equally many columns, the last ones may be
+        padding (-inf). `adapted`: rows with adapters on the output head, if there are any.
+        """
         size = self.config.hidden_size
         logits = self.head(hidden if hidden.size(-1) == size else hidden[..., :size].contiguous(), *adapted)
         cap = self._logit_cap
         return self.head.pad_vocab(logits.div_(cap).tanh_().mul_(cap) if cap else logits)
 
     def whole_logits(self, hidden: Tensor) -> Tensor:
-        """[num_samples, vocab_size], on all ranks, without adapters."""
+        """Returns logits [num_samples, vocab_size] on all ranks, without adapters."""
         return self.head.all_gather_vocab(self.logits(hidden))
 
 
 def head_layers(config: DecoderConfig) -> float:
-    """How many layers weigh as much as the output head: by the elements that a step reads, all experts among them."""
+    """Returns the weight of the output head in units of layers, by elements read per step, including all experts."""
     attention = config.head_dim * (2 * config.num_q_heads + 2 * config.num_kv_heads)
     experts = config.experts
     rows = config.intermediate_size if experts is None else experts.num_experts * experts.intermediate_size

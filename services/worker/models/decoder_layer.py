@@ -1,4 +1,4 @@
-"""Decoder layers: what a model's forward pass calls, cut in two at the KV cache."""
+"""Decoder layers as called by a model's forward pass, split in two at the KV cache."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Norm(Protocol):
-    """Normalises x; called with a residual, it first adds x to that, in place."""
+    """Normalization; with a residual it first adds x to the residual in place."""
 
     def destinations(self) -> Iterator[tuple[str, Destination]]: ...
 
@@ -26,11 +26,11 @@ class Norm(Protocol):
 
 
 class DecoderLayer(ABC):
-    """Reads the residual stream and returns what is to be added to it.
+    """Decoder layer: reads the residual stream and returns the update to be added to it.
 
     A layer does not know the fast paths: a model runs the last layer's second half for sampled tokens only
-    (layer_stack.py), a single token goes through the layer's parts in fused kernels (single_row.py), and the all-reduce
-    of ranks' sums may move into the norm after it (deferred_all_reduce.py).
+    (layer_stack.py), a single token runs through fused kernels (single_row.py), and the all-reduce of ranks' partial
+    sums may move into the next norm (deferred_all_reduce.py).
     """
 
     _parts: Sequence[Loadable]
@@ -38,19 +38,21 @@ class DecoderLayer(ABC):
     def __call__(
         self, x: Tensor | None, residual: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor
     ) -> Tensor:
-        """`x` [num_tokens, hidden_size]: what the layer before adds to the residual (updated in place), None before
-        the first layer -> what this one adds."""
+        """Runs the layer: `x` [num_tokens, hidden_size] -> the layer's update of the same shape.
+
+        `x` is the previous layer's update, which is added to the residual in place; None for the first layer.
+        """
         return self.complete(self.store(x, residual, batch, cache, cos_sin), residual, cache, batch.attention)
 
     @abstractmethod
     def store(
         self, x: Tensor | None, residual: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor
     ) -> Tensor:
-        """The first half, which later steps need: keys and values go to the cache. Returns the queries."""
+        """Runs the first half, up to the KV cache: stores keys and values and returns the queries."""
 
     @abstractmethod
     def complete(self, q: Tensor, residual: Tensor, cache: LayerCache, metadata: AttentionMetadata) -> Tensor:
-        """The second half, for the tokens in `metadata`."""
+        """Runs the second half for the tokens in `metadata`."""
 
     def destinations(self) -> Iterator[tuple[str, Destination]]:
         for part in self._parts:
@@ -62,5 +64,5 @@ class DecoderLayer(ABC):
 
 
 def normed(norm: Norm, x: Tensor | None, residual: Tensor) -> Tensor:
-    """Normalises the residual stream, with `x` added to it where a layer came before."""
+    """Normalizes the residual stream after adding `x`, if there is a previous layer."""
     return norm(residual) if x is None else norm(x, residual)

@@ -1,4 +1,4 @@
-"""All-reduces that layers defer to the norms after them, where one kernel adds up and normalises."""
+"""Deferred all-reduces: a layer leaves its all-reduce to the next norm, where one kernel reduces and normalizes."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ class DeferringFeedForward(Protocol):
 
     @property
     def dispatches(self) -> bool:
-        """Whether ranks exchange rows, so that each has whole sums of its own."""
+        """Whether rows are dispatched between ranks, so that the results are complete sums."""
 
     def defer_all_reduce(self, *, deferred: bool) -> None: ...
 
 
 class CompletingNorm(Protocol):
-    """Norm that may add up the ranks' partial sums of its input."""
+    """Norm that can reduce the ranks' partial sums of its input."""
 
     def complete_all_reduce(self, collectives: Collectives | None) -> None:
-        """Sets what adds up the ranks' partial sums that come beside a residual; None: the input is whole."""
+        """Sets the collectives that reduce the norm's input; None: the input is complete."""
 
 
 @runtime_checkable
 class DeferringLayer(Protocol):
-    """Layer that begins with such a norm and ends with such a feed-forward layer, as LlamaLayer."""
+    """Layer with such a norm at its start and such a feed-forward layer at its end, as LlamaLayer."""
 
     input_norm: CompletingNorm
     mlp: DeferringFeedForward
@@ -39,9 +39,12 @@ class DeferringLayer(Protocol):
 def defer_all_reduces(
     layers: Sequence[object], last_norm: object, kept: Collection[int], collectives: Collectives
 ) -> None:
-    """Defers the all-reduce at the end of each layer to the norm at the start of the next, and that of the last layer
-    to `last_norm` (None: a stage without one), where both can. Inputs of the layers at the places `kept` stay whole,
-    because drafters read them, too."""
+    """Defers the all-reduce at the end of each layer to the next layer's norm, and that of the last layer to
+    `last_norm`.
+
+    `last_norm` is None on a stage without one. The inputs of the layers at the indices `kept` stay complete, because
+    drafters read them, too.
+    """
     if not collectives.fuses_rms_norm:
         return
     norms = [layer.input_norm if isinstance(layer, DeferringLayer) else None for layer in layers[1:]]

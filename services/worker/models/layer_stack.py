@@ -1,4 +1,4 @@
-"""Runs a model's layers over a step: plainly, or so that less is computed, or more is kept on the way."""
+"""Runs a model's layers over a step, with variants that compute less or keep layer inputs."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from quire.services.worker.layers.forward_batch import ForwardBatch
     from quire.services.worker.models.decoder_layer import DecoderLayer, Norm
 
-State = tuple["Tensor", ...]  # whose sum is what a layer reads, [num_samples, hidden_size]
+State = tuple["Tensor", ...]  # summands of a layer's input, each [num_samples, hidden_size]
 
 
 class LayerStack:
-    """The layers of one stage, each with the table by which its positions are rotated, and the norm after the last."""
+    """Layers of one stage with their rotary tables, and the norm after the last layer."""
 
     def __init__(
         self,
@@ -25,11 +25,12 @@ class LayerStack:
         norm: Norm,
         gather_rows: Callable[[Tensor, Tensor], Tensor],
     ) -> None:
-        """`gather_rows`: of row numbers and a matrix."""
+        """Takes the layers in order; `gather_rows` selects rows (indices, matrix)."""
         self._layers, self._norm, self._gather_rows = [*zip(layers, tables, strict=True)], norm, gather_rows
 
     def through(self, residual: Tensor, batch: ForwardBatch, caches: Sequence[LayerCache]) -> Tensor:
-        """What the last layer adds to the residual stream, [num_tokens, hidden_size]; updates `residual` in place."""
+        """Runs all layers; returns the last update of the residual stream, [num_tokens, hidden_size], adding others in
+        place."""
         x: Tensor | None = None
         for (layer, cos_sin), cache in zip(self._layers, caches, strict=True):
             x = layer(x, residual, batch.for_cache(cache), cache, cos_sin)
@@ -37,7 +38,7 @@ class LayerStack:
         return x
 
     def normed(self, residual: Tensor, batch: ForwardBatch, caches: Sequence[LayerCache]) -> Tensor:
-        """Hidden states of sampled tokens, [num_samples, hidden_size], after the norm."""
+        """Returns the normalized hidden states of sampled tokens, [num_samples, hidden_size]."""
         wanted = batch.logit_tokens
         if wanted is not None and batch.for_cache(caches[-1]).last is not None:
             return self._normed_of_samples(residual, batch, caches, wanted)
@@ -46,7 +47,7 @@ class LayerStack:
     def _normed_of_samples(
         self, residual: Tensor, batch: ForwardBatch, caches: Sequence[LayerCache], wanted: Tensor
     ) -> Tensor:
-        """The last layer computes what lies after its cache for sampled tokens alone: 3 % of what a prompt takes."""
+        """Runs the last layer after its KV cache for sampled tokens only: saves 3 % of a prompt's time."""
         x: Tensor | None = None
         for (layer, cos_sin), cache in zip(self._layers[:-1], caches[:-1], strict=True):
             x = layer(x, residual, batch.for_cache(cache), cache, cos_sin)
@@ -62,7 +63,7 @@ class LayerStack:
     def normed_and_kept(
         self, kept: Sequence[int], residual: Tensor, batch: ForwardBatch, caches: Sequence[LayerCache]
     ) -> tuple[Tensor, list[State]]:
-        """normed(), and what the layers at the places `kept` read, for a drafter."""
+        """Returns normed() and, for a drafter, the inputs of the layers at the indices `kept`."""
         wanted, states, x = batch.logit_tokens, dict[int, State](), None
         for index, ((layer, cos_sin), cache) in enumerate(zip(self._layers, caches, strict=True)):
             if index in kept:
@@ -77,14 +78,14 @@ class LayerStack:
         return self._norm(x, residual)
 
     def _state(self, x: Tensor | None, residual: Tensor, wanted: Tensor | None) -> State:
-        """WeightCopier: layers change the residual."""
+        """Copies the layer input, because layers change the residual."""
         if wanted is None:
             return (residual.clone() if x is None else x + residual,)
         return tuple(self._gather_rows(wanted, t) for t in (x, residual) if t is not None)
 
 
 def joined(hidden: Tensor, kept: Sequence[State]) -> Tensor:
-    """Hidden states and kept ones side by side, along the last axis."""
+    """Concatenates hidden states and kept layer inputs along the last axis."""
     if not kept:
         return hidden
     import torch

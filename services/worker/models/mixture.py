@@ -1,4 +1,4 @@
-"""Llama's blocks with a choice of experts for the feed-forward of some layers or all: what such families share."""
+"""Common parts of mixture-of-experts families: Llama's blocks with routed experts in some or all layers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class MixtureLayer(LlamaLayer):
-    """`experts` is None in a layer that has none."""
+    """Llama layer whose feed-forward may be a mixture of experts; `experts` is None for dense layers."""
 
     def __init__(
         self,
@@ -34,7 +34,10 @@ class MixtureLayer(LlamaLayer):
         *,
         attention: Mixer | None = None,
     ) -> None:
-        """`experts`, `attention`: others than those that the configuration says; an MLP for a layer that has none."""
+        """Builds the layer.
+
+        `experts`, `attention`: replace those of the configuration; an MLP makes the layer dense.
+        """
         assert config.experts is not None
         self.experts = experts if isinstance(experts, SparseMLP) else None
         if experts is None and config.experts.sparse_layers[index]:
@@ -45,7 +48,7 @@ class MixtureLayer(LlamaLayer):
         self._defer_all_reduces(place)
 
     def _defer_all_reduces(self, place: LayerPlacement) -> None:
-        """To experts whose rows go from rank to rank."""
+        """Leaves attention's all-reduce to expert dispatch, which combines it with its own exchange."""
         if self.experts is not None and self.experts.dispatches:
             self.attention.defer_all_reduce()
             self.middle_norm.complete_all_reduce(place.shard.collectives)
@@ -57,7 +60,7 @@ class MixtureLayer(LlamaLayer):
 
 
 class MixtureForCausalLM(LlamaForCausalLM):
-    """A family says how its config.json is read."""
+    """Mixture-of-experts model; a family adds how its config.json is read."""
 
     taped_functions: ClassVar[tuple[str, ...]] = (*LlamaForCausalLM.taped_functions, "route", "experts")
 
@@ -65,10 +68,10 @@ class MixtureForCausalLM(LlamaForCausalLM):
         self, config: DecoderConfig, backend: AttentionBackend, place: LayerPlacement, num_positions: int
     ) -> None:
         super().__init__(config, backend, place, num_positions)
-        import torch  # here: families are also read where there is none
+        import torch  # lazy: families are also read without torch
 
         if config.experts is None:
-            return  # a family that may have none
+            return  # a family with optional experts
         here = zip(self.here, self._mixture_layers, strict=True)
         sparse = {index: layer.experts for index, layer in here if layer.experts is not None}
         counts = torch.zeros(len(sparse), config.experts.num_experts, dtype=torch.int64, device=place.device)
@@ -98,7 +101,7 @@ class MixtureForCausalLM(LlamaForCausalLM):
 
     @property
     def passed_over(self) -> tuple[str, ...]:
-        """Also the experts of other ranks."""
+        """Includes the experts of other ranks."""
         layers = (layer.experts for layer in self._mixture_layers if layer.experts is not None)
         return (*super().passed_over, *(name for experts in layers for name in experts.experts.absent))
 

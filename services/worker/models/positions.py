@@ -1,4 +1,4 @@
-"""Models that learn a vector for each position and rotate nothing."""
+"""Models with learned position embeddings and no rotation."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 class LearnedPositions(CausalLM):
-    """The vector is added to the token's."""
+    """Adds a learned vector for the position to each token's embedding."""
 
     positions_name: ClassVar[str]
-    first_row: ClassVar[int] = 0  # of position 0 in the table
+    first_row: ClassVar[int] = 0  # table row of position 0
 
     def __init__(
         self, config: DecoderConfig, backend: AttentionBackend, place: LayerPlacement, num_positions: int

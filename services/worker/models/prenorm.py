@@ -1,4 +1,4 @@
-"""Layers as in GPT-2: a LayerNorm before attention, a LayerNorm before a feed-forward without gates."""
+"""Layers as in GPT-2: LayerNorm before attention and before a feed-forward layer without gates."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class PrenormLayer(DecoderLayer):
-    """Made of what the family brings."""
+    """Pre-norm layer composed of the family's norms, attention and feed-forward."""
 
     def __init__(self, first: LayerNorm, attention: Attention, second: LayerNorm, mlp: PlainMLP) -> None:
         self._first, self._attention, self._second, self.mlp = first, attention, second, mlp

@@ -1,4 +1,4 @@
-"""Architectures by the name that config.json gives them. Needs no torch."""
+"""Registry of architectures by the name in config.json. Needs no torch."""
 
 from __future__ import annotations
 
@@ -20,9 +20,11 @@ from quire.shared.models import encoder_families, model_identity
 
 GROUP = "quire.models"
 CLASSIFIER_SUFFIX, DECODER_SUFFIX = "ForSequenceClassification", "ForCausalLM"
-Implementation = Literal["auto", "quire", "transformers"]  # auto: our own code, else that of transformers
+Implementation = Literal[
+    "auto", "quire", "transformers"
+]  # auto: native implementation if there is one, else transformers
 
-# Architecture -> its class, a CausalLM; imported when needed.
+# Architecture -> class (CausalLM), imported lazily.
 ARCHITECTURES = {
     "Cohere2ForCausalLM": "quire.services.worker.models.families.cohere:Cohere2ForCausalLM",
     "CohereForCausalLM": "quire.services.worker.models.families.cohere:CohereForCausalLM",
@@ -66,7 +68,7 @@ ENCODERS = {
 
 
 def find_encoder(values: dict[str, Any]) -> type[EncoderModel] | None:
-    """`values`: config.json; None where it is no encoder's."""
+    """Returns the encoder class for `values` (config.json), or None for other architectures."""
     family = encoder_families.family_of(values)
     if family is None:
         return None
@@ -75,7 +77,7 @@ def find_encoder(values: dict[str, Any]) -> type[EncoderModel] | None:
 
 
 def read_encoder_config(values: dict[str, Any]) -> EncoderConfig:
-    """Of what find_encoder() finds. Raises InvalidArgument for what cannot be run as it is meant."""
+    """Reads the configuration of an encoder. Raises InvalidArgument for unsupported features."""
     encoder = find_encoder(values)
     assert encoder is not None
     check_sizes(values)
@@ -83,7 +85,7 @@ def read_encoder_config(values: dict[str, Any]) -> EncoderConfig:
 
 
 def check_config(values: dict[str, Any], implementation: Implementation = "auto") -> DecoderConfig | EncoderConfig:
-    """What no worker could run is refused: InvalidArgument."""
+    """Raises InvalidArgument for a config.json that no worker could run."""
     if find_encoder(values) is not None:
         if implementation == "transformers":
             text = "model_impl: encoders run with code of their own, not with that of transformers"
@@ -93,7 +95,7 @@ def check_config(values: dict[str, Any], implementation: Implementation = "auto"
 
 
 def find_model(values: dict[str, Any], implementation: Implementation = "auto") -> type[CausalLM]:
-    """`values`: config.json. Raises InvalidArgument for an architecture that nobody has code for."""
+    """Returns the decoder class for `values` (config.json). Raises InvalidArgument for unknown architectures."""
     names = [name.replace(CLASSIFIER_SUFFIX, DECODER_SUFFIX) for name in ConfigFile(values).get("architectures", [])]
     known = plugins.known(GROUP, ARCHITECTURES)
     name = next((name for name in names if name in known), None)
@@ -112,7 +114,10 @@ def find_model(values: dict[str, Any], implementation: Implementation = "auto") 
 
 
 def read_model_config(values: dict[str, Any], implementation: Implementation = "auto") -> DecoderConfig:
-    """`values`: config.json. Raises InvalidArgument for what cannot be run as it is meant."""
+    """Reads the configuration of a decoder from `values` (config.json).
+
+    Raises InvalidArgument for unsupported features.
+    """
     check_sizes(values)
     names = ConfigFile(values).get("architectures", [])
     model = find_model(values, implementation)
@@ -121,5 +126,5 @@ def read_model_config(values: dict[str, Any], implementation: Implementation = "
         return config
     if (config.scales.logit, config.scales.embedding) != (1, 1):
         raise InvalidArgument(f"config.json: architectures is {names!r}: its hidden states are scaled", field="model")
-    # It has no output head of its own, and its embeddings are not used as one.
+    # A classifier has no output head, and its embedding is not tied to one.
     return replace(config, num_classes=len(model_identity.class_names(values)), tie_word_embeddings=True)

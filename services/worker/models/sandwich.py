@@ -1,4 +1,4 @@
-"""Layers with a norm on both sides of attention and of the feed-forward: x + after(attention(before(x))), and so on."""
+"""Layers with norms before and after attention and the feed-forward: x + post(attention(pre(x))), likewise the MLP."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class NormNames:
-    """As the checkpoint has them."""
+    """Checkpoint names of a layer's norms."""
 
     before_attention: str
     after_attention: str
@@ -31,7 +31,7 @@ class NormNames:
 
 
 class SandwichLayer(DecoderLayer):
-    """Four norms."""
+    """Decoder layer with four norms."""
 
     def __init__(
         self, index: int, config: DecoderConfig, names: NormNames, backend: AttentionBackend, place: LayerPlacement

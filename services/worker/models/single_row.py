@@ -1,9 +1,9 @@
-"""A step of one token as a chain of fused kernels: a single stream is bound by the time between them.
+"""Decode steps of one token as a chain of fused kernels: a single stream is bound by gaps between kernels.
 
-Six kernels a layer instead of nine, each of which loads its weights while the one before it still runs (row_linear,
-row_attention and pdl of quire.kernels.triton). On an H200, 28 layers of hidden size 1024: 0.57 ms a step; as
-CausalLM.forward with cuBLAS, 1.16. The parts of a layer put themselves into the chain (`run_row`), of what RowKernels
-has. What an adapter adds to a product is half made in the same launch, half in one more after it.
+Six kernels a layer instead of nine, each of which loads its weights while the previous one still runs (row_linear,
+row_attention and pdl of quire.kernels.triton). On an H200, 28 layers of hidden size 1024: 0.57 ms a step; 1.16 as
+CausalLM.forward with cuBLAS. A layer's parts add themselves to the chain (`run_row`) with the operations of RowKernels.
+A low-rank adapter's first product runs in the same launch, its second in one more.
 """
 
 from __future__ import annotations
@@ -29,8 +29,10 @@ if TYPE_CHECKING:
 
 
 def model_reject_reason(model: CausalLM, place: LayerPlacement) -> str | None:
-    """Why a model's steps of one token cannot run as a chain here, or None. Another package's family may inherit what
-    offers one, and compute something else around its layers."""
+    """Returns why a model's single-token steps cannot run as a chain, or None.
+
+    A plugin's family may inherit from one that offers the chain but compute something else around its layers.
+    """
     family = type(model)
     if not (family.forward is CausalLM.forward and family.run is CausalLM.run and family.logits is CausalLM.logits):
         return "this family computes what is around its layers in a way of its own"
@@ -38,7 +40,7 @@ def model_reject_reason(model: CausalLM, place: LayerPlacement) -> str | None:
 
 
 def reject_reason(config: DecoderConfig, place: LayerPlacement) -> str | None:
-    """Why a chain of attention and gated feed-forward layers cannot run here, or None."""
+    """Returns why a chain of attention and gated feed-forward layers cannot run here, or None."""
     if place.batch_invariant:
         return "sums in an order of its own"
     if not place.shard.collectives.fuses_residual_add:
@@ -73,7 +75,7 @@ def _sizes_reject_reason(config: DecoderConfig, place: LayerPlacement) -> str | 
 
 
 def experts_reject_reason(experts: ExpertsConfig, shard: Shard) -> str | None:
-    """The same for a choice of experts in place of the feed-forward layer."""
+    """Returns why the chain cannot run with these experts, or None."""
     from quire.kernels.triton.single_row.row_experts import row_experts_takes
 
     if not shard.is_whole:
@@ -86,17 +88,17 @@ def experts_reject_reason(experts: ExpertsConfig, shard: Shard) -> str | None:
 
 
 class RowLinear(Protocol):
-    """A product of the chain."""
+    """Linear layer in the chain."""
 
     packed: Any
     adapters: LinearAdapters | None
 
 
 class RowKernels:
-    """What layers can ask for, on one row each."""
+    """Operations on one row that layers of the chain use."""
 
     def __init__(self, cos_sin: Tensor, shard: Shard, *, pdl: bool) -> None:
-        """`pdl`: the device has programmatic dependent launch."""
+        """Binds the kernels; `pdl`: the device supports programmatic dependent launch."""
         from quire.kernels.triton.single_row.row_attention import row_attention
         from quire.kernels.triton.single_row.row_experts import row_experts
         from quire.kernels.triton.single_row.row_linear import RowNorm, row_linear
@@ -120,7 +122,7 @@ class RowKernels:
         norm: RMSNorm | None = None,
         gated: bool = False,
     ) -> Tensor:
-        """Of the normalised x, if there is a norm; `gated`: silu of the first half times the second."""
+        """Multiplies x, normalized if `norm` is given; `gated`: silu of the first half times the second."""
         normed = self._norm(norm.weight, norm.eps) if norm is not None else None
         narrow = self._narrow_of(x, layer.adapters)
         if narrow is None:
@@ -129,8 +131,7 @@ class RowKernels:
         return self._add_low_rank(y, narrow, gated=gated, pdl=self._pdl)
 
     def linear_into(self, residual: Tensor, x: Tensor, layer: RowLinear) -> None:
-        """The product is added to the residual, in place; where ranks have a part of its inputs each, all of their
-        products."""
+        """Adds the product to the residual in place, reduced over all ranks if they hold parts of the inputs."""
         narrow = self._narrow_of(x, layer.adapters)
         if not self._shard.is_whole:
             product = self._linear(x, layer.packed, narrow=narrow, pdl=self._pdl)
@@ -144,7 +145,7 @@ class RowKernels:
             self._add_low_rank(product, narrow, residual=residual, pdl=self._pdl)
 
     def _narrow_of(self, x: Tensor, adapters: LinearAdapters | None) -> Any:
-        """Where the first half of what an adapter adds goes; None in steps without adapters."""
+        """Returns memory for the adapters' first product, or None in steps without adapters."""
         if adapters is None or not adapters.is_active:
             return None
         products = x.new_empty(adapters.packed.most_ranks)
@@ -153,7 +154,7 @@ class RowKernels:
     def experts(
         self, residual: Tensor, norm: RMSNorm, logits: Tensor, *, routing: Routing, packed: Any, load: Tensor | None
     ) -> None:
-        """What the experts that `logits` choose make of the normalised residual is added to it, in place."""
+        """Adds the output of the experts chosen by `logits`, for the normalized residual, to it in place."""
         normed = self._norm(norm.weight, norm.eps)
         self._experts(residual, normed, logits, routing, packed, load, pdl=self._pdl)
 
@@ -169,7 +170,7 @@ class RowKernels:
         scale: float,
         window: int,
     ) -> Tensor:
-        """Norms of queries and keys, rotation, the store and attention itself: [1, num_q_heads * head_dim]."""
+        """Runs query and key norms, rotation, KV store and attention: [1, num_q_heads * head_dim]."""
         return self._attention(
             qkv,
             *norm_weights,
@@ -188,19 +189,19 @@ class RowKernels:
 
 
 class RowAttention(Protocol):
-    """Attention that has a place in the chain."""
+    """Attention layer that can be part of the chain."""
 
     def run_row(
         self, kernels: RowKernels, residual: Tensor, norm: RMSNorm, batch: ForwardBatch, cache: LayerCache
     ) -> None:
-        """Adds to `residual` what attention makes of it, normalised, in a step of one token."""
+        """Adds attention of the normalized residual to it, in a step of one token."""
 
 
 class RowFeedForward(Protocol):
-    """Feed-forward layer that has a place in the chain."""
+    """Feed-forward layer that can be part of the chain."""
 
     def run_row(self, kernels: RowKernels, residual: Tensor, norm: RMSNorm) -> None:
-        """Adds to `residual` what the layer makes of it, normalised, in a step of one token."""
+        """Adds the layer's output for the normalized residual to it, in a step of one token."""
 
 
 @runtime_checkable
@@ -214,24 +215,24 @@ class RowLayer(Protocol):
 
 
 class SingleRowProgram:
-    """Runs the weights of a model that offers it (CausalLM.single_row); made after they are loaded."""
+    """Runs a model as a chain (CausalLM.single_row); created after its weights are loaded."""
 
     def __init__(self, model: CausalLM, *, pdl: bool) -> None:
-        """`pdl`: the device has programmatic dependent launch."""
+        """Takes a loaded model; `pdl`: the device supports programmatic dependent launch."""
         self._model = model
         self._layers = [layer for layer in model.layers if isinstance(layer, RowLayer)]
         assert len(self._layers) == len(model.layers), "a family that offers the chain has such layers"
         self._kernels = RowKernels(model.cos_sin, model.shard, pdl=pdl)
 
     def layers(self, residual: Tensor, batch: ForwardBatch, caches: list[LayerCache]) -> Tensor:
-        """The residual stream behind the layers that are here, changed in place."""
+        """Returns the residual stream after this stage's layers, changed in place."""
         for layer, cache in zip(self._layers, caches, strict=True):
             layer.attention.run_row(self._kernels, residual, layer.input_norm, batch.for_cache(cache), cache)
             layer.mlp.run_row(self._kernels, residual, layer.middle_norm)
         return residual
 
     def logits(self, batch: ForwardBatch, caches: list[LayerCache]) -> Tensor:
-        """[1, tokens of this rank] after a step of one token, as CausalLM.logits()."""
+        """Returns logits [1, tokens of this rank] of a step of one token, as CausalLM.logits()."""
         model = self._model
         residual = self.layers(model.embed(batch), batch, caches)
         assert isinstance(model.norm, RMSNorm), "families with other norms do not offer this"

@@ -1,7 +1,7 @@
-"""A model as a tape: what a CUDA graph is to a GPU, but for steps of any size (kernels/cpu/README.md, "Tape").
+"""Runs a model from a tape: like a CUDA graph, but for steps of any size (docs/design/cpu-kernels.md, "Tape").
 
-Its inputs lie in the same memory at every step. What it costs beside the kernels is one call and the copies into that
-memory, instead of a Python call for every kernel of every layer.
+Inputs are in the same memory at every step. The overhead is one call and the copies into that memory, instead of a
+Python call for every kernel of every layer.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from quire.services.worker.models.causal_lm import CausalLM
 from quire.services.worker.models.layer_stack import joined
 
 PACKAGE = "quire.kernels.cpu"
-SEES_ALL = -1  # of a tree's mask
+SEES_ALL = -1  # tree mask of a token that sees everything
 
 
 def reject_reason(model: CausalLM, backend: AttentionBackend, place: LayerPlacement) -> str | None:
-    """Why the model's steps cannot be recorded on a tape, or None."""
+    """Returns why the model's steps cannot be recorded on a tape, or None."""
     if place.device.type != "cpu":
         return f"runs on the CPU, not on {place.device.type}"
     if not (place.shard.is_whole and place.stage.is_whole):
         return "a tape has no collectives" if place.stage.is_whole else "a tape holds all layers of a model"
-    if not model.taped_functions or type(model).forward is not CausalLM.forward:  # what is recorded is run()
+    if not model.taped_functions or type(model).forward is not CausalLM.forward:  # the tape records run()
         return "this family's forward pass cannot be recorded"
     adapting = ("add_low_rank", "embed_low_rank") if place.adapters else ()
     functions = (*model.taped_functions, *adapting)
@@ -43,16 +43,16 @@ def reject_reason(model: CausalLM, backend: AttentionBackend, place: LayerPlacem
 
 
 class TapedModel:
-    """Stands in for `model`, over the caches that it was recorded with."""
+    """Replaces `model` for the caches that its tape was recorded with."""
 
     def __init__(self, model: CausalLM, caches: list[LayerCache], limits: WorkerLimits, *, trees: bool = False) -> None:
-        """`trees`: drafts may be such."""
+        """Records the tape; `trees`: drafts may be trees."""
         from quire.kernels.cpu.tape import Tape
 
         self._model, self._caches = model, caches
         num_seqs = limits.max_num_seqs
         num_tokens = max(limits.max_num_batched_tokens, num_seqs + 1)
-        num_samples = num_tokens + 1  # sizes have to differ; hidden states of every token may be wanted
+        num_samples = num_tokens + 1  # sizes have to differ; hidden states of all tokens may be wanted
         self._width = limits.max_blocks_per_seq
         self._inputs = _inputs(num_tokens, num_seqs, num_samples, self._width, limits.num_groups)
         if trees:
@@ -61,17 +61,17 @@ class TapedModel:
         attention, wanted = self._inputs.attention, self._inputs.logit_tokens
         assert attention.query_start is not None
         assert wanted is not None
-        # What all KV groups read alike, in the order of _put().
+        # Inputs common to all KV groups, in the order of _put().
         tokens = self._inputs.token_ids, self._inputs.positions
         self._columns = (*tokens, attention.query_start, attention.seq_lens, wanted)
-        self._num_masked = 0  # first tokens of the last step that had a mask
+        self._num_masked = 0  # tokens whose mask was set in the last step
         self._every = torch.arange(num_samples, dtype=torch.int32)
         self._tape = Tape(num_tokens=num_tokens, num_seqs=num_seqs, num_samples=num_samples)
         with self._tape.recording():
             self._hidden, self._kept = model.run(self._inputs, caches)
 
     def forward(self, batch: ForwardBatch, caches: list[LayerCache]) -> Tensor:
-        """Hidden states [num_samples, hidden_width], until the next step."""
+        """Returns hidden states [num_samples, hidden_width], valid until the next step."""
         assert caches is self._caches
         num_tokens, num_seqs = batch.token_ids.size(0), batch.attention.seq_lens.size(0)  # len() takes 1 us each
         wanted = self._every[:num_tokens] if batch.logit_tokens is None else batch.logit_tokens
@@ -84,7 +84,7 @@ class TapedModel:
         return joined(hidden, [tuple(part[:num_samples] for part in state) for state in self._kept])
 
     def logits(self, hidden: Tensor, *adapted: AdaptedRows) -> Tensor:
-        """[num_samples, vocab_size] in the model's dtype; `adapted`: which rows have adapters, if there are such."""
+        """Returns logits [num_samples, vocab_size] in the model's dtype; `adapted`: rows with adapters, if any."""
         return self._model.logits(hidden, *adapted)
 
     def _put(self, batch: ForwardBatch, wanted: Tensor) -> None:
@@ -109,14 +109,14 @@ class TapedModel:
 
 
 def _put_group(place: ForwardBatch, batch: ForwardBatch) -> None:
-    """What the KV groups of a step differ in."""
+    """Copies the inputs that differ between KV groups."""
     tables = batch.attention.block_tables
     place.attention.block_tables[: tables.size(0), : tables.size(1)] = tables
     place.slot_mapping[: batch.slot_mapping.size(0)] = batch.slot_mapping
 
 
 def _inputs(num_tokens: int, num_seqs: int, num_samples: int, width: int, num_groups: int) -> ForwardBatch:
-    """Memory for the largest step; zeros, which name the null block."""
+    """Allocates inputs of the largest step; zeros refer to the null block."""
 
     def zeros(*shape: int) -> Tensor:
         return torch.zeros(shape, dtype=torch.int32)

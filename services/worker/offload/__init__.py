@@ -1,1 +1,1 @@
-"""KV blocks below host memory, and what a worker that is started again finds of an earlier life."""
+"""KV offloading to disk and to host memory that a restarted worker finds again."""

@@ -1,16 +1,16 @@
-"""The file of one KV block.
+"""File format of one KV block on disk.
 
     magic "QUIREKV" 2       8 bytes; the last is the version of this format
     bytes of the content    u64
-    identity               32 bytes: what the content means, and the weights that it was computed with (identity.py)
-    block hash             32 bytes: its tokens and all that come before (shared/kv/block_hash.py)
-    KV group                u32: of whose layers it is
+    identity               32 bytes: layout of the content and the weights that computed it (identity.py)
+    block hash             32 bytes: its tokens and all preceding ones (shared/kv/block_hash.py)
+    KV group                u32
     content's SHA-256      32 bytes
     header's SHA-256       32 bytes, of all of the above
-    content                keys, then values of each layer, as they lie in memory
+    content                keys, then values of each layer, in memory order
 
-Integers are little-endian. A file is written under another name and renamed when it is whole, without waiting for the
-disk: what a loss of power leaves of it is noticed by its checksums, like everything else that is not what was written.
+Integers are little-endian. A file is written under a temporary name and renamed when it is complete, without fsync:
+checksums detect a file that a power failure left incomplete, like any other corruption.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Content = memoryview | bytearray | bytes
 
 
 class BlockMismatch(Exception):
-    """The file does not hold that block."""
+    """The file does not hold the expected block; the message says how it differs."""
 
 
 def header(identity: bytes, name: bytes, content: Content) -> bytes:
@@ -42,7 +42,7 @@ def header(identity: bytes, name: bytes, content: Content) -> bytes:
 
 
 def write(path: Path, head: bytes, content: Content) -> None:
-    """A new file, for its owner alone. Raises OSError, and then there is none."""
+    """Writes a new file that only its owner may access. Raises OSError and leaves no file."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
     fd = os.open(path, flags, 0o600)
     try:
@@ -56,31 +56,31 @@ def write(path: Path, head: bytes, content: Content) -> None:
 
 
 def read_into(path: Path, identity: bytes, name: bytes, content: bytearray) -> None:
-    """Raises BlockMismatch with what is wrong with the file, or OSError; then `content` means nothing."""
+    """Reads and verifies a file into `content`. Raises BlockMismatch or OSError; `content` is then undefined."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise BlockMismatch("it is no file")
+            raise BlockMismatch("it is not a regular file")
         head = bytearray(HEADER_BYTES)
         if _read_all(fd, head) < HEADER_BYTES:
             raise BlockMismatch("it is shorter than its header")
         expected = _check(head, identity, name, len(content))
         if _read_all(fd, content) < len(content) or os.read(fd, 1):
-            raise BlockMismatch("it is not as long as its header says")
+            raise BlockMismatch("its length differs from its header")
     finally:
         os.close(fd)
     if hashlib.sha256(content).digest() != expected:
-        raise BlockMismatch("its content is not what its checksum says")
+        raise BlockMismatch("its content does not match its checksum")
 
 
 def _check(head: bytearray, identity: bytes, wanted: bytes, num_bytes: int) -> bytes:
-    """The checksum of the content."""
+    """Validates the header; returns the expected SHA-256 of the content."""
     facts, digest = bytes(head[: _FACTS.size]), bytes(head[_FACTS.size :])
-    magic, length, whose, block_hash, group, content = _FACTS.unpack(facts)
+    magic, length, file_identity, block_hash, group, content = _FACTS.unpack(facts)
     if magic != MAGIC or hashlib.sha256(facts).digest() != digest:
-        raise BlockMismatch("its header is torn")
-    if whose != identity:
-        raise BlockMismatch("it is of other weights, or of another layout")
+        raise BlockMismatch("its header is corrupt")
+    if file_identity != identity:
+        raise BlockMismatch("it has other weights or another layout")
     if (group, block_hash) != page_of(wanted):
         raise BlockMismatch("it holds another block")
     if length != num_bytes:

@@ -1,4 +1,4 @@
-"""What a scheduler orders of the disk, and what has become of it."""
+"""Transfers between host memory and disk, as the scheduler orders them and while they run."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from quire.shared.pb.worker.v1 import worker_pb2 as pb
 
 @dataclass(frozen=True, slots=True)
 class DiskMove:
-    """Whole blocks, each from or to a place of its own in host memory and on disk."""
+    """A transfer of whole blocks between distinct places in host memory and on disk."""
 
     to_disk: bool
     places: list[int]  # in host memory
     disk_places: list[int]
-    names: list[bytes]  # of what they hold (shared/kv/block_hash.py)
+    names: list[bytes]  # contents, as in shared/kv/block_hash.py
 
     @classmethod
     def of(cls, order: pb.DiskTransfer, num_places: int, num_disk_places: int, num_groups: int = 1) -> DiskMove:
-        """Raises PlanViolation."""
+        """Parses and validates an order. Raises PlanViolation."""
         places, on_disk = columns.u32(order.place_ids), columns.u32(order.disk_place_ids)
         names = names_of(order, num_groups)
         counts = (len(places), len(on_disk), len(names))
@@ -40,18 +40,18 @@ class DiskMove:
         return cls(order.to_disk, places.tolist(), on_disk.tolist(), names)
 
 
-OnMoved = Callable[[list[int], int], None]  # the blocks that could not be moved, counted from 0; microseconds
+OnMoved = Callable[[list[int], int], None]  # indices of the blocks that failed; duration in microseconds
 
 
 @dataclass(slots=True, eq=False)
 class PendingDiskMove:
-    """A move, until it is answered: each block of it is a task of its own."""
+    """A transfer until it is answered; each of its blocks is a separate task."""
 
     move: DiskMove
     answer: OnMoved
-    epoch: int  # of the store: what was ordered in an earlier one is of no use
+    epoch: int  # epoch of the store at the order
     begun_ns: int
-    remaining: set[int] = field(default_factory=set)  # blocks
+    remaining: set[int] = field(default_factory=set)  # indices of unfinished blocks
     lost: list[int] = field(default_factory=list)
     answered: bool = False
 

@@ -1,9 +1,8 @@
-"""KV blocks on disk, below host memory: threads of their own write and read files, beside the steps.
+"""KV blocks on disk, below host memory; background threads write and read the files concurrently with steps.
 
 A disk may be full, fail, be slow or hang. A block that cannot be written is not on disk; one that cannot be read, is
-torn or comes too late is lost, and computed again. A move is answered in time whatever the disk does: what a thread
-does with it afterwards changes nothing that anybody counts on.
-"""
+corrupt or arrives too late is lost and recomputed. A transfer is answered in bounded time; what a thread does with it
+afterwards has no effect."""
 
 from __future__ import annotations
 
@@ -29,11 +28,11 @@ from quire.shared.logs import logger
 
 log = logger("worker.offload")
 
-MOVE_TIMEOUT_S = 5.0  # with a move: computing what so many blocks hold rarely takes longer
+MOVE_TIMEOUT_S = 5.0  # recomputing the blocks of a transfer rarely takes longer
 NUM_THREADS = {"write": 2, "read": 4}
-MAX_QUEUED = 4096  # blocks: far more than a scheduler has under way
-WRITER_NICENESS = 10  # below whoever computes
-LOG_EVERY = 1000  # of failures of one kind, the first one and every so many-th
+MAX_QUEUED = 4096  # blocks; far more than a scheduler has in flight
+WRITER_NICENESS = 10  # below the computing threads
+LOG_EVERY = 1000  # log the first failure of a kind and every 1000th
 
 Task = Callable[[], None]
 
@@ -41,26 +40,26 @@ FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 class HostPlaces(Protocol):
-    """Host memory."""
+    """Places in host memory that the disk reads and writes."""
 
     @property
     def block_bytes(self) -> int: ...
 
     def row(self, place: int) -> npt.NDArray[np.uint8]:
-        """What a place holds, [block_bytes]: no copy."""
+        """Returns the bytes of a place, [block_bytes], without copying."""
 
     def fill(self, place: int, name: bytes, content: bytearray) -> None: ...
 
 
 class DiskObserver(Protocol):
-    """Is told what was done, on any thread."""
+    """Callbacks for disk operations, on any thread."""
 
     def wrote(self, num_bytes: int) -> None: ...
 
     def read(self, num_bytes: int) -> None: ...
 
     def failed(self, what: str, reason: str) -> None:
-        """`what`: write or read; `reason`: full, error, wrong, late or busy."""
+        """Counts a failure. `what`: write or read; `reason`: full, error, wrong, late or busy."""
 
 
 class _NoObserver:
@@ -75,7 +74,7 @@ NO_OBSERVER: DiskObserver = _NoObserver()
 
 
 class DiskStore:
-    """Owns the files and the threads. Any thread may call its methods; none of them waits for the disk."""
+    """Owns the files and their threads. Methods are callable from any thread and never wait for the disk."""
 
     def __init__(
         self,
@@ -91,7 +90,7 @@ class DiskStore:
         self.num_places = num_places
         self._folder, self._identity, self._memory, self._observer = folder, identity, memory, observer
         self._timeout_s = timeout_s
-        self._lock = threading.Lock()  # held for no longer than it takes to copy a block in memory
+        self._lock = threading.Lock()  # held at most while copying one block in memory
         self._epoch = 0
         self._pending_moves: set[PendingDiskMove] = set()
         found = folder.open(identity, about, num_places, memory.block_bytes)
@@ -112,15 +111,15 @@ class DiskStore:
         for thread in self._threads:
             thread.start()
 
-    # What is asked.
+    # Callable from any thread.
 
     def contents(self) -> dict[int, bytes]:
-        """Names by place, the least recently written first."""
+        """Returns names by place, least recently written first."""
         with self._lock:
             return dict(self._content)
 
     def start_move(self, move: DiskMove, answer: OnMoved) -> None:
-        """Moves blocks, and answers: from another thread, or at once if the disk has enough to do."""
+        """Starts a transfer; `answer` is called from another thread, or at once if too much is queued."""
         kind = _kind(move)
         pending = PendingDiskMove(move, answer, self._epoch, time.perf_counter_ns())
         with self._lock:
@@ -138,14 +137,13 @@ class DiskStore:
             self._tasks[kind].put(functools.partial(self._move, pending, number))
 
     def end_epoch(self) -> dict[int, bytes]:
-        """An attachment is over: what is under way for it changes nothing any more and is not answered. What is
-        held."""
+        """Discards pending transfers without answering them, as their attachment has ended; returns the contents."""
         with self._lock:
             self._end_moves()
             return dict(self._content)
 
     def reset(self, identity: bytes) -> None:
-        """What is stored from here on means something else; all else is forgotten."""
+        """Discards all contents; later blocks belong to `identity`."""
         with self._lock:
             self._end_moves()
             self._content.clear()
@@ -155,7 +153,7 @@ class DiskStore:
         self._tasks["write"].put(functools.partial(remove, old))
 
     def close(self, timeout_s: float) -> None:
-        """The threads end, those that the disk lets go in time, and the folder may be another's."""
+        """Stops the threads, as far as they end in time, and unlocks the folder."""
         with self._lock:
             self._end_moves()
             self._closed = True
@@ -174,7 +172,7 @@ class DiskStore:
             pending.answered = True
         self._pending_moves.clear()
 
-    # On the threads.
+    # On the disk threads.
 
     def _run(self, kind: str) -> None:
         if kind == "write":
@@ -183,8 +181,8 @@ class DiskStore:
         while (task := self._tasks[kind].get()) is not None:
             try:
                 task()
-            except Exception:  # of one block: the next one may fare better
-                log.exception("a thread of the disk met what it did not expect")
+            except Exception:  # affects one block only
+                log.exception("a disk task failed")
 
     def _move(self, pending: PendingDiskMove, number: int) -> None:
         if pending.answered:
@@ -204,7 +202,7 @@ class DiskStore:
             self._finish(pending, number, lost=not done)
 
     def _write(self, pending: PendingDiskMove, number: int) -> bool:
-        """False if it is of no use any more."""
+        """Writes a block; returns False if its transfer has been answered meanwhile."""
         move = pending.move
         place, name = move.disk_places[number], move.names[number]
         with self._lock:
@@ -214,27 +212,27 @@ class DiskStore:
             file_of(generation, place, old).unlink(missing_ok=True)
         path = file_of(generation, place, name)
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        beside = path.with_name(f"{next(self._names)}.new")
+        temporary = path.with_name(f"{next(self._names)}.new")
         content = self._memory.row(move.places[number]).data
-        block_file.write(beside, block_file.header(identity, name, content), content)
-        with self._lock:  # the place in host memory was nobody else's as long as it was not answered
-            of_use = not pending.answered
-        if not of_use:
-            beside.unlink(missing_ok=True)
+        block_file.write(temporary, block_file.header(identity, name, content), content)
+        with self._lock:  # the place in host memory is reserved until the answer
+            is_wanted = not pending.answered
+        if not is_wanted:
+            temporary.unlink(missing_ok=True)
             return False
-        beside.replace(path)
+        temporary.replace(path)
         with self._lock:
-            of_use = not pending.answered
-            if of_use:
+            is_wanted = not pending.answered
+            if is_wanted:
                 self._content[place] = name
-        if not of_use:
+        if not is_wanted:
             path.unlink(missing_ok=True)
             return False
         self._observer.wrote(len(content))
         return True
 
     def _read(self, pending: PendingDiskMove, number: int) -> bool:
-        """False if it is of no use any more."""
+        """Reads a block into host memory; returns False if its transfer has been answered meanwhile."""
         move = pending.move
         place, name = move.disk_places[number], move.names[number]
         with self._lock:
@@ -270,10 +268,10 @@ class DiskStore:
         took_us = (time.perf_counter_ns() - pending.begun_ns) // 1000
         pending.answer(sorted(pending.lost), took_us)
 
-    # On the thread that watches.
+    # On the watching thread.
 
     def _watch(self) -> None:
-        """Answers what takes too long."""
+        """Answers overdue transfers until the store is closed."""
         while not self._closed:
             for pending in self._take_overdue():
                 for _ in pending.remaining:
@@ -281,7 +279,7 @@ class DiskStore:
                 self._answer(pending)
 
     def _take_overdue(self) -> list[PendingDiskMove]:
-        """Once there are some."""
+        """Waits for overdue transfers and removes them; returns [] when closed."""
         patience_ns = int(self._timeout_s * 1e9)
         with self._lock:
             while not self._closed:

@@ -1,12 +1,12 @@
-"""The folder of one worker's blocks on disk: which files are whose, and what a worker that is started again finds.
+"""Folder of one worker's blocks on disk, and what a restarted worker finds in it.
 
-    FOLDER/WORKER/lock                                      held while the worker lives
+    FOLDER/WORKER/lock                                      held while the worker runs
     FOLDER/WORKER/weights.json                              digests of the files of the weights, as they were read
-    FOLDER/WORKER/IDENTITY-NUMBER/about.json                what the identity was made of, for people
+    FOLDER/WORKER/IDENTITY-NUMBER/about.json                readable description of the identity
     FOLDER/WORKER/IDENTITY-NUMBER/SHARE/PLACE-NAME.kv       a block (block_file.py), by its name (block_hash.py)
 
-A forgotten cache begins a folder of another NUMBER, and the old one is removed beside the work. Whatever else lies in
-WORKER is of another life and goes when the worker starts.
+Resetting the cache starts a folder with the next NUMBER and removes the old one in the background. Everything else in
+WORKER belongs to an earlier process and is removed at start.
 """
 
 from __future__ import annotations
@@ -28,22 +28,23 @@ from quire.shared.errors import InvalidArgument
 
 _BLOCK = re.compile(r"([0-9a-f]{8})-((?:[0-9a-f]{2})?[0-9a-f]{64})\.kv")
 _GENERATION = re.compile(r"([0-9a-f]{64})-([0-9]{1,9})")
-SHARE_BITS = 10  # a folder of at most so many places
+SHARE_BITS = 10  # log2 of the places per folder
 LOCK, ABOUT, DIGESTS = "lock", "about.json", "weights.json"
 
 
 class StoredBlock(NamedTuple):
-    """A file of an earlier life that has the right name and size. What it holds is checked when it is read."""
+    """A file of an earlier process with a valid name and size. Its content is verified when it is read."""
 
     place: int
     name: bytes
 
 
 class WorkerFolder:
-    """Of one worker, for as long as a process has it."""
+    """Folder of one worker, locked by its process."""
 
     def __init__(self, parent: Path, worker: str, field: str) -> None:
-        """Raises InvalidArgument, naming the setting `field`, for what cannot be such a folder or is another's."""
+        """Creates and locks the folder. Raises InvalidArgument, naming the setting `field`, if that fails or another
+        process holds the lock."""
         self.path = parent / quote(worker, safe="")
         try:
             parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -56,12 +57,12 @@ class WorkerFolder:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             os.close(self._lock)
-            text = f"{field}: {str(self.path)!r} is another process's, which still runs"
+            text = f"{field}: {str(self.path)!r} is in use by another process"
             raise InvalidArgument(text, field=field) from None
 
     @property
     def digests(self) -> Path:
-        """Where digests of the weights are noted."""
+        """File that caches digests of the weights."""
         return self.path / DIGESTS
 
     def close(self) -> None:
@@ -69,7 +70,7 @@ class WorkerFolder:
 
 
 class BlockFolder:
-    """Of blocks, in a worker's own folder."""
+    """Folder of blocks within a worker's folder."""
 
     def __init__(self, own: WorkerFolder) -> None:
         self._folder, self._own = own, own.path
@@ -78,19 +79,19 @@ class BlockFolder:
     def open(
         self, identity: bytes, about: Mapping[str, object], num_places: int, block_bytes: int
     ) -> list[StoredBlock]:
-        """What it holds of that identity, the least recently written first. All else is removed."""
+        """Returns the stored blocks of `identity`, least recently written first; removes everything else."""
         self._identity = identity.hex()
         self._number = max(self._numbers(), default=0)
-        kept = self.current
+        current = self.current
         for path in self._own.iterdir():
-            if path != kept and path.name not in (LOCK, DIGESTS):
+            if path != current and path.name not in (LOCK, DIGESTS):
                 remove(path)
-        kept.mkdir(mode=0o700, exist_ok=True)
-        (kept / ABOUT).write_text(json.dumps(about, indent=1, sort_keys=True, default=str) + "\n")
-        return _newest(_found(kept, num_places, HEADER_BYTES + block_bytes))
+        current.mkdir(mode=0o700, exist_ok=True)
+        (current / ABOUT).write_text(json.dumps(about, indent=1, sort_keys=True, default=str) + "\n")
+        return _newest(_stored_blocks(current, num_places, HEADER_BYTES + block_bytes))
 
     def start_generation(self, identity: bytes) -> Path:
-        """Another folder takes the place of the present one, which is returned."""
+        """Starts the next folder and returns the previous one."""
         old = self.current
         self._identity, self._number = identity.hex(), self._number + 1
         return old
@@ -114,7 +115,7 @@ def file_of(generation: Path, place: int, name: bytes) -> Path:
 
 
 def remove(path: Path) -> None:
-    """As far as the disk lets it."""
+    """Removes a file or folder, as far as the disk permits."""
     with contextlib.suppress(OSError):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
@@ -122,8 +123,9 @@ def remove(path: Path) -> None:
             path.unlink()
 
 
-def _found(generation: Path, num_places: int, num_bytes: int) -> Iterator[tuple[int, StoredBlock, Path]]:
-    """With the time at which each was written. Files that cannot be blocks of this worker are removed."""
+def _stored_blocks(generation: Path, num_places: int, num_bytes: int) -> Iterator[tuple[int, StoredBlock, Path]]:
+    """Yields (modification time, block, path) of all stored blocks; removes files that cannot be blocks of
+    this worker."""
     for share in generation.iterdir():
         if not share.is_dir():
             continue
@@ -137,7 +139,7 @@ def _found(generation: Path, num_places: int, num_bytes: int) -> Iterator[tuple[
 
 
 def _newest(found: Iterator[tuple[int, StoredBlock, Path]]) -> list[StoredBlock]:
-    """Of several with one place, or of one block, the newest."""
+    """Returns the newest file of each place and of each block, oldest first; removes the others."""
     places: set[int] = set()
     names: set[bytes] = set()
     kept = []

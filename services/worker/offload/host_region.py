@@ -1,13 +1,13 @@
-"""Host memory that outlives the worker: a file in a tmpfs, mapped, which a worker that is started again finds.
+"""Host memory that outlives the worker process: a mapped file in a tmpfs, which a restarted worker finds.
 
     header        magic "QUIREHM" 2, places u64, bytes of a block u64, identity, boot, SHA-256 of these
-    table         of each place: the block's hash, its KV group u64, a number that ascends u64, SHA-256 of identity,
+    table         for each place: the block's hash, its KV group u64, an ascending number u64, SHA-256 of identity,
                   place and these
-    content       of each place a block
+    content       one block per place
 
-Each part begins at a multiple of 4096 bytes. An entry is cleared before its place is written and made when all of it is
-there, so that a worker that is killed in between leaves a place that holds nothing. That a memory keeps what was
-written to it is relied upon, as everywhere; a machine that was booted since is another (`boot`), and so are weights.
+Each part begins at a multiple of 4096 bytes. An entry is cleared before its place is written and set after the write
+has finished, so that a worker killed in between leaves an empty place. The content has no checksum: memory is assumed
+to keep what was written. A reboot (`boot`) or other weights invalidate everything.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ FILE = "host-memory.kv"
 
 
 class HostRegion:
-    """Owned by one process. Entries may be made and cleared by any thread, a place's by one at a time."""
+    """Region owned by one process. Any thread may set and clear entries, one thread at a time per place."""
 
     def __init__(self, folder: WorkerFolder, identity: bytes, num_places: int, block_bytes: int) -> None:
-        """Raises InvalidArgument if there is no room, or where it would be no memory."""
+        """Maps or creates the file. Raises InvalidArgument if there is no space, or if the folder is not in memory."""
         self._identity, self._num_places, self._block_bytes = identity, num_places, block_bytes
         path = folder.path / FILE
         kind = file_system(folder.path)
         if kind not in ("tmpfs", "ramfs", "hugetlbfs"):
-            text = f"{FIELD}: {str(folder.path)!r} lies on {kind or 'an unknown file system'}: memory is wanted, as in"
+            text = f"{FIELD}: {str(folder.path)!r} is on {kind or 'an unknown file system'}: choose one in memory, as"
             raise InvalidArgument(f"{text} /dev/shm", field=FIELD)
         table = _whole_pages(num_places * _ENTRY.size)
         size = PAGE + table + num_places * block_bytes
@@ -57,7 +57,7 @@ class HostRegion:
             if not found:
                 os.ftruncate(fd, 0)
                 os.ftruncate(fd, size)
-            os.posix_fallocate(fd, 0, size)  # a page that is not there when it is written would end the process
+            os.posix_fallocate(fd, 0, size)  # writing a page that cannot be allocated would kill the process
             self._map = mmap.mmap(fd, size)
         except OSError as error:
             os.ftruncate(fd, 0)
@@ -71,30 +71,30 @@ class HostRegion:
         self._table = whole[PAGE : PAGE + num_places * _ENTRY.size].reshape(num_places, _ENTRY.size)
         self.content: npt.NDArray[np.uint8] = whole[PAGE + table :].reshape(num_places, block_bytes)
         entries = self._read() if found else []
-        self.restored = {place: name for _, place, name in entries}  # the one that was written first comes first
+        self.restored = {place: name for _, place, name in entries}  # oldest first
         self._numbers = itertools.count(entries[-1][0] + 1 if entries else 1)
         if not found:
             self._map[:PAGE] = self._header()
 
     def clear(self, place: int) -> None:
-        """Before it is written."""
+        """Clears the entry of a place before it is written."""
         self._table[place] = 0
 
     def commit(self, place: int, name: bytes) -> None:
-        """All of it is there."""
+        """Sets the entry of a place that is completely written."""
         number = next(self._numbers)
         group, block_hash = page_of(name)
         entry = _ENTRY.pack(block_hash, group, number, self._checksum(place, block_hash, group, number))
         self._table[place] = np.frombuffer(entry, dtype=np.uint8)
 
     def reset(self, identity: bytes) -> None:
-        """Nothing is there any more; what comes is of that identity."""
+        """Clears all entries; later entries belong to `identity`."""
         self._table[:] = 0
         self._identity = identity
         self._map[:PAGE] = self._header()
 
     def _read(self) -> list[tuple[int, int, bytes]]:
-        """(number, place, name) of all entries that are whole, the first written first."""
+        """Returns (number, place, name) of all valid entries, oldest first."""
         found = []
         for place in np.flatnonzero(self._table.any(axis=1)).tolist():
             block_hash, group, number, checksum = _ENTRY.unpack(self._table[place].tobytes())
@@ -112,7 +112,7 @@ class HostRegion:
 
 
 def existing_bytes(folder: WorkerFolder) -> int:
-    """Bytes of memory that an earlier life has left there."""
+    """Returns the bytes of memory that an earlier process has left in the folder."""
     try:
         return (folder.path / FILE).stat().st_blocks * 512
     except OSError:
@@ -124,7 +124,7 @@ def _whole_pages(num_bytes: int) -> int:
 
 
 def file_system(folder: Path) -> str:
-    """Its type; empty if that cannot be found out."""
+    """Returns the type of the folder's file system; "" if unknown."""
     device = folder.stat().st_dev
     wanted = f"{os.major(device)}:{os.minor(device)}"
     for line in _read(_MOUNTS).splitlines():

@@ -1,18 +1,18 @@
-"""What lies below a worker's device."""
+"""KV tiers below a worker's device: host memory and disk."""
 
 from __future__ import annotations
 
 import secrets
 from typing import TYPE_CHECKING, NamedTuple
 
-if TYPE_CHECKING:  # this module is also read where there is no torch
+if TYPE_CHECKING:  # this module is also imported without torch
     from quire.services.worker.kv.host_memory import BlockMove, HostMemory, PendingCopy
     from quire.services.worker.offload.disk_moves import DiskMove, OnMoved
     from quire.services.worker.offload.disk_store import DiskStore
 
 
 class NoHostMemory:
-    """No blocks are kept in host memory."""
+    """Replaces HostMemory where no blocks are kept in host memory."""
 
     num_places = 0
 
@@ -23,11 +23,11 @@ class NoHostMemory:
         return {}
 
     def reset(self, identity: bytes) -> None:
-        """Nothing is held."""
+        """No-op: nothing is stored."""
 
 
 class NoDisk:
-    """No blocks are kept on disk."""
+    """Replaces DiskStore where no blocks are kept on disk."""
 
     num_places = 0
 
@@ -38,18 +38,19 @@ class NoDisk:
         return {}
 
     def reset(self, identity: bytes) -> None:
-        """Nothing is held."""
+        """No-op: nothing is stored."""
 
 
 class Tiers(NamedTuple):
-    """Where blocks are kept that the device has no room for."""
+    """Host memory and disk for blocks that do not fit on the device."""
 
     host_memory: HostMemory | NoHostMemory = NoHostMemory()
     disk: DiskStore | NoDisk = NoDisk()
-    identity: bytes = b""  # of what they keep over restarts
+    identity: bytes = b""  # of blocks kept across restarts
 
     def reset(self, *, changed: bool) -> None:
-        """All that they hold. `changed`: what comes is of weights that no later life can have."""
+        """Discards all blocks. `changed`: the weights are no longer those of the checkpoint, so no later process may
+        use the blocks."""
         identity = secrets.token_bytes(32) if changed else self.identity
         self.host_memory.reset(identity)
         self.disk.reset(identity)

@@ -1,1 +1,1 @@
-"""A replica is a group of ranks: the plan reaches all of them, and rank 0 answers the scheduler."""
+"""Ranks of a replica: every rank receives each plan, and rank 0 answers the scheduler."""

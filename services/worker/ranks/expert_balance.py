@@ -1,9 +1,8 @@
-"""Experts move from rank to rank, and busy ones get copies, so that every rank computes as many pairs of token and
-expert: expert parallel load balancing (EPLB; arXiv 2412.19437, 3.4).
+"""Expert parallel load balancing (EPLB; arXiv 2412.19437, section 3.4): moves and replicates experts so that all ranks
+compute about the same number of (token, expert) pairs.
 
-Between two steps that all ranks know by their number each of them looks at the same counts, comes to the same placement
-and sends and receives what that takes: nobody has to be asked.
-"""
+Before steps with agreed numbers every rank sees the same counts, derives the same placement and exchanges the experts
+that it takes; no coordination is needed."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ import numpy.typing as npt
 from quire.services.worker.layers.feed_forward.expert_placement import NO_EXPERT, PlacementMap
 from quire.shared.logs import logger
 
-if TYPE_CHECKING:  # placements are also computed where there is no torch
+if TYPE_CHECKING:  # placements are also computed without torch
     from torch import Tensor
 
     from quire.services.worker.layers.feed_forward.experts import SparseMLP
@@ -26,12 +25,12 @@ if TYPE_CHECKING:  # placements are also computed where there is no torch
 
 Load = npt.NDArray[np.int64]  # [num_experts]: tokens
 log = logger("worker.ranks")
-MIN_IMPROVEMENT = 0.95  # of the busiest rank's tokens as it is: what is no better is not moved for
+MIN_IMPROVEMENT = 0.95  # a new placement must reduce the busiest rank's tokens to this share
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertMove:
-    """An expert that a rank is to have at a place, and where it is now."""
+    """Copy of an expert from its current place to its place on `rank`."""
 
     rank: int
     place: int
@@ -40,7 +39,7 @@ class ExpertMove:
 
 
 class LayerBalance(NamedTuple):
-    """At a layer: experts that moved, on all ranks, and what the busiest rank has of the mean."""
+    """Outcome for a layer: experts moved on all ranks, and the busiest rank's load relative to the mean."""
 
     moved: int
     before: float
@@ -48,16 +47,17 @@ class LayerBalance(NamedTuple):
 
 
 class ExpertBalance:
-    """Of the layers of this rank, all of which have been counted from the same tokens as those of the others."""
+    """Balances the layers of this rank; all ranks have counted the same tokens."""
 
     def __init__(self, layers: Sequence[SparseMLP], counts: Tensor, shard: Shard, interval: int) -> None:
-        """counts: int64 [len(layers), num_experts], which the layers add to; `interval`: steps between two looks."""
+        """`counts`: int64 [len(layers), num_experts], incremented by the layers; `interval`: steps between two
+        rebalances."""
         self._layers, self._counts, self._shard, self._interval = layers, counts, shard, interval
         self._seen = np.zeros(counts.shape, dtype=np.int64)
-        self.num_moved = 0  # experts, or copies, that came to this rank
+        self.num_moved = 0  # experts or replicas received by this rank
 
     def rebalance_before(self, step_id: int) -> None:
-        """A step is about to be launched, behind all before it; on CUDA this waits for those when it looks."""
+        """Rebalances before every `interval`-th step, which on CUDA waits for the previous steps."""
         if step_id % self._interval:
             return
         counts = self._counts.clone()
@@ -70,7 +70,7 @@ class ExpertBalance:
             log.info("experts moved", step=step_id, moved=moved, busiest_before=before, busiest_after=after)
 
     def _balance(self, layer: SparseMLP, load: Load) -> LayerBalance:
-        assert layer.places is not None, "experts are whole"
+        assert layer.places is not None, "experts are not sharded"
         held = layer.places.placement
         wanted, mean = balanced_placement(load, held), max(1.0, load.sum() / len(held))
         ordered = [*placement_moves(held, wanted)]
@@ -80,7 +80,7 @@ class ExpertBalance:
         return LayerBalance(len(ordered), *(round(max_rank_load(load, each) / mean, 2) for each in (held, wanted)))
 
     def _move(self, ordered: Sequence[ExpertMove], memory: Sequence[Tensor]) -> None:
-        """memory: each [places, ...], of one layer of this rank."""
+        """Executes moves for one layer. `memory`: tensors of this rank, each [places, ...]."""
         rank = self._shard.rank
         coming = [(move, [each[move.place].clone() for each in memory]) for move in ordered if move.rank == rank]
         going = [move for move in ordered if move.from_rank == rank and move.rank != rank]
@@ -92,14 +92,15 @@ class ExpertBalance:
             if move.from_rank == rank:
                 for part, each in zip(parts, memory, strict=True):
                     part.copy_(each[move.from_place])
-        for move, parts in coming:  # behind everything that reads what is overwritten
+        for move, parts in coming:  # after all reads of the memory that is overwritten
             for part, each in zip(parts, memory, strict=True):
                 each[move.place].copy_(part)
         self.num_moved += len(coming)
 
 
 def placement_moves(held: PlacementMap, wanted: PlacementMap) -> Iterator[ExpertMove]:
-    """That make `wanted` of `held`, in the order of ranks and places. What a rank has already comes from itself."""
+    """Yields the moves from the current placement to `wanted`, by rank and place; a rank's own copy is the preferred
+    source."""
     for rank, place in np.argwhere(wanted != held).tolist():
         expert = wanted[rank, place]
         if expert == NO_EXPERT:
@@ -110,20 +111,21 @@ def placement_moves(held: PlacementMap, wanted: PlacementMap) -> Iterator[Expert
 
 
 def balanced_placement(load: Load, held: PlacementMap) -> PlacementMap:
-    """A placement under which the busiest rank has fewer tokens; `held` itself if none is found that is worth it."""
+    """Returns a placement with a lower maximum load, or the current one if none is worth the moves."""
     copies = _copies(load, held.size, len(held))
     found = _keep_positions(_by_rank(load / copies, copies, held.shape), held)
     return found if max_rank_load(load, found) < MIN_IMPROVEMENT * max_rank_load(load, held) else held
 
 
 def max_rank_load(load: Load, held: PlacementMap) -> float:
-    """Tokens of the rank that has most, where copies of an expert share its tokens."""
+    """Returns the tokens of the busiest rank; replicas of an expert share its tokens equally."""
     each = load / np.maximum(np.bincount(held[held != NO_EXPERT], minlength=len(load)), 1)
     return max(float(each[row[row != NO_EXPERT]].sum()) for row in held)
 
 
 def _copies(load: Load, places: int, ranks: int) -> npt.NDArray[np.int64]:
-    """One of each expert, and the rest for those that have most tokens a copy; no more than ranks."""
+    """Returns the number of replicas of each expert: one each, then more for those with most tokens per replica; at
+    most one per rank."""
     copies = np.ones(len(load), dtype=np.int64)
     busy = [(-tokens, expert) for expert, tokens in enumerate(load.tolist()) if tokens and ranks > 1]
     heapq.heapify(busy)
@@ -138,15 +140,15 @@ def _copies(load: Load, places: int, ranks: int) -> npt.NDArray[np.int64]:
 
 
 def _by_rank(each: npt.NDArray[np.float64], copies: npt.NDArray[np.int64], shape: tuple[int, ...]) -> list[list[int]]:
-    """Those with copies first, then the busiest, each to the rank that has least so far, has room, and does not have
-    it."""
+    """Assigns replicated experts first, then by load, each to the least loaded rank that has room and does
+    not have it."""
     ranks, places = shape
     held: list[list[int]] = [[] for _ in range(ranks)]
     tokens = [0.0] * ranks
     for expert in sorted(range(len(each)), key=lambda expert: (-copies[expert], -each[expert], expert)):
         for _ in range(copies[expert]):
             free = [rank for rank in range(ranks) if len(held[rank]) < places and expert not in held[rank]]
-            if free:  # for its first copy there is always one
+            if free:  # always non-empty for the first replica
                 rank = min(free, key=lambda rank: (tokens[rank], rank))
                 held[rank].append(expert)
                 tokens[rank] += each[expert]
@@ -154,7 +156,7 @@ def _by_rank(each: npt.NDArray[np.float64], copies: npt.NDArray[np.int64], shape
 
 
 def _keep_positions(by_rank: list[list[int]], held: PlacementMap) -> PlacementMap:
-    """What a rank has already stays where it is."""
+    """Converts to a placement in which experts that a rank keeps do not change their place."""
     found = np.full(held.shape, NO_EXPERT)
     for row, before, experts in zip(found, held, by_rank, strict=True):
         stay = np.isin(before, experts)

@@ -1,4 +1,4 @@
-"""A rank that has no scheduler: takes commands from rank 0 and does them in their order."""
+"""A rank other than rank 0: executes rank 0's commands in order."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ from quire.shared.process.lifecycle import EXIT_FAILED
 log = logs.logger("worker.ranks")
 
 HEARTBEAT_INTERVAL_S = 0.1
-# Steps on the device that have not been waited for: as many as schedulers have in flight, so that none is late.
+# Steps launched without waiting for their results; equals the scheduler's steps in flight, so that none is delayed.
 MAX_IN_FLIGHT = 2
 EXIT_ORPHANED = 4
 
 
 class FollowerSpeculation(Protocol):
-    """See spec_decode/speculation.py."""
+    """Interface of spec_decode/speculation.py used here."""
 
     def waits_before(self, plan: StepPlan) -> bool: ...
 
 
 class FollowerTransfers(Protocol):
-    """See replica/block_transfers.py."""
+    """Interface of replica/block_transfers.py used here."""
 
     def move(self, order: pb.Transfer) -> PendingCopy: ...
 
 
 class FollowerReplica(Protocol):
-    """A rank's part of the replica (replica/replica.py). Steps are whatever its launch() gives and record() takes."""
+    """A rank's part of the replica (replica/replica.py). record() takes what launch() returned."""
 
     @property
     def speculation(self) -> FollowerSpeculation: ...
@@ -70,17 +70,17 @@ class FollowerReplica(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RankReplica:
-    """What a rank is made of."""
+    """A rank's replica with its grammars."""
 
     replica: FollowerReplica
     grammars: FollowerGrammars
-    synchronous: bool = True  # launches return when they are done
+    synchronous: bool = True  # launches return when the step has finished
     in_first_stage: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class RankConnection:
-    """Between a rank and rank 0; travels to the rank's process."""
+    """Commands from and replies to rank 0; passed to the rank's process."""
 
     commands: RingReader
     replies: Connection
@@ -90,8 +90,8 @@ class RankConnection:
 
 
 def run(connection: RankConnection, placement: RankPlacement, build: Callable[[RankPlacement], RankReplica]) -> None:
-    """A rank's process, from its start to its end: when rank 0 says so, or is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; rank 0 decides
+    """Main function of a rank's process: runs until rank 0 sends STOP or has ended."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole process group; rank 0 decides
     threading.Thread(target=_exit_with_rank_0, args=(connection.replies, placement.rank), daemon=True).start()
     threading.Thread(target=_send_heartbeats, args=(connection.commands,), daemon=True).start()
     try:
@@ -103,17 +103,18 @@ def run(connection: RankConnection, placement: RankPlacement, build: Callable[[R
     except Exception as error:
         log.exception("the rank failed", rank=placement.rank)
         status = EXIT_FAILED
-        with contextlib.suppress(OSError):  # rank 0 is gone
+        with contextlib.suppress(OSError):  # rank 0 has ended
             connection.reply(RankReply(0, done=False, text=_error_text(error)))
     logs.flush()
-    os._exit(status)  # torch would wait for CUDA graphs with collectives in them
+    os._exit(status)  # torch would wait for CUDA graphs that contain collectives
 
 
 def _exit_with_rank_0(replies: Connection, rank: int) -> None:
-    """Rank 0 never writes: what comes is its end. Then a collective that waits for it would last for minutes."""
+    """Exits when rank 0 ends, as a collective would wait for it for minutes. Rank 0 never writes, so any event is its
+    end."""
     with contextlib.suppress(EOFError, OSError):
         replies.poll(None)
-    log.warning("rank 0 is gone", rank=rank)
+    log.warning("rank 0 has ended", rank=rank)
     logs.flush()
     os._exit(EXIT_ORPHANED)
 
@@ -125,17 +126,17 @@ def _send_heartbeats(commands: RingReader) -> None:
 
 
 class Follower:
-    """Launches what rank 0 launches. A command that fails is answered with its error, and rank 0 decides."""
+    """Launches the steps that rank 0 launches. A failed command is answered with its error, and rank 0 decides."""
 
     def __init__(self, connection: RankConnection, part: RankReplica) -> None:
         self._connection, self._replica, self._grammars = connection, part.replica, part.grammars
         self._in_first_stage = part.in_first_stage
         self._max_in_flight = 0 if part.synchronous else MAX_IN_FLIGHT
         self._flights: deque[Any] = deque()  # as the replica launched them
-        self._moves: dict[int, PendingCopy] = {}  # of blocks, by transfer, that rank 0 has not done yet
+        self._moves: dict[int, PendingCopy] = {}  # by transfer id, until rank 0 has finished its part
 
     def follow(self) -> None:
-        """Until it is told to stop."""
+        """Executes commands until STOP."""
         while (command := Command.decode(self._connection.commands.read())).kind != CommandKind.STOP:
             try:
                 self._process(command)
@@ -164,7 +165,7 @@ class Follower:
                 self._moves[order.transfer_id] = self._replica.transfers.move(order)
             case CommandKind.BLOCKS_MOVED:
                 pending = self._moves.pop(int.from_bytes(command.body, "little"), None)
-                if pending is not None:  # else it was of an epoch that has ended
+                if pending is not None:  # None: of an ended epoch
                     pending.wait()
             case CommandKind.RESET_CACHE:
                 self._replica.reset_cache()
@@ -179,7 +180,7 @@ class Follower:
         self._moves.clear()
 
     def _execute_order(self, order: bytes) -> bytes:
-        """Returns why it cannot be."""
+        """Executes a device order; returns the refusal, b"" if it succeeded."""
         try:
             self._replica.execute_order(pb.DeviceOrder.FromString(order))
         except QuireError as error:
@@ -187,7 +188,7 @@ class Follower:
         return b""
 
     def _launch(self, command: Command) -> None:
-        """Answered before the device is done with it: what ranks compute together, none ends without the others."""
+        """Launches a step and replies before the device has finished: no rank completes a joint computation alone."""
         plan = decode_plan(pb.StepPlan.FromString(command.body))
         self._grammars.await_grammars_of(plan)
         if self._replica.speculation.waits_before(plan):
@@ -198,7 +199,7 @@ class Follower:
         self._record(down_to=self._max_in_flight)
 
     def _record(self, down_to: int) -> None:
-        """Steps that are not settled are left."""
+        """Records finished steps until `down_to` are left, except those that wait for other stages."""
         while len(self._flights) > down_to and self._flights[0].launch.heads_launched:
             flight = self._flights.popleft()
             self._replica.record(flight, flight.launch.wait())

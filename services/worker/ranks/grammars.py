@@ -1,4 +1,4 @@
-"""The grammars of a rank that has no scheduler: those that rank 0 prepares."""
+"""Grammars of a rank other than rank 0."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from quire.shared.errors import DeadlineExceeded
 from quire.shared.pb.common.v1 import sampling_pb2
 from quire.shared.pb.worker.v1 import worker_pb2 as pb
 
-COMPILE_TIMEOUT_S = 30.0  # rank 0 has compiled it by then, and all began at the same time
+COMPILE_TIMEOUT_S = 30.0  # all ranks start at the same time, and rank 0 has finished when a plan arrives
 
 
 class _Compilation:
-    """A grammar that is being prepared, or has been."""
+    """A grammar being compiled, and its result."""
 
     def __init__(self) -> None:
         self.finished = threading.Event()
@@ -26,20 +26,21 @@ class _Compilation:
 
 
 class FollowerGrammars:
-    """Compiled at the same time as rank 0's; a plan that names one waits for it."""
+    """Grammars compiled in parallel with rank 0; a plan that uses one waits for it."""
 
     def __init__(self, pool: CompilePool) -> None:
         self._pool = pool
         self._compilations: dict[bytes, _Compilation] = {}
 
     def prepare(self, order: pb.PrepareGrammar) -> None:
-        mine = self._compilations[order.grammar_id] = _Compilation()
-        self._pool.prepare(order.grammar_id, sampling_pb2.StructuredOutput.FromString(order.grammar), mine.done)
+        compilation = self._compilations[order.grammar_id] = _Compilation()
+        constraint = sampling_pb2.StructuredOutput.FromString(order.grammar)
+        self._pool.prepare(order.grammar_id, constraint, compilation.done)
 
     def release(self, grammar_id: bytes) -> None:
         order = self._compilations.get(grammar_id)
         if order is not None and order.finished.is_set():
-            del self._compilations[grammar_id]  # nobody has to wait for it any more
+            del self._compilations[grammar_id]  # no plan waits for it
         self._pool.release(grammar_id)
 
     def release_all(self) -> None:
@@ -47,7 +48,8 @@ class FollowerGrammars:
         self._pool.release_all()
 
     def await_grammars_of(self, plan: StepPlan) -> None:
-        """Raises what made one impossible: rank 0 has it, so that this rank cannot go on."""
+        """Waits for the grammars of a plan. Raises the error of a failed one: rank 0 has compiled it, so this rank
+        cannot continue."""
         for admission in plan.changes.admitted:
             order = self._compilations.get(admission.grammar_id) if admission.grammar_id else None
             if order is None:

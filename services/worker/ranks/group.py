@@ -1,9 +1,8 @@
-"""What rank 0 asks of the group of ranks that it belongs to.
+"""Interface of rank 0 to the other ranks of its replica.
 
-Every rank derives the same step from the same plan. Rank 0 broadcasts a plan before it launches its own part, goes on,
-and collects once its own part has finished: a rank that died, failed or derived another step is found there, before a
-result leaves the replica.
-"""
+Every rank derives the same step from the same plan. Rank 0 broadcasts a plan, launches its own part without waiting,
+and collects the replies when its own part has finished: a rank that died, failed or derived a different step is
+detected before a result leaves the replica."""
 
 from __future__ import annotations
 
@@ -16,99 +15,100 @@ from quire.shared.pb.worker.v1 import worker_pb2 as pb
 
 
 class RankFailure(Internal):
-    """A rank is gone, failed, or is not at the same step: the replica's epoch cannot go on."""
+    """A rank has ended, failed, or computed a different step: the epoch cannot continue."""
 
 
 class RankGroup(Protocol):
-    """The other ranks. collect() is called on the thread that waits for results, rest() when no step is left to
-    collect; where nothing else is said, methods are called on the thread that computes."""
+    """The other ranks of a replica. collect() is called on the waiting thread, end_epoch() when no step is left to
+    collect; all other methods on the computing thread unless stated."""
 
     @property
     def size(self) -> int:
-        """Ranks, rank 0 included."""
+        """Number of ranks, including rank 0."""
 
     def start(self) -> None:
         """Waits until every rank is ready for plans. Raises RankFailure."""
 
     def broadcast(self, plan: StepPlan) -> int:
-        """Sends the plan to every rank, behind all before it; returns a ticket for collect(). Raises RankFailure."""
+        """Sends the plan to every rank and returns a ticket for collect(). Raises RankFailure."""
 
     def collect(self, ticket: int, inputs: StepInputs) -> None:
-        """Waits until every rank has computed its part of the plan; `inputs` are what rank 0 made of it. Tickets in
-        their order; those of plans that rank 0 could not launch are left out. Raises RankFailure."""
+        """Waits until every rank has launched its part of the plan and derived the same step as `inputs`. Tickets come
+        in order; those of plans that rank 0 failed to launch are skipped. Raises RankFailure."""
 
     def settle_step(self) -> None:
-        """The ranks of the first stage settle their oldest step, as rank 0 does (Replica.launch_pending_heads)."""
+        """Makes the ranks of the first stage launch the heads of their oldest step (Replica.launch_pending_heads), as
+        rank 0 does."""
 
     def end_epoch(self) -> None:
-        """Every rank forgets all slots: an epoch has ended."""
+        """Makes every rank release all slots."""
 
     def reset_cache(self) -> None:
-        """Every rank forgets what its blocks hold."""
+        """Makes every rank discard its record of block contents."""
 
     def move_blocks(self, order: pb.Transfer) -> None:
-        """Every rank begins to move its part of the same blocks, behind the plans and the moves before. A rank that
-        cannot is found by the next collect() or rest()."""
+        """Makes every rank start its part of a block transfer, after earlier plans and transfers. A failure is reported
+        by the next collect() or end_epoch()."""
 
     def blocks_moved(self, transfer_id: int) -> None:
-        """Rank 0 has moved its part: no rank does anything that is ordered from here on before it has moved its own.
-        Any thread may say it."""
+        """Reports that rank 0's part of a transfer has finished: every rank waits for its part before any later
+        command. Callable from any thread."""
 
     def prepare_grammar(self, order: pb.PrepareGrammar) -> None:
-        """Every rank prepares it, before the plans that name it."""
+        """Makes every rank compile a grammar, before plans that use it."""
 
     def release_grammar(self, grammar_id: bytes) -> None:
-        """No later plan names it."""
+        """Makes every rank release a grammar that no later plan uses."""
 
     def broadcast_order(self, order: pb.DeviceOrder) -> int:
-        """Every rank begins to carry it out; returns a ticket for settle(). No step is left to collect. Raises
-        RankFailure."""
+        """Makes every rank execute a device order; returns a ticket for collect_order(). No step may be uncollected.
+        Raises RankFailure."""
 
     def collect_order(self, ticket: int) -> list[str]:
-        """Waits until every other rank has obeyed, or could not: why, of each that could not. Raises RankFailure."""
+        """Waits for all ranks; returns the reasons of those that refused the order. Raises RankFailure."""
 
     def check(self) -> None:
-        """Raises RankFailure if a rank is gone, or has given no sign of life for some looks. To be called again and
-        again, by one thread; waits for nothing."""
+        """Raises RankFailure if a rank has ended or sent no heartbeat for several checks. Called periodically by one
+        thread; does not block."""
 
     def stop(self, timeout_s: float) -> None:
-        """Ends all ranks, those that do not end within `timeout_s` by force. Any thread may ask, more than once."""
+        """Ends all ranks, by force after `timeout_s`. Callable from any thread, repeatedly."""
 
 
 class OneRank:
-    """A group of rank 0 alone, which costs nothing."""
+    """Null group of a replica with a single rank."""
 
     size = 1
 
     def start(self) -> None:
-        """There is no other rank."""
+        """No-op: there is no other rank."""
 
     def broadcast(self, plan: StepPlan) -> int:
         return 0
 
     def collect(self, ticket: int, inputs: StepInputs) -> None:
-        """There is no other rank."""
+        """No-op: there is no other rank."""
 
     def settle_step(self) -> None:
-        """There is no other rank."""
+        """No-op: there is no other rank."""
 
     def end_epoch(self) -> None:
-        """There is no other rank."""
+        """No-op: there is no other rank."""
 
     def reset_cache(self) -> None:
-        """There is no other rank."""
+        """No-op: there is no other rank."""
 
     def move_blocks(self, order: pb.Transfer) -> None:
-        """There is no other rank."""
+        """No-op: there is no other rank."""
 
     def blocks_moved(self, transfer_id: int) -> None:
-        """There is no other rank."""
+        """No-op: there is no other rank."""
 
     def prepare_grammar(self, order: pb.PrepareGrammar) -> None:
-        """There is no other rank."""
+        """No-op: there is no other rank."""
 
     def release_grammar(self, grammar_id: bytes) -> None:
-        """There is no other rank."""
+        """No-op: there is no other rank."""
 
     def broadcast_order(self, order: pb.DeviceOrder) -> int:
         return 0
@@ -117,7 +117,7 @@ class OneRank:
         return []
 
     def check(self) -> None:
-        """There is no other rank."""
+        """No-op: there is no other rank."""
 
     def stop(self, timeout_s: float) -> None:
-        """There is no other rank."""
+        """No-op: there is no other rank."""

@@ -1,6 +1,6 @@
-"""What the stages of a pipeline hand each other, over gloo or NCCL.
+"""Point-to-point transfers between the stages of a pipeline, over gloo or NCCL.
 
-A rank has to do with those of the other stages that have the same part of their layers."""
+A rank communicates with the ranks of other stages that have the same shard of their layers."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from torch import Tensor, distributed
 
 from quire.services.worker.layers.stages import ReturningStates
 
-SPARE_SENDS = 2  # kept beside those of the steps under way, which are as many as there are stages
+SPARE_SENDS = 2  # sends kept alive in addition to those of the steps in flight, one per stage
 
 
 class PeerLink:
-    """Rows go to the next stage, and from the last one back to the first, in groups of two: where one direction waits,
-    the other does not."""
+    """Sends rows to the next stage, and from the last one back to the first. Each pair has a process group, so that one
+    direction does not block the other."""
 
     def __init__(self, stage: int, size: int, device: torch.device, *, onward: list[Any], back: Any) -> None:
-        """`onward`: groups of this rank with its successor, by stage but the last; `back`: of the last with the first;
-        where the rank is not of a group, None."""
+        """`onward`: groups of this rank and its successor, by stage except the last; `back`: group of the last and
+        first stage; None where the rank is not a member."""
         self._stage, self._size, self._device = stage, size, device
         self._onward, self._back = onward, back
-        self._sent: deque[tuple[Any, Tensor]] = deque()  # must stay as it is until it is away
+        self._sent: deque[tuple[Any, Tensor]] = deque()  # tensors must not change until they are sent
         self._side = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def send(self, x: Tensor) -> None:
@@ -33,7 +33,7 @@ class PeerLink:
 
     def receive(self, x: Tensor) -> None:
         work = distributed.irecv(x, group=self._onward[self._stage - 1], group_src=0)
-        assert work is not None, "this rank is of the group"
+        assert work is not None, "this rank is in the group"
         work.wait()
 
     def send_back(self, x: Tensor) -> None:
@@ -64,11 +64,11 @@ class PeerLink:
 
 
 class _HostReceive:
-    """gloo's."""
+    """A receive of rows over gloo."""
 
     def __init__(self, work: Any, x: Tensor) -> None:
         self._work, self._x = work, x
-        self._waiting = threading.Lock()  # gloo lets one thread wait, once
+        self._waiting = threading.Lock()  # gloo allows one thread to wait, once
         self._error: Exception | None = None
 
     def wait(self) -> None:
@@ -89,7 +89,7 @@ class _HostReceive:
 
 
 class _DeviceReceive:
-    """NCCL's, on a stream of its own: what is launched in the meantime does not wait for it."""
+    """A receive over NCCL on a separate stream, so that work launched meanwhile does not wait for it."""
 
     def __init__(self, work: Any, x: Tensor, side: torch.cuda.Stream) -> None:
         self._work, self._x = work, x
@@ -110,7 +110,7 @@ class _DeviceReceive:
 
 
 def open_link(rank: int, size: int, stages: int, device: torch.device) -> PeerLink:
-    """All ranks make all groups, in the same order."""
+    """Creates all groups in the same order on every rank; returns this rank's link."""
     width = size // stages
     stage, lane = divmod(rank, width)
     onward: list[Any] = []

@@ -1,4 +1,4 @@
-"""Another rank, as rank 0 sees it: answers to commands in their order, and signs of life."""
+"""Another rank, as seen by rank 0: its replies in order, and its heartbeats."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from quire.services.worker.ranks.wire import RankReply
 
 
 class PeerRank(ABC):
-    """A kind of rank says how its answers arrive, and how it is seen to live."""
+    """Base of local and remote ranks, which define how replies and heartbeats arrive."""
 
-    # Checks between two signs of life, and not a time: where the whole group has been stopped and continues, no rank is
-    # taken for dead.
+    # Checks between two heartbeats. Counting checks instead of time tolerates a pause of the whole group (SIGSTOP).
     max_silent_checks: ClassVar[int]
-    last_heartbeat = 0  # of the last check
+    last_heartbeat = 0  # value at the last check
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -25,19 +24,19 @@ class PeerRank(ABC):
         self._num_silent_checks = 0
 
     def await_reply(self, number: int, timeout_s: float) -> RankReply:
-        """Passes over answers to commands that rank 0 gave up. Raises RankFailure."""
+        """Returns the reply to a command, skipping replies to abandoned commands. Raises RankFailure."""
         deadline = time.monotonic() + timeout_s
         while True:
             reply = self._receive(max(0.0, deadline - time.monotonic()))
             if reply is None:
-                raise self.failure(f"has not answered within {timeout_s:.0f} s")
+                raise self.failure(f"has not replied within {timeout_s:.0f} s")
             if not reply.done:
                 raise self.failure(f"failed: {reply.text.decode(errors='replace')}")
             if reply.number == number:
                 return reply
 
     def check(self) -> None:
-        """Raises RankFailure if it is gone, or has given no sign of life for some checks."""
+        """Raises RankFailure if the rank has ended or sent no heartbeat for several checks."""
         if self.stopping:
             return
         self._check_link()
@@ -45,23 +44,23 @@ class PeerRank(ABC):
         self._num_silent_checks = self._num_silent_checks + 1 if self.ready and heartbeat == self.last_heartbeat else 0
         self.last_heartbeat = heartbeat
         if self._num_silent_checks > self.max_silent_checks:
-            raise self.failure("gives no sign of life")
+            raise self.failure("has sent no heartbeat")
 
     @abstractmethod
     def terminate(self, deadline: float) -> None:
-        """Ends it by force, if it has not ended by then."""
+        """Ends the rank by force at `deadline`."""
 
     @abstractmethod
     def failure(self, what: str) -> RankFailure: ...
 
     @abstractmethod
     def _receive(self, timeout_s: float) -> RankReply | None:
-        """The next answer; None: none came in time. Raises RankFailure if none can come."""
+        """Returns the next reply, or None after the timeout. Raises RankFailure if no reply can arrive."""
 
     @abstractmethod
     def _check_link(self) -> None:
-        """Raises RankFailure if it is gone."""
+        """Raises RankFailure if the rank has ended."""
 
     @abstractmethod
     def _heartbeat(self) -> int:
-        """A number that changes while it lives."""
+        """Returns a number that changes while the rank is alive."""

@@ -1,4 +1,4 @@
-"""A rank's place in its group, and how it meets the others."""
+"""Placement of a rank within its groups, and the rendezvous of the ranks."""
 
 from __future__ import annotations
 
@@ -17,48 +17,48 @@ from quire.services.worker.ranks.collectives.group_collectives import GroupColle
 from quire.services.worker.ranks.link import open_link
 
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
-RENDEZVOUS_TIMEOUT = timedelta(minutes=10)  # a rank may have to be started on another host
-# Longest that a collective waits: rank 0 may compile kernels meanwhile. Steps have a watch of their own (engine.py).
+RENDEZVOUS_TIMEOUT = timedelta(minutes=10)  # ranks may have to be started on another host
+# Rank 0 may compile kernels during a collective. Hanging steps are detected separately (engine.py).
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
 
 INTERFACES = {"NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"}
-_named_here: set[str] = set()  # of them those that nobody else has set
+_named_here: set[str] = set()  # variables of INTERFACES set by join()
 
 
 @dataclass(frozen=True, slots=True)
 class RankPlacement:
-    """Travels to the rank's process."""
+    """Rank number, group sizes and rendezvous address; passed to the rank's process."""
 
     rank: int = 0
     size: int = 1
-    host: str = ""  # where rank 0 is reached
+    host: str = ""  # rendezvous address on rank 0's host
     port: int = 0
-    stages: int = 1  # that the ranks are shared out among, neighbours together
-    per_host: int = 0  # ranks of each host, neighbours together; 0: all are on one
-    interface: str = "lo"  # by which ranks reach each other
-    contexts: int = 1  # groups of ranks, neighbours together, that share out the tokens of long steps; or stages
+    stages: int = 1  # pipeline stages, each of consecutive ranks
+    per_host: int = 0  # ranks per host, consecutive; 0: all on one host
+    interface: str = "lo"  # network interface between the ranks
+    contexts: int = 1  # context-parallel groups of consecutive ranks, which divide the tokens of long steps
 
     @property
     def local_rank(self) -> int:
-        """Among those of this host."""
+        """Rank number within this host."""
         return self.rank % (self.per_host or self.size)
 
     @property
     def width(self) -> int:
-        """Ranks that the tensors of a stage are cut among."""
+        """Number of ranks that the tensors of a stage are sharded among."""
         return self.size // (self.stages * self.contexts)
 
     def join(
         self, device: torch.device, *, use_custom_all_reduce: bool = False, overlaps: bool = False
     ) -> tuple[Shard, Stage, Context]:
-        """Meets the other ranks, all of which have to come; once in a process, until leave().
-        `use_custom_all_reduce`: GPUs add up
-        in memory that they write to each other, if they can. `overlaps`: many rows are added up beside products."""
+        """Joins the process groups; all ranks must call it, once per process until leave(). `own_sums`: use custom
+        all-reduce kernels over shared GPU memory, if possible; `overlaps`: overlap all-reduces of many rows with their
+        products."""
         if self.size == 1:
             return WHOLE, ALL_LAYERS, ALL_TOKENS
-        os.environ.setdefault("NCCL_NVLS_ENABLE", "0")  # multicast, which not every host lets processes have
+        os.environ.setdefault("NCCL_NVLS_ENABLE", "0")  # multicast, which not every host permits
         for variable in INTERFACES - os.environ.keys():
-            os.environ[variable] = self.interface  # nobody else is to reach what is not encrypted
+            os.environ[variable] = self.interface  # collectives are not encrypted: bind them to this interface
             _named_here.add(variable)
         store = TCPStore(self.host, self.port, self.size, is_master=False, timeout=RENDEZVOUS_TIMEOUT)
         distributed.init_process_group(
@@ -93,8 +93,9 @@ SINGLE_RANK = RankPlacement()
 
 
 def leave() -> None:
-    """CUDA graphs that hold collectives must be gone by now: NCCL would wait for them for ever."""
+    """Leaves the process groups. CUDA graphs that contain collectives must be destroyed before: NCCL would wait for
+    them forever."""
     if distributed.is_initialized():
         distributed.destroy_process_group()
     while _named_here:
-        os.environ.pop(_named_here.pop(), None)  # the next group may meet elsewhere
+        os.environ.pop(_named_here.pop(), None)  # the next group may use another interface

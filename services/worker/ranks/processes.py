@@ -1,4 +1,4 @@
-"""Ranks that are processes of this host: commands through memory that all share, answers through a pipe from each."""
+"""Ranks as processes of this host: commands through shared memory, replies through one pipe each."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from quire.services.worker.ranks.placement import RankPlacement
 from quire.services.worker.ranks.ring import Ring
 from quire.services.worker.ranks.wire import RankReply
 
-START_CONTEXT: SpawnContext | ForkServerContext = multiprocessing.get_context("spawn")  # threads survive no fork
+START_CONTEXT: SpawnContext | ForkServerContext = multiprocessing.get_context("spawn")  # fork does not copy threads
 
 
 class RankProcess(PeerRank):
-    """A rank of this host."""
+    """A rank on this host."""
 
     max_silent_checks = 4
 
@@ -45,23 +45,23 @@ class RankProcess(PeerRank):
         try:
             return RankReply.decode(self.replies.recv_bytes()) if self.replies.poll(timeout_s) else None
         except (EOFError, OSError):
-            raise self.failure("is gone") from None
+            raise self.failure("has ended") from None
 
     def _check_link(self) -> None:
         if not self.process.is_alive():
             if not self.ready and self.replies.poll():
-                self.await_reply(0, 0.0)  # says why
-            raise self.failure(f"is gone: its process ended with {self.process.exitcode}")
+                self.await_reply(0, 0.0)  # raises the rank's error
+            raise self.failure(f"has ended: its process exited with {self.process.exitcode}")
 
     def _heartbeat(self) -> int:
         return self.read_heartbeat()
 
 
 class RankProcesses:
-    """A process for each placement; they begin at once."""
+    """One process per placement, started at once."""
 
     def __init__(self, placements: Sequence[RankPlacement], build: Callable[[RankPlacement], RankReplica]) -> None:
-        """`build` makes the part of a rank, in its process: it must be picklable."""
+        """`build`: builds a rank's part in its process and must be picklable."""
         self.ranks: list[RankProcess] = []
         self._ring: Ring | None = None
         if not placements:
@@ -74,17 +74,18 @@ class RankProcesses:
                 target=follower.run, args=arguments, name=f"rank {placement.rank}", daemon=True
             )
             process.start()
-            theirs.close()  # so that the end of the process is the end of the link
+            theirs.close()  # the pipe then closes with the process
             self.ranks.append(RankProcess(placement.rank, process, ours, functools.partial(ring.heartbeat, place)))
 
     def write(self, command: bytes, timeout_s: float) -> None:
-        """To all of them; one thread at a time. Raises RankFailure if one has read nothing for so long."""
-        behind = self._ring.write(command, timeout_s) if self._ring is not None else None
-        if behind is not None:
-            raise RankFailure(f"rank {self.ranks[behind].number} has read nothing for {timeout_s:.0f} s")
+        """Writes a command for all ranks, from one thread at a time. Raises RankFailure if one reads nothing for
+        `timeout_s`."""
+        slowest = self._ring.write(command, timeout_s) if self._ring is not None else None
+        if slowest is not None:
+            raise RankFailure(f"rank {self.ranks[slowest].number} has read nothing for {timeout_s:.0f} s")
 
     def close(self) -> None:
-        """Of ranks that have ended, where nobody asks for them any more."""
+        """Frees the shared memory and pipes of ranks that have ended."""
         if self._ring is not None:
             self._ring.close()
             self._ring = None

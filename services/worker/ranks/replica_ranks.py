@@ -1,4 +1,4 @@
-"""The other ranks of a replica, as rank 0 starts, asks and ends them: processes of this host, and of others."""
+"""The other ranks of a replica, started, commanded and ended by rank 0: processes on this host and on others."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ from quire.services.worker.step.step_inputs import StepInputs
 from quire.shared.pb.worker.v1 import worker_pb2 as pb
 
 LOOPBACK = "127.0.0.1"
-START_TIMEOUT_S = 600.0  # a rank loads its weights
-REPLY_TIMEOUT_S = 120.0  # longest that a rank may lag behind rank 0: the time after which a step counts as hanging
-ORDER_TIMEOUT_S = 600.0  # it reads weights
+START_TIMEOUT_S = 600.0  # includes loading the weights
+REPLY_TIMEOUT_S = 120.0  # a rank that lags behind rank 0 for longer counts as hanging
+ORDER_TIMEOUT_S = 600.0  # may include reading weights
 
 
 def _create_store(host: str, size: int) -> tuple[TCPStore, int]:
-    """On one address: left to itself it would listen on all of the host. And its port."""
+    """Creates the rendezvous store and returns it with its port. Binds one address: by default TCPStore listens on all
+    of them."""
     with socket.create_server((host, 0)) as server:
         port = server.getsockname()[1]
         store = TCPStore(host, port, size, is_master=True, wait_for_workers=False, master_listen_fd=server.detach())
@@ -37,7 +38,7 @@ def _create_store(host: str, size: int) -> tuple[TCPStore, int]:
 
 
 class ReplicaRanks:
-    """Ranks 1 to size - 1."""
+    """Ranks 1 to size - 1 of a replica."""
 
     def __init__(
         self,
@@ -48,9 +49,9 @@ class ReplicaRanks:
         *,
         contexts: int = 1,
     ) -> None:
-        """`build` makes the part of a rank, in its process: it must be picklable. The processes begin at once.
-        `stages`, `contexts`: groups that they are shared out among; `nodes`: the other hosts, which have equally
-        many."""
+        """Starts the processes. `build`: builds a rank's part in its process and must be picklable; `stages`,
+        `contexts`: numbers of pipeline stages and context groups; `nodes`: the other hosts, with equally many ranks
+        each."""
         self.size = size
         host = nodes.address or LOOPBACK
         self._store, port = _create_store(host, size)
@@ -60,7 +61,9 @@ class ReplicaRanks:
             for rank in range(per_host)
         ]
         self._number = 0  # of the last command
-        self._writing = threading.Lock()  # commands come from the device's thread, ends of moves and of all from any
+        self._writing = (
+            threading.Lock()
+        )  # commands come from the device thread, blocks_moved() and stop() from any thread
         self.local = RankProcesses(self.placements[1:], build)
         self.nodes = nodes
         nodes.open(self.placements[0])
@@ -71,7 +74,7 @@ class ReplicaRanks:
 
     @property
     def pids(self) -> list[int]:
-        """Of the ranks' processes on this host."""
+        """Process ids of the ranks on this host."""
         return [rank.process.pid or 0 for rank in self.local.ranks]
 
     def start(self) -> None:
@@ -86,7 +89,7 @@ class ReplicaRanks:
         own = fingerprint(inputs)
         for rank in self._ranks:
             if rank.await_reply(ticket, REPLY_TIMEOUT_S).text != own:
-                raise RankFailure(f"rank {rank.number} derived another step than rank 0")
+                raise RankFailure(f"rank {rank.number} derived a different step than rank 0")
 
     def move_blocks(self, order: pb.Transfer) -> None:
         self._send(CommandKind.MOVE_BLOCKS, order.SerializeToString())
@@ -132,9 +135,9 @@ class ReplicaRanks:
         if not all(stopping) and timeout_s > 0 and self._writing.acquire(timeout=timeout_s):
             try:
                 stop = Command(0, CommandKind.STOP).encode()
-                with contextlib.suppress(RankFailure):  # its host hears of the end of the link
+                with contextlib.suppress(RankFailure):  # the host detects the end of the link
                     self.nodes.write(stop)
-                with contextlib.suppress(RankFailure):  # it is ended by force
+                with contextlib.suppress(RankFailure):  # the processes are killed below
                     self.local.write(stop, timeout_s)
             finally:
                 self._writing.release()
@@ -143,7 +146,7 @@ class ReplicaRanks:
         self.nodes.close()
 
     def _send(self, kind: CommandKind, body: bytes = b"") -> int:
-        """Returns the number that answers have, if there will be some."""
+        """Sends a command; returns its number, which answers repeat."""
         with self._writing:
             self._number += kind in ANSWERED
             data = Command(self._number if kind in ANSWERED else 0, kind, body).encode()

@@ -1,9 +1,9 @@
-"""Commands from rank 0 to the others of its host: one copy in memory that all share, read by each when it likes.
+"""Ring buffer for commands from rank 0 to the other ranks of its host: one copy in shared memory, read by each at its
+pace.
 
-Memory that has no name, so that nothing is left behind by processes that are killed. What is written is counted in
-bytes, by the writer and by each reader, in words of their own; processors that publish stores in another order than
-they were made (ARM) are kept to it by the system call that wakes a reader, which they always get.
-"""
+The memory has no name, so killed processes leave nothing behind. The writer and each reader count bytes in separate
+words. On processors that reorder stores (ARM) the system call that wakes a reader orders them; readers there are always
+woken."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from collections.abc import Callable
 from multiprocessing.reduction import DupFd
 from typing import Protocol
 
-CAPACITY = 1 << 22  # bytes; a longer command is read while it is written
+CAPACITY = 1 << 22  # bytes; longer commands are read while they are written
 WORDS = 8  # a cache line
-HEAD = struct.Struct("=I")  # bytes of the command that follows
-POLL_INTERVAL_S = 0.05  # a wake-up that is lost costs so long
+HEAD = struct.Struct("=I")  # length of the following command
+POLL_INTERVAL_S = 0.05  # bounds the delay of a lost wake-up
 FULL_PAUSE_S = 1e-4
 STORES_IN_ORDER = platform.machine() == "x86_64"
 
-# Words of a line.
+# Word indices within a line.
 COUNT, ASLEEP, HEARTBEAT = 0, 1, 2
 
 
 class _Memory:
-    """One line of words for the writer, one for each reader, then the bytes."""
+    """Shared memory: one line of words for the writer, one per reader, then the bytes of the ring."""
 
     def __init__(self, descriptor: int, num_readers: int, capacity: int) -> None:
         self.capacity = capacity
         self._lines = (1 + num_readers) * WORDS * 8
         self._map = mmap.mmap(descriptor, self._lines + capacity)
         with memoryview(self._map) as whole, whole[: self._lines] as lines:
-            self.words = lines.cast("Q")  # each is written by one process, as a whole
+            self.words = lines.cast("Q")  # each word has one writing process; writes are atomic
             self.bytes = whole[self._lines :]
 
     @staticmethod
@@ -61,7 +61,7 @@ class _Memory:
 
 
 class Ring:
-    """Rank 0's end. One thread at a time writes."""
+    """Writing end, in rank 0. One thread writes at a time."""
 
     def __init__(self, num_readers: int, capacity: int = CAPACITY) -> None:
         self._num_readers, self._capacity = num_readers, capacity
@@ -72,37 +72,37 @@ class Ring:
         self._written = 0
 
     def reader(self, number: int) -> RingReader:
-        """To be given to a process as it is started."""
+        """Returns the reading end for a process, to be passed when it is started."""
         return RingReader(self._descriptor, self._eventfds[number], number, self._num_readers, self._capacity)
 
     def write(self, data: bytes, timeout_s: float) -> int | None:
-        """Returns when all of it is there; if readers are so far behind that there is no room for `timeout_s`, the
-        number of one of them: the ring is then of no use any more."""
+        """Writes a command; returns None, or the slowest reader's number if there was no space for `timeout_s`, after
+        which the ring is unusable."""
         words = self._memory.words
-        left = memoryview(HEAD.pack(len(data)) + data)
+        remaining = memoryview(HEAD.pack(len(data)) + data)
         deadline = 0.0
-        while left:
-            behind = min(range(self._num_readers), key=lambda number: words[(1 + number) * WORDS + COUNT])
-            room = self._capacity - (self._written - words[(1 + behind) * WORDS + COUNT])
-            if not room:
+        while remaining:
+            slowest = min(range(self._num_readers), key=lambda number: words[(1 + number) * WORDS + COUNT])
+            space = self._capacity - (self._written - words[(1 + slowest) * WORDS + COUNT])
+            if not space:
                 deadline = deadline or time.monotonic() + timeout_s
                 if time.monotonic() > deadline:
-                    return behind
+                    return slowest
                 time.sleep(FULL_PAUSE_S)
                 continue
-            self._memory.copy_in(self._written, left[:room])
-            self._written += len(left[:room])
+            self._memory.copy_in(self._written, remaining[:space])
+            self._written += len(remaining[:space])
             words[COUNT] = self._written
-            left = left[room:]
+            remaining = remaining[space:]
             self._wake()
         return None
 
     def heartbeat(self, number: int) -> int:
-        """Grows as long as the reader lives: see RingReader.send_heartbeat()."""
+        """Returns the reader's counter, which grows while it is alive: see RingReader.send_heartbeat()."""
         return self._memory.words[(1 + number) * WORDS + HEARTBEAT]
 
     def close(self) -> None:
-        """Readers keep what they have."""
+        """Frees the writer's resources; readers keep theirs."""
         for descriptor in (self._descriptor, *self._eventfds):
             os.close(descriptor)
         self._eventfds = []
@@ -115,7 +115,7 @@ class Ring:
 
 
 class RingReader:
-    """A rank's end. Pickled for the process that is to use it; there, one thread reads."""
+    """Reading end. Pickled for the rank's process; one thread reads there."""
 
     def __init__(self, descriptor: int, eventfd: int, number: int, num_readers: int, capacity: int) -> None:
         self._descriptor, self._eventfd = descriptor, eventfd
@@ -128,12 +128,12 @@ class RingReader:
         return _rebuild_reader, (DupFd(self._descriptor), DupFd(self._eventfd), *sizes)
 
     def read(self) -> bytes:
-        """The next command, once it is there."""
+        """Waits for the next command and returns it."""
         (size,) = HEAD.unpack(self._read_exactly(HEAD.size))
         return self._read_exactly(size)
 
     def send_heartbeat(self) -> None:
-        """A sign of life."""
+        """Increments the reader's heartbeat counter."""
         self._words[self._line + HEARTBEAT] += 1
 
     @property
@@ -163,7 +163,7 @@ class RingReader:
         return b"".join(parts)
 
     def _sleep(self, memory: _Memory) -> None:
-        """Until the eventfd rings, unless something came before it was known that one sleeps."""
+        """Waits for a wake-up, unless data arrived before the reader was marked as asleep."""
         memory.words[self._line + ASLEEP] = 1
         if memory.words[COUNT] == self._count and select.select([self._eventfd], [], [], POLL_INTERVAL_S)[0]:
             os.eventfd_read(self._eventfd)
@@ -171,7 +171,7 @@ class RingReader:
 
 
 class _InheritedFd(Protocol):
-    """A descriptor that came with a process."""
+    """A file descriptor passed to a process."""
 
     def detach(self) -> int: ...
 

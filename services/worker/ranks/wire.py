@@ -1,10 +1,9 @@
-"""What goes between rank 0 and another rank of its host.
+"""Messages between rank 0 and another rank of its host.
 
-A command is its number (8 bytes), its kind (1 byte) and what belongs to it: a plan is the serialized StepPlan, a
-grammar its PrepareGrammar, an order its DeviceOrder, a move its Transfer, the end of a move the transfer's id. Plans,
-rests and orders are answered by their number and whether they went well (1 byte): a plan's fingerprint, why an order
-was refused (nothing if it was not), or the error's text; anything else only if it went wrong.
-"""
+A command is its number (8 bytes), its kind (1 byte) and its body: the serialized StepPlan of a plan, PrepareGrammar of
+a grammar, DeviceOrder of an order, Transfer of a block transfer, or a transfer id for its end. Plans, ends of epochs
+and orders are answered by the number, whether they succeeded (1 byte), and a text: a plan's fingerprint, an order's
+refusal (empty if it was executed) or the error. Other commands are answered only if they fail."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ TRANSFER_ID_BYTES = 8
 
 
 class CommandKind(enum.IntEnum):
-    """Of a command."""
+    """Kinds of commands."""
 
     PLAN = 1
     END_EPOCH = 2
@@ -39,7 +38,7 @@ ANSWERED = frozenset({CommandKind.PLAN, CommandKind.END_EPOCH, CommandKind.ORDER
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """From rank 0."""
+    """A command from rank 0."""
 
     number: int
     kind: CommandKind
@@ -56,11 +55,11 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class RankReply:
-    """To rank 0."""
+    """A reply to rank 0."""
 
-    number: int  # the command's; 0: the rank is ready
+    number: int  # number of the command; 0: the rank is ready
     done: bool
-    text: bytes = b""  # a plan's fingerprint; why an order was refused; the error, if it is not done
+    text: bytes = b""  # a plan's fingerprint, an order's refusal, or the error if not done
 
     def encode(self) -> bytes:
         return HEAD.pack(self.number, self.done) + self.text
@@ -72,15 +71,15 @@ class RankReply:
 
 
 def fingerprint(inputs: StepInputs) -> bytes:
-    """16 bytes that are equal for two ranks if they derived the same step."""
+    """Returns 16 bytes that are equal for two ranks if they derived the same step."""
     digest = hashlib.blake2b(digest_size=16)
-    given = inputs.token_ids
-    if 0 < len(inputs.prev_sampled_tokens) < len(given):
-        given = given.copy()
-        given[inputs.prev_sampled_tokens] = 0  # put there by ranks that sample
+    token_ids = inputs.token_ids
+    if 0 < len(inputs.prev_sampled_tokens) < len(token_ids):
+        token_ids = token_ids.copy()
+        token_ids[inputs.prev_sampled_tokens] = 0  # filled in only on ranks that sample
     arrays = (
         inputs.slots,
-        given,
+        token_ids,
         inputs.positions,
         inputs.slot_mapping,
         inputs.query_start,

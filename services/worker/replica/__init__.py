@@ -1,1 +1,1 @@
-"""One worker replica: slots, blocks and the device together, and the parts that it has beside its steps."""
+"""A worker replica: slots, blocks and the runner of its steps, and components for everything else on the device."""

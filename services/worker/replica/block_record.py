@@ -1,4 +1,4 @@
-"""What steps leave in the KV blocks, on the host: which tokens went where, and which block stands behind which."""
+"""Host record of what steps write into the KV blocks: tokens and parent blocks."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from quire.services.worker.step.step_inputs import StepInputs
 
 
 class BlockRecord:
-    """Owns the record of the blocks' content, and each slot's last sampled token that is on the host."""
+    """Owns the record of the blocks' contents and each slot's last sampled token on the host."""
 
     def __init__(self, limits: WorkerLimits, table: SlotTable) -> None:
         self.table = table
         self._block_size, self._num_groups = limits.block_size, limits.num_groups
         self._windows = [group for group, _ in limits.layout.windows]  # KV groups that have one
         self.contents = BlockContents(limits.num_blocks, limits.block_size, windows=bool(self._windows))
-        self._roots: dict[int, bytes] = {}  # by slot: the hash of what comes before the sequence's first block
+        self._roots: dict[int, bytes] = {}  # by slot: parent hash of the sequence's first block
         self._last_tokens = np.zeros(limits.max_num_seqs, dtype=np.int32)
 
     def admit(self, slot: int, root_hash: bytes) -> None:
@@ -32,8 +32,8 @@ class BlockRecord:
         self._roots.pop(slot, None)
 
     def record_allocations(self, new: NewBlocks, copies: BlockCopies | None) -> None:
-        """Notes the blocks that start anew: all but those an admission brought along as cached, unless they are only
-        now filled with that."""
+        """Records the blocks that are newly allocated: all except cached blocks of an admission that this step does not
+        fill by a copy."""
         table, several = self.table, self.table.num_groups > 1
         cached = -(-table.num_cached_tokens[new.slots] // self._block_size)
         positions = new.columns % table.width if several else new.columns
@@ -47,12 +47,12 @@ class BlockRecord:
         firsts = (positions == 0).nonzero()[0].tolist()
         roots = {int(ids[i]): self._roots[int(slots[i])] for i in firsts}
         groups = new.columns[fresh] // table.width if several else 0
-        if copies is not None and self._windows:  # of what they are behind, the window may have slid over
+        if copies is not None and self._windows:  # the window may have released their parents
             parents[np.isin(ids, copies.targets) & np.isin(groups, self._windows)] = NO_PARENT
         self.contents.allocate(ids, parents, roots, groups)
 
     def record(self, inputs: StepInputs, changes: StepChanges, output: RunnerOutput) -> None:
-        """Notes the tokens of a step that has been executed, where its KV lies."""
+        """Records the tokens of an executed step at their places in the KV memory."""
         if changes is not NO_STEP_CHANGES:
             changes.apply_to_host(self.contents, self._last_tokens)
         token_ids = inputs.token_ids.copy()  # the device may still be reading the original
@@ -65,7 +65,7 @@ class BlockRecord:
             token_ids = np.tile(token_ids, self._num_groups)
         if output.rejected_tokens is not None:
             right = np.ones(inputs.num_tokens, dtype=np.bool_)
-            right[inputs.sampling_tokens[output.rejected_tokens]] = False  # a row is refused with the draft before it
+            right[inputs.sampling_tokens[output.rejected_tokens]] = False  # a rejected draft also rejects its row's KV
             right = np.tile(right, self._num_groups)
             places, token_ids = places[right], token_ids[right]
         self.contents.record_tokens(places, token_ids)
@@ -76,7 +76,7 @@ class BlockRecord:
         return RetainedState(known.block_ids, known.hashes, known.groups)
 
     def count_blocks(self) -> tuple[int, int]:
-        """Returns how many blocks live slots own, and how many others hold known content."""
+        """Returns the number of blocks owned by live slots, and of other blocks with known content."""
         owned = self.table.owned_blocks()
         cached = self.contents.full_blocks() & ~owned
         return int(np.count_nonzero(owned)), int(np.count_nonzero(cached))

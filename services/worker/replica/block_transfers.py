@@ -1,4 +1,4 @@
-"""Blocks that are filled and read beside the steps: host memory and disk below the device, pages of other workers."""
+"""Block transfers concurrent with steps: host memory, disk and the pages of other workers."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from quire.shared.columns import U32
 from quire.shared.errors import FailedPrecondition
 from quire.shared.pb.worker.v1 import worker_pb2 as pb
 
-if TYPE_CHECKING:  # this module is also read where there is no torch
+if TYPE_CHECKING:  # this module is also imported without torch
     from torch import Tensor
 
 
 class BlockTransfers(ReplicaComponent):
-    """Moves blocks between the device, what lies below it and other workers; the record of blocks follows."""
+    """Transfers blocks between the device, lower tiers and other workers, and keeps the record of blocks up to date."""
 
     def __init__(
         self,
@@ -34,8 +34,8 @@ class BlockTransfers(ReplicaComponent):
         pages: Pages | NoPages,
         orders: DeviceOrderHandler | NoDeviceOrders,
     ) -> None:
-        """`tiers`: for blocks that the device has no room for; `pages`: where other workers read and write them;
-        `orders`: knows with which weights blocks are filled."""
+        """`tiers`: storage below the device; `pages`: byte access for other workers; `orders`: provides the identity of
+        the current weights."""
         self._limits, self._contents, self.tiers, self.pages, self._orders = limits, held, tiers, pages, orders
         self._first_weights = orders.weights_name
         pages.set_weight_version(lambda: orders.pages_version)
@@ -51,8 +51,8 @@ class BlockTransfers(ReplicaComponent):
         return self.tiers.disk.num_places
 
     def move(self, order: pb.Transfer) -> PendingCopy:
-        """Begins to move blocks, behind the steps that have been launched. Raises PlanViolation, or what the device
-        raises: then nothing is known of what was to be written."""
+        """Starts a transfer after the launched steps. Raises PlanViolation, or what the device raises; the target
+        blocks' contents are then unknown."""
         move = BlockMove.of(order, self._limits.num_blocks, self.num_host_blocks, self._limits.num_groups)
         if move.to_host:
             return self.tiers.host_memory.start_move(move)
@@ -62,33 +62,34 @@ class BlockTransfers(ReplicaComponent):
         return pending
 
     def move_on_disk(self, order: pb.DiskTransfer, answer: OnMoved) -> None:
-        """Begins to move blocks, from any thread: see DiskStore. Raises PlanViolation."""
+        """Starts a transfer between host memory and disk; see DiskStore. Callable from any thread. Raises
+        PlanViolation."""
         move = DiskMove.of(order, self.num_host_blocks, self.num_disk_blocks, self._limits.num_groups)
         self.tiers.disk.start_move(move, answer)
 
     def read_pages(self, blocks: U32, *, copied: bool = True) -> ReadPages:
-        """Begins to read blocks, or to wait for what they hold, behind the steps that have been launched. Raises
-        FailedPrecondition for what has been forgotten, or what the device raises."""
+        """Starts reading blocks after the launched steps, or waiting until they are filled. Raises FailedPrecondition
+        for blocks of unknown content, or what the device raises."""
         if not self._contents.are_known(blocks):
-            raise FailedPrecondition("block_ids: some hold nothing that is known here", field="block_ids")
+            raise FailedPrecondition("block_ids: the content of some blocks is unknown", field="block_ids")
         return self.pages.read(blocks) if copied else self.pages.wait_filled()
 
     def write_pages(self, blocks: U32, pages: Tensor | PeerBlocks) -> PendingCopy:
-        """Begins to write what came from another worker into blocks that no sequence owns."""
+        """Starts writing pages of another worker into blocks that no sequence owns."""
         self._contents.invalidate(blocks)
         return self.pages.write(blocks, pages)
 
     def commit_pages(self, blocks: U32, hashes: list[bytes]) -> PendingCopy:
-        """Records what has been written into these blocks, now that it is known to be what it should be: a GPU's memory
-        may have changed under the copy, and no report may name it before."""
+        """Records the contents of blocks after their verification: a source GPU's memory may have changed during the
+        copy, so the contents are not reported before."""
         self._contents.commit(blocks, hashes)
         return COMPLETED
 
     def end_epoch(self, report: RetainedState) -> RetainedState:
         self.pages.synchronize()
-        on_disk = self.tiers.disk.end_epoch()  # before host memory: what is on its way there does not come any more
+        on_disk = self.tiers.disk.end_epoch()  # before host memory: pending reads into it are discarded
         return replace(report, on_disk=on_disk, in_host_memory=self.tiers.host_memory.contents())
 
     def reset_cache(self) -> None:
-        # Weights that were changed are in no folder: no later life of the worker finds their blocks again.
+        # Updated weights are in no checkpoint folder, so no later process of the worker may reuse their blocks.
         self.tiers.reset(changed=self._orders.weights_name != self._first_weights)

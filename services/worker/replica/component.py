@@ -1,4 +1,4 @@
-"""What the parts that a replica has beside its steps have in common."""
+"""Base class of a replica's components beyond its steps."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Callable, Sequence
 from quire.services.worker.replica.retained_state import RetainedState
 from quire.services.worker.step.plan import StepPlan
 
-PlanHook = Callable[[StepPlan], None]  # called before anything of the plan is done; raises PlanViolation
+PlanHook = Callable[[StepPlan], None]  # called before a plan is applied; raises PlanViolation
 
 
 class ReplicaComponent:
-    """A part of a replica beside its steps, which overrides what concerns it. Used by the device's thread."""
+    """A component of a replica; subclasses override the hooks that concern them. Used on the device thread."""
 
     plan_hooks: Sequence[PlanHook] = ()
 
     def end_epoch(self, report: RetainedState) -> RetainedState:
-        """Ends what belongs to the attachment; returns the report with what outlives it."""
+        """Ends what belongs to the attachment; returns the report extended by what is retained."""
         return report
 
     def reset_cache(self) -> None:
-        """Discards what it holds of KV blocks, whose content is of no use any more."""
+        """Discards cached KV, whose content is no longer valid."""

@@ -1,4 +1,4 @@
-"""What operators want of the device besides steps: other weights, and its memory."""
+"""Device orders of the scheduler other than steps: updates of weights, and sleep."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from quire.shared.errors import FailedPrecondition, InvalidArgument, Unimplement
 from quire.shared.pb.common.v1.weights_stream_pb2 import TensorHead
 from quire.shared.pb.worker.v1 import worker_pb2 as pb
 
-# Where some ranks have carried out one of these and others have not, it is to be ordered once more.
+# Orders that can be repeated if only some ranks executed them.
 RETRYABLE = frozenset({"drop_weights", "wake_up", "leave_weights_group"})
-# Those that a worker which stages beside its steps carries out beside them, and in their order.
+# Orders that a worker able to stage during steps executes concurrently with them, in order.
 DURING_STEPS = frozenset(
     {"stage_weights", "receive_weights", "drop_weights", "join_weights_group", "leave_weights_group"}
 )
 
 
 class DeviceOrderHandler(ReplicaComponent):
-    """Carried out by one rank, as by all the others. Raises QuireError, and then nothing has changed."""
+    """Executes device orders on one rank, the same on all ranks. Methods raise QuireError and then change nothing."""
 
     def __init__(self, weights: Weights, folders: WeightFolders, sleeper: Sleeper, groups: WeightsGroups) -> None:
         self.weights, self._folders, self.sleeper, self._groups = weights, folders, sleeper, groups
@@ -43,27 +43,27 @@ class DeviceOrderHandler(ReplicaComponent):
 
     @property
     def version(self) -> str:
-        """Of the weights that the next step is computed with."""
+        """Version of the weights of the next step."""
         return self.weights.version
 
     @property
     def spooled(self) -> str:
-        """The folder of weights that came as a stream; empty for others. Any thread may ask."""
+        """Folder of streamed weights in use; "" for others. Callable from any thread."""
         return self.weights.id.spooled
 
     @property
     def weights_name(self) -> str:
-        """A name that no two updates share."""
+        """Name of the current weights, unique per update."""
         return f"{self.weights.id.update} {self.weights.id.version}"
 
     @property
     def pages_version(self) -> str:
-        """The name of the weights that fill KV pages; one that no weights have while the worker sleeps, so that other
-        workers read none of its pages."""
+        """Name of the weights that fill the KV pages; while the worker sleeps a name that no weights have, so that
+        other workers do not fetch its pages."""
         return self.weights_name if self.sleeper.is_awake else "asleep"
 
     def update(self, new: NewWeights) -> None:
-        """Between two steps."""
+        """Replaces the weights between two steps."""
         self.weights.update(new)
 
     def end_epoch(self, report: RetainedState) -> RetainedState:
@@ -76,8 +76,8 @@ class DeviceOrderHandler(ReplicaComponent):
             raise PlanViolation("the worker is asleep")
 
     def execute_order(self, order: pb.DeviceOrder) -> bool:
-        """While no step is in flight, but for those of DURING_STEPS where weights can be staged beside steps: these on
-        any thread. Whether blocks hold nothing of use afterwards."""
+        """Executes an order while no step is in flight; orders in DURING_STEPS run on any thread where weights can be
+        staged during steps. Returns whether the cached KV has become invalid."""
         kind = order.WhichOneof("order")
         match kind:
             case "stage_weights":
@@ -102,11 +102,11 @@ class DeviceOrderHandler(ReplicaComponent):
             case "wake_up":
                 self.sleeper.wake_up(order.wake_up.tags)
             case _:
-                raise Unimplemented(f"this worker does not know how to {kind}")
+                raise Unimplemented(f"this worker does not support the order {kind}")
         return kind in ("swap_weights", "sleep") or not self.weights.stages_beside_steps
 
     def interrupt(self, order: pb.DeviceOrder) -> None:
-        """What has just come ends the wait for what does not come any more. Any thread may call."""
+        """Ends waiting that a newly received order makes pointless. Callable from any thread."""
         if order.WhichOneof("order") == "leave_weights_group":
             self._groups.interrupt(order.leave_weights_group.group_name)
 
@@ -133,7 +133,7 @@ class DeviceOrderHandler(ReplicaComponent):
 
     def _receive_weights(self, update: int) -> None:
         if self._broadcast is None:
-            raise FailedPrecondition("no weights are expected")
+            raise FailedPrecondition("no weights are expected: stage their description first")
         try:
             with self._groups.receiving(self._broadcast) as tensors:
                 self.weights.receive(tensors, update)
@@ -142,50 +142,52 @@ class DeviceOrderHandler(ReplicaComponent):
             raise
 
     def drop_weights(self) -> None:
-        """That are staged or expected."""
+        """Drops staged or expected weights."""
         self._broadcast = None
         self.weights.discard_staged()
         self.sleeper.restore_kv()
 
     def _sleep(self, level: int) -> None:
         if level > 1 and not self.weights.id.is_kept:
-            text = "level: the weights were broadcast by a trainer, and could not be read again: level 1 keeps them"
+            text = (
+                "level: the weights were broadcast by a trainer and cannot be read again: use level 1, which keeps them"
+            )
             raise FailedPrecondition(text, field="level")
         self.sleeper.sleep(level)
 
 
 class NoDeviceOrders(ReplicaComponent):
-    """Those of a model that is no decoder: its weights neither change nor sleep."""
+    """Orders of a model other than a decoder, whose weights neither change nor sleep."""
 
     stages_beside_steps = True
     version = spooled = weights_name = pages_version = ""
 
     def execute_order(self, order: pb.DeviceOrder) -> bool:
-        """Raises FailedPrecondition."""
+        """Raises FailedPrecondition for every order."""
         raise FailedPrecondition("the weights of this worker neither change nor sleep: its model is no decoder")
 
     def update(self, new: NewWeights) -> None:
-        """Raises FailedPrecondition."""
+        """Raises FailedPrecondition for every update."""
         raise FailedPrecondition("the weights of this worker cannot be changed: its model is no decoder")
 
     def interrupt(self, order: pb.DeviceOrder) -> None:
-        """No order waits."""
+        """No-op: no order waits."""
 
     def drop_weights(self) -> None:
-        """None are staged."""
+        """No-op: no weights are staged."""
 
 
 def _meta_tensors(heads: Iterable[TensorHead]) -> Iterator[tuple[str, Tensor]]:
-    """What their names, shapes and dtypes can be checked with."""
+    """Yields meta tensors by name, to check names, shapes and dtypes."""
     for head in heads:
         if head.dtype not in DTYPES:
-            text = f"dtypes: {head.name}: {head.dtype} is broadcast by nobody, but {', '.join(DTYPES)}"
+            text = f"dtypes: {head.name}: {head.dtype} cannot be broadcast; supported: {', '.join(DTYPES)}"
             raise InvalidArgument(text, field="dtypes")
         yield head.name, torch.empty(tuple(head.shape), dtype=DTYPES[head.dtype], device="meta")
 
 
 def compensating_order(order: pb.DeviceOrder) -> pb.DeviceOrder | None:
-    """What takes back an order that some ranks have carried out; None if nothing does."""
+    """Returns the order that reverts one that only some ranks executed; None if there is none."""
     match order.WhichOneof("order"):
         case "stage_weights" | "receive_weights":
             return pb.DeviceOrder(drop_weights=pb.DropWeights())

@@ -1,4 +1,4 @@
-"""A step under way on a replica: what the device makes of it, and the result that it ends in."""
+"""A step in flight: its launch on the device and the result built from its output."""
 
 from __future__ import annotations
 
@@ -22,67 +22,68 @@ from quire.shared.step_value import step_value
 
 
 class Launch(Protocol):
-    """A step under way."""
+    """A launched step."""
 
     @property
     def heads_launched(self) -> bool:
-        """Whether all of it is launched. A step whose layers are shared out among stages is so only when they are done:
-        Replica.launch_pending_heads()."""
+        """Whether everything of the step is launched. A step of several stages launches its heads only when the other
+        stages are done: Replica.launch_pending_heads()."""
 
     def await_remote_stages(self) -> None:
-        """Until it can be settled without waiting. On a thread that has nothing else to do."""
+        """Blocks until the heads can be launched without waiting; called on a waiting thread."""
 
     def wait(self) -> RunnerOutput: ...
 
 
 class RunnerHeads(SlotState, Protocol):
-    """What each slot's passes end in."""
+    """Per-slot state of the heads."""
 
     @property
     def num_query_vectors(self) -> int:
-        """Vectors of queries that are kept for documents."""
+        """Capacity for cached query vectors (late interaction)."""
 
     def drop_queries(self, names: bytes) -> None:
-        """Before the next launch."""
+        """Drops cached query vectors before the next launch."""
 
     def clear_queries(self) -> None: ...
 
 
 class Runner(Protocol):
-    """The device's side of a step."""
+    """Executes steps on the device."""
 
     @property
     def heads(self) -> RunnerHeads: ...
 
     @property
     def adapters(self) -> StepAdapters:
-        """Those that steps may go through."""
+        """LoRA adapters that steps may use."""
 
     def copy_blocks(self, copies: BlockCopies) -> None:
-        """Before the next launch."""
+        """Copies blocks before the next launch."""
 
     def move_beams(self, moves: BeamMoves) -> None:
-        """Before the next launch."""
+        """Moves beam state before the next launch."""
 
     def move_tokens(self, sources: I32, targets: I32) -> None:
-        """What is kept of tokens, from place to place of the KV memory; before the next launch."""
+        """Copies KV of tokens between places of the KV memory, before the next launch."""
 
     def launch(self, inputs: StepInputs, new_blocks: NewBlocks) -> Launch: ...
 
     def launch_pending_heads(self, slots: Rows | None = None) -> None:
-        """Launches are settled: those that name one of `slots`, and all before them; None: the oldest."""
+        """Launches the heads of steps that name one of `slots` and of all steps before them; None: of the
+        oldest step."""
 
 
 @step_value
 class StepChanges:
-    """What a plan says besides who computes what."""
+    """Changes of a plan other than scheduled tokens."""
 
-    stalled: Rows  # slots that would have sampled if they had had room
+    stalled: Rows  # slots that would have sampled but were not scheduled
     copies: BlockCopies | None
     moves: BeamMoves | None
 
     def apply_to_device(self, runner: Runner) -> None:
-        """On the device, before the step is launched."""
+        """Applies block copies and beam moves on the device before the step is launched."""
         if self.copies is not None:
             runner.copy_blocks(self.copies)
         if self.moves is not None:
@@ -90,7 +91,7 @@ class StepChanges:
             runner.move_beams(self.moves)
 
     def apply_to_host(self, contents: BlockContents, last_tokens: I32) -> None:
-        """On the host, once the step has been executed; `last_tokens`: by slot."""
+        """Applies the changes to the host's records after the step; `last_tokens`: by slot."""
         if self.copies is not None:
             contents.record_copies(self.copies.sources, self.copies.targets)
         if self.moves is not None:
@@ -108,7 +109,7 @@ class StepInFlight(NamedTuple):
     step_id: int
     inputs: StepInputs
     launch: Launch
-    refused: dict[int, QuireError]  # sampling or ending slots that were admitted with something that cannot be done
+    refused: dict[int, QuireError]  # slots that sample or end in this step and whose admission was refused
     bans: Mapping[int, tuple[str, ...]]  # of slots now: see SlotAdmission
     changes: StepChanges
     num_begun: int  # sequences by then, for speculation
@@ -133,7 +134,7 @@ class StepInFlight(NamedTuple):
         return result
 
     def _column(self, counts: I32) -> U32:
-        """Of the slots that sampled, with those that sat out among them: 0."""
+        """Expands counts to all slots expected to sample, with 0 for those not scheduled."""
         slots = self.inputs.sampled_slots
         expected = np.sort(np.concatenate([slots, self.changes.stalled]))
         column = np.zeros(len(expected), dtype=np.uint32)

@@ -1,4 +1,4 @@
-"""The experts of a mixture: how many tokens each has had, and how they move between ranks."""
+"""Load statistics and balancing of mixture-of-experts layers."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING
 from quire.services.worker.replica.component import PlanHook, ReplicaComponent
 from quire.services.worker.step.plan import StepPlan
 
-if TYPE_CHECKING:  # this module is also read where there is no torch
+if TYPE_CHECKING:  # this module is also imported without torch
     from quire.services.worker.ranks.expert_balance import ExpertBalance
     from quire.services.worker.runner.expert_load import LoadByLayer
 
 
 class MixtureExperts(ReplicaComponent):
-    """Experts that stay with their ranks; by default none."""
+    """Experts with a fixed placement; without arguments a model without experts."""
 
     def __init__(self, read_load: Callable[[], LoadByLayer] = dict) -> None:
-        self.read_load = read_load  # tokens of each expert so far, padding included, by layer that has experts
+        self.read_load = read_load  # tokens per expert so far, including padding, by layer with experts
 
 
 class BalancedExperts(MixtureExperts):
-    """Experts that ranks exchange before steps that all of them know by their number."""
+    """Experts that ranks exchange before agreed steps."""
 
     def __init__(self, read_load: Callable[[], LoadByLayer], balance: ExpertBalance) -> None:
         super().__init__(read_load)

@@ -1,8 +1,7 @@
-"""One worker replica: plans in, results out. Ties the slot table, the record of blocks and the device together.
+"""A worker replica: ties the slot table, the record of blocks and the device together; plans in, results out.
 
-Everything here happens on the engine's thread. A step is launched, waited for (possibly elsewhere), and then recorded;
-up to two or three may be between launch and record, and they are recorded in order.
-"""
+Everything runs on the device thread. A step is launched, waited for (possibly on another thread) and then recorded; up
+to two or three steps may be between launch and record, and they are recorded in order."""
 
 from __future__ import annotations
 
@@ -25,22 +24,22 @@ from quire.services.worker.spec_decode.speculation import Speculation
 from quire.services.worker.step.plan import StepPlan
 from quire.shared.pb.worker.v1 import worker_pb2 as pb
 
-if TYPE_CHECKING:  # this module is also read where there is no torch
+if TYPE_CHECKING:  # this module is also imported without torch
     from quire.services.worker.models.loading.weights import NewWeights
 
 
 @dataclass(frozen=True, slots=True)
 class Occupancy:
-    """How full the worker is."""
+    """Use of slots and blocks."""
 
     num_live: int  # slots
     num_used_blocks: int  # owned by live slots
-    num_cached_blocks: int  # owned by none, with known content
+    num_cached_blocks: int  # not owned, with known content
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaFacts:
-    """What others ask of a replica, and what does not change."""
+    """Constant properties of a replica."""
 
     limits: WorkerLimits
     vocab_size: int
@@ -49,7 +48,7 @@ class ReplicaFacts:
 
 
 class Replica:
-    """Owns the host's state of all slots and blocks, the runner, and the components beside the steps."""
+    """Owns the host's state of all slots and blocks, the runner and the components."""
 
     def __init__(
         self,
@@ -62,8 +61,7 @@ class Replica:
         transfers: BlockTransfers,
         experts: MixtureExperts,
     ) -> None:
-        """`speculation` has the table of `record`; `orders` carries out what operators want of all that is on the
-        device."""
+        """`speculation` shares the table of `record`; `orders` executes device orders."""
         self.limits, self.vocab_size, self.device_name = facts.limits, facts.vocab_size, facts.device_name
         self.cost_model = facts.cost_model
         self.speculation, self.orders, self.transfers, self.experts = speculation, orders, transfers, experts
@@ -77,13 +75,12 @@ class Replica:
         self.table = record.table
 
     def launch(self, plan: StepPlan) -> StepInFlight:
-        """Launches the step that the plan means, and brings slots and blocks to after it.
+        """Applies a plan to slots and blocks and launches its step.
 
-        Plans in their order, each before or after the one before it is recorded (see Speculation.waits_before). Raises
-        PlanViolation if the scheduler's table of slots cannot be the same as this one; of the slots nothing is then
-        known until rest(). What a single sequence asks wrongly fails that alone, with the step in which it would
-        have sampled or ended.
-        """
+        Plans come in order, each before or after the previous step is recorded (see Speculation.waits_before). Raises
+        PlanViolation if the scheduler's slot table must differ from this one; the state of the slots is then undefined
+        until end_epoch(). An invalid request of a single sequence fails that sequence alone, in the step in which it
+        would have sampled or ended."""
         for hook in self._plan_hooks:
             hook(plan)
         if plan.changes.dropped_queries:
@@ -99,7 +96,7 @@ class Replica:
         return StepInFlight(plan.epoch, plan.step_id, inputs, launch, refused, slots.bans, changes, num_begun)
 
     def record(self, flight: StepInFlight, output: RunnerOutput) -> None:
-        """The step has been executed: its tokens are known and their KV is where it belongs."""
+        """Records an executed step: its tokens are known and their KV is written."""
         inputs = flight.inputs
         self._record.record(inputs, flight.changes, output)
         if output.token_moves is not None:
@@ -107,11 +104,11 @@ class Replica:
         self.speculation.record(inputs, output, flight.num_begun)
 
     def launch_pending_heads(self) -> None:
-        """Settles the oldest launch that is not settled: waits for the stages after this one."""
+        """Launches the heads of the oldest step that waits for other stages, and waits for those stages."""
         self._runner.launch_pending_heads()
 
     def end_epoch(self) -> RetainedState:
-        """Ends an epoch: forgets all slots, and reports the blocks whose content is known."""
+        """Ends an epoch: releases all slots and returns what the worker retains."""
         self._slots.clear()
         self._runner.heads.clear_queries()
         held = [(adapter.id, adapter.path) for adapter in self.adapters.loaded()]
@@ -128,12 +125,12 @@ class Replica:
         self.speculation.clear_history()
 
     def execute_order(self, order: pb.DeviceOrder) -> None:
-        """While no step is in flight. Raises QuireError, and then nothing has changed."""
+        """Executes a device order while no step is in flight. Raises QuireError and then changes nothing."""
         if self.orders.execute_order(order):
             self.reset_cache()
 
     def update_weights(self, new: NewWeights) -> None:
-        """Between two steps; no block holds anything afterwards. Raises QuireError, and then nothing has changed."""
+        """Replaces the weights between two steps and resets the cache. Raises QuireError and then changes nothing."""
         self.orders.update(new)
         self.reset_cache()
 
@@ -142,5 +139,5 @@ class Replica:
 
     @property
     def num_query_vectors(self) -> int:
-        """Capacity for vectors of queries that documents are compared with."""
+        """Capacity for query vectors that documents are compared with (late interaction)."""
         return self._runner.heads.num_query_vectors

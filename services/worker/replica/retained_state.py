@@ -1,4 +1,4 @@
-"""What outlives an attachment: told to the scheduler with the next hello."""
+"""State that a worker retains between attachments and reports in the next hello."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING
 
 from quire.shared.models.adapter_ids import AdapterId
 
-if TYPE_CHECKING:  # this module is also read where there is no torch
+if TYPE_CHECKING:  # this module is also imported without torch
     from quire.services.worker.models.loading.weights import WeightsId
 
 
 @dataclass(frozen=True, slots=True)
 class RetainedState:
-    """Blocks of known content, and what else a worker keeps between attachments."""
+    """Blocks of known content, adapters, sleep state and weights that outlive an attachment."""
 
     block_ids: list[int]
     hashes: bytes  # 32 bytes each, same order
-    groups: list[int] = field(default_factory=list)  # KV group of each, same order; none: all of the first
-    in_host_memory: dict[int, bytes] = field(default_factory=dict)  # names (shared/kv/block_hash.py), by place
-    on_disk: dict[int, bytes] = field(default_factory=dict)  # the same, the least recently written first
-    adapters: Sequence[tuple[AdapterId, str]] = ()  # and where they were read, of one name the newest last
+    groups: list[int] = field(default_factory=list)  # KV group of each, same order; empty: all in the first group
+    in_host_memory: dict[int, bytes] = field(default_factory=dict)  # names by place (shared/kv/block_hash.py)
+    on_disk: dict[int, bytes] = field(default_factory=dict)  # names by place, least recently written first
+    adapters: Sequence[tuple[AdapterId, str]] = ()  # with their paths; of one name the newest is last
     asleep: Sequence[str] = ()
     sleep_level: int = 0
-    weights: WeightsId | None = None  # that the next step is computed with; None where they cannot be changed
+    weights: WeightsId | None = None  # weights of the next step; None if they cannot be updated

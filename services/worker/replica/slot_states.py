@@ -1,4 +1,4 @@
-"""What a replica knows of its slots, and a plan that changes something about them as a step."""
+"""State of a replica's slots, and the application of plans to it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from quire.shared.errors import QuireError
 
 
 class SlotStates:
-    """Owns what admissions leave by slot; the table of slots is the record's, and the speculation's as well."""
+    """Owns per-slot state set by admissions; the slot table is shared with the record and the speculation."""
 
     def __init__(
         self,
@@ -33,11 +33,11 @@ class SlotStates:
         self._vocab_size, self._num_blocks = vocab_size, num_blocks
         self._table = record.table
         self.steady = SteadyDecode(record.table)
-        self.refused: dict[int, QuireError] = {}  # by slot: what its admission asks and cannot have
+        self.refused: dict[int, QuireError] = {}  # by slot: error of its admission
         self.bans: dict[int, tuple[str, ...]] = {}  # by slot: see SlotAdmission
 
     def apply(self, plan: StepPlan) -> tuple[StepInputs, NewBlocks, StepChanges]:
-        """Brings slots and the device's state of them to before the step; returns the step. Raises PlanViolation."""
+        """Applies a plan to the slots and the device's state; returns the step to launch. Raises PlanViolation."""
         copies = plan.changes.copies
         if copies is not None:
             copies.check(self._num_blocks)
@@ -57,12 +57,12 @@ class SlotStates:
         return inputs, order.new_blocks, changes
 
     def due_refusals(self, inputs: StepInputs) -> dict[int, QuireError]:
-        """Returns the refusals that are due: of slots that sample or end in the step."""
+        """Returns the refusals of slots that sample or end in the step."""
         due = {*inputs.sampling_slots.tolist(), *inputs.completed_slots.tolist()}
         return {slot: error for slot, error in self.refused.items() if slot in due}
 
     def clear(self) -> None:
-        """Releases every slot."""
+        """Releases every live slot and clears the table."""
         for slot in np.flatnonzero(self._table.live).tolist():
             self._release(slot)
         self._table.clear()
@@ -79,15 +79,13 @@ class SlotStates:
                 self.bans[slot] = asked.bans
         except QuireError as error:
             self.refused[slot] = error
-            # It is computed all the same, and the scheduler counts on what its blocks then hold.
+            # The step is computed anyway, as the scheduler relies on the contents of the blocks.
             self._table.admitted_tokens[slot] = np.where((tokens >= 0) & (tokens < self._vocab_size), tokens, 0)
         self._speculation.start_sequence(slot, self._table.admitted_tokens[slot])
 
     def _release_all(self, released: U32) -> None:
         if len(released):
-            self._runner.launch_pending_heads(
-                released.astype(np.intp)
-            )  # what they sample means nothing, but is still to come
+            self._runner.launch_pending_heads(released.astype(np.intp))  # their pending samples are discarded
         for slot in released.tolist():
             self._release(slot)
 

@@ -1,1 +1,1 @@
-"""One step on the device, from inputs to tokens."""
+"""Runs a step on the device, from inputs to tokens."""

@@ -1,4 +1,4 @@
-"""What runners have that not all of them have: called with each step, in order."""
+"""Optional parts of a runner, called in order with each step."""
 
 from __future__ import annotations
 
@@ -9,17 +9,20 @@ from quire.services.worker.step.step_inputs import StepInputs
 
 
 class RunnerComponent(Protocol):
-    """A part of the work of a step beside its layers and heads."""
+    """Per-step work of a runner besides layers and heads."""
 
     def prepare_step(self, inputs: StepInputs) -> None:
-        """Before anything of the step is launched."""
+        """Runs before anything of the step is launched."""
 
     def prepare_launch(self, inputs: StepInputs, *, one_token_per_row: bool) -> None:
-        """The launch mode is known. `one_token_per_row`: by a recording whose output head reads every row."""
+        """Runs once the launch mode is known.
+
+        `one_token_per_row`: the step replays a recording whose output head reads every row.
+        """
 
 
 class AdapterRows:
-    """Which rows of the step go through which adapter."""
+    """Writes which rows of a step use which adapter."""
 
     def __init__(self, adapters: StepAdapters) -> None:
         self._adapters = adapters

@@ -1,8 +1,8 @@
-"""A long step whose tokens are shared out among ranks (layers/context.py): a rank's part of it, and the way back.
+"""Context parallel steps (layers/context.py): each rank computes a part of a long step's tokens.
 
-Every rank ends with the hidden states of all tokens that somebody reads, so that what a step can end in is as it is on
-one rank. Rank 0's choices are then everybody's: the same sums may round otherwise elsewhere, and a rank that was fed
-with another token would keep another text's keys and values.
+Every rank ends with the hidden states of all tokens that the heads read, so the heads run as on a single rank. Rank 0's
+samples are then broadcast: sums may round differently on other ranks, and a rank that was fed another token would cache
+the keys and values of another text.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ if TYPE_CHECKING:
 
     Forward = Callable[[ForwardBatch, list[LayerCache]], Tensor]
 
-WORD_BYTES = 8  # in which rows of a cache are copied, where they are of so many
+WORD_BYTES = 8  # unit in which cache rows are copied if their size divides by it
 
 
 @dataclass(frozen=True, slots=True)
 class PageExchange:
-    """Of keys and values in one KV group's pages, whatever their dtype."""
+    """Exchange of one KV group's keys and values, independent of their dtype."""
 
     peers: Peers
-    own: Tensor  # int64 [most] positions in the cache that this rank has stored, the null block's behind them
-    everybody: Tensor  # int64 [size, most]
+    own: Tensor  # int64 [most] cache positions stored by this rank, padded with the null block
+    everybody: Tensor  # int64 [size, most] cache positions stored by all ranks
 
     def __call__(self, *caches: Tensor) -> None:
-        """Each [num_blocks, block_size, num_kv_heads, head_dim], with a layer's own tokens stored."""
+        """Gathers a layer's stored tokens into caches [num_blocks, block_size, num_kv_heads, head_dim]."""
         rows = [_words(cache) for cache in caches]
         sent = rows[0].new_empty((len(rows), len(self.own), rows[0].size(1)))
         for part, place in zip(rows, sent, strict=True):
@@ -55,20 +55,23 @@ class PageExchange:
 
 
 def _words(cache: Tensor) -> Tensor:
-    """[num_positions, words of one], a view."""
+    """Returns a view of the cache as [num_positions, words per position]."""
     row = cache[0, 0].nbytes
     return cache.view(cache.size(0) * cache.size(1), -1).view(torch.int64 if row % WORD_BYTES == 0 else torch.uint8)
 
 
 class ContextParallel:
-    """Of a rank that has others beside it."""
+    """Context parallelism of a rank in a group of several."""
 
     def __init__(self, context: Context, adapters: StepAdapters) -> None:
         self._context, self._adapters = context, adapters
 
     def shares(self, inputs: StepInputs, recordings: Recordings) -> TokenShares | None:
-        """None where each rank computes the step by itself. A step is in a graph because launching it would take longer
-        than computing it; one of twice as many tokens has to be launched anyway, and exchanges would come on top."""
+        """Partitions the step; returns None if each rank computes the step by itself.
+
+        Steps small enough for a CUDA graph are bound by launching; up to twice their size a step would have to be
+        launched anyway and exchanges would come on top, so it is not partitioned.
+        """
         most_recorded = recordings.chunks.most_tokens
         return share_out(inputs, self._context.size) if inputs.num_tokens > 2 * most_recorded else None
 
@@ -82,8 +85,10 @@ class ContextParallel:
         tokens: I32,
         only_samples: bool,
     ) -> Tensor:
-        """[num_wanted, hidden_width] of `tokens` of the step, whoever computes them. `only_samples`: none but tokens
-        that somebody samples behind."""
+        """Returns the hidden states [num_wanted, hidden_width] of `tokens`, gathered from all ranks.
+
+        `only_samples`: only tokens with sampled successors are requested.
+        """
         wanted = shares.wanted(tokens)
         own = shares.of(self._context.rank, wanted)
         self._adapters.write_rows(own)
@@ -96,7 +101,7 @@ class ContextParallel:
         return found.index_select(0, order)
 
     def agree(self, sampled: SampledTokens, memory: SlotMemory) -> None:
-        """Behind every step that samples: what was chosen is what rank 0 chose."""
+        """Broadcasts rank 0's sampled tokens after every sampling step."""
         self._context.peers.broadcast(sampled.token_ids)
         self._context.peers.broadcast(memory.last_tokens)
 

@@ -1,4 +1,4 @@
-"""How many tokens every expert has had: counted on the device, looked at now and then."""
+"""Token counts of experts, accumulated on the device and read periodically."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ LoadByLayer = Mapping[int, npt.NDArray[np.int64]]  # tokens of each expert
 
 
 class ExpertLoad:
-    """Reads the counts of a model without waiting for its steps. On the device's thread."""
+    """Reads a model's token counts without waiting for its steps. Used on the device thread."""
 
     def __init__(self, counts: Tensor, layers: Sequence[int]) -> None:
-        """counts: int64 [len(layers), num_experts], the layers' own memory."""
+        """Takes the layers' own counters, int64 [len(layers), num_experts]."""
         self._counts, self._layers = counts, layers
         self._arriving: tuple[Tensor, torch.cuda.Event] | None = None
         self._known: Tensor = torch.zeros_like(counts, device="cpu")
 
     def read(self) -> LoadByLayer:
-        """On CUDA as of an earlier call."""
+        """Returns the counts by layer; on CUDA those of an earlier call."""
         if self._counts.is_cuda:
             self._take_what_arrived()
         else:
@@ -30,6 +30,7 @@ class ExpertLoad:
         return dict(zip(self._layers, self._known.numpy(), strict=True))
 
     def _take_what_arrived(self) -> None:
+        """Takes the last copy if it is complete, then starts another one."""
         if self._arriving is not None:
             copy, event = self._arriving
             if not event.query():

@@ -1,5 +1,4 @@
-"""Which tokens and which layers of a step are computed where: what a runner asks, and the answers of a rank that has
-all of them."""
+"""Ports by which a runner distributes tokens and layers of a step, and their single-rank implementations."""
 
 from __future__ import annotations
 
@@ -26,13 +25,13 @@ if TYPE_CHECKING:
 
 
 class Forward(Protocol):
-    """A model's layers."""
+    """The layers of a model."""
 
     def forward(self, batch: ForwardBatch, caches: list[LayerCache]) -> Tensor: ...
 
 
 class StepLayers(Protocol):
-    """Launches the layers that are here, and what the step ends in if its hidden states are."""
+    """Launches this rank's layers, and the heads once the hidden states are available."""
 
     def launch(
         self,
@@ -44,25 +43,25 @@ class StepLayers(Protocol):
         end: EndStep,
         marks: list[Any] | None,
     ) -> StageLaunch:
-        """Kernel by kernel, or as a tape."""
+        """Launches a step kernel by kernel, or as a tape."""
 
     def replay(
         self, step: ReadyStep, inputs: StepInputs, ending: StepEnding, others: StepHeads, marks: list[Any] | None
     ) -> StageLaunch:
-        """As it has been recorded."""
+        """Replays a recorded step."""
 
     def launch_oldest_heads(self) -> None:
-        """Settles the oldest step that waits for layers elsewhere."""
+        """Launches the heads of the oldest step that waits for remote layers."""
 
     def launch_heads_of(self, slots: Rows) -> None:
-        """Settles those that name one of `slots`, and all before them."""
+        """Launches the heads of steps that name one of `slots`, and of all earlier ones."""
 
 
 class StepContext(Protocol):
-    """Whether ranks share out the tokens of a step."""
+    """Decides whether context-parallel ranks partition the tokens of a step."""
 
     def shares(self, inputs: StepInputs, recordings: Recordings) -> TokenShares | None:
-        """None where each rank computes the step by itself."""
+        """Partitions the step; None if each rank computes it by itself."""
 
     def hidden(
         self,
@@ -79,7 +78,7 @@ class StepContext(Protocol):
 
 
 class LocalLayers:
-    """All layers are here: no step waits for others."""
+    """All layers are on this rank: no step waits for others."""
 
     def launch(
         self,
@@ -99,14 +98,14 @@ class LocalLayers:
         return ending.end_recorded(step, inputs, others, marks)
 
     def launch_oldest_heads(self) -> None:
-        """No step waits."""
+        """Does nothing: heads are launched with their step."""
 
     def launch_heads_of(self, slots: Rows) -> None:
-        """No step waits."""
+        """Does nothing: heads are launched with their step."""
 
 
 class LocalSteps:
-    """Each rank computes all tokens of a step."""
+    """Computes all tokens of a step on each rank."""
 
     def shares(self, inputs: StepInputs, recordings: Recordings) -> None:
         return None
@@ -124,4 +123,4 @@ class LocalSteps:
         raise AssertionError("no step is shared out")
 
     def agree(self, sampled: SampledTokens, memory: SlotMemory) -> None:
-        """What is chosen here counts."""
+        """Does nothing: samples are local."""

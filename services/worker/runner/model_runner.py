@@ -1,7 +1,7 @@
-"""One step on the device: inputs up, forward, heads, results down. Launches; never waits for the device.
+"""Launches one step on the device: upload inputs, forward, heads, download results. Never waits for the device.
 
-The last sampled token of every slot stays on the device, so that the next step can be launched before the tokens of
-this one have reached the host.
+The last sampled token of every slot stays on the device, so the next step can be launched before the tokens of this one
+have reached the host.
 """
 
 from __future__ import annotations
@@ -49,17 +49,17 @@ if TYPE_CHECKING:
 
 
 class Model(Protocol):
-    """Tokens to logits."""
+    """Model as the runner uses it: tokens to hidden states to logits."""
 
     def forward(self, batch: ForwardBatch, caches: list[LayerCache]) -> Tensor:
-        """Hidden states [num_samples, hidden_size] of the tokens whose logits are wanted."""
+        """Returns the hidden states [num_samples, hidden_size] of the tokens whose logits are wanted."""
 
     def logits(self, hidden: Tensor, *adapted: AdaptedRows) -> Tensor:
-        """[num_samples, vocab_size]; `adapted`: which rows have adapters, if there are such."""
+        """Returns logits [num_samples, vocab_size]; `adapted`: rows with adapters, if there are any."""
 
 
 class ModelRunner:
-    """Owns the model, its KV memory and everything by slot that lives on the device. Steps come after prepare()."""
+    """Owns the model, its KV memory and the per-slot state on the device. Steps require a prior prepare()."""
 
     _batches: StepBatches
     _ending: StepEnding
@@ -74,7 +74,7 @@ class ModelRunner:
         marks: TextMarks | None = None,
     ) -> None:
         self.heads, self.adapters = heads, adapters
-        self._eager_model = model  # what steps go through that nothing recorded takes
+        self._eager_model = model  # for steps without a recording
         self._model = model
         self._device = device
         self._staging: Staging = staging_for(device)
@@ -92,10 +92,10 @@ class ModelRunner:
         return self.heads.sampling.sampler
 
     def prepare(self, caches: list[LayerCache], block_table: npt.NDArray[np.int32], num_groups: int = 0) -> None:
-        """Takes the KV memory and the host's `block_table` [max_num_seqs, num_groups * max_blocks_per_seq]; forgets all
-        recordings. `num_groups`: 0: each has a layer here.
+        """Sets the KV memory and the host's `block_table` [max_num_seqs, num_groups * max_blocks_per_seq].
 
-        The CPU reads the table where it is; another device has a copy that every step brings up to date.
+        Discards all recordings. `num_groups`: 0: every group has a layer here. The CPU reads the table in place; other
+        devices have a copy that every step updates.
         """
         self.caches, self._model, self.recordings = caches, self._eager_model, Recordings()
         num_slots, width = block_table.shape
@@ -123,64 +123,65 @@ class ModelRunner:
         )
 
     def use_stage(self, make: Callable[[StepTimer, Staging], RunnerStage]) -> None:
-        """Steps go through a part of the layers, and the rest is elsewhere. Before prepare()."""
+        """Makes steps run one stage's layers of a pipeline. Call before prepare()."""
         stage = make(self._timer, self._staging)
         self._layers = stage
-        self._components.insert(0, stage)  # what steps wait for comes first
+        self._components.insert(0, stage)  # its waits come before other components
 
     def use_context(self, context: Context) -> None:
-        """Other ranks compute a part of the tokens of long steps. Before prepare()."""
+        """Enables context parallelism for long steps. Call before prepare()."""
         self._context = ContextParallel(context, self.adapters)
 
     def add_component(self, component: RunnerComponent) -> None:
         self._components.append(component)
 
     def launch_pending_heads(self, slots: Rows | None = None) -> None:
-        """Steps whose layers are elsewhere: those that name one of `slots`, and all before them; None: the oldest."""
+        """Launches the heads of pending pipeline steps: up to the last one that names one of `slots`; None: the
+        oldest."""
         if slots is None:
             self._layers.launch_oldest_heads()
         else:
             self._layers.launch_heads_of(slots)
 
     def use_graphs(self, graphs: StepGraphs) -> None:
-        """Decode steps go through `graphs`, recorded over `caches` and `slot_memory`, until the next prepare()."""
+        """Runs decode steps through `graphs`, recorded over `caches` and `slot_memory`, until the next prepare()."""
         self.recordings.use_decodes(graphs)
 
     def use_chunk_graphs(self, graphs: StepGraphs) -> None:
-        """The same for small steps of other kinds."""
+        """Runs small steps with chunks through `graphs`, until the next prepare()."""
         self.recordings.use_chunks(graphs)
 
     def use_sample_graphs(self, graphs: SampleGraphs) -> None:
-        """The same for what steps of a first stage end in."""
+        """Runs the heads of a first stage's steps through `graphs`, until the next prepare()."""
         self.recordings.samples = graphs
 
     def use_model(self, model: Model) -> None:
-        """Other steps go through `model`, recorded over `caches`, until the next prepare()."""
+        """Runs steps without a CUDA graph through `model`, recorded over `caches`, until the next prepare()."""
         self._model = self._ending.model = model
 
     def copy_blocks(self, copies: BlockCopies) -> None:
-        """Before the next launch, and behind all earlier ones."""
+        """Copies KV blocks after all launched steps and before the next launch."""
         kv_cache.copy_blocks(self.caches, copies)
 
     def move_tokens(self, sources: I32, targets: I32) -> None:
-        """What is kept of tokens, from place to place of the KV memory; before the next launch."""
+        """Moves KV entries of tokens between cache positions; before the next launch."""
         kv_cache.move_tokens(self.caches, sources, targets)
 
     def move_beams(self, moves: BeamMoves) -> None:
-        """Before the next launch, which brings the blocks that are new."""
+        """Gives beams their parents' block tables and last tokens; the next launch brings their new blocks."""
         memory, device = self.slot_memory, self._device.torch_device
         slots, parents, tokens = (upload(part, device) for part in (moves.slots, moves.parents, moves.token_ids))
         memory.last_tokens.index_copy_(0, slots, tokens)
-        if not self._device.is_synchronous:  # else the host's tables are those that are read
+        if not self._device.is_synchronous:  # synchronous devices read the host's tables
             memory.block_tables.index_copy_(0, slots, memory.block_tables.index_select(0, parents))
         self.recordings.forget_rows()
 
     def launch(self, inputs: StepInputs, new_blocks: NewBlocks) -> StageLaunch:
-        """Launches a step and returns without waiting for the device; on the CPU the step has then been computed.
+        """Launches a step and returns without waiting for the device; on the CPU the step is then complete.
 
-        Steps are launched in their order, and each only after its copy_blocks() and move_beams(). `inputs` must stay
-        unchanged until the step has been waited for, because the CPU reads the arrays where they are. Raises what the
-        device raises: the slots' state on it is then unknown, and the attachment has to end.
+        Steps are launched in order, each after its copy_blocks() and move_beams(). `inputs` must stay unchanged until
+        the step has been waited for, because the CPU reads the arrays in place. Raises device errors: the slots' state
+        on the device is then unknown and the attachment has to end.
         """
         if len(new_blocks.ids):
             for pages in self._pages:
@@ -200,7 +201,7 @@ class ModelRunner:
     def _launch_kernels(
         self, inputs: StepInputs, new_blocks: NewBlocks, others: StepHeads, model: Model
     ) -> StageLaunch:
-        """Kernel by kernel, or on the CPU as a tape, which can end in any head."""
+        """Launches a step kernel by kernel, or on the CPU as a tape, which supports all heads."""
         marks = self._timer.begin(short=False)
         batches = self._batches
         up = batches.upload(inputs, new_blocks)
@@ -210,7 +211,7 @@ class ModelRunner:
             self._timer.mark(marks)
             return end(self._shared(shares, new_blocks, others))
         wanted = self._wanted(inputs, up, others)
-        is_recorded = model is not self._eager_model  # as a tape, which takes all tokens through all layers
+        is_recorded = model is not self._eager_model  # a tape runs all tokens through all layers
         only_last = wanted is up.sampling_tokens and not is_recorded
         batch = batches.batch(inputs, up, wanted, only_last=only_last)
         self._timer.mark(marks)
@@ -225,7 +226,7 @@ class ModelRunner:
         return self._layers.replay(step, inputs, self._ending, others, marks)
 
     def _wanted(self, inputs: StepInputs, up: Uploaded, others: StepHeads) -> Tensor | None:
-        """int32 [num_wanted] tokens whose hidden states the heads read; None for all of them in their order."""
+        """Returns the tokens whose hidden states the heads read, int32 [num_wanted]; None: all, in order."""
         if not others.rows:
             return None if inputs.num_samples == inputs.num_tokens else up.sampling_tokens
         if others.reads_all_tokens:
@@ -234,7 +235,7 @@ class ModelRunner:
         return tokens
 
     def _shared(self, shares: TokenShares, new_blocks: NewBlocks, others: StepHeads) -> Tensor:
-        """The hidden states that the heads read, in the order in which they expect them."""
+        """Returns the hidden states that the heads read, in the order they expect, from all context-parallel ranks."""
         inputs, tokens = shares.inputs, shares.inputs.sampling_tokens
         if others.rows:
             all_tokens = np.arange(inputs.num_tokens, dtype=np.int32)

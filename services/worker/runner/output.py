@@ -1,4 +1,4 @@
-"""What a step gave, and the way there: a launched step that is waited for."""
+"""Launched steps and their results on the host."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ NO_FAULTS: Mapping[int, QuireError] = {}
 
 
 class RunnerOutput(NamedTuple):
-    """What a step gave, on the host."""
+    """Results of a step on the host."""
 
-    token_ids: I32  # those of each slot that sampled, slot after slot; -1 where nothing could be chosen
+    token_ids: I32  # sampled tokens, concatenated by slot; -1 if no token could be sampled
     token_counts: I32  # [num_slots]
     logprobs: LogprobEntries | None
     timings: Timings
-    faults: Mapping[int, QuireError] = NO_FAULTS  # sequences that cannot go on, by slot
-    # Samples behind wrong drafts, as indices into all samples, once what is `moved` is in its place; None: no drafts.
+    faults: Mapping[int, QuireError] = NO_FAULTS  # failed sequences, by slot
+    # Rejected samples, as indices into all samples after `token_moves` are applied; None: no drafts.
     rejected_tokens: Rows | None = None
-    answers: tuple[HeadResult, ...] = ()  # of the heads beside sampling
-    token_moves: TokenMoves | None = None  # samples of right drafts in trees; None: all are in their place
+    answers: tuple[HeadResult, ...] = ()  # results of heads other than sampling
+    token_moves: TokenMoves | None = None  # moves of accepted tree drafts; None: all are in place
 
     @property
     def drafted(self) -> bool:
@@ -43,11 +43,14 @@ class RunnerOutput(NamedTuple):
 
     @property
     def last_tokens(self) -> I32:
-        """[num_slots]"""
+        """Last token of each sampling slot, [num_slots]."""
         return self.token_ids if not self.drafted else self.token_ids[np.cumsum(self.token_counts) - 1]
 
     def in_place(self, tokens: I32, sampling_tokens: I32) -> I32:
-        """`tokens` of the step, or what is to move to their places; `sampling_tokens`: behind which samples stand."""
+        """Returns `tokens` of the step, replaced by the accepted drafts that move to their places.
+
+        `sampling_tokens`: token index of each sample.
+        """
         if self.token_moves is None:
             return tokens
         found, sources, targets = (
@@ -62,14 +65,14 @@ class RunnerOutput(NamedTuple):
 
     @property
     def features(self) -> Tensor | None:
-        """[num_tokens, hidden_width] on the device, where a drafter wanted them."""
+        """Hidden states [num_tokens, hidden_width] on the device if the drafter requested them."""
         return next((answer.states for answer in self.answers if isinstance(answer, Features)), None)
 
 
 class Launch:
-    """A step under way."""
+    """Launched step whose results are on their way to the host."""
 
-    heads_launched = True  # all of it is launched
+    heads_launched = True  # nothing waits for other stages
 
     def __init__(
         self,
@@ -81,11 +84,11 @@ class Launch:
         drafts: DraftRows | None,
         endings: list[HeadLaunch],
     ) -> None:
-        """Begins the copies to the host and sets the step's last mark; `marks` are those before it (StepTimer)."""
+        """Starts the copies to the host and sets the step's last timer mark after `marks` (StepTimer)."""
         self._timer = timer
         self._sampled, self._drafts, self._endings = sampled, drafts, endings
         tensors = sampled.tensors
-        self._bounds = [len(tensors)]  # of each ending's among all of them
+        self._bounds = [len(tensors)]  # bounds of each head's tensors
         for ending in endings:
             tensors += ending.tensors
             self._bounds.append(len(tensors))
@@ -93,12 +96,12 @@ class Launch:
         self._marks = timer.end(marks)
 
     def await_remote_stages(self) -> None:
-        """It is settled."""
+        """Returns at once: a single-stage step has no remote stage to wait for."""
 
     def wait(self) -> RunnerOutput:
-        """Blocks until the step's results are on the host. Once, on any thread; raises what the device raises."""
+        """Blocks until the step's results are on the host; called once, on any thread. Raises device errors."""
         sampled = self._sampled
-        faults = sampled.faults()  # first: the device may be waiting for masks that never come
+        faults = sampled.faults()  # first: the device may be waiting for grammar masks that failed
         timings = self._timer.wait(self._marks)
         arrays = self._downloads.arrays()
         token_ids = arrays[0]
@@ -120,7 +123,7 @@ class Launch:
 
 
 def _verified(drafts: DraftRows, output: RunnerOutput) -> RunnerOutput:
-    """With the tokens behind wrong drafts left out."""
+    """Removes the tokens after rejected drafts from the output."""
     kept, counts = output.token_ids != REJECTED, drafts.counted(output.token_ids)
     refused, moved = ~kept, None
     if drafts.tree is not None:

@@ -1,9 +1,9 @@
-"""A step of a model whose layers are shared out among stages (layers/stages.py).
+"""Steps of a model whose layers are distributed over pipeline stages (layers/stages.py).
 
-The first stage launches its layers and goes on with the next step; when the hidden states come back, the step is
-settled: its heads are launched and its tokens kept for the next steps. Steps are settled in their order, on the thread
-that launches, at the latest when a step needs their tokens: while one step is with the second stage, the first has
-another one, of other sequences.
+The first stage launches its layers and continues with the next step. When the hidden states return from the last stage,
+the step's heads are launched and its tokens stored for later steps. Heads are launched in step order, on the launching
+thread, at the latest when a step needs their tokens: while one step is on the second stage, the first computes another
+one, of other sequences.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class PendingStep:
-    """A step of the first stage: it waits for what the others make of it."""
+    """Step of the first stage that waits for the hidden states of the last stage."""
 
     def __init__(self, inputs: StepInputs, arrival: ReturningStates | None, num_wanted: int, end: EndStep) -> None:
         self.inputs = inputs
@@ -49,12 +49,12 @@ class PendingStep:
         return self._launch is not None or self._error is not None
 
     def await_remote_stages(self) -> None:
-        """Until it can be settled without waiting. On a thread that has nothing else to do."""
+        """Blocks until launch_heads() would not wait. Called on a dedicated thread."""
         if self._arrival is not None:
             self._arrival.wait()
 
     def launch_heads(self) -> None:
-        """What goes wrong is raised by wait()."""
+        """Launches the step's heads; wait() raises the errors."""
         try:
             hidden = None if self._arrival is None else self._arrival.take()[: self._num_wanted]
             self._launch = self._end(hidden)
@@ -64,12 +64,12 @@ class PendingStep:
     def wait(self) -> RunnerOutput:
         if self._error is not None:
             raise self._error
-        assert self._launch is not None, "it is settled"
+        assert self._launch is not None, "the heads are launched"
         return self._launch.wait()
 
 
 class NonSamplingStep:
-    """A step of a stage that samples nothing."""
+    """Step on a later stage, which samples nothing."""
 
     heads_launched = True
 
@@ -77,10 +77,10 @@ class NonSamplingStep:
         self._timer, self._marks, self._num_slots = timer, marks, num_slots
 
     def await_remote_stages(self) -> None:
-        """It is settled."""
+        """Returns at once: later stages wait for no other stage."""
 
     def wait(self) -> RunnerOutput:
-        """The tokens are known to the first stage alone: zeros."""
+        """Returns zeros for the tokens, which only the first stage knows."""
         timings = self._timer.wait(self._marks)
         return RunnerOutput(
             np.zeros(self._num_slots, dtype=np.int32), np.ones(self._num_slots, dtype=np.int32), None, timings
@@ -88,28 +88,28 @@ class NonSamplingStep:
 
 
 class PipelineStage(Protocol):
-    """What a runner makes of a step where it has a part of the layers."""
+    """Launches steps on a rank that has a part of the layers."""
 
     def launch(self, part: StagePart | None, inputs: StepInputs, end: EndStep, marks: list[Any] | None) -> StageLaunch:
-        """`part`: None for a step without tokens."""
+        """Launches the stage's part of a step; `part` is None for steps without tokens."""
 
     def launch_heads_before(self, inputs: StepInputs) -> None:
-        """Steps whose tokens this one is fed with."""
+        """Launches the heads of the steps whose tokens `inputs` is fed with."""
 
     def launch_heads_of(self, slots: Rows) -> None:
-        """Steps that name one of `slots`, and those before them."""
+        """Launches the heads of the steps that name one of `slots`, and of all earlier ones."""
 
     def launch_oldest_heads(self) -> None:
-        """The oldest one."""
+        """Launches the heads of the oldest pending step."""
 
 
 class FirstStage:
-    """Of the rank with the scheduler's stream, and of those that have the other parts of the same layers."""
+    """First stage: runs on the rank with the scheduler's stream and its tensor-parallel peers."""
 
     def __init__(self, stage: Stage, hidden_size: int, dtype: torch.dtype, num_slots: int) -> None:
         self._link, self._hidden_size, self._dtype = stage.link, hidden_size, dtype
         self._pending: deque[PendingStep] = deque()
-        self._num_sampling = np.zeros(num_slots, dtype=np.int32)  # of the pending steps, by slot
+        self._num_sampling = np.zeros(num_slots, dtype=np.int32)  # pending steps that sample, by slot
         self._num_naming = np.zeros(num_slots, dtype=np.int32)
 
     def launch(self, part: StagePart | None, inputs: StepInputs, end: EndStep, marks: list[Any] | None) -> PendingStep:
@@ -140,7 +140,7 @@ class FirstStage:
 
 
 class LaterStage:
-    """Of a rank that reads from the stage before it: a step is over when it has been handed on."""
+    """Later stage: receives hidden states from the previous stage and is done with a step once it has sent them on."""
 
     def __init__(self, stage: Stage, timer: StepTimer) -> None:
         self._stage, self._timer = stage, timer
@@ -153,7 +153,7 @@ class LaterStage:
             link.receive(arrived)
             rows = part.compute(arrived)
             if self._stage.is_last:
-                # One row says that the step is done where nobody reads any.
+                # One row signals completion when no hidden states are read.
                 link.send_back(rows if part.num_wanted else arrived[:1].clone())
             else:
                 link.send(rows)
@@ -161,17 +161,17 @@ class LaterStage:
         return NonSamplingStep(self._timer, self._timer.end(marks), len(inputs.sampled_slots))
 
     def launch_heads_before(self, inputs: StepInputs) -> None:
-        """The first stage does."""
+        """Does nothing: the first stage launches heads."""
 
     def launch_heads_of(self, slots: Rows) -> None:
-        """The first stage does."""
+        """Does nothing: the first stage launches heads."""
 
     def launch_oldest_heads(self) -> None:
-        """The first stage does."""
+        """Does nothing: the first stage launches heads."""
 
 
 class RunnerStage:
-    """What a runner has of the pipeline that it is a part of: its layers, and a component of its steps."""
+    """Pipeline stage of a runner: its layers, and the runner component that launches pending heads."""
 
     def __init__(
         self, model: CausalLM, dtype: torch.dtype, num_slots: int, *, timer: StepTimer, staging: Staging
@@ -186,7 +186,7 @@ class RunnerStage:
         self._steps.launch_heads_before(inputs)
 
     def prepare_launch(self, inputs: StepInputs, *, one_token_per_row: bool) -> None:
-        """Both ways hand on the same."""
+        """Does nothing: eager and recorded launches send the same hidden states."""
 
     def launch(
         self,

@@ -1,4 +1,4 @@
-"""Steps before the first request: the largest ones, for measuring what memory they need, and a rehearsal."""
+"""Steps before the first request: the largest ones, to measure memory, and trial steps."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ TRIAL_TOKENS = 8
 
 
 def run_largest_steps(runner: ModelRunner, limits: WorkerLimits, kept_drafts: int = 0) -> None:
-    """One prompt that fills a step, then every slot decoding. All keys and values are stored in the null block.
-    `kept_drafts`: of a slot, in layers with states, which then take their memory for them."""
+    """Runs one prompt that fills a step, then a decode of every slot; KV goes to the null block.
+
+    `kept_drafts`: drafts kept per slot by recurrent layers, which then allocate their memory.
+    """
     for slot in range(limits.max_num_seqs):
         runner.heads.admit(slot, SlotAdmission(sampling=COSTLY))
     for num_rows, count in ((1, min(limits.max_num_batched_tokens, limits.max_model_len)), (limits.max_num_seqs, 1)):
@@ -36,7 +38,7 @@ def run_largest_steps(runner: ModelRunner, limits: WorkerLimits, kept_drafts: in
 
 
 def _inputs(num_rows: int, count: int, limits: WorkerLimits) -> StepInputs:
-    """`num_rows` sequences of `count` tokens each."""
+    """Builds inputs of `num_rows` sequences with `count` tokens each."""
     slots = np.arange(num_rows)
     positions = np.tile(np.arange(count, dtype=np.int32), num_rows)
     query_start = np.arange(num_rows + 1, dtype=np.int32) * count
@@ -58,8 +60,10 @@ def _inputs(num_rows: int, count: int, limits: WorkerLimits) -> StepInputs:
 
 
 def run_trial_steps(runner: ModelRunner, limits: WorkerLimits) -> None:
-    """Runs a short prompt and a decode, for a model whose code nobody here has read. Raises InvalidArgument with what
-    that code cannot do: every worker would otherwise fail at its first request."""
+    """Runs a short prompt and a decode for a model class of transformers.
+
+    Raises InvalidArgument with what that class cannot do, so that the worker fails at start, not at its first request.
+    """
     short = replace(limits, max_num_batched_tokens=min(TRIAL_TOKENS, limits.block_size), max_num_seqs=1)
     try:
         run_largest_steps(runner, short)

@@ -1,4 +1,4 @@
-"""A step's layers on one stage of a pipeline: launched kernel by kernel, or recorded."""
+"""Layers of a step on one pipeline stage, launched eagerly or recorded."""
 
 from __future__ import annotations
 
@@ -17,22 +17,25 @@ if TYPE_CHECKING:
 
 
 class StagePart(Protocol):
-    """What a stage does of a step that has tokens. How it is done changes nothing of what stages send each other."""
+    """A stage's part of a step with tokens. Both implementations send the same hidden states."""
 
     @property
     def num_wanted(self) -> int:
-        """Hidden states that come back to the first stage."""
+        """Number of hidden states sent back to the first stage."""
 
     def stage_input(self) -> Tensor:
-        """[num_tokens, hidden_size] memory for the rows of the stage before; not of the first stage."""
+        """Returns memory [num_tokens, hidden_size] for the previous stage's hidden states; not on the first stage."""
 
     def compute(self, arrived: Tensor | None) -> Tensor:
-        """From those rows, once they are there (None: from the step's tokens), what is handed on: [num_tokens,
-        hidden_size], of the last stage [num_wanted, hidden_size]. In memory that nothing else writes to."""
+        """Runs the stage's layers on the received hidden states (None: on the step's tokens).
+
+        Returns [num_tokens, hidden_size], on the last stage [num_wanted, hidden_size], in memory that nothing else
+        writes to.
+        """
 
 
 class EagerStagePart:
-    """Kernel by kernel."""
+    """Launches the stage's layers kernel by kernel."""
 
     def __init__(self, model: CausalLM, dtype: torch.dtype, batch: ForwardBatch, caches: list[LayerCache]) -> None:
         self._model, self._dtype, self._batch, self._caches = model, dtype, batch, caches
@@ -53,11 +56,11 @@ class EagerStagePart:
 
 
 class RecordedStagePart:
-    """A recording, of a step that ends in samples alone."""
+    """Replays the stage's recording, for steps that end in samples alone."""
 
     def __init__(self, step: ReadyStep, inputs: StepInputs, staging: Staging, *, is_last: bool) -> None:
         self._step, self.num_wanted = step, inputs.num_samples
-        self._wanted: Tensor | None = None  # rows of the recording that are handed on; None: all
+        self._wanted: Tensor | None = None  # rows of the recording that are sent on; None: all
         if is_last and step.of_rows and inputs.num_samples < inputs.num_rows:
             (self._wanted,) = staging.upload([inputs.sampling_tokens])
 

@@ -1,4 +1,4 @@
-"""A step's arrays on the device, and what a forward pass reads of them."""
+"""Uploads a step's arrays and builds the batch of a forward pass."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from quire.shared.step_value import step_value
 
 @step_value
 class Uploaded:
-    """A step's inputs on the device, all int32."""
+    """Inputs of a step on the device, all int32."""
 
     token_ids: Tensor
     positions: Tensor
@@ -38,12 +38,12 @@ class Uploaded:
     sampling_tokens: Tensor
     sampling_rows: Tensor
     sample_positions: Tensor
-    block_places: Tensor  # where the new blocks go in the flat block tables
+    block_places: Tensor  # indices of the new blocks in the flat block tables
     block_ids: Tensor
 
 
 class StepBatches:
-    """Steps that nothing recorded takes, or of the CPU's tape."""
+    """Builds batches of steps that no CUDA graph runs, including those of the CPU's tape."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class StepBatches:
         self.caches, self.staging = caches, staging
         self._device, self._memory, self._adapters, self._marks = device, memory, adapters, marks
         self._group_tables, self._width = memory.group_tables, memory.table_width
-        self._num_slots = len(memory.last_tokens)  # with the scratch slot; asking a tensor takes 2 us
+        self._num_slots = len(memory.last_tokens)  # including the scratch slot; len() of a tensor takes 2 us
 
     def upload(self, inputs: StepInputs, new_blocks: NewBlocks) -> Uploaded:
         places = new_blocks.slots * self._width + new_blocks.columns
@@ -84,8 +84,11 @@ class StepBatches:
         )
 
     def batch(self, inputs: StepInputs, up: Uploaded, wanted: Tensor | None, *, only_last: bool) -> ForwardBatch:
-        """`wanted`: int32 [num_wanted] tokens whose hidden states are read; None: all. `only_last`: they are
-        up.sampling_tokens, and nothing else need be computed of the last layer."""
+        """Builds the batch of a forward pass.
+
+        `wanted`: int32 [num_wanted] tokens whose hidden states are read; None: all. `only_last`: they are
+        up.sampling_tokens, and the last layer may skip all others.
+        """
         first, *others = tables = self._tables_of(inputs, up)
         mapping, *mappings = up.slot_mapping.view(len(tables), inputs.num_tokens) if others else (up.slot_mapping,)
         batch = ForwardBatch(
@@ -113,8 +116,11 @@ class StepBatches:
         return batch.with_groups(others, mappings) if others else batch
 
     def _last(self, inputs: StepInputs, up: Uploaded, tables: list[Tensor]) -> AttentionMetadata | None:
-        """Of the tokens that are sampled behind, as if each was a row; None where more is wanted, or nothing saved.
-        `tables`: by KV group."""
+        """Returns attention metadata of the sampled tokens alone, each as a row; None if more is read or nothing is
+        saved.
+
+        `tables`: block tables by KV group.
+        """
         if not self.caches or inputs.drafts is not None or inputs.num_tokens == inputs.num_rows:
             return None
         if self._adapters.is_active:
@@ -129,7 +135,7 @@ class StepBatches:
         )
 
     def _feed(self, inputs: StepInputs, up: Uploaded) -> Tensor:
-        """The step's token ids, sampled ones put in place."""
+        """Returns the step's token ids with the last sampled tokens filled in."""
         if not len(inputs.prev_sampled_tokens):
             return up.token_ids
         fed = self._memory.last_tokens.index_select(0, up.prev_sampled_slots).clamp_(min=0)
@@ -139,7 +145,7 @@ class StepBatches:
         return up.token_ids
 
     def _tables_of(self, inputs: StepInputs, up: Uploaded) -> list[Tensor]:
-        """int32 [num_rows, width] of the step's rows, of each KV group, no wider than the longest sequence needs."""
+        """Returns block tables int32 [num_rows, width] by KV group, no wider than the longest sequence needs."""
         if len(up.block_ids) and not self._device.is_synchronous:
             self._memory.block_tables.view(-1).index_copy_(0, up.block_places.long(), up.block_ids)
         return [tables[:, : inputs.num_blocks].index_select(0, up.slots) for tables in self._group_tables]

@@ -1,8 +1,8 @@
-"""What a step costs at least, by the model's sizes: floating-point operations, and bytes of memory read and written.
+"""Lower bound of a step's cost from the model's sizes: floating-point operations and bytes read and written.
 
 A multiplication and an addition are two operations. Weights are read once a step, keys and values once for each row;
-activations, which stay in caches for the most part, are left out. Of a mixture of experts a token takes some, and a
-step of many tokens reads those that at least one takes, if tokens choose evenly.
+activations, which mostly stay in caches, are left out. For a mixture of experts a token uses top_k experts, and a step
+reads the experts that at least one token uses, assuming an even choice.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from quire.services.worker.models.config.decoder_config import DecoderConfig
 from quire.services.worker.step.step_inputs import StepInputs
 from quire.shared.metrics.worker import NO_COST, StepCost
 
-OPERATIONS_ON_STATE = 7  # an element and token: forgotten, multiplied by k, changed, multiplied by q
-MATRIX = 2  # dimensions; biases and the weights of norms, which have one, cost next to nothing
+OPERATIONS_ON_STATE = 7  # per element and token: decay, product with k, update, product with q
+MATRIX = 2  # dimensions of a matrix; biases and norm weights have one and cost next to nothing
 ROUTED = re.compile(r"\.experts\.")
 EMBEDDING = re.compile(r"(^|\.)(embed_tokens|wte|wpe|embed_positions)\.")
 HEAD = re.compile(r"(^|\.)lm_head\.")
@@ -30,19 +30,22 @@ HEAD = re.compile(r"(^|\.)lm_head\.")
 
 @dataclass(frozen=True, slots=True)
 class WeightCounts:
-    """Elements of the weights that are multiplied with."""
+    """Numbers of elements of the matrices."""
 
-    dense: int  # by every token
-    routed: int  # of all experts that tokens choose from
-    head: int  # by every token that is sampled behind
+    dense: int  # multiplied with every token
+    routed: int  # of all routed experts
+    head: int  # multiplied with every sampled token
     element_bytes: int
 
     @classmethod
     def of(
         cls, destinations: Iterable[tuple[str, Destination]], config: DecoderConfig, *, expert_ranks: int = 1
     ) -> WeightCounts:
-        """`destinations`: names and tensors of a model, as it is loaded; whole, however it is cut among ranks.
-        `expert_ranks`: that have experts of their own, of which others know nothing."""
+        """Counts the elements of a model's tensors, unsharded.
+
+        `destinations`: names and tensors of the model as it is loaded. `expert_ranks`: ranks that own disjoint sets of
+        experts.
+        """
         dense = routed = 0
         element_bytes = 1
         for name, destination in destinations:
@@ -57,45 +60,49 @@ class WeightCounts:
         return cls(dense, routed, config.vocab_size * config.hidden_size, element_bytes)
 
     def of_all_stages(self, total: Callable[[int], int]) -> WeightCounts:
-        """`total`: over the stages, of which each counts its own layers."""
+        """Sums the counts over pipeline stages; `total` sums a number over all stages."""
         return replace(self, dense=total(self.dense), routed=total(self.routed))
 
 
 class CostModel:
-    """Of one worker, asked for its steps in their order. A few array operations a step; where steps follow from each
-    other and no window hides anything, none."""
+    """Cost of a worker's steps, asked in order.
+
+    Costs a few array operations a step; none if steps follow from each other and no layer has a window.
+    """
 
     def __init__(self, config: DecoderConfig, weights: WeightCounts, kv_element_bytes: int) -> None:
         experts, size = config.experts, weights.element_bytes
-        self._taken = taken = experts.routing.top_k / experts.num_experts if experts else 0.0  # by a token
+        self._taken = taken = (
+            experts.routing.top_k / experts.num_experts if experts else 0.0
+        )  # fraction of the experts used by a token
         windows = [window for window, attends in zip(config.sliding_windows, config.attends, strict=True) if attends]
-        self._layers = tuple(Counter(windows).items())  # windows, 0: none; how many layers have each
+        self._layers = tuple(Counter(windows).items())  # (window or 0, number of layers with it)
         self._num_layers, self._chunked = len(windows), config.attention.chunked_windows
         shape = None if config.recurrent is None else config.recurrent.state
-        num_states = 0 if config.recurrent is None else sum(config.recurrent.layers)  # layers that have one
+        num_states = 0 if config.recurrent is None else sum(config.recurrent.layers)  # recurrent layers
         state_words = 0 if shape is None else shape.num_words
         state_flops = 0 if shape is None else OPERATIONS_ON_STATE * shape.num_heads * shape.head_words
         self._state_bytes = float(num_states * state_words * WORD_BYTES)  # of a row
-        # Of a token, beside what it attends to, and of one that is sampled behind.
+        # Operations of a token, without attention, and of a sampled token.
         self._token_flops = 2.0 * (weights.dense + weights.routed * taken) + num_states * state_flops
         self._sample_flops = 2.0 * weights.head
         self._dense_bytes, self._head_bytes = float(weights.dense * size), float(weights.head * size)
         self._routed_bytes = float(weights.routed * size)
-        # Elements of a token and layer: those that are kept, and those that a head meets.
+        # Elements per token and layer: cached, and read by a head.
         cached, met = 2 * config.num_kv_heads * config.head_dim, 2 * config.head_dim
         if config.latent is not None:
             cached, met = config.latent.cached_dim, config.latent.cached_dim + config.latent.kv_rank
-        self._attention_flops = 2.0 * config.num_q_heads * met  # a token and one before it, in a layer
+        self._attention_flops = 2.0 * config.num_q_heads * met  # per pair of tokens and layer
         self._kv_bytes = float(cached * kv_element_bytes)  # of a token, in a layer
         self._written_bytes = self._kv_bytes * self._num_layers  # of a token
         self._has_windows = any(window for window, _ in self._layers)
-        self._last, self._last_read = 0, 0  # the step before by its number, and the tokens that its rows read
+        self._last, self._last_read = 0, 0  # number of the previous step and the tokens its rows read
 
     def of(self, inputs: StepInputs) -> StepCost:
         num_tokens, num_samples = inputs.num_tokens, inputs.num_samples
         attended, kept = self._in_windows(inputs) if self._has_windows else self._without_windows(inputs)
         weight_bytes = self._dense_bytes + (self._head_bytes if num_samples else 0.0)
-        if self._routed_bytes:  # of which some token takes a share
+        if self._routed_bytes:  # each expert is read if a token uses it
             weight_bytes += self._routed_bytes * (1.0 - (1.0 - self._taken) ** num_tokens)
         states = inputs.num_rows * self._state_bytes
         return StepCost(
@@ -106,9 +113,9 @@ class CostModel:
         )
 
     def _without_windows(self, inputs: StepInputs) -> tuple[int, int]:
-        """Tokens that the step's tokens look at, themselves included, and those that its rows read; over all layers."""
+        """Returns the tokens attended to by the step's tokens and those read by its rows, over all layers."""
         follows = inputs.follows
-        if follows and follows == self._last:  # every row by one token
+        if follows and follows == self._last:  # each row grew by one token
             looked_at = read = self._last_read + inputs.num_tokens
         else:
             looked_at = _sum(inputs.positions, 0) + len(inputs.positions)
@@ -117,7 +124,7 @@ class CostModel:
         return self._num_layers * looked_at, self._num_layers * read
 
     def _in_windows(self, inputs: StepInputs) -> tuple[int, int]:
-        """The same where some layers look through windows."""
+        """Returns the same numbers for models with sliding or chunked windows."""
         attended = kept = 0
         for window, num_layers in self._layers:
             if window and self._chunked:
@@ -130,7 +137,7 @@ class CostModel:
 
 
 def _in_chunks(inputs: StepInputs, chunk: int) -> tuple[int, int]:
-    """Tokens that the step's tokens look at, and those that rows read: none before the chunk of a row's first token."""
+    """Returns the tokens attended to and read with chunked windows: none before the chunk of a row's first token."""
     firsts = inputs.seq_lens - np.diff(inputs.query_start)
     return _sum(inputs.positions % chunk + 1, 0), _sum(inputs.seq_lens - firsts // chunk * chunk, 0)
 
@@ -140,7 +147,7 @@ def _sum(lengths: np.ndarray, window: int) -> int:
 
 
 class NoCostModel:
-    """Of models whose steps are not reckoned."""
+    """Cost model of models whose costs are not computed."""
 
     def of(self, inputs: StepInputs) -> StepCost:
         return NO_COST

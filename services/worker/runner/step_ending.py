@@ -1,4 +1,4 @@
-"""What a step ends in once its layers are launched: logits, choices, other heads, the copy to the host."""
+"""End of a step after its layers: logits, sampling, other heads, copies to the host."""
 
 from __future__ import annotations
 
@@ -22,13 +22,11 @@ from quire.services.worker.sampling.sampler import SampledTokens
 from quire.services.worker.step.slot_memory import SlotMemory
 from quire.services.worker.step.step_inputs import StepInputs
 
-EndStep = Callable[
-    [Tensor | None], Launch
-]  # launches what a step ends in, from its hidden states; None: it has no tokens
+EndStep = Callable[[Tensor | None], Launch]  # launches the heads on the hidden states (None: no tokens)
 
 
 class StageLaunch(Protocol):
-    """A step under way on a stage."""
+    """Launched step on a pipeline stage."""
 
     @property
     def heads_launched(self) -> bool: ...
@@ -39,13 +37,13 @@ class StageLaunch(Protocol):
 
 
 class LogitsModel(Protocol):
-    """Hidden states to logits."""
+    """Maps hidden states to logits."""
 
     def logits(self, hidden: Tensor, *adapted: AdaptedRows) -> Tensor: ...
 
 
 class StepEnding:
-    """Made for the memory that steps are computed over."""
+    """Launches output head, sampler and other heads of steps over the prepared memory."""
 
     def __init__(
         self,
@@ -67,8 +65,10 @@ class StepEnding:
     def end(
         self, inputs: StepInputs, up: Uploaded | None, others: StepHeads, hidden: Tensor | None, marks: list[Any] | None
     ) -> Launch:
-        """`hidden` of the tokens that are wanted; None: the step has none. `up`: None of a step that a recording took,
-        on the stage that has the other recordings, of what steps end in."""
+        """Launches the heads on the hidden states `hidden` of the wanted tokens (None: the step has none).
+
+        `up`: None for recorded steps of a pipeline whose sampling is recorded separately.
+        """
         self._timer.mark(marks)
         sampled, endings = self._none_sampled, []
         if hidden is not None:
@@ -79,7 +79,7 @@ class StepEnding:
         return Launch(self._timer, marks, self._staging, sampled, drafts=inputs.drafts, endings=endings)
 
     def end_recorded(self, step: ReadyStep, inputs: StepInputs, others: StepHeads, marks: list[Any] | None) -> Launch:
-        """Replays a recording that goes to the logits, and what can be of what follows."""
+        """Replays a recording up to the logits and launches the remaining heads."""
         logits = step.forward()
         self._timer.mark(marks)
         sampled = self._chosen(step, logits, inputs)
@@ -89,7 +89,7 @@ class StepEnding:
         return Launch(self._timer, marks, self._staging, sampled, drafts=inputs.drafts, endings=endings)
 
     def _sampled(self, inputs: StepInputs, up: Uploaded | None, others: StepHeads, hidden: Tensor) -> SampledTokens:
-        """See end()."""
+        """Computes logits and samples; arguments as in end()."""
         if not others.rows and self._recordings.samples is not None:
             step = self._recordings.samples.prepare(inputs, hidden)
             return self._chosen(step, step.forward(), inputs)
@@ -105,7 +105,7 @@ class StepEnding:
         return sampled
 
     def _chosen(self, step: ReadyStep, logits: Tensor, inputs: StepInputs) -> SampledTokens:
-        """Behind what is recorded of `step`: in its recording, too, if that can be."""
+        """Samples from a recording's logits, within the recording if the sampling parameters allow it."""
         if not inputs.num_samples:
             return self._none_sampled
         one_each = inputs.num_samples == inputs.num_rows if step.of_rows else inputs.drafts is None

@@ -1,1 +1,1 @@
-"""From logits to tokens: one feature a file, each with its own buffers by slot; the sampler lists them."""
+"""Turns logits into tokens: one feature per module, each with its own per-slot buffers; sampler.py lists them."""

@@ -1,4 +1,4 @@
-"""Which drafts turn out right, on the device, without looking at anything on the host."""
+"""Verifies draft tokens on the device, without synchronizing with the host."""
 
 from __future__ import annotations
 
@@ -17,13 +17,12 @@ ChooseTokens = Callable[[ProcessedRows, DraftRows], Tensor]
 
 
 def choose_coupled(ready: ProcessedRows, rows: DraftRows) -> Tensor:
-    """What each row says by itself, whatever the drafts are."""
+    """Samples every row independently of its drafts; a draft is accepted if the sampled token equals it."""
     return ready.choose()
 
 
 def choose_by_rejection(ready: ProcessedRows, rows: DraftRows) -> Tensor:
-    """The draft that the row is to confirm, if the rejection rule keeps it; by themselves choose greedy rows and those
-    without one."""
+    """Applies the rejection rule to each row's draft; samples greedy rows and rows without a draft independently."""
     if ready.choice.temperature is None:
         return ready.choose()
     target = ready.choice.filtered(ready.logits, slice(None))  # before a choice, which may overwrite the logits
@@ -50,9 +49,9 @@ REJECTION_METHODS: dict[str, ChooseTokens] = {"coupled": choose_coupled, "standa
 
 
 def accept_drafts(chosen: Tensor, rows: DraftRows, last_tokens: Tensor, scratch_slot: int) -> Tensor:
-    """int32 [num_rows]: `chosen` as far as each slot's drafts agree with it and one token more, REJECTED behind that.
+    """Accepts each slot's drafts up to the first mismatch and stores the slot's last token in `last_tokens`.
 
-    Keeps each slot's last token in `last_tokens`.
+    Returns int32 [num_rows]: `chosen` for the accepted drafts and one token more, REJECTED in the rows after that.
     """
     if rows.tree is not None:
         return _accept_path(chosen, rows, rows.tree, last_tokens, scratch_slot)
@@ -68,8 +67,8 @@ def accept_drafts(chosen: Tensor, rows: DraftRows, last_tokens: Tensor, scratch_
 
 
 def _accept_path(chosen: Tensor, rows: DraftRows, tree: TreeRows, last_tokens: Tensor, scratch_slot: int) -> Tensor:
-    """The same where drafts are trees: of each, the one path on which every draft is what the row before it says. Its
-    rows need not follow each other."""
+    """Does the same for token trees: keeps the one path on which every draft equals the token chosen in its parent row,
+    whose rows need not be adjacent."""
     device = chosen.device
     token_ids, parents, paths = (upload(array, device) for array in (tree.token_ids, tree.parents, tree.paths))
     right = (chosen.index_select(0, parents) == token_ids) | (token_ids == NO_TOKEN)

@@ -1,4 +1,4 @@
-"""Temperature, filters and seed: the choice itself."""
+"""Draws tokens from processed logits: temperature, filters and seed."""
 
 from __future__ import annotations
 
@@ -17,14 +17,18 @@ from quire.services.worker.step.admission import SlotAdmission
 from quire.services.worker.step.slots import Rows
 from quire.shared.greedy import is_greedy
 
-FEW_TOKENS = 256  # tokens: as many numbers as a round of a search among all sends (vocabulary/filter_thresholds.py)
+FEW_TOKENS = (
+    256  # top_k up to here: one gather sends no more numbers than a search round (vocabulary/filter_thresholds.py)
+)
 
 
 class SlotChoice:
-    """Columns by slot, [max_num_seqs], on the host: a step takes the rows it needs when they change."""
+    """Temperature, filters and seed of every slot in host columns, [max_num_seqs]; a step uploads its rows when they
+    change."""
 
     def __init__(self, num_slots: int, vocab_size: int, device: torch.device, few: int = FEW_TOKENS) -> None:
-        """`few`: 0 where what becomes of a row must not depend, to the bit, on what others ask for."""
+        """`few`: largest top_k that takes the path for few candidates; 0 if a row's bits must not depend on its
+        neighbours."""
         self._vocab_size, self._few = vocab_size, few
         self.device = device
         self.temperature = np.zeros(num_slots, dtype=np.float32)
@@ -32,6 +36,7 @@ class SlotChoice:
         self.seed = np.zeros(num_slots, dtype=np.int64)
 
     def admit(self, slot: int, admission: SlotAdmission) -> None:
+        """Reads the sampling parameters of a new sequence; a greedy one gets temperature 0 and no filters."""
         sampling = admission.sampling
         temperature = sampling.temperature if sampling.HasField("temperature") else 1.0
         greedy = is_greedy(temperature)
@@ -43,18 +48,18 @@ class SlotChoice:
         self.seed[slot] = sampling.seed
 
     def max_kept(self, slots: Rows) -> int:
-        """As ChoiceColumns has it."""
+        """Returns ChoiceColumns.max_kept of these slots."""
         counts = self.filters[TOP_K][slots]
         have_many = (counts > self._few) | ((counts == 0) & (self.filters[TOP_P][slots] < 1))
         return 0 if have_many.any() else int(counts.max(initial=0))
 
     def bind(self, slots: Rows, vocabulary: Vocabulary) -> BoundChoice:
-        """`vocabulary`: what the logits are of that it will see."""
+        """Returns the columns of `slots` on the device, for logits of `vocabulary`."""
         return BoundChoice(self, slots, vocabulary)
 
 
 class BoundChoice:
-    """The columns of some rows, on the device; None where no row uses one."""
+    """Temperature, filters and seeds of some rows on the device; a column is None if no row uses it."""
 
     def __init__(self, choice: SlotChoice, slots: Rows, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
@@ -70,7 +75,10 @@ class BoundChoice:
         return None if (values == unused).all() else upload(values, self._device)
 
     def choose(self, logits: Tensor, positions: Positions, stream: int = 0) -> Tensor:
-        """int32 [num_rows]; -1 where nothing can be chosen. `stream`: other noise than the tokens' own."""
+        """Samples one token per row: int32 [num_rows], -1 where no logit is finite.
+
+        `stream`: added to the seeds, to draw noise that is independent of the tokens' own.
+        """
         seeds = self.seeds + stream if stream else self.seeds
         return self._vocabulary.sample(logits, self._columns, seeds, positions.device)
 
@@ -80,26 +88,27 @@ class BoundChoice:
         return self._columns.temperature
 
     def filtered(self, logits: Tensor, rows: Tensor | slice) -> Tensor:
-        """What `rows` are drawn from: their `logits` by temperature, -inf where a filter dropped a token."""
+        """Returns the logits that `rows` are drawn from: divided by temperature, -inf where a filter dropped a
+        token."""
         return self._vocabulary.filtered(logits[rows], self._columns.select(rows))
 
     @property
     def is_plain(self) -> bool:
-        """Nothing but temperature and seed."""
+        """True if no row has a filter: temperature and seed alone."""
         return not self._columns.have_filters
 
 
 class PlainChoice:
-    """The choice by temperature and seed alone, from memory that stays where it is: for CUDA graphs."""
+    """Samples by temperature and seed alone, from buffers with fixed addresses, for CUDA graphs."""
 
-    def __init__(self, vocabulary: Vocabulary, most_rows: int, device: torch.device) -> None:
+    def __init__(self, vocabulary: Vocabulary, max_rows: int, device: torch.device) -> None:
         self._vocabulary = vocabulary
-        self._temperature = torch.zeros(most_rows, dtype=torch.float32, device=device)
-        self._seeds = torch.zeros(most_rows, dtype=torch.int64, device=device)
+        self._temperature = torch.zeros(max_rows, dtype=torch.float32, device=device)
+        self._seeds = torch.zeros(max_rows, dtype=torch.int64, device=device)
         self._loaded: BoundChoice | None = None
 
     def load(self, choice: BoundChoice, num_rows: int) -> None:
-        """For the steps to come."""
+        """Copies the rows' parameters into the buffers that the next replays read."""
         assert choice.is_plain
         if choice is self._loaded:
             return
@@ -108,6 +117,6 @@ class PlainChoice:
         self._temperature[:num_rows] = 0.0 if choice.temperature is None else choice.temperature
 
     def choose(self, logits: Tensor, positions: Tensor) -> Tensor:
-        """int32 [num_rows]; -1 where nothing can be chosen."""
+        """Samples one token per row: int32 [num_rows], -1 where no logit is finite."""
         rows = logits.size(0)
         return self._vocabulary.sample(logits, ChoiceColumns(self._temperature[:rows]), self._seeds[:rows], positions)

@@ -1,6 +1,6 @@
-"""logits_processors: what installed packages do to the logits of requests that name them.
+"""logits_processors: lets installed packages change the logits of requests that name them.
 
-A package declares its own by the entry point group `quire.logits_processors`; an example is in tests/plugins.
+A package declares processors with the entry point group `quire.logits_processors`; tests/plugins has an example.
 """
 
 from __future__ import annotations
@@ -27,33 +27,34 @@ Arguments = Mapping[str, Any]
 
 
 class LogitsProcessor(Protocol):
-    """A component of the sampler that is told only of sequences which ask for it, and with which arguments."""
+    """A sampling component of another package that sees only the sequences that name it, with their arguments."""
 
     def admit(self, slot: int, arguments: Arguments, admission: SlotAdmission) -> None:
-        """Takes note of a new sequence. Whatever it raises ends that sequence as an invalid argument."""
+        """Stores what a new sequence asks for. Any exception ends the sequence with an InvalidArgument error."""
 
     def release(self, slot: int) -> None:
-        """Forgets the slot, which may never have used it."""
+        """Drops the state of `slot`, which may hold none."""
 
     def bind(self, slots: Rows) -> Bound | None:
-        """For a step that samples `slots` [num_rows], ascending, one for each row; None if none of them uses it."""
+        """Prepares a step that samples `slots` [num_rows], ascending, one per row; returns None if none of them uses
+        it."""
 
 
-MakeProcessor = Callable[[int, int, torch.device], LogitsProcessor]  # of max_num_seqs, vocab_size, device
+MakeProcessor = Callable[[int, int, torch.device], LogitsProcessor]  # (max_num_seqs, vocab_size, device)
 
 
 def installed_processors() -> dict[str, MakeProcessor]:
-    """All that there are, imported, by name."""
+    """Imports all installed processors and returns their factories by name."""
     return {name: plugins.load(reference) for name, reference in plugins.known(GROUP, {}).items()}
 
 
 class LogitsProcessors:
-    """All installed ones as one feature, in the order of their names."""
+    """Runs all installed processors as one feature, in the order of their names."""
 
     def __init__(self, processors: Mapping[str, LogitsProcessor], vocabulary: Vocabulary, device: torch.device) -> None:
         self._processors = dict(sorted(processors.items()))
         self._vocabulary, self._device = vocabulary, device
-        self._slots: set[int] = set()  # that name any
+        self._slots: set[int] = set()  # slots that name a processor
 
     def admit(self, slot: int, admission: SlotAdmission) -> None:
         if admission.sampling.logits_processors:
@@ -61,9 +62,9 @@ class LogitsProcessors:
         for name, written in sorted(admission.sampling.logits_processors.items()):
             processor = self._processors.get(name)
             if processor is None:
-                there = ", ".join(self._processors) or "none"
+                available = ", ".join(self._processors) or "none"
                 raise InvalidArgument(
-                    f"{FIELD}: {name!r} does not exist on this worker; there are {there}", field=FIELD
+                    f"{FIELD}: {name!r} does not exist on this worker; available: {available}", field=FIELD
                 )
             try:
                 processor.admit(slot, strict_json.read(written or "{}"), admission)
@@ -92,7 +93,7 @@ class LogitsProcessors:
 
 
 class BoundProcessors:
-    """Those that rows of the step ask for."""
+    """The processors that rows of the step name."""
 
     def __init__(self, bound: list[Bound]) -> None:
         self._bound = bound
@@ -107,7 +108,7 @@ class BoundProcessors:
 
 
 class BoundToGatheredRows:
-    """What they do to the logits of all tokens, of the rows that ask for them."""
+    """Applies processors to logits of the whole vocabulary, gathered from all ranks for the rows that name one."""
 
     def __init__(self, bound: BoundProcessors, vocabulary: Vocabulary, rows: Rows, device: torch.device) -> None:
         self._bound, self._vocabulary = bound, vocabulary

@@ -1,4 +1,4 @@
-"""logprobs and logprob_token_ids: of the sampled token, and of the most likely ones or of those that were named."""
+"""logprobs and logprob_token_ids: log-probabilities of the sampled token and of the most likely or the named tokens."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NO_TOKEN_ID = -1
 
 
 class SlotLogprobs:
-    """How many entries each slot asked for, or which."""
+    """Holds how many entries each slot asked for, or which token ids."""
 
     def __init__(self, num_slots: int, max_logprobs: int, device: torch.device, mode: LogprobsMode) -> None:
         self.mode = mode
@@ -33,13 +33,13 @@ class SlotLogprobs:
         self._max_logprobs = vocab_size if max_logprobs == WHOLE_VOCABULARY else max_logprobs
         self._device = device
         self._wanted = np.full(num_slots, NOT_REQUESTED, dtype=np.int32)
-        self._named: dict[int, I32] = {}  # by slot
+        self._named: dict[int, I32] = {}  # requested token ids by slot
         self._beams: set[int] = set()
 
     def admit(self, slot: int, admission: SlotAdmission) -> None:
         sampling = admission.sampling
         if sampling.HasField("beam_search"):
-            self._wanted[slot] = min(sampling.logprobs, self._vocab_size)  # what the search needs, whatever the limit
+            self._wanted[slot] = min(sampling.logprobs, self._vocab_size)  # max_logprobs does not limit a beam search
             self._beams.add(slot)
         elif sampling.logprob_token_ids:
             named = columns.i32(columns.u32_bytes(sampling.logprob_token_ids))
@@ -50,7 +50,8 @@ class SlotLogprobs:
             self._wanted[slot] = self.count(sampling.logprobs, "logprobs")
 
     def count(self, asked: int, field: str) -> int:
-        """Entries beside the token's own."""
+        """Returns the number of entries besides the token's own. Raises InvalidArgument if `asked` exceeds
+        max_logprobs."""
         wanted = self._vocab_size if asked == WHOLE_VOCABULARY else asked
         if wanted > self._max_logprobs:
             raise InvalidArgument(
@@ -73,7 +74,8 @@ class SlotLogprobs:
         return BoundLogprobs(self.mode, rows, wanted[rows], names, beams, device=self._device)
 
     def _names(self, slots: Rows, wanted: I32) -> I32 | None:
-        """[num_asked, most wanted], NO_TOKEN_ID where the most likely are wanted; None if no slot named any."""
+        """Returns the named ids, [num_asked, max_wanted], NO_TOKEN_ID where the most likely tokens are wanted; None if
+        no slot named any."""
         if not self._named:
             return None
         names = np.full((len(slots), int(wanted.max())), NO_TOKEN_ID, dtype=np.int32)
@@ -85,27 +87,28 @@ class SlotLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class RowLogprobs:
-    """Of the rows that asked; columns beyond what a row asked for are to be cut."""
+    """Log-probabilities of the rows that asked for them; columns beyond what a row asked for are cut off later."""
 
     num_wanted: I32  # [num_asked], on the host
-    token_ids: Tensor  # int32 [num_asked, 1 + most wanted], the sampled token first
+    token_ids: Tensor  # int32 [num_asked, 1 + max_wanted], the sampled token first
     logprobs: Tensor  # float32, same shape
-    ranks: Tensor  # int32 [num_asked] of the sampled token, from 1
+    ranks: Tensor  # int32 [num_asked] rank of the sampled token, from 1
 
     def columns(self, token_ids: I32, logprobs: F32, ranks: U32) -> LogprobEntries:
-        """The arguments are the tensors' values, on the host. Rows that gave no token have no entries either."""
+        """Builds the result columns from the tensors' values on the host; rows without a token have no entries."""
         entry_counts = self.num_wanted + 1
-        gave = token_ids[:, 0] >= 0
-        if not gave.all():
-            entry_counts, token_ids = entry_counts[gave], token_ids[gave]
-            logprobs, ranks = logprobs[gave], ranks[gave]
+        has_token = token_ids[:, 0] >= 0
+        if not has_token.all():
+            entry_counts, token_ids = entry_counts[has_token], token_ids[has_token]
+            logprobs, ranks = logprobs[has_token], ranks[has_token]
         wanted = np.arange(token_ids.shape[1]) < entry_counts[:, None]
         counts, ranks = entry_counts.astype(np.uint32), ranks.astype(np.uint32)
         return LogprobEntries(counts, token_ids[wanted], logprobs[wanted], ranks)
 
 
 class BoundLogprobs:
-    """Of the rows that asked; the sampler hands it their values at the stage that the mode names, then the choice."""
+    """Collects log-probabilities of the rows that asked: the sampler passes the values of the stage that the mode
+    names, then the chosen tokens."""
 
     def __init__(
         self,
@@ -117,8 +120,8 @@ class BoundLogprobs:
         *,
         device: torch.device,
     ) -> None:
-        """`beams`: which of `rows` are beams of a search, for which everything but temperature and filters counts,
-        whatever the mode."""
+        """`beams`: indices into `rows` of beams of a search; their values include every feature but temperature and
+        filters, independently of the mode."""
         self.mode = mode
         self._beams = upload(beams, device, np.int64) if beams else None
         self.rows = upload(rows, device)
@@ -127,35 +130,37 @@ class BoundLogprobs:
         self._most = int(num_wanted.max())
 
     def replace_beam_rows(self, values: Tensor, logits: Tensor) -> None:
-        """Puts theirs in place, of the `logits` [num_rows, shard.size] that their candidates come from."""
+        """Overwrites the beams' rows in `values` with log-softmax of the `logits` [num_rows, shard.size] of their
+        candidates."""
         if self._beams is not None:
             values[self._beams] = self.mode.vocabulary.log_softmax(logits[self.rows[self._beams]])
 
     def collect(self, values: Tensor, sampled: Tensor) -> RowLogprobs:
-        """`values` [num_asked, shard.size]: by mode; `sampled` [num_rows]: the tokens chosen, -1 for none."""
+        """Returns the entries of `values` [num_asked, shard.size] for the chosen tokens `sampled` [num_rows], -1 for
+        none."""
         chosen = sampled[self.rows].long().unsqueeze(1)  # [num_asked, 1]
         return entries(self.mode.vocabulary, values, chosen, self._others(values), self._num_wanted)
 
     def _others(self, values: Tensor) -> Tensor:
-        """int64 [num_asked, most wanted]"""
+        """Returns the other token ids of each row, int64 [num_asked, max_wanted]."""
         best = self.mode.most_likely(values, self._most)
         return best if self._names is None else named_or_best(self._names, best)
 
 
 def named_or_best(names: Tensor, best: Tensor) -> Tensor:
-    """`names` int64 [n, most], NO_TOKEN_ID where `best`, of which there may be fewer, is to stand."""
+    """Returns `names`, int64 [n, max_wanted], with NO_TOKEN_ID replaced by `best`, which may have fewer columns."""
     padded = torch.zeros_like(names)
     padded[:, : best.size(1)] = best
     return torch.where(names == NO_TOKEN_ID, padded, names)
 
 
 def entries(vocabulary: Vocabulary, values: Tensor, chosen: Tensor, others: Tensor, num_wanted: I32) -> RowLogprobs:
-    """`values` [n, shard.size], `chosen` int64 [n, 1], -1 where there is none, `others` int64 [n, most wanted]."""
+    """Looks up `chosen` int64 [n, 1], -1 for none, and `others` int64 [n, max_wanted] in `values` [n, shard.size]."""
     token_ids = torch.cat((chosen, others), dim=1)
-    found = vocabulary.gather(values, token_ids.clamp(min=0))
+    logprobs = vocabulary.gather(values, token_ids.clamp(min=0))
     return RowLogprobs(
         num_wanted=num_wanted,
         token_ids=token_ids.int(),
-        logprobs=found,
-        ranks=vocabulary.count_at_least(values, found[:, :1]),
+        logprobs=logprobs,
+        ranks=vocabulary.count_at_least(values, logprobs[:, :1]),
     )

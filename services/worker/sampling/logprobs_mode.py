@@ -1,4 +1,4 @@
-"""What log-probabilities are: of the model's logits or of what they are at the choice, normalised or not."""
+"""Defines the numbers reported as log-probabilities: raw or processed logits, normalised or not."""
 
 from __future__ import annotations
 
@@ -11,23 +11,24 @@ from quire.services.worker.sampling.vocabulary.port import Vocabulary
 
 @dataclass(frozen=True, slots=True)
 class LogprobsMode:
-    """The setting logprobs_mode, of a whole cluster, and how its numbers are made."""
+    """The cluster-wide setting logprobs_mode, and how its values are computed."""
 
     vocabulary: Vocabulary
-    is_processed: bool  # penalties, bans, temperature and filters included
+    is_processed: bool  # after penalties, bans, temperature and filters
     is_normalised: bool
-    ties_by_id: bool  # of equally likely tokens the lowest ids come first
+    ties_by_id: bool  # orders equally likely tokens by ascending id
 
     @classmethod
     def from_name(cls, name: str, vocabulary: Vocabulary, *, ties_by_id: bool) -> LogprobsMode:
-        """raw_logprobs, processed_logprobs, raw_logits or processed_logits"""
+        """Parses raw_logprobs, processed_logprobs, raw_logits or processed_logits."""
         stage, kind = name.split("_")
         return cls(vocabulary, stage == "processed", kind == "logprobs", ties_by_id)
 
     def values(self, logits: Tensor) -> Tensor:
-        """`logits` float32 [n, shard.size]; a copy."""
+        """Returns the reported values of `logits`, float32 [n, shard.size], as a copy."""
         return self.vocabulary.log_softmax(logits) if self.is_normalised else logits.clone()
 
     def most_likely(self, values: Tensor, count: int) -> Tensor:
-        """int64 [n, count or as many as there are], of `values` [n, shard.size], best first."""
+        """Returns the ids of the `count` largest `values` [n, shard.size], best first: int64 [n, min(count,
+        vocab_size)]."""
         return self.vocabulary.most_likely(values, min(count, self.vocabulary.shard.vocab_size), by_id=self.ties_by_id)

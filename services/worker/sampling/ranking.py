@@ -1,7 +1,7 @@
-"""The most likely tokens, equally likely ones by ascending id.
+"""Ranks the most likely tokens, equally likely ones by ascending id.
 
-Which of equal ones torch's topk takes depends on how many are asked for, and that is the most that any row of a step
-asks for. 16-bit logits are often equal.
+Which of several equal values torch.topk returns depends on how many are requested, and that is the maximum over the
+rows of a step. Logits of 16 bits are often equal.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ LARGEST_ID = (1 << 32) - 1
 
 
 def largest_by_id(values: Tensor, count: int) -> Tensor:
-    """int64 [n, count] of float32 `values` [n, vocab_size], best first."""
+    """Returns the ids of the `count` largest `values` (float32 [n, vocab_size]), best first: int64 [n, count]."""
     if values.is_cuda:
         return largest_by_packed_keys(values, count)
     return largest_with_ties(values, count)
 
 
 def largest_by_packed_keys(values: Tensor, count: int) -> Tensor:
-    """Looks at nothing on the host."""
+    """Sorts by (value, -id) packed into int64 keys, without synchronizing with the host."""
     bits = values.view(torch.int32).long()
     ordered = torch.where(bits >= 0, bits, bits ^ 0x7FFFFFFF)
     ranks = (ordered << 32) + (LARGEST_ID - torch.arange(values.size(1), device=values.device))
@@ -28,12 +28,12 @@ def largest_by_packed_keys(values: Tensor, count: int) -> Tensor:
 
 
 def largest_with_ties(values: Tensor, count: int) -> Tensor:
-    """A pass over the vocabulary more than topk's, for rows in which the token behind the last is as likely as it."""
+    """Costs one pass over the vocabulary more than topk for rows whose next value ties with the last one returned."""
     best, ids = values.topk(min(count + 1, values.size(1)), dim=1)
-    best, ids, behind = best[:, :count], ids[:, :count], best[:, count:]
-    if count and behind.size(1):
-        for row in (behind == best[:, -1:]).flatten().nonzero().flatten().tolist():
-            candidates = (values[row] >= behind[row]).nonzero().flatten()
+    best, ids, following = best[:, :count], ids[:, :count], best[:, count:]
+    if count and following.size(1):
+        for row in (following == best[:, -1:]).flatten().nonzero().flatten().tolist():
+            candidates = (values[row] >= following[row]).nonzero().flatten()
             ids[row] = candidates[values[row, candidates].sort(descending=True, stable=True).indices[:count]]
     ids, places = ids.sort(dim=1)
     return ids.gather(1, best.gather(1, places).sort(dim=1, descending=True, stable=True).indices)

@@ -1,4 +1,4 @@
-"""The order of sampling: log-probabilities as the model gave them, then every feature in turn, then the choice."""
+"""Runs sampling in order: raw log-probabilities, then every feature, then the choice of tokens."""
 
 from __future__ import annotations
 
@@ -38,34 +38,34 @@ NO_PROCESSORS: Mapping[str, MakeProcessor] = MappingProxyType({})
 
 @step_value
 class SampledTokens:
-    """What the rows of a step got, on the device."""
+    """Sampled tokens of the rows of a step, on the device."""
 
     token_ids: Tensor  # int32 [num_rows], -1 where nothing could be chosen
     logprobs: RowLogprobs | None
-    masked: StepMasks | None = None  # where rows have a grammar
+    masked: StepMasks | None = None  # None if no row has a grammar
 
     @property
     def tensors(self) -> list[Tensor]:
-        """What is to be copied to the host: token ids, then the three of RowLogprobs if there are any."""
-        found = self.logprobs
-        return [self.token_ids, found.token_ids, found.logprobs, found.ranks] if found else [self.token_ids]
+        """Tensors to copy to the host: token ids, then the three of RowLogprobs if there are any."""
+        logprobs = self.logprobs
+        return [self.token_ids] + ([logprobs.token_ids, logprobs.logprobs, logprobs.ranks] if logprobs else [])
 
     def with_tokens(self, token_ids: Tensor) -> SampledTokens:
         return replace(self, token_ids=token_ids)
 
     def faults(self) -> dict[int, QuireError]:
-        """Sequences that cannot go on, by slot; waits until that is known. Any thread may ask."""
+        """Returns the errors of sequences that cannot continue, by slot; waits for the masks. Thread-safe."""
         return {} if self.masked is None else self.masked.faults()
 
 
 @dataclass(frozen=True, slots=True)
 class _Bindings:
-    """Everything prepared for the same rows."""
+    """Everything that is prepared for one set of rows."""
 
     slots: Rows
     logprobs: BoundLogprobs | None
     features: list[Bound]
-    masks: BoundGrammarMasks | None  # one of the features
+    masks: BoundGrammarMasks | None  # also an element of `features`
     choice: BoundChoice
 
     @property
@@ -79,7 +79,8 @@ class _Bindings:
 
 @step_value
 class PlainRows:
-    """Rows whose choice is recorded: what a grammar bans is banned before it, in logits as they come."""
+    """Rows whose choice a CUDA graph makes; their grammar masks are applied before it, to logits in the model's
+    dtype."""
 
     choice: BoundChoice
     _masks: BoundGrammarMasks | None
@@ -89,7 +90,7 @@ class PlainRows:
             self._masks.apply_alone(logits)
 
     def finish(self, token_ids: Tensor) -> SampledTokens:
-        """These are the rows' tokens."""
+        """Records the rows' tokens."""
         if self._masks is None:
             return SampledTokens(token_ids, None)
         self._masks.sampled(token_ids)
@@ -98,16 +99,16 @@ class PlainRows:
 
 @step_value
 class ProcessedRows:
-    """Rows before their choice."""
+    """Rows with every feature applied, before their tokens are chosen."""
 
-    logits: Tensor  # [num_rows, shard.size], temperature and filters still to come; a choice may overwrite them
+    logits: Tensor  # [num_rows, shard.size], before temperature and filters; a choice may overwrite them
     positions: Positions
-    vocabulary: Vocabulary  # that they are of
+    vocabulary: Vocabulary  # of the logits
     _bindings: _Bindings
-    _logprob_source: Tensor | None  # what log-probabilities are taken from; None: no row asked for any
+    _logprob_source: Tensor | None  # values that log-probabilities are taken from; None: no row asked for any
 
     def choose(self) -> Tensor:
-        """int32 [num_rows]; -1 where nothing can be chosen."""
+        """Samples one token per row: int32 [num_rows], -1 where no logit is finite."""
         return self._bindings.choice.choose(self.logits, self.positions)
 
     @property
@@ -116,7 +117,7 @@ class ProcessedRows:
         return self._bindings.choice
 
     def finish(self, token_ids: Tensor) -> SampledTokens:
-        """These are the rows' tokens, -1 where a row gave none."""
+        """Passes the rows' tokens, -1 where a row has none, to the features and collects log-probabilities."""
         for feature in self._bindings.features:
             feature.sampled(token_ids)
         asked = self._bindings.logprobs
@@ -142,33 +143,34 @@ class Sampler:
         processors: Mapping[str, MakeProcessor] = NO_PROCESSORS,
         vocabulary: Vocabulary | None = None,
     ) -> None:
-        """`grammars`: None where no output is constrained; `processors`: of other packages, by name; `vocabulary`: what
-        the logits are of that it will see, None for all tokens."""
+        """`grammars`: None if no output is constrained; `processors`: factories of installed logits processors by name;
+        `vocabulary`: shard that the logits cover, None for all tokens."""
         self._all_tokens = WholeVocabulary(vocab_size, ops)
         self.vocabulary: Vocabulary = vocabulary or self._all_tokens
         shard = self.vocabulary.shard
         mode = LogprobsMode.from_name(logprobs_mode, self.vocabulary, ties_by_id=batch_invariant)
         self.logprobs = SlotLogprobs(num_slots, max_logprobs, device, mode)
         self.grammar_masks = GrammarMasks(num_slots, shard, grammars, ops, device)
-        made = {name: make(num_slots, vocab_size, device) for name, make in processors.items()}
+        built = {name: make(num_slots, vocab_size, device) for name, make in processors.items()}
         self._features: list[Component] = [
             AllowedTokenIds(shard, device),
             BadWords(num_slots, shard, device),
             MinTokens(shard, device),
             LogitBias(shard, device),
-            LogitsProcessors(made, self.vocabulary, device),
+            LogitsProcessors(built, self.vocabulary, device),
             Penalties(shard, device),
             ThinkingBudget(num_slots, shard, device),
-            self.grammar_masks,  # what a grammar leaves may have to be allowed again
-            TopNSigma(self.vocabulary, device),  # of what can be chosen at all
+            self.grammar_masks,  # may have to allow tokens again that earlier features banned
+            TopNSigma(self.vocabulary, device),  # its statistics cover the tokens that are still allowed
         ]
         self._slot_states: list[SlotState] = [self.logprobs, *self._features]
         self._choice = SlotChoice(num_slots, vocab_size, device, few=0 if batch_invariant else FEW_TOKENS)
         self._bindings: _Bindings | None = None
-        self._bound_slots: Rows = NO_SLOTS  # the array that the last step named their slots by
+        self._bound_slots: Rows = NO_SLOTS  # the array that the last step passed
 
     def admit(self, slot: int, admission: SlotAdmission) -> None:
-        """Raises InvalidArgument; the slot then samples as if it had asked for nothing special."""
+        """Stores the sampling parameters of a new sequence. Raises InvalidArgument; the slot then samples with
+        defaults."""
         self._bindings = None
         self._choice.admit(slot, admission)
         try:
@@ -179,7 +181,7 @@ class Sampler:
             raise
 
     def prepare_step(self) -> None:
-        """All sequences of the step that comes have been admitted."""
+        """Starts the work of a step, once all of its sequences are admitted."""
         self.grammar_masks.build_first_masks()
 
     def release(self, slot: int) -> None:
@@ -188,12 +190,14 @@ class Sampler:
             state.release(slot)
 
     def sample(self, logits: Tensor, slots: Rows, positions: Positions) -> SampledTokens:
-        """`logits` [num_rows, shard.size] of `slots` [num_rows]; may overwrite them."""
+        """Samples one token for each row of `logits` [num_rows, shard.size] of `slots` [num_rows]; may overwrite the
+        logits."""
         ready = self.process(logits, slots, positions)
         return ready.finish(ready.choose())
 
     def process(self, logits: Tensor, slots: Rows, positions: Positions) -> ProcessedRows:
-        """The rows with every feature applied, before their choice; a slot may have several (see Positions)."""
+        """Applies every feature and returns the rows before their choice; a slot may have several rows (see
+        Positions)."""
         bindings = self._bind(slots)
         if bindings.features or bindings.logprobs or not self.vocabulary.accepts_16_bit:
             logits = logits.float()
@@ -217,18 +221,19 @@ class Sampler:
         return self._choice.device
 
     def bind_choice(self, slots: Rows) -> BoundChoice:
-        """Temperature, filters and seeds of `slots` alone, for logits of all tokens."""
+        """Returns temperature, filters and seeds of `slots` alone, for logits of all tokens."""
         return self._choice.bind(slots, self._all_tokens)
 
     def plain(self, slots: Rows) -> PlainRows | None:
-        """What `slots` [num_rows] ask for, if that is nothing but temperature, seed and a grammar."""
+        """Returns the rows of `slots` [num_rows] if they ask for nothing but temperature, seed and a grammar, else
+        None."""
         bindings = self._bind(slots)
         if bindings.logprobs or not bindings.choice.is_plain:
             return None
         return PlainRows(bindings.choice, bindings.masks) if not bindings.features or bindings.masks_alone else None
 
     def _bind(self, slots: Rows) -> _Bindings:
-        """As for the step before, when the same sequences sample again."""
+        """Returns the bindings of `slots`, reused from the last step if the same sequences sample again."""
         last = self._bindings
         if last is None or not (slots is self._bound_slots or np.array_equal(slots, last.slots)):
             bound = (feature.bind(slots) for feature in self._features)

@@ -1,1 +1,2 @@
-"""Workers without a device: they keep the protocol and the time, and make up the tokens. For tests and planning."""
+"""Workers without a device, for tests and capacity planning: they keep the protocol and the timing, and
+invent tokens."""

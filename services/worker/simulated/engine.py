@@ -1,4 +1,4 @@
-"""Executes plans in real time without computing anything. Runs on the event loop; no torch."""
+"""Simulated execution of plans in real time, on the event loop and without torch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ U64 = npt.NDArray[np.uint64]
 
 
 class SimulatedEngine:
-    """One step after the other, each for as long as `timing` says. A token is a function of (seed, position)."""
+    """Executes steps one after the other for the time that `timing` returns. A token is a function of
+    (seed, position)."""
 
     def __init__(self, limits: WorkerLimits, vocab_size: int, timing: Timing) -> None:
         self._limits = limits
@@ -36,10 +37,10 @@ class SimulatedEngine:
         self._receiver: Attachment | None = None
         self._table = SlotTable(limits)
         self._seeds = np.zeros(limits.max_num_seqs, dtype=np.uint64)
-        self._free_at = 0.0  # when the device is done with what it has, time.monotonic()
+        self._free_at = 0.0  # time.monotonic() at which the simulated device becomes idle
 
     async def start_epoch(self, receiver: Attachment) -> RetainedState:
-        """Begins afresh for `receiver`. There is no KV memory that could hold anything."""
+        """Starts an epoch for `receiver`; a simulation retains no KV."""
         self._receiver = receiver
         self._plans = asyncio.Queue()
         self._table.clear()
@@ -52,20 +53,20 @@ class SimulatedEngine:
         pass
 
     def prepare_grammar(self, receiver: Attachment, order: pb.PrepareGrammar) -> None:
-        """Made-up tokens follow no grammar; who waits for one goes on."""
+        """Reports success at once: invented tokens follow no grammar."""
         receiver.grammar_prepared(pb.GrammarPrepared(grammar_id=order.grammar_id))
 
     def release_grammar(self, grammar_id: bytes) -> None:
         pass
 
     def transfer(self, receiver: Attachment, order: pb.Transfer) -> None:
-        receiver.abort_session("a simulation has no host memory for blocks, and said so")
+        receiver.abort_session("a simulated worker has announced no host memory for blocks")
 
     def disk_transfer(self, receiver: Attachment, order: pb.DiskTransfer) -> None:
-        receiver.abort_session("a simulation has no disk for blocks, and said so")
+        receiver.abort_session("a simulated worker has announced no disk for blocks")
 
     def fetch_blocks(self, receiver: Attachment, order: pb.FetchBlocks) -> None:
-        receiver.abort_session("a simulation has no blocks that others could read, and said so")
+        receiver.abort_session("a simulated worker has announced that it fetches no blocks")
 
     def load_adapter(self, receiver: Attachment, order: pb.LoadAdapter) -> None:
         error = to_proto(Unimplemented("a simulated worker has no weights to adapt"))
@@ -79,11 +80,11 @@ class SimulatedEngine:
         receiver.device_order_done(pb.DeviceOrderDone(order_id=order.order_id, error=error))
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Executes plans until cancelled."""
         while True:
             plans = self._plans
             try:
-                async with asyncio.timeout(0.1):  # rest() may have put another queue in place
+                async with asyncio.timeout(0.1):  # start_epoch() may have replaced the queue
                     receiver, plan = await plans.get()
             except TimeoutError:
                 continue
@@ -106,7 +107,7 @@ class SimulatedEngine:
             receiver.deliver(StepResult(plan.epoch, plan.step_id, tokens, None, None, failures, wait_us=0))
 
     async def _sleep_for_step(self, step: Step, inputs: StepInputs) -> None:
-        """Steps follow each other without a gap, as on a device, whatever the timer's grain."""
+        """Sleeps so that steps follow each other without a gap, as on a device, independent of timer granularity."""
         num_decoding = int(np.count_nonzero(step.counts == 1))
         duration = self._timing.seconds(inputs.num_tokens, num_decoding)
         self._free_at = max(self._free_at, time.monotonic()) + duration
@@ -123,7 +124,7 @@ def _no_vector(slot: int) -> tuple[int, QuireError]:
 
 
 def _mix(words: U64) -> U64:
-    """splitmix64's finalizer."""
+    """Finalizer of splitmix64."""
     words = words + np.uint64(0x9E3779B97F4A7C15)
     words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

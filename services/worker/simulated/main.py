@@ -1,4 +1,4 @@
-"""Composition root of simulated workers: any number of them in one process."""
+"""Composition root of simulated workers, any number of them in one process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ log = logs.logger("worker.simulated")
 
 
 async def serve(settings: WorkerSettings, shutdown: lifecycle.Shutdown) -> None:
-    """Runs `simulated_workers` workers until `shutdown`, then lets their scheduler move the work elsewhere."""
+    """Runs `simulated_workers` workers until `shutdown`; their scheduler then migrates the work to others."""
     logs.configure(settings.name, settings.log_level, settings.log_format)
     server = Server(settings.host, settings.grpc_port, (), tls=settings.tls)
     address = settings.reachable(server.port)
@@ -50,7 +50,7 @@ async def _announce(settings: WorkerSettings, server: Server, workers: list[Simu
 
 
 class SimulatedWorker:
-    """A session and the engine behind it."""
+    """A scheduler session with a simulated engine."""
 
     def __init__(self, settings: WorkerSettings, name: str, address: str, shutdown: lifecycle.Shutdown) -> None:
         config = model_identity.read_config(Path(settings.model))
@@ -63,9 +63,9 @@ class SimulatedWorker:
         )
         self.is_attached = asyncio.Event()
         self._engine = SimulatedEngine(limits, config["vocab_size"], timing)
-        said = hello.base_hello(settings, name, address, limits)
-        said.device = "simulated"
-        self._session = AttachmentLoop(settings, self._engine, said, self, shutdown)
+        message = hello.base_hello(settings, name, address, limits)
+        message.device = "simulated"
+        self._session = AttachmentLoop(settings, self._engine, message, self, shutdown)
 
     async def run(self) -> None:
         await lifecycle.run_until_first(self._session.run(), self._engine.run())

@@ -1,4 +1,4 @@
-"""How long a step of a simulated device takes."""
+"""Duration of a simulated device's steps."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """A step costs a constant, plus its prompt tokens, plus its decoding sequences; seconds."""
+    """A step takes a constant time, plus time per prompt token and per decoding sequence; in seconds."""
 
     step_s: float
     prompt_token_s: float

@@ -1,1 +1,1 @@
-"""A worker gives the memory of its device to others for a while, and takes it again at the same addresses."""
+"""Sleep mode: a worker releases device memory and acquires it again at the same addresses."""

@@ -1,8 +1,7 @@
-"""Memory of a GPU whose address stays while its pages come and go: the driver's virtual memory.
+"""GPU memory with a fixed address whose physical pages can be released and mapped again.
 
-Graphs have addresses in them, so memory that is to be given back must come again where it was. By the driver's own
-functions, for torch has none: an address is reserved once, pages are made, mapped there and released.
-"""
+CUDA graphs contain addresses, so released memory must return at the same address. Torch has no API for this: the module
+calls the driver's virtual memory functions, which reserve an address once and then map and unmap pages there."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ from quire.shared.errors import FailedPrecondition, ResourceExhausted
 DRIVER = "libcuda.so.1"
 OUT_OF_MEMORY = 2
 PINNED, DEVICE, READ_WRITE, MINIMUM = 1, 1, 3, 0  # the driver's enumerations
-PIECE_BYTES = 256 << 20  # pages are made in so much at a time
+PIECE_BYTES = 256 << 20  # mapped at a time
 
 
 class _Location(ctypes.Structure):
@@ -37,7 +36,7 @@ class _Flags(ctypes.Structure):
 
 
 class _Properties(ctypes.Structure):
-    """CUmemAllocationProp."""
+    """CUmemAllocationProp structure."""
 
     _fields_ = (
         ("type", ctypes.c_int),
@@ -49,24 +48,24 @@ class _Properties(ctypes.Structure):
 
 
 class _Access(ctypes.Structure):
-    """CUmemAccessDesc."""
+    """CUmemAccessDesc structure."""
 
     _fields_ = (("location", _Location), ("flags", ctypes.c_int))
 
 
 class DriverError(RuntimeError):
-    """The driver refused."""
+    """A CUDA driver call that failed."""
 
     def __init__(self, name: str, status: int) -> None:
-        super().__init__(f"{name} gave {status}")
+        super().__init__(f"{name} failed with status {status}")
         self.status = status
 
 
 class VirtualMemory:
-    """The driver's functions, for one GPU."""
+    """Virtual memory functions of the driver for one GPU."""
 
     def __init__(self, device: int, library: Any = None) -> None:
-        """`library`: for tests. Raises FailedPrecondition where there is no driver."""
+        """`library`: replaces the driver in tests. Raises FailedPrecondition where there is no driver."""
         try:
             self._library = library or ctypes.CDLL(DRIVER)
         except OSError as error:
@@ -93,7 +92,7 @@ class VirtualMemory:
         return address.value
 
     def map_pages(self, address: int, num_bytes: int) -> int:
-        """Pages at a reserved address; returns their handle. Raises DriverError, and then there are none."""
+        """Maps new pages at a reserved address; returns their handle. Raises DriverError and then maps nothing."""
         handle, where, size = ctypes.c_uint64(), ctypes.c_uint64(address), ctypes.c_size_t(num_bytes)
         self._call("cuMemCreate", ctypes.byref(handle), size, ctypes.byref(self._properties), ctypes.c_uint64(0))
         try:
@@ -117,20 +116,20 @@ class VirtualMemory:
 
 
 class CudaRegion:
-    """Used by one thread, with no work under way on it when its pages change."""
+    """GPU memory region used by one thread; no work may be running on it when its pages change."""
 
     def __init__(self, num_bytes: int, memory: VirtualMemory) -> None:
-        """None of it is taken."""
+        """Reserves the address range; no page is mapped."""
         self._memory = memory
         piece = -(-PIECE_BYTES // memory.granularity) * memory.granularity
         self.num_bytes = max(memory.granularity, -(-num_bytes // memory.granularity) * memory.granularity)
         self._address = memory.reserve(self.num_bytes)
         starts = range(0, self.num_bytes, piece)
         self._pieces = [(self._address + at, min(piece, self.num_bytes - at)) for at in starts]
-        self._handles: list[int] = []  # of the first so many pieces
+        self._handles: list[int] = []  # of the mapped pieces, which are the first ones
 
     def acquire(self, num_bytes: int | None = None) -> None:
-        """As much as has `num_bytes` in it; all of it if that is not said."""
+        """Maps pages up to `num_bytes`, or all of them. Raises ResourceExhausted and then maps nothing."""
         wanted, before = self.num_bytes if num_bytes is None else num_bytes, len(self._handles)
         try:
             for address, size in self._pieces[before:]:
@@ -141,7 +140,7 @@ class CudaRegion:
             self._release_from(before)
             if error.status != OUT_OF_MEMORY:
                 raise
-            text = f"the device has no {self.num_bytes / GIB:.2f} GiB free, which are to be taken again"
+            text = f"the device has less than the {self.num_bytes / GIB:.2f} GiB of free memory needed to wake up"
             raise ResourceExhausted(text, retry_after_ms=1000) from None
 
     def release(self) -> None:
@@ -154,5 +153,6 @@ class CudaRegion:
             self._memory.unmap_pages(*self._pieces[len(self._handles)], handle)
 
     def tensor(self, device: torch.device) -> Tensor:
-        """uint8, of all of it; what is not taken must not be touched. Some is taken: torch looks where it is."""
+        """Returns a uint8 tensor over the whole region; unmapped parts must not be accessed. Some page must be mapped,
+        as torch looks up the device of the address."""
         return device_bytes_view(self._address, self.num_bytes, device)

@@ -1,4 +1,4 @@
-"""Memory whose pages can be given back while its address stays: whatever has noted where something lies goes on."""
+"""Memory regions whose pages can be released while their addresses stay valid."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from torch import Tensor
 from quire.services.worker.kv.kv_memory import GIB, free_host_bytes
 from quire.shared.errors import ResourceExhausted
 
-DONT_NEED = 4  # MADV_DONTNEED: pages of private memory are zeros when they are next used
+DONT_NEED = 4  # MADV_DONTNEED: private pages read as zeros afterwards
 
 
 class SleepRegion(Protocol):
-    """Its content is lost when it is given back."""
+    """A memory region that loses its content when released."""
 
     @property
     def num_bytes(self) -> int: ...
 
     def release(self) -> None:
-        """To whoever wants it. Nobody may read or write it until it is taken again."""
+        """Releases the memory to other users; it must not be accessed until it is acquired again."""
 
     def acquire(self) -> None:
-        """Zeros. Raises ResourceExhausted if others have it; then it is not taken."""
+        """Acquires the memory, zeroed. Raises ResourceExhausted and then acquires nothing."""
 
 
 class CpuRegion:
-    """What tensors on the CPU lie in, to whole pages."""
+    """The whole pages of CPU tensors."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
@@ -48,10 +48,10 @@ class CpuRegion:
                 raise OSError(ctypes.get_errno(), "madvise")
 
     def acquire(self) -> None:
-        """The system hands pages out when they are first used: here it is seen that there are enough."""
+        """Checks that the host has enough free memory: the kernel allocates the pages on first use."""
         free = free_host_bytes()
         if free < self.num_bytes:
-            text = f"{self.num_bytes / GIB:.2f} GiB are to be taken again, and this host has {free / GIB:.2f} GiB free"
+            text = f"waking up needs {self.num_bytes / GIB:.2f} GiB, and this host has {free / GIB:.2f} GiB free"
             raise ResourceExhausted(text, retry_after_ms=1000)
 
 

@@ -1,4 +1,4 @@
-"""What of a worker's memory can be given back, prepared as it is taken."""
+"""Preparation of a worker's memory for sleep mode."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from quire.shared.errors import FailedPrecondition, InvalidArgument
 
 
 class SleepMemory:
-    """Of one rank. On the CPU any memory will do; on a GPU it is taken so that addresses outlive it."""
+    """Memory of one rank that can be released. On the CPU any memory qualifies; on a GPU it needs a fixed address."""
 
     def __init__(self, device: torch.device, weights: Weights, *, enabled: bool) -> None:
-        """`weights` have just been loaded, and nobody has noted where they lie. Raises InvalidArgument if they cannot
-        be moved."""
+        """Relocates the weights, which must have just been loaded and not be referenced by address. Raises
+        InvalidArgument if they cannot be relocated."""
         self._device = device
         is_cuda = device.type == "cuda"
         self._virtual = VirtualMemory(device.index or 0) if enabled and is_cuda else None
@@ -42,7 +42,7 @@ class SleepMemory:
         return region
 
     def zeros(self, num_bytes: int) -> Tensor | None:
-        """uint8, for the KV of all blocks; None: any memory will do."""
+        """Returns zeroed uint8 memory for the KV of all blocks, or None where any memory qualifies."""
         if self._virtual is None:
             return None
         self._kv = CudaRegion(num_bytes, self._virtual)
@@ -58,13 +58,13 @@ class SleepMemory:
         return SleepableMemory(CpuRegion(parts), HostWeights(weights.tensors, weights.check_updatable))
 
     def release_cached(self) -> None:
-        """Of what torch keeps for later."""
+        """Releases memory that torch caches."""
         if self._device.type == "cuda":
             _release_cached()
 
 
 class _ZeroedRegion:
-    """Pages of a GPU come with what others have left in them."""
+    """Region that is zeroed when acquired: new GPU pages contain old data."""
 
     def __init__(self, region: CudaRegion, device: torch.device) -> None:
         self._region, self._device = region, device

@@ -1,8 +1,7 @@
-"""What of a worker sleeps: its KV, its weights. Levels are vLLM's: at 1 weights move to host memory, at 2 they go.
+"""Sleep mode for KV and weights, with vLLM's levels: level 1 moves the weights to host memory, level 2 discards them.
 
-On the CPU the weights are in host memory already and stay at level 1. What sleeps keeps its addresses, so that graphs,
-tapes and whoever shares tensors go on when it wakes.
-"""
+On the CPU level 1 leaves the weights where they are. Addresses stay valid, so that CUDA graphs, tapes and shared
+tensors work again after waking up."""
 
 from __future__ import annotations
 
@@ -21,33 +20,35 @@ from quire.shared.logs import logger
 log = logger("worker.sleep")
 
 WEIGHTS, KV_CACHE = "weights", "kv_cache"
-TAGS = (WEIGHTS, KV_CACHE)  # in the order in which they wake
+TAGS = (WEIGHTS, KV_CACHE)  # in the order of waking up
 LEVELS = (1, 2)
 
 
 class WeightMemory(Protocol):
-    """Where the weights lie."""
+    """Memory of the weights, which can be offloaded or discarded."""
 
     def offload(self) -> None:
-        """Level 1."""
+        """Level 1: releases device memory and keeps the weights in host memory."""
 
     def discard(self) -> None:
-        """Level 2. Raises FailedPrecondition where they could not be read again."""
+        """Level 2: releases the memory and loses the weights. Raises FailedPrecondition if they cannot be
+        read again."""
 
     def restore(self, read: Callable[[], None]) -> None:
-        """As they were; `read` reads them again, where they are lost. Raises QuireError; then they still sleep."""
+        """Restores the weights; `read` reads them again if they were lost. Raises QuireError, and then they stay
+        asleep."""
 
 
 class HostWeights:
-    """On the CPU."""
+    """Weights in CPU memory."""
 
     def __init__(self, tensors: Callable[[], list[Tensor]], check: Callable[[], None]) -> None:
-        """`check` raises FailedPrecondition where weights cannot be read again."""
+        """`check` raises FailedPrecondition if the weights cannot be read again."""
         self._tensors, self._check = tensors, check
         self._lost: CpuRegion | None = None
 
     def offload(self) -> None:
-        """They are where they are to be."""
+        """No-op: the weights are in host memory already."""
 
     def discard(self) -> None:
         self._check()
@@ -63,7 +64,7 @@ class HostWeights:
 
 
 class CudaWeights:
-    """In a region of their own."""
+    """Weights in a CudaRegion."""
 
     def __init__(self, region: CudaRegion, device: torch.device) -> None:
         self._region, self._device = region, device
@@ -74,7 +75,7 @@ class CudaWeights:
         content = self._region.tensor(self._device)
         try:
             host = torch.empty(content.numel(), dtype=torch.uint8, pin_memory=True)
-        except RuntimeError:  # so much cannot be pinned
+        except RuntimeError:  # too large to be pinned
             host = torch.empty(content.numel(), dtype=torch.uint8)
         self._on_host = host.copy_(content)
         self.discard()
@@ -101,20 +102,20 @@ class CudaWeights:
 
 @dataclass(frozen=True, slots=True)
 class SleepableMemory:
-    """What a worker can give back."""
+    """Memory that a worker can release."""
 
     kv: SleepRegion
     weights: WeightMemory
 
 
 class Sleeper:
-    """Told while no step is under way."""
+    """Puts memory to sleep and wakes it up. Called while no step is in flight."""
 
     def __init__(
         self, memory: SleepableMemory | None, read: Callable[[], None], release_cached: Callable[[], None]
     ) -> None:
-        """`memory`: None where memory is not such that it could be given back; `read`: reads the weights again;
-        `release_cached`: of memory that nobody uses."""
+        """`memory`: None if memory cannot be released; `read`: reads the weights again; `release_cached`: releases
+        cached, unused memory."""
         self._memory, self._read, self._release_cached = memory, read, release_cached
         self._asleep: set[str] = set()
         self._kv_released = False
@@ -122,7 +123,7 @@ class Sleeper:
 
     @property
     def is_awake(self) -> bool:
-        """Steps can be run."""
+        """Whether steps can run: nothing sleeps or is released."""
         return not self._asleep and not self._kv_released
 
     @property
@@ -130,11 +131,11 @@ class Sleeper:
         return tuple(tag for tag in TAGS if tag in self._asleep)
 
     def sleep(self, level: int) -> None:
-        """Raises QuireError, and then nothing sleeps that did not before."""
+        """Puts weights and KV to sleep. Raises QuireError, and then nothing else sleeps."""
         if level not in LEVELS:
             raise InvalidArgument(f"level: 1 or 2, not {level}", field="level")
         if self._memory is None:
-            text = "enable_sleep_mode: this worker was started without it, so its memory cannot be given back"
+            text = "enable_sleep_mode: this worker was started without it, so its memory cannot be released"
             raise FailedPrecondition(text, field="enable_sleep_mode")
         if WEIGHTS in self._asleep and level != self.level:
             raise FailedPrecondition(
@@ -151,11 +152,11 @@ class Sleeper:
         log.info("asleep", level=level)
 
     def wake_up(self, tags: Iterable[str]) -> None:
-        """No tags: all. What is awake stays so. Raises QuireError; what has woken up before then is awake."""
+        """Wakes up memory by tag; no tags mean all. Raises QuireError; tags woken before the error stay awake."""
         wanted = {*tags} or {*TAGS}
         unknown = sorted(wanted - {*TAGS})
         if unknown:
-            raise InvalidArgument(f"tags: {', '.join(TAGS)}, not {unknown[0]!r:.40}", field="tags")
+            raise InvalidArgument(f"tags: must be {' or '.join(TAGS)}, not {unknown[0]!r:.40}", field="tags")
         if self._memory is None:
             return
         for tag in TAGS:
@@ -170,12 +171,12 @@ class Sleeper:
         log.info("awake", tags=sorted(wanted))
 
     def check_weights(self) -> None:
-        """Raises FailedPrecondition while they sleep."""
+        """Raises FailedPrecondition while the weights sleep."""
         if WEIGHTS in self._asleep:
             raise FailedPrecondition('the weights are asleep: wake them up first (tags ["weights"])')
 
     def release_kv_for_staging(self) -> None:
-        """Its memory is free for a while for weights that are staged, if that can be."""
+        """Releases the KV memory temporarily for staged weights, if possible."""
         if self._memory is not None and KV_CACHE not in self._asleep and not self._kv_released:
             self._memory.kv.release()
             self._kv_released = True

@@ -1,4 +1,4 @@
-"""Tensors move into memory of another kind and stay the same objects: whoever holds one holds it there."""
+"""Relocation of tensors into other memory while all references to them stay valid."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-ALIGNMENT = 512  # bytes: what allocators of GPUs promise
-RELEASE_EVERY_BYTES = 1 << 30  # bytes of storages that torch is told to let go at a time
+ALIGNMENT = 512  # bytes, as GPU allocators guarantee
+RELEASE_EVERY_BYTES = 1 << 30  # bytes moved between two releases of cached memory
 
 
 def total_bytes(tensors: Sequence[Tensor]) -> int:
-    """Bytes that they take together."""
+    """Returns the bytes of the tensors' distinct storages."""
     sizes = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
     return sum(_aligned(size) for size in sizes.values())
 
@@ -19,8 +19,9 @@ def total_bytes(tensors: Sequence[Tensor]) -> int:
 def relocate(
     tensors: Sequence[Tensor], target: Tensor, acquire: Callable[[int], None], release_cached: Callable[[], None]
 ) -> None:
-    """Into `target`, uint8, one storage behind the other: those that share one still do. `acquire`: is called with the
-    bytes that are to be there; `release_cached`: after some have moved, so that little more than one copy exists."""
+    """Moves storages into `target` (uint8), one after the other; tensors that share a storage still do. `acquire`:
+    called with the bytes that must be mapped; `release_cached`: called after some have moved, so that at most little
+    more than one copy exists."""
     by_storage: dict[int, list[Tensor]] = {}
     for tensor in {id(tensor): tensor for tensor in tensors}.values():
         by_storage.setdefault(tensor.untyped_storage().data_ptr(), []).append(tensor)
@@ -42,7 +43,7 @@ def relocate(
 
 
 def _bytes_of(tensor: Tensor) -> Tensor:
-    """Of its whole storage."""
+    """Returns the tensor's whole storage as bytes."""
     storage = tensor.untyped_storage()
     return tensor.new_empty(0).view(-1).byte().set_(storage, 0, (storage.nbytes(),), (1,))
 

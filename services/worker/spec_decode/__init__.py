@@ -1,1 +1,1 @@
-"""Speculative decoding: see README.md."""
+"""Speculative decoding (docs/features/speculative-decoding.md)."""

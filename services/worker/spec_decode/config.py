@@ -1,4 +1,4 @@
-"""--speculative-config: which proposer, and how it is set."""
+"""--speculative-config: the drafting method and its parameters."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from quire.shared.models.model_identity import read_config
 
 GROUP = "quire.drafters"
 
-# Method -> class that is made of (SpeculativeConfig, drafter.Target); imported when needed.
+# Method -> drafter class, constructed from (SpeculativeConfig, DraftTarget); imported when needed.
 METHODS = {
     "ngram": "quire.services.worker.spec_decode.methods.ngram:Ngram",
     "suffix": "quire.services.worker.spec_decode.methods.suffix:Suffix",
@@ -36,43 +36,43 @@ SETTING = "speculative_config"
 
 
 class SpeculativeConfig(BaseModel):
-    """Names are the field's."""
+    """Fields of --speculative-config, named as in vLLM."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    method: str = Field(description="who drafts; told from the folder where it is left out")
-    num_speculative_tokens: int = Field(ge=1, le=MAX_DRAFT_TOKENS, description="most drafts per sequence and step")
+    method: str = Field(description="drafting method; detected from the folder's config.json if unset")
+    num_speculative_tokens: int = Field(ge=1, le=MAX_DRAFT_TOKENS, description="maximum drafts per sequence and step")
     adaptive_length: bool = Field(
-        True, description="fewer drafts where they do not pay, by load and by sequence; otherwise always as many"
+        True, description="shorten drafts that do not pay off, by load and by sequence; otherwise always the maximum"
     )
     model: str = Field("", description="folder of the draft model or of the heads")
-    prompt_lookup_min: int = Field(0, ge=0, description="ngram: fewest tokens that must match; 0: prompt_lookup_max")
-    prompt_lookup_max: int = Field(5, ge=1, description="ngram: most tokens that are compared")
+    prompt_lookup_min: int = Field(0, ge=0, description="ngram: minimum matching tokens; 0: prompt_lookup_max")
+    prompt_lookup_max: int = Field(5, ge=1, description="ngram: maximum tokens that are compared")
     draft_sample_method: Literal["probabilistic", "greedy"] = Field(
         "probabilistic",
-        description="models and heads: drafts drawn as the model draws, or the likeliest token",
+        description="models and heads: sample drafts like the model, or take the likeliest token",
     )
     rejection_sample_method: Literal["coupled", "standard"] = Field(
         "coupled", description="coupled: the same text as without drafts; standard: the same distribution"
     )
     speculative_token_tree: str = Field(
         "",
-        description="eagle, eagle3, medusa: paths of ranks, e.g. [(0,), (1,), (0, 0)]; the likeliest are drafts",
+        description="eagle, eagle3, medusa: paths of ranks, e.g. [(0,), (1,), (0, 0)]; the likeliest become drafts",
     )
-    suffix_decoding_max_tree_depth: int = Field(24, ge=1, description="suffix: most tokens that are compared")
+    suffix_decoding_max_tree_depth: int = Field(24, ge=1, description="suffix: maximum tokens that are compared")
     suffix_decoding_max_cached_requests: int = Field(
-        10_000, ge=0, description="suffix: past outputs remembered; 0: none, only the sequence itself"
+        10_000, ge=0, description="suffix: finished outputs to search; 0: only the sequence itself"
     )
     suffix_decoding_max_spec_factor: float = Field(1.0, gt=0, description="suffix: drafts per matching token")
     suffix_decoding_min_token_prob: float = Field(
-        0.1, ge=0, le=1, description="suffix: least estimated probability of a draft"
+        0.1, ge=0, le=1, description="suffix: minimum estimated probability of a draft"
     )
 
     @model_validator(mode="after")
     def _check_consistency(self) -> SpeculativeConfig:
         known = plugins.known(GROUP, METHODS)
         if self.method not in known:
-            raise ValueError(f"method: {self.method!r}; there are {', '.join(known)}")
+            raise ValueError(f"method: {self.method!r} does not exist; available: {', '.join(known)}")
         if self.method in WITH_WEIGHTS and not self.model:
             raise ValueError(f"model: the method {self.method} needs a folder")
         if self.method == "mtp" and self.model:
@@ -100,8 +100,8 @@ class SpeculativeConfig(BaseModel):
             )
         if self.method != "medusa" and tree.num_inner > self.num_speculative_tokens:
             raise ValueError(
-                f"speculative_token_tree: others stand behind {tree.num_inner} paths; {self.method} drafts behind "
-                f"num_speculative_tokens at most, {self.num_speculative_tokens}"
+                f"speculative_token_tree: {tree.num_inner} paths have children; {self.method} drafts children of "
+                f"at most num_speculative_tokens paths, {self.num_speculative_tokens}"
             )
         if self.rejection_sample_method == "standard":
             raise ValueError(
@@ -110,7 +110,7 @@ class SpeculativeConfig(BaseModel):
 
     @cached_property
     def tree(self) -> TokenTree | None:
-        """None: drafts are a chain."""
+        """Token tree of the drafts; None if drafts are chains."""
         return TokenTree.parse(self.speculative_token_tree) if self.speculative_token_tree else None
 
     @property
@@ -119,7 +119,8 @@ class SpeculativeConfig(BaseModel):
 
 
 def parse_for(model: DecoderConfig, text: str) -> SpeculativeConfig | None:
-    """parse(); also raises InvalidArgument where the model that is served lacks what the method drafts with."""
+    """Parses the setting; raises InvalidArgument also if the served `model` lacks the layers that the method drafts
+    with."""
     config = parse(text)
     if config is not None and config.method == "mtp" and not model.num_next_layers:
         text = f"{SETTING}.method: mtp: config.json says num_nextn_predict_layers is 0: there is no layer to draft with"
@@ -128,12 +129,13 @@ def parse_for(model: DecoderConfig, text: str) -> SpeculativeConfig | None:
 
 
 def tree_of(drafting: SpeculativeConfig | None) -> TokenTree | None:
-    """None: drafts are chains, or nobody drafts."""
+    """Returns the token tree of a configuration; None if drafts are chains or there are none."""
     return None if drafting is None else drafting.tree
 
 
 def detect_method(values: dict[str, Any]) -> str:
-    """Who drafts with the checkpoint whose config.json this is. Raises InvalidArgument where it does not say."""
+    """Detects the drafting method from a checkpoint's config.json `values`. Raises InvalidArgument if they are
+    ambiguous."""
     names = values.get("architectures")
     named = " ".join(map(str, names if isinstance(names, list) else [])).lower()
     if "medusa_num_heads" in values or "medusa" in named or values.get("model_type") == "medusa":
@@ -149,7 +151,7 @@ def detect_method(values: dict[str, Any]) -> str:
 
 
 def parse(text: str) -> SpeculativeConfig | None:
-    """From the setting; None if it is empty. Raises InvalidArgument."""
+    """Parses the setting; returns None if it is empty. Raises InvalidArgument."""
     if not text.strip():
         return None
     try:

@@ -1,4 +1,5 @@
-"""What a method brings along before memory is measured, and what it is started with after."""
+"""Interface of a drafting method: what it allocates before memory is measured, and what it is started with
+afterwards."""
 
 from __future__ import annotations
 
@@ -19,11 +20,11 @@ from quire.services.worker.spec_decode.slot_table import DraftingSlotTable
 
 @dataclass(frozen=True, slots=True)
 class DraftTarget:
-    """Whom drafts are for."""
+    """The model that is drafted for."""
 
     model: CausalLM
     place: LayerPlacement
-    limits: WorkerLimits  # as wished: memory is not measured yet
+    limits: WorkerLimits  # requested: memory is not measured yet
     attention_backend: str  # the setting
     loader: Loader
     folder: Path  # of its checkpoint
@@ -31,7 +32,7 @@ class DraftTarget:
 
 @dataclass(frozen=True, slots=True)
 class DrafterWorker:
-    """What drafting shares with the rest of the worker."""
+    """Parts of the worker that drafting shares."""
 
     config: SpeculativeConfig
     history: TokenHistory
@@ -41,10 +42,10 @@ class DrafterWorker:
 
 
 class Drafter(Protocol):
-    """Weights, where there are some."""
+    """Weights of a drafting method, if it has some."""
 
-    block_bytes: int  # of KV, for each block of the model's
-    needs_features: bool  # of every token of a step with drafts: what the model's output head gets
-    needs_prompts: bool  # seen from their beginning, also by steps without drafts
+    block_bytes: int  # KV bytes per block of the model
+    needs_features: bool  # reads the output head's inputs for every token of steps with drafts
+    needs_prompts: bool  # reads prompts from their beginning, also in steps without drafts
 
     def start(self, worker: DrafterWorker) -> Proposer: ...

@@ -1,4 +1,4 @@
-"""The known tokens of every slot, on the host."""
+"""Known tokens of every slot, on the host."""
 
 from __future__ import annotations
 
@@ -14,54 +14,54 @@ NOT_IN_STEP = -2  # the slot took no part in the step; -1 is a token that could 
 
 
 class TokenHistory:
-    """A row for each slot. Memory of rows that are not in use costs nothing until it is written.
+    """Tokens by slot. Rows that are not in use cost no memory until they are written.
 
-    While no step has drafts the history is not read: steps with a token for each slot are kept as they come, and
-    written down together (a step of 256 rows costs 3 µs so, and 18 by itself), in memory of their own: that of the
-    step's arrays is better used again at once. By then some slots may have passed to other sequences, so that a step
-    also says how many sequences had begun when it was launched.
+    While no step has drafts the history is not read: steps with a token per slot are buffered and written together (3
+    µs per step of 256 rows instead of 18), in separate memory, so that the step's arrays can be reused at once. Slots
+    may have changed their sequence by then, so that a buffered step also records how many sequences had started at its
+    launch.
     """
 
     def __init__(self, limits: WorkerLimits) -> None:
         num_slots = limits.max_num_seqs
         self._tokens = np.zeros((num_slots, limits.max_model_len + 1), dtype=np.int32)
         self._lengths = np.zeros(num_slots, dtype=np.int32)
-        self.num_begun = 0  # sequences
-        self._sequence_numbers = np.zeros(num_slots, dtype=np.int64)  # the slot's last one: the how many-th of all
-        self._pending: list[tuple[Rows, int]] = []  # steps: slots, how many sequences had begun
-        self._kept = np.zeros((MAX_PENDING_STEPS, num_slots), dtype=np.int32)  # a row of tokens for each of these
+        self.num_begun = 0  # sequences started so far
+        self._sequence_numbers = np.zeros(num_slots, dtype=np.int64)  # ordinal of each slot's current sequence
+        self._pending: list[tuple[Rows, int]] = []  # buffered steps: slots, num_begun at launch
+        self._kept = np.zeros((MAX_PENDING_STEPS, num_slots), dtype=np.int32)  # tokens of each buffered step
 
     @property
     def tokens(self) -> I32:
-        """[max_num_seqs, width]"""
+        """Tokens by slot, [max_num_seqs, max_model_len + 1]."""
         self._write_pending()
         return self._tokens
 
     @property
     def lengths(self) -> I32:
-        """[max_num_seqs]"""
+        """Number of known tokens by slot, [max_num_seqs]."""
         self._write_pending()
         return self._lengths
 
     def tokens_of(self, slot: int) -> I32:
-        """A view."""
+        """Returns the known tokens of `slot`, as a view."""
         row: I32 = self.tokens[slot, : self._lengths[slot]]
         return row
 
     def is_unchanged_since(self, slots: Rows, num_begun: int) -> npt.NDArray[np.bool_]:
-        """Whether each slot has the sequence that it had when so many had begun."""
-        has: npt.NDArray[np.bool_] = self._sequence_numbers[slots] <= num_begun
-        return has
+        """Tells whether each slot holds the sequence that it held when `num_begun` sequences had started."""
+        unchanged: npt.NDArray[np.bool_] = self._sequence_numbers[slots] <= num_begun
+        return unchanged
 
     def start_sequence(self, slot: int, token_ids: I32) -> None:
-        """Another sequence has the slot."""
+        """Replaces the tokens of `slot` by those of a new sequence."""
         self.num_begun += 1
         self._sequence_numbers[slot] = self.num_begun
         self._tokens[slot, : len(token_ids)] = token_ids
         self._lengths[slot] = len(token_ids)
 
     def append_each(self, slots: Rows, token_ids: I32, num_begun: int) -> None:
-        """A token more for each of `slots` that has the sequence that it had when so many had begun."""
+        """Appends a token to each of `slots` whose sequence has not changed since `num_begun` sequences had started."""
         pending = self._pending
         self._kept[len(pending), : len(slots)] = token_ids
         pending.append((slots, num_begun))
@@ -69,8 +69,8 @@ class TokenHistory:
             self._write_pending()
 
     def extend(self, slots: Rows, counts: I32, token_ids: I32) -> None:
-        """So many tokens more for each of `slots`, slot after slot; no token (-1) counts as 0. What is too long is cut
-        off."""
+        """Appends `counts` tokens to each of `slots`, slot after slot; stores missing tokens (-1) as 0 and cuts off
+        overlong rows."""
         self._write_pending()
         self._append(slots, counts, token_ids)
 
@@ -86,16 +86,16 @@ class TokenHistory:
         for step, tokens, (slots, _) in zip(steps, kept, pending, strict=True):
             step[slots] = tokens[: len(slots)]
         steps[np.array([[num_begun] for _, num_begun in pending]) < self._sequence_numbers] = NOT_IN_STEP
-        there = steps != NOT_IN_STEP
-        always = there.all(axis=0)
+        present = steps != NOT_IN_STEP
+        always = present.all(axis=0)
         slots = np.flatnonzero(always)
         self._append_to_all(slots, steps[:, slots])
-        others = np.flatnonzero(there.any(axis=0) & ~always)
-        which = there[:, others]
+        others = np.flatnonzero(present.any(axis=0) & ~always)
+        which = present[:, others]
         self._append(others, which.sum(axis=0, dtype=np.int32), steps[:, others].T[which.T])
 
     def _append_to_all(self, slots: Rows, steps: I32) -> None:
-        """`steps`: [num_steps, num_slots] a token of each in each."""
+        """Appends `steps` [num_steps, num_slots], a token per step and slot."""
         lengths, count = self._lengths[slots], len(steps)
         if int(lengths.max(initial=0)) + count > self._tokens.shape[1]:
             self._append(slots, np.full(len(slots), count, dtype=np.int32), steps.T.ravel())

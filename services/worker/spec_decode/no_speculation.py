@@ -1,4 +1,4 @@
-"""The speculation of a worker that drafts nothing."""
+"""Speculation of a worker that drafts nothing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from quire.shared.columns import I32
 
 
 class NoSpeculation:
-    """Steps are what plans say, without drafts."""
+    """Runs steps as their plans say, without drafts."""
 
     num_speculative_tokens = num_begun = 0
     fixed_draft_length = constrained_only = False
@@ -30,16 +30,16 @@ class NoSpeculation:
         return self.table.advance(order), None
 
     def start_sequence(self, slot: int, token_ids: I32) -> None:
-        """No history is kept."""
+        """Does nothing: no history is kept."""
 
     def end_sequence(self, slot: int) -> None:
-        """No history is kept."""
+        """Does nothing: no history is kept."""
 
     def copy_blocks(self, copies: BlockCopies) -> None:
-        """No drafts keep KV."""
+        """Does nothing: there is no KV of drafts."""
 
     def record(self, inputs: StepInputs, output: RunnerOutput, num_begun: int) -> None:
-        """No drafts are learned from."""
+        """Does nothing: no history is kept."""
 
     def clear_history(self) -> None:
-        """No history is kept."""
+        """Does nothing: no history is kept."""

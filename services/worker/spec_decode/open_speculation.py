@@ -1,4 +1,4 @@
-"""From settings to drafts: what is asked for, who drafts, and what goes with it. Refuses by name what cannot be."""
+"""Builds a worker's speculation from its settings; rejects combinations that cannot work, naming the setting."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from quire.services.worker.structured.backends import backend_selection
 from quire.shared.errors import InvalidArgument
 from quire.shared.settings import WorkerSettings
 
-FEW_ROWS = 64  # a step's; where more run, what it costs to see prompts would count
+FEW_ROWS = 64  # rows of a step; with more, the drafter's cost of processing prompts is noticeable
 
 
 def read_speculative_config(settings: WorkerSettings, config: DecoderConfig) -> SpeculativeConfig | None:
-    """Raises InvalidArgument, also for a grammar library that is not there, or that forces no tokens where drafts are
-    those."""
+    """Parses and checks the setting. Raises InvalidArgument, also for a grammar library that is not installed, or that
+    finds no forced tokens although the method drafts those."""
     drafting = speculative_config.parse_for(config, settings.speculative_config)
     names = backend_selection.library_names(settings.structured_output_backend)
     if drafting is not None and drafting.method == "grammar" and backend_selection.FORCE_TOKENS.isdisjoint(names):
@@ -43,7 +43,8 @@ def read_speculative_config(settings: WorkerSettings, config: DecoderConfig) -> 
 
 
 def _check_trees(tree: TokenTree, settings: WorkerSettings, config: DecoderConfig) -> None:
-    """Which backends have attention over trees is theirs to say (attention/backends.py)."""
+    """Raises InvalidArgument if token trees cannot work with these settings; attention/backends.py checks the
+    backend."""
     most = max(max(path) for path in tree.paths)
     if settings.num_ranks > 1:
         raise _tree_error(f"num_ranks is {settings.num_ranks}, and drafts of several ranks are chains")
@@ -63,6 +64,8 @@ def _tree_error(reason: str) -> InvalidArgument:
 
 
 def create_drafter(drafting: SpeculativeConfig | None, target: DraftTarget, wanted: WorkerLimits) -> Drafter | None:
+    """Creates the drafter of the configured method, None if there is none. Raises InvalidArgument if it does not fit
+    the KV layout."""
     drafter = open_drafter(drafting, target) if drafting else None
     if drafter is not None and drafter.block_bytes and wanted.layout.windows:
         raise InvalidArgument(
@@ -78,6 +81,7 @@ def create_drafter(drafting: SpeculativeConfig | None, target: DraftTarget, want
 def start_speculation(
     config: SpeculativeConfig, drafter: Drafter, runner: ModelRunner, table: DraftingSlotTable, fitting: WorkerLimits
 ) -> Speculation:
+    """Connects a drafter with the runner and the slot table."""
     history = TokenHistory(fitting)
     other = drafter.start(DrafterWorker(config, history, table, runner.sampler, fitting))
     proposer = JumpForward(runner.sampler.grammar_masks, other)
@@ -97,7 +101,8 @@ def start_speculation(
 
 
 def _wants_features(drafter: Drafter, table: DraftingSlotTable, inputs: StepInputs) -> bool:
-    """Where few sequences run, a drafter sees prompts although no step has drafts: else it could not begin to."""
+    """Tells whether a step computes features for the drafter; with few rows also prompts of steps without drafts, which
+    the drafter needs in order to start."""
     if table.num_draft_tokens > 0:
         return drafter.needs_features
     return drafter.needs_prompts and inputs.num_rows <= FEW_ROWS and inputs.num_tokens > inputs.num_rows

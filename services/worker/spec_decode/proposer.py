@@ -1,4 +1,4 @@
-"""What speculation asks of a proposer of drafts."""
+"""Interface between speculation and a proposer of drafts."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from quire.shared.columns import I32
 
 T = TypeVar("T")
 
-# Work is counted in tokens read, of which compiled code and NumPy read about 1 in a ns. It is no time: equal requests
-# then take equal steps, however busy the machine is.
-MAX_WORK = 3 * 2**20  # of searching for drafts in a step, some 3 ms
-SEARCH_WORK = 2**16  # of one search, besides what it reads: the 60 µs that suffixes take in Python
+# Work is counted in tokens read, about 1 per ns in compiled code and NumPy. It is not measured in time, so that equal
+# requests take equal steps, however busy the machine is.
+MAX_WORK = 3 * 2**20  # per step for searching drafts, some 3 ms
+SEARCH_WORK = 2**16  # fixed cost of one search: the 60 µs that suffix decoding needs in Python
 
 
 @dataclass(frozen=True, slots=True)
 class DraftRequest:
-    """Whose next tokens are to be guessed."""
+    """Slots that need drafts."""
 
     slots: Rows  # ascending
-    counts: I32  # [num_slots] at most so many of each, at least 1
+    counts: I32  # [num_slots] maximum drafts of each, at least 1
     history: TokenHistory
 
 
@@ -35,71 +35,71 @@ Wanted = DraftRequest  # deprecated name, for drafters of other packages
 
 
 class Proposer(Protocol):
-    """Guesses next tokens. A wrong guess costs time and nothing else, so nothing here needs to be exact."""
+    """Guesses next tokens. A wrong guess costs time only, so that no implementation needs to be exact."""
 
-    def propose(self, wanted: DraftRequest) -> Drafts | None:
-        """Drafts for some of the slots; None if no slot has a draft."""
+    def propose(self, request: DraftRequest) -> Drafts | None:
+        """Returns drafts for some of the slots; None if no slot has a draft."""
 
     def add_blocks(self, new: NewBlocks) -> None:
-        """Slots get these blocks, before anything is proposed for them."""
+        """Registers newly assigned blocks, before drafts are proposed for their slots."""
 
     def copy_blocks(self, copies: BlockCopies) -> None:
-        """What slots will get, before any of them begins."""
+        """Copies the drafter's KV of copied blocks, before the sequences that use the copies start."""
 
     def start_sequence(self, slot: int) -> None:
-        """A new sequence has the slot; its tokens are in the history, its cached blocks in the table."""
+        """Starts a new sequence in `slot`; its tokens are in the history, its cached blocks in the table."""
 
     def end_sequence(self, slot: int) -> None:
-        """The slot is released; its tokens are still in the history."""
+        """Ends the sequence of `slot`; its tokens are still in the history."""
 
     def record_step(self, inputs: StepInputs, output: RunnerOutput) -> None:
-        """A step has run, and the history is past it."""
+        """Processes a finished step, whose tokens are in the history."""
 
     def clear_history(self) -> None:
-        """What sequences left that have ended: it is not to come up again."""
+        """Drops everything kept of finished sequences."""
 
 
 class HostProposer:
-    """Of those that look at nothing but tokens. The device waits meanwhile, so that a search may not take long."""
+    """Base of proposers that search tokens on the host. The device waits for them, so that their work is bounded."""
 
-    max_work = MAX_WORK  # of a step
-    search_work = SEARCH_WORK  # of a search, besides what it reads
-    _turn = 0  # whose search comes first: who got none has a turn later
+    max_work = MAX_WORK  # per step
+    search_work = SEARCH_WORK  # fixed cost of one search
+    _turn = 0  # index of the search that comes first, so that all get their turn
 
-    def search(self, wanted: DraftRequest, find: Callable[[I32, int], I32]) -> Drafts | None:
-        """What `find` makes of the tokens of each, and how many are wanted of it, as far as `max_work` goes."""
-        each = [
-            (slot, wanted.history.tokens_of(slot), most)
-            for slot, most in zip(wanted.slots.tolist(), wanted.counts.tolist(), strict=True)
+    def search(self, request: DraftRequest, find: Callable[[I32, int], I32]) -> Drafts | None:
+        """Calls `find(tokens, max_drafts)` for the requested slots, within `max_work`, and returns the drafts found."""
+        searches = [
+            (slot, request.history.tokens_of(slot), most)
+            for slot, most in zip(request.slots.tolist(), request.counts.tolist(), strict=True)
         ]
-        work = [self.search_work + len(tokens) for _, tokens, _ in each]
-        return Drafts.of({slot: find(tokens, most) for slot, tokens, most in self.affordable(each, work)})
+        work = [self.search_work + len(tokens) for _, tokens, _ in searches]
+        return Drafts.of({slot: find(tokens, most) for slot, tokens, most in self.affordable(searches, work)})
 
     def affordable(self, searches: Sequence[T], work: Sequence[int]) -> Iterator[T]:
-        """As many of them as `max_work` covers, at least one; the others come first the next time."""
-        left = self.max_work
+        """Yields as many searches as `max_work` covers, at least one; the others come first in the next step."""
+        budget = self.max_work
         for _ in searches:
-            at = self._turn % len(searches)
-            if left < self.max_work and work[at] > left:
+            index = self._turn % len(searches)
+            if budget < self.max_work and work[index] > budget:
                 break
-            self._turn = at + 1
-            left -= work[at]
-            yield searches[at]
+            self._turn = index + 1
+            budget -= work[index]
+            yield searches[index]
 
     def add_blocks(self, new: NewBlocks) -> None:
-        """Nothing is kept by block."""
+        """Does nothing: no state is kept by block."""
 
     def copy_blocks(self, copies: BlockCopies) -> None:
-        """Nothing is kept by block."""
+        """Does nothing: no state is kept by block."""
 
     def start_sequence(self, slot: int) -> None:
-        """Nothing is kept by slot."""
+        """Does nothing: no state is kept by slot."""
 
     def end_sequence(self, slot: int) -> None:
-        """Nothing is kept by slot."""
+        """Does nothing: no state is kept by slot."""
 
     def record_step(self, inputs: StepInputs, output: RunnerOutput) -> None:
-        """Nothing is learned from steps."""
+        """Does nothing: tokens are read from the history."""
 
     def clear_history(self) -> None:
-        """Nothing outlives a sequence."""
+        """Does nothing: no state outlives its sequence."""

@@ -1,4 +1,4 @@
-"""Methods by name."""
+"""Creates drafters by method name."""
 
 from __future__ import annotations
 
@@ -8,5 +8,6 @@ from quire.shared import plugins
 
 
 def open_drafter(config: SpeculativeConfig, target: DraftTarget) -> Drafter:
+    """Creates the drafter of the configured method, from this package or an installed plugin."""
     drafter: Drafter = plugins.load(plugins.known(GROUP, METHODS)[config.method])(config, target)
     return drafter

@@ -1,4 +1,4 @@
-"""The table of slots of a worker that drafts (worker.proto: "With a worker that drafts")."""
+"""Slot table of a worker that drafts (worker.proto: "With a worker that drafts")."""
 
 from __future__ import annotations
 
@@ -16,16 +16,19 @@ from quire.shared.columns import I32, U32
 
 
 class DraftingSlotTable(SlotTable):
-    """`num_tokens` and `num_computed_tokens` count drafts once they have turned out right: commit_accepted()."""
+    """Slot table whose `num_tokens` and `num_computed_tokens` count drafts once they are accepted:
+    commit_accepted()."""
 
     drafts = True
 
     def __init__(self, limits: WorkerLimits, num_speculative_tokens: int) -> None:
         super().__init__(limits)
         self.num_speculative_tokens = num_speculative_tokens
-        self.num_draft_tokens = 0  # most of a slot, as last ordered
+        self.num_draft_tokens = 0  # maximum drafts per slot, as last ordered by a plan
         self._has_states = limits.layout.has_states
-        self._lags = np.zeros(limits.max_num_seqs, dtype=np.int32)  # of states, whose layers have kept drafts
+        self._lags = np.zeros(
+            limits.max_num_seqs, dtype=np.int32
+        )  # accepted drafts that recurrent states have not consumed yet
 
     def clear(self) -> None:
         super().clear()
@@ -56,7 +59,8 @@ class DraftingSlotTable(SlotTable):
         return ResolvedPlan(released, changes.admitted, counts, new_blocks, idle, self._max_drafts(counts, named))
 
     def grow(self, plan: StepPlan, growing: Rows, places: Rows) -> NewBlocks | None:
-        """The plan names who gets blocks: some may have come long ago, and others not at all."""
+        """Assigns the blocks of the slots that the plan names; a slot may have got its blocks earlier, or may need
+        none."""
         slots, ids = plan.new_block_slots, plan.new_block_ids
         if len(slots) == len(ids) == len(growing) and (slots == growing).all():  # each once, and live
             return self.assign_blocks(growing, np.ones_like(growing), ids)
@@ -66,7 +70,7 @@ class DraftingSlotTable(SlotTable):
         return self._hand_out_named(slots, ids)
 
     def advance(self, order: ResolvedPlan, drafts: Drafts | None = None) -> Step:
-        """As if every draft turned out wrong; the step computes them all the same."""
+        """Advances the slots as if every draft were refused; the step computes the drafts nevertheless."""
         step = super().advance(order)
         if self._has_states:
             step = self._catch_up_states(step, drafting=drafts is not None)
@@ -77,14 +81,14 @@ class DraftingSlotTable(SlotTable):
         return replace(step, counts=counts)
 
     def commit_accepted(self, slots: Rows, counts: I32) -> None:
-        """So many tokens have been sampled for each of `slots`."""
+        """Counts the accepted drafts of `slots`, for each of which `counts` tokens have been sampled."""
         self.num_tokens[slots] += counts - 1
         self.num_computed_tokens[slots] += counts - 1
         if self._has_states:
             self._lags[slots] = np.maximum(counts - 1, 0)
 
     def _catch_up_states(self, step: Step, *, drafting: bool) -> Step:
-        """The step brings the states of its rows to before its drafts."""
+        """Makes the step bring the recurrent states of its rows to the position before its drafts."""
         counts = self._lags[step.slots]
         if not drafting and not counts.any():
             return step
@@ -95,7 +99,7 @@ class DraftingSlotTable(SlotTable):
         require(len(slots) == len(ids), lambda: f"{len(slots)} new_block_slots, {len(ids)} new_block_ids")
         if not len(ids):
             return NO_BLOCKS
-        begins = np.ones(len(slots) + 1, dtype=np.bool_)  # a slot's blocks; and behind the last ones
+        begins = np.ones(len(slots) + 1, dtype=np.bool_)  # first block of each slot, and the end
         np.not_equal(slots[1:], slots[:-1], out=begins[1:-1])
         bounds = np.flatnonzero(begins)
         growing, gains = slots[bounds[:-1]], bounds[1:] - bounds[:-1]
@@ -106,8 +110,12 @@ class DraftingSlotTable(SlotTable):
         return self.assign_blocks(growing.astype(np.intp), positions, ids)
 
     def max_drafts(self, slots: Rows) -> I32:
-        """[num_slots], of slots that advance unnamed: as many as ordered, as have room, as positions last. Where there
-        are states the last position of a block is never a draft's: whoever starts behind it reads what it has left."""
+        """Returns the maximum drafts of slots that advance without being named, [num_slots]: as ordered, and as blocks
+        and positions allow.
+
+        With recurrent states the last position of a block is never a draft's: a sequence that starts after the block
+        reads the state stored there.
+        """
         computed = self.num_computed_tokens[slots]
         room = np.minimum(self.num_blocks[slots] * self.block_size, self._limits.max_model_len) - computed
         if self._has_states:
@@ -116,7 +124,7 @@ class DraftingSlotTable(SlotTable):
         return most
 
     def _max_drafts(self, counts: I32, named: U32) -> I32 | None:
-        """[max_num_seqs]"""
+        """Returns the maximum drafts of all slots, [max_num_seqs]."""
         if not self.num_draft_tokens:
             return None
         most = np.zeros_like(counts)

@@ -1,4 +1,4 @@
-"""A worker's speculation: asks for drafts before a step, and learns after it what came of them."""
+"""Speculation of a worker: requests drafts before a step, and records after it which were accepted."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from quire.services.worker.limits.worker_limits import WorkerLimits
 from quire.services.worker.runner.output import RunnerOutput
-from quire.services.worker.spec_decode.acceptance_rates import MethodAcceptanceRates
+from quire.services.worker.spec_decode.acceptance_rates import SequenceAcceptanceRates
 from quire.services.worker.spec_decode.history import TokenHistory
 from quire.services.worker.spec_decode.proposer import DraftRequest, Proposer
 from quire.services.worker.spec_decode.slot_table import DraftingSlotTable
@@ -23,13 +23,13 @@ from quire.shared.columns import I32
 
 @dataclass(frozen=True, slots=True)
 class ProposedDrafts:
-    """What the proposer said already."""
+    """Result of a propose() call that was made ahead of advance()."""
 
     drafts: Drafts | None
 
 
 class Speculation:
-    """Owns the history and the proposer; the table is the replica's as well."""
+    """Owns the token history and the proposer; shares the slot table with the replica."""
 
     def __init__(
         self,
@@ -42,18 +42,18 @@ class Speculation:
         constrained_only: bool = False,
         trees: bool = False,
     ) -> None:
-        """`adaptive`: sequences whose drafts are wrong get shorter ones; `constrained_only`: there are drafts for
-        sequences under a grammar only; `trees`: what is right of a draft says little about its length."""
+        """`adaptive`: shortens drafts of sequences that are often wrong; `constrained_only`: drafts only for sequences
+        under a grammar; `trees`: drafts are trees, whose accepted length says little about the best draft length."""
         self.table = table
         self.adaptive = adaptive
         self._adapts_lengths = adaptive and not trees
-        self._acceptance = MethodAcceptanceRates(limits.max_num_seqs)
+        self._acceptance = SequenceAcceptanceRates(limits.max_num_seqs)
         self.num_speculative_tokens = table.num_speculative_tokens
         self._proposer = proposer
         self.constrained_only = constrained_only
         self._history = history
-        self._num_unrecorded = 0  # steps with drafts that are not recorded
-        self._proposed: ProposedDrafts | None = None  # for the step that is being ordered
+        self._num_unrecorded = 0  # steps with drafts in flight
+        self._proposed: ProposedDrafts | None = None  # for the step that is being resolved
         self._forced_drafts: Drafts | None = None
 
     @property
@@ -61,15 +61,15 @@ class Speculation:
         return not self.adaptive
 
     def force_drafts(self, drafts: Drafts) -> None:
-        """The next step that may have drafts has these, whatever the proposer would say."""
+        """Makes the next step that may have drafts use these instead of the proposer's."""
         self._forced_drafts = drafts
 
     def clear_history(self) -> None:
-        """What sequences left that have ended."""
+        """Drops everything kept of finished sequences."""
         self._proposer.clear_history()
 
     def copy_blocks(self, copies: BlockCopies) -> None:
-        """Before the step that says so begins anything."""
+        """Copies the drafter's KV of copied blocks, before the step starts any sequence."""
         self._proposer.copy_blocks(copies)
 
     def start_sequence(self, slot: int, token_ids: I32) -> None:
@@ -81,13 +81,14 @@ class Speculation:
         self._proposer.end_sequence(slot)
 
     def waits_before(self, plan: StepPlan) -> bool:
-        """Whether every earlier step must have been recorded: drafts begin where sequences really are."""
+        """Tells whether all earlier steps must be recorded before this plan: drafts start at the exact end of
+        sequences."""
         ordered = plan.changes.num_draft_tokens
         drafts = self.table.num_draft_tokens if ordered is None else ordered
         return bool(drafts) or self._num_unrecorded > 0
 
     def follow(self, plan: StepPlan, steady: SteadyDecode) -> tuple[StepInputs, NewBlocks] | None:
-        """A step without drafts, if it follows from the last one. Drafts that are found instead are kept for
+        """Returns a step without drafts if it follows from the last one. Keeps drafts that it finds instead for
         advance()."""
         slots = steady.slots
         if self.table.num_draft_tokens and slots is not None:
@@ -104,7 +105,7 @@ class Speculation:
         return followed
 
     def advance(self, order: ResolvedPlan) -> tuple[Step, Drafts | None]:
-        """The order as a step, with drafts if it may have some."""
+        """Turns the order into a step, with drafts if it may have some."""
         self._proposer.add_blocks(order.new_blocks)
         found, self._proposed = self._proposed, None
         drafts = found.drafts if found else self._propose_for(order)
@@ -113,12 +114,12 @@ class Speculation:
 
     @property
     def num_begun(self) -> int:
-        """Sequences so far. What it was when a step was launched tells record() whose slots have passed to others
-        since then."""
+        """Number of sequences started so far. record() compares its value at a step's launch to find slots that changed
+        since."""
         return self._history.num_begun
 
     def record(self, inputs: StepInputs, output: RunnerOutput, num_begun: int) -> None:
-        """A step has run that was launched when so many had begun."""
+        """Records the output of a step that was launched when `num_begun` sequences had started."""
         history = self._history
         if output.drafted:
             self._num_unrecorded -= 1

@@ -1,1 +1,1 @@
-"""What a plan comes to: slots, block tables and the flat arrays that a forward pass reads. Host side only."""
+"""Host side of a step: applies plans to slots and block tables and builds the arrays of a forward pass."""

@@ -1,4 +1,4 @@
-"""A sequence that comes: what its plan says, and what its frontend wrote for the worker alone (SequenceParams)."""
+"""Admission of a sequence: the plan's part and the SequenceParams written by the frontend for the worker."""
 
 from __future__ import annotations
 
@@ -16,32 +16,33 @@ from quire.shared.pb.worker.v1 import worker_pb2 as pb
 
 @dataclass(frozen=True, slots=True)
 class SlotAdmission:
-    """What heads are told of a sequence. Columns as in worker.proto."""
+    """Parameters of a sequence passed to the heads on admission. Columns as in worker.proto."""
 
     token_ids: bytes = b""  # every known token: the prompt, then output so far
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     grammar_id: bytes = b""
-    sampling: sampling_pb2.SamplingParams = field(default_factory=sampling_pb2.SamplingParams)  # this sample's own
+    sampling: sampling_pb2.SamplingParams = field(
+        default_factory=sampling_pb2.SamplingParams
+    )  # with the seed of this sample
     eos_token_ids: bytes = b""
     bad_word_token_ids: Sequence[bytes] = ()
     think_start_token_ids: bytes = b""
     think_end_token_ids: bytes = b""
     samples_nothing: bool = False
-    pooling: pooling_pb2.PoolingParams | None = None  # None: it is not pooled
-    tenant: str = ""  # whose share of a step's slow masks it takes
-    adapter: str = ""  # empty: none
-    adapter_digest: bytes = b""  # of its content; empty: the worker's own choice
-    second_text_from: int = 0  # index of its first token; 0: there is one text
-    num_seen_tokens: int = 0  # of its first ones, by other tokens; 0: all
-    pooled_tokens: bytes = b""  # u32 column: which have a vector each; empty: all that the pooler names
-    query_id: bytes = b""  # that it is, or is compared with; empty: neither
+    pooling: pooling_pb2.PoolingParams | None = None  # None: the sequence is sampled, not pooled
+    tenant: str = ""  # key of the fair share of slow grammar masks
+    adapter: str = ""  # empty: no adapter
+    adapter_digest: bytes = b""  # digest of its content; empty: any loaded content of that name
+    second_text_from: int = 0  # index of the second text's first token; 0: one text
+    num_seen_tokens: int = 0  # leading tokens that other tokens attend to; 0: all
+    pooled_tokens: bytes = b""  # u32 column: tokens that get a vector each; empty: as the pooler selects
+    query_id: bytes = b""  # late interaction: its query, or the query it is scored against; empty: none
     is_query: bool = False
 
     @property
     def bans(self) -> tuple[str, ...]:
-        """Returns the parameters that together may leave no token to sample, the one that names what is allowed
-        first."""
+        """Returns the parameters that together may leave no token to sample; allow-lists come first."""
         given = {
             "allowed_token_ids": self.sampling.allowed_token_ids,
             "structured_output": self.grammar_id,
@@ -53,8 +54,11 @@ class SlotAdmission:
 
     @classmethod
     def of(cls, admitted: Admission) -> SlotAdmission:
-        """Raises InvalidArgument for params that are none (schedulers pass them on unread), and for those that name
-        another kind of ending than the scheduler counts on."""
+        """Builds the admission from a plan's row and its serialized SequenceParams.
+
+        Raises InvalidArgument for params that cannot be decoded (schedulers pass them on unread) and for params whose
+        kind (sampling or pooling) differs from the plan.
+        """
         try:
             params = pb.SequenceParams.FromString(admitted.params)
         except DecodeError:
@@ -87,7 +91,7 @@ class SlotAdmission:
 
 
 def _of_sample(sampling: sampling_pb2.SamplingParams, admitted: Admission) -> sampling_pb2.SamplingParams:
-    """With the seed of this sample, and only the log-probabilities that are to be told."""
+    """Derives this sample's seed and keeps only the log-probabilities that are still to be reported."""
     sampling.seed = (sampling.seed + admitted.sample + 2**63) % 2**64 - 2**63
     if admitted.prompt_logprobs_from:
         prompt_logprobs.resume_at(sampling, admitted.prompt_logprobs_from, admitted.num_prompt_tokens)

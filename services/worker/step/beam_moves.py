@@ -1,4 +1,4 @@
-"""What the beams of searches go on with, as the scheduler decided."""
+"""Beam moves of a step: which beam continues from which parent, as the scheduler decided."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ Rows = npt.NDArray[np.intp]
 
 @dataclass(frozen=True, slots=True)
 class BeamMoves:
-    """Each of `slots`, ascending, goes on from where its parent is; parents go on in their own."""
+    """Beams (`slots`, ascending) that continue from their parents; parents continue in their own slot."""
 
     slots: Rows
     parents: Rows
     token_ids: I32
-    last_block_ids: U32  # of each move one for each KV group
+    last_block_ids: U32  # per move, one for each KV group
 
     def check(self) -> None:
-        """Raises PlanViolation."""
+        """Raises PlanViolation if the columns disagree, slots do not ascend, or a parent does not continue itself."""
         slots, parents = self.slots, self.parents
         lengths = {len(part) for part in (slots, parents, self.token_ids)}
         require(len(lengths) == 1, lambda: f"beams: columns of {sorted(lengths)} elements")

@@ -1,4 +1,5 @@
-"""Blocks that a step begins by copying: samples of one prompt share what it fills, and write on each in its own."""
+"""Copy-on-write of KV blocks at the start of a step: samples of a prompt share its last block until they write to
+it."""
 
 from __future__ import annotations
 
@@ -12,13 +13,13 @@ from quire.shared.columns import U32
 
 @dataclass(frozen=True, slots=True)
 class BlockCopies:
-    """Source and target of each; no target is a source."""
+    """Sources and targets of block copies; no target is a source."""
 
     sources: U32
     targets: U32
 
     def check(self, num_blocks: int) -> None:
-        """Raises PlanViolation."""
+        """Raises PlanViolation for ids out of range and for copies that depend on their order."""
         sources, targets = self.sources, self.targets
         require(len(sources) == len(targets) > 0, lambda: f"copies of {len(sources)} blocks to {len(targets)}")
         both = np.concatenate((sources, targets))

@@ -1,4 +1,4 @@
-"""A step as its scheduler plans it, in plain values: what worker.proto's StepPlan says."""
+"""Step plan in plain values (StepPlan of worker.proto)."""
 
 from __future__ import annotations
 
@@ -21,46 +21,46 @@ def _no_ids() -> U32:
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """A sequence that gets a slot."""
+    """Admission of a sequence to a slot."""
 
     slot: int
-    token_ids: bytes = b""  # i32 column: every known token, the prompt, then output so far
+    token_ids: bytes = b""  # i32 column: prompt tokens, then output tokens so far
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
-    params: bytes = b""  # a serialized SequenceParams, which the frontend has written for the worker alone
-    sample: int = 0  # number of this sample among those of its request
+    params: bytes = b""  # serialized SequenceParams, written by the frontend for the worker
+    sample: int = 0  # index of this sample within its request
     root_hash: bytes = b""
     grammar_id: bytes = b""  # empty: none
-    prompt_logprobs_from: int = 0  # first position of the prompt whose log-probabilities are wanted; 0: none
+    prompt_logprobs_from: int = 0  # first prompt position whose log-probabilities are requested; 0: none
     samples_nothing: bool = False
-    query_id: bytes = b""  # that it is, or is compared with; empty: neither
+    query_id: bytes = b""  # late interaction: its query, or the query it is scored against; empty: none
     is_query: bool = False
-    num_logprobs: int | None = None  # in place of what params say; None: as they say
+    num_logprobs: int | None = None  # overrides params; None: as in params
 
 
 @dataclass(frozen=True, slots=True)
 class PlanChanges:
-    """What a plan says beyond that the rows of the step before decode again."""
+    """Changes of a plan beyond "all rows of the previous step decode again"."""
 
     released_slots: U32 = field(default_factory=_no_ids)  # ascending
     admitted: Sequence[Admission] = ()
-    counted_slots: U32 = field(default_factory=_no_ids)  # ascending: those that do not do what is implied
-    token_counts: U32 = field(default_factory=_no_ids)  # of each counted slot
-    num_draft_tokens: int | None = None  # most drafts of a slot from now on; None: as before
+    counted_slots: U32 = field(default_factory=_no_ids)  # ascending: slots with explicit token counts
+    token_counts: U32 = field(default_factory=_no_ids)  # tokens of each counted slot
+    num_draft_tokens: int | None = None  # maximum drafts of a slot from now on; None: unchanged
     copies: BlockCopies | None = None
     beams: BeamMoves | None = None
-    dropped_queries: bytes = b""  # names, one after the other
+    dropped_queries: bytes = b""  # concatenated query names
 
 
 NO_CHANGES = PlanChanges()
 
 
 class StepPlan(NamedTuple):
-    """One forward pass: what the worker cannot derive. A plan without changes has NO_CHANGES itself."""
+    """Plan of one forward pass: what the worker cannot derive. A plan without changes holds NO_CHANGES itself."""
 
     epoch: int
     step_id: int
-    new_block_ids: U32 = NO_IDS  # slots ascending
-    new_block_slots: U32 = NO_IDS  # whose they are, where a worker drafts
-    micro_batch: int = 0  # whose slots compute unnamed
+    new_block_ids: U32 = NO_IDS  # in ascending order of slots
+    new_block_slots: U32 = NO_IDS  # slot of each new block; only for workers that draft
+    micro_batch: int = 0  # micro-batch whose slots compute implicitly
     changes: PlanChanges = NO_CHANGES

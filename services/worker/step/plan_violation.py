@@ -1,4 +1,4 @@
-"""What a plan that cannot be meant leads to."""
+"""Error for plans that break the slot protocol."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from typing import Any
 
 
 class PlanViolation(Exception):
-    """The scheduler and this worker do not have the same table any more."""
+    """Raised when a plan contradicts the worker's slot table: scheduler and worker are out of sync."""
 
 
 def require(holds: bool, text: Any) -> None:
-    """`text` is a function: messages are only made when needed."""
+    """Raises PlanViolation with text() unless `holds`; the text is built lazily."""
     if not holds:
         raise PlanViolation(text())

@@ -1,4 +1,4 @@
-"""What came of a step, in plain values: what worker.proto's StepResult says."""
+"""Step result in plain values (StepResult of worker.proto)."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from quire.shared.errors import QuireError
 
 @dataclass(frozen=True, slots=True)
 class LogprobEntries:
-    """Log-probabilities, position after position: the entries of each, its own token's first."""
+    """Log-probabilities by position; the entry of the position's own token comes first."""
 
     entry_counts: U32  # [num_positions]
     token_ids: I32  # [num_entries]
     logprobs: F32  # [num_entries] natural logarithms
-    ranks: U32  # [num_positions] of its own token, from 1
+    ranks: U32  # [num_positions] rank of the position's own token, from 1
 
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobColumns:
-    """Log-probabilities of the next positions of some prompts."""
+    """Log-probabilities of the next positions of prompts."""
 
     slots: U32
     position_counts: U32  # of each slot
@@ -30,15 +30,15 @@ class PromptLogprobColumns:
 
 @dataclass(frozen=True, slots=True)
 class PooledColumns:
-    """Vectors of slots that sample nothing, one after the other."""
+    """Concatenated vectors of pooled slots."""
 
     slots: U32  # ascending
-    sizes: U32  # elements of each
+    sizes: U32  # elements of each vector
     values: F32
 
 
 class DeviceTimings(Protocol):
-    """What a step took on the device."""
+    """Device time of a step by phase."""
 
     @property
     def prepare_us(self) -> int: ...
@@ -51,7 +51,7 @@ class DeviceTimings(Protocol):
 
 
 class NoTimings:
-    """Of steps that no device computes."""
+    """Timings of steps that run on no device."""
 
     prepare_us = forward_us = sample_us = 0
 
@@ -60,13 +60,13 @@ NO_TIMINGS = NoTimings()
 
 
 class StepResult(NamedTuple):
-    """How a pass went: the tokens of each slot that sampled, slots ascending."""
+    """Result of a forward pass: the tokens of each sampling slot, in ascending order of slots."""
 
     epoch: int
     step_id: int
-    token_ids: I32  # -1 where nothing could be chosen
-    token_counts: U32 | None  # of each slot; None: one
-    draft_counts: U32 | None  # drafts of each slot that were verified; None: the step had none
+    token_ids: I32  # -1 if no token could be sampled
+    token_counts: U32 | None  # tokens of each slot; None: one each
+    draft_counts: U32 | None  # verified drafts of each slot; None: the step had no drafts
     failures: list[tuple[int, QuireError]]  # by slot
     wait_us: int  # from a plan's arrival to its launch
     timings: DeviceTimings = NO_TIMINGS

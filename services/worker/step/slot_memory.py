@@ -1,4 +1,4 @@
-"""What the device keeps by slot from one step to the next."""
+"""Per-slot state on the device that persists between steps."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class SlotMemory:
-    """What the device keeps by slot, int32; the last row is of a scratch slot that no sequence has."""
+    """Per-slot device tensors, int32; the last row belongs to a scratch slot without a sequence."""
 
     block_tables: Tensor  # [max_num_seqs + 1, num_groups * max_blocks_per_seq]
-    last_tokens: Tensor  # [max_num_seqs + 1] sampled ones; -1 where nothing could be chosen
+    last_tokens: Tensor  # [max_num_seqs + 1] last sampled token; -1 if no token could be sampled
 
-    num_groups: int = 1  # of KV
+    num_groups: int = 1  # KV groups
 
     @property
     def scratch_slot(self) -> int:
@@ -22,7 +22,7 @@ class SlotMemory:
 
     @property
     def group_tables(self) -> list[Tensor]:
-        """[max_num_seqs + 1, max_blocks_per_seq] of each group; views."""
+        """Returns a view [max_num_seqs + 1, max_blocks_per_seq] for each KV group."""
         return [self.block_tables] if self.num_groups == 1 else list(self.block_tables.chunk(self.num_groups, dim=1))
 
     @property

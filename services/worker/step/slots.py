@@ -1,7 +1,7 @@
-"""The table of slots that scheduler and worker both keep, and what a plan comes to by its rules (worker.proto).
+"""Slot table kept by scheduler and worker alike, and the effect of a plan on it (rules: worker.proto).
 
-Plain numpy on the host: a step of 256 decoding slots costs a handful of array operations, not a loop. A plan that
-breaks the rules raises PlanViolation and leaves the table useless until `clear()`: the session ends with it.
+Plain numpy on the host: a step of 256 decoding slots costs a handful of array operations, no loop. A plan that breaks
+the rules raises PlanViolation and leaves the table unusable until clear(): the session ends.
 """
 
 from __future__ import annotations
@@ -29,8 +29,10 @@ NO_TOKENS = np.empty(0, dtype=np.int32)
 
 @step_value
 class NewBlocks:
-    """Blocks that slots get in a step: block_table[slots, columns] = ids. A row of it has the tables of all KV
-    groups, one behind the other."""
+    """Blocks assigned to slots in a step: block_table[slots, columns] = ids.
+
+    A table row concatenates the tables of all KV groups.
+    """
 
     slots: Rows
     columns: Rows
@@ -52,19 +54,19 @@ NO_BLOCKS = NewBlocks(NO_SLOTS, NO_SLOTS, NO_TOKENS)
 
 @step_value
 class ResolvedPlan:
-    """What a plan says and implies."""
+    """Explicit and implied content of a plan."""
 
     released: U32
     admitted: Sequence[Admission]
     counts: I32  # [max_num_seqs] tokens that each slot computes
     new_blocks: NewBlocks
-    stalled: Rows = field(default_factory=lambda: NO_SLOTS)  # slots that would sample if they had room; ascending
-    max_drafts: I32 | None = None  # [max_num_seqs] drafts that each slot may have; None: the step has no drafts
+    stalled: Rows = field(default_factory=lambda: NO_SLOTS)  # slots that would sample but lack a block; ascending
+    max_drafts: I32 | None = None  # [max_num_seqs] maximum drafts of each slot; None: the step has no drafts
 
 
 @step_value
 class Step:
-    """An order, spelled out."""
+    """Rows of a step, expanded from a resolved plan."""
 
     released: U32
     admitted: Sequence[Admission]
@@ -72,9 +74,9 @@ class Step:
     counts: I32  # [num_rows] tokens of each, at least 1
     starts: I32  # [num_rows] position of the first of them
     samples: npt.NDArray[np.bool_]  # [num_rows] whether the slot samples
-    completed: Rows  # slots that sample nothing and whose tokens are now computed; ascending
+    completed: Rows  # non-sampling slots whose tokens are all computed after this step; ascending
     new_blocks: NewBlocks
-    lags: StateLags | None = None  # None: states are up to date and will be
+    lags: StateLags | None = None  # recurrent models that draft; None: states are up to date
 
     @property
     def num_tokens(self) -> int:
@@ -82,9 +84,9 @@ class Step:
 
 
 class SlotTable:
-    """What is known of each slot. Arrays are [max_num_seqs]; rows of free slots mean nothing."""
+    """State of all slots as numpy arrays [max_num_seqs]; rows of free slots are meaningless."""
 
-    drafts = False  # plans say whose new blocks are, and slots may advance by several tokens
+    drafts = False  # True: plans name the slot of each new block, and slots may advance by several tokens
 
     def __init__(self, limits: WorkerLimits) -> None:
         self._limits = limits
@@ -94,22 +96,20 @@ class SlotTable:
         self.num_tokens = np.zeros(num_slots, dtype=np.int32)
         self.num_computed_tokens = np.zeros(num_slots, dtype=np.int32)
         self.num_cached_tokens = np.zeros(num_slots, dtype=np.int32)
-        self.num_admitted_tokens = np.zeros(
-            num_slots, dtype=np.int32
-        )  # came with the admission; later ones are sampled
-        self.num_blocks = np.zeros(num_slots, dtype=np.int32)  # in each group
+        self.num_admitted_tokens = np.zeros(num_slots, dtype=np.int32)  # from the admission
+        self.num_blocks = np.zeros(num_slots, dtype=np.int32)  # in each KV group
         self.num_groups, self.width = limits.num_groups, limits.max_blocks_per_seq
         self._micro_batches = np.arange(num_slots) % limits.num_micro_batches
         self.block_table = np.zeros((num_slots, self.num_groups * self.width), dtype=np.int32)
-        self.non_sampling: set[int] = set()  # slots that sample nothing
-        self.admitted_tokens: list[I32] = [NO_TOKENS] * num_slots  # views of the admissions: a row costs what it holds
+        self.non_sampling: set[int] = set()  # pooled slots
+        self.admitted_tokens: list[I32] = [NO_TOKENS] * num_slots  # views of the admissions' columns
 
     @property
     def num_live(self) -> int:
         return int(np.count_nonzero(self.live))
 
     def owned_blocks(self) -> npt.NDArray[np.bool_]:
-        """[num_blocks] whether a live slot has the block."""
+        """Returns a mask [num_blocks] of the blocks owned by live slots."""
         owned = np.zeros(self._limits.num_blocks, dtype=np.bool_)
         slots = np.flatnonzero(self.live)
         if len(slots):
@@ -123,32 +123,32 @@ class SlotTable:
         places = np.arange(width)
         has = places < self.num_blocks[slots, None]
         length = dict(self._limits.layout.windows).get(group)
-        if length is not None:  # what the window has slid over is somebody else's
+        if length is not None:  # blocks that slid out of the window may belong to other slots
             first = np.maximum(self.num_computed_tokens[slots] - length + 1, 0) // self.block_size
             has &= places >= first[:, None]
         begin = group * self.width
         owned[self.block_table[slots, begin : begin + width][has]] = True
 
     def clear(self) -> None:
-        """Forgets every slot."""
+        """Releases all slots."""
         self.live[:] = False
         self.num_blocks[:] = 0
         self.non_sampling.clear()
         self.admitted_tokens[:] = [NO_TOKENS] * len(self.admitted_tokens)
 
     def apply(self, plan: StepPlan) -> Step:
-        """Brings the table to after `plan`, assuming that it will be executed. Raises PlanViolation."""
+        """Applies `plan`, assuming that it will be executed. Raises PlanViolation."""
         return self.advance(self.resolve(plan))
 
     def resolve(self, plan: StepPlan) -> ResolvedPlan:
-        """Lets slots go and come, and gives them their blocks. Raises PlanViolation."""
+        """Releases and admits slots and assigns their new blocks. Raises PlanViolation."""
         released, moved = self._begin(plan)
         counts = self._counts(plan)
         new_blocks = self._grow(counts, plan.new_block_ids)
         return ResolvedPlan(released, plan.changes.admitted, counts, moved.concatenated(new_blocks))
 
     def _begin(self, plan: StepPlan) -> tuple[U32, NewBlocks]:
-        """Slots that went, and the blocks of beams that go on from others."""
+        """Applies releases, admissions and beam moves; returns the released slots and the beams' new last blocks."""
         released = self._release(plan.changes.released_slots)
         for admission in plan.changes.admitted:
             self._admit(admission)
@@ -156,7 +156,7 @@ class SlotTable:
         return released, NO_BLOCKS if moves is None else self._move(moves)
 
     def _move(self, moves: BeamMoves) -> NewBlocks:
-        """Beams take over what their parents have; returns the blocks that take the place of last ones."""
+        """Copies the parents' block tables to their beams; returns the blocks that replace last blocks."""
         moves.check()
         slots, parents = moves.slots, moves.parents
         both = np.concatenate((slots, parents))
@@ -179,7 +179,7 @@ class SlotTable:
         return NewBlocks(slots, places, ids)
 
     def advance(self, order: ResolvedPlan) -> Step:
-        """Brings the table to after the step, assuming that it will be executed."""
+        """Updates the table to the state after the step, assuming that it will be executed."""
         slots = order.counts.nonzero()[0]
         counts, starts = order.counts[slots], self.num_computed_tokens[slots]
         ends = starts + counts
@@ -222,7 +222,7 @@ class SlotTable:
         self.admitted_tokens[slot] = tokens
 
     def _counts(self, plan: StepPlan) -> I32:
-        """[max_num_seqs] tokens that each slot computes."""
+        """Returns the tokens that each slot computes, [max_num_seqs]."""
         remaining = np.where(self.live, self.num_tokens - self.num_computed_tokens, 0).astype(np.int32, copy=False)
         counts = np.where(remaining == 1, remaining, 0).astype(np.int32, copy=False)
         if self.non_sampling:
@@ -247,7 +247,7 @@ class SlotTable:
         return counts
 
     def _grow(self, counts: I32, ids: U32) -> NewBlocks:
-        """Hands out `ids`, slots ascending, so that each live slot can hold what it will have computed."""
+        """Assigns `ids`, in ascending order of slots, so that each live slot has blocks for its computed tokens."""
         if self._limits.layout.has_no_kv:
             return self._grow_nothing(counts, ids)
         needed = -(-(self.num_computed_tokens + counts) // self.block_size)
@@ -256,7 +256,7 @@ class SlotTable:
         return self.assign_blocks(growing, lacking[growing], ids)
 
     def _grow_nothing(self, counts: I32, ids: U32) -> NewBlocks:
-        """Slots have no blocks, so that nothing is left of a part that a step has computed."""
+        """Checks a plan of a model without KV: prompts are computed whole and get no blocks."""
         slots = np.flatnonzero(counts)
         whole = bool((counts[slots] == self.num_admitted_tokens[slots]).all())
         require(whole, lambda: f"slots {slots} compute {counts[slots]} of {self.num_admitted_tokens[slots]} tokens")
@@ -264,13 +264,17 @@ class SlotTable:
         return NO_BLOCKS
 
     def grow(self, plan: StepPlan, growing: Rows, places: Rows) -> NewBlocks | None:
-        """The blocks of a plan that says nothing else; `growing` are the slots that begin a block in it, at these
-        places of their table. None, and nothing done, where one would have none."""
+        """Assigns the new blocks of a plan without changes to the slots `growing`, which start a block at `places`.
+
+        Returns None without effect if a slot would remain without a block.
+        """
         return self.assign_blocks(growing, np.ones_like(growing), plan.new_block_ids)
 
     def assign_blocks(self, growing: Rows, gains: npt.NDArray[Any], ids: U32) -> NewBlocks:
-        """Appends `gains` block positions to each slot of `growing`: of the blocks `ids` one for each KV group. Raises
-        PlanViolation."""
+        """Appends `gains` block positions to each slot of `growing`, each with one block of `ids` per KV group.
+
+        Raises PlanViolation if ids are missing, surplus or out of range.
+        """
         wanted = int(gains.sum()) * self.num_groups
         require(wanted == len(ids), lambda: f"{len(ids)} new_block_ids, but the slots lack {wanted} blocks")
         if not wanted:
@@ -292,7 +296,7 @@ class SlotTable:
         return NewBlocks(slots, places, ids.astype(np.int32))
 
     def _require_blocks(self, ids: U32 | I32, name: str, *, nulls: bool = False) -> None:
-        """`nulls`: the null block is nobody's, but may stand where a window has slid over."""
+        """Checks that ids are in range. `nulls`: the null block is allowed (positions that slid out of a window)."""
         most, least = self._limits.num_blocks, 0 if nulls else 1
         inside = bool(ids.min() >= least and ids.max() < most)
         require(inside, lambda: f"{name} are not all in {least}..{most - 1}: {ids}")

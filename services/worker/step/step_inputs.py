@@ -1,4 +1,4 @@
-"""From a step to the flat arrays that a forward pass reads. Host side only: numpy."""
+"""Builds the flat arrays of a forward pass from a step. Host side only: numpy."""
 
 from __future__ import annotations
 
@@ -15,49 +15,49 @@ from quire.services.worker.step.slots import NO_SLOTS, Rows, SlotTable, Step
 from quire.shared.columns import I32
 from quire.shared.step_value import step_value
 
-NUMBERS = itertools.count(1)  # of steps, in this process
+NUMBERS = itertools.count(1)  # step numbers, unique in this process
 
 
 @step_value
 class StepInputs:
-    """Tokens of all rows one after the other, rows in slot order."""
+    """Flat arrays of a step: the tokens of all rows concatenated, rows in slot order."""
 
     slots: Rows  # [num_rows]
-    token_ids: I32  # [num_tokens], 0 where the device has to feed its own
-    positions: I32  # [num_tokens] in their sequences; drafts in a tree share some
+    token_ids: I32  # [num_tokens], 0 where the device fills in its last sampled token
+    positions: I32  # [num_tokens] position in the sequence; siblings in a draft tree share one
     slot_mapping: I32  # [num_groups * num_tokens] block * block_size + offset where the token's KV goes, by KV group
     query_start: I32  # [num_rows + 1]
     seq_lens: I32  # [num_rows] positions after the step
-    num_blocks: int  # of the longest row
+    num_blocks: int  # blocks of the longest row
     prev_sampled_tokens: (
         I32  # [num_prev_sampled] indices of tokens that are their slot's last sampled one, which is on the device
     )
     prev_sampled_slots: Rows  # [num_prev_sampled]
     sampling_slots: Rows  # [num_samples], ascending; a slot with drafts has several
-    sampling_tokens: I32  # [num_samples] index of the token that each is sampled behind
-    sample_positions: I32  # [num_samples] where the sampled tokens will stand
-    rows_changed: bool  # slots have been released or admitted
-    drafts: DraftRows | None = None  # what the samples beyond one for each slot are about
-    number: int = field(default=0, compare=False)  # of the step, never used twice in a process; 0: it has none
-    # Number of the step whose rows these are again, each one position on; 0: they are laid out anew.
+    sampling_tokens: I32  # [num_samples] index of the token whose logits each sample uses
+    sample_positions: I32  # [num_samples] positions of the sampled tokens
+    rows_changed: bool  # slots were released or admitted since the previous step
+    drafts: DraftRows | None = None  # draft rows; None: one sample per slot
+    number: int = field(default=0, compare=False)  # unique step number in this process; 0: none
+    # Number of the step with the same rows, each one position earlier; 0: assembled from the table.
     follows: int = field(default=0, compare=False)
-    # Of such a step: some rows begin a block, new or not (who drafts has blocks ahead of time), so that their KV goes
-    # elsewhere than to the next place.
+    # For such a step: some rows start a block (workers that draft hold blocks ahead of time), so their KV does not
+    # go to the next offset.
     begins_blocks: bool = field(default=False, compare=False)
-    # [num_ended] slots that sample nothing and whose tokens are now computed, ascending
+    # [num_completed] non-sampling slots whose tokens are all computed after this step, ascending
     completed_slots: Rows = field(default_factory=lambda: NO_SLOTS)
-    lags: StateLags | None = None  # of states; None: they are up to date, and no token is a draft
-    # int64 [num_tokens] what each sees of a tree of drafts (paged_attention.py); None: there is none
+    lags: StateLags | None = None  # recurrent states; None: up to date and no token is a draft
+    # int64 [num_tokens] visible draft-tree nodes (paged_attention.py); None: no draft trees
     tree_mask: npt.NDArray[np.int64] | None = None
 
     @property
     def max_query_len(self) -> int:
-        """Tokens of the row that has most."""
+        """Largest number of tokens of a row."""
         return int(np.diff(self.query_start).max(initial=0)) if self.num_tokens != self.num_rows else 1
 
     @property
     def sampled_slots(self) -> Rows:
-        """Slots that sample, each once."""
+        """Sampling slots without duplicates."""
         return self.sampling_slots if self.drafts is None else self.drafts.slots
 
     @property
@@ -74,11 +74,11 @@ class StepInputs:
 
 
 def assemble(step: Step, table: SlotTable, drafts: Drafts | None = None) -> StepInputs:
-    """Lays out a step's rows one after the other, in slot order, as the flat arrays that a forward pass reads.
+    """Assembles the rows of a step, in slot order, into the flat arrays of a forward pass.
 
-    `table` is already past the step, its block table holds all blocks that the step writes to; `step.counts` include
-    the drafts, of which `drafts` says the tokens, the last ones of their rows. Costs a few array operations for any
-    number of rows, and a loop over those whose tokens came with their admission.
+    `table` already includes the step; its block table holds all blocks the step writes to. `step.counts` include the
+    drafts, whose tokens, the last ones of their rows, are in `drafts`. Costs a few array operations for any number of
+    rows, and a loop over rows whose tokens came with their admission.
     """
     query_start = np.zeros(len(step.slots) + 1, dtype=np.int32)
     np.cumsum(step.counts, out=query_start[1:])
@@ -125,7 +125,7 @@ def assemble(step: Step, table: SlotTable, drafts: Drafts | None = None) -> Step
 
 
 def _positions(step: Step, query_start: I32) -> tuple[I32, Rows]:
-    """Position and slot of every token."""
+    """Returns position and slot of every token."""
     if query_start[-1] == len(step.slots):
         return step.starts, step.slots
     rows = np.repeat(np.arange(len(step.slots)), step.counts)
@@ -135,14 +135,14 @@ def _positions(step: Step, query_start: I32) -> tuple[I32, Rows]:
 
 def _slot_mapping(step: Step, table: SlotTable, positions: I32, token_slots: Rows) -> I32:
     if not table.width:
-        return np.zeros(len(positions), dtype=np.int32)  # nothing is kept: the null block's
+        return np.zeros(len(positions), dtype=np.int32)  # no KV: everything goes to the null block
     blocks, offsets = np.divmod(positions, table.block_size)
     parts = [
         table.block_table[token_slots, group * table.width + blocks] * table.block_size + offsets
         for group in range(table.num_groups)
     ]
     if (step.starts < table.num_cached_tokens[step.slots]).any():
-        # A prompt that is cached whole computes its last token again, but blocks that others share are not written.
+        # A fully cached prompt recomputes its last token, but shared blocks are not written.
         shared = positions < table.num_cached_tokens[token_slots]
         for mapping in parts:
             mapping[shared] = offsets[shared]
@@ -150,7 +150,7 @@ def _slot_mapping(step: Step, table: SlotTable, positions: I32, token_slots: Row
 
 
 def _fill_drafts(token_ids: I32, drafts: Drafts, draft_counts: I32, query_start: I32) -> None:
-    """They are the last tokens of their rows."""
+    """Writes draft tokens, the last ones of their rows, to `token_ids`."""
     rows = np.flatnonzero(draft_counts)
     firsts = np.repeat(query_start[rows + 1] - drafts.counts, drafts.counts)
     within = np.arange(len(drafts.token_ids)) - np.repeat(np.cumsum(drafts.counts) - drafts.counts, drafts.counts)
@@ -158,15 +158,17 @@ def _fill_drafts(token_ids: I32, drafts: Drafts, draft_counts: I32, query_start:
 
 
 def _behind_drafts(last_tokens: I32, rows: DraftRows) -> I32:
-    """Index of each slot's last known token, then of its drafts, from that of its last token in the step."""
+    """Returns the indices of each slot's last known token and its drafts, from that of its last token."""
     first = np.repeat(last_tokens - rows.counts, rows.counts + 1)
     tokens: I32 = (first + np.arange(len(first)) - rows.first_of_row).astype(np.int32)
     return tokens
 
 
 def _in_trees(places: I32, sampling_tokens: I32, rows: DraftRows, tree: TreeRows) -> tuple[I32, npt.NDArray[np.int64]]:
-    """Positions of all tokens, and what they see. A draft's KV lies at a place of its own, but it stands where its path
-    says."""
+    """Returns tree positions and visibility masks of all tokens.
+
+    A draft's KV has its own slot, but its position is given by its depth in the tree.
+    """
     positions, masks = places.copy(), np.full(len(places), -1, dtype=np.int64)
     positions[sampling_tokens] = places[sampling_tokens[rows.first_of_row]] + tree.depths
     masks[sampling_tokens] = tree.masks(rows.first_of_row)
@@ -174,7 +176,7 @@ def _in_trees(places: I32, sampling_tokens: I32, rows: DraftRows, tree: TreeRows
 
 
 def _fill_given(token_ids: I32, step: Step, table: SlotTable, query_start: I32, draft_counts: I32) -> Rows:
-    """Copies tokens that came with admissions; returns the rows whose one known token is fed on the device."""
+    """Copies tokens that came with admissions; returns the rows whose one known token is filled in on the device."""
     given = step.starts < table.num_admitted_tokens[step.slots]
     for row in given.nonzero()[0].tolist():
         start, count = int(step.starts[row]), int(step.counts[row] - draft_counts[row])

@@ -1,5 +1,4 @@
-"""What encoders are told of a prompt's tokens beside their ids: which of two texts they are of, whether others see
-them."""
+"""Per-token inputs of encoders beyond token ids: token types (two texts) and tokens hidden from the others."""
 
 from __future__ import annotations
 
@@ -14,10 +13,10 @@ from quire.shared.errors import InvalidArgument
 
 
 class TextMarks:
-    """By slot, where the second text begins, and how many tokens are seen."""
+    """Per-slot start of the second text and number of visible tokens."""
 
     def __init__(self, num_types: int) -> None:
-        """`num_types`: that the model knows."""
+        """Creates an empty table; `num_types` is the number of token types the model knows."""
         self._num_types = num_types
         self._second_from: dict[int, int] = {}
         self._num_seen: dict[int, int] = {}
@@ -28,7 +27,7 @@ class TextMarks:
         if not admission.second_text_from:
             return
         if self._num_types < 2:
-            raise InvalidArgument("second_text_from: this model does not tell two texts apart", field="params")
+            raise InvalidArgument("second_text_from: this model has no token types for a second text", field="params")
         self._second_from[slot] = admission.second_text_from
 
     def release(self, slot: int) -> None:
@@ -36,7 +35,7 @@ class TextMarks:
         self._num_seen.pop(slot, None)
 
     def types(self, inputs: StepInputs, device: torch.device) -> Tensor | None:
-        """int32 [num_tokens]; None if all are of the first text."""
+        """Returns the token types, int32 [num_tokens]; None if all tokens are of the first text."""
         if not self._second_from:
             return None
         second_from = [self._second_from.get(slot, inputs.num_tokens) for slot in inputs.slots.tolist()]
@@ -44,7 +43,7 @@ class TextMarks:
         return upload((inputs.positions >= per_token).astype(np.int32), device)
 
     def num_seen(self, inputs: StepInputs, device: torch.device) -> Tensor | None:
-        """int32 [num_seqs]; None if all tokens of all are."""
+        """Returns the number of visible leading tokens, int32 [num_seqs]; None if all tokens are visible."""
         if not self._num_seen:
             return None
         lengths = np.diff(inputs.query_start).tolist()

@@ -1,9 +1,9 @@
-"""How the tokens of a long step are shared out among ranks, each of which has the whole model. Host side only: numpy.
+"""Partition of a long step's tokens among context-parallel ranks, which all hold the whole model. Numpy only.
 
-A row's causal attention costs most at its end, so that a long one is cut into twice as many pieces as there are ranks,
-and a rank has one from the front and the one as far from the end (arXiv 2407.21783, 3.3.2): as many tokens and as much
-attention for each. Short rows go to a rank as a whole. A piece is a row like any other: its last position is where it
-ends, and what is before it lies in the cache.
+Causal attention costs most at the end of a row, so a long row is cut into twice as many pieces as there are ranks, and
+a rank gets one from the front and its mirror from the end (arXiv 2407.21783, 3.3.2): equal tokens and equal attention
+for each. Short rows go to one rank whole. A piece is a row like any other: its sequence length ends at its last
+position, and the positions before it are in the cache.
 """
 
 from __future__ import annotations
@@ -16,40 +16,40 @@ from quire.services.worker.step.slots import Rows
 from quire.services.worker.step.step_inputs import StepInputs
 from quire.shared.columns import I32
 
-FEW = 8  # a row with more than so small a part of a rank's tokens is cut
+FEW = 8  # rows with more than 1/FEW of a rank's tokens are cut
 
 
 def least_tokens(size: int) -> int:
-    """Of a step that is shared out among `size` ranks: so many that each rank has some, and each piece."""
+    """Returns the fewest tokens of a step that is partitioned among `size` ranks: every rank and piece gets some."""
     return 2 * FEW * size * size
 
 
 @dataclass(frozen=True, slots=True)
 class TokenShares:
-    """Of one step."""
+    """Assignment of the tokens of one step to ranks."""
 
     inputs: StepInputs
-    pieces: tuple[tuple[Rows, Rows, Rows], ...]  # by rank, ascending: of each its row, and its first and last token + 1
-    owners: Rows  # [num_tokens] whose each token is
-    places: Rows  # [num_tokens] which of its owner's it is
-    most: int  # tokens of the rank that has most
+    pieces: tuple[tuple[Rows, Rows, Rows], ...]  # by rank: row, first token and last token + 1 of each piece, ascending
+    owners: Rows  # [num_tokens] rank of each token
+    places: Rows  # [num_tokens] index within its rank's tokens
+    most: int  # largest number of tokens of a rank
 
     @property
     def size(self) -> int:
         return len(self.pieces)
 
     def tokens(self, rank: int) -> Rows:
-        """Its own, as indices into the step's."""
+        """Returns the indices of the rank's tokens within the step."""
         return np.flatnonzero(self.owners == rank)
 
     def slot_mappings(self, num_groups: int) -> I32:
-        """[num_groups, size, most] where the keys and values of each rank's tokens go; behind them the null block."""
+        """Returns the KV slots of each rank's tokens, [num_groups, size, most], padded with the null block."""
         mappings = np.zeros((num_groups, self.size, self.most), dtype=np.int32)
         mappings[:, self.owners, self.places] = self.inputs.slot_mapping.reshape(num_groups, -1)
         return mappings
 
     def wanted(self, tokens: I32 | Rows) -> WantedTokens:
-        """How the ranks hand each other what they make of `tokens` of the step."""
+        """Returns how ranks exchange the hidden states of `tokens` of the step."""
         owners = self.owners[tokens]
         counts = np.bincount(owners, minlength=self.size)
         most = max(int(counts.max()), 1)
@@ -62,7 +62,7 @@ class TokenShares:
         return WantedTokens(own, order)
 
     def of(self, rank: int, wanted: WantedTokens) -> StepInputs:
-        """A rank's part as a step of its own, whose samples are what it makes of the wanted tokens."""
+        """Returns the rank's part as a step of its own whose samples are the wanted tokens."""
         inputs, tokens = self.inputs, self.tokens(rank)
         rows, begins, ends = self.pieces[rank]
         query_start = np.zeros(len(rows) + 1, dtype=np.int32)
@@ -90,14 +90,14 @@ class TokenShares:
 
 @dataclass(frozen=True, slots=True)
 class WantedTokens:
-    """Of each rank as many, at least one, so that all take the same part in what ranks do together."""
+    """Tokens whose hidden states are gathered; every rank contributes equally many, at least one."""
 
-    own: I32  # [size, most] by rank, which of its tokens; behind them its first one
-    order: I32  # [num_wanted] where each is among [size * most]
+    own: I32  # [size, most] indices within the rank's tokens, padded with its first one
+    order: I32  # [num_wanted] position of each among the [size * most] gathered rows
 
 
 def share_out(inputs: StepInputs, size: int) -> TokenShares | None:
-    """None for steps that every rank computes by itself: short ones, and those in which every row has one token."""
+    """Partitions the step; returns None for steps every rank computes itself: short ones and pure decodes."""
     total = inputs.num_tokens
     if total < least_tokens(size) or total == inputs.num_rows:
         return None
@@ -118,14 +118,14 @@ def share_out(inputs: StepInputs, size: int) -> TokenShares | None:
 
 
 def _cut(row: int, begin: int, count: int, size: int) -> list[tuple[int, int, int, int]]:
-    """The two pieces in the middle are of one rank, and so are one."""
+    """Cuts a row into front and end pieces; the two middle pieces belong to one rank and are merged."""
     bounds = [begin + count * part // (2 * size) for part in range(2 * size + 1) if part != size]
     ranks = [*range(size), *reversed(range(size - 1))]
     return [(rank, row, *bounds[part : part + 2]) for part, rank in enumerate(ranks)]
 
 
 def _shares(inputs: StepInputs, pieces: Rows, size: int) -> TokenShares:
-    """`pieces` [num_pieces, 4], side by side."""
+    """Builds TokenShares from `pieces` [num_pieces, 4]: rank, row, begin, end."""
     ranks, rows, begins, ends = pieces.T
     owners = np.repeat(ranks, ends - begins)
     places = np.zeros(len(owners), dtype=np.intp)

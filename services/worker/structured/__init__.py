@@ -1,1 +1,1 @@
-"""Outputs of a given form: grammars compiled off the steps' path, masks filled beside the forward pass."""
+"""Structured output: grammars compiled outside of the step loop, and masks filled during the forward pass."""

@@ -1,4 +1,4 @@
-"""Grammars by name: compiled in threads of their own, once each, kept while the scheduler needs them and longer."""
+"""Compiles grammars in background threads, once each, and keeps them while the scheduler needs them and longer."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from quire.shared.structured_output.checks import FIELD
 log = logger("worker.grammars")
 
 NUM_THREADS = min(4, max(1, (os.cpu_count() or 1) // 2))
-MAX_CPU_S = 10.0  # of the thread's processor time, with a grammar that frontends, with less patience, have let in
-MAX_WALL_S = 60.0  # by the clock: a library's own process is bounded in its processor time, on a machine that is busy
-# Grammars that stay though no sequence needs them: a compiled one takes up to a thousand times its text.
+MAX_CPU_S = 10.0  # CPU time per grammar; frontends validated it with a lower limit
+MAX_WALL_S = 60.0  # wall-clock time per grammar: a busy machine may slow a library's subprocess, which has a CPU limit
+# Cached grammars that no sequence uses: a compiled one takes up to a thousand times the size of its text.
 MAX_UNUSED = 256
-MAX_UNUSED_BYTES = 1 << 20  # of text
-BYTES_OF_TEXT = 1000  # that count as one of text, of a library that knows what its grammars take
+MAX_UNUSED_BYTES = 1 << 20  # of their texts
+BYTES_OF_TEXT = 1000  # compiled bytes that count as one byte of text, if the library reports sizes
 
 
 @dataclass(frozen=True, slots=True)
 class CompileLimits:
-    """How much may be compiled at a time, and how long one grammar may take."""
+    """Number of threads, time limits per grammar, and size of the cache of unused grammars."""
 
     num_threads: int = NUM_THREADS
     max_cpu_s: float = MAX_CPU_S
@@ -45,38 +45,38 @@ LIMITS = CompileLimits()
 
 @dataclass(frozen=True, slots=True)
 class CompileResult:
-    """What came of an order."""
+    """Outcome of a request to compile a grammar."""
 
     error: QuireError | None
-    compile_us: int  # 0: it was there
+    compile_us: int  # 0: it was cached
 
 
 OnCompiled = Callable[[CompileResult], None]
 
 
 class MaskObserver(Protocol):
-    """Is told how long masks take, from any thread."""
+    """Receives timings of masks, from any thread."""
 
     def observe_mask_fill(self, seconds: float) -> None:
-        """Those of all sequences of a step, beside the device's work."""
+        """Observes the time to fill the masks of all sequences of a step, during the device's work."""
 
     def observe_mask_wait(self, seconds: float) -> None:
-        """A step's sampling had to wait for them."""
+        """Observes the time that a step's sampling waited for its masks."""
 
 
 class NoMaskObserver:
-    """Where there are no metrics."""
+    """Discards timings."""
 
     def observe_mask_fill(self, seconds: float) -> None:
-        """Not measured."""
+        """Does nothing."""
 
     def observe_mask_wait(self, seconds: float) -> None:
-        """Not measured."""
+        """Does nothing."""
 
 
 @dataclass(slots=True)
 class _Compilation:
-    """A grammar that is being compiled."""
+    """A compilation in progress, and the requests that wait for it."""
 
     waiting: list[OnCompiled] = field(default_factory=list)
     num_uses: int = 0
@@ -86,7 +86,7 @@ class _Compilation:
 
 @dataclass(frozen=True, slots=True)
 class _CompileDeadline:
-    """The time that a thread may take: its own, and the clock's."""
+    """CPU and wall-clock deadline of a compiling thread."""
 
     clock: int
     thread_time_s: float
@@ -94,18 +94,18 @@ class _CompileDeadline:
 
     @property
     def left_s(self) -> float:
-        """The least time in which one of both may be used up."""
+        """Shortest time in which one of both deadlines may be reached."""
         return min(self.thread_time_s - time.clock_gettime(self.clock), self.monotonic_s - time.monotonic())
 
 
 @dataclass(frozen=True, slots=True)
 class _CompiledEntry:
     grammar: Grammar
-    num_bytes: int  # of its text, or of what stands for it
+    num_bytes: int  # size of its text, or the equivalent of its compiled size
 
 
 class CompilePool:
-    """`prepare` and `release` count: what is prepared twice stays until it is released twice. Any thread may call."""
+    """Reference-counted grammars: one that was prepared twice stays until it is released twice. Thread-safe."""
 
     def __init__(
         self,
@@ -113,8 +113,8 @@ class CompilePool:
         observer: MaskObserver | None = None,
         bounds: CompileLimits = LIMITS,
     ) -> None:
-        """`open_backend` reads the vocabulary; called once, when the first grammar is wanted. `observer`: of the masks
-        that are made with the grammars."""
+        """`open_backend`: reads the vocabulary, called once for the first grammar; `observer`: receives timings of the
+        masks."""
         self.observer: MaskObserver = observer or NoMaskObserver()
         self._open_backend, self._bounds = open_backend, bounds
         self._opening = threading.Lock()
@@ -126,7 +126,7 @@ class CompilePool:
         self._use_counts: Counter[bytes] = Counter()
 
     def prepare(self, grammar_id: bytes, constraint: sampling_pb2.StructuredOutput, done: OnCompiled) -> None:
-        """`done` is called once, from any thread."""
+        """Compiles the constraint unless it is cached; calls `done` once, from any thread."""
         with self._lock:
             if grammar_id not in self._compiled:
                 compilation = self._compilations.get(grammar_id) or self._start_compilation(grammar_id, constraint)
@@ -145,7 +145,7 @@ class CompilePool:
                 self._evict()
 
     def release_all(self) -> None:
-        """All grammars may go."""
+        """Releases all grammars."""
         with self._lock:
             self._use_counts.clear()
             for compilation in self._compilations.values():
@@ -153,20 +153,20 @@ class CompilePool:
             self._evict()
 
     def grammar(self, grammar_id: bytes) -> Grammar | None:
-        """None if it has not been prepared, or has been released."""
+        """Returns a compiled grammar; None if it was not prepared, or was released."""
         with self._lock:
             ready = self._compiled.get(grammar_id)
             return None if ready is None else ready.grammar
 
     def open_backend_early(self) -> None:
-        """Opens the backend beside what the caller does next: reading the vocabulary holds Python's lock, and with the
-        first grammar it would hold up every stream. What is wrong with it is said where a grammar is wanted."""
+        """Opens the backend in the background: reading the vocabulary holds the GIL and would stall every stream when
+        the first grammar arrives. Errors are raised where a grammar is requested."""
         with self._lock:
             self._in_background(lambda: self.backend)
 
     @property
     def backend(self) -> GrammarBackend:
-        """Raises QuireError if there can be none."""
+        """The opened backend. Raises QuireError if it cannot be opened."""
         with self._opening:
             if self._opened is None:
                 self._opened = self._open_backend()
@@ -185,7 +185,7 @@ class CompilePool:
     def _run_compilation(
         self, grammar_id: bytes, constraint: sampling_pb2.StructuredOutput, compilation: _Compilation
     ) -> None:
-        opening_s = 0.0 if self._opened is not None else LONGEST_START_S  # it may be a process of its own
+        opening_s = 0.0 if self._opened is not None else LONGEST_START_S  # a library may start a subprocess
         clock = time.pthread_getcpuclockid(threading.get_ident())
         bounds = self._bounds
         bound = _CompileDeadline(
@@ -206,19 +206,19 @@ class CompilePool:
             not self._finish_compilation(grammar_id, compilation, ready, CompileResult(error, compile_us))
             and self._threads is not None
         ):
-            self._threads.remove_thread()  # this one has been replaced
+            self._threads.remove_thread()  # _abandon() has added another one
 
     def _compile(self, constraint: sampling_pb2.StructuredOutput) -> tuple[Grammar | None, QuireError | None]:
         try:
             return self.backend.compile(constraint), None
         except QuireError as error:
             return None, error
-        except BaseException as error:  # a library in Rust raises what is no Exception
-            log.exception("a grammar could not be compiled")
+        except BaseException as error:  # a panic in Rust is not an Exception
+            log.exception("grammar compilation failed")
             return None, Internal(f"structured_output: {type(error).__name__} while compiling")
 
     def _watch(self, grammar_id: bytes, compilation: _Compilation, bound: _CompileDeadline) -> None:
-        """Gives up a thread that has used up its time, and else looks again when it may have."""
+        """Abandons a thread that has used up its time, and else checks again when it may have."""
         if compilation.is_finished:
             return
         left_s = bound.left_s
@@ -230,7 +230,7 @@ class CompilePool:
         compilation.watch.start()
 
     def _abandon(self, grammar_id: bytes, compilation: _Compilation) -> None:
-        log.error("a grammar does not get compiled; its thread is left to itself", grammar=grammar_id.hex())
+        log.error("grammar compilation exceeded its limit; abandoning the thread", grammar=grammar_id.hex())
         error = InvalidArgument(f"{FIELD}: it takes more than {self._bounds.max_cpu_s:.0f} s to compile", field=FIELD)
         if (
             self._finish_compilation(
@@ -243,7 +243,8 @@ class CompilePool:
     def _finish_compilation(
         self, grammar_id: bytes, compilation: _Compilation, ready: _CompiledEntry | None, outcome: CompileResult
     ) -> bool:
-        """Calls the waiting callbacks, the first with the time it took; returns False if it was finished before."""
+        """Stores the outcome and calls the waiting callbacks, the first one with the time it took; returns False if it
+        was finished before."""
         with self._lock:
             if compilation.is_finished:
                 return False

@@ -1,4 +1,4 @@
-"""A sequence under a grammar: where it is, whether it may end, why it cannot go on."""
+"""State of a sequence under a grammar: its matcher, whether it may or must end, and its error."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class ConstrainedSequence:
         self.eos_ids = [i for i in columns.u32(admission.eos_token_ids).tolist() if i < vocab_size]
         self.may_end_early = not admission.sampling.ignore_eos
         self.ended = False
-        self.must_end = False  # the grammar allows nothing more
+        self.must_end = False  # the grammar allows no further token
         self.error: QuireError | None = None
-        self.failed_mask_number: int | None = None  # the number of the masks among which its own could not be made
+        self.failed_mask_number: int | None = None  # number of the mask batch in which its mask failed
         self._pace = TokenPace()
         self.forced_tokens: list[int] = []  # tokens that must come next
         self.advance_alone = False
@@ -45,7 +45,7 @@ class ConstrainedSequence:
         return not self.ended and self.error is None
 
     def advance(self, token_id: int) -> None:
-        """A token that was sampled; negative: none was."""
+        """Advances the matcher by a sampled token; a negative one means that none was sampled."""
         if not self.should_advance(token_id):
             return
         if not self._accepts(token_id):
@@ -54,21 +54,21 @@ class ConstrainedSequence:
             self.fail_as_too_slow(str(self._pace))
 
     def should_advance(self, token_id: int) -> bool:
-        """Whether its matcher has to take the token: it is no end, and the sequence has not ended."""
+        """Tells whether the matcher has to consume the token: the sequence is live, and the token does not end it."""
         if token_id < 0 or not self.is_live:
             return False
         self.ended = token_id in self.eos_ids
         return not self.ended
 
     def reject_token(self, token_id: int) -> None:
-        """Fails it for a token that its matcher did not take: a library at its limits takes none."""
+        """Fails the sequence for a token that its matcher did not accept: a library at its limits accepts none."""
         if not self._fail_by_fault():
             self.fail(f"the grammar does not allow token {token_id}, which the output holds")
 
     def _fail_by_fault(self) -> bool:
         fault = self.matcher.fault
         if DEAD_END in fault:
-            self.fail("the grammar came to a place where nothing may follow, and the text is not complete")
+            self.fail("the grammar reached a state where nothing may follow, and the text is not complete")
         elif fault:
             self.fail(f"the grammar became too complex: {without_grammar(fault)}")
         return bool(fault)
@@ -83,16 +83,16 @@ class ConstrainedSequence:
         return accepted
 
     def try_advance(self, token_ids: Sequence[int]) -> bool:
-        """Takes all of these tokens, or none where the grammar does not allow them all."""
+        """Advances the matcher by all of these tokens, or by none if the grammar does not allow them all."""
         if any(token_id in self.eos_ids for token_id in token_ids):
             return False
-        taken = self.matcher.accept(token_ids)
-        if taken < len(token_ids):
-            self.matcher.rollback(taken)
-        return taken == len(token_ids)
+        num_accepted = self.matcher.accept(token_ids)
+        if num_accepted < len(token_ids):
+            self.matcher.rollback(num_accepted)
+        return num_accepted == len(token_ids)
 
     def allow_end_tokens(self, mask: I32) -> None:
-        """Completes a mask just filled by what ends the sequence: the request says which tokens do."""
+        """Adds to a filled mask the request's end tokens, where the sequence may or must end."""
         if not self.is_live or self._fail_by_fault():
             mask[:] = 0
         elif not self.matcher.can_end:
@@ -103,6 +103,7 @@ class ConstrainedSequence:
                 mask[token_id // MASK_BITS] |= bit(token_id)
 
     def fail_as_too_slow(self, text: str) -> None:
+        """Fails the sequence; its grammar counts as slow from now on."""
         self.was_too_slow = True
         self.fail(f"the grammar is too slow: {text}")
 
@@ -111,5 +112,5 @@ class ConstrainedSequence:
 
 
 def bit(token_id: int) -> np.int32:
-    """Of a token in its word."""
+    """Returns the bit of a token in its mask word."""
     return np.uint32(1 << token_id % MASK_BITS).view(np.int32)

@@ -1,5 +1,5 @@
-"""Masks for many sequences at a time, within a budget of a step that tenants share: the sequences whose masks use it up
-are ended, so that all others go on."""
+"""Fills masks of many sequences within a time budget per step that tenants share: sequences whose masks exceed it are
+ended, so that all others continue."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from quire.services.worker.structured.port import MaskFiller, Matcher
 from quire.services.worker.structured.slow_tenants import SlowTenants
 from quire.shared.columns import I32
 
-MAX_STEPS_OVER_SHARE = 3  # steps in a row that a tenant is over its share
-STEP_BUDGET_S = 0.01  # of a core, for all sequences of a step whose cost is noticeable; tenants share it
-NOTICEABLE_S = 0.001  # a token and the mask after it, on average; what people write takes 0.02 to 0.6 ms
-SMOOTHING = 8  # tokens that the average is over, about
-SLOW_TOKEN_S = 0.001  # on average
-USUAL_TOKEN_S = 20e-6  # at most
-MIN_SLOW_TOTAL_S = 0.5
+MAX_STEPS_OVER_SHARE = 3  # consecutive steps in which a tenant may exceed its share
+STEP_BUDGET_S = 0.01  # CPU seconds per step for all sequences of noticeable cost; tenants share it
+NOTICEABLE_S = 0.001  # average time of a token and its mask; usual grammars take 0.02 to 0.6 ms
+SMOOTHING = 8  # tokens in the moving average
+SLOW_TOKEN_S = 0.001  # average time above which a sequence's tokens count as slow
+USUAL_TOKEN_S = 20e-6  # upper bound of the usual time per token
+MIN_SLOW_TOTAL_S = 0.5  # total time before a sequence's pace is judged
 
 
 class MaskedSequence(Protocol):
-    """A sequence that needs masks."""
+    """Interface of a sequence that needs masks."""
 
     matcher: Matcher
     tenant: str
-    advance_alone: bool  # its tokens are taken, and timed, alone
-    fill_alone: bool  # its masks are made, and timed, alone
-    token_s: float  # what its last token took, where it was timed alone
-    cost_s: float  # of a token and a mask, on average
+    advance_alone: bool  # its tokens are consumed and timed separately
+    fill_alone: bool  # its masks are filled and timed separately
+    token_s: float  # time of its last token, if timed separately
+    cost_s: float  # average time of a token and a mask
 
     def fail_as_too_slow(self, text: str) -> None:
-        """Fails it, and lets its grammar be remembered."""
+        """Fails the sequence, and records its grammar as slow."""
 
 
 class TokenPace:
-    """How fast a sequence goes on by its tokens: where one that moves brings many, these must not hold up others."""
+    """Average time per token of a sequence. A moved sequence may bring many tokens, which must not delay the others."""
 
     def __init__(self) -> None:
         self._seconds = 0.0
@@ -53,25 +53,26 @@ class TokenPace:
         return f"{self._num_tokens} tokens took {self._seconds:.1f} s"
 
 
-Row = tuple[MaskedSequence, int]  # and where its mask goes
-Costs = dict[str, list[MaskedSequence]]  # sequences whose cost is noticeable, by tenant
+Row = tuple[MaskedSequence, int]  # with the index of its mask
+Costs = dict[str, list[MaskedSequence]]  # sequences of noticeable cost, by tenant
 
 
 class FairFiller:
-    """Times all sequences together, and each alone while a step takes long: by the time of the processor."""
+    """Fills masks and times all sequences together; while a step takes long, times each one separately by CPU time."""
 
     def __init__(self, filler: MaskFiller) -> None:
         self._filler = filler
         self._tenants = SlowTenants(STEP_BUDGET_S)
-        self._num_over: dict[str, int] = {}  # steps in a row over its tenant's share, by tenant
+        self._num_over: dict[str, int] = {}  # consecutive steps over its share, by tenant
 
     def accept(self, sequences: Sequence[MaskedSequence], token_ids: Sequence[int]) -> list[bool]:
-        """A token each. Where all together take as long as a slow one, each takes its next by itself."""
+        """Advances each sequence by a token. If the batch takes as long as a slow token, each sequence advances alone
+        next time."""
         began = time.perf_counter()
         accepted = self._filler.accept([sequence.matcher for sequence in sequences], token_ids)
         if time.perf_counter() - began > SLOW_TOKEN_S + USUAL_TOKEN_S * len(sequences):
             for sequence in sequences:
-                sequence.advance_alone = True  # once: a sequence that was fast then stays so
+                sequence.advance_alone = True  # for one step: a fast sequence leaves this mode again
         return accepted
 
     def fill(self, sequences: Sequence[MaskedSequence], places: Sequence[int], masks: I32) -> None:
@@ -95,11 +96,11 @@ class FairFiller:
         self._filler.fill([sequence.matcher for sequence, _ in rows], [place for _, place in rows], masks)
         if time.perf_counter() - began > STEP_BUDGET_S:
             for sequence, _ in rows:
-                sequence.fill_alone = True  # once: a sequence that was fast then is not filled alone again
+                sequence.fill_alone = True  # for one step: a fast sequence leaves this mode again
 
     def _enforce_budget(self, sequences: Sequence[MaskedSequence]) -> None:
-        """Ends the most expensive sequences of a tenant that was over its share in some steps in a row, until the rest
-        is within it."""
+        """Ends the most expensive sequences of a tenant that exceeded its share in several consecutive steps, until the
+        rest is within it."""
         slow: Costs = {}
         for sequence in sequences:
             if sequence.cost_s > NOTICEABLE_S:
@@ -113,15 +114,15 @@ class FairFiller:
                 self._end_most_expensive(slow[tenant], shares[tenant])
 
     def _end_most_expensive(self, sequences: Sequence[MaskedSequence], share_s: float) -> None:
-        total = left = _total(sequences)
+        total = remaining = _total(sequences)
         for sequence in sorted(sequences, key=lambda one: one.cost_s, reverse=True):
-            if left <= share_s:
+            if remaining <= share_s:
                 break
-            left -= sequence.cost_s
+            remaining -= sequence.cost_s
             sequence.fail_as_too_slow(
                 f"a token takes {sequence.cost_s * 1e3:.0f} ms and all slow grammars of the tenant "
-                f"{total * 1e3:.0f} in a step; at most {share_s * 1e3:.0f} are given to them; make it unambiguous, or "
-                "send fewer at a time"
+                f"{total * 1e3:.0f} in a step, which may take {share_s * 1e3:.0f}; make the grammar unambiguous, or "
+                "send fewer requests at a time"
             )
 
 

@@ -1,4 +1,4 @@
-"""Masks are made by a thread of its own, from the moment the tokens that they follow are on the host."""
+"""Builds masks in a background thread, as soon as the tokens that they follow are on the host."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from quire.services.worker.structured.stream_gate import StreamGate
 from quire.shared.columns import I32
 from quire.shared.errors import Internal, QuireError
 
-MAX_WAIT_S = 5.0  # with masks that the library has been given, each of which is bounded far below that
-MAX_WAIT_SLICES = 10  # that it is waited in: a process that is stopped and continued loses one, however long that took
+MAX_WAIT_S = 5.0  # per batch of masks, each of which has a far lower limit
+MAX_WAIT_SLICES = 10  # of MAX_WAIT_S: a process that is stopped and continued loses one slice, however long it stood
 TokenSource = Callable[[], Sequence[int]]  # waits until they are on the host
 
 
 class MaskBuilder:
-    """Owns the thread, the masks by slot, and the library's own threads. One that hangs is left behind as a whole."""
+    """Owns the thread, the masks by slot, and the library's filler; if it hangs, it is abandoned as a whole."""
 
     def __init__(self, num_slots: int, vocab_size: int, grammars: CompilePool, device: torch.device) -> None:
         for_cuda = torch.device(device).type == "cuda"
@@ -41,12 +41,12 @@ class MaskBuilder:
         self._memory = self._allocate_masks(num_slots)  # [num_slots, num_words]
         self._masks: I32 = self._memory.numpy()
         self._on_device = torch.zeros_like(self._memory, device=device) if for_cuda else self._memory
-        self._staged: Tensor | None = None  # where masks of drafted rows are put together
+        self._staged: Tensor | None = None  # gathered masks of rows with drafts
         self._gate = StreamGate() if for_cuda else None
         self._count = 0
-        self._taken: Future[None] | None = None
-        self._made: Future[None] | None = None
-        self._awaited: Future[None] | None = None  # the last that was waited for here
+        self._advanced: Future[None] | None = None
+        self._built: Future[None] | None = None
+        self._awaited: Future[None] | None = None  # the last future that wait() has waited for
         self._busy_since: float | None = None
         self.is_hung = False
         if for_cuda:
@@ -60,30 +60,33 @@ class MaskBuilder:
         *,
         collect_forced: bool,
     ) -> None:
-        """`receivers` take the tokens, one each; `sequences`, those among them, each once, get their next masks."""
+        """Starts advancing `receivers` by the tokens, one each, and building the next masks of `sequences`, the
+        distinct ones among them."""
         self._count += 1
         number = self._count
-        taken = self._thread.submit(lambda: self._advance_matchers(receivers, tokens, sequences, collect_forced))
-        self._made = self._thread.submit(lambda: self._build_masks(number, taken, sequences))
-        self._taken = taken
+        advanced = self._thread.submit(lambda: self._advance_matchers(receivers, tokens, sequences, collect_forced))
+        self._built = self._thread.submit(lambda: self._build_masks(number, advanced, sequences))
+        self._advanced = advanced
 
     def wait_for_tokens(self) -> None:
-        """Until all have been taken."""
-        if self._taken is not None:
-            wait(self._taken, self)
+        """Waits until all tokens are consumed."""
+        if self._advanced is not None:
+            wait(self._advanced, self)
 
     def wait(self) -> None:
-        """Until all masks are made."""
-        made = self._made
-        if made is not None and made is not self._awaited:
-            self._awaited = made
+        """Waits until all masks are built."""
+        built = self._built
+        if built is not None and built is not self._awaited:
+            self._awaited = built
             began = time.perf_counter()
-            wait(made, self)
+            wait(built, self)
             self._grammars.observer.observe_mask_wait(time.perf_counter() - began)
 
     def device_masks(self, slots: slice) -> Tensor:
-        """[num_slots, num_words] for what is launched from now on, right at `slots` once the masks are made: waits for
-        them, and on CUDA lets the device wait."""
+        """Returns the masks, [num_slots, num_words], for kernels launched from now on; valid at `slots`.
+
+        Waits for the masks on the CPU; on CUDA the stream waits for them.
+        """
         if self._gate is None:
             self.wait()
         else:
@@ -91,11 +94,11 @@ class MaskBuilder:
         return self._on_device
 
     def step_masks(self, sequences: Sequence[ConstrainedSequence]) -> StepMasks | None:
-        """One that waits for all masks so far."""
-        return None if self._made is None else StepMasks(self, self._made, self._count, sequences)
+        """Returns a handle that waits for all masks so far, or None if there are none."""
+        return None if self._built is None else StepMasks(self, self._built, self._count, sequences)
 
     def give_up(self) -> None:
-        """Any thread may."""
+        """Abandons the builder. Thread-safe."""
         self.is_hung = True
         if self._gate is not None:
             self._gate.open_permanently()
@@ -105,7 +108,7 @@ class MaskBuilder:
         return self._busy_since
 
     def fill(self, sequences: Sequence[ConstrainedSequence], places: Sequence[int], masks: I32) -> None:
-        """When all masks are made, or on their thread."""
+        """Fills the masks of `sequences`. Called on the masks' thread, or while it is idle."""
         live = [(sequence, place) for sequence, place in zip(sequences, places, strict=True) if sequence.is_live]
         if live:
             self._filler.fill([sequence for sequence, _ in live], [place for _, place in live], masks)
@@ -113,20 +116,20 @@ class MaskBuilder:
             sequence.allow_end_tokens(masks[place])
 
     def gather(self, slots: Rows) -> Tensor:
-        """The masks of these slots, to be changed. Steps before this one are done with the pinned memory: their tokens
-        have been seen."""
-        if self._staged is None or len(self._staged) < len(slots):  # rows behind drafts have masks of their own
+        """Copies the masks of these slots to be modified. Earlier steps no longer read the pinned memory: their tokens
+        have arrived."""
+        if self._staged is None or len(self._staged) < len(slots):  # rows after drafts have masks of their own
             self._staged = self._allocate_masks(2 * len(slots))
         staged = self._staged[: len(slots)]
-        # No torch here: threads of its pool that had copied would go on spinning, at the cost of those that fill masks.
+        # NumPy, because threads of torch's pool would keep spinning after a copy and slow those that fill masks.
         np.take(self._masks, slots, axis=0, out=staged.numpy(), mode="clip")
         return staged
 
     def _allocate_masks(self, num_masks: int) -> Tensor:
-        """What no grammar has filled allows nothing."""
+        """Allocates masks that allow nothing until they are filled."""
         return torch.zeros((num_masks, self._num_words), dtype=torch.int32, pin_memory=self._for_cuda)
 
-    # On the masks' thread
+    # Methods that run on the masks' thread
 
     def _advance_matchers(
         self,
@@ -139,7 +142,7 @@ class MaskBuilder:
         self._busy_since = time.perf_counter()
         taken = [*zip(receivers, token_ids, strict=True)]
         together: list[tuple[ConstrainedSequence, int]] = []
-        if len(taken) > 1 and [*receivers] == [*sequences]:  # a token each
+        if len(taken) > 1 and [*receivers] == [*sequences]:  # one token per sequence
             together = [each for each in taken if not each[0].advance_alone]
             taken = [each for each in taken if each[0].advance_alone]
         self._advance_together(together)
@@ -158,9 +161,9 @@ class MaskBuilder:
             if not is_right:
                 sequence.reject_token(token_id)
 
-    def _build_masks(self, number: int, taken: Future[None], sequences: Sequence[ConstrainedSequence]) -> None:
+    def _build_masks(self, number: int, advanced: Future[None], sequences: Sequence[ConstrainedSequence]) -> None:
         try:
-            taken.result()  # raises what went wrong there
+            advanced.result()  # raises its error
             began = time.perf_counter()
             self.fill(sequences, [sequence.slot for sequence in sequences], self._masks)
             self._grammars.observer.observe_mask_fill(time.perf_counter() - began)
@@ -175,7 +178,7 @@ class MaskBuilder:
 
 @dataclass(frozen=True, slots=True)
 class StepMasks:
-    """A step whose sampling waits for masks, or has waited."""
+    """Masks of a step whose sampling waits for them."""
 
     _builder: MaskBuilder
     _masks: Future[None]
@@ -183,7 +186,7 @@ class StepMasks:
     _sequences: Sequence[ConstrainedSequence]
 
     def faults(self) -> dict[int, QuireError]:
-        """Sequences that cannot go on, by slot. Any thread may ask, and waits for the masks."""
+        """Returns the errors of sequences that cannot continue, by slot; waits for the masks. Thread-safe."""
         wait(self._masks, self._builder)
         return {
             sequence.slot: sequence.error
@@ -195,20 +198,21 @@ class StepMasks:
 
 
 def wait(job: Future[None], builder: MaskBuilder) -> None:
-    """A thread that hangs in the library is left to itself, with the memory that it may still write to."""
+    """Waits for `job` in slices; on timeout abandons the builder with its thread and the memory that this may still
+    write to."""
     for _ in range(MAX_WAIT_SLICES):
         with contextlib.suppress(TimeoutError):
             job.exception(MAX_WAIT_S / MAX_WAIT_SLICES)
             break
     else:
         builder.give_up()
-        raise Internal(f"masks were not made within {MAX_WAIT_S:.0f} s")
+        raise Internal(f"grammar masks were not built within {MAX_WAIT_S:.0f} s")
     job.result()
 
 
 def _watch(builder_ref: weakref.ref[MaskBuilder]) -> None:
-    """While a stream waits, the thread that launches may have to wait as well, to load a kernel for instance, and then
-    no thread is left to notice that the masks' thread hangs."""
+    """Abandons a hanging builder from a thread of its own: while a stream waits, the launching thread may be blocked as
+    well, e.g. loading a kernel, and could not notice that the masks' thread hangs."""
     seen, num_turns = None, 0
     while (builder := builder_ref()) is not None and not builder.is_hung:
         num_turns = num_turns + 1 if builder.busy_since is not None and builder.busy_since == seen else 0

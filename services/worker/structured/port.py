@@ -1,4 +1,4 @@
-"""What the worker asks of a grammar library."""
+"""Interface of a grammar library."""
 
 from __future__ import annotations
 
@@ -10,60 +10,67 @@ from quire.shared.pb.common.v1 import sampling_pb2
 
 
 class Matcher(Protocol):
-    """Where one sequence is in its grammar."""
+    """Position of one sequence in its grammar."""
 
-    library: str  # by name: whose it is
+    library: str  # name of its library
 
     def accept(self, token_ids: Sequence[int]) -> int:
-        """Goes on by the first so many of these tokens that the grammar allows; none is an end of sequence."""
+        """Consumes the longest prefix of these tokens that the grammar allows and returns its length; none is an end
+        token."""
 
     def accept_sampled(self, token_id: int) -> bool:
-        """Goes on by a token that was sampled, which is no end of sequence; False: the grammar does not allow it, or
-        the library is at its limits, which `fault` then says, and the matcher is of no more use."""
+        """Consumes a sampled token, which is not an end token.
+
+        Returns False if the grammar does not allow it or the library is at its limits, which `fault` reports; the
+        matcher must not be used any further then.
+        """
 
     def rollback(self, count: int) -> None:
         """Takes back the last `count` tokens."""
 
     def forced_tokens(self) -> list[int]:
-        """Tokens that must come next, as far as there is no choice, in the tokenizer's own spelling."""
+        """Returns the tokens that must come next, up to the first choice, as the tokenizer would spell them."""
 
     @property
     def can_end(self) -> bool:
-        """What has been accepted is whole."""
+        """Whether the accepted text is complete."""
 
     @property
     def fault(self) -> str:
-        """Why it cannot go on (its limits, mostly); empty if it can."""
+        """Reason why the matcher cannot continue, mostly its limits; empty if it can."""
 
 
 class Grammar(Protocol):
-    """Compiled once, for any number of sequences."""
+    """Compiled grammar, shared by any number of sequences."""
 
-    num_bytes: int  # of memory, about; 0 where that is not known
+    num_bytes: int  # approximate memory; 0 if unknown
 
     def start(self) -> Matcher:
-        """At its beginning."""
+        """Returns a matcher at the grammar's start."""
 
 
 class MaskFiller(Protocol):
-    """Makes masks, in threads of its own or in the caller's."""
+    """Fills masks, in threads of its own or in the caller's."""
 
     def accept(self, matchers: Sequence[Matcher], token_ids: Sequence[int]) -> list[bool]:
-        """Each goes on by its token, which is no end of sequence; False: the grammar does not allow it, and the matcher
-        is of no more use."""
+        """Advances each matcher by its token, which is not an end token; False where the grammar does not allow it, and
+        the matcher must not be used any further."""
 
     def fill(self, matchers: Sequence[Matcher], places: Sequence[int], masks: I32) -> None:
-        """masks[places[i]] = the tokens that matchers[i] allows next, ends of sequence left out; a single one in the
-        caller's thread. `masks` int32 [num_masks, ceil(vocab_size / 32)], a bit for each token, lowest bits first.
-        Afterwards a matcher may have a fault."""
+        """Fills masks[places[i]] with the tokens that matchers[i] allows next, without end tokens; a single mask in the
+        caller's thread.
+
+        `masks`: int32 [num_masks, ceil(vocab_size / 32)], a bit per token, lowest bits first. A matcher may have a
+        fault afterwards.
+        """
 
 
 class GrammarBackend(Protocol):
-    """A library, bound to a vocabulary. Any thread may call it; a matcher only has one caller at a time."""
+    """A library bound to a vocabulary. Thread-safe, except that a matcher has one caller at a time."""
 
     def compile(self, constraint: sampling_pb2.StructuredOutput) -> Grammar:
-        """In bounded time and memory. Raises InvalidArgument for a constraint that is wrong, that nothing fulfils, or
-        that is too large."""
+        """Compiles a constraint in bounded time and memory. Raises InvalidArgument for one that is invalid,
+        unsatisfiable or too large."""
 
     def filler(self) -> MaskFiller:
-        """A new one."""
+        """Returns a new mask filler."""

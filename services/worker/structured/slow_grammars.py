@@ -1,4 +1,4 @@
-"""Remembers grammars whose sequences were ended as too slow, and refuses the next sequences under them."""
+"""Remembers grammars whose sequences were ended as too slow, and refuses further sequences under them."""
 
 from __future__ import annotations
 
@@ -7,30 +7,30 @@ from collections import Counter, OrderedDict
 from quire.shared.errors import InvalidArgument
 from quire.shared.structured_output.checks import FIELD
 
-MAX_ENDED = 3  # sequences of a grammar: one may have been slow for its length
-MAX_REFUSED = 64  # sequences of a grammar; then one more is tried
-REMEMBERED = 1024  # grammars
+MAX_ENDED = 3  # sequences per grammar: a single one may have been slow because of its length
+MAX_REFUSED = 64  # sequences per grammar, after which one more is tried
+REMEMBERED = 1024  # grammars, the most recently ended ones
 
 
 class SlowGrammars:
     """Counts ended sequences by grammar, least recently ended first."""
 
     def __init__(self, remembered: int = REMEMBERED) -> None:
-        """`remembered`: grammars."""
+        """`remembered`: number of grammars to remember."""
         self._remembered = remembered
         self._num_ended: OrderedDict[bytes, int] = OrderedDict()
         self._num_refused: Counter[bytes] = Counter()
 
     def record_ended(self, grammar_id: bytes) -> None:
-        """A sequence of this grammar was ended."""
+        """Counts a sequence of this grammar that was ended."""
         self._num_ended[grammar_id] = self._num_ended.pop(grammar_id, 0) + 1
         if len(self._num_ended) > self._remembered:
             oldest, _ = self._num_ended.popitem(last=False)
             self._num_refused.pop(oldest, None)
 
     def check(self, grammar_id: bytes) -> None:
-        """Raises InvalidArgument for one that has been too slow too often. One of many is tried again: what was slow
-        beside others may be fast without them."""
+        """Raises InvalidArgument for a grammar that was too slow too often; admits one sequence after many refused
+        ones, since a grammar may be fast again under less load."""
         num_ended = self._num_ended.get(grammar_id, 0)
         if num_ended < MAX_ENDED:
             return

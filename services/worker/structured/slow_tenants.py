@@ -1,24 +1,24 @@
-"""Divides a step's budget of slow masks between tenants; one that exceeds its share again and again gets less of it."""
+"""Divides a step's budget for slow masks between tenants; one that repeatedly exceeds its share gets less."""
 
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping
 
-MIN_SHARE_S = 0.002  # of a step: the slowest mask of what people write for the default library takes so long
-MASKS_PER_STRIKE = 2048  # of a tenant, after which one strike is forgotten: some minutes of an answer
-MAX_TENANTS = 1024  # that are remembered
+MIN_SHARE_S = 0.002  # per step: the slowest mask of usual grammars with the default library
+MASKS_PER_STRIKE = 2048  # masks of a tenant after which one strike expires: some minutes of generation
+MAX_TENANTS = 1024  # with strikes, the most recent ones
 
 
 class SlowTenants:
-    """Counts strikes: steps that ended sequences of a tenant because its masks took too long."""
+    """Counts strikes by tenant: steps in which sequences of the tenant were ended because their masks took too long."""
 
     def __init__(self, budget_s: float, max_tenants: int = MAX_TENANTS) -> None:
-        """`max_tenants`: those that are remembered."""
+        """`budget_s`: per step, for all tenants; `max_tenants`: number of tenants to remember."""
         self._max_tenants = max_tenants
         self._budget_s = budget_s
         self._strikes: OrderedDict[str, int] = OrderedDict()
-        self._num_masks: Counter[str] = Counter()  # since its last strike came or went
+        self._num_masks: Counter[str] = Counter()  # since its last strike was added or expired
 
     def add_strike(self, tenant: str) -> None:
         self._strikes[tenant] = self._strikes.pop(tenant, 0) + 1
@@ -28,7 +28,7 @@ class SlowTenants:
             del self._num_masks[oldest]
 
     def count_masks(self, tenants: Iterable[str]) -> None:
-        """Counts a mask for each of these; a strike is forgotten after many without another."""
+        """Counts one mask for each of these tenants; a strike expires after many masks without another."""
         if not self._strikes:
             return
         for tenant in tenants:
@@ -38,8 +38,11 @@ class SlowTenants:
                     self._drop_strike(tenant)
 
     def shares(self, asked_s: Mapping[str, float]) -> dict[str, float]:
-        """Returns the seconds of a step that each tenant may take: at least what it takes, where there is enough for
-        all. Those that ask for less than an equal part leave the rest to the others (max-min fairness)."""
+        """Returns the seconds of a step that each tenant may take: at least what it asks for if the budget covers all
+        requests.
+
+        Tenants that ask for less than an equal part leave the rest to the others (max-min fairness).
+        """
         shares: dict[str, float] = {}
         left_s = self._budget_s
         for number, tenant in enumerate(sorted(asked_s, key=lambda name: asked_s[name])):

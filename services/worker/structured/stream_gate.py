@@ -1,4 +1,4 @@
-"""Copies to a CUDA device that wait for the host; the thread that launches what reads them does not."""
+"""Copies to a CUDA device that wait for the host without blocking the thread that launches their readers."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from torch import Tensor
 
 from quire.shared.errors import Internal
 
-WAIT_VALUE_GEQ = 0  # CU_STREAM_WAIT_VALUE_GEQ: by their difference in 32 bits
+WAIT_VALUE_GEQ = 0  # CU_STREAM_WAIT_VALUE_GEQ, compares the difference in 32 bits
 FAR_AHEAD = 2**30
 
 
 class StreamGate:
-    """A number that only grows, in memory of the host that the device reads, and a stream that waits for it."""
+    """A monotonic counter in pinned host memory, and a CUDA stream that waits for its values."""
 
     def __init__(self) -> None:
         self._memory = torch.zeros(1, dtype=torch.int32, pin_memory=True)
@@ -28,8 +28,8 @@ class StreamGate:
         self._copied = torch.cuda.Event()
 
     def copy_after(self, number: int, target: Tensor, source: Tensor) -> None:
-        """When `number` has been reached, beside what the current stream does; what is launched there from now on waits
-        for it."""
+        """Copies `source` to `target` once the counter reaches `number`, concurrently to the current stream; later work
+        on that stream waits for the copy."""
         status = _wait_value()(self._stream.cuda_stream, self._memory.data_ptr(), number, WAIT_VALUE_GEQ)
         if status:
             raise Internal(f"CUDA error: cuStreamWaitValue32 returned {status}")
@@ -39,14 +39,16 @@ class StreamGate:
         self._copied.wait()
 
     def advance_to(self, number: int) -> None:
+        """Sets the counter to `number`."""
         self._reached = number
         if not self._is_open:
             self._number[0] = np.int32(number)
-            if self._is_open:  # since that was looked at: what was written would have closed it, for good
+            if self._is_open:  # opened concurrently: the write above would close it for good
                 self._write_far_ahead()
 
     def open_permanently(self) -> None:
-        """For work whose results are not wanted. Several threads may say so: added twice, FAR_AHEAD would be behind."""
+        """Releases all waiting work, whose results are discarded. Idempotent and thread-safe: adding FAR_AHEAD twice
+        would wrap around."""
         self._is_open = True
         self._write_far_ahead()
 

@@ -1,1 +1,1 @@
-"""What a start does beside the loading of a model: imports and compiled kernels."""
+"""Startup work concurrent with loading a model: imports and kernel compilation."""

@@ -1,4 +1,4 @@
-"""Kernels compiled beside the loading of a model, at its first start on a machine."""
+"""Compilation of kernels concurrent with loading a model, at its first start on a machine."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ log = logger("worker.kernels")
 
 
 class KernelCompilation:
-    """Being compiled, in processes of their own; on the CPU there is nothing to compile."""
+    """Compilation in separate processes; nothing to compile on the CPU."""
 
     def __init__(self, settings: WorkerSettings, process: CompileProcess | None = None) -> None:
-        """`process`: begun already."""
+        """`process`: a compile process that is running already."""
         self._started = time.perf_counter()
         self._process = process
         if process is None and missing(settings) is not None:
             self._process = CompileProcess(settings)
 
     def wait(self) -> None:
-        """Until they can be called without delay."""
+        """Waits until the kernels are compiled."""
         if self._process is None:
             return
         if self._process.wait():
@@ -51,16 +51,16 @@ class KernelCompilation:
 
 
 def missing(settings: WorkerSettings) -> Missing | None:
-    """Raises QuireError where the settings or the model are no good."""
+    """Returns the kernels to compile, or None if none is missing. Raises QuireError for invalid settings or models."""
     if not needs_compilation(settings):
         return None
     try:
         from quire.kernels.triton.precompile import precompile
-    except ImportError:  # the choice of kernels says why
+    except ImportError:  # reported by the kernel selection
         return None
     values = read_config(Path(settings.model))
     if find_encoder(values) is not None:
-        return None  # its few kernels are made when they are first called
+        return None  # an encoder's few kernels are compiled on first use
     config = read_model_config(values, settings.model_impl)
     block_size = block_size_for(settings, config, has_trees=_has_trees(settings, config))
     wanted = worker_limits.from_settings(settings, config.max_positions, block_size)
@@ -75,7 +75,7 @@ def _has_trees(settings: WorkerSettings, config: DecoderConfig) -> bool:
 
 
 def model_shape(settings: WorkerSettings, config: DecoderConfig, wanted: WorkerLimits) -> ModelShape:
-    """What there is to compile for: the part of a rank."""
+    """Returns the shapes to compile for: those of one rank's part of the model."""
     from quire.kernels.triton.precompile import shapes
     from quire.kernels.triton.single_row.row_attention import row_attention_takes
     from quire.kernels.triton.single_row.row_linear import row_linear_takes
@@ -121,7 +121,8 @@ def model_shape(settings: WorkerSettings, config: DecoderConfig, wanted: WorkerL
 
 
 def packed_shape(quantization: CheckpointQuantization | None, rows: Iterable[int]) -> PackedShape | None:
-    """`rows`: how long those of the weights are."""
+    """Returns the shape of packed weights, or None if they are dequantized at load. `rows`: row lengths of
+    the weights."""
     from quire.kernels.triton.precompile import shapes
     from quire.kernels.triton.quantization.packed_weight import SPANS
 

@@ -1,9 +1,7 @@
-"""`python -m quire.services.worker.warmup.compile_kernels`: compiles what a worker will call.
+"""Command `python -m quire.services.worker.warmup.compile_kernels`: compiles the kernels of a worker.
 
-Reads the worker's settings from standard input.
-
-In a process of its own, because a process that compiles for a GPU without it is good for nothing else.
-"""
+Reads the worker's settings from standard input. It runs in a separate process because a process that compiles for a GPU
+without using it is good for nothing else."""
 
 from __future__ import annotations
 
@@ -16,11 +14,11 @@ from quire.shared.settings import WorkerSettings
 
 def main() -> int:
     early_init.start()
-    from quire.services.worker.warmup import build_kernels  # and torch with it
+    from quire.services.worker.warmup import build_kernels  # imports torch
 
     try:
         missing = build_kernels.missing(WorkerSettings.model_validate_json(sys.stdin.read()))
-    except QuireError:  # the worker says it
+    except QuireError:  # reported by the worker
         return 1
     if missing is None:
         return 0

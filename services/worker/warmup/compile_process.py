@@ -1,8 +1,7 @@
-"""The process that compiles kernels at the first start on a machine.
+"""Process that compiles kernels at the first start on a machine.
 
-It is begun before the worker imports torch, which takes seconds, as it does there. This module therefore imports
-neither torch nor Triton.
-"""
+It is started before the worker imports torch, which takes seconds in both processes. Therefore this module imports
+neither torch nor Triton."""
 
 from __future__ import annotations
 
@@ -16,23 +15,23 @@ from pathlib import Path
 from quire.shared.settings import WorkerSettings
 
 MODULE = "quire.services.worker.warmup.compile_kernels"
-MARKERS = "quire-*.compiled"  # left behind where kernels have been compiled
-MAX_WAIT_S = 120.0  # it takes 10, where it has cores to itself
+MARKERS = "quire-*.compiled"  # written after kernels have been compiled
+MAX_WAIT_S = 120.0  # compiling takes 10 s on idle cores
 
 
 class CompileProcess:
-    """And those that it becomes, which are a process group: one that hangs is ended with all of them."""
+    """A compile process and its children, in one process group: if one hangs, all are killed."""
 
     def __init__(self, settings: WorkerSettings) -> None:
         command = [sys.executable, "-P", "-m", MODULE]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, text=True, start_new_session=True)
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # wait() says so
+        with contextlib.suppress(BrokenPipeError):  # wait() reports the failure
             self._process.stdin.write(settings.model_dump_json())
             self._process.stdin.close()
 
     def wait(self) -> bool:
-        """Whether all went well. What it has not compiled will be where it is called."""
+        """Waits for the process; returns whether it succeeded. Kernels it missed are compiled on first use."""
         try:
             return self._process.wait(MAX_WAIT_S) == 0
         except subprocess.TimeoutExpired:
@@ -42,7 +41,7 @@ class CompileProcess:
 
 
 def start(settings: WorkerSettings) -> CompileProcess | None:
-    """None where nothing will have to be compiled, as far as can be said in a moment."""
+    """Starts a compile process, or returns None if, at a cheap check, nothing has to be compiled."""
     if not needs_compilation(settings) or any(cache_folder().glob(MARKERS)):
         return None
     return CompileProcess(settings)
@@ -57,6 +56,6 @@ def num_cores(settings: WorkerSettings) -> int:
 
 
 def cache_folder() -> Path:
-    """Triton's."""
+    """Returns Triton's cache folder."""
     home = Path(os.environ.get("TRITON_HOME") or Path.home())
     return Path(os.environ.get("TRITON_CACHE_DIR") or home / ".triton" / "cache")

@@ -1,4 +1,4 @@
-"""What takes half a second of a start on a GPU, done while torch is imported: nothing here imports it."""
+"""GPU startup work of half a second, done while torch is imported; this module does not import it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import sys
 import threading
 from collections.abc import Callable
 
-SWITCH_INTERVAL_S = 1e-4  # hashing asks for Python's lock after every megabyte, while modules are imported
+SWITCH_INTERVAL_S = 1e-4  # hashing requests the GIL after every megabyte while modules are imported
 
 
 def start() -> None:
-    """Does nothing where there is no Triton."""
+    """Starts the work in a thread; does nothing without Triton."""
     with contextlib.suppress(ImportError):
         triton_key = importlib.import_module("triton.runtime.cache").triton_key
         sys.setswitchinterval(SWITCH_INTERVAL_S)
@@ -21,7 +21,7 @@ def start() -> None:
 
 
 def _wait(triton_key: Callable[[], str]) -> None:
-    """All of Triton's code is read and hashed, which it remembers; the driver is opened, if there is one."""
+    """Computes Triton's source hash, which Triton caches, and initializes the driver, if there is one."""
     triton_key()
     with contextlib.suppress(OSError):
         ctypes.CDLL("libcuda.so.1").cuInit(0)

@@ -30,7 +30,7 @@ WORDS = {
     "prometheusOperator": "PodMonitor, rules and dashboard for clusters that have the operator",
     "autoscaling": "KEDA. toZero: 0 workers without requests; roles: each by its own load; "
     "prometheus: its address for KEDA",
-    "inferenceGateway": "An InferencePool of the frontends and an HTTPRoute to it (requirements: k8s/README.md)",
+    "inferenceGateway": "An InferencePool of the frontends and an HTTPRoute to it (docs/operations/kubernetes.md)",
     "settings": "Settings of every service, as in base/quire.yaml",
 }
 

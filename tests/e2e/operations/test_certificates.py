@@ -1,4 +1,4 @@
-"""SECURITY.md's recipe for certificates, typed as it stands."""
+"""Runs the certificate recipe of docs/operations/security.md as it stands."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MISSING = [program for program in ("bash", "curl", "openssl") if shutil.which(pr
 
 @pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}")
 def test_certificates_of_the_recipe_are_taken_by_services_and_clients(tmp_path: Path) -> None:
-    (recipe,) = BLOCK.findall((ROOT / "SECURITY.md").read_text())
+    (recipe,) = BLOCK.findall((ROOT / "docs" / "operations" / "security.md").read_text())
     printed = typed(with_free_ports(recipe), tmp_path)
     assert re.search(r"ok +client_tls +run/certs/service.pem and its key fit together", printed)
     assert "FAIL" not in printed

@@ -1,4 +1,4 @@
-"""OPERATING.md, typed as it stands: the blocks of all chapters but the first, one behind the other, in one shell."""
+"""Runs the shell blocks of docs/operations/walkthrough.md in order in one shell, all chapters but the first."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 from tests.ports import quiet_port
 
 ROOT = Path(__file__).resolve().parents[3]
-GUIDE = (ROOT / "OPERATING.md").read_text()
+GUIDE = (ROOT / "docs" / "operations" / "walkthrough.md").read_text()
 CHAPTER = re.compile(r"^## \d\. (.*?)$", re.MULTILINE)
 BLOCK = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
 TYPED = ("bash", "jq", "curl", "openssl", "prometheus")
@@ -84,11 +84,11 @@ def test_who_types_what_the_guide_says_gets_what_it_says(folder: Path) -> None:
     assert '"prompt_tokens":18,"completion_tokens":3' in told["What it does"]
     assert '"prefill_time_ms"' in told["What it does"]
     for job, count in (("frontend", 1), ("scheduler", 1), ("worker", 2)):
-        assert f'["quire-{job}","{count}"]' in told["Watched"]
+        assert f'["quire-{job}","{count}"]' in told["Monitoring"]
     assert "Once upon a time" in told["When parts die"]
     assert len(re.findall(r"^worker .* ready ", told["When parts die"], re.MULTILINE)) == 2
-    assert told["Locked"].split()[-3:] == ["401", "200", "42"]
-    assert re.search(r"^worker +worker-1 .* ready ", told["Services of their own"], re.MULTILINE)
-    assert told["Services of their own"].split()[-2:] == ["quire-tiny", "68"]
-    assert re.search(r"^errors +0$", told["For long"], re.MULTILINE)
-    assert re.search(r"^unowned_blocks +0$", told["For long"], re.MULTILINE)
+    assert told["Authentication and TLS"].split()[-3:] == ["401", "200", "42"]
+    assert re.search(r"^worker +worker-1 .* ready ", told["Separate services"], re.MULTILINE)
+    assert told["Separate services"].split()[-2:] == ["quire-tiny", "68"]
+    assert re.search(r"^errors +0$", told["Long runs"], re.MULTILINE)
+    assert re.search(r"^unowned_blocks +0$", told["Long runs"], re.MULTILINE)

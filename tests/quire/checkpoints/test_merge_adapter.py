@@ -176,6 +176,6 @@ def test_experts_that_are_one_parameter_and_folders_in_use_are_refused(
     base = checkpoints.make("mixtral", tmp_path / "base")
     adapter = peft_folders.save(base, tmp_path / "a", seed=4, more=[peft_folders.all_experts])
     assert main(["merge-adapter", str(base.folder), str(adapter.folder), str(tmp_path / "out")]) == 1
-    assert "what is added to experts that are one parameter is not merged" in capsys.readouterr().err
+    assert "merging adapters of stacked expert parameters is not supported" in capsys.readouterr().err
     assert main(["merge-adapter", str(base.folder), str(adapter.folder), str(base.folder)]) == 1
     assert "is there and not empty" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Commands in the operators' guide and the runbooks exist."""
+"""Commands in the operations pages parse, and the pages that they link to exist."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ import pytest
 from quire.cli.main import _parse
 
 ROOT = Path(__file__).parents[3]
-GUIDE = ROOT / "OPERATING.md"
-PAGES = (GUIDE, ROOT / "k8s" / "observability" / "RUNBOOKS.md")
-ENDS = ("|", "&", "&&", ";", ">", ">>", ")", "#")
+OPERATIONS = ROOT / "docs" / "operations"
+PAGES = tuple(OPERATIONS / name for name in ("walkthrough.md", "runbooks.md", "security.md"))
+ENDS = ("|", "||", "&", "&&", ";", ">", ">>", ")", "#")
 
 
 def commands(text: str) -> Iterator[tuple[str, ...]]:
-    """Returns the commands in shell blocks, from each `quire` to its end."""
+    """Of shell blocks, from each `quire` to where it ends."""
     blocks = re.findall(r"^```sh\n(.*?)^```|^    (quire .*)$", text, re.MULTILINE | re.DOTALL)
     for line in re.sub(r"\\\n", " ", "\n".join(block + line for block, line in blocks)).splitlines():
-        for start in re.finditer(r"(?:^|[ (=])quire ", line):
-            yield tuple(_words(line[start.start() :].lstrip(" (=")))
+        for start in re.finditer(r"(?:^|[ (])quire ", line):
+            yield tuple(_words(line[start.start() :].lstrip(" (")))
 
 
 def _words(line: str) -> Iterator[str]:

@@ -14,7 +14,11 @@ from quire.shared.settings import SERVICES
 from quire.shared.settings.base import OTHER_VARIABLES, is_secret
 
 ROOT = Path(__file__).parents[3]
-PAGES = [path for room in ("*.md", "k8s/*.md", "quire/**/*.md", "services/**/*.md") for path in ROOT.glob(room)]
+PAGES = [
+    path
+    for pattern in ("*.md", "docs/**/*.md", "k8s/*.md", "quire/**/*.md", "services/**/*.md")
+    for path in ROOT.glob(pattern)
+]
 NO_VARIABLES = {"QUIRE_RECORDABLE"}  # a macro of the kernels
 
 

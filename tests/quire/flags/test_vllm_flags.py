@@ -113,6 +113,8 @@ def test_other_names_of_what_is_there_are_taken(words: tuple[str, ...], name: st
         (("-cc.mode=3",), "-cc is vLLM's; here: nothing is compiled"),
         (("-O3",), "-O is vLLM's; here: nothing is compiled"),
         (("--hf_overrides", "{}"), "--hf-overrides is vLLM's; here: "),
+        (("--enforce-eagr",), "did you mean --enforce-eager?"),
+        (("--disable-log-request",), "did you mean --disable-log-requests?"),
         (("--no-such-thing-anywhere",), "unrecognized argument: --no-such-thing-anywhere ("),
         (("folder", "another"), "unexpected argument: another"),
         (("--load-format", "tensorizer"), "invalid choice: 'tensorizer'"),

@@ -1,4 +1,4 @@
-"""Folders that many tests read; made once."""
+"""Fixtures with model folders that many tests read."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def published(redis_server: RedisServer, folder: Path) -> AsyncIterator[Pu
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What takes seconds happens within a tenth of one."""
+    """Shortens intervals of seconds to less than a tenth of one."""
     monkeypatch.setattr(directory, "INTERVAL_S", 0.05)
     monkeypatch.setattr(connections, "FORGET_AFTER_S", 0.3)
 

@@ -1,4 +1,4 @@
-"""A frontend in the test's own event loop, reached over real gRPC and HTTP."""
+"""Frontend in the test's event loop, reached over real gRPC and HTTP."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from tests.admin import Admin, calling
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler
 from tests.waiting import eventually
 
-# Of clients that speak plain HTTP: one of their own would read all certificates of this machine each time.
+# For clients of plain HTTP: creating a default context reads all certificates of this machine each time.
 NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
 @dataclass
 class Running:
-    """The frontend and ways to talk to it."""
+    """Running frontend, with clients for its interfaces."""
 
     frontend: Frontend
     shutdown: Shutdown
@@ -51,33 +51,36 @@ class Running:
 
     @property
     def num_usable_sessions(self) -> int:
-        """With schedulers that requests may go to: whoever took the session has been heard."""
+        """Number of sessions whose schedulers accept requests; the scheduler's first message has arrived."""
         return len(self.frontend.core.client.usable_sessions)
 
     async def until_sessions(self, count: int) -> None:
         await eventually(lambda: self.num_usable_sessions == count)
 
     async def until_view(self, holds: Callable[[pb.ClusterView], bool]) -> None:
-        """Of all schedulers: what they told last."""
+        """Waits until `holds` is true for the latest view of every scheduler."""
         await eventually(lambda: all(holds(session.view) for session in self.frontend.core.client.sessions))
 
     async def until_open(self, is_open: bool) -> None:
-        """Until there is a session, or none."""
+        """Waits until there is a session, or none."""
         await eventually(lambda: self.frontend.core.client.is_open == is_open)
 
     async def until_idle(self, **shown: str) -> None:
-        """Until no call has a place: an answer is read a moment before its place is given back. `shown`: headers."""
+        """Waits until no call is admitted: clients read an answer just before its slot is released.
+
+        `shown`: headers.
+        """
         await eventually(
             lambda: self.http.get("/load", headers=shown), lambda found: found.json() == {"server_load": 0}
         )
 
     @property
     def live(self) -> list[Sequence]:
-        """Of all sessions."""
+        """Sequences of all sessions."""
         return [sequence for session in self.frontend.core.client.sessions for sequence in session.live.values()]
 
     def has_caught_up(self, script: ScriptedScheduler) -> bool:
-        """Whether every token that the script has said has come here."""
+        """Returns whether every token that the script has sent has arrived."""
         live = {
             (session.epoch, sequence_id): len(sequence.tokens)
             for session in self.frontend.core.client.sessions
@@ -91,21 +94,21 @@ class Running:
         )
 
     async def until_caught_up(self, script: ScriptedScheduler) -> None:
-        """By then the script is to be paused."""
+        """Waits until every token has arrived; the script must be paused by then."""
         await eventually(lambda: self.has_caught_up(script))
 
     def write_each_token(self, script: ScriptedScheduler) -> None:
-        """The script says nothing new before its last words have been taken by whoever writes them to their client:
-        none are merged, however long this process stands still."""
+        """Makes the script wait with new tokens until the last ones have been read for their client, so that none are
+        merged, however long this process is blocked."""
         script.is_heard = lambda: self.has_caught_up(script) and not self.has_unread_output
 
     @property
     def has_unread_output(self) -> bool:
-        """Which nobody has taken yet."""
+        """Whether any sample has output that was not read yet."""
         return any(getattr(sequence.sink, "_is_posted", False) for sequence in self.live)
 
     async def metrics(self) -> dict[str, float]:
-        """Sample name and labels (but for model and engine) to value."""
+        """Returns the metrics by sample name and labels (except model and engine)."""
         page = (await self.http.get("/metrics")).text
         found = {}
         for family in text_string_to_metric_families(page):
@@ -120,7 +123,7 @@ class Running:
 async def running(
     folder: Path, *schedulers: str, until_health: Collection[int] = (200,), **settings: Any
 ) -> AsyncIterator[Running]:
-    """`until_health`: statuses of /health to wait for; none: do not wait."""
+    """Runs a frontend; `until_health`: statuses of /health to wait for; none: do not wait."""
     values = {
         "model": str(folder),
         "grpc_port": 0,
@@ -155,7 +158,7 @@ async def _serve(frontend: Frontend) -> None:
 
 
 async def _until_health(started: Running, statuses: Collection[int]) -> None:
-    """Polls, as whoever starts a real process has to."""
+    """Polls /health, as for a real process."""
 
     async def status() -> int:
         try:

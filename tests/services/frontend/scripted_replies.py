@@ -1,4 +1,4 @@
-"""A scripted model that says given texts."""
+"""Scripted model that replies with given texts."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from tokenizers import Tokenizer
 from tests.services.frontend.scripted_scheduler import Model, Running
 
 Said = str | Callable[[str], str]
-"""Always the same text, or one for the prompt's text."""
+"""Constant text, or a function from the prompt's text to the reply."""
 
 
-def replying(folder: Path, said: Said) -> Model:
-    """Says it, then ends the sequence."""
+def replying(folder: Path, reply: Said) -> Model:
+    """Returns a model that replies with the text, then ends the sequence."""
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
 
     def answer(sequence: Running) -> int:
-        text = said if isinstance(said, str) else said(tokenizer.decode(sequence.prompt, skip_special_tokens=False))
+        text = reply if isinstance(reply, str) else reply(tokenizer.decode(sequence.prompt, skip_special_tokens=False))
         ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
         return ids[sequence.num_outputs] if sequence.num_outputs < len(ids) else min(sequence.eos)
 

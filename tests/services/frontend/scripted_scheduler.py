@@ -1,4 +1,4 @@
-"""A scheduler played by a script: real gRPC, and a "model" that is a function of the tokens so far."""
+"""Scripted scheduler: real gRPC, and a "model" that is a function of the tokens so far."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ from quire.shared.rpc.server import Server
 from tests.waiting import eventually
 
 EPOCHS = itertools.count(1)
-SLOWLY_S = 0.01  # of a step, where a test wants an answer in pieces: what comes while a frontend stands still is merged
-HEARTBEAT_S = 1.0  # silence of five ends a session: scheduler, frontend and client are one process that may stand still
+SLOWLY_S = 0.01  # step time for tests that need an answer in pieces: output is merged while a frontend is blocked
+# a session ends after five silent intervals: scheduler, frontend and client are one process, which may be blocked
+HEARTBEAT_S = 1.0
 
 STOP = finish_pb2.FINISH_REASON_STOP
 LENGTH = finish_pb2.FINISH_REASON_LENGTH
@@ -37,8 +38,7 @@ CANCELLED = finish_pb2.FINISH_REASON_CANCELLED
 
 
 class ReceivedSubmission:
-    """A submission, and in `params` and `sampling` what it asks of the worker, as that will read it for the first
-    sample."""
+    """Submission, with the worker's view of its first sample in `params` and `sampling`."""
 
     def __init__(self, submission: pb.Submission) -> None:
         self._submission = submission
@@ -61,7 +61,7 @@ class ReceivedSubmission:
 
 @dataclass
 class Running:
-    """A sequence in the script's hands."""
+    """Sequence that the script runs."""
 
     id: int
     number: int
@@ -70,13 +70,13 @@ class Running:
     eos: frozenset[int]
     stop_ids: frozenset[int]
     started: bool = False
-    told: int = 0  # positions of the prompt
+    num_reported: int = 0  # number of prompt positions whose log-probabilities were sent
 
     @property
-    def untold(self) -> range:
-        """Positions of the prompt whose log-probabilities are still to be told."""
+    def unreported_positions(self) -> range:
+        """Returns the prompt positions whose log-probabilities were not sent yet."""
         first = self.submission.prompt_logprobs_from if self.number == 0 else 0
-        return range(first + self.told, self.submission.num_prompt_tokens) if first else range(0)
+        return range(first + self.num_reported, self.submission.num_prompt_tokens) if first else range(0)
 
     @property
     def seed(self) -> int:
@@ -92,7 +92,8 @@ class Running:
 
     @property
     def repeats(self) -> bool:
-        """The output ends with copies of its last tokens; of the longest pattern only, which is enough for a script."""
+        """Whether the output ends with copies of its last tokens; checks the longest pattern only, which suffices for a
+        script."""
         rule = self.submission.repetition_detection
         size, count = rule.max_pattern_size, rule.min_count
         tail = self.tokens[-size * count :]
@@ -103,7 +104,7 @@ Model = Callable[[Running], int]
 
 
 def echo(sequence: Running) -> int:
-    """Says the prompt again, then ends."""
+    """Repeats the prompt, then ends."""
     prompt, position = sequence.prompt, sequence.num_outputs
     if position < len(prompt):
         return prompt[position]
@@ -111,7 +112,7 @@ def echo(sequence: Running) -> int:
 
 
 def count_up(sequence: Running) -> int:
-    """Each token is the one before it plus one, among the first 200; the seed is where it begins."""
+    """Counts up from the seed, modulo 200."""
     if sequence.num_outputs == 0:
         return sequence.seed % 200
     return (sequence.tokens[-1] + 1) % 200
@@ -119,7 +120,7 @@ def count_up(sequence: Running) -> int:
 
 @dataclass
 class Session:
-    """What one frontend has open."""
+    """Session with one frontend."""
 
     duplex: Duplex[pb.SessionRequest, pb.SessionResponse]
     hello: pb.FrontendHello
@@ -129,7 +130,7 @@ class Session:
 
 
 class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
-    """Steps by itself every `step_s` unless `paused`; everything it was told is kept for tests to look at."""
+    """Scheduler that steps every `step_s` unless paused, and records all messages for tests."""
 
     def __init__(self, model: Model = echo, *, step_s: float = 0.001, **view: Any) -> None:
         self.model = model
@@ -160,12 +161,12 @@ class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         self.submissions: list[ReceivedSubmission] = []
         self.cancellations: list[tuple[list[int], int]] = []
         self.resets = 0
-        self.updates: list[int] = []  # numbers of those that were swapped in
+        self.updates: list[int] = []  # numbers of the swapped-in updates
         self.pause_mode: int | None = None
-        self.operated: list[str] = []  # adapters loaded and unloaded
+        self.operated: list[str] = []  # names of the loaded and unloaded adapters
         self.adapter_refusal: tuple[grpc.StatusCode, str] | None = None
         self.steps = 0
-        self.is_heard: Callable[[], bool] = lambda: True  # steps wait for it
+        self.is_heard: Callable[[], bool] = lambda: True  # steps wait until it is true
         self.sessions: list[Session] = []
         self._go = asyncio.Event()
         self._go.set()
@@ -202,7 +203,7 @@ class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
 
     @property
     def most_outputs(self) -> int:
-        """Of any sequence that runs."""
+        """Maximum number of output tokens of the running sequences."""
         return max((one.num_outputs for session in self.sessions for one in session.running.values()), default=0)
 
     async def Session(self, request_iterator: Any, context: Any) -> None:
@@ -242,8 +243,8 @@ class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
                     self.weights_told.append(message.weights)
             await self._notify()
 
-    def _submit(self, session: Session, told: pb.Submission) -> None:
-        submission = ReceivedSubmission(told)
+    def _submit(self, session: Session, message: pb.Submission) -> None:
+        submission = ReceivedSubmission(message)
         self.submissions.append(submission)
         for number in range(submission.num_sequences):
             sequence_id = submission.first_sequence_id + number
@@ -297,9 +298,9 @@ class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
                 del session.running[sequence.id]
                 self._pool(batch, sequence)
                 continue
-            if sequence.untold:
-                self._tell(batch.prompt_logprobs, sequence)
-            if sequence.untold:
+            if sequence.unreported_positions:
+                self._add_prompt_logprobs(batch.prompt_logprobs, sequence)
+            if sequence.unreported_positions:
                 continue
             new, end = self._advance(sequence)
             ids.append(sequence.id)
@@ -320,8 +321,7 @@ class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         session.duplex.send(pb.SessionResponse(tokens=batch))
 
     def _pool(self, batch: pb.TokenBatch, sequence: Running) -> None:
-        """The vector of a prompt is its length and its first token; what is compared with a query has the length of
-        both."""
+        """Adds a prompt's vector: its length and first token; with a query, the sum of both lengths."""
         batch.finished.add(sequence_id=sequence.id, reason=STOP)
         if sequence.submission.HasField("late_query") and self.compares:
             batch.pooled.sequence_ids += u32_bytes([sequence.id])
@@ -333,10 +333,11 @@ class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
             batch.pooled.sizes += u32_bytes([2])
             batch.pooled.values += f32_bytes([float(len(sequence.tokens)), float(sequence.tokens[0])])
 
-    def _tell(self, batch: pb.PromptLogprobBatch, sequence: Running) -> None:
-        """The prompt's token has minus its position, the i-th of the others -(i + 1)."""
-        positions = sequence.untold[: self.prompt_positions_per_step]
-        sequence.told += len(positions)
+    def _add_prompt_logprobs(self, batch: pb.PromptLogprobBatch, sequence: Running) -> None:
+        """Adds prompt log-probabilities: minus the position for the prompt's token, -(i + 1) for the i-th of the
+        others."""
+        positions = sequence.unreported_positions[: self.prompt_positions_per_step]
+        sequence.num_reported += len(positions)
         num_top = sequence.submission.sampling.prompt_logprobs
         tokens = [
             [sequence.tokens[p], *((sequence.tokens[p] + 1 + i) % 200 for i in range(num_top))] for p in positions
@@ -384,21 +385,21 @@ class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
             answer = pb.AdministerResponse(prefix_cache_reset=await self._reset(question.reset_prefix_cache, context))
         await context.write(answer)
 
-    async def _update(self, told: pb.UpdateWeights, context: Any) -> pb.AdministerResponse:
-        if told.update <= self.view.weights.update:
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"update: {told.update} is not greater")
+    async def _update(self, request: pb.UpdateWeights, context: Any) -> pb.AdministerResponse:
+        if request.update <= self.view.weights.update:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"update: {request.update} is not greater")
         await context.write(pb.AdministerResponse(weights_staged=pb.WeightsStaged(num_workers=1)))
         assert (await context.read()).HasField("swap_weights")
-        self.updates.append(told.update)
-        version = told.request.weight_version
-        self.view.weights.CopyFrom(model_pb2.WeightsIdentity(update=told.update, version=version))
+        self.updates.append(request.update)
+        version = request.request.weight_version
+        self.view.weights.CopyFrom(model_pb2.WeightsIdentity(update=request.update, version=version))
         self.set_view()
         return pb.AdministerResponse(
             weights_updated=admin_pb2.UpdateWeightsResponse(weight_version=version, num_workers=1)
         )
 
     async def _adapters(self, kind: str, question: Any, context: Any) -> pb.AdministerResponse:
-        """One that was loaded offers frontends the adapter, one that was unloaded does not; the view follows later."""
+        """Loads or unloads an adapter; the view follows later."""
         asked = getattr(question, kind)
         if kind == "list_adapters":
             listed = [admin_pb2.Adapter(name=name, num_workers=2, num_sequences=1) for name in self.view.adapters]
@@ -438,7 +439,8 @@ class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
 
 
 def _logprobs(asked: Iterable[tuple[Running, int]]) -> pb.LogprobBatch:
-    """The sampled token has -0.5, the i-th of the top list, or of those that were named, -(i + 1)."""
+    """Returns log-probabilities: -0.5 for the sampled token, -(i + 1) for the i-th of the top list or of the named
+    ones."""
     ids, counts, tokens, values, ranks = [], [], [], [], []
     for sequence, num_new in asked:
         named = sequence.submission.sampling.logprob_token_ids
@@ -465,7 +467,7 @@ def prompt_of(submission: pb.Submission) -> list[int]:
 
 @contextmanager
 def slowly(script: ScriptedScheduler) -> Iterator[None]:
-    """So that it has not ended before a client that is slow itself has read some of it."""
+    """Slows the script down, so that slow clients can read part of an answer before its end."""
     usual_s, script.step_s = script.step_s, 5 * script.step_s
     try:
         yield

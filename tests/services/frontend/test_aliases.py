@@ -1,4 +1,4 @@
-"""Further names of the model are names of it at every edge."""
+"""Tests that aliases of the model are accepted at every edge."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.services.frontend.scripted_scheduler import ScriptedScheduler, count_
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 NAMES = ["tiny", "gpt-4o", "team/chat"]
-SAID = [{"role": "user", "content": "hi"}]
+MESSAGES = [{"role": "user", "content": "hi"}]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -24,7 +24,7 @@ async def frontend(folder: Path) -> AsyncIterator[Running]:
         yield started
 
 
-async def test_every_list_has_them(frontend: Running) -> None:
+async def test_all_model_lists_contain_the_aliases(frontend: Running) -> None:
     listed = await frontend.http.get("/v1/models")
     assert [entry["id"] for entry in listed.json()["data"]] == NAMES
     tags = await frontend.http.get("/api/tags")
@@ -38,16 +38,16 @@ async def test_every_list_has_them(frontend: Running) -> None:
     ("path", "body"),
     [
         ("/v1/completions", {"prompt": "x", "max_tokens": 1}),
-        ("/v1/chat/completions", {"messages": SAID, "max_tokens": 1}),
+        ("/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 1}),
         ("/v1/responses", {"input": "x", "max_output_tokens": 1}),
-        ("/v1/messages", {"messages": SAID, "max_tokens": 1}),
-        ("/v1/messages/count_tokens", {"messages": SAID}),
+        ("/v1/messages", {"messages": MESSAGES, "max_tokens": 1}),
+        ("/v1/messages/count_tokens", {"messages": MESSAGES}),
         ("/tokenize", {"prompt": "x"}),
         ("/api/generate", {"prompt": "x", "stream": False, "options": {"num_predict": 1}}),
         ("/api/show", {}),
     ],
 )
-async def test_requests_may_use_them_and_answers_carry_the_first(
+async def test_requests_may_use_aliases_and_answers_have_the_first(
     frontend: Running, path: str, body: dict[str, object], name: str
 ) -> None:
     answer = await frontend.http.post(path, json={"model": name, **body})
@@ -60,7 +60,7 @@ async def test_they_are_paths_of_the_open_inference_protocol(frontend: Running) 
         assert (await frontend.http.get(f"/v2/models/{name}/ready")).status_code == 200
 
 
-async def test_other_names_are_refused_with_all_of_them(frontend: Running) -> None:
+async def test_unknown_names_are_refused_with_the_served_names(frontend: Running) -> None:
     answer = await frontend.http.post("/v1/completions", json={"model": "other", "prompt": "x"})
     assert answer.status_code == 404
     assert "available: tiny, gpt-4o, team/chat." in answer.text

@@ -1,4 +1,4 @@
-"""What gateways read of a frontend: the load of the cluster behind it, and its adapters."""
+"""Tests of the metrics that gateways read from a frontend: the load of its cluster, and its adapters."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.services.frontend.running import running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, scheduler
 
 
-async def test_a_frontend_tells_the_load_of_its_cluster(folder: Path) -> None:
+async def test_a_frontend_reports_the_load_of_its_cluster(folder: Path) -> None:
     script = ScriptedScheduler(num_waiting=3, num_running=2, kv_cache_usage=0.25, num_workers=2)
     async with scheduler(script), running(folder, script.address) as frontend:
         await frontend.until_sessions(1)
@@ -22,7 +22,7 @@ async def test_a_frontend_tells_the_load_of_its_cluster(folder: Path) -> None:
     assert found["quire_frontend_cluster_workers"] == 2
 
 
-def test_adapters_are_labels_of_when_they_changed_last() -> None:
+def test_adapters_are_labels_of_the_time_of_their_last_change() -> None:
     adapters: list[str] = []
     now = iter([100.0, 200.0])
     collector = ClusterLoadCollector(lambda: dict.fromkeys(GAUGES, 0.0), lambda: adapters, lambda: 0, lambda: next(now))

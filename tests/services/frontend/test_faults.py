@@ -1,6 +1,6 @@
-"""Whatever goes wrong on a request's way, wherever: its client hears of an end, and nothing of it is left behind.
+"""Tests that after a fault anywhere in a request's handling, its client gets an end and nothing is leaked.
 
-`QUIRE_FAULTS=all` tries every call of the way; else some of them are drawn, the same in every run.
+`QUIRE_FAULTS=all` tries every function call of the handling; otherwise a fixed random sample of them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tests.waiting import eventually, loop_turns
 
 pytestmark = [
     pytest.mark.timeout(7200 if os.environ.get("QUIRE_FAULTS") == "all" else 600),
-    # A fault between a coroutine and the task that it is for.
+    # A fault between a coroutine and its task.
     pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
@@ -41,7 +41,7 @@ pytestmark = [
 TRIES = 30
 PATIENCE_S = 60.0
 
-# What the others rely on: these give back, and tell the reader.
+# Functions that the others rely on: they release resources, and report the end to the reader.
 GIVES_BACK = frozenset(
     {
         "Lease.release",
@@ -75,7 +75,7 @@ GIVES_BACK = frozenset(
         "SmallestFirstLimiter._pass_on",
     }
 )
-# Not a request's way: the session itself, the process, and connections, which hold nothing of a request.
+# Not part of a request's handling: the session itself, the process, and connections, which hold nothing of a request.
 ELSEWHERE = (
     "/connection.py",
     "/connections.py",
@@ -85,7 +85,7 @@ ELSEWHERE = (
     "/http/server/protocol.py",
 )
 
-Ask = Callable[[Running], Awaitable[bool]]  # whether it was answered in full
+Ask = Callable[[Running], Awaitable[bool]]  # returns whether the call was answered completely
 
 
 def over_http(path: str, body: dict[str, Any]) -> Ask:
@@ -94,7 +94,7 @@ def over_http(path: str, body: dict[str, Any]) -> Ask:
         try:
             reply = await frontend.http.post(path, json={**named, **body})
         except httpx.TransportError:
-            return False  # the end of a connection is an end
+            return False  # a closed connection is an end
         if reply.status_code == 200 and body.get("stream"):
             text = reply.text
             assert any(end in text for end in ("[DONE]", "error", "message_stop", "response.completed")), text
@@ -133,12 +133,12 @@ def as_tensors(*, stream: bool) -> Ask:
         try:
             if not stream:
                 return bool((await stub.ModelInfer(message)).outputs)
-            told = [answer async for answer in stub.ModelStreamInfer(iter([message]))]
+            answers = [answer async for answer in stub.ModelStreamInfer(iter([message]))]
         except grpc.aio.AioRpcError:
             return False
-        ends = [answer.infer_response.parameters["triton_final_response"].bool_param for answer in told]
+        ends = [answer.infer_response.parameters["triton_final_response"].bool_param for answer in answers]
         assert sum(ends) == 1, "one end"
-        return not any(answer.error_message for answer in told)
+        return not any(answer.error_message for answer in answers)
 
     return ask
 
@@ -149,10 +149,10 @@ def as_engine(*, stream: bool) -> Ask:
 
     async def ask(frontend: Running) -> bool:
         try:
-            told = [answer async for answer in VllmEngineStub(frontend.channel).Generate(message)]
+            answers = [answer async for answer in VllmEngineStub(frontend.channel).Generate(message)]
         except grpc.aio.AioRpcError:
             return False
-        ends = [answer.complete.index for answer in told if answer.HasField("complete")]
+        ends = [answer.complete.index for answer in answers if answer.HasField("complete")]
         assert sorted(ends) == [0, 1], "one end for each"
         return True
 
@@ -160,7 +160,7 @@ def as_engine(*, stream: bool) -> Ask:
 
 
 def over_the_web(kind: str, message: pb.GenerateRequest) -> Ask:
-    """`kind`: a content type."""
+    """Returns a call over Connect or gRPC-Web; `kind`: a content type."""
     body = frame(0, message.SerializeToString())
 
     async def ask(frontend: Running) -> bool:
@@ -168,7 +168,7 @@ def over_the_web(kind: str, message: pb.GenerateRequest) -> Ask:
         try:
             reply = await frontend.http.post(path, content=body, headers=headers)
         except httpx.TransportError:
-            return False  # the end of a connection is an end
+            return False  # a closed connection is an end
         if reply.status_code != 200:
             return False
         ends = [ending in reply.content for ending in (b"\x02\0\0\0\x02{}", b"grpc-status: 0")]
@@ -179,24 +179,24 @@ def over_the_web(kind: str, message: pb.GenerateRequest) -> Ask:
 
 
 SAMPLING = SamplingParams(max_tokens=6, n=2, seed=3, logprobs=1, stop=["zzz"], ignore_eos=True)
-TALK = [{"role": "user", "content": "hello"}]
-FORM = StructuredOutput(regex="[a-z]{1,5}")
+MESSAGES = [{"role": "user", "content": "hello"}]
+CONSTRAINT = StructuredOutput(regex="[a-z]{1,5}")
 SEARCH = SamplingParams(max_tokens=4, n=2, beam_search=BeamSearch(width=2))
 CHAT = pb.ChatRequest(messages=[pb.ChatMessage(role="user", content="hello")], sampling=SamplingParams(max_tokens=4))
-WAYS: dict[str, Ask] = {
+CALL_KINDS: dict[str, Ask] = {
     "completions": over_http("/v1/completions", {"prompt": ["a", "b"], "n": 2, "max_tokens": 4, "logprobs": 1}),
     "completions, streamed": over_http("/v1/completions", {"prompt": "a", "n": 3, "max_tokens": 5, "stream": True}),
-    "chat": over_http("/v1/chat/completions", {"messages": TALK, "max_tokens": 4, "n": 2}),
-    "chat, streamed": over_http("/v1/chat/completions", {"messages": TALK, "max_tokens": 4, "stream": True}),
+    "chat": over_http("/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 4, "n": 2}),
+    "chat, streamed": over_http("/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 4, "stream": True}),
     "responses": over_http("/v1/responses", {"input": "hello", "max_output_tokens": 4}),
     "responses, streamed": over_http("/v1/responses", {"input": "hello", "max_output_tokens": 4, "stream": True}),
-    "messages": over_http("/v1/messages", {"messages": TALK, "max_tokens": 4}),
-    "ollama": over_http("/api/chat", {"messages": TALK, "options": {"num_predict": 4}}),
+    "messages": over_http("/v1/messages", {"messages": MESSAGES, "max_tokens": 4}),
+    "ollama": over_http("/api/chat", {"messages": MESSAGES, "options": {"num_predict": 4}}),
     "sglang": over_http("/generate", {"text": "hi", "sampling_params": {"max_new_tokens": 4}, "stream": True}),
-    "messages, streamed": over_http("/v1/messages", {"messages": TALK, "max_tokens": 4, "stream": True}),
+    "messages, streamed": over_http("/v1/messages", {"messages": MESSAGES, "max_tokens": 4, "stream": True}),
     "Generate": over_grpc(pb.GenerateRequest(text="hello", sampling=SAMPLING), timeout=60),
     "Generate, a form": over_grpc(
-        pb.GenerateRequest(text="x", sampling=SamplingParams(max_tokens=3, structured_output=FORM))
+        pb.GenerateRequest(text="x", sampling=SamplingParams(max_tokens=3, structured_output=CONSTRAINT))
     ),
     "Generate, a search": over_grpc(pb.GenerateRequest(text="x", sampling=SEARCH)),
     "Chat": over_grpc(CHAT),
@@ -208,26 +208,30 @@ WAYS: dict[str, Ask] = {
     "gRPC-Web": over_the_web("application/grpc-web", pb.GenerateRequest(text="x", sampling=SAMPLING)),
 }
 
-OTHERS_WORDS = ("tensors", "engine", "Connect", "gRPC-Web")  # for what is tried in every way already
-NAMES = [pytest.param(way, marks=pytest.mark.slow) if way in OTHERS_WORDS else way for way in WAYS]
+OTHER_INTERFACES = ("tensors", "engine", "Connect", "gRPC-Web")  # for interfaces whose handling the others test already
+NAMES = [
+    pytest.param(call_kind, marks=pytest.mark.slow) if call_kind in OTHER_INTERFACES else call_kind
+    for call_kind in CALL_KINDS
+]
 
 
 @pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    """Thousands of tracebacks tell nothing."""
+def no_logging() -> Iterator[None]:
+    """Disables logging, since thousands of tracebacks are no help."""
     logging.disable(logging.CRITICAL)
     yield
     logging.disable(logging.NOTSET)
 
 
 @pytest.fixture(autouse=True)
-def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Faults that end the session come one after the other: pauses that double would make hours of them."""
+def short_reconnect_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Disables the growth of reconnect pauses, which would add up to hours: faults that end the session follow one
+    another."""
     monkeypatch.setattr(connection, "LONGEST_PAUSE_S", connection.FIRST_PAUSE_S)
 
 
-def left_behind(frontend: Running) -> dict[str, Any]:
-    """What is held for requests, by kind; only what is not zero."""
+def leaked(frontend: Running) -> dict[str, Any]:
+    """Returns the non-zero numbers of resources held for requests, by kind."""
     parts = frontend.frontend
     client, admission = parts.core.client, parts.ingress.admission
     sessions = client.sessions
@@ -245,58 +249,56 @@ def left_behind(frontend: Running) -> dict[str, Any]:
     return {kind: number for kind, number in held.items() if number}
 
 
-async def until_nothing_is_left(script: ScriptedScheduler, frontend: Running, where: str) -> None:
+async def until_nothing_is_leaked(script: ScriptedScheduler, frontend: Running, where: str) -> None:
     try:
-        await eventually(
-            lambda: not left_behind(frontend) and (not script.num_running) and frontend.num_usable_sessions
-        )
+        await eventually(lambda: not leaked(frontend) and (not script.num_running) and frontend.num_usable_sessions)
     except TimeoutError:
-        raise AssertionError(f"{left_behind(frontend)}, {script.num_running} run, after a fault at {where}") from None
+        raise AssertionError(f"{leaked(frontend)}, {script.num_running} run, after a fault at {where}") from None
 
 
-@pytest.mark.parametrize("way", NAMES)
-async def test_a_fault_anywhere_leaves_nothing_behind(folder: Path, way: str) -> None:
+@pytest.mark.parametrize("call_kind", NAMES)
+async def test_faults_at_any_point_leak_no_resources(folder: Path, call_kind: str) -> None:
     faults = Faults((Path(quire.services.frontend.__file__).parent,), not_in=GIVES_BACK, not_under=ELSEWHERE)
     script = ScriptedScheduler(count_up)
     async with scheduler(script), running(folder, script.address, max_inflight_requests=64) as frontend:
-        assert await WAYS[way](frontend), "undisturbed it is answered"
+        assert await CALL_KINDS[call_kind](frontend), "undisturbed it is answered"
         with faults.at(0):
-            await WAYS[way](frontend)
+            await CALL_KINDS[call_kind](frontend)
         numbers = range(1, faults.num_calls + 1)
         assert len(numbers) > 50
         if os.environ.get("QUIRE_FAULTS") != "all":
-            numbers = sorted(random.Random(way).sample(numbers, TRIES))
+            numbers = sorted(random.Random(call_kind).sample(numbers, TRIES))
         for number in numbers:
             with faults.at(number):
                 try:
                     async with asyncio.timeout(PATIENCE_S):
-                        await WAYS[way](frontend)
+                        await CALL_KINDS[call_kind](frontend)
                 except TimeoutError:
                     raise AssertionError(f"no end after a fault at {faults.where}") from None
-            await until_nothing_is_left(script, frontend, faults.where)
-        assert await WAYS[way](frontend), "as before"
+            await until_nothing_is_leaked(script, frontend, faults.where)
+        assert await CALL_KINDS[call_kind](frontend), "as before"
 
 
-@pytest.mark.parametrize("way", NAMES)
-async def test_a_client_that_leaves_at_any_moment_leaves_nothing_behind(folder: Path, way: str) -> None:
-    """Counted in turns of the event loop that it stays: before the headers, while a body is written, behind the end."""
+@pytest.mark.parametrize("call_kind", NAMES)
+async def test_disconnects_at_any_time_leak_no_resources(folder: Path, call_kind: str) -> None:
+    """Disconnects after each number of turns of the event loop: before the headers, during the body, after the end."""
     script = ScriptedScheduler(count_up)
     async with scheduler(script), running(folder, script.address, max_inflight_requests=64) as frontend:
         stay = 0
         while stay < 400:
-            asking = asyncio.create_task(WAYS[way](frontend))  # type: ignore[arg-type]
+            asking = asyncio.create_task(CALL_KINDS[call_kind](frontend))  # type: ignore[arg-type]
             await loop_turns(stay)
             if asking.done():
                 break
             asking.cancel()
             await asyncio.gather(asking, return_exceptions=True)
-            await until_nothing_is_left(script, frontend, f"turn {stay}")
+            await until_nothing_is_leaked(script, frontend, f"turn {stay}")
             stay += 1 + stay // 8
-        await WAYS[way](frontend)
+        await CALL_KINDS[call_kind](frontend)
     assert stay > 10
 
 
-async def test_a_deadline_at_any_moment_leaves_nothing_behind(folder: Path) -> None:
+async def test_deadlines_at_any_time_leak_no_resources(folder: Path) -> None:
     message = pb.GenerateRequest(text="x", sampling=SamplingParams(n=2, max_tokens=300, ignore_eos=True))
     script = ScriptedScheduler(count_up)
     async with scheduler(script), running(folder, script.address, max_inflight_requests=64) as frontend:
@@ -308,4 +310,4 @@ async def test_a_deadline_at_any_moment_leaves_nothing_behind(folder: Path) -> N
             headers = {"x-request-timeout": str(milliseconds / 1000)}
             body = {"prompt": "x", "n": 2, "max_tokens": 300, "ignore_eos": True}
             assert (await frontend.http.post("/v1/completions", json=body, headers=headers)).status_code == 504
-            await until_nothing_is_left(script, frontend, f"{milliseconds} ms")
+            await until_nothing_is_leaked(script, frontend, f"{milliseconds} ms")

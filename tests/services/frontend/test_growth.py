@@ -1,4 +1,4 @@
-"""Nothing stays behind calls, of whatever kind: objects are counted, not bytes."""
+"""Tests that calls of all kinds leave no objects behind: objects are counted, not bytes."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ OURS = (
     "starlette",
     "prometheus",
 )
-NOT_OURS = ("quire.services.worker",)  # of the scripted scheduler, which keeps what it was told
-UNTIL_DUE = "asyncio.events.TimerHandle"  # those that were cancelled stay in asyncio's heap until then
-BEFORE, CALLS = 20, 60  # calls: those that fill pools and caches, and those that must leave nothing
-MOST = 12  # objects of a kind that may be there by chance; CALLS that leave one each are far more
+NOT_OURS = ("quire.services.worker",)  # of the scripted scheduler, which records its messages
+UNTIL_DUE = "asyncio.events.TimerHandle"  # cancelled ones stay in asyncio's heap until they are due
+BEFORE, CALLS = 20, 60  # numbers of calls: those that fill pools and caches, and those that must leave nothing
+MOST = 12  # number of objects of a kind that may exist by chance; CALLS that leak one each are far more
 TRIES = 10
 
 
@@ -71,7 +71,7 @@ async def cancelled(frontend: Running) -> None:
         await call.read()
 
 
-async def broken_off(frontend: Running) -> None:
+async def disconnected(frontend: Running) -> None:
     host, port = frontend.frontend.http_address.rsplit(":", 1)
     reader, writer = await asyncio.open_connection(host, int(port))
     body = b'{"prompt": "hello", "max_tokens": 400, "stream": true, "ignore_eos": true}'
@@ -83,9 +83,9 @@ async def broken_off(frontend: Running) -> None:
 
 
 async def refused(frontend: Running) -> None:
-    with pytest.raises(grpc.aio.AioRpcError) as told:
+    with pytest.raises(grpc.aio.AioRpcError) as failed:
         await streamed_with(frontend, message(max_tokens=6, temperature=-1))
-    assert told.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert failed.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
 async def streamed_with(frontend: Running, request: pb.GenerateRequest) -> None:
@@ -93,7 +93,7 @@ async def streamed_with(frontend: Running, request: pb.GenerateRequest) -> None:
         pass
 
 
-async def on_a_connection_of_its_own(frontend: Running) -> None:
+async def on_a_separate_connection(frontend: Running) -> None:
     async with grpc.aio.insecure_channel(
         frontend.frontend.grpc_address, options=[("grpc.use_local_subchannel_pool", 1)]
     ) as channel:
@@ -107,9 +107,9 @@ KINDS: list[Callable[[Running], Awaitable[None]]] = [
     over_http,
     constrained,
     cancelled,
-    broken_off,
+    disconnected,
     refused,
-    on_a_connection_of_its_own,
+    on_a_separate_connection,
 ]
 
 
@@ -121,7 +121,7 @@ async def served(folder: Path) -> AsyncIterator[Running]:
 
 
 def counted() -> Counter[str]:
-    """Of what is ours, or made for us."""
+    """Returns the number of objects of each of our types, and of types made for us."""
     gc.collect()
     kinds = ((str(kind.__module__), kind.__qualname__) for kind in map(type, gc.get_objects()))
     ours = (f"{module}.{name}" for module, name in kinds if module.startswith(OURS) and not module.startswith(NOT_OURS))
@@ -129,7 +129,8 @@ def counted() -> Counter[str]:
 
 
 async def grown(frontend: Running, before: Counter[str]) -> dict[str, int]:
-    """What there is more of, once all calls have ended: a client may hear of that before the frontend is done."""
+    """Returns the types with more objects after all calls have ended; a client may see an end before the frontend is
+    done."""
     await frontend.until_idle()
     for _ in range(TRIES):
         more = {name: count for name, count in (counted() - before).items() if count > MOST}
@@ -153,8 +154,8 @@ async def test_calls_leave_no_objects(folder: Path, kind: Callable[[Running], Aw
 
 
 @pytest.mark.slow
-async def test_what_a_call_leaves_is_seen(folder: Path) -> None:
-    """So that the test above can fail."""
+async def test_a_leak_is_detected(folder: Path) -> None:
+    """Checks that the test above can fail."""
     async with served(folder) as frontend:
         before = counted()
         kept = [asyncio.get_running_loop().create_future() for _ in range(MOST + 1)]

@@ -1,4 +1,4 @@
-"""Nothing that is taken for a request outlives it, whatever goes wrong on its way."""
+"""Tests that resources acquired for a request are released, whatever fails on its way."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ from tests.waiting import eventually
 
 
 @pytest.mark.parametrize("name", ["\\ud800", "a\\u0000b", "a\\nb", "\\u2028", "a" * 257])
-async def test_an_id_that_is_no_plain_text_is_refused_and_holds_nothing(folder: Path, name: str) -> None:
-    """A lone surrogate is text to Python and JSON, and to nobody else; a line break would end a line of the log."""
+async def test_invalid_request_ids_are_refused_without_leaks(folder: Path, name: str) -> None:
+    """Checks that lone surrogates, which only Python and JSON accept as text, and line breaks in log lines are
+    refused."""
     script = ScriptedScheduler()
     async with scheduler(script), running(folder, script.address, max_inflight_requests=16) as frontend:
         body = f'{{"prompt": "a", "n": 16, "temperature": 1, "max_tokens": 1, "request_id": "{name}"}}'
@@ -34,9 +35,7 @@ async def test_an_id_that_is_no_plain_text_is_refused_and_holds_nothing(folder: 
     assert fits.status_code == 200
 
 
-async def test_a_submission_that_cannot_be_built_costs_only_its_own_request(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_failed_submission_fails_only_its_request(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     build = submission.build
 
     def picky(sequences: list[Sequence], *rest: Any) -> pb.Submission:
@@ -58,8 +57,8 @@ async def test_a_submission_that_cannot_be_built_costs_only_its_own_request(
         assert len(script.hellos) == 1, "the session goes on"
 
 
-async def test_those_who_wait_for_a_worker_are_forgotten_when_they_leave(folder: Path) -> None:
-    """Not only once their patience is over."""
+async def test_disconnected_calls_that_wait_for_a_worker_are_dropped(folder: Path) -> None:
+    """Checks that they are dropped at once, not only after their time limit."""
     script = ScriptedScheduler(count_up)
     async with scheduler(script), running(folder, script.address, unavailable_after_s=60.0) as frontend:
         call = frontend.inference.Generate(

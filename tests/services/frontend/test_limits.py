@@ -1,4 +1,4 @@
-"""Full at the door, and leaving: what clients of both edges read, with the hint when to come back."""
+"""Tests of a full and of a draining frontend: errors of both edges, with retry-after."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def read(frontend: Running, request: pb.GenerateRequest) -> list[int]:
     return [token async for m in frontend.inference.Generate(request) for token in m.token_ids]
 
 
-async def test_more_than_fits_is_refused_before_tokenizing(folder: Path) -> None:
+async def test_calls_beyond_the_capacity_are_refused_before_tokenizing(folder: Path) -> None:
     script = ScriptedScheduler(count_up)
     script.pause()
     settings = {"max_inflight_requests": 3, "retry_after_ms": 1500}
@@ -59,8 +59,8 @@ async def test_more_than_fits_is_refused_before_tokenizing(folder: Path) -> None
     assert metrics["quire_frontend_inflight_requests"] == 2
 
 
-async def test_who_is_refused_for_what_is_wrong_may_come_again_at_once(folder: Path) -> None:
-    """Its place is free, and the refusal counted, when it hears of it."""
+async def test_an_invalid_request_has_released_its_slot_when_its_error_arrives(folder: Path) -> None:
+    """Checks that the slot is free, and the refusal counted, before the client gets the error."""
     script = ScriptedScheduler(count_up)
     wrong = pb.GenerateRequest(text="x", sampling=sampling_pb2.SamplingParams(n=3, temperature=-1))
     right = pb.GenerateRequest(text="x", sampling=sampling_pb2.SamplingParams(n=3, max_tokens=1))
@@ -74,18 +74,18 @@ async def test_who_is_refused_for_what_is_wrong_may_come_again_at_once(folder: P
             assert len(await read(frontend, right)) == 3
 
 
-async def test_what_can_never_fit_is_told_so_also_while_others_run(folder: Path) -> None:
-    """Not to come back later. Where lengths are shortened, no more is promised than can come."""
+async def test_a_request_that_can_never_fit_is_a_permanent_error_also_while_others_run(folder: Path) -> None:
+    """Checks that the error is permanent; where lengths are reduced, only the possible tokens count as promised."""
     script = ScriptedScheduler(count_up)
     script.pause()
-    said = [{"role": "user", "content": "x"}]
+    messages = [{"role": "user", "content": "x"}]
     huge = pb.GenerateRequest(text="x", sampling=sampling_pb2.SamplingParams(max_tokens=5_000_000, ignore_eos=True))
     async with scheduler(script), running(folder, script.address, max_queued_tokens=1200) as frontend:
         inside = [asyncio.create_task(read(frontend, LONG))]
         await script.until(lambda: script.num_running)
         for path, body, name in (
             ("/v1/completions", {"prompt": "x"}, "max_tokens"),
-            ("/v1/chat/completions", {"messages": said}, "max_tokens"),
+            ("/v1/chat/completions", {"messages": messages}, "max_tokens"),
             ("/v1/responses", {"input": "x"}, "max_output_tokens"),
         ):
             reply = await frontend.http.post(path, json={**body, name: 5_000_000})
@@ -96,7 +96,7 @@ async def test_what_can_never_fit_is_told_so_also_while_others_run(folder: Path)
         with pytest.raises(grpc.aio.AioRpcError, match="However, you requested 5000000 output tokens"):
             await read(frontend, huge)
         model = frontend.frontend.core.catalogue.name
-        message = {"model": model, "messages": said, "max_tokens": 5_000_000}
+        message = {"model": model, "messages": messages, "max_tokens": 5_000_000}
         inside += [asyncio.create_task(frontend.http.post("/v1/messages", json=message)) for _ in range(2)]
         await script.until(lambda: script.num_running == 3)
         assert 60 + 512 < (await frontend.metrics())["quire_frontend_queued_tokens"] < 1200
@@ -121,7 +121,7 @@ async def test_promised_tokens_are_bounded(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("by_admin", [True, False])
-async def test_draining_finishes_what_runs_and_refuses_the_rest(folder: Path, by_admin: bool) -> None:
+async def test_draining_finishes_running_calls_and_refuses_new_ones(folder: Path, by_admin: bool) -> None:
     script = ScriptedScheduler(count_up)
     script.pause()
     async with scheduler(script), running(folder, script.address, drain_timeout_s=60.0) as frontend:
@@ -151,7 +151,7 @@ async def test_draining_finishes_what_runs_and_refuses_the_rest(folder: Path, by
     assert (status.state, status.running) == (admin_pb2.STATE_DRAINING, 2)
 
 
-async def test_a_drain_does_not_wait_for_ever(folder: Path) -> None:
+async def test_a_drain_has_a_time_limit(folder: Path) -> None:
     script = ScriptedScheduler(count_up)
     script.pause()
     async with scheduler(script), running(folder, script.address, drain_timeout_s=0.1) as frontend:
@@ -175,7 +175,7 @@ async def test_a_full_frontend_refuses_before_it_has_read_the_body(folder: Path)
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(head)
         answer = (await asyncio.wait_for(reader.readuntil(b"}}"), 60)).decode().lower()
-        writer.write(b"x" * 1000 + b"GET /version HTTP/1.1\r\nhost: localhost\r\n\r\n")  # the connection is not lost
+        writer.write(b"x" * 1000 + b"GET /version HTTP/1.1\r\nhost: localhost\r\n\r\n")  # the connection stays usable
         assert b"200 OK" in await asyncio.wait_for(reader.readuntil(b"\r\n"), 60)
         writer.close()
         metrics = await frontend.metrics()
@@ -207,8 +207,8 @@ async def test_bodies_are_bounded(folder: Path, announced: bool, path: str) -> N
     assert (error["code"], error["message"]) == (413, f"POST {path}: the body has more than 1000 bytes")
 
 
-async def test_a_client_that_sends_too_much_reads_why(folder: Path) -> None:
-    """Though it is still writing when that is clear."""
+async def test_a_client_that_sends_too_much_gets_the_error(folder: Path) -> None:
+    """Checks this for a client that is still writing when the limit is exceeded."""
     script = ScriptedScheduler()
     async with scheduler(script), running(folder, script.address, max_request_bytes=8 << 20) as frontend:
         assert b" 413 " in await asyncio.to_thread(send_all_then_read, frontend.frontend.http_address, 24 << 20)
@@ -222,7 +222,7 @@ def send_all_then_read(address: str, length: int) -> bytes:
         return connection.recv(1000)
 
 
-async def test_a_message_that_is_too_long_is_refused_unread(folder: Path) -> None:
+async def test_too_long_messages_are_refused_without_reading_them(folder: Path) -> None:
     script = ScriptedScheduler(count_up)
     async with scheduler(script), running(folder, script.address, max_request_bytes=500) as frontend:
         with pytest.raises(grpc.aio.AioRpcError) as refused:
@@ -236,9 +236,11 @@ async def test_a_message_that_is_too_long_is_refused_unread(folder: Path) -> Non
 
 @pytest.mark.parametrize("edge", ["http", "grpc"])
 @pytest.mark.slow
-async def test_ten_times_what_fits_is_refused_at_once_and_disturbs_nobody(folder: Path, edge: str) -> None:
-    """Measured against answers in calm times on the same machine, which may have much else to do: with steps of 40 ms
-    ten times what fits are 200 calls a second, so that clients and frontend do not need all of it."""
+async def test_ten_times_the_capacity_is_refused_at_once_and_does_not_delay_admitted_calls(
+    folder: Path, edge: str
+) -> None:
+    """Compares with answers at low load on the same machine, which may be busy: with steps of 40 ms, ten times the
+    capacity is 200 calls per second, so that clients and frontend do not need the whole machine."""
     for chance in range(5):
         calm, crowded = await overload.measure(folder, edge, times=10, seconds=4, step_s=0.04)
         usual_s = at(calm.accepted, 0.5)
@@ -250,10 +252,10 @@ async def test_ten_times_what_fits_is_refused_at_once_and_disturbs_nobody(folder
     assert crowded.hints == ({"2"} if edge == "http" else {"grpc-status-details-bin"})
 
 
-async def test_who_finds_no_place_hears_of_it_before_those_who_have_one_are_served(
+async def test_refusals_are_sent_before_admitted_calls_are_served(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Counted in work, not in time: of a burst, hardly anything is prepared before the last refusal is written."""
+    """Counts operations, not time: of a burst, hardly anything is prepared before the last refusal is written."""
     happened: list[str] = []
     prepare, refuse = InputProcessor.prepare, Calls.log_refusal
 
@@ -274,7 +276,7 @@ async def test_who_finds_no_place_hears_of_it_before_those_who_have_one_are_serv
         )  # refusals come first for a bounded time
         host, _, port = frontend.frontend.http_address.rpartition(":")
         sent = burst.message(480, 16)
-        callers = [socket.create_connection((host, int(port))) for _ in range(100)]  # nobody is let in meanwhile
+        callers = [socket.create_connection((host, int(port))) for _ in range(100)]  # no call is admitted meanwhile
         for caller in callers:
             caller.sendall(sent)
         await eventually(lambda: happened.count("refused") + happened.count("prepared") >= 100)
@@ -285,7 +287,7 @@ async def test_who_finds_no_place_hears_of_it_before_those_who_have_one_are_serv
     assert before_the_last.count("prepared") <= 4
 
 
-async def test_a_body_that_is_slow_holds_no_place(folder: Path) -> None:
+async def test_slow_bodies_occupy_no_slot(folder: Path) -> None:
     script = ScriptedScheduler()
     async with scheduler(script), running(folder, script.address, max_inflight_requests=1) as frontend:
         host, _, port = frontend.frontend.http_address.rpartition(":")
@@ -302,7 +304,7 @@ async def test_a_body_that_is_slow_holds_no_place(folder: Path) -> None:
 
 
 async def test_a_refused_connection_serves_the_next_call(folder: Path) -> None:
-    """Also where the body that nobody wanted comes late, and where the client asked for the end."""
+    """Checks this also where the unread body arrives late, and where the client asked to close the connection."""
     script = ScriptedScheduler()
     async with scheduler(script), running(folder, script.address, max_inflight_requests=1) as frontend:
         host, _, port = frontend.frontend.http_address.rpartition(":")

@@ -1,4 +1,4 @@
-"""The metrics page says what clients saw: every count is compared with what came over the wire."""
+"""Tests that every count of the metrics page equals what clients received."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ CALLS = "quire_frontend_tenant_calls_total"
 
 
 @dataclass
-class Seen:
-    """What clients were told."""
+class ClientCounts:
+    """Counts of what clients received."""
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -33,66 +33,66 @@ class Seen:
         self.samples += 1
 
 
-async def over_http(frontend: Running, seen: Seen, body: dict[str, Any], num_prompts: int = 1) -> None:
+async def over_http(frontend: Running, counts: ClientCounts, body: dict[str, Any], num_prompts: int = 1) -> None:
     reply = (await frontend.http.post("/v1/completions", json=body)).json()
-    seen.prompt_tokens += reply["usage"]["prompt_tokens"]
-    seen.completion_tokens += reply["usage"]["completion_tokens"]
-    seen.cached_tokens += reply["usage"]["prompt_tokens_details"]["cached_tokens"]
-    seen.prompts += num_prompts
+    counts.prompt_tokens += reply["usage"]["prompt_tokens"]
+    counts.completion_tokens += reply["usage"]["completion_tokens"]
+    counts.cached_tokens += reply["usage"]["prompt_tokens_details"]["cached_tokens"]
+    counts.prompts += num_prompts
     for choice in reply["choices"]:
-        seen.finish(choice["finish_reason"])
+        counts.finish(choice["finish_reason"])
 
 
-async def over_grpc(frontend: Running, seen: Seen, request: pb.GenerateRequest) -> None:
+async def over_grpc(frontend: Running, counts: ClientCounts, request: pb.GenerateRequest) -> None:
     messages = [m async for m in frontend.inference.Generate(request)]
-    seen.prompt_tokens += messages[0].usage.prompt_tokens
-    seen.cached_tokens += messages[0].usage.cached_tokens
-    seen.completion_tokens += sum(len(m.token_ids) for m in messages)
-    seen.prompts += 1
+    counts.prompt_tokens += messages[0].usage.prompt_tokens
+    counts.cached_tokens += messages[0].usage.cached_tokens
+    counts.completion_tokens += sum(len(m.token_ids) for m in messages)
+    counts.prompts += 1
     for m in messages:
         if m.finish_reason:
-            seen.finish({1: "stop", 2: "length"}[m.finish_reason])
+            counts.finish({1: "stop", 2: "length"}[m.finish_reason])
 
 
-async def test_metrics_equal_what_clients_saw(folder: Path) -> None:
-    script, seen = ScriptedScheduler(count_up), Seen()
+async def test_metrics_equal_the_clients_counts(folder: Path) -> None:
+    script, counts = ScriptedScheduler(count_up), ClientCounts()
     script.num_cached_tokens = 1
     async with scheduler(script), running(folder, script.address) as frontend:
-        work = [over_http(frontend, seen, {"prompt": "hello world", "max_tokens": n + 1}) for n in range(5)]
-        work += [over_http(frontend, seen, {"prompt": ["a b", [9, 8, 7]], "n": 2, "max_tokens": 4}, 2)]
-        work += [over_http(frontend, seen, {"prompt": "x", "seed": 5, "max_tokens": 50, "stop_token_ids": [9]})]
+        work = [over_http(frontend, counts, {"prompt": "hello world", "max_tokens": n + 1}) for n in range(5)]
+        work += [over_http(frontend, counts, {"prompt": ["a b", [9, 8, 7]], "n": 2, "max_tokens": 4}, 2)]
+        work += [over_http(frontend, counts, {"prompt": "x", "seed": 5, "max_tokens": 50, "stop_token_ids": [9]})]
         for n in (1, 3):
             sampling = Sampling(max_tokens=7, n=n)
-            work.append(over_grpc(frontend, seen, pb.GenerateRequest(text="hello there", sampling=sampling)))
+            work.append(over_grpc(frontend, counts, pb.GenerateRequest(text="hello there", sampling=sampling)))
         await asyncio.gather(*work)
         await frontend.until_idle()
         metrics = await frontend.metrics()
-    assert metrics["vllm:prompt_tokens_total"] == seen.prompt_tokens
-    assert metrics["vllm:prompt_tokens_cached_total"] == seen.cached_tokens == seen.prompts
-    assert metrics["vllm:generation_tokens_total"] == seen.completion_tokens
+    assert metrics["vllm:prompt_tokens_total"] == counts.prompt_tokens
+    assert metrics["vllm:prompt_tokens_cached_total"] == counts.cached_tokens == counts.prompts
+    assert metrics["vllm:generation_tokens_total"] == counts.completion_tokens
     reasons = {
         reason: metrics[f"vllm:request_success_total{{finished_reason={reason}}}"]
         for reason in ("stop", "length", "abort", "error")
     }
-    assert reasons == {"stop": 1, "length": seen.samples - 1, "abort": 0, "error": 0}
-    assert seen.finished == {"stop": 1, "length": seen.samples - 1}
+    assert reasons == {"stop": 1, "length": counts.samples - 1, "abort": 0, "error": 0}
+    assert counts.finished == {"stop": 1, "length": counts.samples - 1}
     for name, count in (
-        ("time_to_first_token_seconds", seen.samples),
-        ("e2e_request_latency_seconds", seen.samples),
-        ("request_queue_time_seconds", seen.samples),
-        ("request_generation_tokens", seen.samples),
-        ("inter_token_latency_seconds", seen.completion_tokens - seen.samples),
-        ("request_prompt_tokens", seen.prompts),
-        ("request_params_n", seen.prompts),
-        ("request_params_max_tokens", seen.prompts),
-        ("request_max_num_generation_tokens", seen.prompts),
+        ("time_to_first_token_seconds", counts.samples),
+        ("e2e_request_latency_seconds", counts.samples),
+        ("request_queue_time_seconds", counts.samples),
+        ("request_generation_tokens", counts.samples),
+        ("inter_token_latency_seconds", counts.completion_tokens - counts.samples),
+        ("request_prompt_tokens", counts.prompts),
+        ("request_params_n", counts.prompts),
+        ("request_params_max_tokens", counts.prompts),
+        ("request_max_num_generation_tokens", counts.prompts),
     ):
         assert metrics[f"vllm:{name}_count"] == count, name
-    assert metrics["vllm:request_generation_tokens_sum"] == seen.completion_tokens
-    assert metrics["vllm:request_prompt_tokens_sum"] == seen.prompt_tokens
+    assert metrics["vllm:request_generation_tokens_sum"] == counts.completion_tokens
+    assert metrics["vllm:request_prompt_tokens_sum"] == counts.prompt_tokens
     assert metrics["vllm:request_params_n_sum"] == 1 * 5 + 2 * 2 + 1 + 1 + 3
-    assert metrics["vllm:request_time_per_output_token_seconds_count"] == seen.samples - 1  # one had a single token
-    assert metrics["vllm:inter_token_latency_seconds_bucket{le=+Inf}"] == seen.completion_tokens - seen.samples
+    assert metrics["vllm:request_time_per_output_token_seconds_count"] == counts.samples - 1  # one had a single token
+    assert metrics["vllm:inter_token_latency_seconds_bucket{le=+Inf}"] == counts.completion_tokens - counts.samples
     assert metrics["http_requests_total{handler=/v1/completions,method=POST,status=2xx}"] == 7
     assert metrics["quire_frontend_grpc_requests_total{code=OK,method=Generate}"] == 2
     assert metrics["quire_frontend_inflight_requests"] == metrics["quire_frontend_queued_tokens"] == 0
@@ -100,7 +100,7 @@ async def test_metrics_equal_what_clients_saw(folder: Path) -> None:
 
 
 async def test_a_sample_counts_as_often_as_its_scheduler_preempted_it(folder: Path) -> None:
-    """vLLM's vllm:request_num_preemptions: also of samples that were never, and that end at a stop string."""
+    """Checks vLLM's vllm:request_num_preemptions, also for samples without preemption and for ends at a stop string."""
     script = ScriptedScheduler(count_up)
     async with scheduler(script), running(folder, script.address) as frontend:
         for num_preemptions in (0, 3, 0):
@@ -118,7 +118,7 @@ async def test_a_sample_counts_as_often_as_its_scheduler_preempted_it(folder: Pa
     assert buckets == [5, 5, 7, 8]
 
 
-async def test_computed_prompt_tokens_are_those_that_were_not_cached(folder: Path) -> None:
+async def test_computed_prompt_tokens_exclude_cached_ones(folder: Path) -> None:
     script = ScriptedScheduler(count_up)
     async with scheduler(script), running(folder, script.address) as frontend:
         for script.num_cached_tokens in (0, 2):
@@ -141,7 +141,7 @@ async def test_http_requests_are_counted_by_route_and_class_of_status(folder: Pa
     assert metrics["http_request_duration_seconds_count{handler=/v1/completions,method=POST}"] == 1
 
 
-async def test_calls_count_for_their_tenant_and_by_where_their_time_went(folder: Path) -> None:
+async def test_calls_are_counted_by_tenant_and_time_span(folder: Path) -> None:
     body = {"prompt": "hello world", "max_tokens": 3}
     async with scheduler(ScriptedScheduler(count_up)) as script, running(folder, script.address) as frontend:
         for tenant in ("a", "a", "b"):

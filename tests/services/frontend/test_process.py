@@ -1,4 +1,4 @@
-"""A frontend as a process of its own: its ready line, its signals, its exit status, ports shared by two."""
+"""Tests of a frontend process: its ready line, its signals, its exit status, ports shared by two."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ async def ready(started: asyncio.subprocess.Process) -> dict[str, str]:
     return dict(part.split("=") for part in line.split()[2:])
 
 
-async def test_it_announces_serves_and_leaves_on_sigterm(folder: Path) -> None:
+async def test_the_frontend_announces_serves_and_leaves_on_sigterm(folder: Path) -> None:
     async with scheduler(ScriptedScheduler()) as script, process(folder, script.address, id="f1") as frontend:
         where = await ready(frontend)
         assert where["id"] == "f1"
@@ -73,8 +73,8 @@ async def test_it_announces_serves_and_leaves_on_sigterm(folder: Path) -> None:
     assert script.hellos[0].address == where["grpc"]
 
 
-async def test_whoever_hears_that_it_is_ready_finds_it_ready(folder: Path) -> None:
-    """Its scheduler is there only later."""
+async def test_the_ready_line_is_printed_when_it_is_ready(folder: Path) -> None:
+    """Checks this where the scheduler starts only later."""
     port = quiet_port()
     async with process(folder, f"127.0.0.1:{port}") as frontend:
         assert frontend.stderr is not None
@@ -90,14 +90,14 @@ async def test_whoever_hears_that_it_is_ready_finds_it_ready(folder: Path) -> No
 @pytest.mark.parametrize(
     ("settings", "warned"), [({}, False), ({"insecure": True, "host": "0.0.0.0"}, True)], ids=["loopback", "everywhere"]
 )
-async def test_whoever_opens_it_to_other_machines_without_keys_is_warned(
+async def test_an_open_address_without_keys_is_logged_as_a_warning(
     folder: Path, settings: dict[str, Any], warned: bool
 ) -> None:
     async with scheduler(ScriptedScheduler()) as script, process(folder, script.address, **settings) as frontend:
         await ready(frontend)
         frontend.send_signal(signal.SIGTERM)
-        _, said = await asyncio.wait_for(frontend.communicate(), 60)
-    assert (b"there are no API keys: whoever reaches this port may use it" in said) is warned
+        _, errors = await asyncio.wait_for(frontend.communicate(), 60)
+    assert (b"there are no API keys: whoever reaches this port may use it" in errors) is warned
 
 
 async def test_sigterm_lets_a_stream_end_first(folder: Path) -> None:
@@ -117,7 +117,7 @@ async def test_sigterm_lets_a_stream_end_first(folder: Path) -> None:
         assert await asyncio.wait_for(frontend.wait(), 60) == 0
 
 
-async def test_a_mismatched_model_is_one_line_and_status_2(folder: Path) -> None:
+async def test_a_mismatched_model_exits_with_one_line_and_status_2(folder: Path) -> None:
     script = ScriptedScheduler()
     script.reject_hello = "model.name: frontend f has 'a', scheduler s has 'b'"
     async with scheduler(script), process(folder, script.address) as frontend:
@@ -149,7 +149,7 @@ async def _models_over_new_connections(address: str, count: int) -> int:
 
 
 @pytest.mark.parametrize("field", ["http_port", "grpc_port", "metrics_port", "admin_port"])
-async def test_a_port_in_use_is_one_line_and_status_2(folder: Path, field: str) -> None:
+async def test_a_port_in_use_exits_with_one_line_and_status_2(folder: Path, field: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         async with process(folder, "127.0.0.1:1", **{field: port}) as started:
@@ -159,6 +159,6 @@ async def test_a_port_in_use_is_one_line_and_status_2(folder: Path, field: str) 
     assert f"{field}: 127.0.0.1:{port} is in use" in line
 
 
-async def test_it_needs_no_torch() -> None:
+async def test_the_frontend_does_not_import_torch() -> None:
     started = await asyncio.create_subprocess_exec(sys.executable, "-c", BLOCKED)
     assert await asyncio.wait_for(started.wait(), 60) == 0

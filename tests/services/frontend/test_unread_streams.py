@@ -1,4 +1,5 @@
-"""Streams whose clients do not read them: bounded here, no burden to others, and gone with their connections."""
+"""Tests of streams whose clients do not read them: they are bounded, do not delay others, and end with their
+connections."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ BODY = {"prompt": "x", "max_tokens": 1800, "stream": True, "logprobs": 5, "ignor
 
 
 async def unread(frontend: Running, model: str) -> socket.socket:
-    """Asks for a stream with a small window, and leaves what comes."""
+    """Requests a stream with a small receive window, and does not read it."""
     asked = socket.socket()
     asked.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     asked.setblocking(False)
@@ -29,8 +30,8 @@ async def unread(frontend: Running, model: str) -> socket.socket:
     return asked
 
 
-async def test_streams_that_nobody_reads_hold_up_nobody(folder: Path) -> None:
-    """sc06, opencti#13908, IBM/mcp-context-forge#1682, vllm-metal#199."""
+async def test_unread_streams_do_not_delay_others(folder: Path) -> None:
+    """Checks sc06, opencti#13908, IBM/mcp-context-forge#1682, vllm-metal#199."""
     script = ScriptedScheduler(count_up, max_model_len=4096)
     async with scheduler(script), running(folder, script.address) as frontend:
         sockets = [await unread(frontend, folder.name) for _ in range(NUM_CLIENTS)]

@@ -1,4 +1,4 @@
-"""A model folder as a frontend reads it: a small byte-level BPE, made here, and the JSON files beside it."""
+"""Model folder for frontends: a small byte-level BPE, trained here, and its JSON files."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def byte_level_tokenizer() -> Tokenizer:
 
 
 def metaspace_tokenizer() -> Tokenizer:
-    """In the manner of SentencePiece with byte fallback: its decoder drops the first space and joins bytes."""
+    """Returns a tokenizer like SentencePiece with byte fallback: its decoder drops the first space and joins bytes."""
     tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer.decoder = decoders.Sequence([
@@ -56,7 +56,7 @@ def metaspace_tokenizer() -> Tokenizer:
     document = json.loads(tokenizer.to_str())
     document["added_tokens"] = document["added_tokens"][
         :3
-    ]  # bytes are ordinary tokens; only the trainer needs them named
+    ]  # bytes are ordinary tokens; only the trainer needs their names
     return Tokenizer.from_str(json.dumps(document))
 
 

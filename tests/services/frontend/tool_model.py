@@ -1,4 +1,4 @@
-"""A model folder whose chat template shows tools and reasoning, and a frontend that serves it with a scripted model."""
+"""Model folder whose chat template shows tools and reasoning, and a frontend that serves it with a scripted model."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ ASK: list[dict[str, Any]] = [{"role": "user", "content": "How is the weather?"}]
 
 
 def tool_model_folder(folder: Path, template: str = TEMPLATE) -> Path:
-    """The markup is special tokens, as most families have it."""
+    """Writes a folder whose markup is special tokens, as in most families."""
     tokenizer = byte_level_tokenizer()
     tokenizer.add_special_tokens([AddedToken(text, special=True) for text in MARKUP])
     return write_folder(folder, tokenizer=tokenizer, chat_template=template)
@@ -54,10 +54,10 @@ def tool_model_folder(folder: Path, template: str = TEMPLATE) -> Path:
 
 @asynccontextmanager
 async def tool_server(
-    folder: Path, said: Said, *, max_model_len: int = 4096, **settings: Any
+    folder: Path, reply: Said, *, max_model_len: int = 4096, **settings: Any
 ) -> AsyncIterator[tuple[Running, Any, ScriptedScheduler]]:
-    """The frontend, an OpenAI client, and the script."""
-    script = ScriptedScheduler(replying(folder, said), max_model_len=max_model_len)
+    """Yields the frontend, an OpenAI client, and the script."""
+    script = ScriptedScheduler(replying(folder, reply), max_model_len=max_model_len)
     async with (
         scheduler(script),
         running(folder, script.address, **settings) as frontend,

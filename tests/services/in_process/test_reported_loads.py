@@ -32,7 +32,7 @@ def run(engine: LLMEngine) -> dict[str, RequestOutput]:
     ended: dict[str, RequestOutput] = {}
     while engine.has_unfinished_requests():
         ended |= {output.request_id: output for output in engine.step() if output.finished}
-    core = engine._engine._work.core
+    core = engine._engine._engine_core.core
     assert (core.has_work, core.kv.use.used) == (False, 0)
     return ended
 

@@ -476,7 +476,7 @@ async def test_a_worker_that_comes_back_with_another_configuration_is_told_what_
     first = await bench.worker(id="w0")
     await first.leave()
     other = worker_pb2.WorkerHello(model=model_pb2.ModelIdentity(fingerprint="11"))
-    with pytest.raises(grpc.aio.AioRpcError, match="worker w0, when it came first, has '00', worker w0 has '11'"):
+    with pytest.raises(grpc.aio.AioRpcError, match="worker w0, when it connected first, has '00', worker w0 has '11'"):
         await bench.worker(id="w0", hello=other)
 
 

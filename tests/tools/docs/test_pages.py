@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import subprocess
 from pathlib import Path
@@ -11,6 +12,9 @@ import yaml
 from quire.shared import errors
 from quire.shared.pb.common.v1 import finish_pb2
 from quire.shared.settings import SERVICES
+from quire.shared.settings.connection_limits import ConnectionLimits
+from quire.shared.settings.request_limits import RequestLimits
+from quire.shared.settings.stream_limits import StreamLimits
 from tests.metrics.catalogue import families
 from tools.docs.reference import benchmarks, flags, metrics, models, parsers, settings
 from tools.docs.reference import errors as error_page
@@ -77,3 +81,30 @@ def test_every_page_is_in_the_navigation() -> None:
     navigation = str(yaml.safe_load(text)["nav"])
     written = (str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md") if path.name != "README.md")
     assert [page for page in written if page not in navigation] == []
+
+
+def test_every_limit_is_listed_with_its_default() -> None:
+    page = (DOCS / "serving" / "limits.md").read_text()
+    rows = [line for line in page.splitlines() if line.startswith("| `max_")]
+    for field in dataclasses.fields(RequestLimits):
+        row = next((row for row in rows if f"`{field.name}`" in row), "")
+        assert f"{field.default:,}" in row or f"{field.default >> 20} Mi" in row, field.name
+
+
+def test_limits_of_connections_and_streams_are_those_of_the_code() -> None:
+    security = (DOCS / "operations" / "security.md").read_text()
+    assert [f.name for f in dataclasses.fields(ConnectionLimits) if f"{f.name}={f.default}" not in security] == []
+    streams = (DOCS / "serving" / "resumable-streams.md").read_text()
+    assert [f.name for f in dataclasses.fields(StreamLimits) if f"`{f.name}`" not in streams] == []
+
+
+def test_every_named_result_is_stored() -> None:
+    texts = [README, *(page.read_text() for page in DOCS.rglob("*.md"))]
+    named = {
+        name for text in texts for name in re.findall(r"`(?:docs/benchmarks/results/)?((?:h200|cpu)-[\w.*-]+)`", text)
+    }
+    kinds = re.compile(r"\.json$|-(throughput|serve|structured|scheduler|embed|flash-attn-2)$")
+    results = {name for name in named if kinds.search(name)}
+    assert len(results) > 15
+    missing = (name for name in results if not list(benchmarks.RESULTS.glob(f"{name.removesuffix('.json')}.json")))
+    assert sorted(missing) == []

@@ -1,4 +1,4 @@
-// Cuts attention into pieces of work (attention.h) for the threads.
+// Divides attention into pieces of work (attention.h) for the threads.
 #include <vector>
 
 #include "api.h"
@@ -8,28 +8,28 @@
 namespace quire {
 namespace {
 
-// Asking ahead costs a tenth where one call runs again and again on the same 2 to 4 MB. In a model other layers come in
+// Prefetching costs a tenth if one call repeats on the same 2 to 4 MB. In a model other layers run in
 // between: a decode step of 32 x 128 gains 17 % with 2 MB a layer (8 layers, 4 heads of 32), and a fifth with 17 MB.
 constexpr double FAR_BYTES = 1 << 20;
 
-// The same as QUERIES for latent attention, whose keys are longer: a prompt of 1,024 tokens and 16 heads takes 95 to 96 ms
+// QUERIES for latent attention, with longer keys: a prompt of 1,024 tokens and 16 heads takes 95 to 96 ms
 // on one thread of a Zen 5, 101 with 64, 93 to 97 with 256.
 constexpr int LATENT_QUERIES = 128;
 
-// Heads of latent attention that share a tile's keys and values at least: bringing those takes as long as 10 of them.
+// Least heads of latent attention per tile of keys and values: loading a tile takes as long as 10 of them.
 constexpr int64_t LEAST_GROUP = 8;
 
 // Fits to one thread of a Zen 5, bfloat16, heads of 32 and 128: a query and a key take 0.22 ns + 0.009 ns an element
-// (the exponential, and two products), bringing a key and its value 0.095 ns an element.
+// (the exponential, and two products), loading a key and its value 0.095 ns an element.
 double nanoseconds_of(const AttentionCall& call, const AttentionPiece& piece) {
   const double last = piece.position + piece.rows, size = call.head_dim;
   const double seen = (call.window ? std::min<double>(last, call.window + piece.rows) : last) + TILE / 2;
-  const double products = 0.5 * (size + call.key_dim());  // of a key and of a value
+  const double products = 0.5 * (size + call.key_dim());  // average of a key and a value
   return 100 + seen * piece.heads * (piece.rows * call.group() * (0.22 + 0.009 * products) + 0.095 * products);
 }
 
-// Chunks are cut by rows and heads, single rows only by heads, and only where there are too few of them for the
-// threads: the heads of a token lie side by side in memory.
+// Chunks are divided by rows and heads, single rows only by heads, and only if there are too few of them for the
+// threads: the heads of a token are contiguous in memory.
 void cut(const AttentionCall& call, std::vector<AttentionPiece>& pieces) {
   const int32_t kv_heads = static_cast<int32_t>(call.kv_heads);
   const int32_t tall = static_cast<int32_t>(std::max<int64_t>(1, (call.tail_dim ? LATENT_QUERIES : QUERIES) / call.group()));
@@ -39,7 +39,7 @@ void cut(const AttentionCall& call, std::vector<AttentionPiece>& pieces) {
   for (int32_t seq = 0; seq < call.num_seqs; seq++) {
     const int32_t rows = call.query_start[seq + 1] - call.query_start[seq], len = call.seq_lens[seq];
     const int32_t heads = rows == 1 ? (kv_heads + shares - 1) / shares : 1;
-    for (int32_t end = rows; end > 0; end -= tall) {  // the longest first: short pieces fill up the end
+    for (int32_t end = rows; end > 0; end -= tall) {  // longest first: short pieces balance the end
       const int32_t count = std::min(end, tall);
       for (int32_t head = 0; head < kv_heads; head += heads)
         pieces.push_back({seq, end - count, count, len - rows + end - count, head, std::min(heads, kv_heads - head)});
@@ -86,8 +86,8 @@ QUIRE_API void quire_paged_attention(int64_t dtype, int64_t num_seqs, int64_t q_
 
 QUIRE_RECORDABLE(paged_attention);
 
-// Shapes as in kernels/reference/attention/latent_attention.py; the cache has q's dtype. To a piece of work some
-// heads are those of one key: as many as leave no thread without work, for each piece brings the tile's keys and values
+// Shapes as in kernels/reference/attention/latent_attention.py; the cache has q's dtype. In a piece of work some
+// heads use one key: as many as leave no thread idle, because each piece loads the tile's keys and values
 // once.
 QUIRE_API void quire_latent_attention(int64_t dtype, int64_t num_seqs, int64_t heads, int64_t rank, int64_t rope,
                                       int64_t block_size, int64_t table_width, double scale, const void* q,

@@ -1,9 +1,9 @@
 // Attention over blocks (kernels/reference/attention/paged_attention.py), one pass with a running softmax
 // (arXiv 2112.05682, 2205.14135).
 //
-// A row's keys come in tiles of TILE positions that begin at multiples of TILE, whatever the chunk, the block size and
-// the rows beside it; within a tile keys are summed from the first to the last. Keys that a row does not see add exact
-// zeros. So a row's bits depend on its query, its position and what it sees.
+// A row's keys are processed in tiles of TILE positions that start at multiples of TILE, for any chunk, block size and
+// batch; within a tile keys are summed from first to last. Keys that are not visible to a row add exact
+// zeros. So a row's bits depend only on its query, its position and its visible keys.
 #pragma once
 
 #include <algorithm>
@@ -16,28 +16,28 @@
 namespace quire {
 
 constexpr int TILE = 64;     // positions; scores of a row are 4 registers of AVX512
-constexpr int LANES = 16;    // keys between two requests for rows that come next
-constexpr int QUERIES = 64;  // queries (rows x heads of a group) that share a pass over keys and values, about
+constexpr int LANES = 16;    // keys between two prefetches of following rows
+constexpr int QUERIES = 64;  // approximate queries (rows x heads of a group) per pass over keys and values
 constexpr float NONE = -std::numeric_limits<float>::infinity();
 constexpr float LOG2E = 1.44269504088896f;
 
 struct AttentionCall {
   int64_t num_seqs, q_heads, kv_heads, head_dim, block_size, table_width, window;
-  bool chunked;  // the window's begin at multiples of their length, instead of sliding
+  bool chunked;  // windows start at multiples of their length instead of sliding
   int64_t token_stride, head_stride;  // elements of the caches from token to token, and from head to head
   float scale, softcap;  // softcap: of the scaled scores; 0: none
   const void *q, *k_cache, *v_cache;
   const int32_t *block_tables, *query_start, *seq_lens;
   void* out;
   const float* sinks;  // [q_heads], or null
-  bool far;  // more keys and values than caches near the core hold
-  // Of latent attention: what queries and keys have behind their head_dim elements, which values have not.
+  bool far;  // keys and values exceed the caches near the core
+  // Latent attention: elements of queries and keys after head_dim, which values do not have.
   const void* tail = nullptr;
   int64_t tail_dim = 0, tail_token_stride = 0, tail_head_stride = 0;
-  const int64_t* tree_mask = nullptr;  // [num_tokens] which of the last 64 positions each sees, its own first; -1: all
+  const int64_t* tree_mask = nullptr;  // [num_tokens] visible positions among the last 64, its own first; -1: all
   int64_t group() const { return q_heads / kv_heads; }
   int64_t key_dim() const { return head_dim + tail_dim; }
-  // That the row at `position` sees.
+  // First position visible to the row at `position`.
   int64_t first_seen(int64_t position) const {
     if (!window) return 0;
     return chunked ? position / window * window : std::max<int64_t>(0, position - window + 1);
@@ -49,12 +49,12 @@ struct AttentionPiece {
   int32_t seq, row, rows, position, head, heads;
 };
 
-// What tiles multiply: bfloat16 as it is where there are instructions for it (the weights of a softmax are then rounded
+// Operand type of tiles: bfloat16 where there are instructions for it (softmax weights are then rounded
 // to bfloat16 before they are summed and used), float32 elsewhere.
 template <class T>
 struct Operands {
   using Tile = FloatTile;
-  using Word = float;  // of queries and softmax weights
+  using Word = float;  // operand of queries and softmax weights
 };
 #if defined(QUIRE_BF16_DOT)
 template <>
@@ -97,7 +97,7 @@ class Attention {
     carve.take(values_, TILE_STEPS * columns_ * W);
   }
 
-  // `after`: what this thread will do next, or null; its first rows are asked for on the way.
+  // `after`: this thread's next piece, or null; its first rows are prefetched.
   void run(const AttentionPiece* after) {
     gather_queries();
     const int64_t all = queries_ * p_.heads;
@@ -120,7 +120,7 @@ class Attention {
   }
 
  private:
-  // Hands out pieces of scratch memory, each on a cache line of its own.
+  // Allocates scratch memory, aligned to cache lines.
   struct Carver {
     char* memory;
     explicit Carver(void* memory) : memory(static_cast<char*>(memory)) {}
@@ -131,7 +131,7 @@ class Attention {
     }
   };
 
-  // Keys [first, count) of the tile at position `start`: those that some row may see.
+  // Keys [first, count) of the tile at position `start`: those visible to some row.
   struct Span {
     int64_t start;
     int first, count;
@@ -192,7 +192,7 @@ class Attention {
       }
   }
 
-  // Nothing seen yet; or the sinks, each with the weight 1 relative to itself.
+  // Initial state: no keys, or the sinks with weight 1 relative to themselves.
   void begin_softmax() {
     std::fill(total_, total_ + queries_ * p_.heads, c_.sinks ? 1.0f : 0.0f);
     for (int64_t head = 0; head < p_.heads; head++)
@@ -201,8 +201,8 @@ class Attention {
             c_.sinks ? c_.sinks[(p_.head + head) * group_ + query % group_] * LOG2E : NONE;
   }
 
-  // Where the tile's keys and values lie for the piece's first head, as offsets of elements. Keys that nobody sees
-  // stand in with one that is: whatever they score is masked, and their values weigh nothing.
+  // Element offsets of the tile's keys and values for the piece's first head. Keys that are not visible
+  // are replaced by a visible one: their scores are masked, and their values have no weight.
   void locate(const AttentionPiece& piece, const Span& span) {
     const int32_t* table = c_.block_tables + piece.seq * c_.table_width;
     const int64_t token = c_.token_stride, block_size = c_.block_size;
@@ -216,9 +216,9 @@ class Attention {
     std::fill(next_ + span.count, next_ + TILE, next_[span.first]);
   }
 
-  // Asks for rows of the next tile: while the keys [lane, lane + LANES) of a head are at work, for that part of that
+  // Prefetches rows of the next tile: while the keys [lane, lane + LANES) of a head are processed, that part of the
   // head's share. Each head has a share of all rows, so that rows are read whole, in the order of memory.
-  // (Inlined by force: GCC takes a function that only prefetches for one without effect, and drops the call.)
+  // (Force-inlined: GCC treats a function that only prefetches as free of effects and drops the call.)
   QUIRE_INLINE void fetch_next(const void* cache, int64_t head, int lane) const {
     if (!more_) return;
     const int64_t bytes = (c_.tail_dim ? c_.key_dim() : p_.heads * c_.head_dim) * sizeof(T);
@@ -236,7 +236,7 @@ class Attention {
     (this->*(size == 32 ? with32 : size == 64 ? with64 : size == 128 ? with128 : any))(span, head);
   }
 
-  // As weights of the scores: W keys side by side.
+  // Packed as weights of the scores: W keys interleaved.
   template <int HEAD_DIM>
   __attribute__((noinline)) void gather_keys(const Span& span, int64_t head) {
     const int64_t head_dim = HEAD_DIM ? HEAD_DIM : c_.key_dim();
@@ -256,7 +256,7 @@ class Attention {
     }
   }
 
-  // As weights of the results: [columns][key or pair of keys][W].
+  // Packed as weights of the results: [columns][key or pair of keys][W].
   template <int HEAD_DIM>
   __attribute__((noinline)) void gather_values(const Span& span, int64_t head) {
     const int64_t head_dim = HEAD_DIM ? HEAD_DIM : c_.head_dim;
@@ -289,7 +289,7 @@ class Attention {
     }
   }
 
-  // Scores s, scaled, to softcap * tanh(s / softcap), and back to what is scaled later. tanh(x) = 1 - 2 / (e^2x + 1).
+  // Caps scaled scores s to softcap * tanh(s / softcap), then undoes the later scale. tanh(x) = 1 - 2 / (e^2x + 1).
   __attribute__((noinline)) void cap_scores(int count) {
     const vf inner = splat(2 * LOG2E * c_.scale / c_.softcap), outer = splat(c_.softcap / c_.scale);
     const vf one = splat(1.0f), two = splat(2.0f);
@@ -300,7 +300,7 @@ class Attention {
       }
   }
 
-  // Of keys that are drafts beside a row's own path in a tree.
+  // Masks drafts outside a row's path in a tree.
   __attribute__((noinline)) void hide_other_paths(const Span& span) {
     for (int64_t row = 0; row < p_.rows; row++) {
       uint64_t hidden = ~static_cast<uint64_t>(c_.tree_mask[c_.query_start[p_.seq] + p_.row + row]);
@@ -312,7 +312,7 @@ class Attention {
     }
   }
 
-  // Scores to softmax weights relative to the largest so far, by row; and by what the sums so far must shrink.
+  // Converts scores to softmax weights relative to the largest so far, by row, and computes the factor of earlier sums.
   __attribute__((noinline)) void soften(const Span& span, int64_t head) {
     int64_t query = 0;
     for (int64_t position = p_.position; position < p_.position + p_.rows; position++) {
@@ -328,7 +328,7 @@ class Attention {
     }
   }
 
-  // Keys [low, high) of `count` are seen.
+  // Keys [low, high) of `count` are visible.
   template <bool WHOLE>
   QUIRE_INLINE void soften_row(int64_t query, int low, int high, int count, float& largest, float& total) {
     constexpr int VECTORS = TILE / W;
@@ -349,7 +349,7 @@ class Attention {
       }
     }
     const float before = largest, now = std::max(before, max_lanes(top));
-    const vf base = splat(now == NONE ? 0.0f : now);  // nothing seen yet: all weights come out as zero
+    const vf base = splat(now == NONE ? 0.0f : now);  // no visible key yet: all weights are zero
     vf added = {};
 #pragma GCC unroll 32
     for (int i = 0; i < VECTORS; i += STEP)
@@ -390,7 +390,7 @@ class Attention {
   const int64_t group_, queries_;  // of one head of keys
   const int64_t steps_, columns_;  // of a score; blocks of a result
   const int64_t q_stride_;         // words
-  bool more_;                      // rows to ask for: next_ says where
+  bool more_;                      // rows to prefetch, at next_
   int64_t place_memory_[2][TILE];
   int64_t *places_ = place_memory_[0], *next_ = place_memory_[1];
   Word *q_, *weights_;

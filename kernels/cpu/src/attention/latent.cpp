@@ -1,5 +1,5 @@
-// What latent attention needs beside attention itself (kernels/reference/attention/latent_attention.py): each head's own
-// products, and the compressed vectors' way into the cache.
+// Inputs of latent attention (kernels/reference/attention/latent_attention.py): products per head
+// and the store of compressed vectors in the cache.
 #include <algorithm>
 
 #include "api.h"
@@ -16,8 +16,8 @@ void linear_bf16(const LinearCall& call);
 namespace {
 
 constexpr double STORE_NS = 0.15;       // an element: norm, rotation and store
-constexpr double PRODUCT_NS = 0.009;    // of a row that is alone with its weight
-constexpr int64_t ROWS_AT_ONCE = 128;   // of a head: pieces for as many threads as there are
+constexpr double PRODUCT_NS = 0.009;    // per element of a single row and its weight
+constexpr int64_t ROWS_AT_ONCE = 128;   // rows of a head per piece
 
 struct StoreCall {
   int64_t rows, heads, head_dim, rank, rope;
@@ -29,7 +29,7 @@ struct StoreCall {
   void* cache;
 };
 
-// Both halves, in float32, rounded once; `to` may be `from`.
+// Rotates both halves in float32, rounded once; `to` may be `from`.
 template <class T>
 QUIRE_INLINE void rotate(const T* from, const float* cos, int64_t half, T* to) {
   const float* sin = cos + half;
@@ -72,7 +72,7 @@ struct HeadsCall {
   void* y;
 };
 
-// A head's rows, or ROWS_AT_ONCE of them, a piece.
+// A piece is at most ROWS_AT_ONCE rows of a head.
 template <class T>
 void multiply_heads(const HeadsCall& call) {
   const int64_t blocks = (call.rows + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE;
@@ -106,7 +106,7 @@ QUIRE_API void quire_latent_store(int64_t dtype, int64_t rows, int64_t heads, in
   dtype == FLOAT32 ? store_tokens<float>(call) : store_tokens<bf16>(call);
 }
 
-// packed: heads' weights one after the other, each as pack_weight makes it; y [rows, heads, out_features].
+// packed: concatenated weights of the heads, each from pack_weight; y [rows, heads, out_features].
 QUIRE_API void quire_head_linear(int64_t dtype, int64_t rows, int64_t heads, int64_t in_features, int64_t out_features,
                                  int64_t token_stride, int64_t head_stride, const void* x, const void* packed, void* y) {
   const HeadsCall call{rows, heads, in_features, out_features, token_stride, head_stride,

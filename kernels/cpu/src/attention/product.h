@@ -8,7 +8,7 @@ namespace quire {
 struct Product {
   const char* x;  // rows of steps, as in TileInput
   int64_t x_stride, rows, steps;
-  int64_t block_stride;  // of the weights, in Weight
+  int64_t block_stride;  // stride of weight blocks, in Weight
   float* out;            // [rows][out_stride], out_stride >= blocks * W
   int64_t out_stride;
   const float* shrink;  // null: out = product; else out[row] = out[row] * shrink[row] + product

@@ -2,10 +2,10 @@
 //
 // Packed like other weights (linear.h), in blocks of W output columns and steps of two k, 64 bytes at a time:
 // - 4 bits: a 16-bit lane of the pair (column, k & 1) holds four steps, the first in its lowest bits. A permutation of
-//   32 lanes reads five bits of its index, so that a table of 16 values stands there twice and nothing is masked.
+//   32 lanes reads five bits of its index, so a table of 16 values is stored twice and nothing is masked.
 // - 8 bits: two steps; in each 128-bit lane four columns' pairs of the first, then of the second. The upper bit is the
 //   sign, the others say which of 128 magnitudes: of an 8-bit float its own, of an integer c that of c + 0.5 (so that
-//   -128 has one; what that is too much is taken away with the zero point).
+//   -128 has one; the excess is subtracted with the zero point).
 #pragma once
 
 #include "panels.h"

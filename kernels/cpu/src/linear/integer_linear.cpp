@@ -1,8 +1,8 @@
-// y = x @ weight.T + bias where weights and activations are integers of 8 bits: x becomes codes with a scale for each row,
-// unless a scale of all rows is given, and products of codes are added in 32 bits.
+// y = x @ weight.T + bias with 8-bit integer weights and activations: x is quantized with a scale per row,
+// unless a common scale is given, and products of codes are added in 32 bits.
 //
-// Such sums are exact, so that their order says nothing. vpdpbusd multiplies unsigned by signed: weights lie there with
-// 128 added, which the sum of x's codes takes away again.
+// Such sums are exact, so their order does not matter. vpdpbusd multiplies unsigned by signed: weights are stored with
+// 128 added, which is corrected by the sum of x's codes.
 #include <algorithm>
 
 #include "api.h"
@@ -17,13 +17,13 @@
 namespace quire {
 namespace {
 
-constexpr int64_t ROW_BLOCK = 128;   // rows whose sums wait in the cache while k advances
-constexpr int64_t TILE_ROWS = 3;     // with all blocks of a panel: as many sums as registers hold
-constexpr int64_t FEW_ROWS = 8;      // a tile after the other passes over the panel, which stays in L2
+constexpr int64_t ROW_BLOCK = 128;   // rows whose sums stay in the cache while k advances
+constexpr int64_t TILE_ROWS = 3;     // with all blocks of a panel: the sums fill the registers
+constexpr int64_t FEW_ROWS = 8;      // up to here tiles pass over the panel in turn; it stays in L2
 constexpr int64_t CHUNK_UNITS = 32;  // of a panel, 4 k each, for more rows: 16 KB, which stay in L1 meanwhile
-constexpr int LINES = 4;             // that two tiles ask for at each unit: all of the next chunk
+constexpr int LINES = 4;             // lines that two tiles prefetch at each unit: all of the next chunk
 constexpr float LARGEST = 127;
-constexpr float LEAST_SCALE = 1e-12f;  // of nothing but zeros
+constexpr float LEAST_SCALE = 1e-12f;  // scale of all-zero rows
 
 struct Integers {
   int64_t rows, in_features, out_features;
@@ -35,7 +35,7 @@ struct Integers {
 
 struct Row {
   float scale;
-  int32_t excess;  // of a sum of products, by the 128 that weights have too much
+  int32_t excess;  // excess of a sum of products, by the weights' offset of 128
 };
 
 Row quantize_row(const bf16* x, int64_t size, const float* given, int8_t* codes) {
@@ -83,7 +83,7 @@ class IntegerLayer {
  private:
   struct Span {
     int64_t begin, end;    // units
-    const uint8_t* ahead;  // codes to ask for meanwhile, or null
+    const uint8_t* ahead;  // codes to prefetch, or null
   };
 
   void run_piece(int64_t row, int64_t rows, const Panel& panel) const {
@@ -181,7 +181,7 @@ class IntegerLayer {
 
 using namespace quire;
 
-// Lanes, if this build multiplies integers of 8 bits.
+// Returns the lanes if this build multiplies 8-bit integers.
 QUIRE_API int64_t quire_has_integers() {
 #if defined(QUIRE_INTEGERS)
   return W;

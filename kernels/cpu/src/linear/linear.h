@@ -1,6 +1,6 @@
 // Matrix products in tiles of registers. Linear layers and attention's scores share this.
 //
-// Order of every sum, whatever the tile: out[m][n] adds its products over k from 0 up, one accumulator from beginning
+// Order of every sum, for any tile: out[m][n] adds its products over k from 0 up, one accumulator from beginning
 // to end (one step is a pair of k for QUIRE_BF16_DOT). So a row has the same bits alone and in any batch.
 #pragma once
 
@@ -53,8 +53,8 @@ struct TileInput {
   int64_t steps;
 };
 
-// Sums of M rows and NV blocks from `steps` steps; `sums` hold what came before and what comes out. On the way it asks
-// for P blocks' worth of weights that are wanted next, from `ahead` on.
+// Adds `steps` steps to the sums of M rows and NV blocks, in place. Meanwhile it prefetches
+// P blocks of the next weights, from `ahead` on.
 template <class Tile, int M, int NV, int P = 0>
 QUIRE_INLINE void accumulate(const TileInput& in, const typename Tile::Weight* w, int64_t block_stride,
                              vf (&sums)[M][NV], const typename Tile::Weight* ahead = nullptr) {

@@ -18,11 +18,11 @@ struct LinearCall {
   int64_t x_stride = 0, y_stride = 0;  // elements from row to row; 0: they follow each other
 };
 
-// Cold weights, one thread of a Zen 5, 1024 x 1024 to 32768 x 1024, bfloat16 (tools.bench.kernels.cpu linear --cold): asking
-// ahead in tall panels takes M = 16 from 250 to 420 GFLOP/s and M = 32 from 320 to 460 (530 is the peak). In a single
-// tile the hardware's own prefetching suffices up to 4 rows (38 GB/s; asking as well costs 10 %); at 8 rows asking 32
+// Cold weights, one thread of a Zen 5, 1024 x 1024 to 32768 x 1024, bfloat16 (tools.bench.kernels.cpu linear --cold):
+// prefetching in tall panels takes M = 16 from 250 to 420 GFLOP/s and M = 32 from 320 to 460 (530 is the peak). In one
+// tile the hardware prefetcher suffices up to 4 rows (38 GB/s; prefetching as well costs 10 %); at 8 rows prefetching 32
 // steps ahead gains 12 %, 16 and 64 steps less.
-constexpr int64_t ROW_BLOCK = 128;       // rows whose sums wait in the cache while k advances
+constexpr int64_t ROW_BLOCK = 128;       // rows whose sums stay in the cache while k advances
 constexpr int64_t WEIGHT_CHUNK = 24576;  // bytes of a panel that stay in L1 while row tiles pass over them
 
 template <class Tile, class T>
@@ -43,9 +43,9 @@ class LinearLayer {
     place_rows(static_cast<const T*>(call.x), call.in_features, call.x_stride ? call.x_stride : call.in_features);
   }
 
-  // Each group of rows with a weight of its own, all weights of one shape, one after the other in memory.
+  // Multiplies each group of rows with its own weight; weights have one shape and are concatenated in memory.
   void run_groups(const RowGroup* groups, int64_t count) const {
-    int64_t* starts = static_cast<int64_t*>(scratch(3, (count + 1) * sizeof(int64_t)));  // of a group's pieces
+    int64_t* starts = static_cast<int64_t*>(scratch(3, (count + 1) * sizeof(int64_t)));  // first piece of each group
     starts[0] = 0;
     for (int64_t i = 0; i < count; i++)
       starts[i + 1] = starts[i] + panels_for(groups[i].rows) * row_blocks_for(groups[i].rows);
@@ -65,7 +65,7 @@ class LinearLayer {
   }
 
  private:
-  // Rows as the tiles want them: float32 for tiles that multiply floats, an even number of values for pairs.
+  // Rows in the tiles' format: float32 for tiles that multiply floats, an even number of values for pairs.
   void place_rows(const T* x, int64_t in_features, int64_t stride) {
     x_ = reinterpret_cast<const char*>(x);
     x_stride_ = stride * sizeof(T);
@@ -139,7 +139,7 @@ class LinearLayer {
     panels<MAX_TILE_ROWS, tile_blocks(MAX_TILE_ROWS)>(row, rows, block, end);
   }
 
-  // Blocks [block, end), NV at a time and what is left in smaller steps.
+  // Blocks [block, end), NV at a time and the rest in smaller steps.
   template <int M, int NV>
   void panels(int64_t row, int64_t rows, int64_t block, int64_t end) const {
     for (; block + NV <= end; block += NV) {
@@ -160,7 +160,7 @@ class LinearLayer {
     finish<M, NV>(row, block, sums);
   }
 
-  // Many rows: k advances in chunks, and in each all row tiles pass over the same weights while those are in L1.
+  // Many rows: k advances in chunks, in which all row tiles pass over the same weights while they are in L1.
   template <int NV>
   void tall_panel(int64_t row, int64_t rows, int64_t block) const {
     const int64_t tiles = (rows + MAX_TILE_ROWS - 1) / MAX_TILE_ROWS;
@@ -168,7 +168,7 @@ class LinearLayer {
     float* waiting = static_cast<float*>(scratch(1, rows * NV * W * sizeof(float)));
     for (int64_t step = 0; step < steps_; step += chunk) {
       const Span span{step, std::min(step + chunk, steps_)};
-      // What comes next, block by block while the tiles of this chunk are at work.
+      // Prefetches the next chunk block by block while the tiles of this one are computed.
       const bool last = span.end == steps_;
       const Weight* next = weights_ + (last ? (block + NV) * steps_ : block * steps_ + span.end) * W;
       const int64_t each = (NV + tiles - 1) / tiles;

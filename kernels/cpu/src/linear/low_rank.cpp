@@ -1,5 +1,5 @@
-// What adapters add to a linear layer: y += (x @ down.T) @ up.T, each row with the adapter that it has; before that y
-// is scaled where the adapter has gains.
+// Low-rank adapters of a linear layer: y += (x @ down.T) @ up.T with each row's adapter; before that y
+// is scaled if the adapter has gains.
 //
 // Order of every sum: a product with `down` has CHAINS sums over k, one for every CHAINS-th step, which are added in
 // pairs; it is then rounded to x's dtype; a product with `up` adds over ranks from 0 up. So a row has the same bits
@@ -19,38 +19,38 @@ namespace {
 constexpr int CHAINS = 4;
 constexpr int TILE_ROWS = REGISTERS == 32 ? 4 : 2;
 constexpr int UP_BLOCKS = 4;
-// Steps whose weights are asked for while one row is multiplied: each adapter's are some tens of KB, which the
-// hardware's own prefetching has hardly begun to follow when they end. (8 rows with 8 adapters: 1.4 ms for 1.9.)
+// Steps prefetched while one row is multiplied: an adapter's weights are some tens of KB, which end before the
+// hardware prefetcher has adapted. (8 rows with 8 adapters: 1.4 ms instead of 1.9.)
 constexpr int AHEAD = 128;
 
-// Of one adapter in one layer. low_rank.py fills it in, as int64.
+// Weights of one adapter in one layer; filled by low_rank.py, as int64.
 struct LowRank {
-  const void* down;      // pack_weight of [ranks, in_features]; null: it leaves the layer alone
+  const void* down;      // pack_weight of [ranks, in_features]; null: the layer is unchanged
   const void* up;        // pack_weight of [out_features, ranks]
-  const int64_t* spans;  // [blocks of out_features, 2] first and last + 1 of the steps of `up` that are not all zero
-  const float* gains;    // [2, out_features] y is multiplied by the first and has the second added before; or null
+  const int64_t* spans;  // [blocks of out_features, 2] first and last + 1 of the nonzero steps of `up`
+  const float* gains;    // [2, out_features] factor and addend of y, applied first; or null
   int64_t ranks;
 };
 
 struct Call {
   int64_t in_features, out_features;
-  const void* x;       // null: rows are 1 at the place that `ids` says and 0 elsewhere
+  const void* x;       // null: one-hot rows given by `ids`
   const int32_t* ids;  // [rows]
   void* y;
   const LowRank* adapters;
-  const int32_t* tokens;   // [count] rows that have an adapter, those of one adapter beside each other
+  const int32_t* tokens;   // [count] rows with an adapter, sorted by adapter
   const int32_t* numbers;  // [count] their adapters
 };
 
 template <class Tile, class T>
 class Adder {
   using Weight = typename Tile::Weight;
-  using Value = std::conditional_t<Tile::K_PER_STEP == 2, bf16, float>;  // what a step of x is made of
+  using Value = std::conditional_t<Tile::K_PER_STEP == 2, bf16, float>;  // element of a step of x
 
  public:
   explicit Adder(const Call& call) : call_(call), in_steps_(steps_of(call.in_features)) {}
 
-  // Of the rows at [begin, end) of `tokens`.
+  // Processes the rows at [begin, end) of `tokens`.
   void run(int64_t begin, int64_t end) const {
     while (begin < end) {
       const int32_t number = call_.numbers[begin];
@@ -97,7 +97,7 @@ class Adder {
     for (; block < blocks; block++) shrink<M, 1>(x, down + block * in_steps_ * W, narrow, block);
   }
 
-  // A column of `down`.
+  // Reads a column of `down`.
   void pick(const Weight* down, Value* narrow, int32_t id, int64_t blocks) const {
     constexpr uint32_t ONE = Tile::K_PER_STEP == 2 ? 0x3F80 : 0x3F800000;  // 1, in bfloat16 or float32
     const uint32_t one = id % Tile::K_PER_STEP ? ONE << 16 : ONE;          // the other number of a step is 0
@@ -108,7 +108,7 @@ class Adder {
     }
   }
 
-  // The row where steps can be read from it.
+  // The row, converted if steps cannot be read from it.
   const char* placed(int64_t token, int m, int count) const {
     const T* row = static_cast<const T*>(call_.x) + token * call_.in_features;
     const int64_t bytes = in_steps_ * 4;
@@ -246,8 +246,8 @@ void find_spans(int64_t out_features, int64_t ranks, const T* up, int64_t* spans
 
 using namespace quire;
 
-// up: [out_features, ranks], not packed; spans: [out_features / W rounded up, 2]. Where an adapter's projections stand
-// side by side in one layer, each has ranks of its own, and those of the others are zero.
+// up: [out_features, ranks], not packed; spans: [out_features / W rounded up, 2]. If several projections are
+// concatenated in one layer, each has its own ranks, and the others' are zero.
 QUIRE_API void quire_low_rank_spans(int64_t dtype, int64_t out_features, int64_t ranks, const void* up,
                                     int64_t* spans) {
   if (dtype == FLOAT32)
@@ -256,7 +256,7 @@ QUIRE_API void quire_low_rank_spans(int64_t dtype, int64_t out_features, int64_t
     find_spans<Bf16Tile>(out_features, ranks, static_cast<const bf16*>(up), spans);
 }
 
-// `count` points to one number, so that a tape's replays read it anew; so do `adapters`, `tokens` and `numbers`.
+// `count` points to one number, so that a tape's replays read the current one; likewise `adapters`, `tokens`, `numbers`.
 QUIRE_API void quire_add_low_rank(int64_t dtype, int64_t in_features, int64_t out_features, const void* x,
                                   const void* adapters, const int32_t* count, const int32_t* tokens,
                                   const int32_t* numbers, void* y) {
@@ -267,7 +267,7 @@ QUIRE_API void quire_add_low_rank(int64_t dtype, int64_t in_features, int64_t ou
 
 QUIRE_RECORDABLE(add_low_rank);
 
-// Of an embedding: in_features are the rows of its table, and each row of y is of one of them, `ids`.
+// Embedding: in_features is the number of table rows, and `ids` gives the table row of each row of y.
 QUIRE_API void quire_embed_low_rank(int64_t dtype, int64_t in_features, int64_t out_features, const int32_t* ids,
                                     const void* adapters, const int32_t* count, const int32_t* tokens,
                                     const int32_t* numbers, void* y) {

@@ -1,9 +1,9 @@
-// How weights in codes lie in memory: in panels of eight blocks of W columns, as a single row reads them. That is one
-// stream, which the hardware asks for in time by itself.
+// Memory layout of weights in codes: panels of eight blocks of W columns, as a single row reads them. That is one
+// stream, which the hardware prefetches in time.
 //
 // Cold weights, 4096 x 1024, one row, GB/s of codes for each of two busy threads of a Zen 4: blocks one after the other
-// (eight streams of 4 to 8 KB each) and asked for 32 times 64 bytes ahead: 8 bits 16, 4 bits 15; the same unasked 25 and
-// 19; panels of four blocks 29 and 23, of eight 31 and 30. Asking ahead in panels, into L1 or L2, costs 5 to 30 %.
+// (eight streams of 4 to 8 KB each), prefetched 32 times 64 bytes ahead: 8 bits 16, 4 bits 15; without prefetch 25 and
+// 19; panels of four blocks 29 and 23, of eight 31 and 30. Prefetching in panels, into L1 or L2, costs 5 to 30 %.
 #pragma once
 
 #include <algorithm>

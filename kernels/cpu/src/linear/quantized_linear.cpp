@@ -1,7 +1,7 @@
-// y = x @ weight.T + bias, x bfloat16, the weight in codes of 4 or 8 bits (codes.h) with a scale, and a zero point where
-// there are any, for each group of a row.
+// y = x @ weight.T + bias with x in bfloat16 and the weight in 4-bit or 8-bit codes (codes.h) with a scale and an
+// optional zero point per group of a row.
 //
-// Order of every sum, whatever the tile: a group adds its products over k from 0 up, in one accumulator; groups add up
+// Order of every sum, for any tile: a group adds its products over k from 0 up, in one accumulator; groups are added
 // from the first to the last, each times its scale. So a row has the same bits alone and in any batch.
 #include "codes.h"
 
@@ -17,19 +17,19 @@
 namespace quire {
 namespace {
 
-constexpr int64_t ROW_BLOCK = 128;   // rows whose sums wait in the cache while k advances
-constexpr int64_t TILE_ROWS = 3;     // with all blocks of a panel: as many sums as registers hold
-constexpr int64_t FEW_ROWS = 8;      // a tile after the other passes over the panel, which stays in L2
-constexpr int64_t CHUNK_STEPS = 32;  // of a panel that are widened for more rows: 16 KB of them stay in L1
-constexpr int TALL_BLOCKS = 4;       // of those at a time
-constexpr int64_t TALL_ROWS = 6;     // with them: as many sums as registers hold
+constexpr int64_t ROW_BLOCK = 128;   // rows whose sums stay in the cache while k advances
+constexpr int64_t TILE_ROWS = 3;     // with all blocks of a panel: the sums fill the registers
+constexpr int64_t FEW_ROWS = 8;      // up to here tiles pass over the panel in turn; it stays in L2
+constexpr int64_t CHUNK_STEPS = 32;  // steps of a panel dequantized at once for more rows: 16 KB stay in L1
+constexpr int TALL_BLOCKS = 4;       // blocks of those at a time
+constexpr int64_t TALL_ROWS = 6;     // with them: the sums fill the registers
 
 struct Quantized {
   int64_t rows, in_features, out_features, group;  // group: columns that share a scale
   const bf16* x;
   const uint8_t* codes;   // [panels][in_features / 2 / STEPS][blocks of the panel][BYTES]
   const float* scales;    // [panels][groups][blocks of the panel][W]
-  const float* zeros;     // the same, or null: all of them are `zero`
+  const float* zeros;     // of the same shape, or null: all are `zero`
   float zero;
   const uint16_t* table;  // bfloat16: 16 values, or 128 magnitudes
   const bf16* bias;
@@ -77,7 +77,7 @@ class QuantizedLayer {
     if constexpr (NV > 1) tiles<M, NV / 2>(row, panel, block);
   }
 
-  // Few rows: codes are widened where they are multiplied.
+  // Few rows: codes are dequantized where they are multiplied.
   template <int M, int NV>
   void tile(int64_t row, const Panel& panel, int64_t block) const {
     vf totals[M][NV] = {};
@@ -114,8 +114,8 @@ class QuantizedLayer {
     }
   }
 
-  // More rows: some of a group is widened once, and all rows pass over it while it is in L1 and what comes next is asked
-  // for.
+  // More rows: a part of a group is dequantized once, and all rows pass over it while it is in L1 and the next part is
+  // prefetched.
   void tall_panel(int64_t row, int64_t rows, const Panel& panel) const {
     float* waiting = static_cast<float*>(scratch(1, 2 * rows * PANEL * W * sizeof(float)));
     float* totals = waiting + rows * PANEL * W;
@@ -140,13 +140,13 @@ class QuantizedLayer {
   struct Piece {
     Panel panel;
     int64_t group;
-    int64_t step, count;  // of the row's steps
-    bool first, last;     // of its group
-    const uint8_t* ahead;  // codes that come next
-    int64_t lines_ahead;   // of them, that nobody has asked for
+    int64_t step, count;  // steps of the row
+    bool first, last;     // first or last part of its group
+    const uint8_t* ahead;  // next codes
+    int64_t lines_ahead;   // cache lines of them that are not prefetched yet
   };
 
-  // Returns where the next one's codes are.
+  // Returns the address of the next part's codes.
   const uint8_t* widen_chunk(const Piece& piece, uint32_t* wide) const {
     const uint8_t* codes = codes_of(piece.panel, piece.step / Codes::STEPS, 0);
     for (int64_t i = 0; i < piece.count; i += Codes::STEPS) {
@@ -224,11 +224,11 @@ class QuantizedLayer {
 
   const Quantized q_;
   const Codes codes_;
-  const float* x_sums_;  // [rows][groups], or null: nothing is subtracted
+  const float* x_sums_;  // [rows][groups], or null: no zero points
   int64_t blocks_, units_, groups_, steps_;
 };
 
-// What each group's elements of x add up to.
+// Sums of x's elements by group.
 const float* sums_of(const Quantized& q) {
   const int64_t groups = q.in_features / q.group;
   float* sums = static_cast<float*>(scratch(2, q.rows * groups * sizeof(float)));
@@ -254,7 +254,7 @@ const bf16* in_order(int64_t rows, int64_t in_features, const bf16* x, const int
 
 using namespace quire;
 
-// If this build has what codes are widened with.
+// Returns whether this build supports the conversion of codes.
 QUIRE_API int64_t quire_has_codes() {
 #if defined(QUIRE_CODES)
   return W;
@@ -263,7 +263,7 @@ QUIRE_API int64_t quire_has_codes() {
 #endif
 }
 
-// x [rows, in_features]; order: which of x's elements each column meets, or null. in_features and group: multiples of
+// x [rows, in_features]; order: element of x for each column, or null. in_features and group: multiples of
 // 32. codes, scales, zeros, zero, table: as Quantized says, packed by quantized_layers.py.
 QUIRE_API void quire_quantized_linear(int64_t bits, int64_t rows, int64_t in_features, int64_t out_features,
                                       int64_t group, double zero, const void* x, const void* order, const void* codes,

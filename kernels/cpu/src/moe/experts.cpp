@@ -1,7 +1,7 @@
 // Rows gathered by expert, two grouped products with the gate between them, and the weighted sum by token.
 //
 // An element's sums have the order of linear.h, a token adds up its experts in the order in which they were chosen: a
-// row keeps its bits whatever stands beside it.
+// row has the same bits in any batch.
 #include "experts.h"
 
 #include <algorithm>
@@ -20,7 +20,7 @@ namespace {
 
 constexpr int64_t MOST_EXPERTS = 1024;
 constexpr int64_t TOKENS_AT_ONCE = 512;  // bounds the memory between the products; experts get enough rows each
-constexpr double GATE_NS = 0.15, COPY_NS = 0.03, SUM_NS = 0.1;  // an element
+constexpr double GATE_NS = 0.15, COPY_NS = 0.03, SUM_NS = 0.1;  // per element
 
 struct ExpertsCall {
   int64_t hidden_size, intermediate_size, num_experts, top_k;
@@ -28,10 +28,10 @@ struct ExpertsCall {
   const void *gate_up, *gate_up_bias, *down, *down_bias;
 };
 
-// Of adapters, each of which has num_experts in either table (low_rank.cpp), one after the other.
+// Adapters, each with num_experts consecutive entries in either table (low_rank.cpp).
 struct Additions {
   const void *gate_up, *down;
-  const int32_t *count, *tokens, *numbers;  // rows that have an adapter; `count` is null where there are none
+  const int32_t *count, *tokens, *numbers;  // rows with an adapter; `count` is null without adapters
 };
 
 template <class T>
@@ -64,7 +64,7 @@ struct Order {
   RowGroup groups[MOST_EXPERTS];
 };
 
-// place[pair]: the row that it has among the gathered ones; -1 without an expert. Returns the number of rows.
+// place[pair]: its row among the gathered ones; -1 without an expert. Returns the number of rows.
 int64_t order_pairs(const ExpertsCall& call, int64_t pairs, const int32_t* ids, int32_t* place, Order& order,
                     int64_t* load) {
   int64_t next[MOST_EXPERTS] = {};
@@ -83,7 +83,7 @@ int64_t order_pairs(const ExpertsCall& call, int64_t pairs, const int32_t* ids, 
   return row;
 }
 
-// The gathered rows of tokens that have an adapter: [rows of one adapter and expert beside each other], and their places
+// The gathered rows of tokens with an adapter, sorted by adapter and expert, and their entries
 // in the tables.
 struct AddedRows {
   std::vector<int32_t> rows, numbers;
@@ -96,7 +96,7 @@ struct AddedRows {
   }
 };
 
-// Of the tokens at [first, first + rows).
+// Processes the tokens at [first, first + rows).
 AddedRows find_added(const ExpertsCall& call, const Additions& added, int64_t first, int64_t rows, const int32_t* ids,
                      const int32_t* place) {
   std::vector<std::pair<int32_t, int32_t>> pairs;
@@ -197,8 +197,8 @@ void experts(const ExpertsCall& call, const Additions& added, int64_t rows, cons
 using namespace quire;
 
 // x, shared, out [rows, hidden_size]; ids, weights [rows, top_k]; shared_gate [rows]; load [num_experts]. gate_up, down:
-// weights packed one after the other, with biases [num_experts, ..] or null; added_*: what adapters add to either
-// product, or null, read anew by a tape's replays.
+// concatenated packed weights, with biases [num_experts, ..] or null; added_*: adapters of either
+// product, or null, read again by a tape's replays.
 QUIRE_API void quire_experts(int64_t dtype, int64_t rows, int64_t hidden_size, int64_t intermediate_size,
                              int64_t num_experts, int64_t top_k, double limit, double alpha, const void* x,
                              const int32_t* ids, const float* weights, const void* gate_up, const void* gate_up_bias,

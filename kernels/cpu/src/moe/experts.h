@@ -1,11 +1,11 @@
-// The products of experts, each with the rows that chose it.
+// Products of experts with the rows that chose them.
 #pragma once
 
 #include <cstdint>
 
 namespace quire {
 
-// Rows [row, row + rows) of x and y meet weight number `weight`.
+// Rows [row, row + rows) of x and y use weight number `weight`.
 struct RowGroup {
   int64_t row, rows, weight;
 };
@@ -13,7 +13,7 @@ struct RowGroup {
 struct GroupedCall {
   int64_t rows, in_features, out_features;
   const void* x;       // [rows, in_features]
-  const void* packed;  // weights one after the other, each as pack_weight makes it
+  const void* packed;  // concatenated weights, each from pack_weight
   const void* biases;  // [weights, out_features], or null
   void* y;             // [rows, out_features]
   const RowGroup* groups;

@@ -1,4 +1,4 @@
-// Which experts a token takes, and how much of each.
+// Routing: a token's experts and their weights.
 #include <algorithm>
 #include <cmath>
 
@@ -11,8 +11,8 @@ namespace quire {
 namespace {
 
 constexpr int64_t MOST_EXPERTS = 1024;
-constexpr double SCORE_NS = 8;   // an exponential
-constexpr double LOOK_NS = 0.7;  // at one expert, to find the best
+constexpr double SCORE_NS = 8;   // per exponential
+constexpr double LOOK_NS = 0.7;  // per expert compared
 
 struct RouteCall {
   int64_t num_experts, top_k;
@@ -22,7 +22,7 @@ struct RouteCall {
   const float* bias;
 };
 
-// The first of the greatest that is not taken; NaN is not greater than anything, and something is always found.
+// The first of the greatest that is not taken; NaN compares as not greater, and an expert is always found.
 int64_t best_of(const float* values, const bool* taken, int64_t count) {
   int64_t best = -1;
   for (int64_t i = 0; i < count; i++)
@@ -41,7 +41,7 @@ void score(const RouteCall& call, float* scores) {
   for (int64_t i = 0; i < call.num_experts; i++) scores[i] /= total;
 }
 
-// Takes away the experts of all groups but the best.
+// Removes the experts of all groups but the best.
 void look_at_groups(const RouteCall& call, const float* choice, bool* taken) {
   const int64_t size = call.num_experts / call.num_groups;
   float merits[MOST_EXPERTS];

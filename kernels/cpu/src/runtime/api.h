@@ -1,4 +1,4 @@
-// What every entry point shares. Names, argument order and types are repeated in native.py, which binds them.
+// Common declarations of entry points. Names, argument order and types are repeated in native.py, which binds them.
 #pragma once
 
 #include <cstdint>

@@ -7,7 +7,7 @@
 #include <unistd.h>
 #endif
 
-// Fewer TLB misses where memory is big enough to hold whole huge pages. Works on what has not been touched yet.
+// Requests huge pages for fewer TLB misses; affects pages that have not been touched yet.
 QUIRE_API void quire_prefer_huge_pages(void* memory, int64_t bytes) {
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
   constexpr uintptr_t HUGE = 1 << 21;
@@ -19,11 +19,11 @@ QUIRE_API void quire_prefer_huge_pages(void* memory, int64_t bytes) {
 #endif
 }
 
-// Has the system hand out the pages from here on, as a write to them would; what is there stays. Older systems (before
-// Linux 5.14) do it at the first write only.
+// Pre-faults pages as a write would, keeping their contents. Older systems (before
+// Linux 5.14) fault them at the first write only.
 QUIRE_API void quire_populate(void* memory, int64_t bytes) {
 #if defined(__linux__)
-  constexpr int POPULATE_WRITE = 23;  // MADV_POPULATE_WRITE, which older headers do not name
+  constexpr int POPULATE_WRITE = 23;  // MADV_POPULATE_WRITE, missing in older headers
   const uintptr_t page = sysconf(_SC_PAGESIZE);
   const uintptr_t start = reinterpret_cast<uintptr_t>(memory) & ~(page - 1);
   const uintptr_t end = reinterpret_cast<uintptr_t>(memory) + bytes;

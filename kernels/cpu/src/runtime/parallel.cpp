@@ -24,17 +24,17 @@
 namespace quire {
 namespace {
 
-// Measured on two cores of a Zen 5 under KVM: a thread that spins begins 0.15 us after the call and the call is done
-// 0.15 us after it; one that sleeps begins after 14 to 16 us.
+// Measured on two cores of a Zen 5 under KVM: a spinning thread starts 0.15 us after the call and the call returns
+// 0.15 us after it is done; a sleeping one starts after 14 to 16 us.
 constexpr double SPLIT_NS = 2500;   // work under this stays on its thread
-constexpr double WAKE_NS = 30000;   // work under this wakes nobody; threads that are awake may help
+constexpr double WAKE_NS = 30000;   // shorter work wakes no thread; awake threads may help
 constexpr double PIECE_NS = 1500;   // pieces are worth at least this
-constexpr int64_t SPIN_NS = 50000;  // an idle thread looks out for work this long, then sleeps
+constexpr int64_t SPIN_NS = 50000;  // an idle thread polls for work this long, then sleeps
 
-// A thread that loses its core to another process in the middle of a piece holds up everybody: on two cores with two
-// busy processes beside ours, a step of 26 ms took 160. So it stays away for a multiple of what it made the others wait,
-// unless they had worked for longer than they waited: in long kernels its help is worth that.
-constexpr int64_t LOST_NS = 100000;  // less may have been an interrupt
+// A thread that loses its core to another process within a piece delays all others: on two cores with two
+// other busy processes, a step of 26 ms took 160. So it is excluded for a multiple of the time it made the others wait,
+// unless they worked for longer than they waited: in long kernels its help outweighs the wait.
+constexpr int64_t LOST_NS = 100000;  // shorter waits may be interrupts
 constexpr int64_t BENCH_FACTOR = 8;
 constexpr int64_t BENCH_MOST_NS = 100000000;
 
@@ -51,7 +51,7 @@ void pause() {
 #endif
 }
 
-// Spins until ready() or `limit_ns` has passed; says which.
+// Spins until ready() or `limit_ns` has passed; returns ready().
 template <class Ready>
 bool spin_until(const Ready& ready, int64_t limit_ns) {
   const int64_t start = now_ns();
@@ -67,8 +67,8 @@ bool spin_until(const Ready& ready, int64_t limit_ns) {
 #if defined(__linux__)
 int this_cpu() { return sched_getcpu(); }
 
-// Keeps the calling thread off `cpu`, if it may run anywhere else. Schedulers of busy machines like to wake a thread
-// beside the one that woke it, where the two can only take turns.
+// Keeps the calling thread off `cpu`, if it may run elsewhere. Schedulers of busy machines tend to wake a thread
+// on the core of the waking one, where the two can only alternate.
 void stay_off(int cpu, const cpu_set_t& allowed) {
   cpu_set_t others = allowed;
   CPU_CLR(cpu, &others);
@@ -82,7 +82,7 @@ struct Job {
   int64_t count, grain;
   PieceFunction body;
   const void* context;
-  int cpu = -1;  // of the caller
+  int cpu = -1;  // core of the caller
 };
 
 // A thread of the pool.
@@ -90,9 +90,9 @@ struct Worker {
   std::thread thread;
   std::atomic<bool> inside{false};         // it has joined the job
   std::atomic<int64_t> benched_until{0};  // it joins none before
-  int64_t cpu_ns = 0;                      // that it had used when the caller began to wait for it
+  int64_t cpu_ns = 0;                      // CPU time used when the caller started to wait for it
 
-  // What it has computed in its life, or -1 where that cannot be known.
+  // Its total CPU time, or -1 if unknown.
   int64_t used_ns() {
 #if defined(__linux__)
     clockid_t clock;
@@ -105,7 +105,7 @@ struct Worker {
 };
 
 // One job at a time. `gate_` holds its number (high word), whether it still takes helpers (OPEN) and how many it has.
-// A thread that wakes late finds the gate closed and is waited for by nobody.
+// A thread that wakes late finds the gate closed, and the caller does not wait for it.
 class Pool {
  public:
   explicit Pool(int threads) : threads_(threads) {}
@@ -201,7 +201,7 @@ class Pool {
     }
   }
 
-  // A helper may have lost its core: leave this one to it.
+  // A helper may have lost its core: leave this core to it.
   template <class Ready>
   void sleep_until(const Ready& alone) {
     const uint32_t done = done_word_.load(std::memory_order_seq_cst);
@@ -220,7 +220,7 @@ class Pool {
     }
   }
 
-  // Away from the pool, if the caller has found that this is better.
+  // Stays out of the pool while the caller has excluded it.
   void sit_out(Worker& worker) {
     const int64_t left = worker.benched_until.load(std::memory_order_relaxed) - now_ns();
     if (left <= 0) return;
@@ -282,7 +282,7 @@ thread_local bool Pool::inside_ = false;
 
 int default_threads() { return std::max(1u, std::thread::hardware_concurrency()); }
 
-// Never destroyed: threads may still be looking at it when the process ends.
+// Never destroyed: threads may still access it when the process exits.
 std::atomic<Pool*> pool{new Pool(default_threads())};
 
 // A child of fork() has the pool but none of its threads: it gets a new one.

@@ -1,7 +1,7 @@
-// Runs pieces of a kernel on a few threads of our own.
+// Thread pool that runs pieces of a kernel.
 //
-// Which thread computes a piece, and how many threads there are, never changes a result: pieces write to places of
-// their own, and no sum is split over pieces.
+// The assignment of pieces to threads and the number of threads never change a result: pieces write to separate
+// memory, and no sum is split over pieces.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +11,8 @@ namespace quire {
 using PieceFunction = void (*)(const void* context, int64_t begin, int64_t end);
 
 // Calls body(begin, end) on half-open ranges that cover [0, count), each at most `grain` long, here and on the pool's
-// threads; returns when all are done. `nanoseconds` is what the whole would take on one thread, roughly: too little,
-// and it stays here. A call from inside a piece, or while another thread uses the pool, runs here alone.
+// threads; returns when all are done. `nanoseconds` estimates the time on one thread: if it is too short,
+// the calling thread computes everything, as it does within a piece and while another thread uses the pool.
 void run_pieces(int64_t count, int64_t grain, double nanoseconds, PieceFunction body, const void* context);
 
 template <class Body>
@@ -39,8 +39,8 @@ class Awake {
   bool held_;
 };
 
-// 64-byte aligned memory of the calling thread, valid until its next call with the same `which`. Contents are left
-// over.
+// 64-byte aligned memory of the calling thread, valid until its next call with the same `which`. Contents are not
+// cleared.
 void* scratch(int which, int64_t bytes);
 
 }  // namespace quire

@@ -1,7 +1,7 @@
 // One vector of floats of the width the build is for, and the few operations that the kernels need on it.
 //
 // GCC/Clang vector extensions carry the arithmetic, so this compiles for any CPU; intrinsics stand only where the
-// extensions have no word (fused multiply-add, dot products of bfloat16 pairs, narrowing). The build turns contraction
+// extensions lack operations (fused multiply-add, dot products of bfloat16 pairs, narrowing). The build turns contraction
 // off (-ffp-contract=off): a product and a sum fuse where fma() is written and nowhere else, which is what keeps a
 // row's bits the same in every tile shape.
 #pragma once
@@ -166,7 +166,7 @@ QUIRE_INLINE vu widen_bits(const bf16* p, int n) {
   return __builtin_convertvector(h, vu);
 }
 
-// What a value of type T becomes when written and read again.
+// Rounds a value to type T and back.
 template <class T>
 QUIRE_INLINE vf rounded_to(vf v) {
   if constexpr (is_bf16<T>)
@@ -267,7 +267,7 @@ QUIRE_INLINE vf exp2(vf x) {
   return exp2_split(n, clamped - n);
 }
 
-// 2^x of x <= 0, for what is going to be rounded to bfloat16: relative error under 3e-6; 0 under -150, NaN for NaN.
+// 2^x for x <= 0, for results rounded to bfloat16: relative error under 3e-6; 0 under -150, NaN for NaN.
 QUIRE_INLINE vf exp2_coarse(vf x) {
   vf clamped = max(splat(-160.0f), x);
   vf n = round_to_integer(clamped);

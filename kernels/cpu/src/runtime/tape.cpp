@@ -34,8 +34,8 @@ struct Entry {
 
 struct Tape {
   std::vector<Entry> entries;
-  double nanoseconds = 0;  // the last replay took
-  bool held = false;       // with the threads awake
+  double nanoseconds = 0;  // duration of the last replay
+  bool held = false;       // threads are kept awake
 };
 
 }  // namespace
@@ -51,7 +51,7 @@ using namespace quire;
 QUIRE_API void* quire_tape_new() { return new Tape; }
 QUIRE_API void quire_tape_free(void* tape) { delete static_cast<Tape*>(tape); }
 
-// Appends a call. 0, or -1: nothing of that name takes so many arguments.
+// Appends a call. Returns 0, or -1 if no entry point of that name has this number of arguments.
 QUIRE_API int64_t quire_tape_add(void* tape, const char* name, int64_t arguments, const int64_t* words,
                                  const int8_t* sizes) {
   for (const Operation& operation : operations()) {
@@ -70,8 +70,8 @@ QUIRE_API void quire_tape_replay(void* handle, const int64_t* sizes) {
   Tape& tape = *static_cast<Tape*>(handle);
   const auto start = std::chrono::steady_clock::now();
   {
-    // It will take about as long as last time. Threads that stay awake through a short one would take its cores from
-    // whoever waits for the result, and gain little.
+    // Estimated by the last duration. Threads kept awake through a short replay would take cores from
+    // the thread that waits for the result, and gain little.
     tape.held = tape.nanoseconds >= (tape.held ? LONG_NS / 2 : LONG_NS);
     const Awake awake(tape.held);
     for (const Entry& entry : tape.entries) {

@@ -7,7 +7,7 @@
 
 namespace quire {
 
-// One round: exchanges, between rows whose numbers differ in bit S, the lanes that differ from them in bit S.
+// One round: swaps lanes that differ in bit S between rows whose indices differ in bit S.
 template <int S, int... Lane>
 QUIRE_INLINE void exchange(vu& a, vu& b, std::integer_sequence<int, Lane...>) {
   const vu low = __builtin_shufflevector(a, b, ((Lane & S) ? Lane - S + W : Lane)...);
@@ -58,7 +58,7 @@ QUIRE_INLINE void transpose<W / 2>(vu (&rows)[W]) {
 #if defined(QUIRE_BF16_DOT)
 typedef uint16_t Halves __attribute__((vector_size(W * 4)));
 
-// Values FIRST to FIRST + W of two rows, side by side.
+// Interleaves values FIRST to FIRST + W of two rows.
 template <int FIRST, int... I>
 QUIRE_INLINE void put_pairs(Halves row, Halves other, uint32_t* to, std::integer_sequence<int, I...>) {
   const Halves pairs = __builtin_shufflevector(row, other, (FIRST + I / 2 + (I & 1) * 2 * W)...);

@@ -1,4 +1,4 @@
-// Looking for what followed the last tokens when they occurred before (services/worker/spec_decode/methods/ngram.py).
+// Finds earlier occurrences of the last tokens (services/worker/spec_decode/methods/ngram.py).
 #include <algorithm>
 
 #include "api.h"
@@ -6,7 +6,7 @@
 namespace quire {
 namespace {
 
-// Where the earliest of the longest earlier occurrences of the last `shortest` to `longest` tokens ends; 0: nowhere.
+// End of the earliest of the longest earlier occurrences of the last `shortest` to `longest` tokens; 0: none.
 int32_t end_of_match(const int32_t* tokens, int64_t length, int64_t shortest, int64_t longest) {
   const int64_t last = length - 1;
   int64_t best = shortest - 1;

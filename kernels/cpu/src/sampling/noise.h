@@ -1,4 +1,4 @@
-// Gumbel noise as a function of (seed, position, token): kernels/reference/sampling/noise.py word for word.
+// Gumbel noise as a function of (seed, position, token): as defined in kernels/reference/sampling/noise.py.
 #pragma once
 
 #include "simd.h"

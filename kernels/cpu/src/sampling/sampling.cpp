@@ -1,4 +1,4 @@
-// Choosing tokens (kernels/reference/sampling/sampling.py). Filters end in one number, the least logit that stays: found
+// Sampling (kernels/reference/sampling/sampling.py). Filters reduce to one number, the least logit that is kept: found
 // by selection among few candidates, never by sorting a whole row.
 #include <algorithm>
 #include <cmath>
@@ -14,9 +14,9 @@ namespace quire {
 namespace {
 
 constexpr float NONE = -std::numeric_limits<float>::infinity();
-constexpr int GROUP = 4 * W;        // logits whose best is found together
-constexpr int BINS = 2048;          // of probability mass by distance from the likeliest, for top-p
-constexpr double GREEDY_NS = 0.05;  // a logit in L2
+constexpr int GROUP = 4 * W;        // logits compared at once
+constexpr int BINS = 2048;          // bins of probability mass by distance from the likeliest token, for top-p
+constexpr double GREEDY_NS = 0.05;  // per logit in L2
 constexpr double NOISY_NS = 0.25;
 
 vf lanes_or_none(const float* row, int64_t at, int64_t size) {
@@ -64,7 +64,7 @@ Best best_of(const float* row, int64_t size) {
 
 // ---- filters ----
 
-// Appends what is at least `least` to `out`; says how many there are.
+// Appends values of at least `least` to `out`; returns their number.
 int64_t gather_from(const float* row, int64_t size, float least, float* out) {
   int64_t count = 0;
   int64_t at = 0;
@@ -87,8 +87,8 @@ int64_t gather_from(const float* row, int64_t size, float least, float* out) {
   return count;
 }
 
-// The k-th largest, 0 < k < size. The k-th largest of the maxima of groups is no larger: what reaches it is gathered,
-// and the answer is in there. `room` holds `size` floats.
+// The k-th largest, 0 < k < size. The k-th largest of the maxima of groups is no larger: values from it on are gathered,
+// and contain the answer. `room` holds `size` floats.
 float kth_largest(const float* row, int64_t size, int64_t k, float* room) {
   const int64_t vectors = size / W;
   const int64_t per_group = std::max<int64_t>(1, vectors / std::max<int64_t>(16, 4 * k / W + 1));
@@ -116,7 +116,7 @@ class Nucleus {
       : row_(row), size_(size), top_(top), least_(least), room_(room) {
     const double total = mass();
     wanted_ = double(top_p) * total;
-    // Logits farther from the top than this weigh less than 1 - top_p of the whole together: none is wanted.
+    // Logits farther from the top than this together weigh less than 1 - top_p of the whole: none is kept.
     const double range = std::log(double(size) / std::max((1.0 - double(top_p)) * total, 1e-12));
     bins_per_nat_ = static_cast<float>(BINS / std::max(range, 1.0));
     least_ = std::max(least_, static_cast<float>(top - std::max(range, 1.0)));
@@ -129,7 +129,7 @@ class Nucleus {
     int bin = 0;
     while (bin < BINS - 1 && before + mass_[bin] < wanted_) before += mass_[bin++];
     for (; bin < BINS; bin++) {
-      if (mass_[bin] == 0) continue;  // nothing is in there, and looking is a pass over the row
+      if (mass_[bin] == 0) continue;  // empty, and sorting it would take a pass over the row
       const int64_t count = gather(bin);
       std::sort(room_, room_ + count, std::greater<float>());
       for (int64_t i = 0; i < count; i++) {
@@ -147,7 +147,7 @@ class Nucleus {
     return __builtin_convertvector(min(max(bins, vf{}), splat(BINS - 1)), vi);
   }
 
-  // Of logits >= least, which is above -inf from here on.
+  // Over logits >= least, which is above -inf from here on.
   template <class Visit>
   QUIRE_INLINE void each(const Visit& visit) const {
     const vf least = splat(std::max(least_, -std::numeric_limits<float>::max()));
@@ -158,7 +158,7 @@ class Nucleus {
     }
   }
 
-  // Relative to the top's.
+  // Weight relative to the top's.
   double mass() const {
     vf sum = {};
     each([&](vf v, vi kept) { sum += kept ? exp(v - splat(top_)) : vf{}; });
@@ -212,10 +212,10 @@ float least_kept(const float* row, int64_t size, float top, const Filters& filte
   return least;
 }
 
-// argmax of row / temperature + noise over what is at least `least`; the lowest of equals.
+// argmax of row / temperature + noise over logits of at least `least`; the lowest id among equals.
 //
 // Noise is at most -log(v), v uniform, so a token with floor(log2(v)) >= (logit / temperature - best so far) * log2(e)
-// is out of the race: that takes no logarithm, and all but a few dozen tokens of a row end there.
+// cannot win: that takes no logarithm and excludes all but a few dozen tokens of a row.
 int64_t noisy_best(const float* row, int64_t size, float temperature, float least, const NoiseKeys& keys) {
   vf best = splat(NONE), leader = splat(NONE);
   vi token = {};

@@ -1,4 +1,4 @@
-// Banning what a grammar does not allow (kernels/reference/sampling/token_mask.py).
+// Masks logits by grammar bitmasks (kernels/reference/sampling/token_mask.py).
 #include <algorithm>
 #include <limits>
 
@@ -11,7 +11,7 @@ namespace {
 
 constexpr float NONE = -std::numeric_limits<float>::infinity();
 constexpr int64_t BITS = 32;
-constexpr double TOKEN_NS = 0.1;  // a logit in L2
+constexpr double TOKEN_NS = 0.1;  // per logit in L2
 
 void mask_row(float* row, int64_t size, const uint32_t* words) {
   for (int64_t at = 0; at < size; at += BITS, words++) {

@@ -1,1 +1,1 @@
-"""Bounds of HTTP bodies: size, values, depth and encoding, checked before they are parsed."""
+"""Limits on HTTP bodies: size, number of values, depth and encoding, checked before parsing."""

@@ -1,9 +1,8 @@
-"""The child process of large_bodies.py: says what is wrong with large bodies and messages, without looking at fields
-that a few of them have.
+"""Child process of large_bodies.py: checks large bodies and messages outside the event loop.
 
-Introduced with the limits, as JSON; asked where a body is and what kind it is; answers with what is wrong, as JSON, or
-nothing (child.py). A long list of ids in a body that is let in is taken out: then the answer says where it begins
-behind the rest of the body, which is shorter than it was.
+The parent sends the limits as JSON once, then one BodyCheck per body; the answer is an error as JSON, or empty
+(shared/process/child.py). A long list of ids in an accepted body is moved behind the rest of the file; the answer then
+holds the offset at which the ids begin.
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ IDS_BEGIN = "ids_begin"
 
 @dataclass(frozen=True, slots=True)
 class BodyCheck:
-    """What is wrong with this?"""
+    """A request to check one body."""
 
     path: str
-    num_bytes: int  # so many of the file's first
-    is_whole: bool  # there are no others
-    kind: str  # JSON, or the full name of a message
+    num_bytes: int  # length of the part to check, from the start of the file
+    is_whole: bool  # that part is the whole file
+    kind: str  # JSON, or the full name of a protobuf message
     max_model_len: int
     longest_token: int
 
@@ -51,7 +50,7 @@ def begin(introduction: bytes) -> Callable[[bytes], bytes]:
             begins = _check(question, limits)
         except JSONDecodeError as error:
             return _encoded(error.msg, kind=NO_JSON, position=error.pos)
-        except OSError:  # its client has left
+        except OSError:  # the client has disconnected
             return _encoded("", kind=UNREAD)
         except InvalidArgument as error:
             return _encoded(error.message, field=error.field, reason=error.reason)
@@ -65,7 +64,7 @@ def _encoded(message: str, **more: Any) -> bytes:
 
 
 def _check(question: BodyCheck, limits: RequestLimits) -> int | None:
-    """Where ids begin that were taken out."""
+    """Checks the body; returns the offset of extracted ids, or None."""
     with Path(question.path).open("rb") as file:
         data = file.read(question.num_bytes)
     prompt_limit = PromptLimit(question.max_model_len, question.longest_token)
@@ -77,26 +76,26 @@ def _check(question: BodyCheck, limits: RequestLimits) -> int | None:
     for _ in wire_scan.check(data, kind.DESCRIPTOR, limits):
         pass
     message = messages.parse(data, kind)
-    del data  # before its texts are read, which takes as much again
+    del data  # before the message's texts are decoded, which takes as much memory again
     messages.check(message, limits)
     messages.check_prompt(message, prompt_limit)
     return None
 
 
 def _check_json(question: BodyCheck, data: bytes, limits: RequestLimits, prompt_limit: PromptLimit) -> int | None:
-    taken = long_ids.extract_ids(data) if question.is_whole else None
-    document = json_body.parse(data if taken is None else taken.body)
-    if taken is not None and (not isinstance(document, dict) or document.get(long_ids.FIELD) != []):
-        taken, document = None, json_body.parse(data)  # the field of something within
+    extracted = long_ids.extract_ids(data) if question.is_whole else None
+    document = json_body.parse(data if extracted is None else extracted.body)
+    if extracted is not None and (not isinstance(document, dict) or document.get(long_ids.FIELD) != []):
+        extracted, document = None, json_body.parse(data)  # a nested object's field of that name
     json_body.check(document, data, limits)
     json_body.check_prompt(document, prompt_limit)
-    if taken is None:
+    if extracted is None:
         return None
     with Path(question.path).open("r+b") as file:
-        file.write(taken.body)
-        file.write(taken.ids)
+        file.write(extracted.body)
+        file.write(extracted.ids)
         file.truncate()
-    return len(taken.body)
+    return len(extracted.body)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Encodings of bodies (RFC 9110 8.4): gzip, deflate and zstd, decoded piece by piece within the bounds of a body.
+"""Content encodings of bodies (RFC 9110 8.4): gzip, deflate and zstd, decoded in pieces within the body's limits.
 
-A few bytes can stand for gigabytes, so nothing is decoded ahead: each piece has a bounded size, and every encoding of
-a body that has several stops at the limit, also where the next one makes nothing of what it gets.
+A few bytes can expand to gigabytes, so nothing is decoded ahead: each piece has a bounded size, and each encoding of a
+body with several stops at the limit, even if the next one discards its output.
 """
 
 from __future__ import annotations
@@ -21,34 +21,34 @@ else:
 FIELD = "content-encoding"
 PLAIN = "identity"
 ALIASES = {"x-gzip": "gzip"}  # RFC 9110 8.4.1.3
-MAX_ENCODINGS = 4  # of one body, one around the other
-MAX_MEMBERS = 4096  # of one encoding: gzip and zstd may be written in several, one after the other
-MAX_RATIO = 500  # decoded bytes for each that was sent; prompts of real text have 3 to 30
-RATIO_FROM_BYTES = 1 << 20  # decoded; what is smaller may be as even as it likes
+MAX_ENCODINGS = 4  # nested encodings of one body
+MAX_MEMBERS = 4096  # gzip and zstd allow several concatenated members
+MAX_RATIO = 500  # decoded bytes per received byte; real prompts have 3 to 30
+RATIO_FROM_BYTES = 1 << 20  # decoded size from which MAX_RATIO applies
 PIECE_BYTES = 1 << 18
-SLICE_BYTES = 1 << 12  # of what was sent: so much grows beyond MAX_RATIO before that is seen
-WINDOW_LOG = 23  # 8 MiB, the most that RFC 9659 lets zstd ask for over HTTP
+SLICE_BYTES = 1 << 12  # of received data between two checks of MAX_RATIO
+WINDOW_LOG = 23  # 8 MiB, the maximum of RFC 9659 for zstd over HTTP
 GZIP_BITS, ZLIB_BITS, RAW_BITS = 16 + zlib.MAX_WBITS, zlib.MAX_WBITS, -zlib.MAX_WBITS
-DEFLATED = 8  # the low half of a zlib stream's first byte
+DEFLATED = 8  # low nibble of a zlib stream's first byte
 
 
 class Member(Protocol):
-    """One stream of an encoding, from its header to its checksum."""
+    """One compressed stream, from its header to its checksum."""
 
     def feed(self, data: bytes, most: int) -> bytes:
-        """Decodes; up to `most` bytes are returned. Raises zlib.error, ZstdError."""
+        """Decodes data; returns up to `most` bytes. Raises zlib.error, ZstdError."""
 
     @property
     def eof(self) -> bool:
-        """Whether it has ended."""
+        """Whether the stream has ended."""
 
     @property
     def unused_data(self) -> bytes:
-        """What was sent after its end."""
+        """Data received after the end of the stream."""
 
     @property
     def has_more(self) -> bool:
-        """Whether feed(b"") would return something."""
+        """Whether feed(b"") would return more output."""
 
 
 class _Zlib:
@@ -77,7 +77,7 @@ class _Zlib:
 
 
 class _Deflate:
-    """A zlib stream, as RFC 9110 has it, or one of bare DEFLATE, as some clients send it."""
+    """A zlib stream, as RFC 9110 requires, or raw DEFLATE, as some clients send."""
 
     def __init__(self) -> None:
         self._head = b""
@@ -132,36 +132,36 @@ ACCEPTED = ", ".join((*MEMBERS, PLAIN))
 
 
 def encodings_of(values: Sequence[str], field: str = FIELD) -> tuple[str, ...]:
-    """Returns the encodings of a body, in the order in which they were applied. `values`: of every header of that
-    name. Raises UnsupportedEncoding."""
+    """Returns the encodings of a body in the order they were applied. `values`: of all headers with that name. Raises
+    UnsupportedEncoding."""
     named = [name.strip().lower() for value in values for name in value.split(",")]
-    found = tuple(ALIASES.get(name, name) for name in named if name and name != PLAIN)
-    for name in found:
+    encodings = tuple(ALIASES.get(name, name) for name in named if name and name != PLAIN)
+    for name in encodings:
         if name not in MEMBERS:
             raise UnsupportedEncoding(f"{field} is {name[:64]!r}: bodies may be encoded as {ACCEPTED}", field=field)
-    if len(found) > MAX_ENCODINGS:
-        text = f"{field} names {len(found)} encodings: a body may have {MAX_ENCODINGS}, one around the other"
+    if len(encodings) > MAX_ENCODINGS:
+        text = f"{field} names {len(encodings)} encodings: a body may have at most {MAX_ENCODINGS}"
         raise UnsupportedEncoding(text, field=field)
-    return found
+    return encodings
 
 
 class _Stage:
-    """One encoding of a body."""
+    """Decoder of one encoding."""
 
     def __init__(self, name: str, max_bytes: int) -> None:
         self._name = name
         self._max_bytes = max_bytes
         self._member: Member | None = None
         self._num_members = 0
-        self.num_given = 0
+        self.num_decoded = 0
 
     def decode(self, data: bytes, num_sent: int) -> Iterator[bytes]:
-        """The pieces that `data` goes on with. `num_sent`: bytes of the whole body so far, as it was sent. Raises
-        InvalidArgument, BodyTooLarge."""
+        """Yields decoded pieces of `data`. `num_sent`: bytes of the body received so far. Raises InvalidArgument,
+        BodyTooLarge."""
         while data or (self._member is not None and self._member.has_more):
             if self._member is None:
                 self._member = self._next_member()
-            piece = self._fed(self._member, data, num_sent)
+            piece = self._feed(self._member, data, num_sent)
             data = b""
             if self._member.eof:
                 data, self._member = self._member.unused_data, None
@@ -169,9 +169,9 @@ class _Stage:
                 yield piece
 
     def end(self) -> None:
-        """Raises InvalidArgument where more would have to come."""
+        """Raises InvalidArgument if the stream is incomplete."""
         if self._member is not None or not self._num_members:
-            raise InvalidArgument(f"the body is not whole: it ends within its {self._name}", field=FIELD)
+            raise InvalidArgument(f"the body is incomplete: its {self._name} stream is truncated", field=FIELD)
 
     def _next_member(self) -> Member:
         self._num_members += 1
@@ -180,36 +180,35 @@ class _Stage:
             raise InvalidArgument(text, field=FIELD)
         return MEMBERS[self._name]()
 
-    def _fed(self, member: Member, data: bytes, num_sent: int) -> bytes:
+    def _feed(self, member: Member, data: bytes, num_sent: int) -> bytes:
         try:
             piece = member.feed(data, min(PIECE_BYTES, self._max_bytes + 1))
         except (zlib.error, zstd.ZstdError) as error:
             raise InvalidArgument(f"the body is not {self._name}, which {FIELD} names: {error}", field=FIELD) from None
-        self.num_given += len(piece)
-        if self.num_given > self._max_bytes:
+        self.num_decoded += len(piece)
+        if self.num_decoded > self._max_bytes:
             raise BodyTooLarge(f"the body has more than {self._max_bytes} bytes once it is decoded ({self._name})")
-        if self.num_given > max(RATIO_FROM_BYTES, MAX_RATIO * num_sent):
+        if self.num_decoded > max(RATIO_FROM_BYTES, MAX_RATIO * num_sent):
             text = f"the body grows to more than {MAX_RATIO} times its size as {self._name}: send it without"
             raise BodyTooLarge(text)
         return piece
 
 
 class ContentDecoder:
-    """Decodes one body, whose encodings were applied in the order of `encodings`."""
+    """Decodes one body whose encodings were applied in the order of `encodings`."""
 
     def __init__(self, encodings: Sequence[str], max_bytes: int) -> None:
-        """`max_bytes`: of the decoded body, and between two encodings."""
+        """Starts decoding. `max_bytes`: limit on the decoded body, also between two encodings."""
         self._num_sent = 0
         self._stages = [_Stage(name, max_bytes) for name in reversed(encodings)]
 
     @property
     def num_bytes(self) -> int:
-        """Decoded so far by any of the encodings."""
-        return max(stage.num_given for stage in self._stages)
+        """Largest number of bytes that any stage has decoded so far."""
+        return max(stage.num_decoded for stage in self._stages)
 
     def decode(self, data: bytes) -> Iterator[bytes]:
-        """What of the body `data` goes on with, in pieces of about `PIECE_BYTES`. Raises InvalidArgument,
-        BodyTooLarge."""
+        """Yields the decoded body in pieces of about `PIECE_BYTES`. Raises InvalidArgument, BodyTooLarge."""
         gathered: list[bytes] = []
         num_gathered = 0
         for piece in self._pieces(data):
@@ -228,7 +227,7 @@ class ContentDecoder:
             yield from _through(self._stages, part, self._num_sent)
 
     def end(self) -> None:
-        """Raises InvalidArgument where more would have to come."""
+        """Raises InvalidArgument if a stream is incomplete."""
         for stage in self._stages:
             stage.end()
 

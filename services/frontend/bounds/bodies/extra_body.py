@@ -1,5 +1,5 @@
-"""`extra_body` in a body: OpenAI's clients merge what they are given under this name into the body. Clients of other
-makers send it as it stands."""
+"""The field `extra_body`: OpenAI's clients merge its content into the body; clients of other vendors send it
+unmerged."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ FIELD = "extra_body"
 
 
 def merge_extra_body(sent: Any) -> Any:
-    """Returns the body with the fields of its extra_body in their places, where they count before those outside. An
-    extra_body that is no object stays, and is an unknown field."""
+    """Returns the body with the fields of its extra_body merged in; they override fields of the same name. An
+    extra_body that is not an object stays and is treated as an unknown field."""
     if not isinstance(sent, dict) or not isinstance(inner := sent.get(FIELD), dict):
         return sent
     return {name: value for name, value in sent.items() if name != FIELD} | inner

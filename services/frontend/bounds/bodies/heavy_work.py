@@ -1,4 +1,4 @@
-"""Work that holds the event loop for milliseconds: one piece at a time, with pauses for others."""
+"""Limits work that blocks the event loop for milliseconds: one piece at a time, with pauses for other tasks."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from contextlib import asynccontextmanager
 
 from quire.services.frontend.bounds.smallest_first import SmallestFirstLimiter
 
-LIGHT_BYTES = 1 << 14  # parsed and checked in half a millisecond
-HEAVY_BYTES = 1 << 16  # in two or more
-# A first token takes the loop's attention ten times within ten milliseconds: whoever is held up once should be through
-# before the next piece.
-REST = 3
+LIGHT_BYTES = 1 << 14  # parsed and checked in 0.5 ms
+HEAVY_BYTES = 1 << 16  # in 2 ms or more
+# A first token needs about ten loop iterations within 10 ms; after one delay it should complete before the next piece.
+REST_FACTOR = 3
 LONGEST_PAUSE_S = 0.1
 
 
 class HeavyWorkLimiter:
-    """Of one event loop."""
+    """Serializes heavy work on one event loop."""
 
     def __init__(self) -> None:
         self._turns = SmallestFirstLimiter(1)
 
     @asynccontextmanager
     async def slot(self, num_bytes: int) -> AsyncIterator[None]:
-        """Around work on so many bytes. What is light does not wait. Of the rest the lightest goes first; then others
-        have a turn of the loop, or, if it was heavy, the loop for `REST` times as long as it took."""
+        """Waits for a slot for work on `num_bytes`. Light work does not wait; of the rest the smallest goes first.
+        After heavy work the loop is left to other tasks for `REST_FACTOR` times its duration; after medium work for as
+        long as it took."""
         if num_bytes <= LIGHT_BYTES:
             yield
             return
@@ -36,11 +36,11 @@ class HeavyWorkLimiter:
                 yield
             finally:
                 took_s = time.thread_time() - began_s
-                rest = REST if num_bytes > HEAVY_BYTES else 1
-                await asyncio.sleep(min(rest * took_s, LONGEST_PAUSE_S))
+                factor = REST_FACTOR if num_bytes > HEAVY_BYTES else 1
+                await asyncio.sleep(min(factor * took_s, LONGEST_PAUSE_S))
 
 
 async def in_steps(steps: Iterator[None]) -> None:
-    """Lets others go on between them."""
+    """Runs an iterator, yielding to the event loop after each step."""
     for _ in steps:
         await asyncio.sleep(0)

@@ -1,7 +1,7 @@
-"""How many values a JSON text holds and how deep they are nested, found out without parsing it.
+"""Counts the values of a JSON text and its nesting depth without parsing it.
 
-Most texts have fewer commas and brackets than they may have values, strings included, and are let through for that.
-For others the strings are taken out first. All of it in slices, between which the event loop may go on.
+Most texts have fewer commas and brackets, strings included, than the limits allow, and pass by that count. For others
+the strings are removed first. Runs in slices, between which the event loop may run other tasks.
 """
 
 from __future__ import annotations
@@ -14,24 +14,25 @@ import numpy as np
 from quire.shared.errors import InvalidArgument
 from quire.shared.settings.request_limits import RequestLimits
 
-SLICE_BYTES = 1 << 18  # 0.2 ms to count, 1 to 5 ms without strings
-# A whole string, or the quote that begins one which does not end, with all that follows: were only whole ones looked
-# for, each quote within that last one would be tried as a beginning.
+SLICE_BYTES = 1 << 18  # counting takes 0.2 ms, removing strings 1 to 5 ms
+# A complete string, or the opening quote of an unterminated one with all that follows. Without the second case every
+# quote inside the unterminated string would be tried as an opening quote.
 STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"|(").*+', re.DOTALL)
 IN_STRING = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
 OPENING, CLOSING = b"[{", b"]}"
 
 
 def check(text: bytes, limits: RequestLimits) -> Iterator[None]:
-    """Yields now and then; raises InvalidArgument. Of what is no JSON it may say anything."""
-    opened = values = keys = 0
+    """Yields between slices; raises InvalidArgument if a limit is exceeded. The result for invalid JSON is
+    unspecified."""
+    num_opened = values = keys = 0
     for start in range(0, len(text), SLICE_BYTES):
         brackets = sum(text.count(byte, start, start + SLICE_BYTES) for byte in (b"[", b"{"))
-        opened += brackets
+        num_opened += brackets
         values += brackets + text.count(b",", start, start + SLICE_BYTES)
         keys += text.count(b":", start, start + SLICE_BYTES)
         yield
-    if values > limits.max_values or keys > limits.max_keys or opened > limits.max_depth:
+    if values > limits.max_values or keys > limits.max_keys or num_opened > limits.max_depth:
         yield from _check_exactly(text, limits)
 
 
@@ -49,8 +50,8 @@ def _check_exactly(text: bytes, limits: RequestLimits) -> Iterator[None]:
             raise InvalidArgument(f"the body holds more than {limits.max_keys} named fields (max_keys).", field="body")
         deepest = depth + int(np.cumsum(steps).max(initial=0))
         if deepest > limits.max_depth:
-            found = f"the body is nested {deepest} levels deep or more"
-            raise InvalidArgument(f"{found}; at most {limits.max_depth} are taken (max_depth).", field="body")
+            message = f"the body is nested {deepest} levels deep or more"
+            raise InvalidArgument(f"{message}; at most {limits.max_depth} are taken (max_depth).", field="body")
         depth += int(steps.sum())
         yield
 
@@ -63,7 +64,7 @@ def _without_strings(text: bytes) -> Iterator[bytes]:
             found = IN_STRING.match(text, position, end)
             assert found is not None
             position = found.end()
-            if position < end:  # at the quote that ends it, or at an escape that the slice has cut
+            if position < end:  # at the closing quote, or at an escape cut by the slice
                 in_string = text[position] != ord('"')
                 position += 2 if in_string else 1
             yield b""

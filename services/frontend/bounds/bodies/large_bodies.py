@@ -1,6 +1,6 @@
-"""Large bodies are looked at in a process of their own first: one that is no use costs the event loop nothing.
+"""Checks large bodies in a child process first, so that an invalid one does not block the event loop.
 
-Parsing tens of megabytes cannot be interrupted and keeps Python's lock. What is let in is parsed once more here, within
+Parsing tens of megabytes cannot be interrupted and holds Python's lock. Accepted bodies are parsed again here, within
 limits.
 """
 
@@ -29,18 +29,19 @@ log = logger("large bodies")
 
 
 class LargeBodies:
-    """Owns the process, which is asked about one body after the other, the smallest first."""
+    """Owns the child process, which checks one body at a time, smallest first."""
 
     def __init__(self, limits: RequestLimits, prompt_limit: Callable[[], PromptLimit]) -> None:
-        """`prompt_limit`: for one prompt, by what is known now."""
+        """Prepares the process; start() launches it. `prompt_limit`: limit for one prompt, as known now."""
         self.child = Child(body_probe.__name__, json.dumps(asdict(limits)).encode())
         self._prompt_limit = prompt_limit
         self.thread = ThreadPoolExecutor(1, "large-bodies")
         self._turns = SmallestFirstLimiter(1)
 
     async def check(self, spool: Spool, kind: str = body_probe.JSON, *, num_json: int | None = None) -> bool:
-        """Whether it has been checked, which small ones are not; long lists of ids may have been taken out of it.
-        `num_json`: how many of its bytes are JSON, if others follow. JSONDecodeError, InvalidArgument."""
+        """Checks a spooled body; returns whether it was checked (small ones are not). Long lists of ids may have
+        been extracted. `num_json`: length of the JSON part, if other bytes follow. Raises JSONDecodeError,
+        InvalidArgument."""
         num_bytes = spool.num_bytes if num_json is None else num_json
         if num_bytes <= HEAVY_BYTES or spool.path is None:
             return False
@@ -51,39 +52,39 @@ class LargeBodies:
         async with self._turns.slot(num_bytes):
             try:
                 answer = await self._ask(question, spool)
-            except (ChildEnded, Internal, OSError) as error:  # it is looked at here then
-                log.warning("the process that looks at large bodies does not answer", reason=str(error))
+            except (ChildEnded, Internal, OSError) as error:  # the caller checks the body itself
+                log.warning("the process that checks large bodies does not answer", reason=str(error))
                 return False
         if answer:
-            found = json.loads(answer)
-            if body_probe.IDS_BEGIN in found:
-                spool.mark_ids(found[body_probe.IDS_BEGIN])
+            result = json.loads(answer)
+            if body_probe.IDS_BEGIN in result:
+                spool.mark_ids(result[body_probe.IDS_BEGIN])
                 return True
-            if found.get("kind") == body_probe.UNREAD:
+            if result.get("kind") == body_probe.UNREAD:
                 return False
-            if found.get("kind") == body_probe.NO_JSON:
-                raise JSONDecodeError(found["message"], "", found["position"])
-            raise InvalidArgument(found["message"], field=found["field"], reason=found["reason"])
+            if result.get("kind") == body_probe.NO_JSON:
+                raise JSONDecodeError(result["message"], "", result["position"])
+            raise InvalidArgument(result["message"], field=result["field"], reason=result["reason"])
         return True
 
     @property
     def pid(self) -> int | None:
-        """Of the process, while there is one."""
+        """Process id, while the process runs."""
         return self.child.pid
 
     def start(self) -> None:
-        """Before anybody needs it."""
+        """Starts the process ahead of the first large body."""
         self.thread.submit(self.child.start)
 
     async def _ask(self, question: BodyCheck, spool: Spool) -> bytes:
-        """The file stays until it is answered, though who asks may leave before: the process would else find another
-        client's body under the same number, and write into that."""
+        """Asks the process. The spool's file stays open until the answer even if the caller is cancelled: otherwise the
+        process could read another client's body under the same descriptor number, and write to it."""
         with ExitStack() as stack:
             path = stack.enter_context(spool.pinned_path())
-            asked = self.thread.submit(self.child.ask, replace(question, path=path).encode())
-            held = stack.pop_all()
-        asked.add_done_callback(lambda _: held.close())
-        return await asyncio.wrap_future(asked)
+            future = self.thread.submit(self.child.ask, replace(question, path=path).encode())
+            pinned = stack.pop_all()
+        future.add_done_callback(lambda _: pinned.close())
+        return await asyncio.wrap_future(future)
 
     def close(self) -> None:
         self.thread.shutdown(wait=False, cancel_futures=True)

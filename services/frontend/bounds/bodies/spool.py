@@ -1,4 +1,4 @@
-"""What a client sends, kept where another process of this machine can read it, too."""
+"""A received body, stored so that another process of this machine can read it as well."""
 
 from __future__ import annotations
 
@@ -10,36 +10,38 @@ from typing import ClassVar, Self
 
 from quire.services.frontend.bounds.bodies.heavy_work import HEAVY_BYTES
 
-MAX_FILES = 32  # at a time: descriptors are for connections
+MAX_FILES = 32  # open at a time; descriptors are needed for connections
 
 
 class Spool:
-    """Bytes in the order in which they came: few in this process, many in a file in memory (memfd_create(2)).
+    """Bytes in order of arrival: small bodies in a list, large ones in an in-memory file (memfd_create(2)).
 
-    A `with` gives the file back. Where there are as many files as there may be, bytes stay in this process."""
+    Use it in a `with`, which closes the file. Beyond MAX_FILES open files, bytes stay in this process.
+    """
 
-    num_files: ClassVar[int] = 0  # of all spools
+    num_files: ClassVar[int] = 0  # open files of all spools
 
     def __init__(self) -> None:
         self._chunks: list[bytes | memoryview] = []
         self._file: int | None = None
         self.num_bytes = 0
-        self.ids_begin: int | None = None  # of which packed ids stand behind the rest (long_ids.py)
+        self.ids_begin: int | None = None  # offset of packed ids behind the body (long_ids.py)
 
     @property
     def path(self) -> str | None:
-        """Of the file, for processes of the same user; None while there is none, and elsewhere than on Linux."""
+        """Path of the file for processes of the same user; None while there is no file, and on systems other than
+        Linux."""
         return None if self._file is None else _path(self._file)
 
     @contextlib.contextmanager
     def pinned_path(self) -> Iterator[str]:
-        """Another path of the file, where it stays as long as this lasts, whatever becomes of the spool."""
+        """Yields another path of the file that stays valid within the `with`, even if the spool is closed."""
         assert self._file is not None
-        own = os.dup(self._file)
+        descriptor = os.dup(self._file)
         try:
-            yield _path(own)
+            yield _path(descriptor)
         finally:
-            os.close(own)
+            os.close(descriptor)
 
     def append(self, chunk: bytes | memoryview) -> None:
         self.num_bytes += len(chunk)
@@ -47,8 +49,8 @@ class Spool:
         if self._file is None and self.num_bytes > HEAVY_BYTES:
             self._open()
         if self._file is not None:
-            for kept in self._chunks:
-                os.write(self._file, kept)  # a file in memory takes all of it
+            for part in self._chunks:
+                os.write(self._file, part)  # an in-memory file never writes partially
             self._chunks.clear()
 
     def _open(self) -> None:
@@ -58,15 +60,15 @@ class Spool:
                 Spool.num_files += 1
 
     def mark_ids(self, begin: int) -> None:
-        """The process that looks at it has taken a list out, and put it there."""
+        """Notes that the checking process has moved a list of ids to the offset `begin`."""
         assert self._file is not None
         self.ids_begin, self.num_bytes = begin, os.fstat(self._file).st_size
 
     def take_all(self) -> bytes:
-        """All of it, which is kept here no longer."""
-        taken = b"".join(self._chunks) if self._file is None else os.pread(self._file, self.num_bytes, 0)
+        """Returns the whole body and closes the spool."""
+        body = b"".join(self._chunks) if self._file is None else os.pread(self._file, self.num_bytes, 0)
         self.close()
-        return taken
+        return body
 
     def close(self) -> None:
         self._chunks.clear()

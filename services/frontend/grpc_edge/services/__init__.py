@@ -1,1 +1,1 @@
-"""The gRPC services of the frontend, one a module."""
+"""The frontend's gRPC services, one per module."""

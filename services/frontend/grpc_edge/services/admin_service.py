@@ -1,4 +1,4 @@
-"""quire.admin.v1.AdminService of a frontend: itself, and through it the whole cluster."""
+"""quire.admin.v1.AdminService of a frontend: its own status, and operations on the whole cluster."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from quire.shared.pb.common.v1.weights_stream_pb2 import WeightsPiece
 from quire.shared.process.lifecycle import Shutdown
 from quire.shared.version import VERSION
 
-NUM_OLDEST = 10  # calls that are told
+NUM_OLDEST = 10  # calls listed in the status
 
 
 class FrontendStatus:
-    """How this frontend is."""
+    """Builds the status of this frontend."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ def _call(call: Call) -> pb.CallStatus:
 
 
 class FrontendAdminService(admin_pb2_grpc.AdminServiceServicer):
-    """Answers for itself, relays the rest to the schedulers."""
+    """Answers for this frontend and relays operations to the schedulers."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class FrontendAdminService(admin_pb2_grpc.AdminServiceServicer):
             return pb.GetStatusResponse(services=await self.services())
 
     async def services(self) -> list[pb.ServiceStatus]:
-        """Of the whole cluster, this one first."""
+        """Returns the status of all services of the cluster, this one first."""
         return _once_each([self._status(), *await self.schedulers.status()])
 
     async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:
@@ -134,7 +134,7 @@ class FrontendAdminService(admin_pb2_grpc.AdminServiceServicer):
         async with call_context("StreamWeights", context, self._metrics, self._calls):
             first = await anext(requests, None)
             if first is None or not first.HasField("begin"):
-                raise InvalidArgument("begin: the first message says what the weights are called", field="begin")
+                raise InvalidArgument("begin: the first message must name the weights", field="begin")
             updated = await self.schedulers.update_weights(first.begin, _pieces(requests))
             return pb.StreamWeightsResponse(updated=updated)
 
@@ -174,12 +174,13 @@ class FrontendAdminService(admin_pb2_grpc.AdminServiceServicer):
 async def _pieces(requests: AsyncIterator[pb.StreamWeightsRequest]) -> AsyncIterator[WeightsPiece]:
     async for request in requests:
         if not request.HasField("piece"):
-            raise InvalidArgument("piece: every message but the first has one", field="piece")
+            raise InvalidArgument("piece: every message after the first must have a piece", field="piece")
         yield request.piece
 
 
 def _once_each(entries: Iterable[pb.ServiceStatus]) -> list[pb.ServiceStatus]:
-    """Schedulers report the frontends that they know, this one too; what a service says of itself comes first."""
+    """Removes duplicates: schedulers also report the frontends they know; a service's own report comes first and
+    wins."""
     known: dict[tuple[pb.Role, str], pb.ServiceStatus] = {}
     for entry in entries:
         known.setdefault((entry.role, entry.id), entry)

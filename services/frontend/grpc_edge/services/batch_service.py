@@ -1,4 +1,4 @@
-"""quire.batch.v1.BatchService: batches on the store, and through the runner, that /v1/batches has."""
+"""quire.batch.v1.BatchService, on the same store and runner as /v1/batches."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from quire.shared.pb.batch.v1 import batch_pb2 as pb
 from quire.shared.pb.batch.v1 import batch_pb2_grpc
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["BatchService"].full_name
-LISTED = 20  # where nothing else is asked for
+LISTED = 20  # default page size
 
 
 class BatchService(batch_pb2_grpc.BatchServiceServicer):
-    """Reads and writes messages; decides nothing."""
+    """Converts messages; the batch operations decide."""
 
     def __init__(self, work: OfflineOperations, metrics: FrontendMetrics, calls: Calls) -> None:
         self._work = work
@@ -26,7 +26,7 @@ class BatchService(batch_pb2_grpc.BatchServiceServicer):
     async def CreateBatch(self, message: pb.CreateBatchRequest, context: Context) -> pb.CreateBatchResponse:
         async with call_context("CreateBatch", context, self._metrics, self._calls) as call:
             batch = await self._work.create(
-                _whose(message.tenant, context, call),
+                _tenant(message.tenant, context, call),
                 "" if call.caller is None else call.caller.key.name,
                 endpoint=message.endpoint,
                 input_file_id=message.input_file_id,
@@ -37,27 +37,27 @@ class BatchService(batch_pb2_grpc.BatchServiceServicer):
 
     async def GetBatch(self, message: pb.GetBatchRequest, context: Context) -> pb.GetBatchResponse:
         async with call_context("GetBatch", context, self._metrics, self._calls) as call:
-            batch, is_cancelled = await self._work.batch(message.batch_id, _whose(message.tenant, context, call))
+            batch, is_cancelled = await self._work.batch(message.batch_id, _tenant(message.tenant, context, call))
             return pb.GetBatchResponse(batch=_message(batch, is_cancelled=is_cancelled))
 
     async def ListBatches(self, message: pb.ListBatchesRequest, context: Context) -> pb.ListBatchesResponse:
         async with call_context("ListBatches", context, self._metrics, self._calls) as call:
-            whose = _whose(message.tenant, context, call)
-            page = await self._work.list_batches(whose, message.after, message.limit or LISTED)
+            owner = _tenant(message.tenant, context, call)
+            page = await self._work.list_batches(owner, message.after, message.limit or LISTED)
             return pb.ListBatchesResponse(batches=map(_message, page.shown), has_more=page.has_more)
 
     async def CancelBatch(self, message: pb.CancelBatchRequest, context: Context) -> pb.CancelBatchResponse:
         async with call_context("CancelBatch", context, self._metrics, self._calls) as call:
-            batch = await self._work.cancel(message.batch_id, _whose(message.tenant, context, call))
+            batch = await self._work.cancel(message.batch_id, _tenant(message.tenant, context, call))
             return pb.CancelBatchResponse(batch=_message(batch, is_cancelled=True))
 
 
-def _whose(said: str, context: Context, call: Call) -> str:
-    return tenant(said, arrival_of(context), call)
+def _tenant(claimed: str, context: Context, call: Call) -> str:
+    return tenant(claimed, arrival_of(context), call)
 
 
 def _message(batch: Batch, *, is_cancelled: bool = False) -> pb.Batch:
-    """`is_cancelled`: somebody has asked for that."""
+    """Returns the batch as a message. `is_cancelled`: cancellation was requested."""
     told = batch.to_openai(is_cancelled=is_cancelled)
     return pb.Batch(
         id=batch.id,

@@ -1,4 +1,4 @@
-"""quire.batch.v1.FileService: files in pieces, on the store that /v1/files has."""
+"""quire.batch.v1.FileService: files in pieces, on the same store as /v1/files."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from quire.shared.pb.batch.v1 import batch_pb2_grpc
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["FileService"].full_name
 MAX_PIECE_BYTES = 1 << 20
-SENT_BYTES = 1 << 18  # in a piece of ours
-STALLED_S = 60.0  # a client that sends nothing for so long gives its room back
+SENT_BYTES = 1 << 18  # size of the pieces sent
+STALLED_S = 60.0  # an upload without data for this long is aborted
 
 
 class FileService(batch_pb2_grpc.FileServiceServicer):
-    """Reads and writes messages; decides nothing."""
+    """Converts messages; the file operations decide."""
 
     def __init__(self, work: OfflineOperations, metrics: FrontendMetrics, calls: Calls) -> None:
         self._work = work
@@ -34,53 +34,53 @@ class FileService(batch_pb2_grpc.FileServiceServicer):
         self, messages: AsyncIterator[pb.UploadFileRequest], context: Context
     ) -> pb.UploadFileResponse:
         async with call_context("UploadFile", context, self._metrics, self._calls) as call:
-            first = await anext(_in_time(messages), None)
+            first = await anext(_with_timeout(messages), None)
             if first is None or not first.HasField("begin"):
-                raise InvalidArgument("begin: the first message says what the file will be", field="begin")
+                raise InvalidArgument("begin: the first message must describe the file", field="begin")
             begin, most = first.begin, self._work.files.max_file_bytes
-            whose = _whose(begin.tenant, context, call)
+            owner = _tenant(begin.tenant, context, call)
             if begin.bytes > most:
-                raise InvalidArgument(f"bytes: a file may have {most}, got {begin.bytes}", field="bytes")
+                raise InvalidArgument(f"bytes: a file may have at most {most}, got {begin.bytes}", field="bytes")
             async with self._work.reserve(begin.bytes) as (scratch, _):
-                await write_chunks(_whole(_in_time(messages), begin.bytes), scratch)
-                stored = await self._work.store(scratch, whose, begin.filename, begin.purpose)
+                await write_chunks(_content(_with_timeout(messages), begin.bytes), scratch)
+                stored = await self._work.store(scratch, owner, begin.filename, begin.purpose)
             return pb.UploadFileResponse(file=_message(stored))
 
     async def GetFile(self, message: pb.GetFileRequest, context: Context) -> pb.GetFileResponse:
         async with call_context("GetFile", context, self._metrics, self._calls) as call:
-            found = await self._work.file(message.file_id, _whose(message.tenant, context, call))
+            found = await self._work.file(message.file_id, _tenant(message.tenant, context, call))
             return pb.GetFileResponse(file=_message(found))
 
     async def ListFiles(self, message: pb.ListFilesRequest, context: Context) -> pb.ListFilesResponse:
         async with call_context("ListFiles", context, self._metrics, self._calls) as call:
-            whose, limit = _whose(message.tenant, context, call), message.limit or MAX_LISTED
-            page = await self._work.list_files(whose, message.purpose, message.after, limit)
+            owner, limit = _tenant(message.tenant, context, call), message.limit or MAX_LISTED
+            page = await self._work.list_files(owner, message.purpose, message.after, limit)
             return pb.ListFilesResponse(files=map(_message, page.shown), has_more=page.has_more)
 
     async def DownloadFile(self, message: pb.DownloadFileRequest, context: Context) -> None:
         async with call_context("DownloadFile", context, self._metrics, self._calls) as call:
-            whose = _whose(message.tenant, context, call)
-            stored = await self._work.file(message.file_id, whose)
+            owner = _tenant(message.tenant, context, call)
+            stored = await self._work.file(message.file_id, owner)
             if message.offset > stored.bytes:
                 text = f"offset: the file has {stored.bytes} bytes, got {message.offset}"
                 raise InvalidArgument(text, field="offset")
-            with await self._work.open(message.file_id, whose) as file:
+            with await self._work.open(message.file_id, owner) as file:
                 file.seek(message.offset)
                 await _send(file, context)
 
     async def DeleteFile(self, message: pb.DeleteFileRequest, context: Context) -> pb.DeleteFileResponse:
         async with call_context("DeleteFile", context, self._metrics, self._calls) as call:
-            await self._work.delete(message.file_id, _whose(message.tenant, context, call))
+            await self._work.delete(message.file_id, _tenant(message.tenant, context, call))
             return pb.DeleteFileResponse()
 
 
 async def _send(file: BinaryIO, context: Context) -> None:
-    """The next piece is read when the client has room for it."""
+    """Sends a file; the next piece is read when the client can receive it."""
     while content := await asyncio.to_thread(file.read, SENT_BYTES):
         await context.write(pb.DownloadFileResponse(content=content))
 
 
-async def _in_time(messages: AsyncIterator[pb.UploadFileRequest]) -> AsyncIterator[pb.UploadFileRequest]:
+async def _with_timeout(messages: AsyncIterator[pb.UploadFileRequest]) -> AsyncIterator[pb.UploadFileRequest]:
     while True:
         try:
             async with asyncio.timeout(STALLED_S):
@@ -92,14 +92,14 @@ async def _in_time(messages: AsyncIterator[pb.UploadFileRequest]) -> AsyncIterat
         yield message
 
 
-async def _whole(messages: AsyncIterator[pb.UploadFileRequest], announced: int) -> AsyncIterator[bytes]:
-    """So many bytes; raises InvalidArgument for more, and where they break off."""
+async def _content(messages: AsyncIterator[pb.UploadFileRequest], announced: int) -> AsyncIterator[bytes]:
+    """Yields the file's content. Raises InvalidArgument if its length differs from the announced one."""
     num_bytes = 0
     async for message in messages:
         if not message.HasField("content"):
-            raise InvalidArgument("content: every message but the first has some", field="content")
+            raise InvalidArgument("content: every message after the first must have content", field="content")
         if len(message.content) > MAX_PIECE_BYTES:
-            text = f"content: a piece may have {MAX_PIECE_BYTES} bytes, got {len(message.content)}"
+            text = f"content: a piece may have at most {MAX_PIECE_BYTES} bytes, got {len(message.content)}"
             raise InvalidArgument(text, field="content")
         num_bytes += len(message.content)
         if num_bytes > announced:
@@ -110,8 +110,8 @@ async def _whole(messages: AsyncIterator[pb.UploadFileRequest], announced: int) 
         raise InvalidArgument(f"bytes: {announced} were announced, {found} came", field="bytes")
 
 
-def _whose(said: str, context: Context, call: Call) -> str:
-    return tenant(said, arrival_of(context), call)
+def _tenant(claimed: str, context: Context, call: Call) -> str:
+    return tenant(claimed, arrival_of(context), call)
 
 
 def _message(file: StoredFile) -> pb.File:

@@ -1,4 +1,4 @@
-"""quire.inference.v1.InferenceService."""
+"""Implements quire.inference.v1.InferenceService."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from quire.shared.metrics.frontend import FrontendMetrics
 from quire.shared.pb.inference.v1 import inference_pb2 as pb
 from quire.shared.pb.inference.v1 import inference_pb2_grpc
 
-FRONTEND_METADATA = "quire-frontend"  # of ListModels' answer
+FRONTEND_METADATA = "quire-frontend"  # trailing metadata of ListModels
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["InferenceService"].full_name
 
 
 class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
-    """Reads messages, lets the generator work, writes messages; decides nothing."""
+    """Converts messages to requests and results to messages; the generator does the work."""
 
     def __init__(
         self,
@@ -35,7 +35,8 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         calls: Calls,
         name: str,
     ) -> None:
-        """`name`: this frontend's, for clients that want to tell apart those behind one address."""
+        """Stores the collaborators. `name`: this frontend's name, so that clients can tell frontends behind one address
+        apart."""
         self._name = name
         self._generator = generator
         self._processor = processor
@@ -76,7 +77,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             return await self._resumable.cancel(message, arrival, call)
 
     async def _stream(self, request: Request, call: Call, to_message: ToMessage, context: Context) -> None:
-        """One message for each sample with news; while one is being written, the next news gather."""
+        """Writes one message per sample with new output; further output collects while a message is being written."""
         messages = ResponseWriter(request.request_id, to_message)
         async with self._generator.start(request, call) as generation:
             async for deltas in generation:
@@ -93,7 +94,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
                 return pooling_messages.embed_response(request.request_id, generation)
 
     async def EmbedStream(self, message: pb.EmbedStreamRequest, context: Context) -> None:
-        """Inputs in the order in which they are computed."""
+        """Sends results in the order in which they are computed."""
         arrival = requests.arrival_of(context)
         async with call_context("EmbedStream", context, self._metrics, self._calls) as call:
             await call.admit()

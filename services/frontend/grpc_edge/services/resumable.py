@@ -1,4 +1,4 @@
-"""Streams of Generate and Chat that outlive their calls: how they are begun, taken up, ended and gone on with."""
+"""Resumable streams of Generate and Chat: start, attach, cancel, and restoration of their requests."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from quire.shared.errors import QuireError
 from quire.shared.pb.frontend.v1 import stream_pb2
 from quire.shared.pb.inference.v1 import inference_pb2 as pb
 
-Asked = pb.GenerateRequest | pb.ChatRequest
+RequestMessage = pb.GenerateRequest | pb.ChatRequest
 ToMessage = Callable[[str, SampleDelta], responses.Response]
 
 
 class ResumableMethod(NamedTuple):
-    """A method whose streams are kept."""
+    """A method that supports resumable streams."""
 
-    asked: type[Asked]
+    message_class: type[RequestMessage]
     to_request: Callable[..., Request]
     to_message: ToMessage
 
@@ -41,7 +41,7 @@ KINDS: dict[str, ResumableMethod] = {
 
 
 class ResponseWriter:
-    """One for each sample with news."""
+    """Writes one response message per delta; also a MessageWriter of resumable streams."""
 
     def __init__(self, request_id: str, to_message: ToMessage) -> None:
         self._request_id = request_id
@@ -62,12 +62,12 @@ class ResponseWriter:
         return []
 
     def error_messages(self, error: QuireError) -> list[bytes]:
-        """A call ends with it."""
+        """Returns no messages: the call's status carries the error."""
         return []
 
 
 class ResumableCalls:
-    """Of one frontend."""
+    """Resumable streams over gRPC."""
 
     def __init__(self, streams: Streams, defaults: GenerationDefaults) -> None:
         self._streams = streams
@@ -76,23 +76,25 @@ class ResumableCalls:
 
     def _remake(self, kind: ResumableMethod) -> RequestRestorer:
         def remake(kept: stream_pb2.KeptRequest) -> RestoredRequest:
-            asked = kind.asked.FromString(kept.body)
-            request = kind.to_request(asked, requests.detached_arrival(), self._defaults)
+            message = kind.message_class.FromString(kept.body)
+            request = kind.to_request(message, requests.detached_arrival(), self._defaults)
             return RestoredRequest(request, ResponseWriter(kept.request_id, kind.to_message))
 
         return remake
 
-    async def begin(self, kind: str, asked: Asked, request: Request, call: Call, context: Context) -> None:
-        """Streams it to whoever asked. Raises QuireError."""
-        retention_s = self._streams.policy.retention_for_s(asked.retention_s)
-        kept = stream_pb2.KeptRequest(kind=kind, body=asked.SerializeToString(), retention_ms=round(1000 * retention_s))
+    async def begin(self, kind: str, message: RequestMessage, request: Request, call: Call, context: Context) -> None:
+        """Starts a stream and sends it to the caller. Raises QuireError."""
+        retention_s = self._streams.policy.retention_for_s(message.retention_s)
+        kept = stream_pb2.KeptRequest(
+            kind=kind, body=message.SerializeToString(), retention_ms=round(1000 * retention_s)
+        )
         writer = ResponseWriter(request.request_id, KINDS[kind].to_message)
         stream = await self._streams.begin(kept, request, writer, call)
         await self._write(stream, 0, context, lambda message: getattr(message, kind))
 
-    async def attach(self, asked: pb.AttachRequest, arrival: Arrival, call: Call, context: Context) -> None:
-        stream = await self._streams.attach(requests.tenant(asked.tenant, arrival, call), asked.request_id)
-        await self._write(stream, asked.offset, context, lambda message: message)
+    async def attach(self, message: pb.AttachRequest, arrival: Arrival, call: Call, context: Context) -> None:
+        stream = await self._streams.attach(requests.tenant(message.tenant, arrival, call), message.request_id)
+        await self._write(stream, message.offset, context, lambda message: message)
 
     async def _write(
         self,
@@ -105,6 +107,6 @@ class ResumableCalls:
             async for piece in stream.read(offset):
                 await context.write(wrap(transcoding.attach_response(stream, piece)))
 
-    async def cancel(self, asked: pb.CancelRequest, arrival: Arrival, call: Call) -> pb.CancelResponse:
-        await self._streams.cancel(requests.tenant(asked.tenant, arrival, call), asked.request_id)
+    async def cancel(self, message: pb.CancelRequest, arrival: Arrival, call: Call) -> pb.CancelResponse:
+        await self._streams.cancel(requests.tenant(message.tenant, arrival, call), message.request_id)
         return pb.CancelResponse()

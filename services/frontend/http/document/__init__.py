@@ -1,1 +1,1 @@
-"""The OpenAPI document: shapes of answers and examples of bodies."""
+"""The OpenAPI document: schemas of answers and examples of bodies."""

@@ -1,5 +1,5 @@
-"""Bodies that a reader of the OpenAPI document can send as they stand, by path: small, and answered with 200 by a model
-that can do what the path is for."""
+"""Example bodies for the OpenAPI document, by path: small, and answered with 200 by a suitable model when sent
+unchanged."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from quire.services.frontend.http.dialects import Dialects
 Body = Mapping[str, Any]
 
 WEIGHTS = {"names": ["model.norm.weight"], "dtypes": ["float32"], "shapes": [[256]]}
-MARK = "x-examples"  # in a document that has them
+MARK = "x-examples"  # set in a document once it has examples
 NAME, VERSION = "name", "version"  # parameters of paths
 
 
 def examples(model: str, dialects: Dialects) -> dict[str, Body]:
-    """Returns the bodies, for a frontend that serves `model`."""
+    """Returns all example bodies for a frontend that serves `model`."""
     found = dict(_operation())
     for dialect in dialects.all:
         found |= dialect.examples(model)
@@ -26,12 +26,12 @@ def examples(model: str, dialects: Dialects) -> dict[str, Body]:
 
 
 def parameters(model: str) -> dict[str, str]:
-    """Returns values of the parameters that stand in paths."""
+    """Returns example values of path parameters."""
     return {NAME: model, VERSION: "1"}
 
 
 def _operation() -> dict[str, Body]:
-    """Returns bodies of batches, and of operators, whose folders are those that the server was started with."""
+    """Returns example bodies of batches and of operators' calls."""
     return {
         "/v1/batches": {
             "input_file_id": "file-of-POST-v1-files",
@@ -55,11 +55,11 @@ def _operation() -> dict[str, Body]:
 
 
 def add(app: FastAPI, model: str, dialects: Dialects) -> None:
-    """Has the document of `app` carry the examples, from the next time on that it is asked for."""
-    written = app.openapi
+    """Adds the examples to the app's OpenAPI document when it is next requested."""
+    base_openapi = app.openapi
 
     def openapi() -> dict[str, Any]:
-        document = written()
+        document = base_openapi()
         if not document.get(MARK):
             document[MARK] = True
             _fill(document["paths"], examples(model, dialects), parameters(model))

@@ -1,4 +1,4 @@
-"""The OpenAPI document: what FastAPI finds, and what it cannot: every status that is sent, and the shape of answers."""
+"""Completes FastAPI's OpenAPI document with all statuses and the schemas of answers."""
 
 from __future__ import annotations
 
@@ -14,34 +14,35 @@ from quire.services.frontend.http.fields import ranges
 from quire.services.frontend.http.router import built
 
 LENIENT = (
-    "Numbers and booleans may stand in bodies as text, booleans in place of numbers, and 0 and 1 in place of booleans; "
-    "token ids of prompts have no fraction, not even .0; an empty text is taken where the tokenizer puts tokens around "
-    "it. What depends on the model or on settings is not said here: its context, its vocabulary, whether it generates, "
-    "embeds or classifies, and whether requests have priorities; nor that ids and tenants are printable characters."
+    "Numbers and booleans may be sent as strings, booleans as numbers, and 0 and 1 as booleans; token ids of prompts "
+    "must be integers without a fraction, not even .0; an empty text is accepted if the tokenizer adds special tokens. "
+    "Constraints that depend on the model or on settings are not included: context length, vocabulary, whether the "
+    "model generates, embeds or classifies, and whether requests have priorities. Ids and tenants must consist of "
+    "printable characters."
 )
-UNSENT = "422"  # FastAPI's own word for a body of the wrong shape: it is 400 here
+UNUSED_STATUS = "422"  # FastAPI's default for an invalid body; this server sends 400
 HTTP_METHODS = ("get", "post", "delete")
 
 STATUSES: Mapping[str, str] = {
-    "400": "The call is wrong, and would be wrong again; or asks for what is not offered",
-    "401": "No API key, or not a good one",
-    "403": "The API key is not for this",
-    "404": "No such model, response or path",
-    "405": "No such method here",
-    "408": "The call came too slowly",
-    "409": "Something that is there is in the way: an id in use, a stream of the other port",
+    "400": "The request is invalid, or asks for an unsupported feature; do not retry it unchanged",
+    "401": "The API key is missing or invalid",
+    "403": "The API key does not permit this",
+    "404": "The model, response or path does not exist",
+    "405": "The path does not support this method",
+    "408": "The request was sent too slowly",
+    "409": "Conflict with an existing object: an id in use, or a stream of the other port",
     "413": "The body is too large",
-    "415": "The body's encoding (Content-Encoding) is not one of those that are accepted",
-    "429": "Full, or over the key's rate; Retry-After says when to come back",
+    "415": "The Content-Encoding of the body is not supported",
+    "429": "The server is full, or the key's rate limit is exceeded; retry after Retry-After",
     "431": "The headers are too large",
-    "500": "A fault of the server",
-    "503": "Nobody can serve this now; Retry-After says when to come back",
+    "500": "Internal server error",
+    "503": "No worker can serve this now; retry after Retry-After",
     "504": "The deadline passed",
 }
 
 
 def install_openapi(app: FastAPI, dialects: Dialects) -> None:
-    """Makes it when it is first asked for. `dialects`: shapes of answers and errors, by path."""
+    """Replaces the app's OpenAPI generator; the document is built on first use. `dialects`: schemas by path."""
 
     def openapi() -> Schema:
         if app.openapi_schema is None:
@@ -68,10 +69,10 @@ def install_openapi(app: FastAPI, dialects: Dialects) -> None:
 
 
 def _complete(responses: Schema, work: InferencePath | None, error: Schema) -> None:
-    responses.pop(UNSENT, None)
+    responses.pop(UNUSED_STATUS, None)
     if work is not None and work.answer is not None:
         other = work.streamed_as
-        text: Schema = {} if other == EVENTS else {"schema": {"type": "string"}}  # each event has a shape of its own
+        text: Schema = {} if other == EVENTS else {"schema": {"type": "string"}}  # events differ in their schema
         responses["200"]["content"] = {"application/json": {"schema": work.answer}, other: text}
     for status, description in STATUSES.items():
         responses[status] = {"description": description, "content": {"application/json": {"schema": error}}}

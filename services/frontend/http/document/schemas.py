@@ -1,4 +1,4 @@
-"""JSON Schemas of answers: the words that dialects put theirs together from."""
+"""Building blocks for JSON Schemas of answers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ANYTHING: Schema = {}
 
 
 def object_of(**properties: Any) -> Schema:
-    """Returns the schema of an object that has all of these properties."""
+    """Returns the schema of an object with these required properties."""
     return {"type": "object", "properties": properties, "required": list(properties)}
 
 

@@ -1,1 +1,1 @@
-"""Fields of JSON bodies: their types, their ranges, and the policy for unknown ones."""
+"""Fields of JSON bodies: types, ranges, and the policy for unknown fields."""

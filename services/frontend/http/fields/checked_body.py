@@ -1,4 +1,4 @@
-"""Bodies that keep fields they do not know, and refuse those that would otherwise be a silent default."""
+"""Request bodies that keep unknown fields and refuse those whose silent omission would change the answer."""
 
 from __future__ import annotations
 
@@ -17,25 +17,27 @@ from quire.shared.errors import Unimplemented
 
 
 class CheckedBody(BaseModel):
-    """A JSON object of one API: a body, or an object inside one with a policy of its own."""
+    """A JSON object of one API: a body, or a nested object with a policy of its own."""
 
     model_config = ConfigDict(extra="allow")
 
-    ignored_fields: ClassVar[frozenset[str]] = frozenset()  # fields that are accepted, without effect
-    not_offered: ClassVar[Mapping[str, Sequence[Any]]] = {}  # by name, the values that ask for nothing
-    unavailable: ClassVar[Mapping[str, Sequence[Any]]] = {}  # likewise: fields that this API alone has
-    remedy: ClassVar[str] = ""  # for those, behind the refusal
-    reasons: ClassVar[Mapping[str, str]] = {}  # for those, words that clients look for
-    objects: ClassVar[Mapping[str, Shape]] = {}  # fields that hold objects without a model of their own
+    ignored_fields: ClassVar[frozenset[str]] = frozenset()  # accepted without effect
+    not_offered: ClassVar[
+        Mapping[str, Sequence[Any]]
+    ] = {}  # field name -> values without effect; other values are refused
+    unavailable: ClassVar[Mapping[str, Sequence[Any]]] = {}  # the same for fields of this API only
+    remedy: ClassVar[str] = ""  # appended to the error about an `unavailable` field
+    reasons: ClassVar[Mapping[str, str]] = {}  # error reasons of `unavailable` fields
+    objects: ClassVar[Mapping[str, Shape]] = {}  # fields with nested objects that have no pydantic model
 
     @classmethod
     def known_fields(cls) -> Collection[str]:
-        """Returns the names of the fields that do something."""
+        """Returns the names of the fields that have an effect."""
         return cls.model_fields.keys()
 
     def refuse_unknown(self, unknown: UnknownFields, place: str = "") -> None:
-        """Raises InvalidArgument for a misspelt field, and Unimplemented for one that is not offered. `place`: prefix
-        of the names, as in `options.`."""
+        """Raises InvalidArgument for a misspelt field, Unimplemented for an unsupported one. `place`: prefix of the
+        names, such as `options.`."""
         extra = self.model_extra or {}
         known = self.ignored_fields | self.not_offered.keys() | self.unavailable.keys() | {*self.known_fields()}
         unknown.check(extra.keys() - known, known, place)
@@ -50,25 +52,25 @@ class CheckedBody(BaseModel):
         self.check_rules(unknown)
 
     def check_rules(self, unknown: UnknownFields) -> None:
-        """Raises QuireError for what breaks a rule of this body alone."""
+        """Raises QuireError if a rule specific to this body is violated."""
 
 
 def _check_models(unknown: UnknownFields, model: BaseModel) -> None:
-    """Raises InvalidArgument for a field that is refused in the models inside of a body."""
-    inside = list(_models(model, ""))
-    for place, one in inside:
+    """Raises InvalidArgument for a refused field in nested models."""
+    nested = list(_models(model, ""))
+    for place, one in nested:
         if isinstance(one, CheckedBody):
             one.refuse_unknown(unknown, place)
-    inside = [(place, one) for place, one in inside if not isinstance(one, CheckedBody)]
-    if len({name for _, one in inside for name in one.model_extra or ()}) > MAX_NAMES:
+    nested = [(place, one) for place, one in nested if not isinstance(one, CheckedBody)]
+    if len({name for _, one in nested for name in one.model_extra or ()}) > MAX_NAMES:
         raise too_many_names("")
-    for place, one in inside:
+    for place, one in nested:
         fields = {field.alias or name for name, field in type(one).model_fields.items()}
         unknown.check((one.model_extra or {}).keys(), fields, place)
 
 
 def _models(model: BaseModel, place: str) -> Iterator[tuple[str, BaseModel]]:
-    """The models inside, and the prefix of their fields."""
+    """Yields the nested models with the prefix of their fields."""
     for name in model.model_fields_set & type(model).model_fields.keys():
         value = getattr(model, name)
         entries = {f"{place}{name}.": value}

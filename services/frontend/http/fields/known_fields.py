@@ -1,4 +1,4 @@
-"""Descriptions in the OpenAPI document of fields that a body accepts without a place in its model."""
+"""OpenAPI descriptions of fields that a body accepts without declaring them in its model."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ def body_schema_extra(
     not_offered: Mapping[str, Sequence[Any]] | None = None,
     rules: Sequence[Mapping[str, Any]] = (),
 ) -> Callable[[dict[str, Any]], None]:
-    """Returns a model's `json_schema_extra`. `ignored_fields`: fields that may hold anything. `not_offered`: by name,
-    the
-    values that ask for nothing; with any other the body is refused. `rules`: schemas that all hold. Fields that are
-    neither in the model nor here are ignored (http/fields/unknown_fields.py), or refused with strict_request_fields."""
+    """Returns a model's `json_schema_extra`. `ignored_fields`: accepted with any value. `not_offered`: field name ->
+    values without effect; others are refused. `rules`: schemas that must all hold. Undeclared fields are ignored
+    (http/fields/unknown_fields.py), or refused with strict_request_fields."""
 
     def describe(schema: dict[str, Any]) -> None:
         known = schema.setdefault("properties", {})

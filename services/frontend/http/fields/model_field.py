@@ -1,4 +1,4 @@
-"""The field of a body that says which model is asked."""
+"""The body field that names the model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def _null_is_left_out(value: Any) -> Any:
     return "" if value is None else value
 
 
-# Clients that know no name send null, or leave it out.
+# Clients without a model name send null or omit the field.
 ModelField = Annotated[
     str,
     BeforeValidator(_null_is_left_out),

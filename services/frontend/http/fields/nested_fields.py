@@ -1,4 +1,4 @@
-"""Fields of the objects inside a body: those that no edge knows meet the same policy as the body's own."""
+"""Unknown fields of nested objects, treated like those of the body."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ from typing import Any
 from quire.services.frontend.http.fields.unknown_fields import MAX_NAMES, UnknownFields, too_many_names
 
 Path = tuple[Any, int | str] | None
-"""A path before it, and an index or a field; None: the beginning."""
+"""Linked path: (parent path, index or field name); None: the root."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """One kind of object: its fields, and the kinds of those that hold objects or lists of objects."""
+    """Describes one kind of object: its fields, and the kinds of nested objects."""
 
     fields: frozenset[str]
     inner: Mapping[str, Shape] = field(default_factory=dict)
-    opaque: frozenset[str] = frozenset()  # values of `type` whose other fields are not read and not checked
+    opaque: frozenset[str] = frozenset()  # values of `type` for which other fields are ignored and not checked
 
 
 def check_objects(unknown: UnknownFields, value: Any, shape: Shape, place: str) -> None:
-    """Raises InvalidArgument for a field that is refused. `value`: an object, or a list of objects, at `place`. A name
-    is counted once, however many of the objects have it."""
-    found: dict[tuple[int, str], tuple[Shape, Path]] = {}
-    _collect(value, shape, None, found)
-    if len(found) > MAX_NAMES:
+    """Raises InvalidArgument for a refused field. `value`: an object or a list of objects, at `place`. Each unknown
+    name counts once, however many objects have it."""
+    unknown_names: dict[tuple[int, str], tuple[Shape, Path]] = {}
+    _collect(value, shape, None, unknown_names)
+    if len(unknown_names) > MAX_NAMES:
         raise too_many_names(place)
-    for (_, name), (kind, path) in sorted(found.items(), key=lambda entry: entry[0][1]):
-        unknown.check([name], kind.fields, f"{place}{_written(path)}.")
+    for (_, name), (kind, path) in sorted(unknown_names.items(), key=lambda entry: entry[0][1]):
+        unknown.check([name], kind.fields, f"{place}{_format_path(path)}.")
 
 
 def _collect(value: Any, shape: Shape, path: Path, found: dict[tuple[int, str], tuple[Shape, Path]]) -> None:
-    """Notes the first place of each name that is not of its shape. Conversations may be long: a path is only linked
-    here, and written when it is needed."""
+    """Collects the first place of each unknown name. Paths are linked and only formatted when needed, since
+    conversations may be long."""
     if isinstance(value, list):
         for number, entry in enumerate(value):
             _collect(entry, shape, (path, number), found)
@@ -47,11 +47,11 @@ def _collect(value: Any, shape: Shape, path: Path, found: dict[tuple[int, str], 
                 _collect(inner, kind, (path, name), found)
 
 
-def _written(path: Path) -> str:
+def _format_path(path: Path) -> str:
     if path is None:
         return ""
     before, step = path
-    return _written(before) + (f"[{step}]" if isinstance(step, int) else f".{step}")
+    return _format_path(before) + (f"[{step}]" if isinstance(step, int) else f".{step}")
 
 
 def _is_opaque(value: Mapping[str, Any], shape: Shape) -> bool:

@@ -1,4 +1,4 @@
-"""Fields that may be left out, for clients that write null for what they leave out."""
+"""Optional fields that also accept null, for clients that send null instead of omitting a field."""
 
 from __future__ import annotations
 

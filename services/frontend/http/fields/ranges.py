@@ -1,7 +1,7 @@
-"""What the OpenAPI document says of values that are checked elsewhere, where their senders are told more.
+"""Value ranges for the OpenAPI document; the checks themselves are elsewhere and give more specific errors.
 
-Rules across fields are said here where JSON Schema can: what depends on the model (its context, its vocabulary, what it
-is for) is not.
+Rules across fields are included where JSON Schema can express them. Constraints that depend on the model (context,
+vocabulary, task) are not.
 """
 
 from __future__ import annotations
@@ -23,12 +23,15 @@ SEED: Schema = {"minimum": -rules.SEED_BOUND, "maximum": rules.SEED_BOUND - 1}
 DIMENSIONS: Schema = {"minimum": 1, "maximum": MOST_DIMENSIONS}
 LOGPROBS: Schema = {"minimum": rules.WHOLE_VOCABULARY}
 
-# By the name of a field, in whichever body. Keywords of one type say nothing of values of another.
+# Field name -> keywords, for all bodies. A keyword for one JSON type does not restrict values of other types.
 FIELDS: Mapping[str, Mapping[str, Any]] = {
     **{parameter.name: parameter.schema for parameter in SCALAR_PARAMETERS},
     "allowed_token_ids": TOKEN_IDS,
     "bad_words": {"items": {"minLength": 1}, "maxItems": rules.MAX_BAD_WORDS},
-    "chat_template": {"type": ["string", "null"], "pattern": "^[A-Za-z0-9_.-]{0,64}$"},  # a name of the model's
+    "chat_template": {
+        "type": ["string", "null"],
+        "pattern": "^[A-Za-z0-9_.-]{0,64}$",
+    },  # name of one of the model's templates
     "dimensions": DIMENSIONS,
     "guided_choice": {"minItems": 1, "items": {"minLength": 1}},
     "input_ids": {"minItems": 1},
@@ -61,27 +64,28 @@ FIELDS: Mapping[str, Mapping[str, Any]] = {
 
 
 def describe(schemas: Iterable[Schema]) -> None:
-    """Adds it to the fields of bodies."""
+    """Adds the ranges to the fields of these schemas."""
     for schema in schemas:
         for name, field in schema.get("properties", {}).items():
             for keyword, value in FIELDS.get(name, {}).items():
-                said = field.setdefault(keyword, value)
+                present = field.setdefault(keyword, value)
                 if keyword == "items":
-                    field[keyword] = {**value, **said}
+                    field[keyword] = {**value, **present}
 
 
 def given(name: str) -> Schema:
-    """A field that is there, and not null."""
+    """Returns the schema of an object in which the field is present and not null."""
     return {"required": [name], "properties": {name: {"not": {"type": "null"}}}}
 
 
 def exactly_one(*names: str) -> Schema:
-    """Of these fields."""
+    """Returns the schema of an object with exactly one of these fields."""
     return {"oneOf": [given(name) for name in names]}
 
 
 def needs(name: str, value: Schema, other: str, wanted: Schema) -> Schema:
-    """A field that is like `value` needs another one that is like `wanted`."""
+    """Returns the schema of an object in which field `name` matching `value` requires field `other` to match
+    `wanted`."""
     return {
         "if": {"required": [name], "properties": {name: value}},
         "then": {"required": [other], "properties": {other: wanted}},

@@ -1,4 +1,4 @@
-"""The fields of bodies that scalar_parameters.py lists: every body that asks for tokens has them."""
+"""Body fields of the parameters in scalar_parameters.py, shared by all bodies that generate tokens."""
 
 from __future__ import annotations
 
@@ -17,5 +17,5 @@ else:
 
 
 def given(body: BaseModel) -> dict[str, Any]:
-    """Returns those that the body has, by name; None where it leaves one out."""
+    """Returns the scalar parameters of the body by name; None for omitted ones."""
     return {name: getattr(body, name) for name in NAMES.intersection(type(body).model_fields)}

@@ -1,4 +1,4 @@
-"""Fields of a body that no edge knows: counted and ignored, unless they look like a misspelt one that it knows."""
+"""Policy for unknown body fields: they are counted and ignored, unless they look like a misspelt known field."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from functools import lru_cache
 from quire.services.frontend.input_processor.sampling.unsupported_samplers import IGNORED_SAMPLER_FIELDS
 from quire.shared.errors import InvalidArgument
 
-# Sent by clients of other servers, without a meaning here: each has a label of its own, all others share OTHER.
+# Fields that clients of other servers send and that have no effect here; each has its own metric label.
 LABELS = (
     *IGNORED_SAMPLER_FIELDS,
     "allowed_openai_params", "api_base", "api_key", "background_tasks", "cache_prompt", "caching", "chat_id",
@@ -23,7 +23,7 @@ LABELS = (
     "timings_per_token", "title", "tool_ids", "trace", "transforms", "ttl", "usage", "venice_parameters",
 )  # fmt: skip
 OTHER = "other"
-# The name that a setting has elsewhere, and its name in OpenAI's API: to ignore it would change the answer.
+# Name in other APIs -> name in OpenAI's API. Ignoring such a field would change the answer.
 NAMES_ELSEWHERE = {
     "max_length": "max_tokens",
     "max_new_tokens": "max_tokens",
@@ -38,21 +38,21 @@ NAMES_ELSEWHERE = {
     "stopSequences": "stop",
     "system_prompt": "messages",
 }
-LONGEST_NAME = 64  # characters; longer names resemble no field
-MAX_NAMES = 256  # that are not known, of the objects of one kind in a body; each is compared with all that are
-LIKENESS = 0.8  # of two names, from 0 to 1: two letters swapped of five, two wrong of eleven
+LONGEST_NAME = 64  # characters; longer names are not compared
+MAX_NAMES = 256  # unknown names per kind of object in a body; each is compared with all known names
+LIKENESS = 0.8  # similarity from 0 to 1: two of five letters swapped, or two of eleven wrong
 
 
 class UnknownFields:
-    """The policy for unknown fields of one server."""
+    """The policy of one server."""
 
     def __init__(self, count: Callable[[str], None], *, strict: bool = False) -> None:
-        """`count` gets one of LABELS or OTHER; `strict`: every unknown field is refused."""
+        """Stores the policy. `count`: called with one of LABELS or OTHER; `strict`: refuses every unknown field."""
         self._count = count
         self._is_strict = strict
 
     def check(self, names: Iterable[str], known: Collection[str], place: str = "") -> None:
-        """Raises InvalidArgument for a name that is refused. `place`: prefix of the names, as in `options.`."""
+        """Raises InvalidArgument for a refused name. `place`: prefix of the names, such as `options.`."""
         fields = frozenset(known)
         for number, name in enumerate(names):
             if number >= MAX_NAMES:
@@ -64,30 +64,30 @@ class UnknownFields:
 
 
 def unrecognized(name: str, likely: str = "") -> InvalidArgument:
-    """Returns the error for a field that is refused; `likely`: what was probably meant."""
+    """Returns the error for a refused field; `likely`: the name that was probably meant."""
     hint = f"; did you mean {likely!r}?" if likely else ""
     return InvalidArgument(f"Unrecognized request argument supplied: {name:.64}{hint}", field=name)
 
 
 def too_many_names(place: str) -> InvalidArgument:
-    """Returns the error for more unknown fields than are looked at; `place`: prefix of their names, or empty."""
+    """Returns the error for too many unknown fields; `place`: prefix of their names, or empty."""
     field = re.split(r"[.\[]", place, maxsplit=1)[0] or "body"
-    text = f"{place.rstrip('.') or 'the body'} has more than {MAX_NAMES} fields that are not known: leave them out"
+    text = f"{place.rstrip('.') or 'the body'} has more than {MAX_NAMES} unknown fields: remove them"
     return InvalidArgument(text, field=field)
 
 
 @lru_cache(maxsize=4096)
 def likely_name(name: str, known: frozenset[str]) -> str:
-    """Returns the known field that the client probably meant; empty if there is none."""
+    """Returns the known field that the client probably meant, or an empty string."""
     if name in LABELS or len(name) > LONGEST_NAME:
         return ""
     if (elsewhere := NAMES_ELSEWHERE.get(name)) in known:
         return str(elsewhere)
-    plain, wanted = _plain(name), frozenset(_plain(name))
+    plain, letters_of_name = _plain(name), frozenset(_plain(name))
     near = {
         other: field
         for other, (field, letters) in _spelled(known).items()
-        if _may_be_near(plain, wanted, other, letters)
+        if _may_be_near(plain, letters_of_name, other, letters)
     }
     found = get_close_matches(plain, near, n=1, cutoff=LIKENESS)
     return near[found[0]] if found else ""
@@ -95,18 +95,19 @@ def likely_name(name: str, known: frozenset[str]) -> str:
 
 @lru_cache(maxsize=256)
 def _spelled(known: frozenset[str]) -> dict[str, tuple[str, frozenset[str]]]:
-    """By plain spelling: each field, and the letters of the plain spelling."""
+    """Maps the plain spelling of each field to the field and the letters of that spelling."""
     return {_plain(field): (field, frozenset(_plain(field))) for field in sorted(known)}
 
 
 def _may_be_near(name: str, letters: frozenset[str], other: str, others: frozenset[str]) -> bool:
-    """Whether two names may be alike enough, by letters that only one of them has: to compare them takes far longer."""
+    """Whether two names may be similar enough, judged by letters that only one of them has; a cheap filter before the
+    comparison."""
     common = min(len(name) - len(letters - others), len(other) - len(others - letters))
     return 2 * common >= LIKENESS * (len(name) + len(other))
 
 
 def _plain(name: str) -> str:
-    """Returns the name without the spelling that differs between languages: maxTokens, max-tokens, max_tokens."""
+    """Returns the name without the differences between naming styles: maxTokens, max-tokens, max_tokens."""
     return name.lower().replace("-", "").replace("_", "")
 
 

@@ -1,1 +1,1 @@
-"""ASGI middleware around every HTTP call, from the path to the admission of work."""
+"""ASGI middleware that wraps every HTTP call, from path normalization to admission."""

@@ -1,4 +1,4 @@
-"""Calls that nothing has room for are refused from their headers: no body is read, nothing is parsed."""
+"""Admission of HTTP calls: calls beyond the limits are refused by their headers, before any body is read or parsed."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from quire.services.frontend.http.server.protocol import SerializedResponse
 from quire.shared.errors import QuireError
 from quire.shared.metrics.frontend import FrontendMetrics
 
-MAX_WORDED = 64  # refusals that are kept as they are written
+MAX_CACHED_REFUSALS = 64
 
 
 class AdmissionMiddleware:
-    """`refuse()` is asked before there is a call; a call that comes in takes a place once its body is there, and waits
-    for its turn."""
+    """The protocol asks `refuse()` before it creates a call; an accepted call acquires its lease once its body has
+    arrived, and waits for its turn."""
 
     def __init__(
         self, app: ASGIApp, admission: CallAdmission, calls: Calls, metrics: FrontendMetrics, dialects: Dialects
@@ -30,50 +30,51 @@ class AdmissionMiddleware:
         self._calls = calls
         self._metrics = metrics
         self._dialects = dialects
-        self._worded: dict[tuple[str, str, str], SerializedResponse] = {}
-        self._num_arriving = 0  # let in during this turn of the event loop, without a place yet
+        self._refusals: dict[tuple[str, str, str], SerializedResponse] = {}
+        self._num_arriving = 0  # accepted in this event loop iteration, without a lease yet
 
     def is_full(self) -> bool:
-        """Whether work is refused at present, whoever asks."""
+        """Whether inference calls of every tenant are refused at present."""
         return self._admission.is_full(self._num_arriving)
 
     def refuse(self, method: bytes, target: bytes, headers: Headers) -> bytes | None:
-        """The whole answer to a call that nothing has room for; None to let it in."""
+        """Returns the whole refusal of a call beyond the limits, or None to accept it."""
         path = target.partition(b"?")[0].decode("latin-1")
-        known_as = self._dialects.inference_path(path) if method == b"POST" else ""
-        if not known_as:
+        metric_path = self._dialects.inference_path(path) if method == b"POST" else ""
+        if not metric_path:
             return None
         tenant = self._calls.access.tenant_from_headers(headers)
         try:
             self._admission.check_open(self._num_arriving, tenant)
         except QuireError as error:
-            written = self._written(path, error)
-            self._metrics.http_requests.labels(known_as, "POST", f"{written.status // 100}xx").inc()
-            self._calls.log_refusal(f"POST {known_as}", str(written.status))
+            refusal = self._serialized(path, error)
+            self._metrics.http_requests.labels(metric_path, "POST", f"{refusal.status // 100}xx").inc()
+            self._calls.log_refusal(f"POST {metric_path}", str(refusal.status))
             limits = rate_limit_headers(self._admission.rate_limits(tenant))
-            return written.with_headers([*request_id_headers(client_request_id(headers)), *limits])
-        self._arrives()
+            return refusal.with_headers([*request_id_headers(client_request_id(headers)), *limits])
+        self._note_arrival()
         return None
 
-    def _written(self, path: str, error: QuireError) -> SerializedResponse:
-        """While there is no room, hundreds are told the same."""
+    def _serialized(self, path: str, error: QuireError) -> SerializedResponse:
+        """Returns the serialized refusal; cached, since hundreds of calls get the same one while the frontend is
+        full."""
         key = (path, type(error).__name__, error.message)
-        if key not in self._worded:
-            if len(self._worded) >= MAX_WORDED:
-                self._worded.clear()
-            self._worded[key] = SerializedResponse.from_response(self._dialects.refusal(path, error))
-        return self._worded[key]
+        if key not in self._refusals:
+            if len(self._refusals) >= MAX_CACHED_REFUSALS:
+                self._refusals.clear()
+            self._refusals[key] = SerializedResponse.from_response(self._dialects.refusal(path, error))
+        return self._refusals[key]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         is_post = scope["type"] == "http" and scope["method"] == "POST"
-        known_as = self._dialects.inference_path(scope["path"]) if is_post else ""
-        if not known_as:
+        metric_path = self._dialects.inference_path(scope["path"]) if is_post else ""
+        if not metric_path:
             await self._app(scope, receive, send)
             return
-        scope[HANDLER] = known_as
+        scope[HANDLER] = metric_path
         call: Call = scope[CALL]
         try:
-            receive = await _read(receive)
+            receive = await _buffer(receive)
             await call.admit()
         except QuireError as error:
             call.error = error
@@ -81,31 +82,31 @@ class AdmissionMiddleware:
             return
         await self._app(scope, receive, send)
 
-    def _arrives(self) -> None:
+    def _note_arrival(self) -> None:
         if not self._num_arriving:
-            asyncio.get_running_loop().call_soon(self._all_have_arrived)
+            asyncio.get_running_loop().call_soon(self._reset_arrivals)
         self._num_arriving += 1
 
-    def _all_have_arrived(self) -> None:
+    def _reset_arrivals(self) -> None:
         self._num_arriving = 0
 
 
-async def _read(receive: Receive) -> Receive:
-    """Reads the body, and returns what it is to be read from once more: also where reading it fails."""
+async def _buffer(receive: Receive) -> Receive:
+    """Reads the whole body and returns a receive callable that replays it, including an error while reading."""
     messages: list[Message] = []
     failure: Exception | None = None
     try:
         while not messages or messages[-1].get("more_body", False):
             messages.append(await receive())
-    except Exception as error:  # a body that is too long: the route words it
+    except Exception as error:  # such as a body that is too long; the route formats it
         failure = error
     messages.reverse()
 
-    async def again() -> Message:
+    async def replay() -> Message:
         if messages:
             return messages.pop()
         if failure is not None:
             raise failure
         return await receive()
 
-    return again
+    return replay

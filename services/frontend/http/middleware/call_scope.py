@@ -1,4 +1,4 @@
-"""Around every HTTP call: it is counted, timed and logged, its answer has its id, and a fault of ours is answered."""
+"""Outer middleware of every HTTP call: counts, times and logs it, adds id headers, and answers internal errors."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from quire.shared.metrics.frontend import FrontendMetrics
 
 log = logger("http")
 
-CLIENT_GONE = 499  # nginx's word for: the client left before there was a status
-UNKNOWN = "none"  # a path nobody serves must not become a label
-PUBLIC = "/v1"  # what is read elsewhere is for operators and probes, who ask all the time
+CLIENT_GONE = 499  # nginx's status for a client that disconnected before the answer
+UNKNOWN = "none"  # metric label of all unknown paths
+PUBLIC = "/v1"  # GETs elsewhere come from operators and probes, and are not logged
 
 
 class CallScope:
-    """The outermost of all."""
+    """The middleware closest to the server."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class CallScope:
         dialects: Dialects,
         keepalive_s: float = 0.0,
     ) -> None:
-        """`keepalive_s`: silence of a stream before a keep-alive."""
+        """Wraps `app`. `keepalive_s`: seconds of silence in a stream before a keep-alive."""
         self._app = app
         self._calls = calls
         self._metrics = metrics
@@ -55,14 +55,14 @@ class CallScope:
             return
         status = 0
 
-        async def watched(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 more = [
                     *_id_headers(call, scope),
                     *(rate_limit_headers(call.rate_limits()) if HANDLER in scope else ()),
                 ]
-                status = message["status"]  # from here on no other answer can be begun
+                status = message["status"]  # from here on no other response can start
                 message = {**message, "headers": [*message.get("headers", ()), *more]}
             await send(message)
 
@@ -73,8 +73,8 @@ class CallScope:
             scope[KEEPALIVE] = self._keepalive_s
             call.traceparent = traceparent(scope["headers"])
             try:
-                await self._app(scope, receive, watched)
-            except ClientDisconnect:  # with some of its body unsent
+                await self._app(scope, receive, send_with_headers)
+            except ClientDisconnect:  # before the whole body was received
                 status = CLIENT_GONE
             except Exception as fault:
                 log.exception(
@@ -82,7 +82,9 @@ class CallScope:
                 )
                 call.error = Internal(type(fault).__name__)
                 if not status:
-                    await self._dialects.refusal(scope["path"], Internal("internal error"))(scope, receive, watched)
+                    await self._dialects.refusal(scope["path"], Internal("internal error"))(
+                        scope, receive, send_with_headers
+                    )
             finally:
                 self._end(call, scope, status or CLIENT_GONE)
 
@@ -95,14 +97,14 @@ class CallScope:
 
 
 def _id_headers(call: Call, scope: Scope) -> list[tuple[bytes, bytes]]:
-    """The request's own; before there is one, what the client sent, or one that is drawn: so refusals have a name."""
+    """Returns headers with the request's id; before the request is read, the client's id or a generated one."""
     if call.request is not None:
         return request_id_headers(call.request.request_id)
     call.generated_id = client_request_id(scope["headers"])
-    if not (known := request_id_headers(call.generated_id)):
+    if not (id_headers := request_id_headers(call.generated_id)):
         call.generated_id = uuid.uuid4().hex
-        known = request_id_headers(call.generated_id)
-    return known
+        id_headers = request_id_headers(call.generated_id)
+    return id_headers
 
 
 def _route(scope: Scope) -> str:

@@ -1,7 +1,7 @@
-"""CORS (https://fetch.spec.whatwg.org/#http-cors-protocol): lets pages of named origins read answers.
+"""CORS (https://fetch.spec.whatwg.org/#http-cors-protocol): lets pages of configured origins read answers.
 
-Preflights are answered like every OPTIONS, 204 with Allow (options.py); here they get the headers that let the browser
-go on. Nothing is said to pages of other origins, so their browsers stop.
+Preflights are answered like every OPTIONS call, 204 with Allow (options.py); this middleware adds the headers that the
+browser checks. Calls of other origins get no headers, so browsers block their pages.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ EXPOSED = (
     "grpc-message",
     "grpc-status-details-bin",
 )
-MAX_AGE_S = b"600"  # for which a browser keeps what a preflight has told
+MAX_AGE_S = b"600"  # seconds for which a browser caches a preflight
 ASKED_METHOD, ASKED_HEADERS = b"access-control-request-method", b"access-control-request-headers"
 ASKED_PRIVATE = b"access-control-request-private-network"
 
 
 class Cors:
-    """Adds headers to the answers of `app`."""
+    """Adds CORS headers to the answers of `app`."""
 
     def __init__(self, app: ASGIApp, rules: PageRules) -> None:
         self._app = app
@@ -41,12 +41,12 @@ class Cors:
             return
         more = self._headers(origins[0], scope["method"], scope["headers"])
 
-        async def telling(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 message = {**message, "headers": [*message.get("headers", ()), *more]}
             await send(message)
 
-        await self._app(scope, receive, telling)
+        await self._app(scope, receive, send_with_headers)
 
     def _headers(self, origin: str, method: str, sent: Headers) -> Sequence[tuple[bytes, bytes]]:
         is_for_all = ALL in self._rules.origins

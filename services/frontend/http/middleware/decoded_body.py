@@ -1,4 +1,5 @@
-"""Bodies with a Content-Encoding, decoded as they are read: their first bytes on the loop, the rest in a thread."""
+"""Decodes bodies with a Content-Encoding while they are read: the first bytes on the event loop, the rest in a
+thread."""
 
 from __future__ import annotations
 
@@ -14,26 +15,26 @@ from quire.services.frontend.http.middleware.guards import drain_body
 from quire.shared.errors import QuireError, ResourceExhausted
 
 FIELD_BYTES = FIELD.encode()
-OF_THE_SENT = (FIELD_BYTES, b"content-length")  # headers that say nothing of the decoded body
+ENCODED_HEADERS = (FIELD_BYTES, b"content-length")  # they describe the encoded body
 MAX_HELD = 1 << 28  # bytes
 RETRY_MS = 1000
 SMALL_SENT, SMALL_DECODED = 4096, 1 << 16  # bytes; decoded in a fraction of a millisecond
 
 
 class DecodedBytes:
-    """What one call holds in memory of decoded bytes; given back when its `with` is left, or before."""
+    """Decoded bytes that one call holds in memory; released when its `with` is left, or earlier."""
 
     def __init__(self, decoders: BodyDecoders) -> None:
         self._decoders = decoders
         self.num_bytes = 0
 
     def take(self, num_bytes: int) -> None:
-        """So many more. Raises ResourceExhausted."""
-        self._decoders.check_room(self, num_bytes)
+        """Counts more bytes. Raises ResourceExhausted."""
+        self._decoders.check_available(self, num_bytes)
         self._add(num_bytes)
 
     def release(self) -> None:
-        """The body has been read."""
+        """Releases all bytes, once the body has been read."""
         self._add(-self.num_bytes)
 
     def _add(self, num_bytes: int) -> None:
@@ -48,40 +49,40 @@ class DecodedBytes:
 
 
 class BodyDecoders:
-    """Owns the thread in which large bodies are decoded, one piece after the other, and counts what they hold: a few
-    bytes of each of many calls could else fill the memory."""
+    """Owns the decoding thread, which decodes one piece at a time, and limits the decoded bytes of all calls: a few
+    encoded bytes of many calls could otherwise fill the memory."""
 
-    def __init__(self, most_held: int = MAX_HELD) -> None:
-        """`most_held`: bytes of all calls together."""
+    def __init__(self, max_held: int = MAX_HELD) -> None:
+        """Starts the thread lazily. `max_held`: limit in bytes over all calls."""
         self._thread = ThreadPoolExecutor(1, "decode-bodies")
-        self._most_held = most_held
+        self._max_held = max_held
         self.num_held = 0
 
     def held(self) -> DecodedBytes:
-        """For a `with` around a call whose body is decoded."""
+        """Returns a counter for a `with` around a call whose body is decoded."""
         return DecodedBytes(self)
 
-    def check_room(self, held: DecodedBytes, num_bytes: int) -> None:
-        """Raises ResourceExhausted where `held` would take too much beside others; a body alone always fits."""
+    def check_available(self, held: DecodedBytes, num_bytes: int) -> None:
+        """Raises ResourceExhausted if `held` cannot take more next to other calls; a single body always fits."""
         others = self.num_held - held.num_bytes
-        if others and self.num_held + num_bytes > self._most_held:
+        if others and self.num_held + num_bytes > self._max_held:
             text = (
-                f"bodies that are being decoded hold {self.num_held} of {self._most_held} bytes: come back, or send "
+                f"bodies that are being decoded hold {self.num_held} of {self._max_held} bytes: retry later, or send "
                 f"the body without {FIELD}"
             )
             raise ResourceExhausted(text, field=FIELD, retry_after_ms=RETRY_MS)
 
     def decoded(self, receive: Receive, encodings: Sequence[str], max_bytes: int, held: DecodedBytes | None) -> Receive:
-        """Receives the same body decoded, within `max_bytes`; raises InvalidArgument, BodyTooLarge and, where `held`
-        counts it, ResourceExhausted."""
+        """Returns a receive callable for the decoded body of at most `max_bytes`. It raises InvalidArgument,
+        BodyTooLarge and, if `held` is given, ResourceExhausted."""
         return _DecodedBody(receive, ContentDecoder(encodings, max_bytes), self._thread, held)
 
     async def whole(self, data: bytes, encodings: Sequence[str], max_bytes: int, held: DecodedBytes) -> bytes:
-        """Returns a message decoded. Raises InvalidArgument, BodyTooLarge, ResourceExhausted."""
+        """Returns a decoded message. Raises InvalidArgument, BodyTooLarge, ResourceExhausted."""
         decoder, pieces = ContentDecoder(encodings, max_bytes), []
-        for_pieces = decoder.decode(data)
+        decoded_pieces = decoder.decode(data)
         loop = asyncio.get_running_loop()
-        while (piece := await loop.run_in_executor(self._thread, next, for_pieces, None)) is not None:
+        while (piece := await loop.run_in_executor(self._thread, next, decoded_pieces, None)) is not None:
             held.take(len(piece))
             pieces.append(piece)
         decoder.end()
@@ -92,7 +93,7 @@ class BodyDecoders:
 
 
 class _DecodedBody:
-    """The receive of a body that is encoded."""
+    """The receive callable of an encoded body."""
 
     def __init__(
         self, receive: Receive, decoder: ContentDecoder, thread: ThreadPoolExecutor, held: DecodedBytes | None
@@ -130,10 +131,10 @@ class _DecodedBody:
             if message["type"] != "http.request":
                 self._is_over = True
                 return message
-            self._take(message)
+            self._start_decoding(message)
         return await self._receive()
 
-    def _take(self, message: Message) -> None:
+    def _start_decoding(self, message: Message) -> None:
         sent = message.get("body", b"")
         self._is_small = len(sent) <= SMALL_SENT
         self._is_last = not message.get("more_body", False)
@@ -146,12 +147,13 @@ class _DecodedBody:
 
 
 class DecodedBodies:
-    """Gives the calls of `app` their bodies decoded, and no header that says otherwise."""
+    """Replaces encoded bodies by decoded ones and removes the headers of the encoded body."""
 
     def __init__(
         self, app: ASGIApp, decoders: BodyDecoders, max_bytes: int, of_paths: Mapping[str, int] | None = None
     ) -> None:
-        """`max_bytes`: of a decoded body; `of_paths`: with another limit, whose bodies are written to a disk."""
+        """Wraps `app`. `max_bytes`: limit on a decoded body; `of_paths`: other limits, for paths whose bodies are
+        written to disk."""
         self._app = app
         self._decoders = decoders
         self._max_bytes = max_bytes
@@ -163,7 +165,7 @@ class DecodedBodies:
             return
         with self._decoders.held() as held:
             receive = self._decoded(scope, receive, named, held)
-            scope["headers"] = [pair for pair in scope["headers"] if pair[0] not in OF_THE_SENT]
+            scope["headers"] = [pair for pair in scope["headers"] if pair[0] not in ENCODED_HEADERS]
             scope[DECODED] = held
             await self._app(scope, receive, send)
 
@@ -171,7 +173,7 @@ class DecodedBodies:
         try:
             encodings = encodings_of(named)
         except QuireError as error:
-            return _refusing(error)
+            return _failing_receive(error)
         if not encodings:
             return receive
         is_kept_on_disk = scope["path"] in self._of_paths
@@ -179,8 +181,8 @@ class DecodedBodies:
         return self._decoders.decoded(receive, encodings, max_bytes, None if is_kept_on_disk else held)
 
 
-def _refusing(error: QuireError) -> Receive:
-    """The receive of a body that cannot be read."""
+def _failing_receive(error: QuireError) -> Receive:
+    """Returns the receive callable of a body with an unsupported encoding."""
 
     async def refuse() -> Message:
         raise error

@@ -1,4 +1,5 @@
-"""Around every HTTP call: who asks, and the size of its body. Plain ASGI: they see every chunk there is."""
+"""Middleware that checks API keys, operators' keys, browser origins and body sizes; plain ASGI, so it sees every
+chunk."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from quire.services.frontend.http.headers import CALL, Headers
 from quire.services.frontend.http.middleware.page_rules import PROBES, PageRules
 from quire.shared.errors import QuireError
 
-OPERATORS = (  # who show a key of their own
+OPERATORS = (  # paths that require the operators' key
     "/v1/load_lora_adapter",
     "/v1/unload_lora_adapter",
     "/pause",
@@ -30,15 +31,15 @@ OPERATORS = (  # who show a key of their own
     "/update_weights_from_distributed",
     "/destroy_weights_update_group",
 )
-WORTH_AN_ANSWER = 4  # times the limit: a client that sends more than that may find its connection closed instead
-LONGEST_PASSING_S = 1.0
+DRAIN_FACTOR = 4  # bodies up to this multiple of the limit are drained, so that the client reads the refusal
+DRAIN_TIMEOUT_S = 1.0
 
 
 class BodyLimit:
-    """Bodies of more than `max_bytes` are 413; nothing of those whose length is announced is kept."""
+    """Refuses bodies of more than `max_bytes` with 413; a body with a larger announced length is not stored."""
 
     def __init__(self, app: ASGIApp, max_bytes: int, of_paths: Mapping[str, int] | None = None) -> None:
-        """`of_paths`: with another limit."""
+        """Wraps `app`. `of_paths`: paths with another limit."""
         self._app = app
         self._max_bytes = max_bytes
         self._of_paths = of_paths or {}
@@ -50,12 +51,12 @@ class BodyLimit:
         max_bytes = self._of_paths.get(scope["path"], self._max_bytes)
         headers = dict(scope["headers"])
         announced = int(headers.get(b"content-length", b"0"))
-        waits = b"expect" in headers  # for leave to send the body
+        expects_continue = b"expect" in headers
         num_bytes = 0
 
         async def limited() -> Message:
             nonlocal num_bytes
-            if max_bytes < announced <= WORTH_AN_ANSWER * max_bytes and not waits:
+            if max_bytes < announced <= DRAIN_FACTOR * max_bytes and not expects_continue:
                 await drain_body(receive)
             _check_length(announced, max_bytes)
             message = await receive()
@@ -72,15 +73,16 @@ def _check_length(num_bytes: int, max_bytes: int) -> None:
 
 
 async def drain_body(receive: Receive) -> None:
-    """Drops the rest of a body: what a client still writes when its connection is closed makes it lose the answer."""
+    """Reads and drops the rest of a body: if the connection were closed while the client still writes, it would lose
+    the answer."""
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(LONGEST_PASSING_S):
+        async with asyncio.timeout(DRAIN_TIMEOUT_S):
             while (await receive()).get("more_body"):
                 pass
 
 
 class PageGuard:
-    """Calls that pages of browsers must not make are refused before anything else is looked at."""
+    """Refuses calls that web pages must not make, before anything else is checked."""
 
     def __init__(self, app: ASGIApp, rules: PageRules, refusal: Callable[[str, QuireError], Response]) -> None:
         self._app = app
@@ -99,12 +101,12 @@ class PageGuard:
 
 
 class OperatorGuard:
-    """Calls of operators show the key of the admin service, before anything of their bodies is read."""
+    """Checks the admin key of operators' calls before their bodies are read."""
 
     def __init__(
         self, app: ASGIApp, check: Callable[[Headers], None], refusal: Callable[[str, QuireError], Response]
     ) -> None:
-        """`check` raises QuireError."""
+        """Wraps `app`. `check`: raises QuireError for headers without the operators' key."""
         self._app = app
         self._check = check
         self._refusal = refusal
@@ -121,12 +123,12 @@ class OperatorGuard:
 
 
 class KeyGuard:
-    """Calls show a key, whatever their path; only `open_paths` need none."""
+    """Requires an API key on every path except `open_paths`."""
 
     def __init__(
         self, app: ASGIApp, access: Access, open_paths: Iterable[str], refusal: Callable[[str, QuireError], Response]
     ) -> None:
-        """`refusal`: how the clients of a path are told."""
+        """Wraps `app`. `refusal`: formats an error for the clients of a path."""
         self._app = app
         self._access = access
         self._open = frozenset((*PROBES, *OPERATORS, *open_paths))

@@ -1,6 +1,6 @@
-"""ORCA: how loaded the cluster is, told in a header of each answer to whoever asks for it (Envoy, gateways).
+"""ORCA: reports the cluster's load in a response header to callers that ask for it (Envoy, gateways).
 
-The names in it are those of vLLM's header: https://github.com/envoyproxy/envoy/issues/6614 defines the formats.
+Metric names are those of vLLM's header. https://github.com/envoyproxy/envoy/issues/6614 defines the formats.
 """
 
 from __future__ import annotations
@@ -10,35 +10,35 @@ from collections.abc import Callable, Mapping
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-ASKED = b"endpoint-load-metrics-format"
-TOLD = b"endpoint-load-metrics"
+REQUEST_HEADER = b"endpoint-load-metrics-format"
+RESPONSE_HEADER = b"endpoint-load-metrics"
 
-Load = Callable[[], Mapping[str, float]]  # by name, at this moment
+Load = Callable[[], Mapping[str, float]]  # present values by metric name
 
 
 class LoadHeader:
-    """Costs nothing but a look at the names of the headers where nobody asks."""
+    """Adds the load header if the caller asks for it; otherwise costs one pass over the header names."""
 
     def __init__(self, app: ASGIApp, load: Load) -> None:
         self._app = app
         self._load = load
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        asked = next((value for name, value in scope.get("headers", ()) if name == ASKED), None)
-        if asked is None:
+        kind = next((format_ for name, format_ in scope.get("headers", ()) if name == REQUEST_HEADER), None)
+        if kind is None:
             await self._app(scope, receive, send)
             return
 
-        async def telling(message: Message) -> None:
-            if message["type"] == "http.response.start" and (told := format_load(asked, self._load())):
-                message = {**message, "headers": [*message["headers"], (TOLD, told)]}
+        async def send_with_load(message: Message) -> None:
+            if message["type"] == "http.response.start" and (value := format_load(kind, self._load())):
+                message = {**message, "headers": [*message["headers"], (RESPONSE_HEADER, value)]}
             await send(message)
 
-        await self._app(scope, receive, telling)
+        await self._app(scope, receive, send_with_load)
 
 
 def format_load(kind: bytes, load: Mapping[str, float]) -> bytes:
-    """Empty for a format that is unknown, as it is a hint and no part of the call."""
+    """Returns the header's value; empty for an unknown format, since the header is only a hint."""
     match kind.strip().lower():
         case b"json":
             return b"JSON " + json.dumps({"named_metrics": load}).encode()

@@ -1,4 +1,4 @@
-"""Methods that every path answers alike, without a key: OPTIONS says what it has, TRACE is not there."""
+"""Answers OPTIONS and TRACE on every path, without an API key."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ OPTIONS, TRACE = "OPTIONS", "TRACE"
 
 
 class OptionsHandler:
-    """Answers OPTIONS with 204 and Allow, as preflights want it, and TRACE with 405."""
+    """Answers OPTIONS with 204 and Allow, as preflights require, and TRACE with 405."""
 
     def __init__(
         self,
@@ -20,7 +20,8 @@ class OptionsHandler:
         methods: Callable[[Scope], Sequence[str]],
         refusal: Callable[[str, HTTPStatus, str], Response],
     ) -> None:
-        """`methods`: of a call's path; `refusal`: a status as the clients of a path read it."""
+        """Wraps `app`. `methods`: returns the methods of a call's path; `refusal`: formats a status for the clients of
+        a path."""
         self._app = app
         self._methods = methods
         self._refusal = refusal

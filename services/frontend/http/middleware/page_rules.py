@@ -1,8 +1,8 @@
-"""Which pages of browsers may call a frontend: by the host under which they reach it, and by their origin.
+"""Which web pages may call a frontend, by the Host that they use and by their Origin.
 
-A page of any site can let its own name point to 127.0.0.1 (DNS rebinding): to the browser the frontend then is that
-site, whose pages may read every answer. Only the Host header tells, so on loopback and without API keys the names that
-are let in are counted up. Clients that are no browsers send no Origin, and the Host of the address that they dial.
+A page can point its own domain at 127.0.0.1 (DNS rebinding); to the browser the frontend is then part of that site, and
+the page may read every answer. Only the Host header reveals it, so on loopback without API keys the accepted host names
+are listed. Clients other than browsers send no Origin, and the Host of the address that they dial.
 """
 
 from __future__ import annotations
@@ -16,31 +16,32 @@ from quire.shared.errors import InvalidArgument, PermissionDenied
 from quire.shared.settings.frontend import FrontendSettings
 
 LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
-LOCAL_SUFFIX = ".localhost"  # RFC 6761: browsers ask nobody where such a name leads
-PROBES = ("/health", "/ready", "/live", "/ping", "/v2/health/live", "/v2/health/ready")  # need no key either
+LOCAL_SUFFIX = ".localhost"  # RFC 6761: browsers resolve such names locally
+PROBES = ("/health", "/ready", "/live", "/ping", "/v2/health/live", "/v2/health/ready")  # need no API key either
 READING = ("GET", "HEAD", "OPTIONS")
-OTHER_SITES = ("cross-site", "same-site")  # as browsers say themselves, where no page can change it
+OTHER_SITES = ("cross-site", "same-site")  # of Sec-Fetch-Site, which pages cannot change
 DEFAULT_PORTS = {"http": ":80", "https": ":443"}
-MAX_SHOWN = 64  # characters
+MAX_SHOWN = 64  # characters of a header value in an error
 ALL = "*"
 
 
 @dataclass(frozen=True, slots=True)
 class PageRules:
-    """What is asked of a call's Host and Origin."""
+    """Accepted values of the Host and Origin headers."""
 
     hosts: frozenset[str] | None  # None: any
-    origins: frozenset[str]  # whose pages may call besides the frontend's own
+    origins: frozenset[str]  # origins that may call, besides the frontend's own
 
     @classmethod
     def of(cls, settings: FrontendSettings, *, has_keys: bool) -> PageRules:
         return cls(_hosts(settings, has_keys=has_keys), frozenset(settings.cors_origins))
 
     def check(self, method: str, path: str, headers: Headers, http_version: str = "1.1") -> None:
-        """Raises InvalidArgument for what is no HTTP, and PermissionDenied with the setting that would let it in."""
+        """Raises InvalidArgument for an invalid Host header, PermissionDenied with the setting that would permit the
+        call."""
         hosts = values_of(b"host", headers)
         if len(hosts) > 1 or (not hosts and http_version != "1.0"):
-            raise InvalidArgument(f"a request has one Host header, this one has {len(hosts)}", field="host")
+            raise InvalidArgument(f"a request must have one Host header, got {len(hosts)}", field="host")
         host = hosts[0].strip() if hosts else ""
         if self.hosts is not None and hosts and path not in PROBES:
             self._check_host(self.hosts, host_name(host))
@@ -62,8 +63,8 @@ class PageRules:
         )
 
     def _check_origin(self, host: str, origins: Sequence[str], sites: Sequence[str]) -> None:
-        """Browsers leave `sec-fetch-site` out where they reach a server without TLS that is not on loopback; desktop
-        applications always do, and send the origin of their window."""
+        """Checks the Origin header. Browsers omit `sec-fetch-site` for servers without TLS outside loopback, and
+        desktop applications always omit it and send the origin of their window."""
         is_other = sites[0] in OTHER_SITES if sites else any(_is_other_site(origin, host) for origin in origins)
         if not is_other or (origins and all(origin in self.origins for origin in origins)):
             return
@@ -75,7 +76,7 @@ class PageRules:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address to listen on is of this machine alone."""
+    """Whether the address is only reachable from this machine."""
     if host == LOCAL_NAMES[0]:
         return True
     try:
@@ -85,7 +86,7 @@ def is_loopback(host: str) -> bool:
 
 
 def host_name(authority: str) -> str:
-    """The name or address in a Host header, in lower case, without port and brackets."""
+    """Returns the name or address of a Host header, in lower case, without port and brackets."""
     name, _, port = authority.strip().lower().rpartition(":")
     is_bare_ipv6 = ":" in name and not name.endswith("]")
     if not name or is_bare_ipv6 or not (port == "" or port.isdigit()):
@@ -102,10 +103,10 @@ def _hosts(settings: FrontendSettings, *, has_keys: bool) -> frozenset[str] | No
 
 
 def _is_other_site(origin: str, host: str) -> bool:
-    """Whether the page is a website's and not this server's. Applications have schemes of their own (tauri://localhost),
-    or a name that leads to no website (http://tauri.localhost)."""
+    """Whether the origin is a website other than this server. Desktop applications use their own schemes
+    (tauri://localhost) or a name that is not a website (http://tauri.localhost)."""
     scheme, _, authority = origin.lower().partition("://")
-    if not authority:  # null: a page without an origin, which may be anybody's
+    if not authority:  # "null": a page without an origin, which may belong to any site
         return True
     if scheme not in DEFAULT_PORTS or host_name(authority).endswith(LOCAL_SUFFIX):
         return False

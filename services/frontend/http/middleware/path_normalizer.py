@@ -1,9 +1,8 @@
-"""Paths as proxies and clients write them, to the server's own.
+"""Normalizes request paths: removes a proxy's path prefix, a trailing slash, and empty segments.
 
-Without a path in front that a proxy shows, without a slash at the end, and without empty parts (`/v1//models`, of a
-base URL that ends with a slash), which a redirect could not cut off: a server does not know under which address it is
-seen. The path in front is known here alone: a router that knew it would cut it off once more, and serve what the guards
-took for another path.
+Empty segments (`/v1//models`) come from base URLs with a trailing slash; a redirect could not fix them, since the
+server does not know its public address. Only this middleware knows the proxy's prefix: a router that knew it would
+remove it again, and serve paths that the guards took for others.
 """
 
 from __future__ import annotations
@@ -15,10 +14,11 @@ from quire.services.frontend.http.server.protocol import Refuse
 
 
 class PathNormalizer:
-    """Behind this there are no others."""
+    """Normalizes the path for all inner middleware."""
 
     def __init__(self, app: ASGIApp, root: str) -> None:
-        """`root`: what a proxy shows in front, as in /llm, whether it cuts that off or not; or empty."""
+        """Wraps `app`. `root`: path prefix that a proxy adds, such as /llm, whether the proxy strips it or not; or
+        empty."""
         self._app = app
         self._root = root
 
@@ -31,7 +31,7 @@ class PathNormalizer:
 
 
 def normalize_path(path: bytes, root: bytes) -> bytes:
-    """`root`: as PathNormalizer takes it."""
+    """Returns the normalized path. `root`: see PathNormalizer."""
     while b"//" in path:
         path = path.replace(b"//", b"/")
     if root and path.startswith(root + b"/"):
@@ -40,10 +40,10 @@ def normalize_path(path: bytes, root: bytes) -> bytes:
 
 
 def with_normalized_path(refuse: Refuse, root: str) -> Refuse:
-    """The same for a door that reads targets as they were sent."""
-    as_sent = root.encode()
+    """Wraps `refuse`, which gets request targets as they were sent."""
+    prefix = root.encode()
 
-    def refuse_own(method: bytes, target: bytes, headers: Headers) -> bytes | None:
-        return refuse(method, normalize_path(target.partition(b"?")[0], as_sent), headers)
+    def refuse_normalized(method: bytes, target: bytes, headers: Headers) -> bytes | None:
+        return refuse(method, normalize_path(target.partition(b"?")[0], prefix), headers)
 
-    return refuse_own
+    return refuse_normalized

@@ -1,7 +1,7 @@
-"""A call that has come in one piece, as most do, read just far enough to refuse it.
+"""Reads a request that arrived in one piece, just far enough to refuse it.
 
-What a parser would tell header by header costs four times as much while hundreds are to be refused. Whatever is not
-plain here is None and left to the parser: it alone says what HTTP is.
+A full parser would cost four times as much while hundreds of requests are being refused. Anything unusual yields None
+and is left to the parser, which alone defines what valid HTTP is.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import re
 from typing import NamedTuple
 
 POST = b"POST "
-LINE = re.compile(rb"POST (/[!-~]*) HTTP/1\.1\r\n")
-# Headers that decide where a call ends, whether another may follow, or what its answer holds.
-TELLING = re.compile(
+REQUEST_LINE = re.compile(rb"POST (/[!-~]*) HTTP/1\.1\r\n")
+# Headers that determine the end of the request, whether another may follow, or the content of the refusal.
+RELEVANT_HEADERS = re.compile(
     rb"\r\n(content-length|transfer-encoding|connection|keep-alive|expect|upgrade|x-request-id)[ \t]*:[ \t]*([^\r]*)",
     re.IGNORECASE,
 )
@@ -20,13 +20,16 @@ MAX_DIGITS = 9
 
 
 class CompleteRequest(NamedTuple):
+    """The parts of a request that a refusal needs."""
+
     target: bytes
-    request_id: bytes  # as it was sent; empty if it was not
+    request_id: bytes  # as sent; empty if missing
 
 
 def read(data: bytes, most_header_bytes: int) -> CompleteRequest | None:
-    """`data`: all that a connection has sent since the last call's end."""
-    line = LINE.match(data)
+    """Returns the request, or None if it is incomplete or unusual. `data`: everything received since the last request's
+    end."""
+    line = REQUEST_LINE.match(data)
     end = data.find(b"\r\n\r\n", 0, most_header_bytes)
     if line is None or end < line.end() - 2:
         return None
@@ -34,7 +37,7 @@ def read(data: bytes, most_header_bytes: int) -> CompleteRequest | None:
     if head.count(b"\n") != head.count(b"\r\n") or head.count(b"\r") != head.count(b"\r\n"):
         return None
     length, request_id = b"", b""
-    for name, value in TELLING.findall(head):
+    for name, value in RELEVANT_HEADERS.findall(head):
         match name.lower():
             case b"content-length" if not length and value.isdigit() and len(value) <= MAX_DIGITS:
                 length = value

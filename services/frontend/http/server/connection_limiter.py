@@ -1,4 +1,4 @@
-"""Connections: how many there may be, and the time that each has for headers, a body, and for taking its answer."""
+"""Limits on HTTP connections: their number, and the time for headers, body, and reading the answer."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from quire.shared.settings.connection_limits import ConnectionLimits
 
 log = logger("http")
 
-MOST = 65_536  # whatever number of descriptors the system allows
-LEAST = 64
+MAX_DESCRIPTORS = 65_536  # even if the system allows more
+MIN_CONNECTIONS = 64
 
 
 def descriptors() -> int:
-    """As many as this process may have; raises the limit as far as that is allowed."""
+    """Raises the process's limit on open descriptors as far as permitted, and returns it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MOST if hard == resource.RLIM_INFINITY else min(hard, MOST)
+    wanted = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
         return wanted
@@ -28,14 +28,15 @@ def descriptors() -> int:
 
 
 class ConnectionLimiter:
-    """Of all clients. So many are kept that there are descriptors left for a new client's refusal."""
+    """Counts the connections of all clients. Its limits leave descriptors free to answer further clients with a
+    refusal."""
 
     def __init__(self, limits: ConnectionLimits, num_descriptors: int, metrics: FrontendMetrics) -> None:
         self.limits = limits
-        free = max(LEAST, num_descriptors - limits.reserved)
+        free = max(MIN_CONNECTIONS, num_descriptors - limits.reserved)
         self.max_grpc = min(limits.grpc, free // 3)
-        self._most = free - self.max_grpc
-        self._most_of_one = min(limits.per_address, max(1, self._most // 2))
+        self._max_open = free - self.max_grpc
+        self._max_per_address = min(limits.per_address, max(1, self._max_open // 2))
         self._metrics = metrics
         self._num = 0
         self._num_lingering = 0
@@ -48,19 +49,19 @@ class ConnectionLimiter:
 
     @property
     def max_open(self) -> tuple[int, int]:
-        """In all and of one address, under TLS: those in the middle of a handshake, and some that are to be told that
-        they are too many."""
+        """Limits under TLS, in total and per address: they include handshakes and some connections that will be
+        refused."""
         spare = self.limits.reserved // 2
-        return self._most + spare, self._most_of_one + spare
+        return self._max_open + spare, self._max_per_address + spare
 
     @property
     def num_open(self) -> int:
-        """Of HTTP, at present."""
+        """Number of open HTTP connections."""
         return self._num
 
     def acquire(self, address: str) -> bool:
-        """Whether there is room for one more; if so, leave() has to follow."""
-        if self._num >= self._most or self._of[address] >= self._most_of_one:
+        """Counts a new connection; returns False if a limit is reached. If True, release() must follow."""
+        if self._num >= self._max_open or self._of[address] >= self._max_per_address:
             self._metrics.closed_connections["too_many"].inc()
             return False
         self._num += 1
@@ -74,7 +75,8 @@ class ConnectionLimiter:
             del self._of[address]
 
     def acquire_linger(self) -> bool:
-        """Whether one for which there was no room may stay until it has heard so; if so, lingered() has to follow."""
+        """Whether a refused connection may stay open until it has read the refusal; if True, release_linger() must
+        follow."""
         if self._num_lingering >= self.limits.reserved // 4:
             return False
         self._num_lingering += 1
@@ -84,13 +86,13 @@ class ConnectionLimiter:
         self._num_lingering -= 1
 
     def count_closed(self, reason: str) -> None:
-        """One that was too slow, or said too much."""
+        """Counts a connection closed for a reason, such as being too slow."""
         self._metrics.closed_connections[reason].inc()
 
 
 class DeadlineTimer:
-    """At most one at a time; the last one set counts. It is set several times for every call and hardly ever passes, so
-    the loop's timer goes on from one to the next, and looks, when it rings, whether it was meant."""
+    """A single timer whose deadline is often moved: setting it is cheap, and the loop's timer is rescheduled only when
+    it fires too early. It is set several times per call and hardly ever expires."""
 
     __slots__ = ("_at_s", "_loop", "_then", "_timer")
 
@@ -101,30 +103,31 @@ class DeadlineTimer:
         self._at_s = 0.0
 
     def set(self, seconds: float, then: Callable[[], None]) -> None:
+        """Replaces the deadline; `then` is called in `seconds`."""
         self._at_s, self._then = self._loop.time() + seconds, then
         if self._timer is not None and self._timer.when() > self._at_s:
             self._timer.cancel()
             self._timer = None
         if self._timer is None:
-            self._timer = self._loop.call_at(self._at_s, self._ring)
+            self._timer = self._loop.call_at(self._at_s, self._on_timer)
 
     def clear(self) -> None:
-        """Until it is set again."""
+        """Removes the deadline."""
         self._then = None
 
     def close(self) -> None:
-        """For good."""
+        """Removes the deadline and cancels the loop's timer."""
         self._then = None
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _ring(self) -> None:
+    def _on_timer(self) -> None:
         self._timer = None
         if self._then is None:
             return
         if self._loop.time() < self._at_s:
-            self._timer = self._loop.call_at(self._at_s, self._ring)
+            self._timer = self._loop.call_at(self._at_s, self._on_timer)
             return
         then, self._then = self._then, None
         then()

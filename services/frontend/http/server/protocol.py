@@ -1,7 +1,8 @@
-"""uvicorn's protocol with a door in front: while there is no room, calls for work are answered from their headers.
+"""uvicorn's HTTP protocol with admission in front: while the frontend is full, inference calls are refused by their
+headers.
 
-A call that is refused here costs no task, no scope and no second turn of the event loop, and one that has come in one
-piece no parser.
+A call refused here creates no task and no scope and takes one event loop iteration; one that arrived in a single piece
+is not even parsed.
 """
 
 from __future__ import annotations
@@ -22,42 +23,44 @@ from quire.services.frontend.http.server.connection_limiter import ConnectionLim
 from quire.services.frontend.http.server.half_closed import HalfClosedTransport
 from quire.services.frontend.http.server.upgrades import CONNECT, without_upgrade
 
-Refuse = Callable[[bytes, bytes, Headers], bytes | None]  # method, target, headers -> a whole answer, None to let it in
+Refuse = Callable[
+    [bytes, bytes, Headers], bytes | None
+]  # (method, target, headers) -> the whole refusal, or None to accept
 
 
 class AdmissionHooks(NamedTuple):
-    """Where calls come in."""
+    """Callbacks that decide on admission before a call is created."""
 
     refuse: Refuse
-    is_full: Callable[[], bool]  # whether `refuse` would refuse work
+    is_full: Callable[[], bool]  # whether `refuse` would refuse every inference call
 
 
 class _Refused:
-    """In the place of a cycle whose answer is complete: what else comes of its request is dropped."""
+    """Replaces the request cycle of a refused call: the answer is complete, the rest of the request is dropped."""
 
     response_complete = True
     response_started = True
     message_event = asyncio.Event()
 
 
-def _last_words(status: HTTPStatus, more: str = "") -> bytes:
+def _closing_response(status: HTTPStatus, more: str = "") -> bytes:
     head = f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-length: 0\r\nconnection: close\r\n"
     return f"{head}{more}\r\n".encode()
 
 
-TOO_MANY = _last_words(HTTPStatus.SERVICE_UNAVAILABLE, "retry-after: 1\r\n")
-TOO_SLOW = _last_words(HTTPStatus.REQUEST_TIMEOUT)
-NO_TUNNELS = _last_words(HTTPStatus.NOT_IMPLEMENTED)  # CONNECT
-CUT_SHORT = _last_words(HTTPStatus.BAD_REQUEST)  # the client closed its half within a request
-MANY_CHUNKS = _last_words(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
-LARGE_HEADERS = _last_words(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
+TOO_MANY = _closing_response(HTTPStatus.SERVICE_UNAVAILABLE, "retry-after: 1\r\n")
+TOO_SLOW = _closing_response(HTTPStatus.REQUEST_TIMEOUT)
+NO_TUNNELS = _closing_response(HTTPStatus.NOT_IMPLEMENTED)  # CONNECT
+CUT_SHORT = _closing_response(HTTPStatus.BAD_REQUEST)  # the client half-closed within a request
+MANY_CHUNKS = _closing_response(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
+LARGE_HEADERS = _closing_response(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
 REFUSED = cast(RequestResponseCycle, _Refused())
-MAX_CHUNKS = 65_536  # of a body: each costs microseconds, however little is in it
-LINGER_S = 1.0  # that a peer has to hear the last words and to close
+MAX_CHUNKS = 65_536  # per body; each costs microseconds, however small
+LINGER_S = 1.0  # time for the peer to read the last response and close
 
 
 class AdmittingHttpProtocol(HttpToolsProtocol):
-    """One connection. Who is too slow, or one connection too many, is closed."""
+    """One connection. It is closed if it is too slow, or exceeds the limit on connections."""
 
     refuse: ClassVar[Refuse]
     is_full: ClassVar[Callable[[], bool]]
@@ -68,16 +71,16 @@ class AdmittingHttpProtocol(HttpToolsProtocol):
     timeout_keep_alive_task: asyncio.TimerHandle | None
     _is_kept = False
     _is_lingering = False
-    _is_over = False  # what still comes is dropped
+    _is_over = False  # further input is dropped
     _in_headers = False
-    _in_call = False  # from its first byte to the last of its body
+    _in_call = False  # between the first byte of a call and the last of its body
     _header_bytes = 0
-    _num_chunks = 0  # of all bodies that were read, their last ones, which are empty, included
-    _chunks_before = 0  # those of the body that is read
-    _is_behind_size = False  # of a chunk of which nothing has come: what comes without end is trailers
+    _num_chunks = 0  # of all bodies on this connection, including the empty last chunks
+    _chunks_before = 0  # value of _num_chunks when the present body began
+    _is_behind_size = False  # after a chunk size without data; endless input there is trailers
     _trailer_bytes = 0
     _half_closed: HalfClosedTransport | None = None
-    _answering: RequestResponseCycle | None = None  # `cycle` is the last of a pipeline
+    _answering: RequestResponseCycle | None = None  # first unfinished call of a pipeline; `cycle` is its last
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)
@@ -85,10 +88,10 @@ class AdmittingHttpProtocol(HttpToolsProtocol):
         self._address = self.client[0] if self.client else ""
         self._is_kept = self.connection_limiter.acquire(self._address)
         if self._is_kept:
-            self._reading.set(self.connection_limiter.limits.header_s, self._no_headers)
+            self._reading.set(self.connection_limiter.limits.header_s, self._on_header_timeout)
         else:
             self._is_lingering = self.connection_limiter.acquire_linger()
-            self._turn_away(TOO_MANY, lingers=self._is_lingering)
+            self._respond_and_close(TOO_MANY, lingers=self._is_lingering)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._reading.close()
@@ -117,12 +120,12 @@ class AdmittingHttpProtocol(HttpToolsProtocol):
             self._trailer_bytes += len(data)
         limit = self.connection_limiter.limits.header_bytes
         if self._in_headers and max(self._header_bytes, len(data)) > limit:
-            self._give_up("headers", LARGE_HEADERS)
+            self._close_with("headers", LARGE_HEADERS)
         elif self._trailer_bytes > limit:
-            self._give_up("headers", self._unless_answered(LARGE_HEADERS))
+            self._close_with("headers", self._if_unanswered(LARGE_HEADERS))
 
     def _parse(self, data: bytes) -> None:
-        """Calls the `on_...` of what it finds."""
+        """Feeds the parser, which calls the `on_...` methods."""
         while data:
             try:
                 self.parser.feed_data(data)
@@ -130,17 +133,17 @@ class AdmittingHttpProtocol(HttpToolsProtocol):
             except httptools.HttpParserUpgrade as paused:
                 method, version = self.parser.get_method(), self.parser.get_http_version()
                 if method == CONNECT:
-                    self._turn_away(NO_TUNNELS)
+                    self._respond_and_close(NO_TUNNELS)
                     return
                 data = without_upgrade(method, self.url, version, self.headers) + data[paused.args[0] :]
                 self.parser = httptools.HttpRequestParser(self)
-                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as every parser of uvicorn
+                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn configures its parsers
             except httptools.HttpParserError:
                 self.send_400_response("Invalid HTTP request received.")
                 return
 
     def eof_received(self) -> bool:
-        """Nothing more comes. Returns whether an answer is still to be written; TLS cannot be closed by halves."""
+        """Handles a half-close. Returns whether an answer is still to be written; TLS cannot be half-closed."""
         if not self._is_kept or self._is_over or self.scheme == "https":
             return False
         cycle = self.cycle
@@ -151,7 +154,7 @@ class AdmittingHttpProtocol(HttpToolsProtocol):
             return False
         if cycle is None or is_answered:
             return False
-        if self.pipeline:  # what is written next belongs to an answer before this one
+        if self.pipeline:  # the next bytes written belong to an earlier answer
             cycle.keep_alive = False
             return True
         self._half_closed = HalfClosedTransport(self.transport, cycle)
@@ -159,7 +162,8 @@ class AdmittingHttpProtocol(HttpToolsProtocol):
         return True
 
     def _refuse_whole(self, data: bytes) -> bool:
-        """Whether `data` was a call and has been answered. Nothing of one that came before it is under way."""
+        """Refuses a call that arrived in one piece, if no earlier call is running. Returns whether `data` was
+        answered."""
         if self.cycle is not None and not self.cycle.response_complete:
             return False
         call = complete_request.read(data, self.connection_limiter.limits.header_bytes)
@@ -182,11 +186,11 @@ class AdmittingHttpProtocol(HttpToolsProtocol):
         super().on_message_begin()
         self._in_headers, self._in_call, self._header_bytes = True, True, 0
         self._chunks_before, self._is_behind_size, self._trailer_bytes = self._num_chunks, False, 0
-        self._reading.set(self.connection_limiter.limits.header_s, self._no_headers)
+        self._reading.set(self.connection_limiter.limits.header_s, self._on_header_timeout)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Leaves trailers out, which come behind a body in chunks: nobody reads them, and the headers, which the call
-        has already, must not grow by them (RFC 9110 6.5.1)."""
+        """Ignores trailers after a chunked body: the call already has the headers, which must not grow (RFC 9110
+        6.5.1)."""
         if self._in_headers:
             super().on_header(name, value)
 
@@ -194,53 +198,53 @@ class AdmittingHttpProtocol(HttpToolsProtocol):
         self._num_chunks += 1
         self._is_behind_size = True
         if self._num_chunks - self._chunks_before > MAX_CHUNKS and not self._is_over:
-            self._give_up("body", self._unless_answered(MANY_CHUNKS))
+            self._close_with("body", self._if_unanswered(MANY_CHUNKS))
 
     def on_body(self, body: bytes) -> None:
         self._is_behind_size = False
         super().on_body(body)
 
     def on_headers_complete(self) -> None:
-        if self.parser.should_upgrade():  # comes once more, without
+        if self.parser.should_upgrade():  # parsed again without the upgrade
             return
         self._in_headers = False
-        self._reading.set(self.connection_limiter.limits.body_s, self._no_body)
-        self._pass_door()
+        self._reading.set(self.connection_limiter.limits.body_s, self._on_body_timeout)
+        self._admit_or_refuse()
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._writing.set(self.connection_limiter.limits.write_s, self._not_read)
+        self._writing.set(self.connection_limiter.limits.write_s, self._on_write_timeout)
 
     def resume_writing(self) -> None:
         self._writing.clear()
         super().resume_writing()
 
-    def _no_headers(self) -> None:
-        if self.flow.read_paused:  # it is we who do not read
-            self._reading.set(self.connection_limiter.limits.header_s, self._no_headers)
+    def _on_header_timeout(self) -> None:
+        if self.flow.read_paused:  # the server itself has paused reading
+            self._reading.set(self.connection_limiter.limits.header_s, self._on_header_timeout)
         else:
-            self._give_up("headers", TOO_SLOW if self._in_headers else b"")
+            self._close_with("headers", TOO_SLOW if self._in_headers else b"")
 
-    def _no_body(self) -> None:
+    def _on_body_timeout(self) -> None:
         if self.flow.read_paused:
-            self._reading.set(self.connection_limiter.limits.body_s, self._no_body)
+            self._reading.set(self.connection_limiter.limits.body_s, self._on_body_timeout)
         else:
-            self._give_up("body", self._unless_answered(TOO_SLOW))
+            self._close_with("body", self._if_unanswered(TOO_SLOW))
 
-    def _unless_answered(self, words: bytes) -> bytes:
-        return b"" if self.cycle is None or self.cycle.response_started else words
+    def _if_unanswered(self, response: bytes) -> bytes:
+        return b"" if self.cycle is None or self.cycle.response_started else response
 
-    def _not_read(self) -> None:
+    def _on_write_timeout(self) -> None:
         self.connection_limiter.count_closed("write")
         self.transport.abort()
 
-    def _give_up(self, reason: str, answer: bytes) -> None:
+    def _close_with(self, reason: str, answer: bytes) -> None:
         self.connection_limiter.count_closed(reason)
-        self._turn_away(answer)
+        self._respond_and_close(answer)
 
-    def _turn_away(self, answer: bytes, *, lingers: bool = True) -> None:
-        """With an answer not at once: closed with something of the peer's unread, the connection would be reset, and
-        the answer lost."""
+    def _respond_and_close(self, answer: bytes, *, lingers: bool = True) -> None:
+        """Sends a last response and closes. With a response the connection lingers: closing it with unread input would
+        reset it and lose the response."""
         self._reading.clear()
         if answer:
             self.transport.write(answer)
@@ -255,7 +259,7 @@ class AdmittingHttpProtocol(HttpToolsProtocol):
         self.transport.write_eof()
         self._reading.set(LINGER_S, self.transport.close)
 
-    def _pass_door(self) -> None:
+    def _admit_or_refuse(self) -> None:
         is_free = self.cycle is None or self.cycle.response_complete
         answer = type(self).refuse(self.parser.get_method(), self.url, self.headers) if is_free else None
         if answer is None:
@@ -265,13 +269,13 @@ class AdmittingHttpProtocol(HttpToolsProtocol):
             return
         self.cycle = REFUSED
         if self.parser.get_http_version() == "1.0" or not self.parser.should_keep_alive():
-            self._turn_away(answer)
+            self._respond_and_close(answer)
         else:
             self.transport.write(answer)
         self.on_response_complete()
 
     def on_response_complete(self) -> None:
-        """Goes on with the next call of a pipeline."""
+        """Continues with the next call of a pipeline."""
         following = self.pipeline[-1][0] if self.pipeline else None
         super().on_response_complete()
         self._answering = following
@@ -290,7 +294,7 @@ class AdmittingHttpProtocol(HttpToolsProtocol):
 
 
 def protocol_class(admission_hooks: AdmissionHooks, connections: ConnectionLimiter) -> type[AdmittingHttpProtocol]:
-    """The protocol for a server with this admission_hooks."""
+    """Returns the protocol class bound to these hooks and limits."""
     refuse, is_full = staticmethod(admission_hooks.refuse), staticmethod(admission_hooks.is_full)
     return type(
         "BoundHttpProtocol",
@@ -301,7 +305,7 @@ def protocol_class(admission_hooks: AdmissionHooks, connections: ConnectionLimit
 
 @dataclass(frozen=True, slots=True)
 class SerializedResponse:
-    """An answer as it is written, with room for headers that differ from call to call."""
+    """A serialized response to which headers can be added per call."""
 
     status: int
     head: bytes

@@ -1,4 +1,4 @@
-"""HTTP on the service's own event loop: uvicorn without its signals, on a socket bound here."""
+"""HTTP server on the service's event loop: uvicorn without its signal handlers, on a socket bound here."""
 
 from __future__ import annotations
 
@@ -18,54 +18,54 @@ from quire.shared import ports
 from quire.shared.security.tls import server_context
 from quire.shared.security.tls_files import Tls
 
-# Connections that wait to be accepted: a client that finds no place there tries again after a second. The system's own
-# bound (net.core.somaxconn) is 4096 as a rule.
+# Backlog of connections to be accepted; a client beyond it retries after a second. The system's limit
+# (net.core.somaxconn) is usually 4096.
 QUEUE = 65_535
-# asyncio accepts as many in one go as it has been told that wait. After so many others have a turn of the loop:
-# refusals of those that came first, tokens of streams.
+# asyncio accepts up to the backlog in one go. A small value lets the event loop run other tasks in between: refusals of
+# earlier calls, tokens of streams.
 ACCEPTED_AT_ONCE = 64
 
 
 class HttpApplication(NamedTuple):
-    """Holds what a server serves, and what it asks before a call begins."""
+    """An application, and the hooks that decide on a call before it begins."""
 
     app: ASGIApp
     admission_hooks: AdmissionHooks
-    inner: ASGIApp  # the same for calls of batches, which have no connection and no key of their own
+    inner: ASGIApp  # for calls of batches, which have neither connection nor API key
 
 
 class _Uvicorn(uvicorn.Server):
-    """SIGTERM belongs to quire.shared.process.lifecycle."""
+    """uvicorn's server; SIGTERM is handled by quire.shared.process.lifecycle."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
         self.listening = asyncio.Event()
-        self.arrivals: TlsListener | None = None  # under TLS
+        self.tls_listener: TlsListener | None = None  # set under TLS
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        if self.arrivals is None:
+        if self.tls_listener is None:
             await super().startup(sockets=sockets)
         else:
             await super().startup(sockets=[])
-            self.servers.append(self.arrivals)  # as much of one as is asked of it
-            self.arrivals.start(self._new_protocol)
+            self.servers.append(self.tls_listener)  # implements the part of asyncio.Server that uvicorn uses
+            self.tls_listener.start(self._new_protocol)
         for listening in sockets or ():
             listening.listen(QUEUE)
         self.listening.set()
 
     def _new_protocol(self) -> asyncio.Protocol:
-        made: asyncio.Protocol = self.config.http_protocol_class(
+        protocol: asyncio.Protocol = self.config.http_protocol_class(
             config=self.config, server_state=self.server_state, app_state=self.lifespan.state
         )
-        return made
+        return protocol
 
 
 class HttpServer:
-    """run() serves until stop()."""
+    """The HTTP server; run() serves until stop()."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class HttpServer:
         if tls.serves:
             self._server.config.load()
             context = self._server.config.ssl = server_context(tls, "client_tls")
-            self._server.arrivals = TlsListener(self._socket, context, connections)
+            self._server.tls_listener = TlsListener(self._socket, context, connections)
 
     async def run(self) -> None:
         try:
@@ -113,5 +113,5 @@ class HttpServer:
         await self._server.listening.wait()
 
     def stop(self) -> None:
-        """Lets run() return once the calls under way are answered."""
+        """Makes run() return once running calls are answered."""
         self._server.should_exit = True

@@ -1,7 +1,7 @@
-"""Connections under TLS, from the moment they are accepted: in the middle of a handshake no protocol knows of them.
+"""Accepts TLS connections and counts them from the start, since protocols only see them after the handshake.
 
-They are accepted here, because loops do not tell of it: uvloop, on which services run, takes what it finds behind the
-descriptor.
+Event loops do not report accepted connections (uvloop, which services use, accepts on the descriptor itself), so this
+module accepts them.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from quire.shared.process.supervision import Tasks
 
 log = logger("http")
 
-ACCEPTED_AT_ONCE = 64  # before others have a turn of the loop
-PAUSE_S = 1.0  # where the process has no descriptor left
+ACCEPTED_AT_ONCE = 64  # before the event loop runs other tasks
+PAUSE_S = 1.0  # after accept failed for want of descriptors
 
 Protocols = Callable[[], asyncio.Protocol]
 
 
 class WatchedSocket(socket.socket):
-    """One that says when it is closed, whoever does that."""
+    """A socket that reports when it is closed, by any party."""
 
     closing: Callable[[], None] | None = None
 
@@ -37,8 +37,7 @@ class WatchedSocket(socket.socket):
 
 
 class TlsListener:
-    """A server in asyncio's sense. Knows those that are open: how many there may be, and the time that each has for its
-    handshake."""
+    """A server in asyncio's sense that limits the number of open connections and the time of each handshake."""
 
     def __init__(self, listening: socket.socket, context: ssl.SSLContext, connections: ConnectionLimiter) -> None:
         self._listening, self._context, self._connections = listening, context, connections
@@ -48,18 +47,18 @@ class TlsListener:
         self._is_open = False
 
     def start(self, protocols: Protocols) -> None:
-        """`protocols`: a new one for each connection whose handshake is done."""
+        """Starts accepting. `protocols`: creates a protocol per completed handshake."""
         self._protocols, self._is_open = protocols, True
         self._listen()
 
     def close(self) -> None:
-        """Nobody else comes."""
+        """Stops accepting."""
         if self._is_open:
             self._is_open = False
             asyncio.get_running_loop().remove_reader(self._listening)
 
     async def wait_closed(self) -> None:
-        """Who has not greeted by now does not."""
+        """Cancels unfinished handshakes."""
         await self._handshakes.close()
 
     def _listen(self) -> None:
@@ -69,7 +68,7 @@ class TlsListener:
     def _accept(self) -> None:
         for _ in range(ACCEPTED_AT_ONCE):
             try:
-                accepted, address = self._listening.accept()
+                raw_socket, address = self._listening.accept()
             except (BlockingIOError, ConnectionAbortedError):
                 return
             except OSError as error:
@@ -78,40 +77,40 @@ class TlsListener:
                 loop.remove_reader(self._listening)
                 loop.call_later(PAUSE_S, self._listen)
                 return
-            arrived = self._take(accepted, str(address[0]))
-            if arrived is not None:
-                self._handshakes.start("handshake", self._greet(arrived))
+            connection = self._admit(raw_socket, str(address[0]))
+            if connection is not None:
+                self._handshakes.start("handshake", self._handshake(connection))
 
-    def _take(self, accepted: socket.socket, address: str) -> WatchedSocket | None:
-        """None if it is one too many, and closed."""
-        most, most_of_one = self._connections.max_open
-        if self._num >= most or self._of[address] >= most_of_one:
-            accepted.close()
+    def _admit(self, raw_socket: socket.socket, address: str) -> WatchedSocket | None:
+        """Wraps an accepted socket; returns None, and closes it, if a limit is exceeded."""
+        max_open, max_per_address = self._connections.max_open
+        if self._num >= max_open or self._of[address] >= max_per_address:
+            raw_socket.close()
             self._connections.count_closed("too_many")
             return None
-        arrived = WatchedSocket(accepted.family, accepted.type, accepted.proto, fileno=accepted.detach())
-        arrived.setblocking(False)
+        connection = WatchedSocket(raw_socket.family, raw_socket.type, raw_socket.proto, fileno=raw_socket.detach())
+        connection.setblocking(False)
         self._num += 1
         self._of[address] += 1
-        arrived.closing = lambda: self._left(address)
-        return arrived
+        connection.closing = lambda: self._on_closed(address)
+        return connection
 
-    async def _greet(self, arrived: WatchedSocket) -> None:
-        greeted = False
+    async def _handshake(self, connection: WatchedSocket) -> None:
+        is_done = False
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
-                self._protocols, arrived, ssl=self._context, ssl_handshake_timeout=self._connections.limits.header_s
+                self._protocols, connection, ssl=self._context, ssl_handshake_timeout=self._connections.limits.header_s
             )
-            greeted = True
-        except ConnectionAbortedError:  # what loops say of a handshake that takes too long
+            is_done = True
+        except ConnectionAbortedError:  # raised by the loop for a handshake timeout
             self._connections.count_closed("headers")
-        except OSError:  # it has gone, or speaks no TLS
+        except OSError:  # the peer has disconnected, or does not speak TLS
             pass
         finally:
-            if not greeted:
-                arrived.close()
+            if not is_done:
+                connection.close()
 
-    def _left(self, address: str) -> None:
+    def _on_closed(self, address: str) -> None:
         self._num -= 1
         self._of[address] -= 1
         if not self._of[address]:

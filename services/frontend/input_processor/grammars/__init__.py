@@ -1,1 +1,1 @@
-"""Validation of constraints on the output, in a process of its own."""
+"""Validation of output constraints in child processes."""

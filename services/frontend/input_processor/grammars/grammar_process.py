@@ -1,10 +1,11 @@
-"""The child process of grammar_validator.py: compiles constraints one by one, and says what is wrong with them.
+"""Child process of grammar_validator.py: compiles constraints one by one and reports their errors.
 
-Against bytes instead of the model's tokens, which takes under a millisecond for what people write. In a process of its
-own because a grammar can be made to take any time and memory, inside a library that nothing can interrupt.
+It compiles against bytes instead of the model's tokens, which takes under a millisecond for constraints that people
+write. It is a process because a grammar can be made to take any time and memory inside a library that cannot be
+interrupted.
 
-Introduced with the vocabulary's special tokens; asked with constraints, each behind the processor time for it; answers
-with a verdict, empty if it is good (child.py).
+The first message is the vocabulary's special tokens. Questions are constraints, each after its limit of processor time;
+answers are errors, empty for a valid constraint (child.py).
 """
 
 from __future__ import annotations
@@ -28,14 +29,16 @@ from quire.shared.structured_output.checks import is_unsupported_feature
 from quire.shared.structured_output.literals import SpecialTokens
 
 MEMORY_BYTES = 1 << 30
-TIMEOUT_SIGNAL = signal.SIGPROF  # ends the process, where nothing else could interrupt the library
+TIMEOUT_SIGNAL = signal.SIGPROF  # ends the process, since nothing else can interrupt the library
 NUM_BYTES = 256
 SILENT = 0
 
 
 class ByteTokenizer:
-    """The smallest vocabulary for any text, as llguidance wants to see a tokenizer: the model's added tokens with their
-    ids, no other of the model's tokens, and behind them all bytes."""
+    """Smallest vocabulary for any text, in the form that llguidance expects of a tokenizer.
+
+    It has the model's added tokens with their ids, none of the model's other tokens, and all bytes after them.
+    """
 
     bos_token_id = None
 
@@ -52,7 +55,7 @@ class ByteTokenizer:
 
 
 class GrammarChecker:
-    """Knows the vocabulary's special tokens."""
+    """Compiler of constraints against the vocabulary's special tokens."""
 
     def __init__(self, specials: SpecialTokens, vocab_size: int) -> None:
         self._specials = specials
@@ -62,17 +65,19 @@ class GrammarChecker:
         self._walked = LLParserLimits(verbose_errors=False, step_max_items=grammar_walk.STEP_ITEMS)
 
     def verdict(self, constraint: sampling_pb2.StructuredOutput, libraries: Sequence[str]) -> str:
-        """Returns what is wrong with it; empty if nothing is. What only other libraries can do is compiled by workers
-        alone."""
+        """Returns the constraint's error; empty if it is valid.
+
+        Features that only other libraries support are compiled by workers alone.
+        """
         try:
             structured_output.check(constraint)
-            backends.choose(constraint, libraries, lambda name: self._ask(name, constraint))
+            backends.choose(constraint, libraries, lambda name: self._check_library(name, constraint))
         except InvalidArgument as error:
             return error.message
         return ""
 
-    def _ask(self, name: str, constraint: sampling_pb2.StructuredOutput) -> None:
-        """Compiles with llguidance in place of every library: what it finds wrong, and not merely does not offer."""
+    def _check_library(self, name: str, constraint: sampling_pb2.StructuredOutput) -> None:
+        """Compiles with llguidance in place of every library; ignores features that only llguidance lacks."""
         try:
             self._compile(structured_output.lark(constraint, self._specials))
         except InvalidArgument as error:
@@ -87,13 +92,13 @@ class GrammarChecker:
         if matcher.is_error():
             raise structured_output.compile_refusal(matcher.get_error())
         start = LLMatcher(self._tokenizer, grammar, log_level=SILENT, limits=self._walked)
-        written = grammar_walk.find_dead_end(start, self._first_byte)
-        if written:
-            raise structured_output.refuse(f"after {written} nothing may follow, and the text is not complete")
+        dead_end = grammar_walk.find_dead_end(start, self._first_byte)
+        if dead_end:
+            raise structured_output.refuse(f"after {dead_end} nothing may follow, and the text is not complete")
 
 
 def _take_one(matcher: LLMatcher, mask: bytes) -> None:
-    """The first token that it allows: what a grammar holds at its beginning counts only then."""
+    """Consumes the first allowed token, since a grammar's initial part is checked only then."""
     words = np.frombuffer(mask, np.uint8)
     allowed = np.flatnonzero(words)[:1]
     if allowed.size:
@@ -102,12 +107,12 @@ def _take_one(matcher: LLMatcher, mask: bytes) -> None:
 
 
 def encode_constraint(constraint: sampling_pb2.StructuredOutput, libraries: Sequence[str]) -> bytes:
-    """Names of libraries, and the constraint."""
+    """Encodes the names of libraries and the constraint."""
     return ",".join(libraries or [LLGUIDANCE]).encode() + b"\0" + constraint.SerializeToString(deterministic=True)
 
 
 def with_cpu_limit(question: bytes, cpu_limit_s: float) -> bytes:
-    """The time in milliseconds, 4 bytes, little-endian."""
+    """Puts the time limit in milliseconds, 4 bytes, little-endian, before a question."""
     return round(1000 * cpu_limit_s).to_bytes(LENGTH_BYTES, "little") + question
 
 
@@ -116,14 +121,16 @@ def encode_vocabulary(specials: SpecialTokens, vocab_size: int) -> bytes:
     return json.dumps(values).encode()
 
 
-def make_handler(introduction: bytes) -> Callable[[bytes], bytes]:
-    first = json.loads(introduction)
-    judge = GrammarChecker(SpecialTokens(first["ids"], frozenset(first["in_text"])), first["vocab_size"])
+def make_handler(init_message: bytes) -> Callable[[bytes], bytes]:
+    vocabulary = json.loads(init_message)
+    checker = GrammarChecker(
+        SpecialTokens(vocabulary["ids"], frozenset(vocabulary["in_text"])), vocabulary["vocab_size"]
+    )
 
     def answer(message: bytes) -> bytes:
         signal.setitimer(signal.ITIMER_PROF, int.from_bytes(message[:LENGTH_BYTES], "little") / 1000)
         libraries, _, constraint = message[LENGTH_BYTES:].partition(b"\0")
-        verdict = judge.verdict(sampling_pb2.StructuredOutput.FromString(constraint), libraries.decode().split(","))
+        verdict = checker.verdict(sampling_pb2.StructuredOutput.FromString(constraint), libraries.decode().split(","))
         signal.setitimer(signal.ITIMER_PROF, 0)
         return verdict.encode()
 

@@ -1,4 +1,4 @@
-"""Walks along a grammar in a few ways, to find the places where nothing may follow and the text may not end."""
+"""Walks through a grammar that search for states without a continuation in which the text may not end."""
 
 from __future__ import annotations
 
@@ -10,17 +10,19 @@ from llguidance import LLMatcher
 
 from quire.shared.structured_output.checks import DEAD_END
 
-NUM_CHOICES = 48  # of one walk; what leaves no choice is taken in one go
-STEP_ITEMS = 2_000  # of llguidance, a step: a walk that needs more is left, and says nothing
+NUM_CHOICES = 48  # maximum number of choices per walk; forced tokens are consumed at once
+STEP_ITEMS = 2_000  # of llguidance, per step: a walk that needs more stops without a result
 NUM_BYTES = 256
 SHOWN_CHARACTERS = 60
-CLOSING, CONTINUING = b'}]" ', b'," '  # whitespace last: one space rather than a line's indentation
+CLOSING, CONTINUING = b'}]" ', b'," '  # white space last: one space rather than a line's indentation
 Choose = Callable[[Sequence[int]], int]
 
 
 def find_dead_end(start: LLMatcher, first: int) -> str:
-    """Returns what a walk has written where it cannot go on; empty if none gets to such a place. `first`: the token of
-    byte 0, which those of all other bytes and the end follow."""
+    """Returns the text of a walk that reaches a dead end; empty if none does.
+
+    `first`: the token of byte 0; those of all other bytes and the end follow it.
+    """
     rng = random.Random(0)
     walks: tuple[Choose, ...] = (
         lambda choices: _wanted([first + byte for byte in CLOSING], choices),
@@ -36,23 +38,23 @@ def _wanted(wanted: Sequence[int], choices: Sequence[int]) -> int:
 
 
 def _walk(matcher: LLMatcher, first: int, choose: Choose) -> str:
-    """Ends of sequence are never chosen where the text may go on."""
-    taken: list[int] = []
+    """Follows one walk, which never ends the text where it may continue."""
+    tokens_so_far: list[int] = []
     for _ in range(NUM_CHOICES):
         allowed = np.flatnonzero(np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little"))
         if matcher.is_error():
-            return _written(taken, first) if DEAD_END in matcher.get_error() else ""
+            return _written(tokens_so_far, first) if DEAD_END in matcher.get_error() else ""
         choices = allowed[allowed < first + NUM_BYTES].tolist()
         if not choices:
-            return "" if matcher.is_accepting() or len(allowed) else _written(taken, first)
+            return "" if matcher.is_accepting() or len(allowed) else _written(tokens_so_far, first)
         tokens = [choose(choices)]
         if matcher.try_consume_tokens(tokens) != 1 or matcher.is_error():
             return ""
         forced = matcher.compute_ff_tokens()
-        taken += tokens + forced[: matcher.try_consume_tokens(forced)]
+        tokens_so_far += tokens + forced[: matcher.try_consume_tokens(forced)]
     return ""
 
 
-def _written(taken: Sequence[int], first: int) -> str:
-    text = bytes(token - first for token in taken if token >= first).decode(errors="replace")
+def _written(tokens: Sequence[int], first: int) -> str:
+    text = bytes(token - first for token in tokens if token >= first).decode(errors="replace")
     return repr(text if len(text) <= SHOWN_CHARACTERS else f"... {text[-SHOWN_CHARACTERS:]}")

@@ -1,1 +1,1 @@
-"""Pooled prompts: vectors, classes, scores and late interaction."""
+"""Preparation of pooled prompts: vectors, classes, scores and late interaction."""

@@ -1,4 +1,4 @@
-"""Queries and documents as a model reads them that compares texts token by token."""
+"""Inputs for late-interaction models: queries and documents, which compare texts token by token."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ MASK = ("[MASK]", "<mask>")
 
 
 class LateInteractionInputs:
-    """Of one model and its tokenizer."""
+    """Input format of one late-interaction model and its tokenizer."""
 
     def __init__(self, late: LateInteraction, tokenizer: Tokenizer) -> None:
-        """Raises InvalidArgument for a tokenizer without the tokens that are needed."""
+        """Looks up the special tokens; raises InvalidArgument for a tokenizer that lacks them."""
         self._late = late
-        self._before, self._behind = tokenizer.frame
-        self._query_mark = _mark(tokenizer, late.query_token)
-        self._document_mark = _mark(tokenizer, late.document_token)
+        self._before, self._after = tokenizer.frame
+        self._query_tokens = _special_token(tokenizer, late.query_token)
+        self._document_tokens = _special_token(tokenizer, late.document_token)
         ids = [tokenizer.token_id(word) for word in late.skipped]
         self._skipped = frozenset(token_id for token_id in ids if token_id is not None)
         masks = [token_id for name in MASK if (token_id := tokenizer.token_id(name)) is not None]
         if late.expands and not masks:
-            text = "model: its queries are filled up with mask tokens, and its tokenizer has none"
+            text = "model: its queries are padded with mask tokens, which its tokenizer lacks"
             raise InvalidArgument(text, field="model")
         self._mask = masks[0] if late.expands else 0
 
     def max_text_tokens(self, *, is_query: bool) -> int:
-        """Tokens of a text, without what is put around and into it."""
+        """Returns the maximum number of tokens of a text, without the special tokens around it."""
         most = self._late.query_length if is_query else self._late.document_length
-        mark = self._query_mark if is_query else self._document_mark
-        return most - len(self._before) - len(self._behind) - len(mark)
+        special_tokens = self._query_tokens if is_query else self._document_tokens
+        return most - len(self._before) - len(self._after) - len(special_tokens)
 
     def read(self, text: Sequence[int], *, is_query: bool) -> Tokenized:
-        """`text`: its tokens, of which those beyond room() are cut off."""
+        """Builds the input from a text's tokens, of which those beyond max_text_tokens() are cut off."""
         kept = text[: self.max_text_tokens(is_query=is_query)]
-        mark = self._query_mark if is_query else self._document_mark
-        ids = [*self._before, *mark, *kept, *self._behind]
+        special_tokens = self._query_tokens if is_query else self._document_tokens
+        ids = [*self._before, *special_tokens, *kept, *self._after]
         if not is_query:
             shown = tuple(place for place, token in enumerate(ids) if token not in self._skipped)
             return Tokenized(ids, pooled_tokens=() if len(shown) == len(ids) else shown)
@@ -49,11 +49,11 @@ class LateInteractionInputs:
         return Tokenized([*ids, *[self._mask] * num_fillers], num_seen=num_seen)
 
 
-def _mark(tokenizer: Tokenizer, name: str) -> list[int]:
-    """Spaces around a name are none of the token's where the vocabulary has it without."""
+def _special_token(tokenizer: Tokenizer, name: str) -> list[int]:
+    """Returns a special token, also under its name without surrounding spaces."""
     if not name:
         return []
-    found = next((i for text in (name, name.strip()) if (i := tokenizer.token_id(text)) is not None), None)
-    if found is None:
+    token_id = next((i for text in (name, name.strip()) if (i := tokenizer.token_id(text)) is not None), None)
+    if token_id is None:
         raise InvalidArgument(f"model: its tokenizer has no token {name!r:.64}", field="model")
-    return [found]
+    return [token_id]

@@ -1,4 +1,4 @@
-"""What may be asked of a pooled prompt, and how workers are told."""
+"""Checks of pooling parameters, and their messages for workers."""
 
 from __future__ import annotations
 
@@ -22,15 +22,18 @@ POOLERS = {
     ALL: pooling_pb2.POOLER_ALL,
     STEP: pooling_pb2.POOLER_STEP,
 }
-LAST_TOKEN_POOLERS = ("", "last")  # the last token's state alone, behind which a prefix may be cached
+LAST_TOKEN_POOLERS = ("", "last")  # only the last token's state is used, so that the prefix cache may be read
 MOST_DIMENSIONS = 2**20
 MOST_TOKENS = 2**31
 
 
 def check(pooling: Pooling, classes: Sequence[str], *, late_interaction: bool = False) -> None:
-    """`classes`: of the model; `late_interaction`: it has no vector of all tokens. Raises InvalidArgument."""
+    """Checks pooling parameters; raises InvalidArgument.
+
+    `classes`: those of the model; `late_interaction`: the model has no single vector for all tokens.
+    """
     if late_interaction and not (pooling.pooler or pooling.classify):
-        text = f"pooler must be {ALL!r}: the model has a vector for each token, which /pooling and Embed give."
+        text = f"pooler must be {ALL!r}: the model has a vector for each token; use /pooling or Embed."
         raise InvalidArgument(text, field="pooler")
     if pooling.classify and not classes:
         raise InvalidArgument("model: it has no classifier (config.json: architectures)", field="model")
@@ -38,7 +41,9 @@ def check(pooling: Pooling, classes: Sequence[str], *, late_interaction: bool = 
         text = f"pooler must be one of {', '.join(filter(None, POOLERS))}, got {pooling.pooler!r:.64}."
         raise InvalidArgument(text, field="pooler")
     if (pooling.pooler == STEP) != (pooling.step_tag_id is not None):
-        text = f"step_tag_id and the pooler {STEP!r} belong together, got {pooling.step_tag_id} and {pooling.pooler!r}."
+        text = (
+            f"step_tag_id and the pooler {STEP!r} require each other, got {pooling.step_tag_id} and {pooling.pooler!r}."
+        )
         raise InvalidArgument(text, field="step_tag_id")
     if pooling.step_tag_id is not None and not 0 <= pooling.step_tag_id < MOST_TOKENS:
         text = f"step_tag_id must be in [0, {MOST_TOKENS - 1}], got {pooling.step_tag_id}."
@@ -49,7 +54,7 @@ def check(pooling: Pooling, classes: Sequence[str], *, late_interaction: bool = 
 
 
 def params(pooling: Pooling, adapter: AdapterId | None, prompt: Tokenized) -> bytes:
-    """A serialized SequenceParams."""
+    """Returns the serialized SequenceParams of a pooled prompt."""
     message = PoolingParams(
         pooler=POOLERS[pooling.pooler],
         dimensions=pooling.dimensions or 0,
@@ -71,7 +76,8 @@ def params(pooling: Pooling, adapter: AdapterId | None, prompt: Tokenized) -> by
 
 
 def num_vectors(pooling: Pooling | None, prompt: Tokenized) -> int | None:
-    """Of a prompt's single tokens; None where there is one of all. Raises InvalidArgument where there is none."""
+    """Returns the number of a prompt's token vectors; None for a single vector. Raises InvalidArgument if it would be
+    0."""
     if pooling is None or pooling.pooler not in (ALL, STEP):
         return None
     if prompt.pooled_tokens:
@@ -79,6 +85,6 @@ def num_vectors(pooling: Pooling | None, prompt: Tokenized) -> int | None:
     ids = prompt.token_ids
     count = len(ids) if pooling.pooler == ALL else sum(one == pooling.step_tag_id for one in ids)
     if not count:
-        text = f"step_tag_id: {pooling.step_tag_id} is none of the input's tokens."
+        text = f"step_tag_id: {pooling.step_tag_id} is not a token of the input."
         raise InvalidArgument(text, field="step_tag_id")
     return count

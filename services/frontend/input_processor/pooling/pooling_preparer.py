@@ -1,4 +1,4 @@
-"""Prompts that are pooled: their tokens, cut where that was asked for, and the parameters of their vectors."""
+"""Preparation of pooled prompts: their tokens, truncated if requested, and the parameters of their vectors."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from quire.shared.pb.common.v1 import sampling_pb2
 
 
 class PoolingPreparer:
-    """Prepares the requests that ask for vectors, classes or scores; `traits`: how the model reads texts."""
+    """Preparer of requests for vectors, classes or scores; `traits`: how the model reads texts."""
 
     def __init__(self, tokens: PromptTokens, tokenizer: Tokenizer, vocab_size: int, traits: PoolingTraits) -> None:
         self._tokens = tokens
@@ -50,13 +50,13 @@ class PoolingPreparer:
     async def prepare(
         self, request: Request, pooled: Pooling, limits: ClusterLimits, adapter: AdapterId | None
     ) -> list[PreparedPrompt]:
-        """Raises InvalidArgument."""
+        """Returns the prepared prompts; raises InvalidArgument."""
 
         async def read_query(query: LateInteractionPrompt) -> LateQuery:
-            found, column = await self._read(query, request, pooled, limits.max_model_len)
-            return LateQuery(column, pooling.params(pooled, adapter, found))
+            tokenized, column = await self._read(query, request, pooled, limits.max_model_len)
+            return LateQuery(column, pooling.params(pooled, adapter, tokenized))
 
-        queries, maker, sampling = (
+        queries, builder, sampling = (
             LateQueryCache(read_query),
             PromptRequestBuilder(request, adapter),
             self._sampling(pooled),
@@ -66,15 +66,16 @@ class PoolingPreparer:
             await yield_periodically(number)
             found, column = await self._read(prompt, request, pooled, limits.max_model_len)
             options = PromptOptions(sampling, pooling.params(pooled, adapter, found), samples_nothing=True)
-            work, num_vectors = maker.build(column, options), pooling.num_vectors(pooled, found)
+            prompt_request, num_vectors = builder.build(column, options), pooling.num_vectors(pooled, found)
             query, num_query_tokens = await queries.query_for(prompt)
             if query is not None:
-                work, num_vectors = replace(work, late_query=query), None
-            prepared.append(PreparedPrompt(work, num_vectors, num_query_tokens))
+                prompt_request, num_vectors = replace(prompt_request, late_query=query), None
+            prepared.append(PreparedPrompt(prompt_request, num_vectors, num_query_tokens))
         return prepared
 
     def _sampling(self, pooled: Pooling) -> sampling_pb2.SamplingParams:
-        """Where more than the last token's state is read, no prefix may come from a cache."""
+        """Returns the sampling parameters; poolers that use more than the last token's state cannot read the prefix
+        cache."""
         pools_last_token = (
             self._traits.texts.pools_last_token if not pooled.pooler else pooled.pooler in pooling.LAST_TOKEN_POOLERS
         )
@@ -84,11 +85,11 @@ class PoolingPreparer:
         self, prompt: Prompt, request: Request, pooled: Pooling, max_model_len: int
     ) -> tuple[Tokenized, bytes]:
         """Returns a prompt as tokens, and the column of their ids."""
-        found = await self._tokenize(prompt, request, pooled.prompt_name, max_model_len)
-        return found, prompt_limits.column(found.token_ids, max_model_len, self._vocab_size, goes_on=False)
+        tokenized = await self._tokenize(prompt, request, pooled.prompt_name, max_model_len)
+        return tokenized, prompt_limits.column(tokenized.token_ids, max_model_len, self._vocab_size, generates=False)
 
     async def _tokenize(self, prompt: Prompt, request: Request, prompt_name: str, max_model_len: int) -> Tokenized:
-        """What is cut off is text: marks that the tokenizer puts around it stay."""
+        """Tokenizes a prompt; truncation removes text only and keeps the special tokens around it."""
         late = self._traits.late
         if late is not None and isinstance(prompt, TextPrompt) and prompt_name in (QUERY, DOCUMENT):
             prompt = LateInteractionPrompt(prompt.text, is_query=prompt_name == QUERY)
@@ -98,27 +99,27 @@ class PoolingPreparer:
         if isinstance(prompt, TokenPrompt) and keep is None:
             check_length(len(prompt.token_ids), max_model_len, goes_on=False)
         side = request.truncation_side
-        room = PromptLimit(max_model_len if keep is not None else 0, self._tokenizer.longest_token)
+        limit = PromptLimit(max_model_len if keep is not None else 0, self._tokenizer.longest_token)
         framed = isinstance(prompt, PairPrompt)
         if isinstance(prompt, TextPrompt):
             framed = prompt.add_special_tokens
-            prompt = TextPrompt(room.truncate(self._traits.texts.text(prompt.text, prompt_name), side), framed)
+            prompt = TextPrompt(limit.truncate(self._traits.texts.text(prompt.text, prompt_name), side), framed)
         elif isinstance(prompt, PairPrompt):
-            prompt = PairPrompt(*room.truncate_pair(prompt.first, prompt.second, side))
+            prompt = PairPrompt(*limit.truncate_pair(prompt.first, prompt.second, side))
         reads_end = keep is not None and side == "left"
-        found = await self._tokens.read(prompt, max_model_len, None if reads_end else max_model_len)
+        tokenized = await self._tokens.read(prompt, max_model_len, None if reads_end else max_model_len)
         frame = self._tokenizer.frame if framed else ([], [])
-        token_ids = prompt_limits.truncate_framed(found.token_ids, request, max_model_len, frame)
-        lost = len(found.token_ids) - len(token_ids) if reads_end else 0
-        second = max(found.second_text_from - lost, len(frame[0])) if found.second_text_from else 0
+        token_ids = prompt_limits.truncate_framed(tokenized.token_ids, request, max_model_len, frame)
+        lost = len(tokenized.token_ids) - len(token_ids) if reads_end else 0
+        second = max(tokenized.second_text_from - lost, len(frame[0])) if tokenized.second_text_from else 0
         types = self._traits.token_types and second < len(token_ids)
         return Tokenized(token_ids, second if types else 0)
 
     async def _read_late(
         self, prompt: LateInteractionPrompt, late: LateInteractionInputs, max_model_len: int
     ) -> Tokenized:
-        """What is too long is cut, as the model was trained."""
-        room = PromptLimit(late.max_text_tokens(is_query=prompt.is_query), self._tokenizer.longest_token)
-        text = TextPrompt(room.truncate(self._traits.texts.text(prompt.text, "")), add_special_tokens=False)
-        found = await self._tokens.read(text, max_model_len, room.max_model_len)
-        return late.read(found.token_ids, is_query=prompt.is_query)
+        """Reads a query or document and truncates it to the length that the model was trained with."""
+        limit = PromptLimit(late.max_text_tokens(is_query=prompt.is_query), self._tokenizer.longest_token)
+        text = TextPrompt(limit.truncate(self._traits.texts.text(prompt.text, "")), add_special_tokens=False)
+        tokenized = await self._tokens.read(text, max_model_len, limit.max_model_len)
+        return late.read(tokenized.token_ids, is_query=prompt.is_query)

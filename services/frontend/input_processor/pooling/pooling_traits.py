@@ -1,4 +1,4 @@
-"""How a model reads texts that are pooled: what a folder of sentence-transformers puts before them, types of tokens."""
+"""Properties of a model that pools texts: prompts from its sentence-transformers folder, types of tokens."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from quire.shared.models.sentence_transformers import SentenceModel, has_identit
 
 @dataclass(frozen=True, slots=True)
 class PoolingTextFormat:
-    """Of one model. Tokens are taken as they are."""
+    """Text format of one model; token prompts are not changed."""
 
     prompts: Mapping[str, str] = field(default_factory=dict)
     default: str = ""  # name of a prompt
     lower_case: bool = False
-    pools_last_token: bool = True  # its own vector is the last token's, behind which a prefix may be cached
+    pools_last_token: bool = True  # the model's vector is the last token's, so that the prefix cache may be read
 
     @classmethod
     def of(cls, model: SentenceModel | None) -> PoolingTextFormat:
@@ -35,35 +35,35 @@ class PoolingTextFormat:
         return cls({**roles, **model.prompts}, model.default_prompt, model.lower_case, model.modes == ("last",))
 
     def check(self, prompt_name: str) -> None:
-        """Raises InvalidArgument."""
+        """Checks the prompt's name; raises InvalidArgument."""
         if prompt_name and prompt_name not in self.prompts:
             there_are = f"there are {', '.join(sorted(self.prompts))}" if self.prompts else "it has none"
             text = f"prompt_name: the model has no prompt {prompt_name[:64]!r}; {there_are}."
             raise InvalidArgument(text, field="prompt_name")
 
     def first_known_prompt(self, names: Sequence[str]) -> str:
-        """The first of these by which there is a prompt; empty: none is called so."""
+        """Returns the first of the names that the model has a prompt for; empty if there is none."""
         return next((name for name in names if name in self.prompts), "")
 
     def text(self, text: str, prompt_name: str) -> str:
-        """As the model was trained to read it."""
+        """Returns the text as the model was trained to read it."""
         whole = self.prompts.get(prompt_name or self.default, "") + text
         return whole.lower() if self.lower_case else whole
 
 
 @dataclass(frozen=True, slots=True)
 class PoolingTraits:
-    """A model, as far as it reads."""
+    """Properties of a model that concern pooled texts."""
 
     texts: PoolingTextFormat = field(default_factory=PoolingTextFormat)
-    encoder: str = ""  # the model's name, if it reads texts and does nothing else
-    token_types: bool = False  # it tells two texts of a prompt apart
-    raw_scores: bool = False  # its classifier's scores of pairs are taken as they are
-    late: LateInteractionInputs | None = None  # it compares texts token by token
+    encoder: str = ""  # the model's name, if it is only an encoder
+    token_types: bool = False  # the model distinguishes the two texts of a prompt
+    raw_scores: bool = False  # the classifier's scores of pairs are returned without a sigmoid
+    late: LateInteractionInputs | None = None  # set if the model compares texts token by token
 
     @classmethod
     def of(cls, folder: Path, config: dict[str, Any], name: str, tokenizer: Tokenizer) -> PoolingTraits:
-        """The model `name` in `folder`, whose config.json is `config`."""
+        """Reads the properties of the model `name` in `folder`, whose config.json is `config`."""
         model = read_sentence_model(folder)
         late = LateInteractionInputs(model.late, tokenizer) if model and model.late else None
         return cls(

@@ -1,4 +1,4 @@
-"""How well documents answer queries: which prompts that takes, and what their vectors say."""
+"""Scoring of documents for queries: its prompts, and the scores from their vectors."""
 
 from __future__ import annotations
 
@@ -15,15 +15,17 @@ from quire.shared.errors import Internal, InvalidArgument
 
 @dataclass(frozen=True, slots=True)
 class Scoring:
-    """Of one request: a classifier with one class reads each pair; any other model reads each text once, and the cosine
-    of two vectors counts. A model that compares token by token does so where it computes the vectors, and gives the
-    score itself."""
+    """Scoring of one request.
+
+    A classifier with one class reads each pair; any other model reads each text once, and the score is the cosine of
+    two vectors. A late-interaction model is scored by the worker, which returns the score itself.
+    """
 
     queries: Sequence[str]
     documents: Sequence[str]
     is_cross_encoder: bool
-    raw_scores: bool = False  # a classifier's scores, and not their sigmoid
-    late_interaction: bool = False  # the worker compares them, and tells the score
+    raw_scores: bool = False  # a classifier's raw scores, without the sigmoid
+    late_interaction: bool = False  # the worker compares the texts and returns the score
 
     @classmethod
     def of(
@@ -35,15 +37,18 @@ class Scoring:
         raw_scores: bool = False,
         late_interaction: bool = False,
     ) -> Scoring:
-        """`queries`: one, or one for each document. `raw_scores`: what a classifier's scores are taken as.
-        `late_interaction`: how the model compares texts, unless it is a classifier. Raises InvalidArgument."""
+        """Creates a scoring; raises InvalidArgument.
+
+        `queries`: one, or one per document. `raw_scores`: whether a classifier's scores are used without a sigmoid.
+        `late_interaction`: how the model compares texts, unless it is a classifier.
+        """
         if not documents:
             raise InvalidArgument("documents must hold at least one text", field="documents")
         if len(queries) not in (1, len(documents)):
             text = f"queries must be one, or as many as documents, {len(documents)}; got {len(queries)}."
             raise InvalidArgument(text, field="queries")
         if len(classes) > 1:
-            raise InvalidArgument(f"model: it tells {len(classes)} classes apart and scores no pairs", field="model")
+            raise InvalidArgument(f"model: it has {len(classes)} classes and cannot score pairs", field="model")
         return cls(queries, documents, len(classes) == 1, raw_scores, late_interaction and not classes)
 
     @property
@@ -61,12 +66,14 @@ class Scoring:
         return Pooling(ALL if self.late_interaction else "", classify=self.is_cross_encoder, normalize=True)
 
     def scores(self, columns: Sequence[bytes]) -> list[float]:
-        """`columns`: the vector of each prompt, or its score where it was compared token by token. One score a
-        document."""
+        """Returns one score per document.
+
+        `columns`: the vector of each prompt, or its score where the worker compared it.
+        """
         vectors = np.stack([f32(column) for column in columns])
         if self.late_interaction:
             if vectors.shape[1] != 1:
-                raise Internal(f"a document that was compared came back with {vectors.shape[1]} numbers instead of one")
+                raise Internal(f"the worker returned {vectors.shape[1]} numbers instead of one score for a document")
             return [*map(float, vectors[:, 0])]
         if self.is_cross_encoder:
             return [*map(float, vectors[:, 0] if self.raw_scores else sigmoid(vectors[:, 0]))]
@@ -74,13 +81,13 @@ class Scoring:
         return [*map(float, (queries * documents).sum(axis=1))]
 
     def rank(self, columns: Sequence[bytes], top_n: int) -> list[tuple[int, float]]:
-        """Documents and their scores, the best first, of equal ones the earlier; `top_n`: 0: all."""
-        order = sorted(enumerate(self.scores(columns)), key=lambda found: -found[1])
+        """Returns documents and their scores, the best first, of equal ones the earlier; `top_n`: 0 for all."""
+        order = sorted(enumerate(self.scores(columns)), key=lambda indexed: -indexed[1])
         return order[:top_n] if top_n else order
 
 
 def probabilities(column: bytes) -> F32:
-    """Of each class, by a classifier's scores: softmax, and of a single class the sigmoid."""
+    """Returns the probability of each class from a classifier's scores: softmax, or sigmoid for a single class."""
     scores = f32(column)
     if len(scores) == 1:
         return sigmoid(scores)
@@ -90,6 +97,6 @@ def probabilities(column: bytes) -> F32:
 
 
 def sigmoid(x: F32) -> F32:
-    """Without an overflow where x is far from 0."""
-    found: F32 = np.exp(-np.logaddexp(np.float32(0), -x))
-    return found
+    """Computes the sigmoid without overflow for x far from 0."""
+    result: F32 = np.exp(-np.logaddexp(np.float32(0), -x))
+    return result

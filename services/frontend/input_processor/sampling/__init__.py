@@ -1,1 +1,1 @@
-"""Sampling parameters: their rules, and the messages that schedulers and workers read."""
+"""Sampling parameters: their rules, and their messages for schedulers and workers."""

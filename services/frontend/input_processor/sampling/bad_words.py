@@ -9,7 +9,7 @@ from quire.shared.columns import i32_bytes
 
 
 async def bad_word_columns(words: Iterable[str], tokenizer: Tokenizer) -> tuple[bytes, ...]:
-    """Each word as it is tokenized at the start of a text and behind a space."""
+    """Returns the token columns of each word at the start of a text and after a space."""
     columns: dict[bytes, None] = {}
     spellings = [spelling for word in words for spelling in (word, " " + word.lstrip())]
     if not spellings:

@@ -1,4 +1,4 @@
-"""Rules of beam search, and what it does not go with."""
+"""Rules of beam search and the parameters that it excludes."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from quire.services.frontend.request.request import BeamSearch, Sampling
 from quire.shared.errors import InvalidArgument
 
 MAX_BEAMS = 128
-MAX_LENGTH_PENALTY = 32  # the longest context to this power is still a number
-NO_SEARCH = BeamSearch(1)  # keeps every rule
+MAX_LENGTH_PENALTY = 32  # the longest context to this power is still a finite number
+NO_SEARCH = BeamSearch(1)  # satisfies every rule
 UNASKED = Sampling()
 
-# What would have to follow a beam from slot to slot, or looks at a text while it is being written.
+# These would have to follow a beam from slot to slot, or need the text while it is generated.
 NOT_WITH_BEAMS = (
     "bad_words",
     "logits_processors",
@@ -63,10 +63,10 @@ RULES = (
 
 
 def check_logprobs(sampling: Sampling) -> None:
-    """A search knows twice as many tokens as it has beams."""
+    """Checks logprobs: a search has twice as many candidate tokens as beams."""
     if sampling.beam_search is None or sampling.logprobs is None:
         return
-    width, asked = sampling.beam_search.width, sampling.logprobs
-    if not 0 <= asked <= 2 * width:
-        text = f"logprobs must be in [0, {2 * width}] with a beam search of width {width}, got {asked}."
+    width, logprobs = sampling.beam_search.width, sampling.logprobs
+    if not 0 <= logprobs <= 2 * width:
+        text = f"logprobs must be in [0, {2 * width}] with a beam search of width {width}, got {logprobs}."
         raise InvalidArgument(text, field="logprobs")

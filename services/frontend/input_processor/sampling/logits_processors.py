@@ -1,4 +1,4 @@
-"""Which logits processors a request may name: those that all workers have; the arguments are theirs to judge."""
+"""Checks of a request's logits processors: all workers must have them; they check their arguments themselves."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ MAX_CHARACTERS = 65536  # of names and arguments together
 
 
 def check(sampling: Sampling) -> None:
-    """Arguments are JSON objects, and not too long. Raises InvalidArgument."""
-    asked = sampling.logits_processors
-    count = sum(len(name) + len(arguments) for name, arguments in asked.items())
+    """Raises InvalidArgument if arguments are not JSON objects or too long."""
+    arguments_by_name = sampling.logits_processors
+    count = sum(len(name) + len(arguments) for name, arguments in arguments_by_name.items())
     if count > MAX_CHARACTERS:
         text = f"{FIELD}: names and arguments have {count} characters; at most {MAX_CHARACTERS} are taken."
         raise InvalidArgument(text, field=FIELD)
-    for name, arguments in asked.items():
+    for name, arguments in arguments_by_name.items():
         try:
             is_object = isinstance(strict_json.read(arguments or "{}"), dict)
         except ValueError as error:
@@ -30,5 +30,5 @@ def check_known(sampling: Sampling, known: frozenset[str]) -> None:
     """Raises InvalidArgument for a name that not all workers have."""
     unknown = sorted(sampling.logits_processors.keys() - known)
     if unknown:
-        there = ", ".join(sorted(known)) or "none"
-        raise InvalidArgument(f"{FIELD}: {unknown[0]!r} does not exist here; there are {there}.", field=FIELD)
+        names = ", ".join(sorted(known)) or "none"
+        raise InvalidArgument(f"{FIELD}: {unknown[0]!r} does not exist here; there are {names}.", field=FIELD)

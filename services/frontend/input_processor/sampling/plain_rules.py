@@ -1,4 +1,4 @@
-"""Rules of the parameters that are one number, made of their table (request/scalar_parameters.py)."""
+"""Rules of single-number parameters, generated from their table (request/scalar_parameters.py)."""
 
 from __future__ import annotations
 

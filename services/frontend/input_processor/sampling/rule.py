@@ -1,4 +1,4 @@
-"""What a sampling field may be, and what its sender reads if it is not."""
+"""Rule of a sampling field and its error text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from quire.services.frontend.request.request import Sampling
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """`text` is formatted with the sampling values as `s`."""
+    """Rule of one field; `text` is formatted with the sampling values as `s`."""
 
     field: str
     holds: Callable[[Sampling], bool]

@@ -1,4 +1,4 @@
-"""What of the sampling parameters goes on behind the frontend."""
+"""Conversion of sampling parameters to the message for schedulers and workers."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from quire.shared.pb.common.v1 import sampling_pb2
 
 
 def to_message(sampling: Sampling, max_tokens: int) -> sampling_pb2.SamplingParams:
-    """Complete, and without what only the frontend needs. An unseeded prompt gets a seed here, once, so that moving its
-    sequences does not change what they say."""
+    """Returns the complete message without the fields that only the frontend uses; raises InvalidArgument.
+
+    An unseeded prompt gets its seed here, once, so that migrating its sequences does not change their output.
+    """
     if sampling.min_tokens > max_tokens:
         raise InvalidArgument(
             f"min_tokens must be less than or equal to max_tokens={max_tokens}, got {sampling.min_tokens}.",
@@ -47,22 +49,24 @@ def to_message(sampling: Sampling, max_tokens: int) -> sampling_pb2.SamplingPara
 
 
 def grammar_bytes(sampling: Sampling) -> bytes:
-    """Equal constraints have equal bytes."""
-    asked = sampling.structured_output
-    return b"" if asked is None else asked.SerializeToString(deterministic=True)
+    """Serializes a constraint; equal constraints have equal bytes."""
+    structured_output = sampling.structured_output
+    return b"" if structured_output is None else structured_output.SerializeToString(deterministic=True)
 
 
-def _search(asked: BeamSearch | None) -> sampling_pb2.BeamSearch | None:
-    if asked is None:
+def _search(search: BeamSearch | None) -> sampling_pb2.BeamSearch | None:
+    if search is None:
         return None
     return sampling_pb2.BeamSearch(
-        width=asked.width, length_penalty=asked.length_penalty, early_stopping=asked.early_stopping
+        width=search.width, length_penalty=search.length_penalty, early_stopping=search.early_stopping
     )
 
 
-def _detection(asked: RepetitionDetection | None) -> sampling_pb2.RepetitionDetection | None:
-    if asked is None:
+def _detection(detection: RepetitionDetection | None) -> sampling_pb2.RepetitionDetection | None:
+    if detection is None:
         return None
     return sampling_pb2.RepetitionDetection(
-        min_pattern_size=asked.min_pattern_size, max_pattern_size=asked.max_pattern_size, min_count=asked.min_count
+        min_pattern_size=detection.min_pattern_size,
+        max_pattern_size=detection.max_pattern_size,
+        min_count=detection.min_count,
     )

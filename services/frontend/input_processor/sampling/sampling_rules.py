@@ -1,4 +1,4 @@
-"""What a sampling field may be, and what its sender reads if it is not."""
+"""Rules of the sampling fields and their error texts."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ MAX_BAD_WORDS = 128
 MAX_LOGPROB_TOKEN_IDS = 128
 MAX_LOGIT_BIAS = 100.0
 WHOLE_VOCABULARY = -1
-UNBOUNDED = -1  # thinking_token_budget
+UNBOUNDED = -1  # for thinking_token_budget
 SEED_BOUND = 2**63
 MAX_BUDGET = 2**31 - 1  # more than any context
-MAX_REPETITION = 2**31 - 1  # tokens looked at; more than any context
-NO_DETECTION = RepetitionDetection(1, 2)  # keeps every rule, where none was asked for
+MAX_REPETITION = 2**31 - 1  # in tokens; more than any context
+NO_DETECTION = RepetitionDetection(1, 2)  # satisfies every rule; used where none is requested
 
 
 def _detection(sampling: Sampling) -> RepetitionDetection:
@@ -153,10 +153,10 @@ RULES = (
 
 
 def build(given: Mapping[str, Any], defaults: GenerationDefaults) -> Sampling:
-    """What the request gives, else what the model recommends, else the protocol's default; None counts as not given."""
+    """Merges the request's values over the model's recommendations over the defaults; None counts as not given."""
     values: dict[str, Any] = dict(defaults.sampling)
     if given.get("beam_search") is not None:
-        for name in scalar_parameters.NOT_WITH_BEAMS:  # recommended for sampling
+        for name in scalar_parameters.NOT_WITH_BEAMS:  # the recommendations are for sampling
             values.pop(name, None)
     values |= {name: value for name, value in given.items() if value is not None}
     scalars = {name: values.pop(name) for name in scalar_parameters.NAMES & values.keys()}
@@ -164,14 +164,14 @@ def build(given: Mapping[str, Any], defaults: GenerationDefaults) -> Sampling:
 
 
 def check(sampling: Sampling) -> None:
-    """The rules that need no model; raises InvalidArgument naming the first field that breaks one."""
+    """Checks the rules that need no model; raises InvalidArgument for the first field that breaks one."""
     for rule in RULES:
         if not rule.holds(sampling):
             raise InvalidArgument(rule.text.format(s=sampling), field=rule.field)
 
 
 def check_model(sampling: Sampling, vocab_size: int, max_logprobs: int) -> None:
-    """The rules that depend on the model and the workers."""
+    """Checks the rules that depend on the model and the workers."""
     for field, ids in (
         ("stop_token_ids", sampling.stop_token_ids),
         ("allowed_token_ids", sampling.allowed_token_ids or ()),
@@ -187,25 +187,25 @@ def check_model(sampling: Sampling, vocab_size: int, max_logprobs: int) -> None:
         ("sample", "logprobs", sampling.logprobs),
         ("prompt", "prompt_logprobs", sampling.prompt_logprobs),
     ):
-        asked = vocab_size if wanted == WHOLE_VOCABULARY else wanted or 0
-        if asked > max_logprobs:
-            message = f"Requested {kind} logprobs of {asked}, which is greater than max allowed: {max_logprobs}"
+        num_logprobs = vocab_size if wanted == WHOLE_VOCABULARY else wanted or 0
+        if num_logprobs > max_logprobs:
+            message = f"Requested {kind} logprobs of {num_logprobs}, which is greater than max allowed: {max_logprobs}"
             raise InvalidArgument(message, field=field)
 
 
 def normalize(sampling: Sampling) -> Sampling:
-    """One spelling for each meaning: greedy without filters, 0 for no top_k, no seed for -1, biases within bounds."""
+    """Normalizes equivalent values: greedy without filters, 0 for no top_k, no seed for -1, biases within bounds."""
     if is_greedy(sampling.temperature):
         sampling = replace(sampling, temperature=0.0)
     elif sampling.temperature < LOWEST_TEMPERATURE:
         sampling = replace(sampling, temperature=LOWEST_TEMPERATURE)
     budget = sampling.thinking_token_budget
-    settled: dict[str, Any] = {
+    normalized: dict[str, Any] = {
         "scalars": scalar_parameters.normalized(sampling.scalars, is_greedy=sampling.temperature == 0),
         "seed": None if sampling.seed == -1 else sampling.seed,
         "thinking_token_budget": None if budget == UNBOUNDED else budget,
         "stop_token_ids": tuple(dict.fromkeys(sampling.stop_token_ids)),
         "logit_bias": {i: min(max(b, -MAX_LOGIT_BIAS), MAX_LOGIT_BIAS) for i, b in sampling.logit_bias.items()},
     }
-    changed = {name: value for name, value in settled.items() if value != getattr(sampling, name)}
+    changed = {name: value for name, value in normalized.items() if value != getattr(sampling, name)}
     return replace(sampling, **changed) if changed else sampling  # a copy costs as much as all rules

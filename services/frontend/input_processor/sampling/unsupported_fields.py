@@ -1,7 +1,6 @@
-"""Fields that clients of vLLM and OpenAI may send and that are known here, but not offered yet.
+"""Fields of vLLM's and OpenAI's APIs that are known but not supported yet.
 
-One table for both edges: the name as the client wrote it, and the values that ask for nothing. A feature that arrives
-deletes its rows.
+One table for both edges: the field's name and the values that request nothing. A new feature removes its rows.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from quire.services.frontend.request.scalar_parameters import SCALAR_PARAMETERS
 from quire.shared.errors import Unimplemented
 
 NO_OP_VALUES: Mapping[str, Sequence[Any]] = {
-    # what OpenAI has replaced with tools: their answers have another shape
+    # deprecated by OpenAI in favour of tools: their answers have another shape
     "functions": UNSET_VALUES,
     "function_call": (None, "none", "auto"),
     # other prompts and outputs
@@ -30,7 +29,7 @@ NO_OP_VALUES: Mapping[str, Sequence[Any]] = {
     "moderation": UNSET_VALUES,
     "media_io_kwargs": UNSET_VALUES,
     "mm_processor_kwargs": UNSET_VALUES,
-    # ways to answer
+    # answer options
     "return_weight_versions": UNSET_VALUES,
     "watermarking": UNSET_VALUES,
     # transfers between engines
@@ -43,8 +42,10 @@ NO_OP_VALUES: Mapping[str, Sequence[Any]] = {
 def reject_unsupported(
     fields: Mapping[str, Any], harmless: Mapping[str, Sequence[Any]] = NO_OP_VALUES, place: str = ""
 ) -> None:
-    """Raises Unimplemented for the first field that asks for something missing; unknown names are not its business.
-    `harmless`: by name the values that ask for nothing; `place`: prefix of the names, as in `options.`."""
+    """Raises Unimplemented for the first field that requests an unsupported feature; ignores unknown names.
+
+    `harmless`: by name, the values that request nothing; `place`: prefix of the names, as in `options.`.
+    """
     for name, value in fields.items():
         if name in harmless and value not in harmless[name]:
             raise Unimplemented(f"{place}{name} is not offered by this server yet{_remedy(name)}", field=place + name)
@@ -57,7 +58,7 @@ PENALTIES: Mapping[str, Sequence[Any]] = {  # by name, the values that change no
 
 
 def without_inactive_windows(fields: Mapping[str, Any], body: object) -> Mapping[str, Any]:
-    """Returns the fields without the windows of penalties where `body` asks for no penalty."""
+    """Returns the fields without the windows of penalties if `body` requests no penalty."""
     if any(getattr(body, name, None) not in harmless for name, harmless in PENALTIES.items()):
         return fields
     return {name: value for name, value in fields.items() if name not in PENALTY_WINDOWS}

@@ -1,9 +1,9 @@
-"""Fields by which clients of other servers change how tokens are chosen, and that nothing here can do.
+"""Fields by which clients of other servers change the sampling in ways that are not supported here.
 
-To ignore them would change the text without a word: each is refused unless its value asks for nothing. Fields that only
-adjust one of them (mirostat_tau, xtc_threshold) are ignored: without the other they do nothing.
+Ignoring them would silently change the text: each is refused unless its value requests nothing. Fields that only adjust
+one of them (mirostat_tau, xtc_threshold) are ignored: without the other they have no effect.
 
-They are left out of the OpenAPI document: a schema of more than a hundred fields is more than schemathesis can read.
+They are omitted from the OpenAPI document, since schemathesis cannot handle a schema of more than a hundred fields.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ UNSET_VALUES: tuple[Any, ...] = (None, False, 0, "", [], {})
 OFF: tuple[Any, ...] = (None, False, 0)
 ONE: tuple[Any, ...] = (None, 1)
 
-# By name: the values with which the sampler does nothing.
+# By name: the values with which the sampler has no effect.
 UNSUPPORTED_SAMPLERS: Mapping[str, Sequence[Any]] = {
     "adaptive_target": (None, -1),
     "banned_strings": UNSET_VALUES,
@@ -63,9 +63,9 @@ UNSUPPORTED_SAMPLERS: Mapping[str, Sequence[Any]] = {
     "typical_p": ONE,
     "xtc_probability": OFF,
 }
-# How much of the text penalties count: nothing where none is asked for.
+# Number of tokens that penalties consider: without effect where no penalty is requested.
 PENALTY_WINDOWS = frozenset({"penalty_range", "repeat_last_n", "repetition_penalty_range"})
-# What does the same here, by the name of the field that does not.
+# Equivalent field here, by the name of the unsupported one.
 REPLACEMENTS: Mapping[str, str] = {
     "ban_eos_token": "ignore_eos",
     "banned_strings": "bad_words",
@@ -86,7 +86,7 @@ REPLACEMENTS: Mapping[str, str] = {
     "typical": "top_p or min_p",
     "typical_p": "top_p or min_p",
 }
-# Adjustments of a sampler that is off.
+# Adjustments of samplers that are off.
 IGNORED_SAMPLER_FIELDS = (
     "adaptive_decay", "dry_allowed_length", "dry_base", "dry_penalty_last_n", "dry_range", "dry_sequence_breakers",
     "dynatemp_exponent", "dynatemp_high", "dynatemp_low", "mirostat_eta", "mirostat_tau", "smoothing_curve",

@@ -1,1 +1,1 @@
-"""What is written of a generation: whole answers, chunks of streams, and what is in them."""
+"""Response formats: whole answers, chunks of streams, and their parts."""

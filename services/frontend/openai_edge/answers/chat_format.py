@@ -1,4 +1,4 @@
-"""Answers of /v1/chat/completions."""
+"""Response format of /v1/chat/completions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TOOL_CALLS = "tool_calls"
 
 
 class ChatFormat:
-    """A stream opens each choice with the assistant's role; the whole answer has a message instead of deltas."""
+    """Format of chat completions: a stream opens each choice with the role; a whole answer has messages, not deltas."""
 
     def __init__(self, request: Request, options: AnswerOptions, tokenizer: Tokenizer, model: str) -> None:
         kind = "chat.completion.chunk" if options.stream else "chat.completion"
@@ -48,10 +48,10 @@ class ChatFormat:
         if delta.sample not in self._opened:
             self._opened.add(delta.sample)
             chunks.append(self._opening(delta.sample, generation))
-        news = {"content": delta.text} if delta.parts is None else delta_of(self._read(delta))
+        message_delta = {"content": delta.text} if delta.parts is None else delta_of(self._read(delta))
         details = self._details(delta)
-        if news or delta.finish is not None or delta.logprobs or self._options.token_ids:
-            choice = {"index": delta.sample, "delta": news, **details}
+        if message_delta or delta.finish is not None or delta.logprobs or self._options.token_ids:
+            choice = {"index": delta.sample, "delta": message_delta, **details}
             chunks.append(self._frame([choice], **self._usage(delta.sample, generation)))
         return chunks
 
@@ -62,8 +62,8 @@ class ChatFormat:
 
     def last_chunk(self, generation: Generation) -> dict[str, Any] | None:
         usage = {"usage": usage_object(generation.usage)} if self._options.include_usage else {}
-        told = usage | metrics(self._options, generation)
-        return self._frame([], **told) if told else None
+        fields = usage | metrics(self._options, generation)
+        return self._frame([], **fields) if fields else None
 
     def whole(self, deltas: list[SampleDelta], generation: Generation) -> dict[str, Any]:
         choices = [self._choice(delta) for delta in deltas]
@@ -89,13 +89,13 @@ class ChatFormat:
         return calls.read(delta.parts or (), ended=delta.finish is not None)
 
     def _details(self, delta: SampleDelta) -> dict[str, Any]:
-        told = delta.logprobs
-        logprobs = chat_logprobs(told, self._texts, with_sampled=self._with_sampled) if told else None
+        entries = delta.logprobs
+        logprobs = chat_logprobs(entries, self._texts, with_sampled=self._with_sampled) if entries else None
         token_ids = {"token_ids": delta.token_ids} if self._options.token_ids else {}
         return {"logprobs": logprobs, **self._ending(delta), **token_ids}
 
     def _ending(self, delta: SampleDelta) -> dict[str, Any]:
-        """A call that the client itself named ends with stop, as OpenAI has it."""
+        """Returns the finish fields; as in OpenAI's API, a call that the client forced by name ends with "stop"."""
         if delta.parts and has_calls(delta.parts):
             self._called.add(delta.sample)
         end = ending(delta.finish)
@@ -104,22 +104,24 @@ class ChatFormat:
         return end
 
     def _usage(self, sample: int, generation: Generation, *, opening: bool = False) -> dict[str, Any]:
-        """`opening`: of a chunk that comes before the first token, though that has been read."""
+        """Returns the usage so far; `opening`: for the chunk before the first token."""
         if not self._options.continuous_usage:
             return {}
         usage = generation.sample_usage(sample)
         return {"usage": usage_object(usage._replace(completion_tokens=0, reasoning_tokens=0) if opening else usage)}
 
     def _prompt(self, generation: Generation, prompt: int = 0) -> dict[str, Any]:
-        ready = generation.prepared[prompt]
-        ids = {"prompt_token_ids": ready.token_ids} if self._options.token_ids else {}
-        return ids | ({"prompt_text": self._texts.prompt(ready.token_ids)} if self._options.prompt_text else {})
+        prepared_prompt = generation.prepared[prompt]
+        ids = {"prompt_token_ids": prepared_prompt.token_ids} if self._options.token_ids else {}
+        return ids | (
+            {"prompt_text": self._texts.prompt(prepared_prompt.token_ids)} if self._options.prompt_text else {}
+        )
 
 
 class BatchFormat(ChatFormat):
-    """Of several conversations, each answered once: what is told of a prompt stands in its choice."""
+    """Format for several conversations, each answered once: fields about a prompt are part of its choice."""
 
     def whole(self, deltas: list[SampleDelta], generation: Generation) -> dict[str, Any]:
         choices = [self._choice(delta) | self._prompt(generation, delta.sample) for delta in deltas]
-        told = metrics(self._options, generation)
-        return self._frame(choices, usage=usage_object(generation.usage), **told)
+        times = metrics(self._options, generation)
+        return self._frame(choices, usage=usage_object(generation.usage), **times)

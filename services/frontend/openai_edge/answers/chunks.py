@@ -1,4 +1,4 @@
-"""OpenAI's way to stream: each event is a chunk, and the last one says that it was the last."""
+"""OpenAI's stream format: each event is a chunk, and a final event marks the end."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def event(body: dict[str, Any]) -> bytes:
 
 
 class ErrorEvents:
-    """Words for errors."""
+    """Error events and error responses in OpenAI's format."""
 
     def error_events(self, error: QuireError) -> bytes:
         return event(errors.as_object(error)) + DONE
@@ -30,8 +30,8 @@ class ErrorEvents:
         return errors.as_response(error)
 
 
-class Chunks(ErrorEvents):
-    """A format for GenerationResponse."""
+class ChunkEventFormat(ErrorEvents):
+    """Stream format that writes the chunks of a body format as events."""
 
     def __init__(self, format: BodyFormat) -> None:
         self._format = format

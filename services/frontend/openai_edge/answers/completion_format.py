@@ -1,4 +1,4 @@
-"""Answers of /v1/completions."""
+"""Response format of /v1/completions."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from quire.services.frontend.request.outcome import TokenLogprobs
 from quire.services.frontend.request.request import Request
 from quire.services.frontend.tokenizer.tokenizer import Tokenizer
 
-# What vLLM's clients find null in a whole answer.
+# Fields that are null in a whole answer unless requested, as in vLLM.
 UNREQUESTED_FIELDS = {"prompt_logprobs": None, "token_ids": None, "prompt_token_ids": None}
 
 
 class CompletionFormat:
-    """A chunk of a stream and the whole answer have the same choices."""
+    """Format of completions: stream chunks and whole answers have the same choices."""
 
     def __init__(self, request: Request, options: AnswerOptions, tokenizer: Tokenizer, model: str) -> None:
         self._frame = AnswerFrame(f"cmpl-{request.request_id}", "text_completion", model, options.created_unix_s)
@@ -32,8 +32,9 @@ class CompletionFormat:
         )
         self._n = request.sampling.n
         self._start = request.sampling.prompt_logprob_start
-        self._offsets: dict[int, int] = {}  # by sample: where its next token's text begins
-        self._prompts: dict[int, list[TokenLogprobs]] = {}  # by prompt: what its first sample brought along
+        self._offsets: dict[int, int] = {}  # by sample: offset at which its next token's text begins
+        # by prompt: prompt log-probabilities, which come with its first sample
+        self._prompts: dict[int, list[TokenLogprobs]] = {}
 
     def chunks(self, delta: SampleDelta, generation: Generation) -> list[dict[str, Any]]:
         more = {}
@@ -43,13 +44,13 @@ class CompletionFormat:
 
     def last_chunk(self, generation: Generation) -> dict[str, Any] | None:
         usage = {"usage": usage_object(self._counted(generation.usage))} if self._options.include_usage else {}
-        told = usage | metrics(self._options, generation)
-        return self._frame([], **told) if told else None
+        fields = usage | metrics(self._options, generation)
+        return self._frame([], **fields) if fields else None
 
     def whole(self, deltas: list[SampleDelta], generation: Generation) -> dict[str, Any]:
         choices = [UNREQUESTED_FIELDS | self._choice(delta, generation) for delta in deltas]
-        told = metrics(self._options, generation)
-        return self._frame(choices, usage=usage_object(self._counted(generation.usage)), **told)
+        times = metrics(self._options, generation)
+        return self._frame(choices, usage=usage_object(self._counted(generation.usage)), **times)
 
     def _counted(self, usage: Usage) -> Usage:
         return usage._replace(completion_tokens=0) if self._options.no_output else usage
@@ -62,21 +63,21 @@ class CompletionFormat:
         prefix = self._options.prefix[prompt] if is_first and self._options.prefix else ""
         offset = self._offsets.setdefault(delta.sample, len(prefix))
         choice: dict[str, Any] = {"index": delta.sample, "text": prefix + delta.text, "logprobs": None}
-        ready = generation.prepared[prompt]
+        prepared_prompt = generation.prepared[prompt]
         if is_first and (self._options.prompt_logprobs or self._options.echoed_logprobs):
-            told = self._prompts.setdefault(prompt, delta.prompt_logprobs)
+            entries = self._prompts.setdefault(prompt, delta.prompt_logprobs)
             if self._options.prompt_logprobs:
-                choice["prompt_logprobs"] = prompt_logprobs(told, self._start, self._texts)
+                choice["prompt_logprobs"] = prompt_logprobs(entries, self._start, self._texts)
             if self._options.echoed_logprobs:
-                choice["logprobs"], offset = echoed_logprobs(ready.token_ids[0], told, self._texts)
+                choice["logprobs"], offset = echoed_logprobs(prepared_prompt.token_ids[0], entries, self._texts)
         if delta.logprobs:
-            own, offset = completion_logprobs(delta.logprobs, self._texts, offset)
-            choice["logprobs"] = joined(choice["logprobs"], own)
+            output, offset = completion_logprobs(delta.logprobs, self._texts, offset)
+            choice["logprobs"] = joined(choice["logprobs"], output)
         self._offsets[delta.sample] = offset
         choice |= ending(delta.finish)
         if self._options.token_ids:
             choice["token_ids"] = delta.token_ids
-            choice["prompt_token_ids"] = ready.token_ids if is_first else None
+            choice["prompt_token_ids"] = prepared_prompt.token_ids if is_first else None
         if self._options.prompt_text and is_first:
-            choice["prompt_text"] = self._texts.prompt(ready.token_ids)
+            choice["prompt_text"] = self._texts.prompt(prepared_prompt.token_ids)
         return choice

@@ -1,4 +1,4 @@
-"""What completions and chat completions write alike."""
+"""Parts of the formats of completions and chat completions."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ FINISH_REASONS: dict[FinishReason, str] = {
 
 
 class BodyFormat(Protocol):
-    """The shape of one call's answer."""
+    """Body format of one call's answer."""
 
     def chunks(self, delta: SampleDelta, generation: Generation) -> list[dict[str, Any]]:
-        """What a stream says about this delta."""
+        """Returns the stream's chunks for this delta."""
 
     def last_chunk(self, generation: Generation) -> dict[str, Any] | None:
-        """The last of a stream, without a choice; None if nothing was asked for that it would hold."""
+        """Returns the stream's last chunk, which has no choice; None if it would be empty."""
 
     def whole(self, deltas: list[SampleDelta], generation: Generation) -> dict[str, Any]:
-        """The answer in one piece: a delta per sample, in order."""
+        """Returns the complete answer from one delta per sample, in order."""
 
 
 class AnswerFrame:
-    """The fields around the choices."""
+    """Fields around the choices of an answer."""
 
     def __init__(self, answer_id: str, kind: str, model: str, created_unix_s: int | None = None) -> None:
         self._fields = {
@@ -64,11 +64,12 @@ def usage_object(usage: Usage) -> dict[str, Any]:
 
 
 def ending(finish: Finish | None) -> dict[str, Any]:
-    """finish_reason as OpenAI has it, what matched, as vLLM adds it, and which weights computed the last token."""
+    """Returns OpenAI's finish_reason, vLLM's stop_reason, and the version of the weights that computed the last
+    token."""
     if finish is None:
         return {"finish_reason": None, "stop_reason": None}
     matched = finish.stop_token_id if finish.stop_string is None else finish.stop_string
     if finish.reason == finish_pb2.FINISH_REASON_REPETITION:
         matched = "repetition_detected"
-    told = {"finish_reason": FINISH_REASONS[finish.reason], "stop_reason": matched}
-    return told | ({"weight_version": finish.weight_version} if finish.weight_version else {})
+    fields = {"finish_reason": FINISH_REASONS[finish.reason], "stop_reason": matched}
+    return fields | ({"weight_version": finish.weight_version} if finish.weight_version else {})

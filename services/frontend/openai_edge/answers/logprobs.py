@@ -9,7 +9,7 @@ from typing import Any
 from quire.services.frontend.request.outcome import TokenLogprobs
 from quire.services.frontend.tokenizer.tokenizer import Tokenizer
 
-MIN_LOGPROB = -9999.0  # what OpenAI writes for a token that could not be sampled: JSON has no infinity
+MIN_LOGPROB = -9999.0  # OpenAI's value for a token that could not be sampled, since JSON has no infinity
 
 
 def as_json(logprob: float) -> float:
@@ -17,16 +17,17 @@ def as_json(logprob: float) -> float:
 
 
 class TokenTexts:
-    """How tokens are written: as their text, or as token_id:N where clients asked for it."""
+    """Texts of tokens: literal, or token_id:N where clients ask for it."""
 
     def __init__(self, tokenizer: Tokenizer, *, as_ids: bool, without_special: bool = False) -> None:
-        """`without_special`: the text that they are about leaves special tokens out."""
+        """Selects the form; `without_special`: the text that the tokens belong to omits special tokens."""
         self._tokenizer = tokenizer
-        self._left_out = tokenizer.special_ids if without_special else frozenset()
+        self._omitted = tokenizer.special_ids if without_special else frozenset()
         self._as_ids = as_ids
 
     def text(self, token_id: int) -> str:
-        """A token that is no whole characters is written as OpenAI does, so that no two look the same."""
+        """Returns a token's text; tokens with partial characters are written as their bytes, as OpenAI does, to keep
+        them distinct."""
         if self._as_ids:
             return f"token_id:{token_id}"
         raw = self.raw(token_id)
@@ -36,21 +37,25 @@ class TokenTexts:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
     def prompt(self, token_ids: Sequence[int]) -> str:
-        """As the model got it, special tokens included."""
+        """Returns the prompt's text, special tokens included."""
         return self._tokenizer.decode(token_ids, skip_special_tokens=False)
 
     def raw(self, token_id: int) -> bytes:
         return self._tokenizer.token_bytes(token_id)
 
     def num_characters(self, token_id: int) -> int:
-        """Of the text that begin in this token: all but UTF-8's continuation bytes."""
-        if token_id in self._left_out:
+        """Returns the number of characters of the text that begin in this token: all bytes but UTF-8's continuation
+        bytes."""
+        if token_id in self._omitted:
             return 0
         return sum(byte & 0xC0 != 0x80 for byte in self.raw(token_id))
 
 
 def completion_logprobs(entries: Sequence[TokenLogprobs], texts: TokenTexts, offset: int) -> tuple[dict[str, Any], int]:
-    """`offset`: characters of the sample before these tokens; comes back as that after them."""
+    """Returns `logprobs` of a completion, and the offset after these tokens.
+
+    `offset`: characters of the sample before these tokens.
+    """
     offsets = list(accumulate((texts.num_characters(entry.token_id) for entry in entries), initial=offset))
     logprobs = {
         "tokens": [texts.text(entry.token_id) for entry in entries],
@@ -62,14 +67,16 @@ def completion_logprobs(entries: Sequence[TokenLogprobs], texts: TokenTexts, off
 
 
 def _with_sampled(entry: TokenLogprobs, texts: TokenTexts) -> dict[str, float]:
-    """The sampled token is always among them, so there may be one more than was asked for."""
+    """Returns the candidates and the sampled token, so that there may be one more than requested."""
     top = {texts.text(token_id): as_json(logprob) for token_id, logprob in entry.top}
     return {texts.text(entry.token_id): as_json(entry.logprob)} | top
 
 
 def chat_logprobs(entries: Sequence[TokenLogprobs], texts: TokenTexts, *, with_sampled: bool = False) -> dict[str, Any]:
-    """Returns `logprobs` of a choice. `with_sampled`: top_logprobs begins with the sampled token where that is not
-    one of the candidates, as with logprob_token_ids."""
+    """Returns `logprobs` of a chat choice.
+
+    `with_sampled`: top_logprobs begins with the sampled token if it is not a candidate, as with logprob_token_ids.
+    """
     return {"content": [_chat_entry(entry, texts, with_sampled) for entry in entries], "refusal": None}
 
 

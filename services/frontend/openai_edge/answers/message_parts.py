@@ -1,6 +1,7 @@
-"""Reasoning, content and tool calls as OpenAI's messages and deltas have them.
+"""Reasoning, content and tool calls in the form of OpenAI's messages and deltas.
 
-Reasoning goes out under both names that clients look for: `reasoning` as vLLM has it, `reasoning_content` as DeepSeek.
+Reasoning is sent under both names that clients look for: `reasoning` as in vLLM, `reasoning_content` as in DeepSeek's
+API.
 """
 
 from __future__ import annotations
@@ -12,40 +13,40 @@ from quire.services.frontend.output_processor.answer_parser import CallDelta, Pa
 from quire.services.frontend.output_processor.parsing.events import Content, Reasoning
 from quire.services.frontend.output_processor.parsing.values.input_extractor import InputExtractor
 
-ARGUMENTS = {"function": "arguments", "custom": "input"}  # field of a call's object, by its type
+ARGUMENTS = {"function": "arguments", "custom": "input"}  # argument field of a call's object, by its type
 
 
 class TextInputDelta(NamedTuple):
-    """A piece of a call whose argument is a text."""
+    """New part of a call whose argument is a text."""
 
     number: int
-    id: str  # like the name: in a call's first piece only
+    id: str  # only in a call's first delta, like the name
     name: str
     input: str
 
 
 class TextInputCalls:
-    """One sample's calls of tools that take a text, with that in place of the JSON around it."""
+    """Reader of one sample's calls of text tools, which replaces the JSON around the text by the text."""
 
     def __init__(self, names: frozenset[str]) -> None:
-        """`names`: of these tools."""
+        """Starts without an open call; `names`: the text tools."""
         self._names = names
-        self._number = 0  # of the call that is open
+        self._number = 0  # number of the open call
         self._input: InputExtractor | None = None
 
     def read(self, parts: Iterable[Part], *, ended: bool) -> list[Part | TextInputDelta]:
-        """`ended`: no more parts come."""
-        found: list[Part | TextInputDelta] = []
+        """Converts parts; `ended`: no more parts follow."""
+        converted: list[Part | TextInputDelta] = []
         for part in parts:
             if not isinstance(part, CallDelta) or part.id:
-                found += self._end()
+                converted += self._end()
             if isinstance(part, CallDelta) and part.id and part.name in self._names:
                 self._number, self._input = part.number, InputExtractor()
             if isinstance(part, CallDelta) and self._input is not None:
-                found.append(TextInputDelta(part.number, part.id, part.name, self._input.push(part.arguments)))
+                converted.append(TextInputDelta(part.number, part.id, part.name, self._input.push(part.arguments)))
             else:
-                found.append(part)
-        return found + (self._end() if ended else [])
+                converted.append(part)
+        return converted + (self._end() if ended else [])
 
     def _end(self) -> list[Part | TextInputDelta]:
         open_input, self._input = self._input, None
@@ -54,7 +55,7 @@ class TextInputCalls:
 
 
 def delta_of(parts: Iterable[Part | TextInputDelta]) -> dict[str, Any]:
-    """One delta for all of them: clients join each field on its own."""
+    """Returns one delta for all parts: clients join each field separately."""
     fields: dict[str, Any] = {}
     for part in parts:
         match part:
@@ -76,7 +77,7 @@ def _piece(piece: CallDelta | TextInputDelta) -> dict[str, Any]:
 
 
 def message_of(parts: Iterable[Part | TextInputDelta]) -> dict[str, Any]:
-    """Of a whole answer. content is null where there are only calls or reasoning."""
+    """Returns the message of a whole answer; content is null where there are only calls or reasoning."""
     delta = delta_of(parts)
     calls: list[dict[str, Any]] = []
     for piece in delta.pop("tool_calls", ()):

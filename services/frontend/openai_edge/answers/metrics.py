@@ -1,4 +1,4 @@
-"""The times of one request, in its answer: `metrics`, as vLLM writes them with --enable-per-request-metrics."""
+"""Times of one request in its answer: `metrics`, in vLLM's format of --enable-per-request-metrics."""
 
 from __future__ import annotations
 
@@ -9,18 +9,21 @@ from quire.services.frontend.openai_edge.body.requests import AnswerOptions
 
 
 def metrics(options: AnswerOptions, generation: Generation) -> dict[str, Any]:
-    """As fields of an answer: none where nobody asked."""
+    """Returns the answer's fields with metrics; none if not requested."""
     return {"metrics": _of(generation)} if options.metrics else {}
 
 
 def _of(generation: Generation) -> dict[str, float | None] | None:
-    """None where there are several samples, whose times are not one another's. tokenize, schedule (hop and queue),
-    prefill, decode and write (until this was made) are all the time since the arrival."""
+    """Returns the times of a request with one sample; None for several, since their times differ.
+
+    The spans tokenize, schedule (hop and queue), prefill, decode and write (until now) add up to the time since the
+    arrival.
+    """
     if generation.request.num_samples > 1:
         return None
     times, num_tokens = generation.sample_times(0), generation.sample_usage(0).completion_tokens
     spent_s = times.generation_s
-    more = num_tokens - 1 if spent_s else 0  # tokens after the first, which were not waited for together
+    more = num_tokens - 1 if spent_s else 0  # tokens after the first, over whose intervals the mean is taken
     return {
         "time_to_first_token_ms": _ms(times.first_token_s),
         "generation_time_ms": _ms(spent_s),

@@ -1,4 +1,4 @@
-"""Answers of calls that read texts and write none: always in one piece."""
+"""Response formats of calls that pool texts; their answers are never streamed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from quire.shared.errors import QuireError
 
 
 class PooledFormat(ABC):
-    """Of what was made of each prompt."""
+    """Base of formats with one entry per prompt."""
 
     prefix = "pool"  # of the answer's id
 
@@ -30,7 +30,7 @@ class PooledFormat(ABC):
 
     @abstractmethod
     def data(self, vectors: Sequence[bytes]) -> list[dict[str, Any]]:
-        """f32 columns, one for each prompt -> the entries of the answer."""
+        """Returns the entries of the answer from one f32 column per prompt."""
 
     def whole(self, deltas: list[SampleDelta], generation: Generation) -> dict[str, Any]:
         usage = generation.usage
@@ -62,22 +62,22 @@ class PooledFormat(ABC):
 
 
 class VectorFormat(PooledFormat):
-    """One vector for each input, in their order."""
+    """Format with one vector per input, in order."""
 
     def __init__(self, model: str, *, as_base64: bool) -> None:
-        """`as_base64`: little-endian float32 in base64, in place of a list of numbers."""
+        """Selects the encoding; `as_base64`: little-endian float32 in base64, instead of a list of numbers."""
         super().__init__(model)
         self._as_base64 = as_base64
 
     def written(self, vector: bytes) -> str | orjson.Fragment:
-        """Numbers of 32 bits are written as such: no longer than they have to be."""
+        """Returns a vector; numbers are written as 32-bit floats in their shortest form."""
         if self._as_base64:
             return base64.b64encode(vector).decode()
         return orjson.Fragment(orjson.dumps(f32(vector), option=orjson.OPT_SERIALIZE_NUMPY))
 
 
 class EmbeddingFormat(VectorFormat):
-    """POST /v1/embeddings"""
+    """Response format of POST /v1/embeddings."""
 
     prefix = "embd"
 
@@ -89,7 +89,7 @@ class EmbeddingFormat(VectorFormat):
 
 
 class PoolingFormat(VectorFormat):
-    """POST /pooling"""
+    """Response format of POST /pooling."""
 
     def data(self, vectors: Sequence[bytes]) -> list[dict[str, Any]]:
         return [
@@ -97,7 +97,7 @@ class PoolingFormat(VectorFormat):
         ]
 
     def whole(self, deltas: list[SampleDelta], generation: Generation) -> dict[str, Any]:
-        """Of single tokens a list of vectors, in base64 one behind the other."""
+        """Returns the answer; for token vectors each entry is a list of vectors, or their concatenation in base64."""
         answer = super().whole(deltas, generation)
         counts = generation.num_vectors
         if counts is not None and not self._as_base64:
@@ -108,7 +108,7 @@ class PoolingFormat(VectorFormat):
 
 
 class ClassifyFormat(PooledFormat):
-    """POST /classify"""
+    """Response format of POST /classify."""
 
     prefix = "classify"
 
@@ -117,7 +117,7 @@ class ClassifyFormat(PooledFormat):
         self._classes = classes
 
     def data(self, vectors: Sequence[bytes]) -> list[dict[str, Any]]:
-        found = [probabilities(vector) for vector in vectors]
+        probabilities_by_input = [probabilities(vector) for vector in vectors]
         return [
             {
                 "index": index,
@@ -125,12 +125,12 @@ class ClassifyFormat(PooledFormat):
                 "probs": [*map(float, probs)],
                 "num_classes": len(self._classes),
             }
-            for index, probs in enumerate(found)
+            for index, probs in enumerate(probabilities_by_input)
         ]
 
 
 class ScoreFormat(PooledFormat):
-    """POST /score"""
+    """Response format of POST /score."""
 
     prefix = "score"
 
@@ -144,7 +144,7 @@ class ScoreFormat(PooledFormat):
 
 
 class RerankFormat(PooledFormat):
-    """POST /rerank"""
+    """Response format of POST /rerank."""
 
     prefix = "rerank"
 
@@ -164,7 +164,7 @@ class RerankFormat(PooledFormat):
         ]
 
     def whole(self, deltas: list[SampleDelta], generation: Generation) -> dict[str, Any]:
-        """As Jina and Cohere have it."""
+        """Returns the answer in the form of Jina and Cohere."""
         answer = super().whole(deltas, generation)
         usage = {name: answer["usage"][name] for name in ("prompt_tokens", "total_tokens")}
         return {"id": answer["id"], "model": answer["model"], "usage": usage, "results": answer["data"]}

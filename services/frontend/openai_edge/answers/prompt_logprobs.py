@@ -1,4 +1,4 @@
-"""Log-probabilities of a prompt: as vLLM lists them, or as OpenAI's completions echo them."""
+"""Log-probabilities of a prompt, as vLLM lists them or as OpenAI's completions echo them."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from quire.services.frontend.request.outcome import TokenLogprobs
 
 
 def prompt_logprobs(entries: Sequence[TokenLogprobs], start: int, texts: TokenTexts) -> list[dict[str, Any] | None]:
-    """By position from `start` on; nothing precedes position 0."""
+    """Returns the list by position from `start` on; position 0 has none."""
     listed: list[dict[str, Any] | None] = [None] if start == 0 else []
     return listed + [_position(entry, texts) for entry in entries]
 
 
 def _position(entry: TokenLogprobs, texts: TokenTexts) -> dict[str, Any]:
-    """By token id; the prompt's own token is always there, the others are ranked as they come."""
-    found = {
+    """Returns the candidates by token id; the prompt's token is always among them, the others are ranked in order."""
+    candidates = {
         str(token_id): _candidate(token_id, logprob, rank, texts)
         for rank, (token_id, logprob) in enumerate(entry.top, start=1)
     }
     return {str(entry.token_id): _candidate(entry.token_id, entry.logprob, entry.rank, texts)} | {
-        token_id: candidate for token_id, candidate in found.items() if token_id != str(entry.token_id)
+        token_id: candidate for token_id, candidate in candidates.items() if token_id != str(entry.token_id)
     }
 
 
@@ -33,7 +33,8 @@ def _candidate(token_id: int, logprob: float, rank: int, texts: TokenTexts) -> d
 def echoed_logprobs(
     first_token: int, entries: Sequence[TokenLogprobs], texts: TokenTexts
 ) -> tuple[dict[str, Any], int]:
-    """In front of the output's; the second value is where that begins, in characters."""
+    """Returns the log-probabilities of the prompt to put before the output's, and the offset after the prompt in
+    characters."""
     opening = {
         "tokens": [texts.text(first_token)],
         "token_logprobs": [None],
@@ -44,5 +45,5 @@ def echoed_logprobs(
     return joined(opening, rest), offset
 
 
-def joined(before: dict[str, Any] | None, behind: dict[str, Any]) -> dict[str, Any]:
-    return {name: before[name] + behind[name] for name in behind} if before else behind
+def joined(before: dict[str, Any] | None, after: dict[str, Any]) -> dict[str, Any]:
+    return {name: before[name] + after[name] for name in after} if before else after

@@ -1,4 +1,4 @@
-"""echo with max_tokens=0: the prompt comes back, counted, and nothing is generated."""
+"""Answer to echo with max_tokens=0: the prompt and its usage, without generation."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Bodies in JSON, and the requests of the frontend that they become."""
+"""Request bodies in JSON, and their conversion to requests."""

@@ -1,4 +1,4 @@
-"""JSON bodies of the calls: the fields that do something. Others are sorted out by `refuse_unknown`."""
+"""Request bodies of the calls with the supported fields; `refuse_unknown` handles the others."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from quire.services.frontend.openai_edge.body.structured_outputs import Response
 from quire.services.frontend.openai_edge.body.thinking import ReasoningEffort, ReasoningField, ThinkingField
 from quire.shared.errors import Unimplemented
 
-# OpenAI's fields that say nothing about the text: bookkeeping of theirs, hints that nothing here could follow.
+# OpenAI's fields without influence on the text: bookkeeping, and hints that cannot be followed here.
 IGNORED = frozenset({
     "metadata",
     "prediction",
@@ -65,12 +65,12 @@ PromptField = Annotated[Any, WithJsonSchema(PROMPT)]
 
 
 def _keep_packed_ids(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
-    """Ids of a large body (bounds/bodies/long_ids.py)."""
+    """Keeps the packed ids of a large body (bounds/bodies/long_ids.py)."""
     return value if isinstance(value, array) else check(value)
 
 
 class Body(CheckedBody):
-    """Any body."""
+    """Base of all request bodies."""
 
     model_config = ConfigDict(extra="allow", json_schema_extra=body_schema_extra(IGNORED, NO_OP_VALUES))
 
@@ -86,19 +86,17 @@ class Body(CheckedBody):
 
 
 class StreamOptions(BaseModel):
-    """What a stream carries beside the text."""
+    """Additional content of a stream."""
 
     model_config = ConfigDict(extra="allow")
 
-    include_usage: Flag = Field(default=False, description="end with a chunk that holds the usage")
+    include_usage: Flag = Field(default=False, description="send a last chunk with the usage")
     continuous_usage_stats: Flag = Field(default=False, description="usage so far in every chunk")
-    include_obfuscation: bool | None = Field(
-        default=None, description="accepted for OpenAI's clients; nothing is padded"
-    )
+    include_obfuscation: bool | None = Field(default=None, description="accepted for OpenAI's clients, without effect")
 
 
 class RepetitionDetectionBody(BaseModel):
-    """Ends a sample that only repeats itself: RepetitionDetection of sampling.proto."""
+    """Stop condition for samples that repeat themselves: RepetitionDetection of sampling.proto."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -108,7 +106,7 @@ class RepetitionDetectionBody(BaseModel):
 
 
 class GenerationBody(Body, ScalarFields):
-    """What completions and chat completions share; sampling fields are named as in sampling.proto."""
+    """Fields of completions and chat completions; sampling fields are named as in sampling.proto."""
 
     not_offered: ClassVar[Mapping[str, Sequence[Any]]] = GENERATED
 
@@ -123,7 +121,7 @@ class GenerationBody(Body, ScalarFields):
     include_stop_str_in_output: Flag = False
     logit_bias: dict[str, float] | None = None
     logits_processors: dict[str, dict[str, Any] | None] | None = Field(
-        None, description="of packages installed beside the workers: name to arguments"
+        None, description="name of a logits processor that all workers have -> its arguments"
     )
     allowed_token_ids: list[int] | None = Field(None, json_schema_extra=NOT_EMPTY)
     bad_words: list[str] | None = None
@@ -145,10 +143,11 @@ class GenerationBody(Body, ScalarFields):
     stream_options: StreamOptions | None = None
     stream_interval: int | None = Field(None, ge=1, description="tokens of a choice between its chunks")
     resumable: Flag = Field(
-        default=False, description="go on without the client; GET /v1/streams/{request_id} takes the stream up again"
+        default=False, description="continue without the client; GET /v1/streams/{request_id} resumes the stream"
     )
     retention_s: float | None = Field(
-        None, description="with resumable: for so long without a reader, and once it has ended; default: as offered"
+        None,
+        description="with resumable: retention without a reader and after the end; default: the server's setting",
     )
     echo: bool | None = False
     truncate_prompt_tokens: int | None = Field(None, ge=-1)
@@ -161,15 +160,15 @@ class GenerationBody(Body, ScalarFields):
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     return_prompt_text: bool | None = None
-    return_metrics: bool | None = Field(None, description="give the times of this request, too; in a stream at its end")
-    guided_json: str | dict[str, Any] | None = Field(None, description="vLLM's older name of structured_outputs.json")
+    return_metrics: bool | None = Field(None, description="include the times of this request; in a stream at its end")
+    guided_json: str | dict[str, Any] | None = Field(None, description="vLLM's legacy name of structured_outputs.json")
     guided_regex: str | None = Field(None, description="... of structured_outputs.regex")
     guided_choice: list[str] | None = Field(None, description="... of structured_outputs.choice")
     guided_grammar: str | None = Field(None, description="... of structured_outputs.grammar")
 
 
 class CompletionBody(GenerationBody):
-    """POST /v1/completions"""
+    """Request body of POST /v1/completions."""
 
     model_config = ConfigDict(json_schema_extra=body_schema_extra(IGNORED, NO_OP_VALUES, GENERATION_RULES))
 
@@ -180,7 +179,7 @@ class CompletionBody(GenerationBody):
 
 
 class ChatOptions(GenerationBody):
-    """Of a chat completion, but for what was said."""
+    """Fields of a chat completion except the messages."""
 
     model_config = ConfigDict(json_schema_extra=body_schema_extra(IGNORED, NO_OP_VALUES, CHAT_RULES))
 
@@ -211,13 +210,13 @@ class ChatOptions(GenerationBody):
 
 
 class ChatBody(ChatOptions):
-    """POST /v1/chat/completions"""
+    """Request body of POST /v1/chat/completions."""
 
     messages: list[dict[str, Any]] = Field(json_schema_extra=MESSAGES)
 
 
 class ChatBatchBody(ChatOptions):
-    """POST /v1/chat/completions/batch"""
+    """Request body of POST /v1/chat/completions/batch."""
 
     model_config = ConfigDict(json_schema_extra=body_schema_extra(IGNORED, NO_OP_VALUES, (*CHAT_RULES, BATCH_RULES)))
 
@@ -228,7 +227,7 @@ class ChatBatchBody(ChatOptions):
 
 
 class PooledBody(Body):
-    """What all calls have in common that read texts and write none."""
+    """Fields of all calls that pool texts."""
 
     add_special_tokens: Flag = True
     truncate_prompt_tokens: int | None = Field(None, ge=-1)
@@ -241,39 +240,41 @@ class PooledBody(Body):
 
 
 class InputBody(PooledBody):
-    """Of the calls that take whatever a prompt may be."""
+    """Fields of pooling calls that accept prompts of any form."""
 
     input: PromptField
 
     @model_validator(mode="before")
     @classmethod
     def _has_no_messages(cls, sent: Any) -> Any:
-        """Who sends a conversation reads that, and not that another field is missing."""
+        """Names the unsupported field `messages` in the error, instead of a missing one."""
         if isinstance(sent, dict) and sent.get("messages") is not None and "input" not in sent:
             raise Unimplemented("messages is not offered by this call; send texts or tokens as input", field="messages")
         return sent
 
 
 class EmbeddingBody(InputBody):
-    """POST /v1/embeddings"""
+    """Request body of POST /v1/embeddings."""
 
     encoding_format: Literal["float", "base64"] | None = Field(None, description="default: float")
     dimensions: int | None = Field(
-        None, description="only the first so many elements, normalised again", json_schema_extra={"minimum": 1}
+        None, description="number of leading elements to keep, normalised again", json_schema_extra={"minimum": 1}
     )
     pooler: str | None = Field(
         None, description="default: the model's own", json_schema_extra={"enum": [None, "", "last", "mean", "cls"]}
     )
-    normalize: bool | None = Field(None, description="vectors of length 1; default: what the model does")
+    normalize: bool | None = Field(None, description="normalise vectors to length 1; default: as the model does")
     use_activation: bool | None = Field(None, description="vLLM's name of normalize")
-    prompt_name: str | None = Field(None, description="of what the model's folder puts before texts")
+    prompt_name: str | None = Field(
+        None, description="name of a prompt of the model's folder, which is put before the texts"
+    )
 
 
 class PoolingBody(EmbeddingBody):
-    """POST /pooling: what a model makes of texts, a vector or its classifier's scores."""
+    """Request body of POST /pooling: a vector or a classifier's scores for each text."""
 
     task: Literal["embed", "classify", "token_embed", "token_classify"] | None = Field(
-        None, description="default: what the model does; of tokens: a vector for each"
+        None, description="default: the model's task; token_*: one vector per token"
     )
     pooler: str | None = Field(
         None, description="default: the model's own", json_schema_extra={"enum": [None, *POOLERS]}
@@ -282,7 +283,7 @@ class PoolingBody(EmbeddingBody):
 
 
 class ClassifyBody(InputBody):
-    """POST /classify"""
+    """Request body of POST /classify."""
 
 
 FIRST, SECOND = ("queries", "text_1", "data_1"), ("documents", "items", "text_2", "data_2")
@@ -290,7 +291,7 @@ Texts = Annotated[str | list[str], WithJsonSchema({"anyOf": [TEXT, {"type": "arr
 
 
 class ScoreBody(PooledBody):
-    """POST /score: one text beside all others, or each beside one."""
+    """Request body of POST /score: one text compared with all others, or pair by pair."""
 
     model_config = ConfigDict(
         json_schema_extra=body_schema_extra(IGNORED, NO_OP_VALUES, [exactly_one(*FIRST), exactly_one(*SECOND)])
@@ -306,7 +307,7 @@ class ScoreBody(PooledBody):
 
 
 def _text_of_document(sent: Any) -> Any:
-    """Reads a document of Cohere's or Jina's clients: a text, or an object that holds it."""
+    """Returns the text of a Cohere or Jina document: a text, or an object that holds it."""
     if isinstance(sent, dict) and isinstance(sent.get("text"), str):
         return sent["text"]
     return sent
@@ -317,16 +318,16 @@ Document = Annotated[str, BeforeValidator(_text_of_document), WithJsonSchema({"a
 
 
 class RerankBody(PooledBody):
-    """POST /rerank, as Jina and Cohere have it"""
+    """Request body of POST /rerank, as in Jina's and Cohere's APIs."""
 
     query: str = Field(json_schema_extra=TEXT)
     documents: list[Document] = Field(json_schema_extra=NOT_EMPTY, description="texts, or objects with a text")
-    top_n: int | None = Field(None, ge=0, description="only so many, the best; default or 0: all")
+    top_n: int | None = Field(None, ge=0, description="maximum number of documents, the best ones; default or 0: all")
     return_documents: Flag = True
 
 
 class TokenizeBody(Body):
-    """POST /tokenize"""
+    """Request body of POST /tokenize."""
 
     model_config = ConfigDict(
         json_schema_extra=body_schema_extra(IGNORED, NO_OP_VALUES, [{"anyOf": [given("prompt"), given("messages")]}])
@@ -346,25 +347,27 @@ class TokenizeBody(Body):
 
 
 class DetokenizeBody(Body):
-    """POST /detokenize"""
+    """Request body of POST /detokenize."""
 
     tokens: Annotated[list[int], WrapValidator(_keep_packed_ids)]
 
 
 class LoadAdapterBody(BaseModel):
-    """POST /v1/load_lora_adapter"""
+    """Request body of POST /v1/load_lora_adapter."""
 
     model_config = ConfigDict(extra="forbid")
 
     lora_name: str
-    lora_path: str = Field(description="its folder on the machines of the workers, or relative to their lora_folders")
-    load_inplace: Flag = Field(False, description="take the place of the one that is loaded by this name")
+    lora_path: str = Field(
+        description="folder of the adapter on the workers' machines, or relative to their lora_folders"
+    )
+    load_inplace: Flag = Field(False, description="replace the adapter that is loaded under this name")
 
 
 class UnloadAdapterBody(BaseModel):
-    """POST /v1/unload_lora_adapter"""
+    """Request body of POST /v1/unload_lora_adapter."""
 
     model_config = ConfigDict(extra="forbid")
 
     lora_name: str
-    lora_int_id: int | None = Field(None, description="not looked at: names are all there is")
+    lora_int_id: int | None = Field(None, description="ignored: adapters are identified by their names")

@@ -1,4 +1,4 @@
-"""What the OpenAPI document says of values that are checked elsewhere, where their senders are told more."""
+"""Schemas for the OpenAPI document of values that are validated elsewhere, with more detailed errors."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ CHAT_RULES = (
     needs("top_logprobs", NOT_NULL, "logprobs", IS_TRUE),
     needs("tool_choice", {"not": {"enum": [None, "none"]}}, "tools", NOT_NULL),
 )
-# What a batch of conversations has not.
+# Restrictions for a batch of conversations.
 BATCH_RULES = {
     "properties": {
         "n": {"enum": [None, 1]},

@@ -1,4 +1,4 @@
-"""What vLLM has renamed, under the names that it had."""
+"""Legacy names of renamed vLLM fields."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ GUIDED = ("json", "regex", "choice", "grammar")
 
 
 def guided_constraint(body: GenerationBody) -> StructuredOutputsBody | None:
-    """structured_outputs, or what guided_json and its like say instead."""
+    """Returns structured_outputs, or the constraint under a legacy name such as guided_json."""
     given = {name: value for name in GUIDED if (value := getattr(body, f"guided_{name}")) is not None}
     if not given:
         return body.structured_outputs

@@ -1,4 +1,4 @@
-"""`logit_bias` of a body: JSON has no keys but texts."""
+"""Conversion of `logit_bias`, whose keys are texts in JSON."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ TOKEN_ID = re.compile(r"-?[0-9]{1,10}")
 def logit_bias(written: Mapping[str, float]) -> dict[int, float]:
     for token_id in written:
         if not TOKEN_ID.fullmatch(token_id):
-            message = f"logit_bias must map token ids to numbers; {token_id[:32]!r} is no token id."
+            message = f"logit_bias must map token ids to numbers; {token_id[:32]!r} is not a token id."
             raise InvalidArgument(message, field="logit_bias")
     return {int(token_id): bias for token_id, bias in written.items()}

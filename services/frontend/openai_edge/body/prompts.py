@@ -1,4 +1,4 @@
-"""`prompt` and `messages` of a body to prompts."""
+"""Conversion of `prompt` and `messages` of a body to prompts."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from quire.services.frontend.request.request import ChatPrompt, Prompt, TextProm
 from quire.services.frontend.request.tool_offer import INPUT
 from quire.shared.errors import InvalidArgument
 
-BEGINNING = ("prefix", "partial")  # names that DeepSeek and Mistral, and Kimi and Qwen have for it
+BEGINNING = ("prefix", "partial")  # names of the field in DeepSeek's and Mistral's, and in Kimi's and Qwen's APIs
 REASONING = ("reasoning", "reasoning_content", "thinking")
-THOUGHTS = ("thinking", "reasoning")  # types of parts
-TEXT_PARTS = {"text": "text", "input_text": "text", "refusal": "refusal"}  # kind of part to the key of its text
+THOUGHTS = ("thinking", "reasoning")  # types of parts with reasoning
+TEXT_PARTS = {"text": "text", "input_text": "text", "refusal": "refusal"}  # type of a part -> key of its text
 
 
 def completion_prompts(prompt: Any, *, add_special_tokens: bool) -> list[Prompt]:
-    """Text, token ids, or a list in which each entry is one or the other."""
+    """Returns the prompts of a text, token ids, or a list in which each entry is one or the other."""
     if isinstance(prompt, list) and not _is_token_ids(prompt):
         return [_one(entry, add_special_tokens) for entry in prompt]
     return [_one(prompt, add_special_tokens)]
@@ -34,7 +34,8 @@ def _one(prompt: Any, add_special_tokens: bool) -> Prompt:
 
 
 def _is_token_ids(value: Sequence[Any]) -> bool:
-    """Also the empty list: one empty prompt, refused as such."""
+    """Returns whether the value is a list of token ids; also for the empty list, one empty prompt, which is refused
+    later."""
     return set(map(type, value)) <= {int}
 
 
@@ -44,11 +45,11 @@ def chat_prompt(
     variables: Mapping[str, Any],
     tools: Sequence[Mapping[str, Any]],
 ) -> ChatPrompt:
-    goes_on = body.continue_final_message or _is_begun(messages)
+    continues = body.continue_final_message or _is_begun(messages)
     return ChatPrompt(
         [read_message(message) for message in messages],
-        add_generation_prompt=body.add_generation_prompt and not goes_on,
-        continue_final_message=goes_on,
+        add_generation_prompt=body.add_generation_prompt and not continues,
+        continue_final_message=continues,
         template_variables={**variables, **(body.chat_template_kwargs or {})},
         add_special_tokens=bool(body.add_special_tokens),
         tools=tools,
@@ -57,13 +58,13 @@ def chat_prompt(
 
 
 def _is_begun(messages: Sequence[Mapping[str, Any]]) -> bool:
-    """Returns whether the last message says itself that it is the beginning of the answer."""
+    """Returns whether the last message is marked as the beginning of the answer."""
     last = messages[-1] if messages else {}
     return last.get("role") == "assistant" and any(last.get(name) is True for name in BEGINNING)
 
 
 def read_message(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns a message of a body as chat templates get it. Raises InvalidArgument, Unimplemented."""
+    """Returns a message of a body in the form of chat templates; raises InvalidArgument or Unimplemented."""
     role = message.get("role")
     if role not in ROLES:
         raise InvalidArgument(f"messages: role must be one of {', '.join(ROLES)}, got {role!r:.64}", field="messages")
@@ -79,16 +80,16 @@ def read_message(message: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _calls(message: Mapping[str, Any]) -> list[Any]:
-    """Returns the calls of a message, also one in the form that tool_calls have replaced."""
+    """Returns the calls of a message, also one in the deprecated field function_call."""
     calls = message.get("tool_calls") or []
     if not isinstance(calls, list):
         raise InvalidArgument("messages: tool_calls must be a list", field="messages")
-    older = message.get("function_call")
-    return calls or ([{"function": older}] if older is not None else [])
+    legacy_call = message.get("function_call")
+    return calls or ([{"function": legacy_call}] if legacy_call is not None else [])
 
 
 def _parted(content: Any) -> tuple[str, Any]:
-    """Returns the reasoning that stands among the parts of a content, as Mistral's clients send it, and the others."""
+    """Returns the reasoning among the parts of a content, as Mistral's clients send it, and the other parts."""
     if not isinstance(content, list):
         return "", content
     thoughts = [part for part in content if isinstance(part, dict) and part.get("type") in THOUGHTS]
@@ -105,10 +106,10 @@ def _thought(part: Mapping[str, Any]) -> str:
 
 
 def _reasoning(message: Mapping[str, Any]) -> str | None:
-    """Reads it under any of the names that clients use."""
+    """Returns the reasoning under any of the names that clients use."""
     for name in REASONING:
-        if isinstance(found := message.get(name), str) and found:
-            return found
+        if isinstance(text := message.get(name), str) and text:
+            return text
     return None
 
 

@@ -1,4 +1,4 @@
-"""Bodies to the frontend's own request."""
+"""Conversion of bodies to the frontend's request."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from quire.services.frontend.tokenizer.generation_config import GenerationDefaul
 from quire.services.frontend.tokenizer.tokenizer import Tokenizer
 from quire.shared.errors import InvalidArgument, Unimplemented
 
-COMPLETION_MAX_TOKENS = 16  # OpenAI's default where the body says nothing
+COMPLETION_MAX_TOKENS = 16  # OpenAI's default for completions
 
 SAMPLING_FIELDS = (
     "n",
@@ -56,20 +56,20 @@ SAMPLING_FIELDS = (
 
 @dataclass(frozen=True, slots=True)
 class AnswerOptions:
-    """How to answer; None of it concerns how tokens are made."""
+    """Options of an answer that do not influence the generation."""
 
     stream: bool
     include_usage: bool
     continuous_usage: bool
-    token_ids: bool  # also give token ids
+    token_ids: bool  # include token ids
     tokens_as_ids: bool  # write tokens in logprobs as token_id:N
-    prompt_text: bool  # also give the prompt as the model got it
-    prompt_logprobs: bool  # also give the log-probabilities of the prompt
-    echoed_logprobs: bool  # ... in front of those of the output
-    metrics: bool = False  # also give the times of this request
-    no_output: bool = False  # give the prompt alone
-    created_unix_s: int | None = None  # when a stream began that is gone on with; None: now
-    prefix: Sequence[str] = ()  # by prompt: text to repeat in front of the answer (echo)
+    prompt_text: bool  # include the prompt as the model got it
+    prompt_logprobs: bool  # include the log-probabilities of the prompt
+    echoed_logprobs: bool  # put them before those of the output
+    metrics: bool = False  # include the times of this request
+    no_output: bool = False  # return only the prompt
+    created_unix_s: int | None = None  # when a resumed stream began; None: now
+    prefix: Sequence[str] = ()  # by prompt: text to repeat before the answer (echo)
 
 
 def completion_request(body: CompletionBody, headers: CallHeaders, defaults: GenerationDefaults) -> Request:
@@ -113,10 +113,10 @@ def _chat_request(
     prompts = [chat_prompt(body, messages, variables, offer.template_tools) for messages in conversations]
     given = _given(body, (body.top_logprobs or 0) if body.logprobs else None) | {
         "max_tokens": token_limit(max_tokens=body.max_tokens, max_completion_tokens=body.max_completion_tokens),
-        "thinking_token_budget": thinking.budget(body, has_marks=tokenizer.thinking_token_ids is not None),
+        "thinking_token_budget": thinking.budget(body, counts_reasoning=tokenizer.thinking_token_ids is not None),
     }
     if body.response_format is not None and offer.must_call:
-        given["structured_output"] = None  # it is about content, and there will be none
+        given["structured_output"] = None  # the format applies to content, and there will be none
     request = _request(body, prompts, given, tokenizer.defaults, headers=headers, default_max_tokens=None)
     is_shown = body.include_reasoning and not (body.reasoning is not None and body.reasoning.exclude)
     return replace(request, parse_answer=True, tool_use=offer.tool_use, include_reasoning=is_shown)
@@ -148,11 +148,11 @@ def _check_prompt_logprobs(body: GenerationBody) -> None:
 
 
 def _echoed_logprobs(body: CompletionBody) -> dict[str, Any]:
-    """echo with logprobs: those of the prompt come along, as many as of the output."""
+    """Returns the prompt logprobs that echo with logprobs requests: as many as for the output."""
     if not body.echo or body.logprobs is None:
         return {}
     if body.prompt_logprob_start or body.prompt_logprob_token_ids:
-        raise InvalidArgument("echo with logprobs is about the whole prompt.", field="prompt_logprob_start")
+        raise InvalidArgument("echo with logprobs needs the whole prompt.", field="prompt_logprob_start")
     if body.stream and (body.n or 1) > 1:
         raise InvalidArgument("n must be 1 when streaming an echo with logprobs.", field="n")
     return {"prompt_logprobs": body.logprobs if body.prompt_logprobs is None else body.prompt_logprobs}

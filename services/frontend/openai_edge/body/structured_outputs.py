@@ -1,4 +1,4 @@
-"""The form of the output as OpenAI's clients ask for it (response_format) and as vLLM's do (structured_outputs)."""
+"""Constraints on the output in OpenAI's form (response_format) and in vLLM's (structured_outputs)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CONSTRAINTS = ("json", "regex", "choice", "grammar", "json_object", "structural_
 
 
 class JsonSchemaFormat(BaseModel):
-    """response_format.json_schema; name, description and strict change nothing: every schema is kept to."""
+    """Schema of response_format; name, description and strict have no effect: every schema is enforced."""
 
     model_config = ConfigDict(extra="allow", populate_by_name=True)
 
@@ -28,7 +28,7 @@ class JsonSchemaFormat(BaseModel):
 
 
 class ResponseFormat(BaseModel):
-    """OpenAI's field, and vLLM's structural tags."""
+    """OpenAI's response_format with vLLM's structural tags."""
 
     model_config = ConfigDict(extra="allow", populate_by_name=True)
 
@@ -38,18 +38,18 @@ class ResponseFormat(BaseModel):
         default=None, alias="schema", description="json_schema.schema as clients of llama.cpp write it"
     )
     format: Any = Field(default=None, description="of a structural_tag")
-    structures: Any = Field(default=None, description="of a structural_tag, in its older form")
-    triggers: Any = Field(default=None, description="of a structural_tag, in its older form")
+    structures: Any = Field(default=None, description="of a structural_tag, in its legacy form")
+    triggers: Any = Field(default=None, description="of a structural_tag, in its legacy form")
 
     @property
     def requested_schema(self) -> dict[str, Any] | bool | None:
-        """The schema, wherever it stands."""
+        """Schema in either of its places."""
         nested = None if self.json_schema is None else self.json_schema.schema_
         return self.schema_ if nested is None else nested
 
 
 class StructuredOutputsBody(BaseModel):
-    """vLLM's field: exactly one constraint; StructuredOutput of sampling.proto."""
+    """vLLM's structured_outputs with exactly one constraint; StructuredOutput of sampling.proto."""
 
     model_config = ConfigDict(extra="allow", populate_by_name=True, json_schema_extra=exactly_one(*CONSTRAINTS))
 
@@ -66,7 +66,7 @@ class StructuredOutputsBody(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class FormatFieldNames:
-    """What an API calls the form of an answer, and the schema in it."""
+    """Names that an API gives to the format of an answer and its schema."""
 
     form: str = "response_format"
     schema: str = "json_schema.schema"
@@ -80,11 +80,11 @@ def constraint(
     outputs: StructuredOutputsBody | None,
     names: FormatFieldNames = CHAT_FIELD_NAMES,
 ) -> Any:
-    """The one constraint that was asked for, or None. Raises InvalidArgument."""
-    asked = None if response_format is None else _of_response_format(response_format, names)
+    """Returns the requested constraint, or None; raises InvalidArgument."""
+    requested = None if response_format is None else _of_response_format(response_format, names)
     if outputs is None:
-        return asked
-    if asked is not None:
+        return requested
+    if requested is not None:
         raise InvalidArgument(
             f"{names.form} and structured_outputs both constrain the output: send one of them.",
             field="structured_outputs",
@@ -92,9 +92,9 @@ def constraint(
     return _of_outputs(outputs)
 
 
-def _of_response_format(asked: ResponseFormat, names: FormatFieldNames) -> pb.StructuredOutput | None:
-    schema = asked.requested_schema
-    match asked.type:
+def _of_response_format(response_format: ResponseFormat, names: FormatFieldNames) -> pb.StructuredOutput | None:
+    schema = response_format.requested_schema
+    match response_format.type:
         case "json_object" if schema in (None, {}):
             return pb.StructuredOutput(json_object=True)
         case "json_object" | "json_schema":
@@ -102,38 +102,38 @@ def _of_response_format(asked: ResponseFormat, names: FormatFieldNames) -> pb.St
                 raise InvalidArgument(f"{names.form} of type json_schema needs {names.schema}", field=names.form)
             return pb.StructuredOutput(json_schema=json.dumps(schema))
         case "structural_tag":
-            given = {name: value for name in TAG if (value := getattr(asked, name)) is not None}
-            return pb.StructuredOutput(structural_tag=json.dumps({"type": asked.type, **given}))
+            given = {name: value for name in TAG if (value := getattr(response_format, name)) is not None}
+            return pb.StructuredOutput(structural_tag=json.dumps({"type": response_format.type, **given}))
     return None
 
 
-def _of_outputs(asked: StructuredOutputsBody) -> pb.StructuredOutput:
-    given = [name for name in CONSTRAINTS if getattr(asked, "json_" if name == "json" else name) is not None]
+def _of_outputs(outputs: StructuredOutputsBody) -> pb.StructuredOutput:
+    given = [name for name in CONSTRAINTS if getattr(outputs, "json_" if name == "json" else name) is not None]
     if len(given) != 1:
-        got = ", ".join(given) or "none"
+        names = ", ".join(given) or "none"
         raise InvalidArgument(
-            f"structured_outputs must hold exactly one of {', '.join(CONSTRAINTS)}, got {got}.",
+            f"structured_outputs must hold exactly one of {', '.join(CONSTRAINTS)}, got {names}.",
             field="structured_outputs",
         )
     wanted = pb.StructuredOutput(
-        disable_any_whitespace=asked.disable_any_whitespace,
-        disable_additional_properties=asked.disable_additional_properties,
-        whitespace_pattern=asked.whitespace_pattern or "",
+        disable_any_whitespace=outputs.disable_any_whitespace,
+        disable_additional_properties=outputs.disable_additional_properties,
+        whitespace_pattern=outputs.whitespace_pattern or "",
     )
     match given[0]:
         case "json":
-            wanted.json_schema = _text(asked.json_)
+            wanted.json_schema = _text(outputs.json_)
         case "regex":
-            wanted.regex = asked.regex or ""
+            wanted.regex = outputs.regex or ""
         case "choice":
-            wanted.choice.options.extend(asked.choice or ())
+            wanted.choice.options.extend(outputs.choice or ())
             wanted.choice.SetInParent()
         case "grammar":
-            wanted.grammar = asked.grammar or ""
+            wanted.grammar = outputs.grammar or ""
         case "json_object":
-            wanted.json_object = bool(asked.json_object)
+            wanted.json_object = bool(outputs.json_object)
         case "structural_tag":
-            wanted.structural_tag = _text(asked.structural_tag)
+            wanted.structural_tag = _text(outputs.structural_tag)
     return wanted
 
 

@@ -1,4 +1,4 @@
-"""How much to reason, in the words of several makers' chat completions."""
+"""Amount of reasoning, in the fields of several vendors' chat completions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "
 
 
 class ThinkingBody(BaseModel):
-    """The object of Anthropic, DeepSeek, GLM and Kimi."""
+    """Object `thinking` of Anthropic, DeepSeek, GLM and Kimi."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -26,19 +26,19 @@ class ThinkingBody(BaseModel):
 
 
 class ReasoningOptions(BaseModel):
-    """The object of OpenRouter."""
+    """Object `reasoning` of OpenRouter's API."""
 
     model_config = ConfigDict(extra="allow")
 
     effort: ReasoningEffort | None = None
     max_tokens: int | None = Field(default=None, description="a budget, of models that reason")
     enabled: bool | None = None
-    exclude: bool = Field(default=False, description="the answer comes without its reasoning")
-    summary: str | None = Field(default=None, description="accepted: the reasoning itself comes")
+    exclude: bool = Field(default=False, description="omit the reasoning from the answer")
+    summary: str | None = Field(default=None, description="accepted; the reasoning itself is returned")
 
 
 def _thinking(value: Any) -> Any:
-    """Returns the object for a client that says only whether."""
+    """Returns the object for a client that sends only a boolean or a type."""
     if isinstance(value, bool):
         return {"type": "enabled" if value else "disabled"}
     return {"type": value} if isinstance(value, str) else value
@@ -54,37 +54,43 @@ ThinkingField = Annotated[ThinkingBody, BeforeValidator(_thinking)]
 ReasoningField = Annotated[ReasoningOptions, BeforeValidator(_reasoning)]
 
 
-def switch(is_on: bool | None) -> dict[str, Any]:
-    """Returns the variables by which chat templates are told whether to reason."""
+def thinking_switch(is_on: bool | None) -> dict[str, Any]:
+    """Returns the chat template's variables that switch reasoning on or off."""
     return {} if is_on is None else {"enable_thinking": is_on, "thinking": is_on}
 
 
-def of_thinking(thinking: ThinkingBody | None) -> dict[str, Any]:
-    """Returns the variables of a chat template that a `thinking` object sets."""
+def thinking_variables(thinking: ThinkingBody | None) -> dict[str, Any]:
+    """Returns the chat template's variables that a `thinking` object sets."""
     if thinking is None:
         return {}
     cleared = {} if thinking.clear_thinking is None else {"clear_thinking": thinking.clear_thinking}
-    return {**switch(None if thinking.type == "auto" else thinking.type != "disabled"), **cleared}
+    return {**thinking_switch(None if thinking.type == "auto" else thinking.type != "disabled"), **cleared}
 
 
 def variables(body: ChatOptions) -> Mapping[str, Any]:
-    """Returns the variables of the chat template. Where several fields disagree, the later one counts of
-    reasoning_effort, reasoning, think, thinking, enable_thinking, chat_template_args."""
-    asked = body.reasoning or ReasoningOptions()
+    """Returns the variables of the chat template.
+
+    If several fields disagree, the last one counts of reasoning_effort, reasoning, think, thinking, enable_thinking,
+    chat_template_args.
+    """
+    options = body.reasoning or ReasoningOptions()
     return {
-        **reasoning.template_variables(body.reasoning_effort or asked.effort),
-        **switch(asked.enabled),
-        **(reasoning.template_variables(body.think) if isinstance(body.think, str) else switch(body.think)),
-        **of_thinking(body.thinking),
-        **switch(body.enable_thinking),
+        **reasoning.template_variables(body.reasoning_effort or options.effort),
+        **thinking_switch(options.enabled),
+        **(reasoning.template_variables(body.think) if isinstance(body.think, str) else thinking_switch(body.think)),
+        **thinking_variables(body.thinking),
+        **thinking_switch(body.enable_thinking),
         **(body.chat_template_args or {}),
     }
 
 
-def budget(body: ChatOptions, *, has_marks: bool) -> int | None:
-    """Returns how many tokens of reasoning were asked for. `has_marks`: the model marks its reasoning, so that it can
-    be counted; clients that name a budget in the words of others do not know, and are answered without one."""
-    if body.thinking_token_budget is not None or not has_marks:
+def budget(body: ChatOptions, *, counts_reasoning: bool) -> int | None:
+    """Returns the requested budget of reasoning tokens.
+
+    `counts_reasoning`: the model marks its reasoning, so that its tokens can be counted. A budget in another vendor's
+    field is ignored for other models, since its client does not know the model.
+    """
+    if body.thinking_token_budget is not None or not counts_reasoning:
         return body.thinking_token_budget
     if body.thinking is not None and body.thinking.type == "disabled":
         return None

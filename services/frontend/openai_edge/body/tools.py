@@ -1,4 +1,4 @@
-"""`tools` and `tool_choice` of a body."""
+"""Conversion of `tools` and `tool_choice` of a body."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def read(tools: list[dict[str, Any]] | None, choice: Any, *, parallel: bool) -> 
 
 
 def _choice(choice: Any) -> tuple[str, str]:
-    """The mode, and with a named function its name."""
+    """Returns the mode, and the name of a forced function."""
     if isinstance(choice, str) and choice in (NONE, AUTO, REQUIRED):
         return choice, ""
     if isinstance(choice, dict):
@@ -64,16 +64,16 @@ def _choice(choice: Any) -> tuple[str, str]:
 def _allowed(tools: list[dict[str, Any]], choice: Mapping[str, Any]) -> list[dict[str, Any]]:
     listed = choice["allowed_tools"].get("tools")
     names = {_name_of(entry) for entry in listed} if isinstance(listed, list) else set()
-    kept = [tool for tool in tools if _name_of(tool) in names]
-    if not kept or len(kept) < len(names):
+    allowed = [tool for tool in tools if _name_of(tool) in names]
+    if not allowed or len(allowed) < len(names):
         raise InvalidArgument(
             "tool_choice: allowed_tools must name some of the tools, and no others", field="tool_choice"
         )
-    return kept
+    return allowed
 
 
 def _name_of(tool: Any) -> str:
-    """Empty where there is none."""
+    """Returns the tool's name; empty if it has none."""
     kind = tool.get("type", FUNCTION) if isinstance(tool, dict) else None
     inner = tool.get(kind) if kind in KINDS else None
     name = inner.get("name") if isinstance(inner, dict) else None
@@ -94,7 +94,7 @@ def _tool(number: int, tool: Mapping[str, Any]) -> Tool:
 
 
 def _custom(number: int, tool: Mapping[str, Any]) -> Tool:
-    """A tool that takes a text in place of JSON."""
+    """Returns a tool that takes a text instead of JSON."""
     custom = tool.get(CUSTOM)
     if not isinstance(custom, dict):
         shape = ', as in {"type": "custom", "custom": {"name": "..."}}'

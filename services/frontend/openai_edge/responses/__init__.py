@@ -1,1 +1,1 @@
-"""/v1/responses: OpenAI's newer way to ask, in items instead of messages."""
+"""API of /v1/responses, OpenAI's successor of chat completions, with items instead of messages."""

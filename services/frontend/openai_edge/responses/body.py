@@ -1,4 +1,4 @@
-"""The JSON body of POST /v1/responses: the fields that do something. Others are sorted out by `refuse_unknown`."""
+"""Request body of POST /v1/responses with the supported fields; `refuse_unknown` handles the others."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from quire.services.frontend.openai_edge.responses.item_schemas import INPUT
 from quire.services.frontend.openai_edge.responses.objects import FORMAT, OBJECTS
 from quire.shared.errors import InvalidArgument, Unimplemented
 
-# They say nothing about the text: bookkeeping, and hints that nothing here could follow.
+# Fields without influence on the text: bookkeeping, and hints that cannot be followed here.
 IGNORED = frozenset({
     "access_programs", "background_options", "client_metadata", "prompt_cache_key", "prompt_cache_options",
     "prompt_cache_retention", "safety_identifier", "service_tier", "stream_options", "user",
 })  # fmt: skip
-NOTHING: tuple[Any, ...] = (None, False, 0, [], {})  # what does not ask for it
+NOTHING: tuple[Any, ...] = (None, False, 0, [], {})  # values that do not request the feature
 DOCUMENTED: Mapping[str, Sequence[Any]] = dict.fromkeys(
     ("context_management", "conversation", "image", "moderation", "previous_input_messages", "prompt"), NOTHING
 )
 NOT_OFFERED: Mapping[str, Sequence[Any]] = {**UNSUPPORTED_SAMPLERS, **DOCUMENTED}
 LOGPROBS = "message.output_text.logprobs"
-# Besides logprobs nothing has to be included: reasoning comes in the clear, and of what is included of searches,
-# programs and pictures there is none.
+# Only logprobs have an effect: reasoning is always included unencrypted, and there are no searches, programs or
+# pictures to include.
 INCLUDABLE = (
     LOGPROBS, "code_interpreter_call.outputs", "computer_call_output.output.image_url", "file_search_call.results",
     "message.input_image.image_url", "reasoning.encrypted_content", "web_search_call.action.sources",
@@ -128,7 +128,7 @@ RULES = (
 
 
 class ReasoningBody(BaseModel):
-    """Summaries are not made: the reasoning itself comes."""
+    """Reasoning options; summaries are not made, the reasoning itself is returned."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -138,7 +138,7 @@ class ReasoningBody(BaseModel):
 
 
 class TextBody(BaseModel):
-    """The form of the text."""
+    """Options of the text, such as its format."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -147,7 +147,7 @@ class TextBody(BaseModel):
 
 
 class ResponsesBody(ScalarFields):
-    """POST /v1/responses"""
+    """Request body of POST /v1/responses."""
 
     model_config = ConfigDict(extra="allow", json_schema_extra=body_schema_extra(IGNORED, DOCUMENTED, RULES))
 
@@ -163,7 +163,7 @@ class ResponsesBody(ScalarFields):
     stream: bool | None = None
     background: bool | None = Field(
         False,
-        description="go on without the client: GET /v1/responses/{id} tells how far it is, or ?stream=true its events",
+        description="run without the client; GET /v1/responses/{id} returns its state, with ?stream=true its events",
     )
     max_output_tokens: int | None = None
     temperature: float | None = None
@@ -185,7 +185,7 @@ class ResponsesBody(ScalarFields):
     tool_choice: Any = Field(None, json_schema_extra=TOOL_CHOICE)
     parallel_tool_calls: bool | None = None
     max_tool_calls: int | None = Field(
-        None, description="of built-in tools, which this server has none of", json_schema_extra={"minimum": 1}
+        None, description="limit for built-in tools, of which this server has none", json_schema_extra={"minimum": 1}
     )
     truncation: Literal["auto", "disabled"] | None = None
     metadata: dict[str, str] | None = None
@@ -209,7 +209,7 @@ class ResponsesBody(ScalarFields):
             if name not in INCLUDABLE:
                 raise Unimplemented(f"include: {name!r} is not offered by this server", field="include")
         if self.background and self.store is False:
-            raise InvalidArgument("background cannot go with store=false: its client comes back for it", field="store")
+            raise InvalidArgument("background requires store=true, since its client retrieves it later", field="store")
         if self.max_tool_calls is not None and self.max_tool_calls < 1:
             raise InvalidArgument(
                 f"max_tool_calls must be at least 1, got {self.max_tool_calls}", field="max_tool_calls"

@@ -1,4 +1,4 @@
-"""Answers of /v1/responses, in one object or as typed events."""
+"""Response format of /v1/responses, as one object or as typed events."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ from quire.shared.errors import QuireError, transport
 from quire.shared.pb.common.v1.finish_pb2 import FINISH_REASON_CANCELLED, FINISH_REASON_LENGTH, FinishReason
 
 PREFIX = "resp_"
-DONE, INCOMPLETE, IN_PROGRESS, CANCELLED = "completed", "incomplete", "in_progress", "cancelled"
+COMPLETED, INCOMPLETE, IN_PROGRESS, CANCELLED = "completed", "incomplete", "in_progress", "cancelled"
 QUEUED, FAILED = "queued", "failed"
 STATUSES: dict[FinishReason, str] = {FINISH_REASON_LENGTH: INCOMPLETE, FINISH_REASON_CANCELLED: CANCELLED}
 CUT_REASONS = frozenset(STATUSES)
 PENALTIES = ("presence_penalty", "frequency_penalty")
-SERVICE_TIER = "default"  # there is one, whichever was asked for
-ECHOED = ("prompt_cache_key", "safety_identifier")  # fields that say nothing about the text
+SERVICE_TIER = "default"  # the only tier, whichever was requested
+ECHOED = ("prompt_cache_key", "safety_identifier")  # fields without influence on the text
 
 
 class ResponseIdentity:
-    """A response's id and those of its items. Whoever goes on with a response in the background makes them again."""
+    """Ids of a response and its items. For background responses, another frontend derives the same ids."""
 
     def __init__(self, request_id: str = "", created_unix_s: int | None = None) -> None:
-        """`request_id`: of one in the background; empty: ids are drawn."""
+        """Creates an identity; `request_id`: of a background response; empty: ids are random."""
         self._request_id = request_id
         self._num_items = 0
         self.response_id = f"{PREFIX}{request_id or uuid.uuid4().hex}"
@@ -67,13 +67,13 @@ def usage_object(usage: Usage) -> Json:
 
 
 def failure_fields(error: QuireError) -> Json:
-    """What a response says instead of its end."""
+    """Returns the fields of a failed response."""
     code = "rate_limit_exceeded" if transport(error).http_status == 429 else "server_error"
     return {"status": FAILED, "error": {"code": code, "message": error.message}}
 
 
 class ResponsesFormat:
-    """A format for GenerationResponse; what is finished goes into the store."""
+    """Response format of /v1/responses, which puts finished responses into the store."""
 
     def __init__(
         self,
@@ -88,7 +88,10 @@ class ResponsesFormat:
         tenant: str,
         identity: ResponseIdentity,
     ) -> None:
-        """`inputs`: items of this request; `conversation`: these, and what came before them; `tenant`: whose it is."""
+        """Creates a format for one answer.
+
+        `inputs`: items of this request; `conversation`: these and all earlier ones; `tenant`: the response's owner.
+        """
         self._tenant = tenant
         self._identity = identity
         self._fields = _echo(body, sampling, model, identity)
@@ -111,7 +114,7 @@ class ResponsesFormat:
         return self._end(generation)
 
     def events(self, deltas: list[SampleDelta], generation: Generation) -> bytes:
-        events = [] if self._num_events else [self._about("created"), self._about("in_progress")]
+        events = [] if self._num_events else [self._lifecycle_event("created"), self._lifecycle_event("in_progress")]
         for delta in deltas:
             events += self._read(delta)
         return b"".join(map(self._event, events))
@@ -125,8 +128,8 @@ class ResponsesFormat:
 
     def error_events(self, error: QuireError) -> bytes:
         response = {**self._fields, **failure_fields(error), "output": self._items}
-        told: list[Event] = [("error", {**response["error"], "param": error.field or None})]
-        return b"".join(map(self._event, [*told, ("response.failed", {"response": response})]))
+        events: list[Event] = [("error", {**response["error"], "param": error.field or None})]
+        return b"".join(map(self._event, [*events, ("response.failed", {"response": response})]))
 
     def refusal(self, error: QuireError) -> Response:
         return errors.as_response(error)
@@ -138,10 +141,10 @@ class ResponsesFormat:
         return f"event: {kind}\ndata: ".encode() + orjson.dumps(body) + b"\n\n"
 
     def unstarted(self, status: str) -> Json:
-        """Before anything is written."""
+        """Returns the response before any output."""
         return {**self._fields, "status": status, "output": []}
 
-    def _about(self, kind: str) -> Event:
+    def _lifecycle_event(self, kind: str) -> Event:
         return f"response.{kind}", {"response": self.unstarted(IN_PROGRESS)}
 
     def _read(self, delta: SampleDelta) -> Iterator[Event]:
@@ -172,7 +175,7 @@ class ResponsesFormat:
         for kind, fields in self._item.closing():
             yield self._of_item(kind, fields)
         is_cut = self._finish is not None and self._finish.reason in CUT_REASONS
-        item = self._item.as_json(INCOMPLETE if is_cut else DONE)
+        item = self._item.as_json(INCOMPLETE if is_cut else COMPLETED)
         yield "response.output_item.done", {"output_index": len(self._items), "item": item}
         self._items.append(item)
         self._item = None
@@ -182,7 +185,7 @@ class ResponsesFormat:
         is_cut = self._finish.reason == FINISH_REASON_LENGTH
         response = {
             **self._fields,
-            "status": STATUSES.get(self._finish.reason, DONE),
+            "status": STATUSES.get(self._finish.reason, COMPLETED),
             "completed_at": int(time.time()) if self._finish.reason not in CUT_REASONS else None,
             "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
             "output": self._items,
@@ -200,9 +203,9 @@ def _parts(delta: SampleDelta) -> list[Part]:
 
 
 def _echo(body: ResponsesBody, sampling: Sampling, model: str, identity: ResponseIdentity) -> Json:
-    """What the client asked, as it comes back in every response."""
+    """Returns the request's fields that every response repeats."""
     effort, summary = (body.reasoning.effort, body.reasoning.summary) if body.reasoning is not None else (None, None)
-    asked: dict[str, Any] = {
+    echoed: dict[str, Any] = {
         "instructions": body.instructions,
         "max_output_tokens": body.max_output_tokens,
         "max_tool_calls": body.max_tool_calls,
@@ -232,11 +235,11 @@ def _echo(body: ResponsesBody, sampling: Sampling, model: str, identity: Respons
         "error": None,
         "incomplete_details": None,
         "usage": None,
-        **json_safe(asked),
+        **json_safe(echoed),
     }
 
 
 def _text(body: ResponsesBody, name: str) -> str | None:
-    """Returns a field that is otherwise ignored; None where it is not a text."""
+    """Returns a field that is otherwise ignored; None if it is not a text."""
     value = (body.model_extra or {}).get(name)
     return value if isinstance(value, str) else None

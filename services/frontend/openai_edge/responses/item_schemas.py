@@ -1,4 +1,4 @@
-"""What the OpenAPI document says of the items of a conversation, which turns.py reads."""
+"""Schemas of a conversation's items for the OpenAPI document; messages.py reads the items."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PART: Schema = {
     ],
 }
 TEXTS: Schema = {"anyOf": [TEXT, {"type": "array", "items": PART}, {"type": "null"}]}
-# Calls that another server ran itself, and what only it can read: parts of turns that were answered elsewhere.
+# Calls that another server ran itself, and items that only it can read: parts of turns that it answered.
 UNREADABLE = (
     "code_interpreter_call", "compaction", "compaction_summary", "computer_call", "computer_call_output",
     "configuration_update", "context_compaction", "file_search_call", "ghost_snapshot", "image_generation_call",
@@ -25,14 +25,14 @@ UNREADABLE = (
 )  # fmt: skip
 ADDED_TOOLS, AGENT = "additional_tools", "agent_message"
 FUNCTION, CUSTOM = "function_call", "custom_tool_call"
-# Calls of tools that clients run and that have a form of their own: name of the tool, and field of its arguments.
+# Calls of tools that clients run, with a separate item type: name of the tool, and field of its arguments.
 FORMS = {
     "local_shell_call": ("local_shell", "action"),
     "shell_call": ("shell", "action"),
     "apply_patch_call": ("apply_patch", "operation"),
 }
 OUTPUTS = tuple(f"{kind}_output" for kind in (FUNCTION, CUSTOM, *FORMS))
-# What has to be sent in place of items that ask the server for something.
+# Alternatives to items that ask the server for something.
 REPLACEMENTS = {
     "compaction_trigger": "ask for a summary in a message of the user, and send that",
     "item_reference": "send the item itself, or previous_response_id",

@@ -1,4 +1,4 @@
-"""What the model wrote, as items: reasoning, messages, function calls. Each grows piece by piece, and tells events."""
+"""Output items: reasoning, messages, function calls. Each grows piece by piece and emits events."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from quire.services.frontend.output_processor.parsing.values.input_extractor imp
 
 Json = dict[str, Any]
 Event = tuple[str, Json]
-"""Its type, and the fields that depend on it."""
+"""Type of an event, and its type-specific fields."""
 
 
 class OutputItem(ABC):
-    """One on its way; a class for each kind of part."""
+    """Output item that is being written; one class per kind of part."""
 
     def __init__(self, item_id: str) -> None:
         self.id = item_id
@@ -25,33 +25,33 @@ class OutputItem(ABC):
 
     @abstractmethod
     def takes(self, part: Part) -> bool:
-        """Whether this is more of it."""
+        """Returns whether the part continues this item."""
 
     @abstractmethod
     def opening(self) -> list[Event]:
-        """After output_item.added."""
+        """Returns the events after output_item.added."""
 
     @abstractmethod
     def add(self, part: Part, logprobs: list[Json]) -> list[Event]:
-        """`logprobs`: of tokens that came with the part."""
+        """Adds a part and returns its events; `logprobs`: of the part's tokens."""
 
     @abstractmethod
     def closing(self) -> list[Event]:
-        """Before output_item.done."""
+        """Returns the events before output_item.done."""
 
     @abstractmethod
     def as_json(self, status: str) -> Json:
-        """As it is now."""
+        """Returns the item in its present state."""
 
 
 class _TextItem(OutputItem):
-    """With one part of content."""
+    """Item with one content part."""
 
     delta, done = "", ""
 
     @abstractmethod
     def part(self) -> Json:
-        """The content."""
+        """Returns the item's content part."""
 
     def more(self, logprobs: list[Json]) -> Json:
         return {}
@@ -72,7 +72,7 @@ class _TextItem(OutputItem):
 
 
 class ReasoningItem(_TextItem):
-    """In the clear, without a summary."""
+    """Reasoning as plain text, without a summary."""
 
     delta, done = "response.reasoning_text.delta", "response.reasoning_text.done"
 
@@ -88,7 +88,7 @@ class ReasoningItem(_TextItem):
 
 
 class MessageItem(_TextItem):
-    """Text for the user."""
+    """Message with text for the user."""
 
     delta, done = "response.output_text.delta", "response.output_text.done"
 
@@ -112,7 +112,7 @@ class MessageItem(_TextItem):
 
 
 class _CallItem(OutputItem):
-    """With a text that belongs to one call."""
+    """Item of one tool call."""
 
     def __init__(self, item_id: str, piece: CallDelta, tool: ClientTool) -> None:
         super().__init__(item_id)
@@ -133,7 +133,7 @@ class _CallItem(OutputItem):
 
 
 class CallItem(_CallItem):
-    """A function call."""
+    """Item of a function call."""
 
     def add(self, part: Part, logprobs: list[Json]) -> list[Event]:
         assert isinstance(part, CallDelta)
@@ -148,7 +148,7 @@ class CallItem(_CallItem):
 
 
 class CustomCallItem(_CallItem):
-    """A call of a tool that takes a text."""
+    """Item of a call whose tool takes a text."""
 
     def __init__(self, item_id: str, piece: CallDelta, tool: ClientTool) -> None:
         super().__init__(item_id, piece, tool)
@@ -170,7 +170,10 @@ class CustomCallItem(_CallItem):
 
 
 def new_item(part: Part, new_id: Callable[[str], str], tools: Mapping[str, ClientTool]) -> OutputItem:
-    """`new_id`: by what stands in front. `tools`: as tools.tools_by_prompt_name returns them."""
+    """Creates the item for its first part.
+
+    `new_id`: makes an id from a prefix. `tools`: as returned by tools.tools_by_prompt_name.
+    """
     if isinstance(part, CallDelta):
         tool = tools.get(part.name, ClientTool("", part.name))
         return CustomCallItem(new_id("ctc"), part, tool) if tool.takes_text else CallItem(new_id("fc"), part, tool)

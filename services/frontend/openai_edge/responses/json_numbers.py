@@ -1,4 +1,4 @@
-"""Whole numbers of clients that are sent back."""
+"""Conversion of clients' integers that are sent back."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import orjson
 
 
 def json_safe(value: Any) -> Any:
-    """The same where orjson can write it. Whole numbers of more than 64 bits become floats, as they are for most who
-    read JSON."""
+    """Returns a value that orjson can write: integers beyond 64 bits become floats, as in most JSON readers."""
     try:
         orjson.dumps(value)
     except TypeError:

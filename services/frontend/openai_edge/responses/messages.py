@@ -1,6 +1,6 @@
-"""Items of a conversation as chat templates read them.
+"""Conversion of a conversation's items to the messages that chat templates read.
 
-What a model writes in one turn comes as several items (reasoning, a message, calls); templates want one message of it.
+The output of one turn is several items (reasoning, a message, calls); templates expect one message.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def to_messages(instructions: str | None, items: Iterable[Item]) -> list[Mapping
 
 
 class _MessageBuilder:
-    """Collects an assistant's items until somebody else speaks."""
+    """Builder that collects an assistant's items up to another role's."""
 
     def __init__(self) -> None:
         self._written: list[Mapping[str, Any]] = []
@@ -63,8 +63,8 @@ class _MessageBuilder:
                     if isinstance(kind, str) and kind in item_schemas.REPLACEMENTS
                     else ""
                 )
-                told = f"{place}: items of type {kind!r:.64} are not offered by this server{remedy}"
-                raise Unimplemented(told, field="input")
+                text = f"{place}: items of type {kind!r:.64} are not offered by this server{remedy}"
+                raise Unimplemented(text, field="input")
 
     def _message(self, item: Item, place: str) -> None:
         role, text = str(item.get("role") or ""), _text(item.get("content"), f"{place}.content")
@@ -78,7 +78,7 @@ class _MessageBuilder:
             self.add_message(role, text)
 
     def add_message(self, role: str, text: str) -> None:
-        """System messages in a row become one: most templates know only one."""
+        """Adds a message; consecutive system messages are merged, since most templates accept only one."""
         self._end_turn()
         if role == "system" and self._written and self._written[-1]["role"] == "system":
             text = f"{self._written.pop()['content']}\n\n{text}"
@@ -120,7 +120,7 @@ def _called(item: Item, place: str) -> tuple[Any, Any]:
 
 
 def _output(item: Item, place: str) -> str:
-    """Returns what a tool has answered. Structures come as JSON: older Codex sends an object."""
+    """Returns a tool's output; structures become JSON, since older Codex versions send an object."""
     output = item.get("output")
     is_text = item["type"] in (f"{item_schemas.FUNCTION}_output", f"{item_schemas.CUSTOM}_output")
     if isinstance(output, dict) or (isinstance(output, list) and not is_text):
@@ -129,7 +129,7 @@ def _output(item: Item, place: str) -> str:
 
 
 def _agent(item: Item, place: str) -> str:
-    """Returns a message of another agent of the client's; what is encrypted only its server can read."""
+    """Returns the message of another agent of the client, without its encrypted parts."""
     parts = item.get("content")
     if isinstance(parts, list):
         parts = [part for part in parts if not (isinstance(part, dict) and part.get("type") == "encrypted_content")]
@@ -137,13 +137,13 @@ def _agent(item: Item, place: str) -> str:
 
 
 def _thoughts(item: Item, place: str) -> list[str]:
-    """What was thought, or else what its summary says."""
+    """Returns the reasoning, or its summary if there is none."""
     content, summary = _texts(item.get("content"), place), _texts(item.get("summary"), place)
     return content or summary
 
 
 def _texts(parts: Any, place: str) -> list[str]:
-    """Of parts of any type; None is no part."""
+    """Returns the texts of parts of any type; empty for None."""
     if parts is None:
         return []
     if not isinstance(parts, list):

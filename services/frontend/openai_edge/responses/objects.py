@@ -1,4 +1,4 @@
-"""Objects inside the body of /v1/responses, by the fields that OpenAI's API gives them or that are read here."""
+"""Shapes of the objects in the body of /v1/responses, by the fields of OpenAI's API or those read here."""
 
 from __future__ import annotations
 

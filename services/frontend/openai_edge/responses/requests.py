@@ -1,4 +1,4 @@
-"""Bodies to the frontend's own request."""
+"""Conversion of bodies to the frontend's request."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ SAMPLING_FIELDS = (
 def responses_request(
     body: ResponsesBody, items: Sequence[Item], headers: CallHeaders, tokenizer: Tokenizer
 ) -> Request:
-    """`items`: of the conversation so far, the body's own included."""
+    """Returns the request; `items`: the conversation so far, the body's items included."""
     listed = [*(body.tools or ()), *tools.added_tools(items)]
     offer = tools.read(listed, body.tool_choice, parallel=body.parallel_tool_calls is not False)
     prompt = ChatPrompt(
@@ -76,13 +76,13 @@ def responses_request(
 def _variables(body: ResponsesBody) -> Mapping[str, Any]:
     return {
         **reasoning.template_variables(body.reasoning.effort if body.reasoning is not None else None),
-        **thinking.of_thinking(body.thinking),
-        **thinking.switch(body.enable_thinking),
+        **thinking.thinking_variables(body.thinking),
+        **thinking.thinking_switch(body.enable_thinking),
     }
 
 
 def _given(body: ResponsesBody, *, has_content: bool) -> dict[str, Any]:
-    """`has_content`: the answer may be text, which alone a form is about."""
+    """Returns the sampling fields; `has_content`: the answer may be text, to which alone a format applies."""
     form = constraint(_form(body), body.structured_outputs, FORMAT_FIELD_NAMES)
     return {
         **{name: getattr(body, name) for name in SAMPLING_FIELDS},
@@ -97,7 +97,7 @@ def _given(body: ResponsesBody, *, has_content: bool) -> dict[str, Any]:
 
 
 def _form(body: ResponsesBody) -> ResponseFormat | None:
-    """Written without the inner object that chat completions have."""
+    """Returns the response format, which lacks the inner object of chat completions."""
     given = body.text.format if body.text is not None else None
     if given is None:
         return None

@@ -1,4 +1,4 @@
-"""POST /v1/responses, how many tokens one would have, and what is stored of them under /v1/responses/{id}."""
+"""Routes of POST /v1/responses, its token count, and the stored responses under /v1/responses/{id}."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ COMPACT = f"{PREFIX}/compact"
 
 
 class BackgroundBody(BaseModel):
-    """A body, and the conversation that it goes on with, which no other frontend knows."""
+    """Stored request of a background response: the body, and the conversation before it, which other frontends lack."""
 
     body: ResponsesBody
     before: list[dict[str, Any]]
 
 
 class ResponseRoutes:
-    """Bodies to requests, requests to answers, ids to what is stored."""
+    """Routes for creating, reading, cancelling and deleting responses."""
 
     def __init__(self, context: ServingContext, resumable: ResumableHttp) -> None:
         self._generator = context.generator
@@ -59,7 +59,7 @@ class ResponseRoutes:
         self._store = ResponseStore(context.response_store_bytes)
         self._resumable = resumable
         self._unknown = context.bounds.unknown_fields
-        resumable.offer(PREFIX, self._rebuild)
+        resumable.register(PREFIX, self._rebuild)
         self.router = Router(tags=["responses"], own_query=True)
         new = Router(tags=["responses"], own_query=True, route_class=context.bounds.route())
         new.add_api_route(PREFIX, self.create, methods=["POST"], response_class=Response)
@@ -75,7 +75,7 @@ class ResponseRoutes:
         self.router.add_api_route(f"{one}/cancel", self.cancel, methods=["POST"])
 
     async def create(self, body: ResponsesBody, http: Request) -> Response:
-        """Goes on with a conversation."""
+        """Answers a conversation, or starts a response in the background."""
         body.refuse_unknown(self._unknown)
         inputs = as_items(body.input)
         before = await self._before(body, http)
@@ -87,17 +87,17 @@ class ResponseRoutes:
         return GenerationResponse(self._generator, request, answer, stream=bool(body.stream))
 
     def _begin(self, kept: BackgroundBody, sent: CallHeaders) -> Response:
-        """In the background."""
+        """Starts a response in the background."""
         if kept.body.stream:
             return self._resumable.answer(PREFIX, kept, sent, self._rebuild)
-        begin, worded = self._resumable.beginning(PREFIX, kept, sent, self._rebuild, runs_unread=True)
-        assert isinstance(worded.format, ResponsesFormat)
+        begin, formatted = self._resumable.prepare_stream(PREFIX, kept, sent, self._rebuild, runs_unread=True)
+        assert isinstance(formatted.format, ResponsesFormat)
         return StreamStartedResponse(
-            begin, worded.format.unstarted(QUEUED), worded.format, worded.request.structured_output_field
+            begin, formatted.format.unstarted(QUEUED), formatted.format, formatted.request.structured_output_field
         )
 
     def _rebuild(self, written: bytes, sent: CallHeaders, created_unix_s: int) -> FormattedRequest:
-        """In the background."""
+        """Rebuilds the request of a background response."""
         kept = BackgroundBody.model_validate_json(written)
         request = responses_request(kept.body, [*kept.before, *as_items(kept.body.input)], sent, self._tokenizer)
         identity = ResponseIdentity(request.request_id, created_unix_s)
@@ -125,7 +125,7 @@ class ResponseRoutes:
         )
 
     async def count(self, body: ResponsesBody, http: Request) -> dict[str, Any]:
-        """How many tokens the same call without /input_tokens would read."""
+        """Counts the tokens that the same call without /input_tokens would read."""
         body.refuse_unknown(self._unknown)
         entry = self._catalogue.entry(body.model)
         conversation = [*await self._before(body, http), *as_items(body.input)]
@@ -134,32 +134,32 @@ class ResponseRoutes:
         return {"object": "response.input_tokens", "input_tokens": len(token_ids)}
 
     async def compact(self) -> Response:
-        """Raises NotFound, at which clients that probe for compaction on the server summarize by themselves."""
+        """Raises NotFound, so that clients that probe for server-side compaction summarize by themselves."""
         raise NotFound(f"POST {COMPACT} is not offered by this server; send a shorter input instead")
 
     async def _before(self, body: ResponsesBody, http: Request) -> Sequence[Item]:
-        """The conversation that this goes on."""
+        """Returns the conversation that the body continues."""
         if body.previous_response_id is None:
             return ()
         return (await self._find(body.previous_response_id, _tenant(body, http), "previous_response_id")).conversation
 
     async def _stored(self, response_id: str, tenant: str) -> StoredResponse | None:
-        """What is stored here; of one in the background only while no frontend has deleted it."""
-        found = self._store.find(response_id, tenant)
-        if found is None or not found.body["background"]:
-            return found
+        """Returns the stored response; a background one only until a frontend deletes it."""
+        stored = self._store.find(response_id, tenant)
+        if stored is None or not stored.body["background"]:
+            return stored
         is_deleted = await self._resumable.is_deleted(response_id.removeprefix(ID), tenant)
-        if is_deleted or not self._resumable.may_be_copied(found.body["created_at"]):
+        if is_deleted or not self._resumable.may_be_copied(stored.body["created_at"]):
             self._store.drop(response_id, tenant)
             return None
-        return found
+        return stored
 
     async def _find(self, response_id: str, tenant: str, field: str = "") -> StoredResponse:
-        """What is stored here, or what the stream of one in the background has kept to its end. Raises NotFound."""
+        """Returns the response stored here, or that of an ended background stream; raises NotFound."""
         if await self._stored(response_id, tenant) is None:
             stream = await self._kept(response_id, tenant)
             if stream is not None and stream.has_ended:
-                response, kept = self._told(stream), BackgroundBody.model_validate_json(stream.request.body)
+                response, kept = self._response_of(stream), BackgroundBody.model_validate_json(stream.request.body)
                 inputs = json_safe(as_items(kept.body.input))
                 return StoredResponse(tenant, response, inputs, [*kept.before, *inputs, *response["output"]])
         return self._store.get(response_id, tenant, field)
@@ -170,57 +170,59 @@ class ResponseRoutes:
         http: Request,
         stream: bool = False,
         starting_after: int = Query(-1, ge=-1),
-        include_obfuscation: bool | None = Query(None, description="accepted for OpenAI's clients; nothing is padded"),
+        include_obfuscation: bool | None = Query(None, description="accepted for OpenAI's clients, without effect"),
     ) -> Response:
-        """Whole, or, of one in the background, what its stream has told behind an event, and what comes."""
-        found = await self._stored(response_id, headers.tenant(http))
-        if stream and found is not None and not found.body["background"]:
-            raise Unimplemented("stream: a response that was not in the background comes in one piece", field="stream")
+        """Returns a response, or resumes the event stream of a background one after an event."""
+        stored = await self._stored(response_id, headers.tenant(http))
+        if stream and stored is not None and not stored.body["background"]:
+            raise Unimplemented(
+                "stream: a response that is not in the background is returned in one piece", field="stream"
+            )
         request_id = response_id.removeprefix(ID)
         if stream:
             return self._resumable.resumed(request_id, http, starting_after + 1, PREFIX)
-        if found is not None:
-            return Response(orjson.dumps(found.body), media_type="application/json")
+        if stored is not None:
+            return Response(orjson.dumps(stored.body), media_type="application/json")
         return Response(orjson.dumps(await self._in_background(response_id, http)), media_type="application/json")
 
     async def _in_background(self, response_id: str, http: Request) -> dict[str, Any]:
-        """As its stream has told it last. Raises NotFound."""
+        """Returns the present state of a background response; raises NotFound."""
         stream = await self._kept(response_id, headers.tenant(http))
-        return self._store.get(response_id, headers.tenant(http)).body if stream is None else self._told(stream)
+        return self._store.get(response_id, headers.tenant(http)).body if stream is None else self._response_of(stream)
 
     async def _kept(self, response_id: str, tenant: str) -> Stream | None:
-        """Its stream with all that it has said; None where none is kept."""
+        """Returns the stream of a background response with all its events; None if there is none."""
         try:
             stream = await self._resumable.newest(response_id.removeprefix(ID), tenant)
         except (NotFound, Unimplemented):
             return None
         return stream if stream.kind == PREFIX else None
 
-    def _told(self, stream: Stream) -> dict[str, Any]:
-        """Only the first events and the last one have a response in them: those between are not looked at."""
-        begun, newest = stream.first_message, stream.last_message
+    def _response_of(self, stream: Stream) -> dict[str, Any]:
+        """Returns the response of a stream from its last event, or else from its first: those between contain none."""
+        first, newest = stream.first_message, stream.last_message
         if newest is not None and "response" in (ended := _fields(newest)):
             response: dict[str, Any] = ended["response"]
         else:
-            response = self._queued(stream) if begun is None else _fields(begun)["response"]
+            response = self._queued(stream) if first is None else _fields(first)["response"]
         return response if stream.error is None else {**response, **failure_fields(stream.error)}
 
     def _queued(self, stream: Stream) -> dict[str, Any]:
-        """Before any event: those spare whoever polls reading the request again, which may be long."""
+        """Returns the response before any event; afterwards, polling need not parse the request, which may be long."""
         kept = stream.request
         sent = CallHeaders(kept.request_id, kept.tenant, None, 0)
-        begun = self._rebuild(kept.body, sent, kept.created_unix_s).format
-        assert isinstance(begun, ResponsesFormat)
-        return begun.unstarted(QUEUED)
+        answer = self._rebuild(kept.body, sent, kept.created_unix_s).format
+        assert isinstance(answer, ResponsesFormat)
+        return answer.unstarted(QUEUED)
 
     async def delete(self, response_id: str, http: Request) -> dict[str, Any]:
-        """What is stored, and of one in the background what is kept."""
+        """Deletes a stored response, and the stream of a background one."""
         tenant = headers.tenant(http)
-        found = await self._stored(response_id, tenant)
-        kept = await self._kept(response_id, tenant) if found is None or found.body["background"] else None
-        if kept is not None:
-            await self._resumable.delete(kept)
-        if found is not None or kept is None:
+        stored = await self._stored(response_id, tenant)
+        stream = await self._kept(response_id, tenant) if stored is None or stored.body["background"] else None
+        if stream is not None:
+            await self._resumable.delete(stream)
+        if stored is not None or stream is None:
             self._store.delete(response_id, tenant)
         return {"id": response_id, "object": "response", "deleted": True}
 
@@ -239,12 +241,12 @@ class ResponseRoutes:
         return {"object": "list", "data": shown, "first_id": None, "last_id": None, "has_more": more}
 
     async def cancel(self, response_id: str, http: Request) -> dict[str, Any]:
-        """What is stored has ended; what is not in the background ends when its client closes the connection."""
-        found = await self._stored(response_id, headers.tenant(http))
-        if found is not None and found.body["background"]:
-            return found.body
-        if found is not None:
-            text = "Only responses in the background can be cancelled; of others, close the connection."
+        """Cancels a background response; any other ends when its client closes the connection."""
+        stored = await self._stored(response_id, headers.tenant(http))
+        if stored is not None and stored.body["background"]:
+            return stored.body
+        if stored is not None:
+            text = "Only responses in the background can be cancelled; for others, close the connection."
             raise InvalidArgument(text, field="response_id")
         response = await self._in_background(response_id, http)
         if response["status"] in (QUEUED, IN_PROGRESS):
@@ -254,10 +256,10 @@ class ResponseRoutes:
 
 
 def _fields(event: bytes) -> dict[str, Any]:
-    found: dict[str, Any] = orjson.loads(event.partition(b"\ndata: ")[2])
-    return found
+    fields: dict[str, Any] = orjson.loads(event.partition(b"\ndata: ")[2])
+    return fields
 
 
 def _tenant(body: ResponsesBody, http: Request) -> str:
-    """Whose response it will be: what the body says counts where there are no keys only."""
+    """Returns the tenant of a new response; the body's tenant counts only without API keys."""
     return headers.tenant(http) if http.scope[headers.CALL].caller is not None else body.tenant or headers.tenant(http)

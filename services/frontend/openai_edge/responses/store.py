@@ -1,4 +1,4 @@
-"""Responses that clients may come back to. In this process only, as many as fit: an old one gives way to a new one."""
+"""Store of responses that clients may refer to; in this process only, with a size limit."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from quire.shared.errors import InvalidArgument, NotFound
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
-    """A response as its client got it, and the conversation up to its end."""
+    """Response as its client got it, and the conversation up to its end."""
 
     tenant: str
     body: dict[str, Any]
-    inputs: Sequence[Item]  # of this response, without those before
-    conversation: Sequence[Item]  # all of it: inputs and outputs
+    inputs: Sequence[Item]  # inputs of this response only
+    conversation: Sequence[Item]  # the whole conversation: inputs and outputs
 
     @property
     def num_bytes(self) -> int:
@@ -28,7 +28,7 @@ class StoredResponse:
 
 
 class ResponseStore:
-    """The least recently used one goes first."""
+    """LRU cache of the tenants' responses."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -36,7 +36,8 @@ class ResponseStore:
         self._num_bytes = 0
 
     def put(self, stored: StoredResponse) -> None:
-        """In place of what its tenant has under the same id: ids of those in the background are the clients' own."""
+        """Stores a response; replaces the tenant's response of the same id, since clients choose the ids of background
+        responses."""
         self._drop((stored.tenant, stored.body["id"]))
         num_bytes = stored.num_bytes
         if num_bytes > self._max_bytes:
@@ -47,20 +48,23 @@ class ResponseStore:
             self._num_bytes -= self._found.popitem(last=False)[1][1]
 
     def get(self, response_id: str, tenant: str, field: str = "") -> StoredResponse:
-        """`field`: which named it. What belongs to another tenant is as if it were not there."""
+        """Returns the response; raises NotFound, also for another tenant's.
+
+        `field`: the field that named the response.
+        """
         if not self._max_bytes and field:
             raise InvalidArgument(f"{field}: this server stores no responses (response_store_mb=0)", field=field)
-        found = self.find(response_id, tenant)
-        if found is None:
+        stored = self.find(response_id, tenant)
+        if stored is None:
             raise NotFound(
-                f"Response with id {response_id!r} not found: it was not stored here, or had to give way. Send the "
+                f"Response with id {response_id!r} not found: it was not stored here, or was evicted. Send the "
                 "items of the conversation as input instead.",
                 field=field,
             )
-        return found
+        return stored
 
     def find(self, response_id: str, tenant: str) -> StoredResponse | None:
-        """What get() would return: it is in use again."""
+        """Returns the response, if stored, and marks it as used."""
         key = tenant, response_id
         if key not in self._found:
             return None
@@ -72,7 +76,7 @@ class ResponseStore:
         self.drop(response_id, tenant)
 
     def drop(self, response_id: str, tenant: str) -> None:
-        """If it is there."""
+        """Deletes the response, if stored."""
         self._drop((tenant, response_id))
 
     def _drop(self, key: tuple[str, str]) -> None:

@@ -1,8 +1,8 @@
-"""`tools` and `tool_choice` of a body, which are written without the inner object that chat completions have.
+"""Conversion of `tools` and `tool_choice` of a body, which lack the inner object of chat completions.
 
 Functions and custom tools are offered, those of a namespace under a joined name. Tools that a server runs itself
-(web_search, image_generation, ...) and local_shell are not shown to the model: clients list them beside functions and
-go on without them.
+(web_search, image_generation, ...) and local_shell are not shown to the model: clients list them together with
+functions and continue without them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FUNCTION, CUSTOM = chat_tools.KINDS
 
 
 class ClientTool(NamedTuple):
-    """How the client knows a tool that the model sees under one name."""
+    """Client's view of a tool, which the model sees under one joined name."""
 
     namespace: str  # empty for tools without one
     name: str
@@ -30,7 +30,7 @@ class ClientTool(NamedTuple):
 
 
 def read(tools: Sequence[Json] | None, choice: Any, *, parallel: bool) -> ToolOffer:
-    """Returns the tools that can be called. None of them: as if the list was empty, unless one has to be called."""
+    """Returns the callable tools; if there are none, the list counts as empty, unless a call is required."""
     _check_choice(choice, tools or ())
     nested = [_nested(tool) for _, tool in _offered(tools or ())]
     if not nested:
@@ -40,7 +40,7 @@ def read(tools: Sequence[Json] | None, choice: Any, *, parallel: bool) -> ToolOf
 
 
 def echoed_tools(tools: Sequence[Json] | None) -> list[Json]:
-    """Returns the tools as a response repeats them: a function with all four of its fields."""
+    """Returns the tools as a response repeats them: functions with all four fields."""
     return [
         {"description": None, "parameters": None, **tool, "strict": bool(tool.get("strict"))}
         if tool.get("type") == "function"
@@ -50,16 +50,16 @@ def echoed_tools(tools: Sequence[Json] | None) -> list[Json]:
 
 
 def added_tools(items: Iterable[Json]) -> list[Json]:
-    """Returns the tools that items of a conversation add. Raises InvalidArgument."""
-    found: list[Json] = []
+    """Returns the tools that items of a conversation add; raises InvalidArgument."""
+    tools: list[Json] = []
     for number, item in enumerate(items):
         if item.get("type") == item_schemas.ADDED_TOOLS:
             if not isinstance(listed := item.get("tools"), list):
                 raise InvalidArgument(
                     f"input[{number}]: {item_schemas.ADDED_TOOLS} needs a list of tools", field="input"
                 )
-            found += listed
-    return found
+            tools += listed
+    return tools
 
 
 def tools_by_prompt_name(tools: Sequence[Json] | None) -> Mapping[str, ClientTool]:
@@ -81,7 +81,7 @@ def _prefix(namespace: str) -> str:
 
 
 def _offered(tools: Sequence[Json]) -> Iterator[tuple[str, Json]]:
-    """Yields each function and custom tool with its namespace, which is empty for those that have none."""
+    """Yields each function and custom tool with its namespace, which may be empty."""
     for number, tool in enumerate(tools):
         place = f"tools[{number}]"
         match _type_of(tool, place):
@@ -125,7 +125,7 @@ def _nested(tool: Json) -> dict[str, Any]:
 
 
 def _check_choice(choice: Any, tools: Sequence[Json]) -> None:
-    """Raises Unimplemented for a choice that forces a tool which is not shown."""
+    """Raises Unimplemented for a choice that forces a tool that the model cannot see."""
     kind = choice.get("type") if isinstance(choice, dict) else None
     if kind not in (None, *chat_tools.KINDS, "allowed_tools") and any(
         isinstance(tool, dict) and tool.get("type") == kind for tool in tools
@@ -136,7 +136,7 @@ def _check_choice(choice: Any, tools: Sequence[Json]) -> None:
 
 
 def _check_call_is_possible(choice: Any, tools: Sequence[Json]) -> None:
-    """Raises Unimplemented where a call is required and every tool is of a kind that is not shown."""
+    """Raises Unimplemented where a call is required and the model can see no tool."""
     kinds = sorted({str(tool.get("type")) for tool in tools})
     if choice == REQUIRED and kinds:
         raise Unimplemented(

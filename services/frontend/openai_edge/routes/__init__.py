@@ -1,1 +1,1 @@
-"""The paths of the HTTP face, by what is asked for."""
+"""Routes of the HTTP API, by subject."""

@@ -1,4 +1,4 @@
-"""POST /v1/load_lora_adapter, POST /v1/unload_lora_adapter: with vLLM's bodies and answers, for operators."""
+"""Routes of POST /v1/load_lora_adapter and /v1/unload_lora_adapter for operators, with vLLM's bodies and answers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from quire.shared.pb.admin.v1 import admin_pb2 as pb
 
 
 class AdapterRoutes:
-    """Who may call them is seen to before (http/middleware/guards.py: OperatorGuard)."""
+    """Adapter routes; http/middleware/guards.py (OperatorGuard) checks the caller."""
 
     def __init__(self, adapters: AdapterOperator, bounds: BodyReader) -> None:
         self._adapters = adapters

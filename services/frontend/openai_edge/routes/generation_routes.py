@@ -1,4 +1,4 @@
-"""POST /v1/completions, POST /v1/chat/completions and its /batch."""
+"""Routes of POST /v1/completions, POST /v1/chat/completions and its /batch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from quire.services.frontend.http.responses import GenerationResponse
 from quire.services.frontend.http.router import Router
 from quire.services.frontend.http.serving_context import ServingContext
 from quire.services.frontend.openai_edge.answers.chat_format import BatchFormat, ChatFormat
-from quire.services.frontend.openai_edge.answers.chunks import Chunks
+from quire.services.frontend.openai_edge.answers.chunks import ChunkEventFormat
 from quire.services.frontend.openai_edge.answers.completion_format import CompletionFormat
 from quire.services.frontend.openai_edge.answers.prompt_only import prompt_only
 from quire.services.frontend.openai_edge.body.bodies import ChatBatchBody, ChatBody, CompletionBody
@@ -33,7 +33,7 @@ COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 
 
 class GenerationRoutes:
-    """Bodies to requests, requests to answers."""
+    """Routes that turn bodies into requests, and requests into answers."""
 
     def __init__(self, context: ServingContext, resumable: ResumableHttp) -> None:
         self._generator = context.generator
@@ -42,15 +42,15 @@ class GenerationRoutes:
         self._catalogue = context.catalogue
         self._resumable = resumable
         self._unknown = context.bounds.unknown_fields
-        resumable.offer(COMPLETIONS, self._rebuild_completion)
-        resumable.offer(CHAT, self._rebuild_chat)
+        resumable.register(COMPLETIONS, self._rebuild_completion)
+        resumable.register(CHAT, self._rebuild_chat)
         self.router = Router(tags=["generation"], route_class=context.bounds.route())
         self.router.add_api_route(COMPLETIONS, self.complete, methods=["POST"], response_class=Response)
         self.router.add_api_route(CHAT, self.chat, methods=["POST"], response_class=Response)
         self.router.add_api_route(f"{CHAT}/batch", self.batch, methods=["POST"], response_class=Response)
 
     async def complete(self, body: CompletionBody, http: Request) -> Response:
-        """Continues one prompt or several."""
+        """Generates text for one prompt or several."""
         body.refuse_unknown(self._unknown)
         sent = headers.read(http)
         request, options = self._completion(body, sent)
@@ -60,13 +60,13 @@ class GenerationRoutes:
         if body.resumable:
             return self._resumable.answer(COMPLETIONS, body, sent, self._rebuild_completion, body.retention_s)
         answer_format = CompletionFormat(request, options, self._tokenizer, self._catalogue.served_name(request.model))
-        return GenerationResponse(self._generator, request, Chunks(answer_format), stream=options.stream)
+        return GenerationResponse(self._generator, request, ChunkEventFormat(answer_format), stream=options.stream)
 
     def _rebuild_completion(self, body: bytes, sent: CallHeaders, created_unix_s: int) -> FormattedRequest:
         request, options = self._completion(CompletionBody.model_validate_json(body), sent)
         options = replace(options, created_unix_s=created_unix_s)
         answer_format = CompletionFormat(request, options, self._tokenizer, self._catalogue.served_name(request.model))
-        return FormattedRequest(request, Chunks(answer_format))
+        return FormattedRequest(request, ChunkEventFormat(answer_format))
 
     def _completion(self, body: CompletionBody, sent: CallHeaders) -> tuple[GeneratorRequest, AnswerOptions]:
         request = completion_request(body, sent, self._tokenizer.defaults)
@@ -87,17 +87,17 @@ class GenerationRoutes:
                 raise AssertionError("completions have no conversations")
 
     async def chat(self, body: ChatBody, http: Request) -> Response:
-        """Answers a conversation."""
+        """Answers a conversation with one or several samples."""
         body.refuse_unknown(self._unknown)
         sent = headers.read(http)
         if body.resumable:
             return self._resumable.answer(CHAT, body, sent, self._rebuild_chat, body.retention_s)
         request, answer_format = self._chat(body, sent)
-        return GenerationResponse(self._generator, request, Chunks(answer_format), stream=bool(body.stream))
+        return GenerationResponse(self._generator, request, ChunkEventFormat(answer_format), stream=bool(body.stream))
 
     def _rebuild_chat(self, body: bytes, sent: CallHeaders, created_unix_s: int) -> FormattedRequest:
         request, answer_format = self._chat(ChatBody.model_validate_json(body), sent, created_unix_s)
-        return FormattedRequest(request, Chunks(answer_format))
+        return FormattedRequest(request, ChunkEventFormat(answer_format))
 
     def _chat(
         self, body: ChatBody, sent: CallHeaders, created_unix_s: int | None = None
@@ -108,16 +108,16 @@ class GenerationRoutes:
         return request, ChatFormat(request, options, self._tokenizer, self._catalogue.served_name(request.model))
 
     async def batch(self, body: ChatBatchBody, http: Request) -> Response:
-        """Answers several conversations, each once, in one piece."""
+        """Answers several conversations, each once; not streamed."""
         body.refuse_unknown(self._unknown)
         request = batch_request(body, headers.read(http), self._tokenizer)
         options = answer_options(body, _last_answers(request.prompts) if body.echo else [])
         answer_format = BatchFormat(request, options, self._tokenizer, self._catalogue.served_name(request.model))
-        return GenerationResponse(self._generator, request, Chunks(answer_format), stream=False)
+        return GenerationResponse(self._generator, request, ChunkEventFormat(answer_format), stream=False)
 
 
 def _last_answers(prompts: Sequence[Prompt]) -> list[str]:
-    """What the assistant said last, of conversations in which its turn goes on: echo repeats it."""
+    """Returns the assistant's last text of each conversation that continues it, which echo repeats."""
     return [_last_answer(prompt) for prompt in prompts if isinstance(prompt, ChatPrompt)]
 
 

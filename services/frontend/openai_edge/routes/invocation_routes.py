@@ -1,4 +1,4 @@
-"""POST /invocations: the one path that SageMaker calls a container by. The body says which call it is."""
+"""Route of POST /invocations, the one path on which SageMaker calls a container; the body determines the call."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from quire.services.frontend.openai_edge.routes.pooling_routes import (
 from quire.shared.errors import Unimplemented
 
 Call = Callable[[Any, Request], Awaitable[Response]]
-Kind = tuple[str, type[Body], Call]  # its own path, its body, and who answers it
+Kind = tuple[str, type[Body], Call]  # the call's own path, body and handler
 
 INVOCATIONS = "/invocations"
 BODIES = (ChatBody, CompletionBody, EmbeddingBody, ClassifyBody, ScoreBody, RerankBody)
@@ -41,7 +41,7 @@ ANY_OF = {"requestBody": {"content": {"application/json": {"schema": {"anyOf": S
 
 
 class InvocationRoutes:
-    """Finds the call by the field that only it has; what has none of them is a completion."""
+    """Route that identifies a call by a field that only it has; without any, it is a completion."""
 
     def __init__(self, generation: GenerationRoutes, pooling: PoolingRoutes, bounds: BodyReader) -> None:
         score: Kind = (SCORE[0], ScoreBody, pooling.score)
@@ -63,10 +63,10 @@ class InvocationRoutes:
         )
 
     async def invoke(self, body: dict[str, Any], http: Request) -> Response:
-        """A chat completion, a completion, vectors, classes, scores or ranks. From here on it is that call, and errors
-        are worded as there."""
+        """Handles a chat completion, a completion, vectors, classes, scores or ranks, with errors worded as in that
+        call."""
         if "requestType" in body:
-            raise Unimplemented("requestType is not offered: there are no sessions", field="requestType")
+            raise Unimplemented("requestType is not offered: this server has no sessions", field="requestType")
         path, kind, call = next((kind for name, kind in self._kinds.items() if name in body), self._completion)
         http.scope["path"] = path
         try:

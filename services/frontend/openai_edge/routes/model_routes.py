@@ -1,4 +1,4 @@
-"""GET /v1/models, GET /v1/models/{id}."""
+"""Routes of GET /v1/models and GET /v1/models/{id}."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from quire.services.frontend.http.router import Router
 
 
 class ModelRoutes:
-    """The catalogue."""
+    """Routes of the model catalogue."""
 
     def __init__(self, catalogue: Catalogue) -> None:
         self._catalogue = catalogue
@@ -32,6 +32,6 @@ def _card(entry: CatalogueEntry) -> dict[str, Any]:
         "owned_by": "quire",
         "root": entry.adapter_of or entry.name,
         "parent": entry.adapter_of or None,
-        "max_model_len": entry.max_model_len or None,  # unknown until a worker has said so
+        "max_model_len": entry.max_model_len or None,  # unknown until a worker has reported it
         "ready": entry.ready,
     }

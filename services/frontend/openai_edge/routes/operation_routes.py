@@ -1,6 +1,8 @@
-"""What loops of reinforcement learning ask of a server, for operators, under the names that vLLM and SGLang have:
-/pause, /resume, /is_paused, /sleep, /wake_up, /is_sleeping, /update_weights_from_disk, and of a trainer's process group
-/init_weights_update_group, /update_weights_from_distributed, /destroy_weights_update_group."""
+"""Routes for reinforcement learning loops, for operators, under vLLM's and SGLang's names.
+
+/pause, /resume, /is_paused, /sleep, /wake_up, /is_sleeping, /update_weights_from_disk, and for a trainer's process
+group /init_weights_update_group, /update_weights_from_distributed, /destroy_weights_update_group.
+"""
 
 from __future__ import annotations
 
@@ -31,47 +33,49 @@ MODES: dict[str, pb.PauseMode] = {
 
 
 class UpdateWeightsBody(BaseModel):
-    """POST /update_weights_from_disk"""
+    """Request body of POST /update_weights_from_disk."""
 
     model_config = ConfigDict(extra="forbid")
 
-    model_path: str = Field(description="a folder on the machines of the workers, or relative to their weights_folders")
-    weight_version: str = Field("", description="what answers are to call the weights; empty: a number")
-    mode: Mode = Field("wait", description="requests that are there: wait for their ends, keep them, or abort them")
-    abort_all_requests: bool = Field(False, description="SGLang's word for mode abort")
+    model_path: str = Field(
+        description="folder of the weights on the workers' machines, or relative to their weights_folders"
+    )
+    weight_version: str = Field("", description="version that answers report for the weights; empty: a number")
+    mode: Mode = Field("wait", description="running requests: wait for their ends, keep them, or abort them")
+    abort_all_requests: bool = Field(False, description="SGLang's name of mode=abort")
 
 
 class JoinGroupBody(BaseModel):
-    """POST /init_weights_update_group"""
+    """Request body of POST /init_weights_update_group."""
 
     model_config = ConfigDict(extra="forbid")
 
-    master_address: str = Field(description="where the trainer's TCPStore listens, as workers reach it")
+    master_address: str = Field(description="address of the trainer's TCPStore, as workers reach it")
     master_port: Annotated[int, Field(ge=1, le=65535)]
     rank_offset: Annotated[int, Field(ge=1, le=MOST_RANKS)] = Field(1, description="the first rank of a worker")
     world_size: Annotated[int, Field(ge=2, le=MOST_RANKS)] = Field(description="ranks of workers, trainer and others")
     group_name: str = Field("", description="empty: weight_update_group")
     backend: Literal["nccl", "gloo"] = "nccl"
-    timeout_s: Seconds = Field(120, description="within which all are to join")
+    timeout_s: Seconds = Field(120, description="time limit for all ranks to join")
 
 
 class BroadcastBody(BaseModel):
-    """POST /update_weights_from_distributed"""
+    """Request body of POST /update_weights_from_distributed."""
 
     model_config = ConfigDict(extra="forbid")
 
-    names: list[str] = Field(description="of the tensors, in the order in which they are broadcast")
+    names: list[str] = Field(description="names of the tensors in the order of their broadcast")
     dtypes: list[str] = Field(description='as torch calls them: "bfloat16"')
     shapes: list[list[Annotated[int, Field(ge=0, lt=1 << 48)]]]
     group_name: str = Field("", description="empty: weight_update_group")
-    weight_version: str = Field("", description="what answers are to call the weights; empty: a number")
-    mode: Mode = Field("wait", description="requests that are there: wait for their ends, keep them, or abort them")
-    abort_all_requests: bool = Field(False, description="SGLang's word for mode abort")
-    timeout_s: Seconds = Field(120, description="within which all of them are to come")
+    weight_version: str = Field("", description="version that answers report for the weights; empty: a number")
+    mode: Mode = Field("wait", description="running requests: wait for their ends, keep them, or abort them")
+    abort_all_requests: bool = Field(False, description="SGLang's name of mode=abort")
+    timeout_s: Seconds = Field(120, description="time limit for all tensors")
 
 
 class LeaveGroupBody(BaseModel):
-    """POST /destroy_weights_update_group"""
+    """Request body of POST /destroy_weights_update_group."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -79,7 +83,7 @@ class LeaveGroupBody(BaseModel):
 
 
 class OperationRoutes:
-    """Who may call them is seen to before (http/middleware/guards.py: OperatorGuard)."""
+    """Operation routes; http/middleware/guards.py (OperatorGuard) checks the caller."""
 
     def __init__(
         self,
@@ -87,7 +91,7 @@ class OperationRoutes:
         services: Callable[[], Awaitable[Sequence[pb.ServiceStatus]]],
         bounds: BodyReader,
     ) -> None:
-        """`services`: of the whole cluster."""
+        """Registers the routes; `services`: status of the whole cluster's services."""
         self._schedulers, self._services = schedulers, services
         self.router = Router(tags=["operations"], own_query=True, route_class=bounds.route(at_once=False))
         for path, call in (
@@ -106,7 +110,9 @@ class OperationRoutes:
 
     async def pause(self, mode: Mode = "keep", clear_cache: Clear = False) -> dict[str, Any]:
         if clear_cache:
-            raise Unimplemented("clear_cache: prefixes stay, until the weights change", field="clear_cache")
+            raise Unimplemented(
+                "clear_cache is not offered: the prefix cache is cleared when the weights change", field="clear_cache"
+            )
         paused = await self._schedulers.pause_generation(pb.PauseGenerationRequest(mode=MODES[mode]))
         return {"status": "paused", "num_kept": paused.num_kept, "num_aborted": paused.num_aborted}
 
@@ -125,7 +131,7 @@ class OperationRoutes:
     async def update_weights(self, body: UpdateWeightsBody) -> dict[str, Any]:
         mode = pb.PAUSE_MODE_ABORT if body.abort_all_requests else MODES[body.mode]
         request = pb.UpdateWeightsRequest(path=body.model_path, weight_version=body.weight_version, mode=mode)
-        return _told(await self._schedulers.update_weights(request))
+        return _update_result(await self._schedulers.update_weights(request))
 
     async def init_weights_update_group(self, body: JoinGroupBody) -> dict[str, Any]:
         request = pb.InitWeightsUpdateGroupRequest(
@@ -137,7 +143,7 @@ class OperationRoutes:
     async def update_weights_from_distributed(self, body: BroadcastBody) -> dict[str, Any]:
         mode = pb.PAUSE_MODE_ABORT if body.abort_all_requests else MODES[body.mode]
         request = pb.UpdateWeightsRequest(weight_version=body.weight_version, mode=mode)
-        return _told(await self._schedulers.update_weights(request, _announced(body)))
+        return _update_result(await self._schedulers.update_weights(request, _announced(body)))
 
     async def destroy_weights_update_group(self, body: LeaveGroupBody) -> dict[str, Any]:
         await self._schedulers.destroy_weights_update_group(
@@ -152,18 +158,18 @@ class OperationRoutes:
         return {"is_sleeping": await self._any(pb.STATE_ASLEEP)}
 
     async def _any(self, state: pb.State) -> bool:
-        """Whether a scheduler is in it."""
+        """Returns whether any scheduler is in the state."""
         services = await self._services()
         return any(service.role == pb.ROLE_SCHEDULER and service.state == state for service in services)
 
 
-def _told(updated: pb.UpdateWeightsResponse) -> dict[str, Any]:
+def _update_result(updated: pb.UpdateWeightsResponse) -> dict[str, Any]:
     message = f"{updated.num_workers} workers have the weights"
     return {"success": True, "message": message, "weight_version": updated.weight_version}
 
 
 async def _announced(body: BroadcastBody) -> AsyncIterator[WeightsPiece]:
-    """As a stream says it. Raises InvalidArgument."""
+    """Yields the announcement of a broadcast as pieces of a weights stream; raises InvalidArgument."""
     heads = tensor_headers(body.names, body.dtypes, body.shapes)
     for start in range(0, len(heads), MAX_HEADERS_PER_PIECE):
         yield WeightsPiece(heads=TensorHeads(tensors=heads[start : start + MAX_HEADERS_PER_PIECE]))

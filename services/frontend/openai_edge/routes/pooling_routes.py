@@ -1,4 +1,4 @@
-"""POST /v1/embeddings, /pooling, /classify, /score, /rerank and their versions."""
+"""Routes of POST /v1/embeddings, /pooling, /classify, /score, /rerank and their versions."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ RERANK = ("/rerank", "/v1/rerank", "/v2/rerank")
 
 
 class PoolingRoutes:
-    """Texts to vectors, classes and scores."""
+    """Routes that turn texts into vectors, classes and scores."""
 
     def __init__(self, context: ServingContext) -> None:
         self._generator = context.generator
@@ -62,23 +62,25 @@ class PoolingRoutes:
 
     @property
     def classifies(self) -> bool:
-        """Texts are put into classes; the model has no vectors of them."""
+        """Whether the model classifies texts and has no vectors."""
         return bool(self._processor.classes)
 
     async def embed(self, body: EmbeddingBody, http: Request) -> Response:
-        """A vector for each input: text or token ids."""
+        """Returns a vector for each input: text or token ids."""
         body.refuse_unknown(self._unknown)
         if body.pooler in (pooling.ALL, pooling.STEP):
-            raise InvalidArgument(f"pooler: {body.pooler} gives several vectors; ask /pooling for them", field="pooler")
-        asked = Pooling(body.pooler or "", _normalize(body), body.dimensions, prompt_name=body.prompt_name or "")
-        request = pooled(body, _texts(body.input, body), asked, headers.read(http))
+            raise InvalidArgument(f"pooler: {body.pooler} returns several vectors; use /pooling", field="pooler")
+        pooling_options = Pooling(
+            body.pooler or "", _normalize(body), body.dimensions, prompt_name=body.prompt_name or ""
+        )
+        request = pooling_request(body, _texts(body.input, body), pooling_options, headers.read(http))
         return self._answer(
             request,
             EmbeddingFormat(self._catalogue.served_name(body.model), as_base64=body.encoding_format == "base64"),
         )
 
     async def pool(self, body: PoolingBody, http: Request) -> Response:
-        """A vector for each input: of its hidden states, or a classifier's scores as they are."""
+        """Returns a vector for each input: of its hidden states, or a classifier's raw scores."""
         body.refuse_unknown(self._unknown)
         task = body.task or ("classify" if self._processor.classes else "embed")
         by_token = task.startswith("token_") or (task == "embed" and self._processor.is_late_interaction)
@@ -89,27 +91,27 @@ class PoolingRoutes:
                 "use_activation is not offered for scores; /classify gives them as probabilities",
                 field="use_activation",
             )
-        asked = Pooling(pooler, _normalize(body), body.dimensions, classify, body.step_tag_id, name)
-        request = pooled(body, _texts(body.input, body), asked, headers.read(http))
+        pooling_options = Pooling(pooler, _normalize(body), body.dimensions, classify, body.step_tag_id, name)
+        request = pooling_request(body, _texts(body.input, body), pooling_options, headers.read(http))
         return self._answer(
             request, PoolingFormat(self._catalogue.served_name(body.model), as_base64=body.encoding_format == "base64")
         )
 
     async def classify(self, body: ClassifyBody, http: Request) -> Response:
-        """How likely each of the model's classes is, for each input."""
+        """Returns the probability of each of the model's classes for each input."""
         body.refuse_unknown(self._unknown)
-        request = pooled(body, _texts(body.input, body), Pooling(classify=True), headers.read(http))
+        request = pooling_request(body, _texts(body.input, body), Pooling(classify=True), headers.read(http))
         return self._answer(request, ClassifyFormat(self._catalogue.served_name(body.model), self._processor.classes))
 
     async def score(self, body: ScoreBody, http: Request) -> Response:
-        """How well texts go together, pair by pair."""
+        """Scores how well pairs of texts match."""
         body.refuse_unknown(self._unknown)
         queries = _one_of(body, *FIRST)
         scoring = self._processor.scoring(queries, _one_of(body, *SECOND))
         return self._scored(body, scoring, ScoreFormat(self._catalogue.served_name(body.model), scoring), http)
 
     async def rerank(self, body: RerankBody, http: Request) -> Response:
-        """Documents by how well they answer the query."""
+        """Ranks documents by how well they answer the query."""
         body.refuse_unknown(self._unknown)
         scoring = self._processor.scoring([body.query], body.documents)
         answer_format = RerankFormat(
@@ -118,7 +120,7 @@ class PoolingRoutes:
         return self._scored(body, scoring, answer_format, http)
 
     def _scored(self, body: PooledBody, scoring: Scoring, answer_format: PooledFormat, http: Request) -> Response:
-        return self._answer(pooled(body, scoring.prompts, scoring.pooling, headers.read(http)), answer_format)
+        return self._answer(pooling_request(body, scoring.prompts, scoring.pooling, headers.read(http)), answer_format)
 
     def _answer(self, request: GeneratorRequest, answer_format: PooledFormat) -> Response:
         return GenerationResponse(self._generator, request, answer_format, stream=False)
@@ -131,13 +133,13 @@ def _texts(given: object, body: PooledBody) -> list[Prompt]:
 def _normalize(body: EmbeddingBody) -> bool | None:
     if body.normalize is not None and body.use_activation not in (None, body.normalize):
         raise InvalidArgument(
-            "use_activation is another name of normalize, and says the opposite of it", field="use_activation"
+            "use_activation is another name of normalize and must not contradict it", field="use_activation"
         )
     return body.use_activation if body.normalize is None else body.normalize
 
 
 def _one_of(body: ScoreBody, *names: str) -> Sequence[str]:
-    """Texts, under any of the names that a field has."""
+    """Returns the texts under any of a field's names."""
     given = [value for name in names if (value := getattr(body, name)) is not None]
     if len(given) != 1:
         text = f"exactly one of {', '.join(names[:-1])} and {names[-1]} must be given"
@@ -146,8 +148,10 @@ def _one_of(body: ScoreBody, *names: str) -> Sequence[str]:
     return [texts] if isinstance(texts, str) else list(texts)
 
 
-def pooled(body: PooledBody, prompts: Sequence[Prompt], pooling: Pooling, call: CallHeaders) -> GeneratorRequest:
-    """A request that reads its prompts and continues none."""
+def pooling_request(
+    body: PooledBody, prompts: Sequence[Prompt], pooling: Pooling, call: CallHeaders
+) -> GeneratorRequest:
+    """Returns a request that pools its prompts."""
     return GeneratorRequest(
         request_id=body.request_id or call.request_id or uuid.uuid4().hex,
         model=body.model,

@@ -1,4 +1,4 @@
-"""What operators and load balancers ask: /health, /ready, /live, /ping, /version, /load, /metrics."""
+"""Routes for operators and load balancers: /health, /ready, /live, /ping, /version, /load, /metrics."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from quire.shared.version import VERSION
 
 
 class ServiceRoutes:
-    """Outside /v1, so without the API key."""
+    """Service routes outside of /v1, which need no API key."""
 
     def __init__(
         self,
@@ -24,7 +24,7 @@ class ServiceRoutes:
         admission: CallAdmission,
         page: Callable[[], bytes],
     ) -> None:
-        """`page`: what /metrics answers."""
+        """Registers the routes; `page`: content of /metrics."""
         self._serving = serving
         self._alive = alive
         self._admission = admission
@@ -44,13 +44,15 @@ class ServiceRoutes:
         self.router.add_api_route("/metrics", self.metrics, methods=["GET"], response_class=Response)
 
     async def health(self) -> Response:
-        """200 while a scheduler session is open and this frontend is not draining, as grpc.health.v1 says it too."""
+        """Returns 200 while a scheduler session is open and this frontend is not draining, like grpc.health.v1."""
         if not self._serving():
-            raise Unavailable("no scheduler session is open, no worker has come yet, or this frontend is draining")
+            raise Unavailable(
+                "no scheduler session is open, no worker has registered yet, or this frontend is draining"
+            )
         return Response()
 
     async def live(self) -> Response:
-        """200 unless a restart would help: a scheduler that is away, or a drain, is no reason for one."""
+        """Returns 200 unless a restart would help, which it does not for an absent scheduler or a drain."""
         if not self._alive():
             raise Unavailable("the sessions with schedulers stand still")
         return Response()

@@ -1,4 +1,4 @@
-"""POST /tokenize, POST /detokenize, GET /tokenizer_info."""
+"""Routes of POST /tokenize, POST /detokenize, GET /tokenizer_info."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from quire.shared.errors import InvalidArgument
 
 
 class TokenRoutes:
-    """Text and messages to token ids, as the generating calls would do it, and back."""
+    """Routes that convert text and messages to token ids, as generation does, and back."""
 
     def __init__(self, context: ServingContext) -> None:
         self._processor = context.processor
@@ -25,7 +25,7 @@ class TokenRoutes:
         self._unknown = context.bounds.unknown_fields
         self.router = Router(tags=["tokens"], route_class=context.bounds.route(at_once=False))
         self.router.add_api_route("/tokenize", self.tokenize, methods=["POST"], response_model=dict[str, Any])
-        # As many ids as a body may have are one piece of work, of a thread: one such body at a time.
+        # The maximum number of ids per body is one unit of work of a thread: one such body at a time.
         self.router.add_api_route(
             "/detokenize",
             self.detokenize,
@@ -46,7 +46,7 @@ class TokenRoutes:
             "tokens": token_ids,
             "token_strs": names,
         }
-        return Response(orjson.dumps(answer), media_type="application/json")  # FastAPI would look at every id
+        return Response(orjson.dumps(answer), media_type="application/json")  # FastAPI would inspect every id
 
     async def detokenize(self, body: DetokenizeBody) -> Response:
         body.refuse_unknown(self._unknown)
@@ -55,7 +55,7 @@ class TokenRoutes:
         return Response(orjson.dumps({"prompt": text}), media_type="application/json")
 
     async def info(self) -> dict[str, Any]:
-        """What tokenizer_config.json says, with the chat template that is in use."""
+        """Returns the content of tokenizer_config.json with the chat template in use."""
         return self._tokenizer.info
 
 

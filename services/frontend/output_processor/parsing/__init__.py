@@ -1,1 +1,1 @@
-"""Reading an answer's text for what is not plain content: reasoning and tool calls. Pure: text in, events out."""
+"""Parsers of reasoning and tool calls in an answer's text. Pure: text in, events out."""

@@ -1,5 +1,7 @@
-"""Calls as models have to write them when they must call: structural formats, as in
-shared/structured_output/structural_tag.py, that the format's own parser reads back."""
+"""Structural formats of required calls, as in shared/structured_output/structural_tag.py.
+
+The parser of the same format reads them back.
+"""
 
 from __future__ import annotations
 
@@ -18,20 +20,20 @@ ANY_ARGUMENTS: Json = {"type": "object"}
 
 @dataclass(frozen=True, slots=True)
 class CallGrammar:
-    """How to write some calls."""
+    """Grammar of the calls in one format."""
 
-    call: Callable[[Tool], Json]  # one of them
+    call: Callable[[Tool], Json]  # one call
     before: str = ""
     between: str = "\n"
     after: str = ""
     needs: str = ""  # a token that only some vocabularies of the family have
-    trigger: str = ""  # what calls begin with; empty: the format's first token
-    plain_texts: bool = False  # strings are written without quotation marks, so that a grammar can hold for them
+    trigger: str = ""  # text that begins calls; empty: the format's first token
+    plain_texts: bool = False  # strings are written without quotation marks, so that a grammar can apply to them
 
     def enforces(self, tool: Tool) -> bool:
-        """Whether a call of the tool that the model makes of itself is held to something."""
-        taken = tool.text_input
-        return tool.strict and (taken is None or taken.syntax == "regex" or self.plain_texts)
+        """Returns whether a call of the tool that the model makes on its initiative is constrained."""
+        text_input = tool.text_input
+        return tool.strict and (text_input is None or text_input.syntax == "regex" or self.plain_texts)
 
 
 def const(text: str) -> Json:
@@ -39,7 +41,7 @@ def const(text: str) -> Json:
 
 
 def sequence(*elements: Json | str) -> Json:
-    """Texts stand for themselves; empty ones are left out."""
+    """Joins formats; texts become constant strings, and empty ones are left out."""
     written = [const(element) if isinstance(element, str) else element for element in elements if element]
     return written[0] if len(written) == 1 else {"type": "sequence", "elements": written}
 
@@ -58,7 +60,7 @@ def schema(document: Any) -> Json:
 
 
 def arguments_schema(tool: Tool) -> Json:
-    """Of an object; of an empty one where a tool has no parameters."""
+    """Returns the schema of the arguments object; of an empty object where a tool has no parameters."""
     if not tool.parameters:
         return {"type": "object", "properties": {}, "additionalProperties": False}
     if tool.text_input is not None and tool.text_input.syntax == "regex":
@@ -68,7 +70,10 @@ def arguments_schema(tool: Tool) -> Json:
 
 
 def json_arguments(begin: str, end: str, *, quote: bool = True) -> Callable[[Tool], Json]:
-    """Arguments in JSON; in `begin`, NAME stands for the function's name, in quotation marks if `quote`."""
+    """Returns a builder for calls with JSON arguments.
+
+    NAME in `begin` is replaced by the function's name, in quotation marks if `quote`.
+    """
 
     def call(tool: Tool) -> Json:
         name = json.dumps(tool.name, ensure_ascii=False) if quote else tool.name
@@ -79,13 +84,13 @@ def json_arguments(begin: str, end: str, *, quote: bool = True) -> Callable[[Too
 
 @dataclass(frozen=True, slots=True)
 class ParameterTexts:
-    """Around a function and its parameters; NAME, KEY and TYPE stand for what they say."""
+    """Texts around a function and its parameters, with the placeholders NAME, KEY and TYPE."""
 
     function: str
     function_end: str
     parameter: str
     parameter_end: str
-    string_parameter: str = ""  # where strings are marked
+    string_parameter: str = ""  # for formats that mark strings
 
     def begin(self, key: str, document: Any) -> str:
         declared = document.get("type") if isinstance(document, dict) else None
@@ -95,7 +100,7 @@ class ParameterTexts:
 
 
 def text_parameters(texts: ParameterTexts) -> Callable[[Tool], Json]:
-    """Parameters one by one, in the order of the schema."""
+    """Returns a builder for calls with one text per parameter, in the order of the schema."""
 
     def call(tool: Tool) -> Json:
         needed = tool.parameters.get("required") or ()
@@ -109,16 +114,17 @@ def text_parameters(texts: ParameterTexts) -> Callable[[Tool], Json]:
     return call
 
 
-def _text_input(taken: TextInput) -> Json:
-    if not taken.syntax:
+def _text_input(text_input: TextInput) -> Json:
+    if not text_input.syntax:
         return {"type": "any_text"}
-    if taken.syntax == "regex":
-        return {"type": "regex", "pattern": taken.definition}
-    return {"type": "grammar", "grammar": taken.definition}
+    if text_input.syntax == "regex":
+        return {"type": "regex", "pattern": text_input.definition}
+    return {"type": "grammar", "grammar": text_input.definition}
 
 
 def _value(document: Any, root: Mapping[str, Any]) -> Json:
-    """Strings as plain text, up to the parameter's end; of a closed list one of its texts."""
+    """Returns the format of a parameter's value: plain text up to the parameter's end, or one of the texts of an
+    enum."""
     if not isinstance(document, dict) or document.get("type") != "string":
         shared = {key: root[key] for key in ("$defs", "definitions") if key in root}
         return schema({**shared, **document} if isinstance(document, dict) else document)
@@ -129,9 +135,9 @@ def _value(document: Any, root: Mapping[str, Any]) -> Json:
 
 
 def free_text_with_calls(grammar: CallGrammar, tools: Sequence[Tool], marker: str, *, only_one: bool) -> Json | None:
-    """Any text; from `marker` on it is a call. None where calls do not begin with the marker."""
-    loose = [tool if tool.strict else replace(tool, parameters=ANY_ARGUMENTS) for tool in tools]
-    bodies = [calls(grammar, loose, only_one=only_one)] if grammar.before else map(grammar.call, loose)
+    """Returns free text in which `marker` begins a call; None where calls do not begin with the marker."""
+    relaxed = [tool if tool.strict else replace(tool, parameters=ANY_ARGUMENTS) for tool in tools]
+    bodies = [calls(grammar, relaxed, only_one=only_one)] if grammar.before else map(grammar.call, relaxed)
     tags = [_as_tag(body) for body in bodies]
     if not all(tag["begin"].startswith(marker) for tag in tags):
         return None
@@ -139,13 +145,13 @@ def free_text_with_calls(grammar: CallGrammar, tools: Sequence[Tool], marker: st
 
 
 def _as_tag(body: Json) -> Json:
-    """`body` is a sequence that begins with a text."""
+    """Converts a sequence that begins with a constant text to a tag."""
     begin, *rest = body["elements"]
     return {"type": "tag", "begin": begin["value"], "content": sequence(*rest), "end": ""}
 
 
 def calls(grammar: CallGrammar, tools: Iterable[Tool], *, only_one: bool) -> Json:
-    """At least one call."""
+    """Returns one or more calls; exactly one if `only_one`."""
     one = one_of(grammar.call(tool) for tool in tools)
     more = {"type": "star", "content": sequence(grammar.between, one)}
     return sequence(grammar.before, one, *(() if only_one else (more,)), grammar.after)

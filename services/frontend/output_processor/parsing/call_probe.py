@@ -1,4 +1,4 @@
-"""Tells calls inside of open reasoning from reasoning that only mentions their markup."""
+"""Lookahead that distinguishes calls within open reasoning from reasoning that only mentions their markup."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ReadCalls = Callable[[Scanner, EventWriter, ToolSchemas], Steps[None]]
 
 
 class _Decided(Exception):
-    """The text after a marker is a call of an offered tool, or is not."""
+    """Signal that the text after a marker is, or is not, a call of an offered tool."""
 
     def __init__(self, is_call: bool) -> None:
         super().__init__()
@@ -22,7 +22,7 @@ class _Decided(Exception):
 
 
 class _DecidingWriter(EventWriter):
-    """Ends the reading at the first thing that a format would write."""
+    """Writer that stops the reading at the first event."""
 
     __slots__ = ("_begin", "_schemas")
 
@@ -51,19 +51,23 @@ class _DecidingWriter(EventWriter):
 
 
 class CallProbe:
-    """Reads ahead at markers of calls; one per sample. Without tools there are no markers."""
+    """Lookahead at the markers of calls, one per sample. Without tools there are no markers."""
 
     def __init__(
         self, read: ReadCalls | None = None, starts: tuple[str, ...] = (), schemas: ToolSchemas | None = None
     ) -> None:
-        """`read`, `starts`: of the tool format; `schemas`: the tools on offer."""
+        """Sets up the lookahead for one tool format.
+
+        `read`, `starts`: those of the tool format; `schemas`: the offered tools.
+        """
         self._read = read
         self._schemas = schemas or ToolSchemas()
         self.starts = starts if read is not None else ()
         self.has_found = False  # a call has ended the reasoning
 
     def begins_call(self, scan: Scanner, begin: int) -> Steps[bool]:
-        """Whether the call of an offered tool begins at `begin`; reads as far as that takes and settles nothing."""
+        """Returns whether a call of an offered tool begins at `begin`; reads as far as that takes and commits
+        nothing."""
         assert self._read is not None
         scan.at, committed = begin, scan.committed
         try:

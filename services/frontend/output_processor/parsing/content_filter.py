@@ -1,4 +1,4 @@
-"""Keeps markup that belongs to no call out of the content."""
+"""Filter that removes markup from the content."""
 
 from __future__ import annotations
 
@@ -12,12 +12,16 @@ from quire.services.frontend.output_processor.parsing.writer import EventWriter
 
 
 class ContentFilter:
-    """Drops markers, and the white space in front of them, from content; a call between two pieces parts them."""
+    """Filter that drops markers, and the white space before them, from content. A call between two contents separates
+    them."""
 
     __slots__ = ("_markers", "_num_left", "_reader")
 
     def __init__(self, markers: Markers, at_most: int = sys.maxsize) -> None:
-        """`at_most`: how many are dropped; later ones stay."""
+        """Creates a filter for the markers.
+
+        `at_most`: number of markers that are dropped; later ones stay.
+        """
         self._markers = markers
         self._num_left = at_most
         self._reader = MarkupReader(self._read)

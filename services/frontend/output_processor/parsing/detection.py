@@ -1,6 +1,6 @@
-"""Which parsers fit a chat template: by the markup that it writes itself for conversations with calls or reasoning.
+"""Selection of parsers by the markup that a chat template writes for conversations with calls or reasoning.
 
-The first row counts whose texts are all there.
+The first row whose texts all occur in the template wins.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TOOLS: Rows = (
     (("<|tool_call>",), "gemma4"),
     (("<start_function_call>",), "functiongemma"),
     (("<|tool_call_start|>",), "lfm2"),
-    (("<|tool_list_start|>",), "lfm2"),  # the calls of earlier turns stand in their content
+    (("<|tool_list_start|>",), "lfm2"),  # the calls of earlier turns are part of their content
     (("<|action_start|>",), "internlm"),
     (("<|/tool|>",), "phi4_mini_json"),
     (("[TOOL_CALLS]",), "mistral"),
@@ -62,7 +62,7 @@ REASONING: Rows = (
     (("<|channel>thought",), "gemma4"),
     (("<|tool_calls_section_begin|>", "<think>"), "kimi_k2"),
     (("<think>", "<answer>"), "hunyuan_a13b"),
-    (("<minimax:tool_call>", "<think>"), "deepseek_r1"),  # its <response> is a tool's
+    (("<minimax:tool_call>", "<think>"), "deepseek_r1"),  # its <response> belongs to tools
     (("<think>", "<response>"), "ernie45"),
     (("Here is my thought process",), "granite"),
     (("<think>",), "deepseek_r1"),
@@ -70,5 +70,5 @@ REASONING: Rows = (
 
 
 def detect(rows: Rows, template: str) -> str:
-    """A parser's name, or none."""
+    """Returns the name of the first parser that fits the template, or NONE."""
     return next((name for texts, name in rows if all(text in template for text in texts)), NONE)

@@ -1,4 +1,4 @@
-"""What a format finds in a text, in order."""
+"""Events that a format finds in a text, in order."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ class Content(NamedTuple):
 
 
 class Reasoning(NamedTuple):
-    """Text that the model wrote for itself."""
+    """Text of the model's reasoning."""
 
     text: str
 
 
 class CallStart(NamedTuple):
-    """A call of the function `name` begins."""
+    """Beginning of a call of the function `name`."""
 
     name: str
     id: str = ""  # as the model wrote it; empty in formats without ids
 
 
 class CallArguments(NamedTuple):
-    """More of the arguments of the call that began last: a piece of a JSON text."""
+    """More JSON text of the arguments of the last call."""
 
     text: str
 

@@ -1,4 +1,4 @@
-"""What a file in tool_parsers/ or reasoning_parsers/ defines."""
+"""Types that the files in tool_parsers/ and reasoning_parsers/ instantiate."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from quire.services.frontend.output_processor.parsing.tool_schemas import ToolSc
 from quire.services.frontend.output_processor.parsing.writer import EventWriter
 
 ReadAnswer = Callable[[Scanner, EventWriter, bool, IsName], Steps[None]]
-"""Reads whole answers, in which reasoning and calls are messages of one stream. The flag: the prompt ends inside of
-reasoning; the names: of tools on offer."""
+"""Reads whole answers, in which reasoning and calls are messages of one stream.
+
+The flag: the prompt ends within reasoning; the predicate: whether a name is that of an offered tool.
+"""
 
 
 def call_id(_index: int, _name: str) -> str:
@@ -25,36 +27,35 @@ def call_id(_index: int, _name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """How models of a family write calls."""
+    """Format in which models of a family write calls."""
 
     read: Callable[[Scanner, EventWriter, ToolSchemas], Steps[None]]
-    tokens: tuple[str, ...]  # markup that tokenizers have as special tokens: it must not be left out of the text
-    new_id: Callable[[int, str], str] = call_id  # of a call without one: its number in the answer, its name
-    grammars: tuple[CallGrammar, ...] = ()  # for models that must call; the first whose token is there
-    starts: tuple[str, ...] = ()  # markers that begin calls, also inside of reasoning; none is part of another
+    tokens: tuple[str, ...]  # markup that tokenizers have as special tokens; must not be skipped in the text
+    # makes the id of a call without one, from its index in the answer and its name
+    new_id: Callable[[int, str], str] = call_id
+    grammars: tuple[CallGrammar, ...] = ()  # for required calls; the first whose token exists is used
+    starts: tuple[str, ...] = ()  # markers that begin calls, also within reasoning; none contains another
     read_answer: ReadAnswer | None = None
-    frames_text: bool = False  # plain text has markup as well, whether there are tools or not
+    frames_text: bool = False  # plain text has markup as well, with or without tools
 
 
 @dataclass(frozen=True, slots=True)
 class ReasoningFormat:
-    """How models of a family set their reasoning apart. What is neither goes on as content, tool calls included."""
+    """Format in which models of a family write reasoning. All text outside of it is content, tool calls included."""
 
-    read: Callable[
-        [Scanner, EventWriter, bool, CallProbe], Steps[None]
-    ]  # the flag: the prompt ends inside of reasoning
+    read: Callable[[Scanner, EventWriter, bool, CallProbe], Steps[None]]  # the flag: the prompt ends within reasoning
     tokens: tuple[str, ...]
-    starts: tuple[str, ...] = ()  # what begins reasoning; a prompt may end with it
+    starts: tuple[str, ...] = ()  # markers that begin reasoning; a prompt may end with one
     ends: tuple[str, ...] = ()
-    after_end: str = ""  # what follows the end in front of the answer
-    content_start: str = ""  # what begins the content
-    read_answer: ReadAnswer | None = None  # in place of `read`, where tools are on offer or known to be none
+    after_end: str = ""  # text between the end of reasoning and the answer
+    content_start: str = ""  # text that begins the content
+    read_answer: ReadAnswer | None = None  # replaces `read` where the tools on offer are known, also if there are none
 
 
 def json_blocks(
     starts: str | tuple[str, ...], *ends: str, keys: Keys | None = None, grammar: CallGrammar | None = None
 ) -> ToolFormat:
-    """JSON objects between markers; without `ends` up to the end of the JSON."""
+    """Returns the format of JSON objects between markers; without `ends`, up to the end of the JSON."""
     starts = (starts,) if isinstance(starts, str) else starts
     markup = CallMarkup(starts, ends)
     members = keys or Keys()

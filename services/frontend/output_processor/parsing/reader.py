@@ -1,4 +1,4 @@
-"""A format at work on one text."""
+"""Driver of one format over one text."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ Read = Callable[[Scanner, EventWriter], Steps[None]]
 
 
 class MarkupReader:
-    """push() the text in pieces, finish() once; the events add up to the same whatever the pieces were."""
+    """Incremental reader: `push` the text in pieces, `finish` once. The events do not depend on the split."""
 
     __slots__ = ("_scan", "_steps", "_writer")
 
     def __init__(self, read: Read, is_tool: Callable[[str], bool] = bool) -> None:
-        """`is_tool`: whether a call of that name may be announced."""
+        """Starts a reading without any text yet.
+
+        `is_tool`: whether a call of that name may be announced.
+        """
         self._scan = Scanner()
         self._writer = EventWriter(self._scan, is_tool)
         self._steps = read(self._scan, self._writer)

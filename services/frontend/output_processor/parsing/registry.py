@@ -1,4 +1,4 @@
-"""Parsers by the names that vLLM's users know. A file is imported when its name is first used."""
+"""Registry of parsers under the names that vLLM uses. A file is imported on its first use."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from quire.shared.errors import InvalidArgument
 
 PACKAGE = "quire.services.frontend.output_processor"
 
-# name -> file, or file:attribute where one file has several formats
+# name -> file, or file:attribute for files with several formats
 TOOL_PARSERS = {
     "apertus": "apertus",
     "cohere_command3": "cohere_command3",
@@ -94,13 +94,13 @@ REASONING_PARSERS = {
 
 
 def tool_format(name: str) -> ToolFormat:
-    found: ToolFormat = _load("tool_call_parser", "tool_parsers", TOOL_PARSERS, name)
-    return found
+    tool_format: ToolFormat = _load("tool_call_parser", "tool_parsers", TOOL_PARSERS, name)
+    return tool_format
 
 
 def reasoning_format(name: str) -> ReasoningFormat:
-    found: ReasoningFormat = _load("reasoning_parser", "reasoning_parsers", REASONING_PARSERS, name)
-    return found
+    reasoning_format: ReasoningFormat = _load("reasoning_parser", "reasoning_parsers", REASONING_PARSERS, name)
+    return reasoning_format
 
 
 def _load(setting: str, folder: str, table: dict[str, str], name: str) -> Any:

@@ -1,10 +1,10 @@
-"""Text that comes in pieces, read as if it were there in one.
+"""Scanner over text that arrives in pieces, which reads it as if all of it were there.
 
-Formats are generators over a Scanner: where they need a character that has not come, they yield. Nothing that they can
-ask depends on where the text was cut, so that what they find does not either.
+Formats are generators over a Scanner: they yield where they need a character that has not arrived. No result depends on
+how the text was split.
 
-`at` is where reading goes on. What lies before `committed` is accounted for: handed out, or markup that served its
-purpose. What lies between the two has been read but may still turn out to be no markup; then it is content.
+`at` is the read position. Text before `committed` has been handed out or was markup. Text between the two has been read
+but may still turn out not to be markup; then it is content.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 Steps = Generator[None, None, T]
-"""A reading that pauses, by yielding, until more text has come or the end is known."""
+"""Reading that pauses, by yielding, until more text arrives or the text ends."""
 
 Sink = Callable[[str], None]
 
@@ -24,69 +24,73 @@ SPACE = re.compile(f"[{WHITE}]+")
 
 
 class Malformed(Exception):
-    """The text is not what its format says."""
+    """Text that does not match its format."""
 
 
-LONGEST_PADDING = 64  # characters: models that are stuck write white space without end, which must not pile up here
+LONGEST_PADDING = 64  # characters: stuck models write endless white space, which must not accumulate here
 
 
 def white_space(text: str, start: int, end: int) -> int:
-    """Padding of markers: where the white space begins that ends at `end`."""
+    """Padding function: returns where the white space before `end` begins."""
     begin = max(start, end - LONGEST_PADDING)
     return begin + len(text[begin:end].rstrip(WHITE))
 
 
 def one_newline(text: str, start: int, end: int) -> int:
-    """Padding of markers that follow text in which white space counts."""
+    """Padding function for markers after text in which white space is significant: at most one line break."""
     return end - text.endswith("\n", start, end)
 
 
 Padding = Callable[[str, int, int], int]
-"""Where in text[start:end] begins what belongs to a marker at `end`, or to one that may come there."""
+"""Returns where in text[start:end] the padding of a marker at `end`, or of one that may follow, begins."""
 
 
 class Markers:
-    """Texts to look for, none of them part of another, so that the first to be complete is also the first to begin."""
+    """Set of texts to search for; none is part of another, so that the first complete match also begins first."""
 
     def __init__(self, *texts: str, padding: Padding = white_space) -> None:
-        """`padding`: where in text[start:end] begins what belongs to a marker that follows it."""
+        """Compiles the search for the texts.
+
+        `padding`: returns where in text[start:end] the padding of a marker at `end` begins.
+        """
         assert not any(a in b for a in texts for b in texts if a is not b), texts
         self.find = re.compile("|".join(map(re.escape, texts)))
         self.padding = padding
-        begun = {text[:size] for text in texts for size in range(1, len(text))}
-        self._begun = re.compile(f"(?:{'|'.join(map(re.escape, sorted(begun, key=len, reverse=True)))})\\Z")
+        prefixes = {text[:size] for text in texts for size in range(1, len(text))}
+        self._partial = re.compile(f"(?:{'|'.join(map(re.escape, sorted(prefixes, key=len, reverse=True)))})\\Z")
         self._longest = max(map(len, texts))
 
     def undecided(self, text: str, start: int) -> int:
-        """From where on text[start:], which holds no marker, may be the beginning of one, or its padding."""
-        begun = self._begun.search(text, max(start, len(text) - self._longest + 1))
-        return self.padding(text, start, begun.start() if begun else len(text))
+        """Returns the position from which text[start:], which holds no marker, may be a marker's beginning or
+        padding."""
+        partial = self._partial.search(text, max(start, len(text) - self._longest + 1))
+        return self.padding(text, start, partial.start() if partial else len(text))
 
 
 class Scanner:
-    """The text so far, from `committed` on. Positions count from the very beginning, so that they can be kept."""
+    """Text from `committed` on. Positions count from the beginning of the whole text, so that they stay valid."""
 
     __slots__ = ("_dropped", "_ended", "_text", "at", "committed", "marker_at")
 
     def __init__(self) -> None:
         self._text = ""
-        self._dropped = 0  # characters in front of _text
+        self._dropped = 0  # number of characters removed before _text
         self._ended = False
         self.at = 0
         self.committed = 0
-        self.marker_at = 0  # where the marker that `until` found last begins, padding included
+        self.marker_at = 0  # where the marker that `read_until` found last begins, padding included
 
     def feed(self, text: str) -> None:
         self._text = self._text[self.committed - self._dropped :] + text
         self._dropped = self.committed
 
     def end(self) -> None:
-        """No more comes."""
+        """Marks the text as complete."""
         self._ended = True
 
     @property
     def at_start(self) -> bool:
-        """Whether nothing has been handed out or committed yet."""
+        """Whether nothing has been committed yet."""
         return not self.committed
 
     def commit(self) -> None:
@@ -98,23 +102,23 @@ class Scanner:
 
     @property
     def has_ended(self) -> bool:
-        """Whether all of the text has come."""
+        """Whether all of the text has arrived."""
         return self._ended
 
     @property
     def character(self) -> str:
-        """The next one; empty if it has not come, or at the end."""
-        here = self.at - self._dropped
-        return self._text[here] if here < len(self._text) else ""
+        """Next character; empty if it has not arrived, or at the end."""
+        offset = self.at - self._dropped
+        return self._text[offset] if offset < len(self._text) else ""
 
     @property
     def at_end(self) -> bool:
-        """Whether all of the text has come and was read."""
+        """Whether all of the text has arrived and has been read."""
         return self._ended and self._here == len(self._text)
 
     @property
     def marker(self) -> str:
-        """What `until` read last: a marker, and the padding in front of it."""
+        """Marker that `read_until` found last, with the padding before it."""
         return self._text[self.marker_at - self._dropped : self._here]
 
     @property
@@ -122,7 +126,7 @@ class Scanner:
         return self.at - self._dropped
 
     def peek(self) -> Steps[str]:
-        """The next character; empty at the end."""
+        """Waits for the next character and returns it; empty at the end."""
         while self._here == len(self._text):
             if self._ended:
                 return ""
@@ -130,7 +134,7 @@ class Scanner:
         return self._text[self._here]
 
     def next(self) -> Steps[str]:
-        """The next character, read; Malformed at the end."""
+        """Reads the next character; raises Malformed at the end."""
         character = yield from self.peek()
         if not character:
             raise Malformed
@@ -138,26 +142,26 @@ class Scanner:
         return character
 
     def take_run(self, run: re.Pattern[str]) -> str:
-        """Of a run of characters of one class, what is there, read."""
-        found = run.match(self._text, self._here)
-        if found is None:
+        """Reads the available part of a run of characters of one class."""
+        match = run.match(self._text, self._here)
+        if match is None:
             return ""
-        self.at += len(found[0])
-        return found[0]
+        self.at += len(match[0])
+        return match[0]
 
     def match(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
-        """What is there of a pattern whose matches do not depend on what follows, read."""
-        found = pattern.match(self._text, self._here)
-        if found is not None:
-            self.at += len(found[0])
-        return found
+        """Reads a match of a pattern in the available text; the pattern must not depend on what follows."""
+        match = pattern.match(self._text, self._here)
+        if match is not None:
+            self.at += len(match[0])
+        return match
 
     def matches(self, pattern: re.Pattern[str]) -> bool:
-        """Whether what is there begins with it; reads nothing."""
+        """Returns whether the available text begins with the pattern; reads nothing."""
         return pattern.match(self._text, self.at - self._dropped) is not None
 
     def read_run(self, run: re.Pattern[str], at_most: int) -> Steps[str]:
-        """A run of characters of one class, read; Malformed if it is longer than `at_most`."""
+        """Reads a run of characters of one class; raises Malformed if it is longer than `at_most`."""
         parts: list[str] = []
         keep = self.bounded_sink(parts, at_most)
         while (yield from self.peek()) and (part := self.take_run(run)):
@@ -165,8 +169,11 @@ class Scanner:
         return "".join(parts)
 
     def bounded_sink(self, parts: list[str], at_most: int) -> Sink:
-        """For characters just read. Malformed if they are more than `at_most`; reading then goes on right behind the
-        one too many, however many came at once."""
+        """Returns a sink that collects at most `at_most` characters in `parts`.
+
+        It raises Malformed beyond that; the read position is then right after the first excess character, however many
+        arrived at once.
+        """
 
         def keep(part: str) -> None:
             parts.append(part)
@@ -178,7 +185,7 @@ class Scanner:
         return keep
 
     def take_rest(self) -> str:
-        """All that is there, read."""
+        """Reads all available text."""
         text = self._text[self._here :]
         self.at += len(text)
         return text
@@ -188,7 +195,8 @@ class Scanner:
             pass
 
     def try_text(self, *options: str) -> Steps[str]:
-        """The one of `options` that comes next, read; empty, and nothing read, if none does. None begins another."""
+        """Reads the one of `options` that comes next; empty, and nothing read, if none does. No option is a prefix of
+        another."""
         longest = max(map(len, options))
         while True:
             text = self._text[self._here : self._here + longest]
@@ -201,7 +209,8 @@ class Scanner:
             yield
 
     def expect(self, *options: str) -> Steps[str]:
-        """The same; Malformed if none comes next. Where the text ends within one, that much is read."""
+        """Reads like `try_text`, and raises Malformed if no option follows. A partial option at the end of the text is
+        read."""
         found = yield from self.try_text(*options)
         if not found:
             rest = self._text[self._here :] if self._ended else ""
@@ -211,13 +220,13 @@ class Scanner:
         return found
 
     def next_is(self, *options: str) -> Steps[bool]:
-        """Whether one of `options` comes next; reads nothing."""
-        found = yield from self.try_text(*options)
-        self.at -= len(found)
-        return bool(found)
+        """Returns whether one of `options` comes next; reads nothing."""
+        option = yield from self.try_text(*options)
+        self.at -= len(option)
+        return bool(option)
 
     def ends_within(self, *options: str) -> Steps[bool]:
-        """Whether the text ends here, or within one of `options`; then it is read."""
+        """Returns whether the text ends here or within one of `options`; that part is then read."""
         comes = yield from self.next_is(*options)
         rest = self._text[self._here :]
         if comes or not self._ended or not any(option.startswith(rest) for option in options):
@@ -226,15 +235,15 @@ class Scanner:
         return True
 
     def read_until(self, markers: Markers, sink: Sink) -> Steps[str]:
-        """Hands out text up to the padding of the first marker; returns the marker, read but not committed, or nothing
-        at the end."""
+        """Hands out text up to the first marker's padding, and returns the marker, read but not committed, or "" at the
+        end."""
         while True:
-            found = markers.find.search(self._text, self._here)
-            if found is not None:
-                self._emit(markers.padding(self._text, self._here, found.start()), sink)
+            match = markers.find.search(self._text, self._here)
+            if match is not None:
+                self._emit(markers.padding(self._text, self._here, match.start()), sink)
                 self.marker_at = self.at
-                self.at = self._dropped + found.end()
-                return found[0]
+                self.at = self._dropped + match.end()
+                return match[0]
             self._emit(len(self._text) if self._ended else markers.undecided(self._text, self._here), sink)
             if self._ended:
                 return ""

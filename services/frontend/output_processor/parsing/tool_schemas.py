@@ -1,4 +1,4 @@
-"""The tools of a request, as far as formats need to know them."""
+"""Schemas of a request's tools, as far as formats need them."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ _JSON_TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", 
 
 @dataclass(frozen=True, slots=True)
 class SchemaPart:
-    """A schema within a tool's, and the tool's, which its references mean."""
+    """Subschema of a tool's schema, with the root that its references resolve against."""
 
     schema: Any
     root: Mapping[str, Any]
 
     @property
     def types(self) -> frozenset[str]:
-        """JSON types that a value may have; all of them where nothing says."""
+        """Returns the JSON types that a value may have; all types where the schema does not restrict them."""
         return _types(self.schema, self.root, 0) or ANYTHING
 
     def inner(self, name: str) -> SchemaPart:
-        """The schema of an object's member or a list's items."""
+        """Returns the schema of an object's member or a list's items."""
         for schema in _alternatives(self.schema, self.root, 0):
             properties = schema.get("properties")
             if isinstance(properties, Mapping) and name in properties:
                 return SchemaPart(properties[name], self.root)
         for schema in _alternatives(self.schema, self.root, 0):
             for keyword in ("items", "additionalProperties"):
-                if isinstance(found := schema.get(keyword), Mapping):
-                    return SchemaPart(found, self.root)
+                if isinstance(subschema := schema.get(keyword), Mapping):
+                    return SchemaPart(subschema, self.root)
         return SchemaPart({}, self.root)
 
 
 class ToolSchemas:
-    """Names, and JSON types of parameters."""
+    """Names of the offered tools and JSON types of their parameters."""
 
     def __init__(self, tools: tuple[Tool, ...] = ()) -> None:
         self._tools = {tool.name: tool for tool in tools}
@@ -53,27 +53,27 @@ class ToolSchemas:
         return tuple(self._tools)
 
     def parameters(self, tool: str) -> list[str]:
-        """Their names, in the order of the schema."""
-        found = self._tools.get(tool)
-        properties = found.parameters.get("properties") if found is not None else None
+        """Returns the names of the tool's parameters in the order of the schema."""
+        schema = self._tools.get(tool)
+        properties = schema.parameters.get("properties") if schema is not None else None
         return list(properties) if isinstance(properties, Mapping) else []
 
     def declares(self, tool: str, parameter: str) -> bool:
         return parameter in self.parameters(tool)
 
     def types(self, tool: str, parameter: str) -> frozenset[str]:
-        """JSON types that the parameter may have; all of them where nothing says."""
+        """Returns the JSON types that the parameter may have; all types where the schema does not restrict them."""
         return self.part(tool, parameter).types
 
     def part(self, tool: str, parameter: str) -> SchemaPart:
-        found = self._tools.get(tool)
-        root = found.parameters if found is not None else {}
+        offered = self._tools.get(tool)
+        root = offered.parameters if offered is not None else {}
         properties = root.get("properties")
         return SchemaPart(properties.get(parameter) if isinstance(properties, Mapping) else None, root)
 
 
 def _alternatives(schema: Any, root: Mapping[str, Any], depth: int) -> Iterator[Mapping[str, Any]]:
-    """Yields the schemas that say something of a value: this one, the one it refers to, its branches."""
+    """Yields the schemas that apply to a value: this one, the one that it refers to, and its branches."""
     if not isinstance(schema, Mapping) or depth > DEEPEST_REFERENCE:
         return
     yield schema
@@ -86,7 +86,7 @@ def _alternatives(schema: Any, root: Mapping[str, Any], depth: int) -> Iterator[
 
 
 def _types(schema: Any, root: Mapping[str, Any], depth: int) -> frozenset[str]:
-    """Empty where the schema does not say."""
+    """Returns the declared types; empty where the schema does not restrict them."""
     if not isinstance(schema, Mapping) or depth > DEEPEST_REFERENCE:
         return frozenset()
     if isinstance(schema.get("$ref"), str):
@@ -111,7 +111,7 @@ def _of_branches(schema: Mapping[str, Any], root: Mapping[str, Any], depth: int)
 
 
 def _referenced(pointer: str, root: Any) -> Any:
-    """A local reference, "#/$defs/name"."""
+    """Resolves a local reference such as "#/$defs/name"."""
     for part in pointer.removeprefix("#").strip("/").split("/"):
         root = root.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(root, Mapping) else None
     return root

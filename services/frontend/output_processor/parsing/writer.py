@@ -1,4 +1,4 @@
-"""Where formats write what they find."""
+"""Writer that formats send their events to."""
 
 from __future__ import annotations
 
@@ -14,21 +14,27 @@ Text = type[Content] | type[Reasoning] | type[CallArguments]
 
 
 class EventWriter:
-    """Whatever is written settles what was read so far. A call is announced with the first value of its arguments, or
-    when it ends without any; before that its text may still become content."""
+    """Collector of events; every write commits the text read so far.
+
+    A call is announced with the first value of its arguments, or when it ends without any; before that its text may
+    still become content.
+    """
 
     __slots__ = ("_call", "_events", "_is_tool", "_kind", "_pending", "_scan", "_texts", "num_calls")
 
     def __init__(self, scan: Scanner, is_tool: Callable[[str], bool] = bool) -> None:
-        """`is_tool`: whether a call of that name may be announced."""
+        """Creates a writer without events.
+
+        `is_tool`: whether a call of that name may be announced.
+        """
         self._is_tool = is_tool
         self._scan = scan
         self._events: list[Event] = []
-        self._kind: Text = Content  # of what is in _texts
-        self._texts: list[str] = []  # written last, and not yet an event: arguments come in very many pieces
-        self._call: ArgumentsWriter | None = None  # of the call that has not ended
-        self._pending: CallStart | None = None  # that call, before it is announced
-        self.num_calls = 0  # announced
+        self._kind: Text = Content  # type of the text in _texts
+        self._texts: list[str] = []  # written last and not yet an event: arguments come in very many pieces
+        self._call: ArgumentsWriter | None = None  # the arguments of the call that has not ended
+        self._pending: CallStart | None = None  # the same call before it is announced
+        self.num_calls = 0  # calls announced so far
 
     def content(self, text: str) -> None:
         self.abort_call()
@@ -40,8 +46,10 @@ class EventWriter:
         self._add(Reasoning, text)
 
     def start_call(self, name: str, call_id: str = "") -> ArgumentsWriter:
-        """Malformed if no tool of that name is on offer. Names go to clients as UTF-8, in which half of a surrogate
-        pair cannot be written."""
+        """Starts a call; raises Malformed if no tool of that name is on offer.
+
+        Names are sent to clients as UTF-8, which cannot encode lone surrogates.
+        """
         self.abort_call()
         name = name.strip()
         if not self._is_tool(name):
@@ -52,19 +60,21 @@ class EventWriter:
 
     @property
     def in_call(self) -> bool:
-        """Whether a call was announced and has not ended."""
+        """Whether a call has been announced and has not ended."""
         return self._call is not None and self._pending is None
 
     def end_call(self) -> None:
-        """The call was read to its end."""
+        """Ends a call that was read completely."""
         if self._call is not None and not self._call.finish() and self._pending is not None:
             self.arguments(NO_ARGUMENTS)
         self._call = None
         self._scan.commit()
 
     def abort_call(self) -> bool:
-        """Ends a call that is not read on: what was announced is closed, anything else was no call. Returns whether
-        there was one on its way; its text stays uncommitted."""
+        """Ends a call that is malformed: closes an announced one and discards any other.
+
+        Returns whether a call was started; its text stays uncommitted.
+        """
         call, self._call = self._call, None
         if call is not None and not self._pending:
             committed = self._scan.committed
@@ -74,13 +84,13 @@ class EventWriter:
         return call is not None
 
     def flush_as_content(self) -> None:
-        """What was read since the last settling is content after all."""
+        """Writes the text read since the last commit as content."""
         self.abort_call()
         if text := self._scan.uncommitted:
             self.content(text)
 
     def drop_markup(self) -> None:
-        """What was read since the last settling is markup alone, of a call that is none."""
+        """Discards the uncommitted text, which is only markup of a malformed call."""
 
     def finish(self) -> None:
         self.abort_call()
@@ -91,7 +101,7 @@ class EventWriter:
         self.num_calls += 1
 
     def arguments(self, text: str) -> None:
-        """JSON text of the call that was started last."""
+        """Writes JSON text of the last started call."""
         if self._pending is not None:
             self.announce(self._pending)
             self._pending = None

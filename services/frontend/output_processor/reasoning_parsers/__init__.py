@@ -1,1 +1,1 @@
-"""How model families set reasoning apart from the answer: a file for each format, `FORMAT` in it."""
+"""Formats in which model families write reasoning: one file each, with a constant `FORMAT`."""

@@ -1,6 +1,7 @@
-"""Apriel: Here are my reasoning steps: … [BEGIN FINAL RESPONSE] … [END FINAL RESPONSE]
+"""Reasoning of Apriel: Here are my reasoning steps: … [BEGIN FINAL RESPONSE] … [END FINAL RESPONSE]
 
-The first line stands in the prompt already where the template is that of 1.6."""
+The first line is part of the prompt where the template is that of Apriel 1.6.
+"""
 
 from quire.services.frontend.output_processor.parsing.markup.delimited_reasoning import ReasoningFrame, delimited_format
 

@@ -1,4 +1,4 @@
-"""Command A and R7B: <|START_THINKING|>…<|END_THINKING|><|START_RESPONSE|>…<|END_RESPONSE|>"""
+"""Reasoning of Command A and R7B: <|START_THINKING|>…<|END_THINKING|><|START_RESPONSE|>…<|END_RESPONSE|>"""
 
 from quire.services.frontend.output_processor.parsing.markup.delimited_reasoning import delimited_format, simple_frame
 

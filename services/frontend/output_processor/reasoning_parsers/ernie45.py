@@ -1,4 +1,4 @@
-"""ERNIE 4.5: <think>…</think><response>…</response>"""
+"""Reasoning of ERNIE 4.5: <think>…</think><response>…</response>"""
 
 from quire.services.frontend.output_processor.parsing.markup.delimited_reasoning import delimited_format, simple_frame
 

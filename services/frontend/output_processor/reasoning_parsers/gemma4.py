@@ -1,4 +1,4 @@
-"""Gemma 4: <|channel>thought
+"""Reasoning of Gemma 4: <|channel>thought
 …<channel|>"""
 
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Granite 3.2 says it in words: Here is my thought process: … Here is my response: …"""
+"""Reasoning of Granite 3.2, marked by sentences: Here is my thought process: … Here is my response: …"""
 
 from quire.services.frontend.output_processor.parsing.markup.delimited_reasoning import delimited_format
 

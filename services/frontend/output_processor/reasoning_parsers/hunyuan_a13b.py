@@ -1,4 +1,4 @@
-"""Hunyuan A13B: <think>…</think><answer>…</answer>"""
+"""Reasoning of Hunyuan A13B: <think>…</think><answer>…</answer>"""
 
 from quire.services.frontend.output_processor.parsing.markup.delimited_reasoning import delimited_format, simple_frame
 

@@ -1,4 +1,4 @@
-"""Hunyuan 3: <think>…</think>, in published checkpoints <think:opensource>…</think:opensource>"""
+"""Reasoning of Hunyuan 3: <think>…</think>, in published checkpoints <think:opensource>…</think:opensource>"""
 
 from quire.services.frontend.output_processor.parsing.markup.delimited_reasoning import delimited_format
 

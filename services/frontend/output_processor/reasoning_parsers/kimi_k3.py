@@ -1,4 +1,5 @@
-"""Kimi K3: <|open|>think<|sep|>…<|close|>think<|sep|><|open|>response<|sep|>…<|close|>response<|sep|>, the calls, and
+"""Reasoning of Kimi K3: <|open|>think<|sep|>…<|close|>think<|sep|><|open|>response<|sep|>…<|close|>response<|sep|>, the
+calls, and
 <|close|>message<|sep|>
 
 The prompt ends with the first tag of the two elements that comes."""

@@ -1,4 +1,4 @@
-"""MiniMax M3: <mm:think>…</mm:think>, of which only the end is there in answers without reasoning."""
+"""Reasoning of MiniMax M3: <mm:think>…</mm:think>; answers without reasoning contain only the end marker."""
 
 from quire.services.frontend.output_processor.parsing.markup.delimited_reasoning import delimited_format
 

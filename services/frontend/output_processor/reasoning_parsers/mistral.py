@@ -1,4 +1,4 @@
-"""Magistral: [THINK]…[/THINK]"""
+"""Reasoning of Magistral: [THINK]…[/THINK]"""
 
 from quire.services.frontend.output_processor.parsing.markup.delimited_reasoning import delimited_format
 

@@ -1,4 +1,4 @@
-"""gpt-oss: messages with channels. analysis is reasoning; final, and commentary for the user, is content.
+"""Reasoning of gpt-oss: messages with channels. analysis is reasoning; final, and commentary for the user, is content.
 
 <|channel|>analysis<|message|>…<|end|><|start|>assistant<|channel|>final<|message|>…
 """
@@ -18,11 +18,11 @@ from quire.services.frontend.output_processor.parsing.markup.harmony import (
 from quire.services.frontend.output_processor.parsing.scanner import Scanner, Steps
 from quire.services.frontend.output_processor.parsing.writer import EventWriter
 
-BUILT_IN = ("assistant", "browser", "python", "container", "user")  # recipients that are no functions
+BUILT_IN = ("assistant", "browser", "python", "container", "user")  # recipients that are not functions
 
 
 def read(scan: Scanner, writer: EventWriter, is_open: bool, _calls: CallProbe) -> Steps[None]:
-    """Without knowledge of the tools on offer: every function is one."""
+    """Reads an answer without knowledge of the offered tools: every function may be one."""
     return read_messages(scan, writer, is_open, _may_be_function)
 
 

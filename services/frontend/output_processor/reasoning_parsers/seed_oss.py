@@ -1,4 +1,4 @@
-"""Seed-OSS: <seed:think>…</seed:think>"""
+"""Reasoning of Seed-OSS: <seed:think>…</seed:think>"""
 
 from quire.services.frontend.output_processor.parsing.markup.delimited_reasoning import delimited_format
 

@@ -1,4 +1,4 @@
-"""Solar Open: <|think|>…<|end|><|begin|>assistant<|content|>…<|end|>"""
+"""Reasoning of Solar Open: <|think|>…<|end|><|begin|>assistant<|content|>…<|end|>"""
 
 from dataclasses import replace
 

@@ -1,1 +1,1 @@
-"""How model families write tool calls: a file for each format, `FORMAT` in it."""
+"""Formats in which model families write tool calls: one file each, with a constant `FORMAT`."""

@@ -1,4 +1,4 @@
-"""Apertus: <|tools_prefix|>[{"add": {"a": 1}}]<|tools_suffix|>"""
+"""Tool calls of Apertus: <|tools_prefix|>[{"add": {"a": 1}}]<|tools_suffix|>"""
 
 from quire.services.frontend.output_processor.parsing.call_grammar import CallGrammar, json_arguments
 from quire.services.frontend.output_processor.parsing.formats import ToolFormat

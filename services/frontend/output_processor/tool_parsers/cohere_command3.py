@@ -1,4 +1,4 @@
-"""Command A and R7B:
+"""Tool calls of Command A and R7B:
 
 <|START_ACTION|>[{"tool_call_id": "0", "tool_name": "add", "parameters": {"a": 1}}]<|END_ACTION|>
 """

@@ -1,4 +1,4 @@
-"""DeepSeek V3 and R1-0528:
+"""Tool calls of DeepSeek V3 and R1-0528:
 
 <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>add
 ```json

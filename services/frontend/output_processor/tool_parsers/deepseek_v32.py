@@ -1,4 +1,4 @@
-"""DeepSeek V3.2; V4 writes tool_calls as the outer tag, and either parser reads both:
+"""Tool calls of DeepSeek V3.2; V4 writes tool_calls as the outer tag, and either parser reads both:
 
 <｜DSML｜function_calls>
 <｜DSML｜invoke name="add">

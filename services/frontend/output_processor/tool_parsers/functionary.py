@@ -1,4 +1,5 @@
-"""Functionary 3.1: <function=add>{"a": 1}</function>, and <|python_tag|> in front of code for a tool named python; 3.2
+"""Tool calls of Functionary 3.1: <function=add>{"a": 1}</function>, and <|python_tag|> before code for a tool named
+python; 3.2
 writes messages to recipients, the first >>> of which ends the prompt:
 
 >>>all
@@ -22,10 +23,10 @@ from quire.services.frontend.output_processor.parsing.writer import EventWriter
 
 FUNCTION, FUNCTION_END, PYTHON_TAG = "<function=", "</function>", "<|python_tag|>"
 MARKUP = CallMarkup((FUNCTION, PYTHON_TAG), (FUNCTION_END,))
-RECIPIENT, EVERYBODY = ">>>", "all"
+RECIPIENT, EVERYONE = ">>>", "all"
 RECIPIENTS = Markers(RECIPIENT)
 NAME = re.compile(r"[^<>{}\s]+")
-INTERPRETER, CODE = "python", "code"  # the tool whose calls are no JSON, and its parameter where it declares none
+INTERPRETER, CODE = "python", "code"  # the tool whose calls are not JSON, and its parameter if it declares none
 
 
 def read(scan: Scanner, writer: EventWriter, schemas: ToolSchemas) -> Steps[None]:
@@ -45,7 +46,7 @@ def _call(scan: Scanner, writer: EventWriter, schemas: ToolSchemas, start: str) 
 
 
 def read_recipients(scan: Scanner, writer: EventWriter, schemas: ToolSchemas) -> Steps[None]:
-    """Three brackets stand in many answers: only those with a recipient behind them begin a message."""
+    """Reads messages to recipients. Many answers contain `>>>`: only those followed by a recipient begin a message."""
     yield from scan.skip_space()
     yield from scan.try_text(RECIPIENT)
     while True:
@@ -60,9 +61,9 @@ def read_recipients(scan: Scanner, writer: EventWriter, schemas: ToolSchemas) ->
 def _message(scan: Scanner, writer: EventWriter, schemas: ToolSchemas) -> Steps[None]:
     name = yield from scan.read_run(NAME, LONGEST_NAME)
     yield from scan.expect("\n")
-    if name not in (EVERYBODY, *schemas.names):
+    if name not in (EVERYONE, *schemas.names):
         raise Malformed
-    if name != EVERYBODY:
+    if name != EVERYONE:
         yield from scan.skip_space()
         yield from _arguments(scan, writer, schemas, name)
         yield from scan.skip_space()
@@ -70,7 +71,7 @@ def _message(scan: Scanner, writer: EventWriter, schemas: ToolSchemas) -> Steps[
 
 
 def _arguments(scan: Scanner, writer: EventWriter, schemas: ToolSchemas, name: str) -> Steps[None]:
-    """An object of JSON, or the interpreter's code up to the end of the text."""
+    """Reads a JSON object, or the interpreter's code up to the end of the text."""
     if name == INTERPRETER and not (yield from scan.next_is("{")):
         out = writer.start_call(name)
         out.begin("{")

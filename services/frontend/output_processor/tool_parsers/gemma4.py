@@ -1,4 +1,4 @@
-"""Gemma 4: <|tool_call>call:add{a:1,b:<|"|>two<|"|>}<tool_call|>, and FunctionGemma:
+"""Tool calls of Gemma 4: <|tool_call>call:add{a:1,b:<|"|>two<|"|>}<tool_call|>, and FunctionGemma:
 <start_function_call>call:add{a:1,b:<escape>two<escape>}<end_function_call>
 
 Objects and lists nest; keys have no quotation marks; only strings have a delimiter."""
@@ -26,7 +26,7 @@ CALL = "call:"
 
 
 class _CallReader:
-    """Of one text."""
+    """Reader of the calls in one text."""
 
     def __init__(self, markup: CallMarkup, delimiter: str, scan: Scanner, writer: EventWriter) -> None:
         self._markup = markup
@@ -100,7 +100,7 @@ class _CallReader:
             out.scalar(as_json(text.strip(), ANYTHING))
 
 
-def marked(start: str, end: str, delimiter: str) -> ToolFormat:
+def gemma_format(start: str, end: str, delimiter: str) -> ToolFormat:
     markup = CallMarkup((start,), (end,), stray_markup=re.compile(re.escape(delimiter)))
 
     def read(scan: Scanner, writer: EventWriter, _schemas: ToolSchemas) -> Steps[None]:
@@ -109,5 +109,5 @@ def marked(start: str, end: str, delimiter: str) -> ToolFormat:
     return ToolFormat(read, (start, end, delimiter), starts=(start,))
 
 
-FORMAT = marked("<|tool_call>", "<tool_call|>", '<|"|>')
-FUNCTION_GEMMA = marked("<start_function_call>", "<end_function_call>", "<escape>")
+FORMAT = gemma_format("<|tool_call>", "<tool_call|>", '<|"|>')
+FUNCTION_GEMMA = gemma_format("<start_function_call>", "<end_function_call>", "<escape>")

@@ -1,4 +1,5 @@
-"""GigaChat 3.1: <|function_call|>{"name": "add", "arguments": {"a": 1}}, one an answer; 3.0 begins a message instead:
+"""Tool calls of GigaChat 3.1: <|function_call|>{"name": "add", "arguments": {"a": 1}}, one per answer; 3.0 begins a
+message instead:
 
 <|message_sep|>
 

@@ -1,4 +1,5 @@
-"""Granite 20B function calling: <function_call> {"name": "add", "arguments": {"a": 1}}, several in a row."""
+"""Tool calls of Granite 20B function calling: <function_call> {"name": "add", "arguments": {"a": 1}}, several in a
+row."""
 
 from quire.services.frontend.output_processor.parsing.call_grammar import CallGrammar, json_arguments
 from quire.services.frontend.output_processor.parsing.formats import json_blocks

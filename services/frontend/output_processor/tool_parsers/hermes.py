@@ -1,4 +1,4 @@
-"""Hermes, Qwen 2.5 and 3, Granite 4, quire-tiny:
+"""Tool calls of Hermes, Qwen 2.5 and 3, Granite 4, quire-tiny:
 
 <tool_call>
 {"name": "add", "arguments": {"a": 1, "b": 2}}

@@ -1,4 +1,4 @@
-"""Hunyuan 3:
+"""Tool calls of Hunyuan 3:
 
 <tool_calls>
 <tool_call>add<tool_sep>
@@ -7,7 +7,7 @@
 </tool_call>
 </tool_calls>
 
-Published checkpoints write each tag's name with :opensource behind it.
+Published checkpoints write each tag's name with the suffix :opensource.
 """
 
 from quire.services.frontend.output_processor.parsing.markup.key_value_calls import KeyValueTags, key_value_format

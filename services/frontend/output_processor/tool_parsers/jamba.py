@@ -1,4 +1,4 @@
-"""Jamba and Hunyuan A13B: <tool_calls>[{"name": "add", "arguments": {"a": 1}}]</tool_calls>"""
+"""Tool calls of Jamba and Hunyuan A13B: <tool_calls>[{"name": "add", "arguments": {"a": 1}}]</tool_calls>"""
 
 from quire.services.frontend.output_processor.parsing.call_grammar import CallGrammar, json_arguments
 from quire.services.frontend.output_processor.parsing.formats import json_blocks

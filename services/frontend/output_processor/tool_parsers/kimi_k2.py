@@ -1,10 +1,10 @@
-"""Kimi K2:
+"""Tool calls of Kimi K2:
 
 <|tool_calls_section_begin|>
 <|tool_call_begin|>functions.add:0<|tool_call_argument_begin|>{"a": 1}<|tool_call_end|>
 <|tool_calls_section_end|>
 
-What stands for the name is the call's id; templates want to see it again, so clients get it.
+The text in place of the name is the call's id; templates expect it back, so clients get it.
 """
 
 import re
@@ -47,19 +47,19 @@ def _calls(scan: Scanner, writer: EventWriter, schemas: ToolSchemas, start: str)
     if start != CALL:
         yield from scan.skip_space()
         yield from scan.expect(CALL)
-    found = CALL
-    while found == CALL:
-        found = yield from _call(scan, writer, schemas)
-        if found == CALL_END:
+    marker = CALL
+    while marker == CALL:
+        marker = yield from _call(scan, writer, schemas)
+        if marker == CALL_END:
             scan.commit()
             yield from scan.skip_space()
-            found = yield from scan.try_text(CALL)
-        elif found in SECTION_ENDS:
-            scan.at -= len(found)
+            marker = yield from scan.try_text(CALL)
+        elif marker in SECTION_ENDS:
+            scan.at -= len(marker)
 
 
 def _call(scan: Scanner, writer: EventWriter, schemas: ToolSchemas) -> Steps[str]:
-    """Returns what ends it. An id that names no function stands in front of a whole call in JSON."""
+    """Reads a call and returns what ends it. An id without a function's name precedes a complete call in JSON."""
     yield from scan.skip_space()
     call_id = yield from scan.read_run(ID, LONGEST_NAME)
     name = call_id.removeprefix(PREFIX).rpartition(":")[0] or call_id.removeprefix(PREFIX)

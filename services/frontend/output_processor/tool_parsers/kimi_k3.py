@@ -1,4 +1,4 @@
-"""Kimi K3:
+"""Tool calls of Kimi K3:
 
 <|open|>tools<|sep|><|open|>call tool="add" index="1"<|sep|><|open|>argument key="a" type="number"<|sep|>1
 <|close|>argument<|sep|><|close|>call<|sep|><|close|>tools<|sep|><|close|>message<|sep|>
@@ -30,7 +30,7 @@ TAGS = MarkedTagSyntax({OPEN: False, CLOSE: True}, closing=SEPARATOR, names=NAME
 
 
 class _CallReader:
-    """One text on its way."""
+    """Reader of the calls in one text."""
 
     def __init__(self, scan: Scanner, writer: EventWriter, schemas: ToolSchemas) -> None:
         self._scan = scan
@@ -46,7 +46,7 @@ class _CallReader:
         return tag.name in (BLOCK, CALL, RESPONSE, MESSAGE)
 
     def _call(self, name: str) -> Steps[None]:
-        """Up to the end of the call, or in front of a tag that belongs to no call."""
+        """Reads up to the end of the call, or up to a tag that belongs to no call."""
         if not name:
             raise Malformed
         arguments = TypedArguments(self._scan, self._writer, self._schemas, name)

@@ -1,5 +1,5 @@
-"""Llama 3.1 to 3.3 and 4: {"name": "add", "parameters": {"a": 1}}, with or without text or <|python_tag|> in front,
-several with ; between them; and built-in tools as <|python_tag|>add.call(a=1)."""
+"""Tool calls of Llama 3.1 to 3.3 and 4: {"name": "add", "parameters": {"a": 1}}, with or without text or <|python_tag|>
+before it, several separated by ";"; and built-in tools as <|python_tag|>add.call(a=1)."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ TAG, BRACKET = "<|python_tag|>", "{"
 STARTS = Markers(TAG, BRACKET)
 KEYS = Keys(others=("type", "function"))
 NAME = re.compile(r"[\w.\-]+")
-METHOD = ".call"  # of built-in tools
+METHOD = ".call"  # suffix of built-in tools
 
 
 def read(scan: Scanner, writer: EventWriter, schemas: ToolSchemas) -> Steps[None]:
-    """Objects stand in many answers: only those with the name of a tool on offer are calls."""
+    """Reads an answer. Many answers contain objects: only those with the name of an offered tool are calls."""
     yield from scan.skip_space()
     if (yield from scan.next_is("[")):
         yield from _calls(scan, writer, schemas, scan.at)
-    while found := (yield from scan.read_until(STARTS, writer.content)):
-        if found == TAG:
+    while marker := (yield from scan.read_until(STARTS, writer.content)):
+        if marker == TAG:
             yield from scan.skip_space()
         else:
             scan.at -= len(BRACKET)
@@ -37,7 +37,7 @@ def read(scan: Scanner, writer: EventWriter, schemas: ToolSchemas) -> Steps[None
 
 
 def _calls(scan: Scanner, writer: EventWriter, schemas: ToolSchemas, begin: int) -> Steps[None]:
-    """Calls from `begin` on, or content: of an object all of it, since no call stands inside of one."""
+    """Reads calls from `begin` on, or else content: a whole object, since calls do not occur within objects."""
     before = writer.num_calls
     try:
         if (yield from scan.next_is(BRACKET, "[")):
@@ -55,7 +55,7 @@ def _calls(scan: Scanner, writer: EventWriter, schemas: ToolSchemas, begin: int)
 
 
 def _reject_object(scan: Scanner, writer: EventWriter) -> Steps[None]:
-    """An object as it is written, or what could not be read; without the tag in front."""
+    """Writes an object, or whatever is malformed, as content without the tag before it."""
     writer.content(scan.uncommitted.replace(TAG, ""))
     try:
         if (yield from scan.next_is(BRACKET)):

@@ -1,4 +1,4 @@
-"""LongCat Flash: <longcat_tool_call>{"name": "add", "arguments": {"a": 1}}</longcat_tool_call>"""
+"""Tool calls of LongCat Flash: <longcat_tool_call>{"name": "add", "arguments": {"a": 1}}</longcat_tool_call>"""
 
 from quire.services.frontend.output_processor.parsing.call_grammar import CallGrammar, json_arguments
 from quire.services.frontend.output_processor.parsing.formats import json_blocks

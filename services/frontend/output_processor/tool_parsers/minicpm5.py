@@ -1,4 +1,5 @@
-"""MiniCPM5: <function name="add"><param name="a">1</param><param name="b"><![CDATA[two]]></param></function>
+"""Tool calls of MiniCPM5: <function name="add"><param name="a">1</param><param
+name="b"><![CDATA[two]]></param></function>
 
 Models also write <tool_call> and </tool_call> around it.
 """

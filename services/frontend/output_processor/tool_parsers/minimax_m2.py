@@ -1,4 +1,5 @@
-"""MiniMax M2: <minimax:tool_call><invoke name="add"><parameter name="a">1</parameter></invoke></minimax:tool_call>"""
+"""Tool calls of MiniMax M2: <minimax:tool_call><invoke name="add"><parameter
+name="a">1</parameter></invoke></minimax:tool_call>"""
 
 from quire.services.frontend.output_processor.parsing.markup.tagged_calls import CallTags, tagged_format
 

@@ -1,10 +1,10 @@
-"""MiniMax M3, with ]<]minimax[>[ in front of each tag:
+"""Tool calls of MiniMax M3, with ]<]minimax[>[ before each tag:
 
 <tool_call>
 <invoke name="add"><a>1</a><tags><item>x</item><item>y</item></tags><range><min>0</min></range></invoke>
 </tool_call>
 
-Objects and lists are elements again; nothing says which is which but the tool's schema.
+Objects and lists are elements again; only the tool's schema distinguishes them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ DEEPEST = 64
 
 
 class _CallReader:
-    """One text on its way."""
+    """Reader of the calls in one text."""
 
     def __init__(self, scan: Scanner, writer: EventWriter, schemas: ToolSchemas) -> None:
         self._scan = scan
@@ -41,7 +41,7 @@ class _CallReader:
         return tag.name in (BLOCK, CALL)
 
     def _call(self, name: str) -> Steps[None]:
-        """Up to the end of the call, or in front of a tag that belongs to no call."""
+        """Reads up to the end of the call, or up to a tag that belongs to no call."""
         if not name:
             raise Malformed
         arguments = TypedArguments(self._scan, self._writer, self._schemas, name)
@@ -61,7 +61,7 @@ class _CallReader:
         self._writer.end_call()
 
     def _parameter(self, arguments: TypedArguments, part: SchemaPart, name: str) -> Steps[None]:
-        """Its end tag may be missing in front of another tag."""
+        """Reads a parameter, whose end tag may be missing before another tag."""
         if part.types == STRING:
             mark = yield from arguments.parameter(name, STRING, TAGS.in_values)
             self._scan.at -= len(mark)
@@ -69,7 +69,7 @@ class _CallReader:
             arguments.add(name, (yield from self._value(part, name, 0)))
 
     def _without_start(self, arguments: TypedArguments, function: str) -> Steps[None]:
-        """A parameter whose start tag the model has left out; its end tag says which."""
+        """Reads a parameter whose start tag the model has omitted; its end tag has the name."""
         texts: list[str] = []
         mark = yield from self._scan.read_until(TAGS.in_values, texts.append)
         if not mark:
@@ -80,7 +80,7 @@ class _CallReader:
         arguments.add(tag.name, _leaf("".join(texts), self._schemas.part(function, tag.name)))
 
     def _value(self, part: SchemaPart, name: str, depth: int) -> Steps[str]:
-        """Returns a value as JSON, from behind its tag up to the end of its element."""
+        """Returns a value as JSON, read from after its tag up to the end of its element."""
         texts: list[str] = []
         elements: list[tuple[str, str]] = []
         while mark := (yield from self._scan.read_until(TAGS.in_values, texts.append)):
@@ -102,7 +102,7 @@ def _leaf(text: str, part: SchemaPart) -> str:
 
 
 def _container(elements: list[tuple[str, str]], part: SchemaPart) -> str:
-    """Elements as a list where the schema wants one, or does not say and all are named as items."""
+    """Returns elements as a list where the schema asks for one, or where it is open and all are named "item"."""
     is_list, is_object = "array" in part.types, "object" in part.types
     if is_list if is_list != is_object else all(name == ITEM for name, _ in elements):
         return f"[{', '.join(value for _, value in elements)}]"
@@ -117,7 +117,7 @@ def _key(name: str) -> str:
 
 
 def _joined(values: list[str]) -> str:
-    """An element that comes more than once holds a list."""
+    """Returns one value, or a list where an element occurs more than once."""
     return values[0] if len(values) == 1 else f"[{', '.join(values)}]"
 
 

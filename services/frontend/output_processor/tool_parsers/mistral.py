@@ -1,5 +1,5 @@
-"""Mistral: [TOOL_CALLS][{"name": "add", "arguments": {"a": 1}}] up to the tokenizers of 2024, and since then
-[TOOL_CALLS]add[CALL_ID]123456789[ARGS]{"a": 1}, with the id and [ARGS] left out by some, a marker for each call."""
+"""Tool calls of Mistral: [TOOL_CALLS][{"name": "add", "arguments": {"a": 1}}] up to the tokenizers of 2024, and since
+then [TOOL_CALLS]add[CALL_ID]123456789[ARGS]{"a": 1}, where some omit the id and [ARGS], with one marker per call."""
 
 import re
 import secrets
@@ -17,7 +17,7 @@ from quire.services.frontend.output_processor.parsing.writer import EventWriter
 START, ID, ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 MARKUP = CallMarkup((START,), stray_markup=re.compile(f"{re.escape(ID)}|{re.escape(ARGUMENTS)}"))
 NAME = re.compile(r"[^\[\]{}\s]+")
-ID_LENGTH = 9  # what Mistral's templates insist on
+ID_LENGTH = 9  # the length that Mistral's templates require
 ALPHABET = string.ascii_letters + string.digits
 
 

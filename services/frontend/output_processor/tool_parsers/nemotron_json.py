@@ -1,4 +1,4 @@
-"""Nemotron Nano v2: <TOOLCALL>[{"name": "add", "arguments": {"a": 1}}]</TOOLCALL>"""
+"""Tool calls of Nemotron Nano v2: <TOOLCALL>[{"name": "add", "arguments": {"a": 1}}]</TOOLCALL>"""
 
 from quire.services.frontend.output_processor.parsing.call_grammar import CallGrammar, json_arguments
 from quire.services.frontend.output_processor.parsing.formats import json_blocks

@@ -1,4 +1,4 @@
-"""OLMo 3: <function_calls>, one add(a=1, b="two") a line, </function_calls>"""
+"""Tool calls of OLMo 3: <function_calls>, one add(a=1, b="two") per line, </function_calls>"""
 
 from quire.services.frontend.output_processor.parsing.formats import ToolFormat
 from quire.services.frontend.output_processor.parsing.markup.call_blocks import CallMarkup, call_blocks

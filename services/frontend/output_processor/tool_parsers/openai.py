@@ -1,6 +1,6 @@
-"""gpt-oss: <|channel|>commentary to=functions.add <|constrain|>json<|message|>{"a": 1}<|call|>
+"""Tool calls of gpt-oss: <|channel|>commentary to=functions.add <|constrain|>json<|message|>{"a": 1}<|call|>
 
-Reasoning is set apart as well: it is a message like a call, of another channel.
+Reasoning is parsed as well: it is a message like a call, in another channel.
 """
 
 from quire.services.frontend.output_processor.parsing.call_grammar import CallGrammar, json_arguments

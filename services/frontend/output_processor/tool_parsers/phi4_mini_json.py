@@ -1,4 +1,4 @@
-"""Phi-4-mini: functools[{"name": "add", "arguments": {"a": 1}}]"""
+"""Tool calls of Phi-4-mini: functools[{"name": "add", "arguments": {"a": 1}}]"""
 
 from dataclasses import replace
 

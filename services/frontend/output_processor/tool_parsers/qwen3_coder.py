@@ -1,4 +1,4 @@
-"""Qwen3-Coder, Qwen3.5, MiMo, Step 3.5, Nemotron 3:
+"""Tool calls of Qwen3-Coder, Qwen3.5, MiMo, Step 3.5, Nemotron 3:
 
 <tool_call>
 <function=add>

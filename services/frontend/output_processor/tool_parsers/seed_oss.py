@@ -1,4 +1,4 @@
-"""Seed-OSS: <seed:tool_call><function=add><parameter=a>1</parameter></function></seed:tool_call>"""
+"""Tool calls of Seed-OSS: <seed:tool_call><function=add><parameter=a>1</parameter></function></seed:tool_call>"""
 
 from quire.services.frontend.output_processor.parsing.markup.tagged_calls import CallTags, tagged_format
 

@@ -1,5 +1,5 @@
-"""Solar Open: <|tool_calls|><|tool_call:begin|>a1b2c3d4e5<|tool_call:name|>add<|tool_call:args|>{"a": 1}
-<|tool_call:end|><|calls|>, as a message of its own where something was written before."""
+"""Tool calls of Solar Open: <|tool_calls|><|tool_call:begin|>a1b2c3d4e5<|tool_call:name|>add<|tool_call:args|>{"a": 1}
+<|tool_call:end|><|calls|>, as a separate message if text precedes it."""
 
 import re
 import secrets
@@ -35,7 +35,7 @@ ALPHABET = string.ascii_lowercase + string.digits
 
 
 def read(scan: Scanner, writer: EventWriter, _schemas: ToolSchemas) -> Steps[None]:
-    """The prompt may have begun the message."""
+    """Reads an answer, whose message the prompt may have begun."""
     yield from scan.skip_space()
     if (yield from scan.try_text(BLOCK)):
         scan.commit()

@@ -1,4 +1,4 @@
-"""Step 3: <｜tool_calls_begin｜><｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="add">
+"""Tool calls of Step 3: <｜tool_calls_begin｜><｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="add">
 <steptml:parameter name="a">1</steptml:parameter></steptml:invoke><｜tool_call_end｜><｜tool_calls_end｜>"""
 
 from quire.services.frontend.output_processor.parsing.markup.tagged_calls import CallTags, tagged_format

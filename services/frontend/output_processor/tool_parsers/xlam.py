@@ -1,4 +1,4 @@
-"""xLAM: [{"name": "add", "arguments": {"a": 1}}] as the whole answer, bare or in a ```json fence."""
+"""Tool calls of xLAM: [{"name": "add", "arguments": {"a": 1}}] as the whole answer, bare or in a ```json fence."""
 
 from quire.services.frontend.output_processor.parsing.call_grammar import CallGrammar, json_arguments
 from quire.services.frontend.output_processor.parsing.formats import ToolFormat
@@ -16,20 +16,20 @@ KEYS = Keys(others=("type",))
 
 
 def read(scan: Scanner, writer: EventWriter, schemas: ToolSchemas) -> Steps[None]:
-    """It could be any JSON answer: only names of tools on offer count."""
+    """Reads an answer, which may be any JSON: only names of offered tools count."""
     yield from scan.skip_space()
-    found = yield from scan.next_is(*STARTS)
+    is_marker = yield from scan.next_is(*STARTS)
     while True:
         before = writer.num_calls
         try:
-            if not found:
+            if not is_marker:
                 yield from calls(scan, writer, KEYS, schemas.__contains__)
         except Malformed:
             reject_call(scan, writer, called=writer.num_calls > before)
         yield from read_call_end(scan, writer, ENDS, called=writer.num_calls > before)
         if not (yield from scan.read_until(MARKERS, writer.content)):
             return
-        found = False
+        is_marker = False
 
 
 GRAMMAR = CallGrammar(json_arguments('{"name": NAME, "arguments": ', "}"), before="[", between=", ", after="]")

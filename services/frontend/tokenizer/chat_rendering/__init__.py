@@ -1,1 +1,1 @@
-"""Messages to the text that the model reads: short conversations at once, the others in a process of their own."""
+"""Rendering of messages to the text that the model reads, in child processes."""

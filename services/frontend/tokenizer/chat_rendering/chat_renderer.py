@@ -1,8 +1,8 @@
-"""Conversations to sections of text, in processes of their own.
+"""Rendering of conversations to sections of text in child processes.
 
-Templates are Python of a model's folder, and so is the search for control tokens. In a thread they would share the
-interpreter's lock with the event loop, and nothing could end them. Two processes run them: one for short conversations,
-with little time for each, and one for the others and for what takes the first one too long.
+Templates are code from a model's folder, and the search for control tokens is Python as well. In a thread they would
+share the GIL with the event loop and could not be stopped. Two processes run them: one for short conversations, with a
+small budget for each, and one for the others and for those that exceed that budget.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from quire.shared.logs import logger
 
 log = logger("conversations")
 
-LIGHT_CHARACTERS = 1 << 14  # a template that shows so many takes about a millisecond
+LIGHT_CHARACTERS = 1 << 14  # a template with a conversation of this size takes about a millisecond
 LIGHT = RenderBudget(processor_s=0.05, elapsed_s=2.0)
 HEAVY = RenderBudget(processor_s=10.0, elapsed_s=60.0)
 
 
 class ChatRenderer:
-    """Owns the processes that run one model's template."""
+    """Owner of the processes that run one model's template."""
 
     def __init__(self, renderer_config: RendererConfig) -> None:
         self._label = renderer_config.label
@@ -36,19 +36,19 @@ class ChatRenderer:
         self._heavy = TemplateRunner(renderer_config, HEAVY)
 
     async def sections(self, prompt: ChatPrompt) -> list[TextSection]:
-        """Raises InvalidArgument."""
+        """Renders a conversation; raises InvalidArgument where the template refuses it."""
         try:
             if characters_of(prompt, LIGHT_CHARACTERS) <= LIGHT_CHARACTERS:
                 return await self.light.sections(prompt)
         except RenderBudgetExceeded:
-            log.info("a short conversation takes the chat template long", template=self._label)
+            log.info("a short conversation exceeds the chat template's light budget", template=self._label)
         try:
             return await self._heavy.sections(prompt)
         except RenderBudgetExceeded:
             raise limits.cpu_time_error(self._label, HEAVY.processor_s) from None
 
     async def prompt_end(self, prompt: ChatPrompt, characters: int) -> str:
-        """The last so many characters, at most, of all sections. Raises InvalidArgument."""
+        """Returns at most the last `characters` characters of all sections; raises InvalidArgument."""
         text = ""
         for section in reversed(await self.sections(prompt)):
             text = section.text[-characters:] + text
@@ -58,7 +58,7 @@ class ChatRenderer:
 
     @property
     def pids(self) -> tuple[int | None, int | None]:
-        """Of the processes for short and for other conversations, while there are any."""
+        """Ids of the processes for short and for other conversations; None where none runs."""
         return self.light.pid, self._heavy.pid
 
     def start(self) -> None:
@@ -67,7 +67,7 @@ class ChatRenderer:
         self._heavy.thread.submit(self._begin_heavy)
 
     def shapes(self) -> Mapping[str, MessageShape]:
-        """Waits for the shapes of messages that were chosen, by the name of the template. Raises InvalidArgument."""
+        """Waits for the selected message shapes and returns them by the template's name; raises InvalidArgument."""
         return self.light.thread.submit(self.light.shapes).result()
 
     def _report(self) -> None:

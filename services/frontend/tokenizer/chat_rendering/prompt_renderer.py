@@ -1,4 +1,4 @@
-"""What the chat template makes of a conversation, in sections for the tokenizers that read them."""
+"""Rendering of a conversation by the chat template, in sections for the tokenizers that read them."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from quire.services.frontend.request.request import ChatPrompt
 from quire.services.frontend.tokenizer.chat_template import ChatTemplate
 from quire.services.frontend.tokenizer.control_tokens import ControlTokens, TextSection
 from quire.services.frontend.tokenizer.message_shapes.probes import ShapeProbe
-from quire.services.frontend.tokenizer.message_shapes.selection import Render, choose
+from quire.services.frontend.tokenizer.message_shapes.selection import Render, select_shape
 from quire.services.frontend.tokenizer.message_shapes.shape import MessageShape
-from quire.services.frontend.tokenizer.message_shapes.shaping import offered, shaped
+from quire.services.frontend.tokenizer.message_shapes.shaping import shape_messages, tools_for_template
 from quire.shared.errors import InvalidArgument
 
 
 @dataclass(frozen=True, slots=True)
 class RendererConfig:
-    """All that it takes, for another process of this machine that speaks to nobody else."""
+    """Everything that a renderer needs, as it is sent to the child process."""
 
     template: str | None
     with_tools: str | None
     named: Mapping[str, str]
-    label: str  # of the template, in errors
+    label: str  # name of the template in errors
     variables: Mapping[str, str]
-    added: Sequence[Mapping[str, Any]] = ()  # tokens, as tokenizer.json has them
-    marks: Iterable[str] = ()  # of reasoning
-    normalizer: Any = None  # of the tokenizers package
-    guarded: bool = False  # what users write spells no control tokens
+    added: Sequence[Mapping[str, Any]] = ()  # added tokens, as tokenizer.json has them
+    marks: Iterable[str] = ()  # tokens that begin and end reasoning
+    normalizer: Any = None  # from the tokenizers package
+    guarded: bool = False  # texts of users cannot spell control tokens
 
     @classmethod
     def of(cls, template: ChatTemplate, **more: Any) -> RendererConfig:
@@ -40,13 +40,13 @@ class RendererConfig:
 
     @classmethod
     def decode(cls, data: bytes) -> RendererConfig:
-        found = pickle.loads(data)
-        assert isinstance(found, cls)
-        return found
+        renderer_config = pickle.loads(data)
+        assert isinstance(renderer_config, cls)
+        return renderer_config
 
 
 class PromptRenderer:
-    """Conversations of one model to text, in the shape that its template reads."""
+    """Renderer of one model's conversations, in the message shape that its template reads."""
 
     def __init__(self, renderer_config: RendererConfig) -> None:
         self.renderer_config = renderer_config
@@ -64,42 +64,42 @@ class PromptRenderer:
         self._shapes: dict[str, MessageShape] = {}  # by the template's text
 
     def shape(self, *, name: str = "", tools: bool = False) -> MessageShape:
-        """Returns the shape for the template of such conversations; the first time it renders probes."""
+        """Returns the message shape for the template of such conversations; the first call renders probes."""
         source = self.template.chosen(name=name, tools=tools)
         if source not in self._shapes:
             self.template.compiled(source)
-            self._shapes[source] = choose(self._probed(source), source)
+            self._shapes[source] = select_shape(self._probed(source), source)
         return self._shapes[source]
 
     @property
     def has_shapes(self) -> bool:
-        """Whether the shapes of all templates are chosen."""
+        """Whether the shapes of all templates have been selected."""
         return len(self._shapes) == len(self.template.sources)
 
     def shapes(self) -> dict[str, MessageShape]:
-        """Returns those of all templates, by name."""
+        """Returns the shapes of all templates by name."""
         if self.template.default is None and not self.template.named:
             return {}
-        found = {"default": self.shape()} if self.template.default is not None else {}
+        shapes = {"default": self.shape()} if self.template.default is not None else {}
         if self.template.with_tools:
-            found["tool_use"] = self.shape(tools=True)
-        return found | {name: self.shape(name=name) for name in self.template.named}
+            shapes["tool_use"] = self.shape(tools=True)
+        return shapes | {name: self.shape(name=name) for name in self.template.named}
 
     def _probed(self, source: str) -> Render:
         scope = {"documents": None, **self.renderer_config.variables}
 
         def render(probe: ShapeProbe, messages: Sequence[Mapping[str, Any]], shape: MessageShape) -> str:
-            given = {"messages": messages, "tools": offered(probe.tools, shape)}
+            given = {"messages": messages, "tools": tools_for_template(probe.tools, shape)}
             return self.template.run(source, scope | given | {"add_generation_prompt": probe.add_generation_prompt})
 
         return render
 
     def sections(self, prompt: ChatPrompt) -> list[TextSection]:
-        """Raises InvalidArgument."""
+        """Renders a conversation; raises InvalidArgument where the template refuses it."""
         if not prompt.messages:
             raise InvalidArgument("messages must hold at least one message", field="messages")
         shape = self.shape(name=prompt.template, tools=bool(prompt.tools))
-        prompt = replace(prompt, messages=shaped(prompt.messages, shape))
+        prompt = replace(prompt, messages=shape_messages(prompt.messages, shape))
         if not self.renderer_config.guarded:
             return [TextSection(self._text(prompt, shape), plain=False)]
         shown, hidden = self.control.hide(prompt)
@@ -109,7 +109,7 @@ class PromptRenderer:
         return self.template.render(
             prompt.messages,
             tools=prompt.tools,
-            no_tools=offered((), shape),
+            no_tools=tools_for_template((), shape),
             add_generation_prompt=prompt.add_generation_prompt,
             continue_final_message=prompt.continue_final_message,
             variables=prompt.template_variables,

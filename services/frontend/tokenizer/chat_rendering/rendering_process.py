@@ -1,6 +1,8 @@
-"""The child process of conversations.py: runs the chat template under bounds of time and memory. Introduced and asked
-with what pickle makes of our own objects; answers with the lengths of sections, as JSON, and their text behind it, or
-with what is wrong."""
+"""Child process of chat_renderer.py, which runs the chat template under limits of time and memory.
+
+Configuration and questions are our own objects, pickled. Answers are the lengths of the sections, as JSON, followed by
+their text, or an error.
+"""
 
 from __future__ import annotations
 
@@ -17,58 +19,62 @@ from quire.services.frontend.tokenizer.control_tokens import TextSection
 from quire.services.frontend.tokenizer.message_shapes.shape import MessageShape
 from quire.shared.errors import Internal, InvalidArgument
 from quire.shared.process.child import serve_requests
+from quire.shared.process.resource_limits import CpuTimeExceeded, cpu_time_limit, limit_memory
 
-END = b"\n"  # of the JSON
-SHAPES = b""  # the question for the shapes of messages
+END = b"\n"  # ends the JSON
+SHAPES = b""  # the question for the message shapes
 PROBING_S = 5.0  # processor time for all templates of a model; real ones take 0.04 s
 
 
 class RenderBudgetExceeded(Exception):
-    """The time given with the question is used up."""
+    """Signal that the time given with the question is used up."""
 
 
 def question(prompt: ChatPrompt, seconds: float) -> bytes:
-    """`seconds`: of processor time."""
+    """Encodes a question to the child process.
+
+    `seconds`: limit of processor time.
+    """
     return pickle.dumps((prompt, seconds))
 
 
 def begin(renderer_config: bytes) -> Callable[[bytes], bytes]:
-    rendering = PromptRenderer(RendererConfig.decode(renderer_config))
-    limits.bound_memory()
+    renderer = PromptRenderer(RendererConfig.decode(renderer_config))
+    limit_memory(limits.MEMORY_BYTES)
 
     def answer(message: bytes) -> bytes:
         try:
-            return _answer(rendering, message)
+            return _answer(renderer, message)
         except InvalidArgument as error:
-            return _told(message=error.message, field=error.field, reason=error.reason)
-        except limits.CpuTimeExceeded:
-            return _told(late="")
+            return _encode_fault(message=error.message, field=error.field, reason=error.reason)
+        except CpuTimeExceeded:
+            return _encode_fault(late="")
         except MemoryError:
-            refusal = limits.memory_error(rendering.template.label)
-            return _told(message=refusal.message, field=refusal.field, reason=refusal.reason)
-        except Exception as error:  # the next conversation is to be answered
-            return _told(failed=f"{type(error).__name__}: {error}")
+            refusal = limits.memory_error(renderer.template.label)
+            return _encode_fault(message=refusal.message, field=refusal.field, reason=refusal.reason)
+        except Exception as error:  # the process must remain able to answer the next conversation
+            return _encode_fault(failed=f"{type(error).__name__}: {error}")
 
     return answer
 
 
-def _answer(rendering: PromptRenderer, message: bytes) -> bytes:
-    if message == SHAPES or not rendering.has_shapes:
-        with limits.processor_time(PROBING_S):
-            shapes = rendering.shapes()
+def _answer(renderer: PromptRenderer, message: bytes) -> bytes:
+    if message == SHAPES or not renderer.has_shapes:
+        with cpu_time_limit(PROBING_S):
+            shapes = renderer.shapes()
     if message == SHAPES:
         return json.dumps({name: asdict(shape) for name, shape in shapes.items()}).encode() + END
     prompt, seconds = pickle.loads(message)
     assert isinstance(prompt, ChatPrompt)
-    with limits.processor_time(seconds):
-        sections = rendering.sections(prompt)
+    with cpu_time_limit(seconds):
+        sections = renderer.sections(prompt)
     if sum(len(section.text) for section in sections) > limits.TEXT_CHARACTERS:
         raise MemoryError
     return encode(sections)
 
 
-def _told(**wrong: str) -> bytes:
-    return json.dumps(wrong).encode() + END
+def _encode_fault(**fault: str) -> bytes:
+    return json.dumps(fault).encode() + END
 
 
 def encode(sections: Sequence[TextSection]) -> bytes:
@@ -78,31 +84,31 @@ def encode(sections: Sequence[TextSection]) -> bytes:
 
 
 def decode(answer: bytes) -> list[TextSection]:
-    """Raises InvalidArgument, Internal, RenderBudgetExceeded."""
+    """Decodes the sections; raises InvalidArgument, Internal or RenderBudgetExceeded."""
     head, _, texts = answer.partition(END)
-    found = _without_fault(json.loads(head))
+    lengths = _raise_fault(json.loads(head))
     sections, start = [], 0
-    for length, plain in found:
+    for length, plain in lengths:
         sections.append(TextSection(texts[start : start + length].decode(), plain))
         start += length
     return sections
 
 
 def decode_shapes(answer: bytes) -> Mapping[str, MessageShape]:
-    """Raises InvalidArgument, Internal, RenderBudgetExceeded."""
-    found = _without_fault(json.loads(answer))
-    return {name: MessageShape(**values) for name, values in found.items()}
+    """Decodes the message shapes; raises InvalidArgument, Internal or RenderBudgetExceeded."""
+    shapes = _raise_fault(json.loads(answer))
+    return {name: MessageShape(**values) for name, values in shapes.items()}
 
 
-def _without_fault(found: Any) -> Any:
-    if isinstance(found, dict):
-        if "failed" in found:
-            raise Internal(f"the chat template: {found['failed']}")
-        if "late" in found:
+def _raise_fault(result: Any) -> Any:
+    if isinstance(result, dict):
+        if "failed" in result:
+            raise Internal(f"the chat template: {result['failed']}")
+        if "late" in result:
             raise RenderBudgetExceeded
-        if "message" in found:
-            raise InvalidArgument(found["message"], field=found["field"], reason=found["reason"])
-    return found
+        if "message" in result:
+            raise InvalidArgument(result["message"], field=result["field"], reason=result["reason"])
+    return result
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A process that runs the chat template of one model, and the conversations that wait for it."""
+"""Child process that runs one model's chat template, and the queue of conversations before it."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from quire.services.frontend.tokenizer.message_shapes.shape import MessageShape
 from quire.shared.errors import InvalidArgument
 from quire.shared.process.child import Child, ChildEnded
 
-ATTEMPTS = 2  # a process can be killed from outside
+ATTEMPTS = 2  # the process can be killed from outside
 
 
 @dataclass(frozen=True, slots=True)
 class RenderBudget:
-    """Time that a conversation may take."""
+    """Time limits of one conversation."""
 
     processor_s: float
-    elapsed_s: float  # after which the process is ended, whatever keeps it
+    elapsed_s: float  # the process is killed after this time
 
 
 PROBING = RenderBudget(rendering_process.PROBING_S, 20.0)
 
 
 class TemplateRunner:
-    """Owns the process, which is asked about one conversation after the other, those of few messages first."""
+    """Owner of the child process, which renders one conversation after the other, those of few messages first."""
 
     def __init__(self, renderer_config: RendererConfig, budget: RenderBudget) -> None:
         self._label = renderer_config.label
@@ -41,10 +41,10 @@ class TemplateRunner:
         self._thread = ThreadPoolExecutor(1, "conversations")
         self._turns = SmallestFirstLimiter(1)
         self._shapes: Mapping[str, MessageShape] = {}
-        self._refused: InvalidArgument | None = None  # what is wrong with the template itself
+        self._refused: InvalidArgument | None = None  # error of the template itself
 
     async def sections(self, prompt: ChatPrompt) -> list[TextSection]:
-        """Raises InvalidArgument, and RenderBudgetExceeded when the budget is used up."""
+        """Renders a conversation; raises InvalidArgument, and RenderBudgetExceeded when the budget is used up."""
         async with self._turns.slot(len(prompt.messages) + len(prompt.tools)):
             return await asyncio.get_running_loop().run_in_executor(self._thread, self._sections, prompt)
 
@@ -54,8 +54,10 @@ class TemplateRunner:
         return rendering_process.decode(self._ask(question, self._budget))
 
     def shapes(self) -> Mapping[str, MessageShape]:
-        """Has a process begin if none runs, and returns the shapes that were chosen, by the name of the template.
-        Raises InvalidArgument where the template cannot be used at all."""
+        """Starts a process if none runs, and returns the selected message shapes by the template's name.
+
+        Raises InvalidArgument if the template is unusable.
+        """
         if self._refused is not None:
             raise self._refused
         if self._child.pid is None:
@@ -79,16 +81,16 @@ class TemplateRunner:
             except ChildEnded as ended:
                 if ended.status in (None, -signal.SIGXCPU):
                     raise rendering_process.RenderBudgetExceeded from None
-        raise limits.memory_error(self._label)  # it has been killed or could not even say so
+        raise limits.memory_error(self._label)  # the process was killed, or could not even report the error
 
     @property
     def pid(self) -> int | None:
-        """Of the process, while there is one."""
+        """Id of the child process, if one runs."""
         return self._child.pid
 
     @property
     def thread(self) -> ThreadPoolExecutor:
-        """The one that speaks with the process."""
+        """Thread that communicates with the process."""
         return self._thread
 
     def close(self) -> None:

@@ -1,1 +1,1 @@
-"""Shapes in which the messages of a conversation are handed to a chat template, and the choice among them."""
+"""Shapes in which messages are passed to a chat template, and the selection among them."""

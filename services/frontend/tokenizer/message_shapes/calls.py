@@ -1,4 +1,4 @@
-"""Turns that hold tool calls, and the results of those calls."""
+"""Turns with tool calls, and the results of those calls."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ID_LENGTH = 9
 ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
-def placed(turns: Sequence[Message], shape: MessageShape) -> list[Message]:
+def apply_shape(turns: Sequence[Message], shape: MessageShape) -> list[Message]:
     """Returns the turns with calls and results as the template reads them."""
     if not any(turn.get("tool_calls") or turn["role"] == "tool" for turn in turns):
         return [_without_null(turn) for turn in turns]
@@ -43,9 +43,9 @@ def placed(turns: Sequence[Message], shape: MessageShape) -> list[Message]:
 
 
 def _gathered(turns: Sequence[Message]) -> list[Message]:
-    """Joins the assistant's texts between two user turns in the last one, for templates where these alternate."""
+    """Joins the assistant's texts between two user turns into the last one, for templates in which roles alternate."""
     written: list[Message] = []
-    earlier: int | None = None  # place of the last text since the user spoke
+    earlier: int | None = None  # index of the last text since the last user turn
     for turn in turns:
         if turn["role"] == "user":
             earlier = None
@@ -59,13 +59,16 @@ def _gathered(turns: Sequence[Message]) -> list[Message]:
 
 
 def _without_null(turn: Message) -> Message:
-    """A turn without calls has at least an empty text."""
+    """Gives a turn without calls at least an empty text."""
     return turn if turn.get("content") is not None else {**turn, "content": ""}
 
 
 def _in_order_of_calls(turns: Sequence[Message]) -> list[Message]:
-    """Puts the results of each turn's calls in the order of the calls: clients send them as the tools end, and most
-    templates show no ids, so that the model reads the first result as that of the first call."""
+    """Puts the results of each turn's calls in the order of the calls.
+
+    Clients send results as the tools end, and most templates show no ids, so that the model would read the first result
+    as that of the first call.
+    """
     written = list(turns)
     for place, turn in enumerate(turns):
         calls = turn.get("tool_calls") or ()
@@ -82,7 +85,7 @@ def _in_order_of_calls(turns: Sequence[Message]) -> list[Message]:
 
 
 def _with_ids(turns: Sequence[Message]) -> list[Message]:
-    """Gives calls without an id one by their number, and results without one that of the next call."""
+    """Numbers calls without an id, and gives results without one the id of the next unanswered call."""
     written: list[Message] = []
     count, unanswered = 0, list[str]()
     for turn in turns:
@@ -103,7 +106,8 @@ def _with_ids(turns: Sequence[Message]) -> list[Message]:
 
 
 def _one_call_a_turn(turns: Sequence[Message]) -> list[Message]:
-    """Gives each call of a turn a turn of its own, with its results after it; the first keeps text and reasoning."""
+    """Splits a turn with several calls into one turn per call, each followed by its results; the first keeps text and
+    reasoning."""
     written: list[Message] = []
     waiting = list(turns)
     while waiting:
@@ -173,7 +177,7 @@ def _call(call: Mapping[str, Any], shape: MessageShape) -> Mapping[str, Any]:
 
 
 def arguments_object(call: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Reads the arguments of a call; text that is no JSON object comes under a key that says so."""
+    """Returns the arguments of a call as an object; text that is not a JSON object becomes a member named NO_JSON."""
     given = call["function"]["arguments"]
     for _ in range(2):  # some clients encode twice
         if not isinstance(given, str):
@@ -208,15 +212,15 @@ def _result(turn: Message, names: Mapping[str, str], shape: MessageShape) -> Mes
 
 
 def _with_new_ids(turns: Sequence[Message], shape: MessageShape) -> list[Message]:
-    """Gives calls and their results ids of the form that the template asks for; those that have it keep them."""
+    """Gives calls and their results ids in the template's form; ids that have this form are kept."""
     written: list[Message] = []
-    new: dict[str, str] = {}  # by the id of the client; the last call of one counts
+    new: dict[str, str] = {}  # by the client's id; of equal ids, the last call counts
     count = 0
     for turn in turns:
         if turn["role"] == "tool":
             call_id = turn["tool_call_id"]
-            known = new.get(call_id) or _nine(call_id)
-            written.append({**turn, "tool_call_id": known})
+            new_id = new.get(call_id) or _nine(call_id)
+            written.append({**turn, "tool_call_id": new_id})
             continue
         calls = turn.get("tool_calls") or ()
         for number, call in enumerate(calls, count):

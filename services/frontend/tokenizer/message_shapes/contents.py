@@ -1,4 +1,4 @@
-"""The content of a message (absent, a text, or a list of parts) and its reasoning."""
+"""Content of a message (absent, a text, or a list of parts) and its reasoning."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 
 from quire.services.frontend.tokenizer.message_shapes.shape import TURN_CONTENT, MessageShape
 
-REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")  # names under which templates look for it
+REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")  # names under which templates look for the reasoning
 SEPARATOR = "\n"  # between texts of one message
 
 
 def text_of(content: Any) -> str:
-    """Joins the texts of parts, a line each."""
+    """Joins the texts of parts, one per line."""
     if content is None or isinstance(content, str):
         return content or ""
     return SEPARATOR.join(part["text"] for part in content if part.get("type") == "text")
@@ -35,14 +35,14 @@ def parts_of(content: Any) -> list[Any]:
 
 
 def joined(first: Any, second: Any) -> Any:
-    """Returns both as one content: parts if either is a list, else texts with an empty line between them."""
+    """Returns both as one content: parts if either is a list, else texts separated by an empty line."""
     if isinstance(first, list) or isinstance(second, list):
         return parts_of(first) + parts_of(second)
     return "\n\n".join(text for text in (first, second) if text)
 
 
 def with_content(turn: Mapping[str, Any], shape: MessageShape) -> Mapping[str, Any]:
-    """Writes the content as the template reads it; a content that is absent, null or a thought stays."""
+    """Converts the content to the template's form; an absent, null or thinking content stays unchanged."""
     content, role = turn.get("content"), turn["role"]
     form = getattr(shape, role) if role in TURN_CONTENT else shape.system if role == "developer" else shape.user
     if content is None or form == "given" or _holds_thoughts(content):

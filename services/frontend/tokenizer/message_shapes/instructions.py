@@ -1,4 +1,4 @@
-"""System and developer turns in the places and roles that a template reads."""
+"""System and developer turns in the positions and roles that a template reads."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Message = Mapping[str, Any]
 ROLES = ("system", "developer")
 
 
-def placed(messages: Sequence[Message], shape: MessageShape) -> list[Message]:
+def apply_shape(messages: Sequence[Message], shape: MessageShape) -> list[Message]:
     """Returns the messages with system and developer turns as the template reads them."""
     roles = [message["role"] for message in messages]
     if not {*ROLES} & {*roles}:
@@ -26,7 +26,7 @@ def placed(messages: Sequence[Message], shape: MessageShape) -> list[Message]:
 
 
 def _as_system(messages: Sequence[Message]) -> list[Message]:
-    """Developer turns become system turns, and part of a system turn that they follow."""
+    """Turns developer turns into system turns, merged with a preceding system turn."""
     turns: list[Message] = []
     for message in messages:
         if message["role"] != "developer":

@@ -25,7 +25,7 @@ TOOLS: Sequence[Mapping[str, Any]] = tuple(
 
 @dataclass(frozen=True, slots=True)
 class ShapeProbe:
-    """A conversation, and the words that have to be in what the template makes of it."""
+    """Conversation, and the words that must occur in the rendered text."""
 
     messages: Sequence[Mapping[str, Any]]
     words: tuple[str, ...]
@@ -70,7 +70,7 @@ PLAIN_WITH_TOOLS = ShapeProbe([USER], ("userword",))
 
 
 def contents(role: str) -> tuple[ShapeProbe, ...]:
-    """Returns conversations in which `role` speaks in parts, and in text."""
+    """Returns conversations in which `role` sends parts, and text."""
     before = [] if role in ("user", "system") else [USER]
     after = {"system": [USER], "assistant": [LAST], "tool": []}.get(role, [])
     if role == "tool":
@@ -118,7 +118,7 @@ CALL_TEXT = (
     ShapeProbe([USER, _calling("textword"), RESULT], (*CALL_WORDS, "textword")),
     ShapeProbe(
         [USER, _calling("textword"), RESULT, ANSWER, LAST], ("lastword",)
-    ),  # not refused; it may leave texts out
+    ),  # must not be refused, but may omit texts
 )
 PARALLEL = (
     ShapeProbe(

@@ -1,4 +1,4 @@
-"""The choice of the shape: probes are rendered in one shape after the other until everything shows."""
+"""Selection of the message shape: probes are rendered in one shape after the other until all words are shown."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from quire.services.frontend.tokenizer.message_shapes import probes
 from quire.services.frontend.tokenizer.message_shapes.calls import TAG
 from quire.services.frontend.tokenizer.message_shapes.probes import ShapeProbe
 from quire.services.frontend.tokenizer.message_shapes.shape import MessageShape
-from quire.services.frontend.tokenizer.message_shapes.shaping import shaped
+from quire.services.frontend.tokenizer.message_shapes.shaping import shape_messages
 from quire.shared.errors import InvalidArgument
 
 Render = Callable[[ShapeProbe, Sequence[Mapping[str, Any]], MessageShape], str]  # raises InvalidArgument
 REFUSED = -1
 NONE_WORD = re.compile(r"\bNone\b")
-PYTHON_TEXT = re.compile(r"\{'\w+': |[\"']type[\"']: ?[\"'](?:text|thinking)[\"']")  # of a dict or a part, as it is
-AROUND = frozenset({"userword"})  # in the conversation that says what stands around every one
+PYTHON_TEXT = re.compile(r"\{'\w+': |[\"']type[\"']: ?[\"'](?:text|thinking)[\"']")  # Python's repr of a dict or a part
+AROUND = frozenset({"userword"})  # also part of the conversation that determines the text around every other
 
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """Choices that are made together, since one works only with the other; the first of equals is taken."""
+    """Choices that are made together, since they depend on each other; the first of equals is taken."""
 
     choices: Mapping[str, tuple[str, ...]]
     probes: tuple[ShapeProbe, ...]
 
     def candidates(self, shape: MessageShape) -> Iterator[MessageShape]:
-        """Yields those that change least first."""
+        """Yields the shapes with the fewest changes first."""
         numbers = product(*(range(len(values)) for values in self.choices.values()))
         for chosen in sorted(numbers, key=lambda numbers: (sum(1 for number in numbers if number), sum(numbers))):
             values: dict[str, Any] = {
@@ -71,18 +71,21 @@ AXES = (
 DEVELOPER = Axis({"developer": ("kept", "alone", "system")}, probes.DEVELOPER)
 
 
-def choose(render: Render, source: str) -> MessageShape:
-    """Returns the shape in which most of each probe shows, and of equals that which is nearest to transformers'.
-    `render` raises InvalidArgument where the template refuses; `source` is the template's text."""
-    scale = _Scale(render)
+def select_shape(render: Render, source: str) -> MessageShape:
+    """Returns the shape in which the most words of the probes are shown, and of equals the one nearest to
+    transformers'.
+
+    `render` raises InvalidArgument where the template refuses; `source` is the template's text.
+    """
+    scorer = _ShapeScorer(render)
     shape = MessageShape(developer="system")
     for axis in _axes(source):
-        shape = scale.best(axis, shape)
+        shape = scorer.best(axis, shape)
     return shape
 
 
 def _axes(source: str) -> Iterator[Axis]:
-    """Yields those that make sense for a template whose text names a role or a tag, or does not."""
+    """Yields the axes that apply to a template, depending on the roles and tags that its text names."""
     for axis in AXES:
         if "calls" in axis.choices and TAG not in source:
             yield replace(axis, choices={**axis.choices, "calls": ("native", "text")})
@@ -92,12 +95,12 @@ def _axes(source: str) -> Iterator[Axis]:
         yield DEVELOPER
 
 
-class _Scale:
-    """Weighs shapes of one template by what it shows of probes."""
+class _ShapeScorer:
+    """Scores of shapes of one template, by the words of the probes that it shows."""
 
     def __init__(self, render: Render) -> None:
         self._render = render
-        self._around: dict[bool, str] = {}  # what stands around every conversation, by whether tools are offered
+        self._around: dict[bool, str] = {}  # text around every conversation, by whether tools are offered
         for probe in (probes.PLAIN, probes.PLAIN_WITH_TOOLS):
             with contextlib.suppress(InvalidArgument):
                 self._around[bool(probe.tools)] = render(probe, probe.messages, MessageShape(tools="list"))
@@ -116,16 +119,18 @@ class _Scale:
     def _score(self, probe: ShapeProbe, shape: MessageShape) -> int:
         probe = self._usable(probe)
         try:
-            text = self._render(probe, shaped(probe.messages, shape), shape)
+            text = self._render(probe, shape_messages(probe.messages, shape), shape)
         except InvalidArgument:
             return REFUSED
-        around = self._around.get(bool(probe.tools), "")
-        shown = sum(text.count(word) > around.count(word) or (word in AROUND and word in text) for word in probe.words)
-        spoiled = _faults(text) > _faults(around)
-        return shown - spoiled
+        surroundings = self._around.get(bool(probe.tools), "")
+        shown = sum(
+            text.count(word) > surroundings.count(word) or (word in AROUND and word in text) for word in probe.words
+        )
+        has_new_faults = _faults(text) > _faults(surroundings)
+        return shown - has_new_faults
 
     def _usable(self, probe: ShapeProbe) -> ShapeProbe:
-        """Offers tools, or none, where the template refuses the other whatever the messages are."""
+        """Offers tools, or none, where the template always refuses the other."""
         if bool(probe.tools) in self._around or not self._around:
             return probe
         return replace(probe, tools=() if probe.tools else probes.TOOLS)

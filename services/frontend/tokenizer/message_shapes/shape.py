@@ -1,4 +1,4 @@
-"""The shape of messages that one chat template reads completely."""
+"""Shape of messages that one chat template reads completely."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ TURN_CONTENT = ("user", "system", "assistant", "tool")
 
 @dataclass(frozen=True, slots=True)
 class MessageShape:
-    """Choices for one template. The defaults are the shape that transformers hands to templates."""
+    """Choices for one template. The defaults are the shape that transformers passes to templates."""
 
     user: Content = "given"
     system: Content = "given"
     assistant: Content = "given"
     tool: Content = "given"
-    # developer: its own role, its own role only where no system turn exists, or the system role
+    # developer role kept, kept only where no system turn exists, or replaced by the system role
     developer: Literal["kept", "alone", "system"] = "kept"
-    # system turns: as they are, late ones moved to the first, all merged into one, or merged into the first user turn
+    # system turns: unchanged, late ones moved to the first, all merged into one, or merged into the first user turn
     system_turns: Literal["kept", "early", "merged", "user"] = "kept"
-    user_turns: Literal["kept", "merged"] = "kept"  # several in a row
-    assistant_turns: Literal["kept", "merged"] = "kept"  # several in a row, without calls
-    # content of a turn that has calls and no text; "given": an empty text stays one, null is left out
+    user_turns: Literal["kept", "merged"] = "kept"  # consecutive turns
+    assistant_turns: Literal["kept", "merged"] = "kept"  # consecutive turns without calls
+    # content of a turn with calls and without text; "given": an empty text stays, null is omitted
     call_content: Literal["given", "absent", "empty", "null"] = "given"
     arguments: Literal["object", "flat", "text"] = "object"  # "flat": an object whose lists and objects are JSON text
     # "nine": nine letters or digits; "function": functions.NAME:NUMBER, where only the id shows the name
@@ -31,17 +31,18 @@ class MessageShape:
     result_names: Literal["given", "function"] = "given"  # "function": a result carries the name of its function
     # "tagged": written into the content as JSON between <tool_call> and </tool_call>; "text": as JSON alone
     calls: Literal["native", "tagged", "text"] = "native"
-    results: Literal["tool", "user"] = "tool"  # the role that a tool's result has
-    parallel_calls: Literal["together", "split"] = "together"  # "split": a turn for each call
-    # text and calls of one turn; "gathered": in turns of their own, texts between two user turns in the last of them
+    results: Literal["tool", "user"] = "tool"  # the role of a tool's result
+    parallel_calls: Literal["together", "split"] = "together"  # "split": one turn per call
+    # text and calls of one turn; "gathered": in separate turns, texts between two user turns merged into the last of
+    # them
     call_text: Literal["together", "split", "gathered"] = "together"
     reasoning: Literal["fields", "parts"] = "fields"  # "parts": a content part of type thinking
     # reasoning, text and calls of one turn; "joined": the text follows the reasoning in the reasoning's field
     call_reasoning: Literal["together", "split", "joined"] = "together"
 
-    # a user's turn after a tool's result; "answered": an assistant's turn, ANSWER, stands between them
+    # a user turn after a tool's result; "answered": an assistant turn, ANSWER, is inserted between them
     after_results: Literal["kept", "answered"] = "kept"
-    tools: Literal["null", "list"] = "null"  # where none are offered
+    tools: Literal["null", "list"] = "null"  # value where no tools are offered
 
     def changes(self) -> dict[str, str]:
         """Returns the choices that differ from transformers' shape."""
@@ -52,8 +53,8 @@ class MessageShape:
         }
 
     def describe(self) -> str:
-        """Returns one line for people."""
-        return ", ".join(f"{name}={value}" for name, value in self.changes().items()) or "as transformers gives them"
+        """Returns the changes as one line of text."""
+        return ", ".join(f"{name}={value}" for name, value in self.changes().items()) or "as in transformers"
 
     def as_fields(self) -> dict[str, str]:
         """Returns every choice, for a structured log line."""

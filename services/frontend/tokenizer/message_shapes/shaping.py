@@ -1,4 +1,4 @@
-"""Messages in the form of the edges to messages in the shape that a template reads."""
+"""Conversion of messages from the edges' form to the shape that a template reads."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ Message = Mapping[str, Any]
 ANSWER = "OK."
 
 
-def shaped(messages: Sequence[Message], shape: MessageShape) -> list[Message]:
-    """Returns new messages; those given stay as they are."""
-    turns = instructions.placed(messages, shape)
-    turns = calls.placed(turns, shape)
+def shape_messages(messages: Sequence[Message], shape: MessageShape) -> list[Message]:
+    """Returns new messages in the shape; the given ones are not modified."""
+    turns = instructions.apply_shape(messages, shape)
+    turns = calls.apply_shape(turns, shape)
     if shape.after_results == "answered":
         turns = _answered(turns)
     turns = [_with_reasoning(turn, shape) for turn in turns]
@@ -29,7 +29,7 @@ def shaped(messages: Sequence[Message], shape: MessageShape) -> list[Message]:
     return _merged(turns, shape)
 
 
-def offered(tools: Sequence[Mapping[str, Any]], shape: MessageShape) -> list[Mapping[str, Any]] | None:
+def tools_for_template(tools: Sequence[Mapping[str, Any]], shape: MessageShape) -> list[Mapping[str, Any]] | None:
     """Returns the tools of a request as the template reads them."""
     return list(tools) if tools or shape.tools == "list" else None
 
@@ -42,12 +42,12 @@ def _with_reasoning(turn: Message, shape: MessageShape) -> Message:
     if shape.reasoning == "fields":
         return {**rest, **dict.fromkeys(REASONING_FIELDS, reasoning)}
     content = rest.get("content") or []
-    said = [{"type": "text", "text": content}] if isinstance(content, str) else list(content)
-    return {**rest, "content": [{"type": "thinking", "thinking": reasoning}, *said]}
+    parts = [{"type": "text", "text": content}] if isinstance(content, str) else list(content)
+    return {**rest, "content": [{"type": "thinking", "thinking": reasoning}, *parts]}
 
 
 def _answered(turns: Sequence[Message]) -> list[Message]:
-    """Answers results that the user speaks after, where the template refuses two turns of the user otherwise."""
+    """Inserts an answer between a tool's result and a user turn, where the template refuses that sequence."""
     written: list[Message] = []
     for turn in turns:
         if turn["role"] == "user" and written and written[-1]["role"] == "tool":
@@ -57,7 +57,7 @@ def _answered(turns: Sequence[Message]) -> list[Message]:
 
 
 def _merged(turns: Sequence[Message], shape: MessageShape) -> list[Message]:
-    """Joins neighbours of one role where the template wants roles to alternate."""
+    """Merges consecutive turns of one role where the template requires alternating roles."""
     roles = {role for role in ("user", "assistant") if getattr(shape, f"{role}_turns") == "merged"}
     if not roles:
         return list(turns)

@@ -1,10 +1,11 @@
-"""Beam searches under way: each beam has a slot, and shares the blocks of what it has in common with the others.
+"""Running beam searches: each beam holds a slot and shares the KV blocks of its common prefix with the other beams.
 
-A search waits in the queue as one sequence, its root, and comes in as a whole, with slots set aside for all beams
-that it may have. When each of its beams has told its candidates, the search decides; a later step carries that out:
-of the beams that go on from one, the first stays where it is, the others take over its blocks, in slots of beams that
-ended or in new ones. Full blocks are shared; the last block is copied for each, because each writes on in its own. A
-beam has never two steps under way: what follows is only known here.
+A search waits in the queue as one sequence, its root, and is admitted as a whole, with slots reserved for all beams
+that it may have. When every beam of a search has returned its candidates, the search decides which beams continue; a
+later step applies that decision: of the beams that continue one parent, the first stays in the parent's slot, the
+others share its blocks in slots of beams that ended or in new slots. Full blocks are shared; the last, partial block is
+copied for each beam, because each writes its own tokens into it. A beam never has two steps in flight: its next token
+is known only after the search has decided.
 """
 
 from __future__ import annotations
@@ -32,23 +33,23 @@ from quire.shared.kv import block_hash
 TOO_FEW_BLOCKS = Failure("RESOURCE_EXHAUSTED", "beam_search: the beams need more KV blocks than this worker has")
 TOO_FEW_RESULTS = Failure("INVALID_ARGUMENT", "beam_search: there are fewer sequences than n asks for")
 Keys = npt.NDArray[np.int64]
-FIRST_BEAM_KEY = -2  # of the beams' sequences, which nobody finds by their keys; -1 is nobody's
+FIRST_BEAM_KEY = -2  # keys of beams count down from here; no submission has a negative key, -1 marks a free slot
 
 
 class BeamScheduler:
-    """The searches of a state."""
+    """Schedules all beam searches of a core."""
 
-    def __init__(self, state: CoreState, entry: SequenceStarter) -> None:
+    def __init__(self, state: CoreState, starter: SequenceStarter) -> None:
         self._state = state
-        self._starter = entry
+        self._starter = starter
         self._groups = state.searches
         self._mover = BeamMover(state.tables)
         self._keys = itertools.count(FIRST_BEAM_KEY, -1)
 
-    # Coming and going.
+    # Admission.
 
     def admit(self, builder: PlanBuilder, root: Sequence, now: float) -> bool:
-        """Lets the search at the head of the queue in, if there is room for all of it; whether the queue moved on."""
+        """Admits the beam search at the head of the queue if all its beams fit; returns True if the queue advanced."""
         state, search = self._state, root.search
         assert search is not None
         if state.running.num_free_slots - self._groups.num_reserved < search.rules.width:
@@ -68,15 +69,16 @@ class BeamScheduler:
         return True
 
     def _fits(self, root: Sequence, search: BeamSearchState) -> bool:
-        """Even if none of its beams finds another's blocks in the cache."""
+        """Returns whether the blocks of all beams are free, even if no beam finds another beam's blocks in the
+        cache."""
         kv = self._state.kv
         lengths = [root.num_tokens + (0 if node is None else node.length) for node in search.live]
         return sum(map(kv.blocks_for, lengths)) <= kv.num_free
 
     def _new_beam(self, root: Sequence, node: BeamNode | None) -> Beam:
-        """With what it has said so far."""
-        said = [] if node is None else [step.token for step in node.path()]
-        return self._beam_of(root, bytes(root.tokens) + i32_bytes(said))
+        """Creates a beam with the output tokens that it has so far."""
+        output = [] if node is None else [step.token for step in node.path()]
+        return self._beam_of(root, bytes(root.tokens) + i32_bytes(output))
 
     def _beam_of(self, root: Sequence, tokens: bytes) -> Beam:
         sequence = Sequence(
@@ -98,10 +100,10 @@ class BeamScheduler:
         )
         return Beam(sequence)
 
-    # A step.
+    # Steps.
 
     def apply_decisions(self, builder: PlanBuilder) -> None:
-        """What has been decided since the last step, as far as there is room."""
+        """Applies the decisions of searches since the last step, for as many searches as there are free blocks."""
         for group in self._groups:
             if group.decision is not None and self._groups.is_running(group):
                 self._apply_decision(builder, group)
@@ -144,7 +146,7 @@ class BeamScheduler:
             state.finish(group.root, Reason.ERROR, failure=TOO_FEW_BLOCKS)
 
     def skip_idle_beams(self, builder: PlanBuilder) -> None:
-        """Beams that do nothing in this step, though they have one token to go."""
+        """Excludes beams from this step that have one token to compute but are not scheduled."""
         running = self._state.running
         for group in self._groups:
             for beam in group.beams:
@@ -154,12 +156,13 @@ class BeamScheduler:
                     builder.skip(beam.slot)
 
     def apply(self, keys: Keys, rows: DraftedRows) -> None:
-        """A step returned `rows` for beams with these keys. Searches whose candidates are all there decide."""
+        """Applies the `rows` that a step returned for the beams with these keys. A search decides once every beam of it
+        has its candidates."""
         if rows.logprobs is None:
             return
-        told = rows.logprobs.split([1] * len(rows.logprobs.ranks))
+        per_row = rows.logprobs.split([1] * len(rows.logprobs.ranks))
         touched: dict[int, RunningSearch] = {}
-        for key, entries in zip(keys[rows.asks_logprobs].tolist(), told, strict=True):
+        for key, entries in zip(keys[rows.asks_logprobs].tolist(), per_row, strict=True):
             found = self._groups.find(key)
             if found is not None:
                 group, beam = found
@@ -177,7 +180,7 @@ class BeamScheduler:
             self._finish(group)
 
     def _finish(self, group: RunningSearch) -> None:
-        """The best sequences, each in one piece, then their ends."""
+        """Emits the best sequences, each with all of its tokens in one event, then their terminal events."""
         state, root = self._state, group.root
         results = group.search.results
         sequence_ids = [output.sequence_id for output in root.outputs[: len(results)]]
@@ -211,5 +214,5 @@ def _columns(root: Sequence, sequence_ids: list[int], paths: list[list[BeamNode]
         np.concatenate([[node.logprob, *node.candidates.logprobs[:most]] for node in nodes]).astype(np.float32),
         np.array([node.rank for node in nodes], dtype=np.uint32),
     )
-    told = LogprobColumns(columns.owners[of_positions], columns.sequence_ids[of_positions], entries)
-    return TokenColumns(columns.owners, columns.sequence_ids, columns.token_ids, lengths, told)
+    logprobs = LogprobColumns(columns.owners[of_positions], columns.sequence_ids[of_positions], entries)
+    return TokenColumns(columns.owners, columns.sequence_ids, columns.token_ids, lengths, logprobs)

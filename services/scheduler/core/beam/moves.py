@@ -1,4 +1,4 @@
-"""Which beam goes on in which slot, and what becomes of the blocks."""
+"""Assigns the beams of the next step to slots and blocks."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from quire.services.scheduler.core.tables import SlotTables
 
 @dataclass(frozen=True, slots=True)
 class BeamMovePlan:
-    """Children in order: where each comes from and goes to."""
+    """Assignment of child beams, in order: the slot that each continues and the slot that it gets."""
 
     parents: list[int]  # slots
-    targets: list[int | None]  # the parent's own slot, that of a beam that ended, or None: a new one
-    ended: list[int]  # slots that nobody goes on in
-    num_blocks: int  # block positions that it takes
+    targets: list[int | None]  # the parent's slot, the slot of a beam that ended, or None: a new slot
+    ended: list[int]  # slots that no child continues in
+    num_blocks: int  # block positions that the assignment allocates
 
 
 class BeamMover:
-    """All beams of a search have the same length."""
+    """Assigns and moves the beams of a search, which all have the same length."""
 
     def __init__(self, tables: SlotTables) -> None:
         self._tables = tables
 
     def plan(self, slots: list[int], parents: list[int]) -> BeamMovePlan:
-        """`parents`: of each child, index in `slots`. Changes nothing."""
+        """Assigns each child a slot. `parents`: the index in `slots` of each child's parent. Changes nothing."""
         free = [slot for index, slot in enumerate(slots) if index not in parents]
         targets: list[int | None] = []
         stays: set[int] = set()
@@ -44,12 +44,13 @@ class BeamMover:
         return BeamMovePlan([slots[parent] for parent in parents], targets, free, num_blocks)
 
     def _begins_block(self, slot: int) -> bool:
-        """Whether the next token is the first in a block."""
+        """Returns whether the next token is the first one of a block."""
         running = self._tables.running
         return int(running.num_computed[slot]) % running.block_size == 0
 
     def execute(self, builder: PlanBuilder, moves: BeamMovePlan, sequences: list[Sequence], tokens: list[int]) -> None:
-        """Parents are read before any of them gets its next token; `sequences` and `tokens` of the children."""
+        """Moves the children, which have these `sequences` and `tokens`. All parents are read before any of them gets
+        its next token."""
         children = list(zip(moves.parents, moves.targets, sequences, tokens, strict=True))
         fresh = self._begins_block(moves.parents[0])
         for parent, target, sequence, token in children:
@@ -62,7 +63,7 @@ class BeamMover:
                 self._continue_beam(builder, target, token, stays=target == parent, fresh=fresh)
 
     def _admit(self, builder: PlanBuilder, parent: int, sequence: Sequence, fresh: bool) -> None:
-        """In a new slot, with its next token already among those it knows."""
+        """Admits a child in a new slot; its next token is already among its known tokens."""
         num_computed = int(self._tables.running.num_computed[parent])
         shared, last = self._split(parent)
         slot = self._tables.admit(builder, sequence, shared, num_computed, num_computed)
@@ -72,7 +73,7 @@ class BeamMover:
         self._tables.schedule_tokens(builder, slot, 1)
 
     def _rebase(self, builder: PlanBuilder, parent: int, slot: int, token: int, fresh: bool) -> None:
-        """In the slot of a beam that ended: its blocks go, its parent's come."""
+        """Moves a child into the slot of a beam that ended: releases that beam's blocks and shares the parent's."""
         shared, last = self._split(parent)
         self._tables.rebase(builder, slot, parent, shared)
         blocks = self._tables.append_blocks(builder, slot, in_plan=fresh)
@@ -81,13 +82,13 @@ class BeamMover:
         builder.move(BeamMove(slot, parent, token, (0,) * len(blocks) if fresh else tuple(blocks)))
 
     def _split(self, slot: int) -> tuple[list[int], list[int]]:
-        """Its full blocks, and those that it writes in, if it has not just filled them."""
+        """Returns the full blocks of a slot, and its partial block of each KV group, if there is one."""
         table, size = self._tables.kv.table(slot), self._tables.groups.num
         end = int(self._tables.running.num_computed[slot]) // self._tables.running.block_size * size
         return list(table[:end]), list(table[end : end + size])
 
     def _continue_beam(self, builder: PlanBuilder, slot: int, token: int, *, stays: bool, fresh: bool) -> None:
-        """It gets its next token, and computes it."""
+        """Appends the next token to the beam in `slot` and schedules it."""
         if stays:
             builder.move(BeamMove(slot, slot, token, (0,) * self._tables.groups.num))
             if fresh:

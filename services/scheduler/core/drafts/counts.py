@@ -1,4 +1,4 @@
-"""What became of drafts."""
+"""Counters of drafted and accepted tokens."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from quire.services.scheduler.core.drafts.rows import DraftedRows
 
 @dataclass(slots=True)
 class DraftCounts:
-    """Totals, in the words of vllm:spec_decode_*."""
+    """Counters named like the metrics vllm:spec_decode_*."""
 
-    drafts: int = 0  # sequences that had something drafted, over all steps
+    drafts: int = 0  # sequences with at least one draft token, summed over all steps
     draft_tokens: int = 0
     accepted_tokens: int = 0
     accepted_by_position: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
     def add(self, rows: DraftedRows) -> None:
-        """Of a step."""
+        """Adds the drafts and accepted tokens of one step."""
         drafted = rows.verified
         accepted = np.where(drafted > 0, rows.counts.astype(np.int64) - 1, 0)
         self.drafts += int(np.count_nonzero(drafted))

@@ -1,4 +1,4 @@
-"""A step's result where sequences may have got several tokens each, or none."""
+"""Results of a step in which sequences may have several tokens each, or none."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ NO_TOKEN = -1
 
 @dataclass(frozen=True, slots=True)
 class DraftedRows:
-    """Rows of a flight."""
+    """Sampled rows of a step in flight: the tokens, drafts and log-probabilities of each slot."""
 
-    counts: U32  # [num_rows] tokens of each
-    token_ids: I32  # row after row
-    assumed: I32  # [num_rows] drafts that were planned with
-    verified: U32  # [num_rows] drafts that there were
-    asks_logprobs: npt.NDArray[np.bool_]  # [num_rows] for log-probabilities
-    logprobs: Logprobs | None  # positions of the rows that asked
+    counts: U32  # [num_rows] tokens of each row
+    token_ids: I32  # [sum(counts)] row by row
+    assumed: I32  # [num_rows] drafts that the plan counted
+    verified: U32  # [num_rows] drafts that the worker verified
+    asks_logprobs: npt.NDArray[np.bool_]  # [num_rows] rows that asked for log-probabilities
+    logprobs: Logprobs | None  # of the positions of the rows that asked
 
     @classmethod
     def from_result(cls, flight: InFlightStep, result: StepResult) -> DraftedRows | None:
-        """None where every row was to have one token, and has."""
+        """Returns the rows of a result, or None if every row was planned with one token and has one."""
         if flight.drafts is None and result.token_counts is None:
             assert len(result.token_ids) == len(flight.slots), "one token for each slot that sampled"
             return None
@@ -35,7 +35,7 @@ class DraftedRows:
 
     @classmethod
     def from_single_tokens(cls, flight: InFlightStep, result: StepResult) -> DraftedRows:
-        """Where `of` gives None."""
+        """Returns the rows of a result for which from_result() returns None."""
         return cls._make(flight, result)
 
     @classmethod
@@ -50,7 +50,7 @@ class DraftedRows:
 
     @property
     def num_rejected(self) -> I32:
-        """[num_rows] tokens that were planned with and did not come."""
+        """[num_rows] tokens that the plan counted and the worker did not return."""
         return self.assumed + 1 - self.counts.astype(np.int32)
 
     @property
@@ -58,7 +58,7 @@ class DraftedRows:
         return bool((self.counts == 1).all())
 
     def select(self, rows: npt.NDArray[np.bool_]) -> DraftedRows:
-        """Some of the rows."""
+        """Returns the rows of a mask."""
         positions = np.repeat(rows[self.asks_logprobs], self.counts[self.asks_logprobs])
         return DraftedRows(
             self.counts[rows],
@@ -70,7 +70,7 @@ class DraftedRows:
         )
 
     def truncate(self, counts: U32) -> DraftedRows:
-        """The first so many tokens of each row."""
+        """Returns the first `counts` tokens of each row."""
         kept = self._within(self.counts) < np.repeat(counts, self.counts)
         asked = self.counts[self.asks_logprobs]
         positions = self._within(asked) < np.repeat(counts[self.asks_logprobs], asked)
@@ -78,14 +78,16 @@ class DraftedRows:
         return DraftedRows(counts, self.token_ids[kept], self.assumed, self.verified, self.asks_logprobs, logprobs)
 
     def columns(self) -> Iterator[I32]:
-        """The first tokens of all rows [num_rows], then the second ones, ...; NO_TOKEN behind a row's last."""
+        """Yields the first tokens of all rows [num_rows], then the second ones, and so on; NO_TOKEN after a row's last
+        token."""
         most = int(self.counts.max(initial=0))
         table = np.full((len(self.counts), most), NO_TOKEN, dtype=np.int32)
         table[np.arange(most) < self.counts[:, None]] = self.token_ids
         yield from table.T
 
     def token_columns(self, owners: I32, sequence_ids: U32) -> TokenColumns:
-        """For the frontends; `owners` and `sequence_ids` [num_rows]. Rows without tokens are left out."""
+        """Returns the tokens in the form sent to frontends, without the rows that have none. `owners` and
+        `sequence_ids`: [num_rows]."""
         rows = np.flatnonzero(self.counts)
         entries = None
         if self.logprobs is not None:
@@ -96,6 +98,6 @@ class DraftedRows:
 
     @staticmethod
     def _within(counts: U32) -> npt.NDArray[np.int64]:
-        """0, 1, ... for each row, as far as its count."""
+        """Returns 0, 1, ... for each row, up to its count."""
         ends = np.cumsum(counts, dtype=np.int64)
         return np.arange(int(counts.sum())) - np.repeat(ends - counts, counts)

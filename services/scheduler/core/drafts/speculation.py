@@ -1,8 +1,8 @@
-"""How many tokens each sequence may draft in a step, and what came of it.
+"""Controls how many tokens each sequence may draft in a step, and records the results.
 
-The worker drafts; here is only decided how much of a step that may cost. Columns of `running` count drafts under way as
-if all of them turned out right (`num_drafts_in_flight` says how many those are): a step that returns takes the others
-back.
+The worker drafts; the scheduler only decides how much of a step drafts may use. The columns of `running` count drafts
+in flight as if all of them were accepted (`num_drafts_in_flight` says how many those are); the result of a step
+subtracts the rejected ones.
 """
 
 from __future__ import annotations
@@ -18,34 +18,36 @@ from quire.services.scheduler.core.step.plan_builder import InFlightStep
 
 
 class DraftController:
-    """Decides the length of drafts for all sequences of a step."""
+    """Chooses the draft length of each step."""
 
     def __init__(self, num_speculative_tokens: int, *, fixed: bool, counts: DraftCounts) -> None:
-        """`num_speculative_tokens`: most that the worker drafts; 0: it does not. `fixed`: always so many."""
+        """`num_speculative_tokens`: maximum drafts of the worker per sequence; 0: it does not draft. `fixed`: always
+        use the maximum."""
         self.enabled = num_speculative_tokens > 0
         self.most = num_speculative_tokens
         self.counts = counts
         self.lengths = DraftLengthTuner(num_speculative_tokens, fixed=fixed)
-        self._sent_length = 0  # what the worker was last told
+        self._sent_length = 0  # the length of the last plan that named one
 
     @property
     def current_length(self) -> int:
         return self._sent_length
 
     def must_wait_for(self, steps_in_flight: Collection[InFlightStep]) -> bool:
-        """Before another step is planned."""
+        """Returns whether a step in flight has to return before the next one is planned: a trial's first result decides
+        the next length."""
         return self.lengths.awaits_trial_result and any(flight.drafts is not None for flight in steps_in_flight)
 
     def length(self, num_ready: int, num_new_seqs: int, budget: int) -> int:
-        """Drafts per sequence for a step in which `num_ready` sequences advance, at most `budget` tokens in all; as
-        many as are good for them together with the `num_new_seqs` that come in now."""
+        """Returns the drafts per sequence for a step that advances `num_ready` sequences within `budget` tokens; the
+        length suits them together with the `num_new_seqs` that are admitted in it."""
         if num_ready == 0 or not self.enabled:
             return self.most
         length = self.lengths.choose(num_ready, num_new_seqs)
         return length and max(0, min(length, budget // num_ready - 1))
 
     def observe(self, flight: InFlightStep, result: StepResult, seconds: float) -> None:
-        """A step returned, `seconds` after it began."""
+        """Records a step that returned `seconds` after it started."""
         num_sequences = len(flight.slots)
         if not self.enabled or not num_sequences:
             return
@@ -62,7 +64,7 @@ class DraftController:
         self.lengths.observe(num_sequences, length, seconds, alone=alone, drafted=drafted)
 
     def take_length_change(self, length: int) -> int | None:
-        """What a plan has to say of it: nothing if it stays as it was."""
+        """Returns the draft length for the plan, or None if the last plan that named one named the same."""
         if length == self._sent_length:
             return None
         self._sent_length = length

@@ -1,9 +1,9 @@
-"""A length of drafts that is tried for a few steps, and what these steps say of it.
+"""A draft length under trial for a few steps, and the evidence that these steps give.
 
-The time of a step is a median, because steps that wait for something else are no measure; one for steps in which
-somebody drafted and one for those in which nobody found anything to draft, because on a GPU these are ten times
-shorter. Tokens are counted in the same steps, and where few sequences run, so that few are counted, they are mostly
-estimated from how often drafts were right over many steps.
+The time of a step is a median, because steps that waited for something else are no measure. Steps in which a sequence
+drafted and steps without any draft have separate medians, because on a GPU the latter are ten times shorter. Tokens are
+counted in the same steps; where few sequences run, and so few tokens are counted, they are mostly estimated from the
+acceptance rates of many steps.
 """
 
 from __future__ import annotations
@@ -17,43 +17,43 @@ import numpy.typing as npt
 
 from quire.services.scheduler.core.drafts.acceptance_rates import AcceptanceRates
 
-PRIOR_WEIGHT = 64  # sequences and steps whose tokens weigh as much as the estimate
-MIN_ERROR = 0.001  # of what is measured
+PRIOR_WEIGHT = 64  # samples (sequences times steps) that weigh as much as the estimate from acceptance rates
+MIN_ERROR = 0.001  # relative
 
-StepTime = tuple[float, bool]  # seconds; whether anybody drafted
+StepTime = tuple[float, bool]  # seconds; whether a sequence drafted in the step
 
 
 @dataclass(frozen=True, slots=True)
 class TrialEvidence:
-    """By how much a length is faster than it has to be, and the standard error of that. Both are parts of its speed."""
+    """Relative advantage of a length over the required speed, and its standard error."""
 
     advantage: float
     error: float
 
     def combine(self, other: TrialEvidence | None, share: float) -> TrialEvidence:
-        """`share`: of what the other one weighs."""
+        """Returns the weighted mean with earlier evidence, which counts with `share` of its weight."""
         if other is None:
             return self
-        mine, others = self.error**-2, share * other.error**-2
-        advantage = (mine * self.advantage + others * other.advantage) / (mine + others)
-        return TrialEvidence(advantage, (mine + others) ** -0.5)
+        weight, other_weight = self.error**-2, share * other.error**-2
+        advantage = (weight * self.advantage + other_weight * other.advantage) / (weight + other_weight)
+        return TrialEvidence(advantage, (weight + other_weight) ** -0.5)
 
 
 @dataclass(slots=True)
 class LengthTrial:
-    """Steps of one draft length that have been timed since it was tried last."""
+    """Measurements of one draft length since its trial started."""
 
     length: int
     times: list[StepTime] = field(default_factory=list)
-    seconds: float = 0.0  # that it has taken, with what says nothing
+    seconds: float = 0.0  # duration of the trial, unmeasured steps included
     num_too_slow: int = 0  # steps
-    was_too_slow: bool = False  # the last one
+    was_too_slow: bool = False  # whether the last step was
     num_mixed: int = 0
-    _num_counted: int = 0  # sequences and steps
-    _num_right: int = 0  # drafts in them
+    _num_counted: int = 0  # samples: sequences times steps
+    _num_right: int = 0  # accepted drafts in these samples
 
     def count_accepted(self, accepted: npt.NDArray[np.int64]) -> None:
-        """Tokens beyond the first, of each sequence of a step."""
+        """Adds the accepted drafts of each sequence of a step."""
         self._num_counted += len(accepted)
         self._num_right += int(accepted.sum())
 
@@ -61,11 +61,12 @@ class LengthTrial:
         self._num_counted += num_sequences
 
     def speed(self, odds: AcceptanceRates) -> float:
-        """Tokens per second and sequence."""
+        """Returns the tokens per second and sequence."""
         return self._tokens(odds) / typical(self.times)
 
     def compare_with(self, wanted: float, present: Collection[StepTime], odds: AcceptanceRates) -> TrialEvidence:
-        """`wanted`: a speed; `present`: the steps that it was measured in, which say how much equal steps differ."""
+        """Compares the trial's speed with the `wanted` speed. `present`: the step times behind that speed, which say
+        how much equal steps vary."""
         times = spread(present) ** 2 * (1 / len(self.times) + 1 / len(present))
         tokens = odds.deviation(self.length) ** 2 / max(self._num_counted, 1)
         return TrialEvidence(self.speed(odds) / wanted - 1, max((times + tokens) ** 0.5, MIN_ERROR))
@@ -80,12 +81,12 @@ class LengthTrial:
 
 
 def typical(times: Collection[StepTime]) -> float:
-    """Seconds of a step: the mean of the medians of both kinds."""
+    """Returns the seconds of a typical step: the mean of the medians of both kinds, weighted by their numbers."""
     return sum(len(kind) * statistics.median(kind) for kind in _kinds(times)) / len(times)
 
 
 def spread(times: Collection[StepTime]) -> float:
-    """Standard error of what one step says of the median, as a part of it: from how far the middle half are apart."""
+    """Returns the standard deviation of a step's time relative to the median, from the interquartile range."""
     if len(times) < 2:
         return 0.0
     parts = [seconds / statistics.median(kind) for kind in _kinds(times) for seconds in kind]

@@ -1,4 +1,4 @@
-"""Who comes in next, and who goes when blocks run out: one file a policy."""
+"""Scheduling policies, one per file: the order of admission and the choice of preemption victims."""
 
 from quire.services.scheduler.core.policies.policy import DEFAULTS, Policy, PolicyMaker, PolicyOptions
 

@@ -1,4 +1,4 @@
-"""First come, first served. The victim is whoever loses the least work by being preempted."""
+"""First come, first served. The preemption victim is the sequence that loses the least work."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from quire.services.scheduler.core.sequences.sequence import Sequence
 
 
 class Fcfs:
-    """A queue; preempted sequences return to its head."""
+    """FIFO queue; preempted sequences return to its head."""
 
     def __init__(self, options: PolicyOptions = DEFAULTS) -> None:
         self._queue: OrderedDict[int, Sequence] = OrderedDict()

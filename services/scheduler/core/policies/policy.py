@@ -1,4 +1,4 @@
-"""What every policy decides."""
+"""Interface that every scheduling policy implements."""
 
 from __future__ import annotations
 
@@ -14,26 +14,28 @@ from quire.services.scheduler.core.sequences.sequence import Sequence
 
 @dataclass(frozen=True, slots=True)
 class PolicyOptions:
-    """What operators may say of policies; each reads what concerns it."""
+    """Operator settings for policies; each policy reads those that concern it."""
 
-    priority_aging_s: float = 0.0  # waited, as much as a level of priority; 0: priorities do not age
-    tenant_weights: Mapping[str, float] = field(default_factory=dict)  # shares of tenants; 1 if not named
+    priority_aging_s: float = 0.0  # seconds of waiting that are worth one level of priority; 0: priorities do not age
+    tenant_weights: Mapping[str, float] = field(
+        default_factory=dict
+    )  # shares of tenants; 1 for tenants that are not named
 
 
 DEFAULTS = PolicyOptions()
 
 
 class Policy(Protocol):
-    """The waiting sequences in their order, the choice of victims, and the account of what was served."""
+    """Order of the waiting sequences, choice of preemption victims, and accounting of served tokens."""
 
     def push(self, sequence: Sequence) -> None:
-        """A new sequence."""
+        """Appends a new sequence to the waiting queue."""
 
     def push_back(self, sequence: Sequence) -> None:
-        """One that was preempted: next among its equals."""
+        """Returns a preempted sequence to the queue, ahead of sequences of equal rank."""
 
     def peek(self) -> Sequence:
-        """The next one; only while there are some."""
+        """Returns the next sequence; only valid while the queue is not empty."""
 
     def pop(self) -> Sequence: ...
 
@@ -44,27 +46,27 @@ class Policy(Protocol):
     def __iter__(self) -> Iterator[Sequence]: ...
 
     def victim(self, running: Running) -> int:
-        """The slot to take blocks from; only while something runs."""
+        """Returns the slot to preempt; only valid while sequences run."""
 
     def counted(self, running: Running, newcomer: Sequence) -> Mask:
-        """The running sequences whose growth `newcomer` has to leave room for: all that would not be preempted for
-        it."""
+        """Returns the running sequences that would not be preempted for `newcomer`, so that admission has to leave room
+        for their growth."""
 
     def charge_prompt(self, sequence: Sequence, num_uncached_tokens: int) -> None:
-        """`sequence` is admitted for the first time."""
+        """Charges the uncached prompt tokens of `sequence` at its first admission."""
 
     def charge_output(self, running: Running, slots: Slots) -> None:
-        """Each of `slots` samples a token."""
+        """Charges one sampled token to each of `slots`."""
 
 
 PolicyMaker = Callable[[PolicyOptions], Policy]
 
 
 def least_work_lost(running: Running, candidates: Slots) -> int:
-    """Of the candidates, the slot with the fewest computed tokens, the newest of equals; the sequence that arrived
-    first is spared while there is another, so that somebody always gets done."""
+    """Returns the candidate slot with the fewest computed tokens, the newest of equals. The sequence that arrived first
+    is spared while there is another candidate, so that at least one sequence always finishes."""
     later = candidates[running.order[candidates] != running.order[running.live].min()]
-    if len(later):  # else there is one sequence alone, perhaps with all its beams
+    if len(later):  # otherwise a single sequence runs, perhaps with all its beams
         candidates = later
     by_work = np.lexsort((-running.order[candidates], running.num_computed[candidates]))
     return int(candidates[by_work[0]])

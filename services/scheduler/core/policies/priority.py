@@ -1,8 +1,9 @@
-"""Smaller priority values first, then order of arrival. The victim is the last in that order.
+"""Smaller priority values first, then order of arrival. The preemption victim is the last in that order.
 
-With aging every so many seconds of waiting make a sequence more urgent by one level. As all who wait age alike, and who
-runs keeps what it had, their order never changes: it is that of priority + arrival / seconds, known on arrival. Whoever
-comes later than a number of levels times those seconds never comes before it, so nobody waits for ever.
+With aging, each `priority_aging_s` of waiting makes a sequence more urgent by one level. All waiting sequences age
+alike and running ones keep their rank, so the order never changes: it is the order of priority + arrival /
+priority_aging_s, which is known on arrival. A sequence never waits for one that arrives later than the difference of
+their levels times priority_aging_s, so no sequence starves.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ Rank = tuple[float, float, int]
 
 
 class Priority:
-    """A heap; removed sequences drop out of it lazily."""
+    """Heap of waiting sequences; removed sequences are dropped from it lazily."""
 
     def __init__(self, options: PolicyOptions = DEFAULTS) -> None:
         self._aging_s = options.priority_aging_s
@@ -32,7 +33,7 @@ class Priority:
         self._waiting[sequence.key] = sequence
         heapq.heappush(self._heap, (_rank(sequence), sequence.key))
 
-    push_back = push  # its rank is what it was
+    push_back = push  # the rank of a sequence never changes
 
     def peek(self) -> Sequence:
         while self._heap[0][1] not in self._waiting:
@@ -59,7 +60,8 @@ class Priority:
         return int(max(slots, key=lambda slot: _rank(running.sequence(slot))))
 
     def counted(self, running: Running, newcomer: Sequence) -> Mask:
-        """Those at least as urgent: the others go when the newcomer needs their blocks."""
+        """Returns the running sequences that are at least as urgent: the others are preempted when the newcomer needs
+        their blocks."""
         counted: Mask = running.live & (running.urgency <= newcomer.urgency)
         return counted
 

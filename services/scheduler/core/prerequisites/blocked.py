@@ -1,4 +1,4 @@
-"""Sequences that are blocked, by what they wait for."""
+"""Blocked sequences, indexed by the entry that they wait for."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from quire.services.scheduler.core.sequences.sequence import Sequence
 
 
 class BlockedSequences:
-    """Each waits for one entry: a grammar, a query, a family, a transfer. The cost of every change is the same, however
-    many there are."""
+    """Index of blocked sequences; each waits for one entry: a grammar, a query, a sample group or a transfer. Every
+    change takes constant time."""
 
     def __init__(self) -> None:
         self._by_entry: dict[Hashable, dict[int, Sequence]] = {}  # by key, in order of arrival

@@ -1,7 +1,7 @@
-"""Grammars that the worker prepares once for all sequences under them.
+"""Grammars that the worker compiles once for all sequences under them.
 
-The worker keeps what it was told to prepare until it is told to release it. Grammars without users stay for a while, so
-that the next request of the same form need not wait.
+The worker keeps a compiled grammar until the scheduler orders its release. Grammars without users are kept for a while,
+so that the next request with the same grammar need not wait.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from quire.services.scheduler.core.prerequisites.port import Prerequisite
 from quire.services.scheduler.core.prerequisites.worker_cache import CacheEntry, CacheLimits, WorkerCache
 from quire.services.scheduler.core.sequences.sequence import Sequence
 
-# Prepared grammars that no sequence needs: a compiled one takes up to a thousand times its text.
+# Compiled grammars without users: a compiled grammar takes up to a thousand times the memory of its text.
 MOST_IDLE = 128
 MOST_IDLE_BYTES = 1 << 20  # of text
 
 
 @dataclass(frozen=True, slots=True)
 class GrammarOrder:
-    """Tells the worker to prepare the grammar of `sequence`, or to release it, if there is none."""
+    """Order to the worker to compile the grammar of `sequence`, or to release it if `sequence` is None."""
 
     grammar_id: bytes
     sequence: Sequence | None
 
 
 class Grammars(Prerequisite):
-    """Grammars of one worker. A sequence joins its grammar when it comes to the core."""
+    """Grammars of one worker. A sequence joins its grammar when it is added to the core."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class Grammars(Prerequisite):
 
     @property
     def num_users(self) -> int:
-        """Sequences under a grammar that have not ended."""
+        """Number of unfinished sequences under a grammar."""
         return self._cache.num_users
 
     def join(self, sequence: Sequence) -> bool:
@@ -46,21 +46,21 @@ class Grammars(Prerequisite):
         if not sequence.grammar_id:
             return
         unused = self._cache.leave(sequence.grammar_id, sequence)
-        if unused is not None and not unused.has_place:  # else the worker is preparing it
+        if unused is not None and not unused.has_place:  # otherwise the worker is compiling it
             self._cache.remove(sequence.grammar_id)
 
     def complete(self, grammar_id: bytes, *, failed: bool = False) -> list[Sequence]:
-        """Takes the worker's answer; returns the sequences that were blocked on it. After a failure the next sequence
-        under the same grammar makes the worker try again."""
+        """Handles the worker's answer; returns the sequences that were blocked on it. After a failure, the next
+        sequence under the same grammar makes the worker try again."""
         return self._cache.remove(grammar_id) if failed else self._cache.ready(grammar_id)
 
     def take_orders(self) -> list[GrammarOrder]:
-        """Returns what the worker has to be sent, in this order."""
+        """Returns and clears the orders for the worker, in this order."""
         orders, self._orders = self._orders, []
         return orders
 
     def awaits(self, grammar_id: bytes) -> bool:
-        """Returns whether the worker has been told to prepare this grammar and has not answered."""
+        """Returns whether a compile order for this grammar is unanswered."""
         return grammar_id in self._cache and not self._cache.is_prepared(grammar_id)
 
     def check_invariant(self) -> None:

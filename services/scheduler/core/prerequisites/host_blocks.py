@@ -1,10 +1,10 @@
-"""Blocks that move between a worker's device and what lies below it, beside the steps.
+"""KV offloading: transfers of blocks between a worker's device and the tiers below it, concurrent to the steps.
 
-What steps fill is copied to host memory as soon as it is on record. A sequence whose prompt goes on there, where the
-device's cache ends, waits, blocked, until those blocks are back; it then finds them as if they had never left. What
-lies on disk comes to host memory first. Which pages of windows and states are stored, and what a start takes of them,
-says reach.py. A transfer holds its blocks until the worker has told that it is done: nobody takes or writes them
-meanwhile.
+Blocks that steps fill are copied to host memory as soon as their hashes are recorded. A sequence whose cached prefix
+continues in a lower tier, where the device's cache ends, is blocked until those blocks are on the device; it then finds
+them like any cached prefix. Blocks on disk are read into host memory first. tier_lookup.py decides which pages of
+sliding windows and recurrent states are stored, and which of them a start needs. A transfer holds its blocks until the
+worker has reported its end, so no sequence takes or writes them meanwhile.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ from quire.services.scheduler.kv_cache.eviction import POLICIES
 from quire.services.scheduler.kv_cache.kv_cache_manager import KVCacheManager
 from quire.shared.kv.block_hash import page_of
 
-STORING_SHARE = 2  # at most one of so many blocks is held by transfers to host memory
+STORING_SHARE = 2  # at most 1 / STORING_SHARE of all blocks is held by transfers to host memory
 
 
 class HostBlocks(BlockSource):
-    """Transfers between one worker's device, its host memory and its disk. A sequence joins them as the next to run."""
+    """Transfers between one worker's device, its host memory and its disk. A sequence joins them when it is next to
+    run."""
 
     def __init__(self, kv: KVCacheManager, tiers: TierLimits, counts: CoreCounts) -> None:
         super().__init__()
@@ -42,9 +43,11 @@ class HostBlocks(BlockSource):
         self._ids = itertools.count(1)
         self._orders: list[TransferOrder] = []
         self._in_flight: dict[int, TransferOrder] = {}
-        self._incoming: dict[bytes, int] = {}  # what is on its way to the device, and by which transfer
+        self._incoming: dict[bytes, int] = {}  # page names on their way to the device, and their transfers
         self._most_storing = max(1, kv.pool.num_blocks // STORING_SHARE)
-        self._filled: deque[tuple[int, bytes]] = deque(maxlen=kv.pool.num_blocks)  # yet to be stored, and their hashes
+        self._filled: deque[tuple[int, bytes]] = deque(
+            maxlen=kv.pool.num_blocks
+        )  # (block, hash) pairs that are still to be stored
         self._lookup = tier_lookup_of(kv)
         self._has_threshold, self._has_forks = tiers.store_threshold > 1, kv.groups.has_windows
         counted = self._has_threshold or self._has_forks
@@ -56,63 +59,64 @@ class HostBlocks(BlockSource):
         self._most_waits = MOST_WAITS * (1 if self.disk is None else 2)
         kv.track_filled()
 
-    # What is asked.
+    # State.
 
     @property
     def num_in_flight(self) -> int:
         return len(self._in_flight) + (0 if self.disk is None else self.disk.num_in_flight)
 
     def awaits(self, transfer_id: int) -> bool:
-        """Whether the worker owes word of this transfer."""
+        """Returns whether the worker has not reported the end of this transfer yet."""
         return transfer_id in self._in_flight or (self.disk is not None and self.disk.awaits(transfer_id))
 
     def num_following(self, hashes: Blocks[bytes], found: Blocks[int], most: int) -> int:
-        """How many block positions of a chain, at most `most`, could be brought back behind the blocks `found` on the
-        device."""
+        """Returns the number of block positions, at most `most`, that could be fetched to follow the blocks `found` on
+        the device."""
         return self._lookup.num_following(hashes, found, most, self._holds)
 
     @property
     def _holds(self) -> IsStored:
-        """Whether a page lies below the device."""
+        """Predicate: whether a page is stored in a tier below the device."""
         if self.disk is None:
             return self.tier.holds
         host, disk = self.tier.holds, self.disk.tier.holds
         return lambda name: host(name) or disk(name)
 
     def take_orders(self) -> Blocks[TransferOrder | DiskOrder]:
-        """Returns what the worker has to be sent, in this order, after the plans that have been sent."""
+        """Returns and clears the transfer orders, in the order in which the worker must get them, after the plans
+        already sent."""
         orders, self._orders = self._orders, []
         return orders if self.disk is None else [*orders, *self.disk.take_orders()]
 
-    # What is ordered.
+    # Orders.
 
     def admitted(self, sequence: Sequence, num_found: int) -> None:
-        """Notes that the prompt of `sequence` is wanted again, as far as it lies below the device. Pages on the device
-        that were not worth storing before may be by now."""
-        hashes, sightings = sequence.block_hashes, self._block_frequency
-        fork = sightings.num_leading(hashes) if sightings is not None and self._has_forks else 0
-        names, started = self._lookup.register_prompt(sequence, num_found, fork)
+        """Marks the stored pages of the sequence's prompt as used again. Pages on the device that were not worth
+        storing before may be now."""
+        hashes, frequency = sequence.block_hashes, self._block_frequency
+        fork = frequency.num_leading(hashes) if frequency is not None and self._has_forks else 0
+        names, restart_pages = self._lookup.register_prompt(sequence, num_found, fork)
         for tier in (self.tier,) if self.disk is None else (self.tier, self.disk.tier):
             tier.set_priority(names, sequence.kv_priority)
             tier.touch(names)
-        if sightings is not None:
-            reached = frozenset(sightings.count_prompt(hashes))
+        if frequency is not None:
+            reached = frozenset(frequency.count_prompt(hashes))
             if self._has_threshold:
                 self._offer(name for name in names if page_of(name)[1] in reached)
-        self._offer(started)
+        self._offer(restart_pages)
 
     def release_slot(self, sequence: Sequence) -> None:
-        """Offers the pages at the end of `sequence`: another one may go on from there."""
+        """Offers the pages at the end of `sequence` for storing: another sequence may continue from there."""
         self._offer(self._lookup.pages_at_end(sequence.block_hashes, int(self._kv.num_hashed[sequence.slot])))
 
     def _offer(self, names: Iterable[bytes]) -> None:
-        """Notes pages that are worth storing, if the device has them."""
+        """Queues pages for storing, as far as they are on the device."""
         found = ((self._kv.pool.find(name), name) for name in names)
         self._filled += [(block, name) for block, name in found if block is not None]
 
     def store_filled(self) -> None:
-        """Copies to host memory what the steps that are ordered fill, in turn, as far as there is room for it; what the
-        device has lost meanwhile is passed over."""
+        """Orders copies of filled blocks to host memory, in order, as far as there is room; skips blocks that the
+        device has evicted meanwhile."""
         self._filled += self._kv.take_filled()
         found: list[tuple[int, int, bytes]] = []
         room = self._most_storing - self.tier.num_storing
@@ -137,55 +141,55 @@ class HostBlocks(BlockSource):
         return self._block_frequency is not None and self._block_frequency.has_reached_threshold(page_of(name)[1])
 
     def fetch(self, sequence: Sequence, found: Blocks[int], most: int) -> bool:
-        """Brings back what comes behind the blocks `found` on the device, at most `most` block positions. Whether it
-        has to wait for that."""
+        """Orders what follows the blocks `found` on the device, at most `most` block positions. Returns whether
+        `sequence` has to wait for it."""
         if sequence.num_fetches >= self._most_waits:
             return False
         pages = self._pages(sequence, found, most, self._holds)
-        coming = self._incoming_transfer(pages)
-        if coming is None:
+        transfer_id = self._incoming_transfer(pages)
+        if transfer_id is None:
             if self._waits_for_disk(sequence, pages.names):
                 return True
             if self.disk is not None:
                 pages = self._pages(sequence, found, most, self.tier.holds)
-                coming = self._incoming_transfer(pages)
-        if coming is None:
+                transfer_id = self._incoming_transfer(pages)
+        if transfer_id is None:
             if not pages.names:
                 return False
-            coming = self._order_read(pages)
+            transfer_id = self._order_read(pages)
         sequence.num_fetches += 1
-        self._blocked.add(coming, sequence)
+        self._blocked.add(transfer_id, sequence)
         return True
 
     def _incoming_transfer(self, pages: NeededPages) -> int | None:
-        """The transfer that brings some of them."""
+        """Returns a transfer in flight that brings some of the pages, or None."""
         return next((self._incoming[name] for name in pages.names if name in self._incoming), None)
 
     def _pages(self, sequence: Sequence, found: Blocks[int], most: int, holds: IsStored) -> NeededPages:
-        """Returns the pages for the furthest start that is worth the wait and has room in host memory; none if there is
-        no such start."""
-        hashes, reach = sequence.block_hashes, self._lookup
-        while (count := reach.num_following(hashes, found, most, holds)) >= reach.least:
-            pages = reach.pages(hashes, found, count)
+        """Returns the pages for the longest prefix that is worth the wait and fits in host memory; no pages if there is
+        no such prefix."""
+        hashes, lookup = sequence.block_hashes, self._lookup
+        while (count := lookup.num_following(hashes, found, most, holds)) >= lookup.least:
+            pages = lookup.pages(hashes, found, count)
             excess = len(pages.names) - self.tier.num_places
             if excess <= 0 or self._kv.groups.plain:
                 return pages
-            most = count + -excess // self._kv.num_groups  # a position less is a page less of each group at most
+            most = count + -excess // self._kv.num_groups  # one position less is at most one page less of each group
         return NeededPages([], [])
 
     def _waits_for_disk(self, sequence: Sequence, wanted: list[bytes]) -> bool:
-        """Blocks `sequence` until those of the wanted pages that are not in host memory have come there."""
+        """Blocks `sequence` until the wanted pages that are only on disk have been read into host memory."""
         if self.disk is None or sequence.num_fetches >= MOST_WAITS or all(map(self.tier.holds, wanted)):
             return False
-        coming = self.disk.order_read(wanted)
-        if coming is None:
+        transfer_id = self.disk.order_read(wanted)
+        if transfer_id is None:
             return False
         sequence.num_fetches += 1
-        self._blocked.add(coming, sequence)
+        self._blocked.add(transfer_id, sequence)
         return True
 
     def _order_read(self, pages: NeededPages) -> int:
-        """Orders pages from host memory; those that are on the device are held until the others come."""
+        """Orders the transfer of pages from host memory; needed pages on the device are held until it ends."""
         transfer_id, names = next(self._ids), pages.names
         self._kv.hold_blocks(transfer_id, pages.kept)
         blocks = self._kv.allocate_for(transfer_id, len(names))
@@ -199,11 +203,11 @@ class HostBlocks(BlockSource):
         self._in_flight[order.transfer_id] = order
         return order
 
-    # What came of it.
+    # Results.
 
     def complete(self, transfer_id: int, *, failed: bool, lost: Collection[int] = ()) -> list[Sequence]:
-        """The worker is done with it: those who waited, in the order in which they came. `lost`: blocks that the disk
-        did not take or give."""
+        """Handles the end of a transfer; returns the sequences that waited for it, in order of arrival. `lost`: indices
+        of blocks that the disk did not store or return."""
         freed = self._blocked.free(transfer_id)
         if self.disk is not None and self.disk.awaits(transfer_id):
             self.disk.complete(transfer_id, range(self.tier.num_places) if failed else lost)
@@ -224,7 +228,7 @@ class HostBlocks(BlockSource):
         return freed
 
     def _stored(self, hashes: list[bytes], *, failed: bool) -> None:
-        for block_hash in reversed(hashes):  # the tail of a prefix goes before its head
+        for block_hash in reversed(hashes):  # the tail of a prefix is evicted before its head
             self.tier.end_store(block_hash, failed=failed)
         if failed:
             return
@@ -233,7 +237,8 @@ class HostBlocks(BlockSource):
             self.disk.offer(hashes)
 
     def clear(self) -> int:
-        """Forgets what lies below the device; only while nothing moves. Returns how many blocks that were."""
+        """Drops everything stored below the device; only valid while no transfer is in flight. Returns the number of
+        dropped blocks."""
         self._kv.take_filled()
         self._filled.clear()
         return self.tier.clear() + (0 if self.disk is None else self.disk.clear())

@@ -1,8 +1,8 @@
-"""Queries that documents are compared with, token by token (late interaction): one internal sequence computes a query's
-vectors, which stay with the worker, and the documents that name it wait until a step is planned in which that ends.
+"""Query vectors for late interaction: an internal sequence computes a query's vectors, which stay on the worker, and
+the documents that name the query wait until a step is planned in which that sequence ends.
 
-A query has its place among the vectors that the worker keeps from when its computation begins. It stays while a
-document needs it, and then until the place is wanted.
+A query occupies vector capacity of the worker from the start of its computation. It stays while a document needs it,
+and after that until the capacity is needed.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from quire.services.scheduler.core.sequences.sequence import LateQuery, Sequence
 from quire.services.scheduler.core.sequences.tokens import SequenceTokens
 from quire.shared.kv import block_hash
 
-MOST_IDLE = 8192  # queries without documents that are remembered, whatever the worker has room for
-KEYS = itertools.count(2**62)  # of internal sequences: no submission's
+MOST_IDLE = 8192  # maximum cached queries without documents, whatever the vector capacity
+KEYS = itertools.count(2**62)  # keys of internal sequences; no submission has such a key
 
 
 class QueryVectors(Prerequisite):
-    """Query vectors of one worker. A document joins its query when it comes to the core."""
+    """Query vectors of one worker. A document joins its query when it is added to the core."""
 
     def __init__(
         self,
@@ -32,13 +32,13 @@ class QueryVectors(Prerequisite):
         internal: InternalSequences,
         requeue: Requeue,
     ) -> None:
-        """`hashed_block_size`: tokens of a block of the prefix cache; 0: there is none."""
+        """`hashed_block_size`: tokens of a prefix cache block; 0: no prefix cache."""
         super().__init__()
         limits = CacheLimits(max_idle=MOST_IDLE, capacity=max_vectors)
         self._cache = WorkerCache(limits, self._blocked, prepare=self._compute, evict=self._evict)
         self._hashed_block_size, self._counts = hashed_block_size, counts
         self._internal, self._requeue = internal, requeue
-        self._computing: dict[bytes, Sequence] = {}  # by query, until the result is here
+        self._computing: dict[bytes, Sequence] = {}  # by query name, until the result is applied
         self._dropped: list[bytes] = []
 
     def __len__(self) -> int:
@@ -46,7 +46,7 @@ class QueryVectors(Prerequisite):
 
     @property
     def num_vectors(self) -> int:
-        """Vectors that have a place, those of idle queries included."""
+        """Number of vectors that occupy capacity, those of idle queries included."""
         return self._cache.size
 
     def join(self, sequence: Sequence) -> bool:
@@ -90,8 +90,8 @@ class QueryVectors(Prerequisite):
         return self._blocked.on(_query_of(sequence).name) if self._computes(sequence) else []
 
     def reset(self) -> None:
-        """Forgets all vectors, as the worker does; no step is under way. Documents that could run are blocked until
-        their queries have been computed again."""
+        """Drops all vectors, as the worker does; no step is in flight. Documents that were ready to run are blocked
+        until their queries have been computed again."""
         self._dropped.clear()
         lost = self._cache.reset()
         for entry in lost:
@@ -101,7 +101,7 @@ class QueryVectors(Prerequisite):
             self._compute(entry)
 
     def take_dropped(self) -> list[bytes]:
-        """Returns the names of queries that the worker has to forget with the next plan."""
+        """Returns and clears the names of queries that the worker has to drop with the next plan."""
         if not self._dropped:
             return []
         dropped, self._dropped = self._dropped, []
@@ -113,11 +113,11 @@ class QueryVectors(Prerequisite):
         assert all(name in self._cache for name in self._computing), "nothing is computed without a document"
 
     def _computes(self, sequence: Sequence) -> bool:
-        """Returns whether `sequence` is the one that computes its query, which may have been dropped meanwhile."""
+        """Returns whether `sequence` is the one that computes its query; the query may have been dropped meanwhile."""
         return sequence.is_query and self._computing.get(_query_of(sequence).name) is sequence
 
     def _compute(self, entry: CacheEntry) -> None:
-        """Submits an internal sequence on behalf of the documents that wait for the query."""
+        """Submits an internal sequence for the documents that wait for the query."""
         documents = list(entry.users.values())
         first = documents[0]
         query = _query_of(first)

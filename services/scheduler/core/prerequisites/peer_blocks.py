@@ -1,8 +1,9 @@
-"""Blocks that come from other workers, and those that others get from this one, beside the steps.
+"""KV blocks fetched from other workers, and blocks lent to them, concurrent to the steps.
 
-A sequence whose prompt goes on in another worker's cache, where its own worker's ends, waits, blocked, until those
-blocks are here; it then finds them as any cached prefix. Both ends hold the blocks until the worker that gets them has
-told that it is done: nobody takes or writes them meanwhile. What is worth its way is for the lenders to say.
+A sequence whose prefix continues in another worker's cache, where its own worker's cache ends, is blocked until those
+blocks are here; it then finds them like any cached prefix. Both workers hold the blocks until the borrower has reported
+the end of the fetch, so no sequence takes or writes them meanwhile. Whether a fetch is faster than computing is for the
+BlockLenders to decide.
 """
 
 from __future__ import annotations
@@ -18,10 +19,12 @@ from quire.services.scheduler.core.prerequisites.port import BlockSource
 from quire.services.scheduler.core.sequences.sequence import Sequence
 from quire.services.scheduler.kv_cache.kv_cache_manager import KVCacheManager
 
-LEAST_BLOCKS = 2  # that are worth the wait
-MOST_FETCHES = 2  # of a sequence: whoever loses its blocks again before it comes in computes them
+LEAST_BLOCKS = 2  # minimum blocks that are worth the wait
+MOST_FETCHES = (
+    2  # maximum fetches of a sequence; if the blocks are evicted again before its admission, it computes them
+)
 
-# Holders of blocks beside the transfers, which are counted from 1.
+# Id ranges of block holders; transfers count from 1.
 FIRST_FETCH = 1 << 40
 FIRST_LOAN = 1 << 44
 FIRST_KEPT = 1 << 48
@@ -29,55 +32,55 @@ FIRST_KEPT = 1 << 48
 
 @dataclass(frozen=True, slots=True)
 class Loan:
-    """Blocks of one worker that stay as they are until they are given back."""
+    """Blocks of one worker that stay unchanged until the loan ends."""
 
     loan_id: int
     blocks: list[int]
-    after_step: int  # what they hold is there once this step has been computed
+    after_step: int  # the content is complete once this step has been computed
 
 
 @dataclass(frozen=True, slots=True)
 class BorrowedBlocks:
-    """Blocks that another worker gives."""
+    """Blocks that another worker lends."""
 
-    source: object  # that worker; not looked at here
+    source: object  # the lending worker; opaque here
     loan: Loan
-    release: Callable[[], None]  # once the worker that got them is done
+    release: Callable[[], None]  # ends the loan, once the borrower is done
 
 
 class BlockLenders(Protocol):
-    """The other workers, as one of them sees them."""
+    """The other workers, from the point of view of one worker."""
 
     def borrow(self, hashes: Blocks[bytes], start: int, most: int) -> BorrowedBlocks | None:
-        """The blocks of a chain from the one at `start` on that another worker has, at most `most` and at least
-        LEAST_BLOCKS; None where computing them takes no longer."""
+        """Borrows the blocks of a hash chain from index `start` on, at most `most` and at least LEAST_BLOCKS; returns
+        None where computing them is not slower."""
 
 
 @dataclass(frozen=True, slots=True)
 class FetchOrder:
-    """Order to a worker: blocks to fetch, and where they go."""
+    """Order to a worker: the blocks to fetch and their local targets."""
 
     fetch_id: int
     borrowed: BorrowedBlocks
-    blocks: list[int]  # where it goes, in the order of the loan's
+    blocks: list[int]  # targets, in the order of the loan's blocks
     hashes: list[bytes]
 
 
 @dataclass(slots=True)
 class _PendingFetch:
     order: FetchOrder
-    holder: int | None  # keeps the blocks when they have come; None: whoever wants them takes them
-    num_ticks: int = 0  # at it, since it was ordered
+    holder: int | None  # reservation that gets the blocks; None: they become free cached blocks
+    num_ticks: int = 0  # ticks since it was ordered
 
 
 class PeerFetches(BlockSource):
-    """KV block fetches from other workers and loans to them. A sequence joins a fetch as the next to run."""
+    """KV block fetches from and loans to other workers. A sequence joins a fetch when it is next to run."""
 
     def __init__(self, kv: KVCacheManager, counts: CoreCounts, last_step: Callable[[], int]) -> None:
-        """`last_step`: the last that was ordered."""
+        """`last_step`: returns the id of the last planned step."""
         super().__init__()
         assert kv.groups.plain, "blocks of several groups stay where they are"
-        self.lenders: BlockLenders | None = None  # none: nothing comes
+        self.lenders: BlockLenders | None = None  # None: no fetches
         self._kv = kv
         self._counts = counts
         self._last_step = last_step
@@ -86,11 +89,13 @@ class PeerFetches(BlockSource):
         self._kept: set[int] = set()
         self._orders: list[FetchOrder] = []
         self._in_flight: dict[int, _PendingFetch] = {}
-        self._incoming: dict[bytes, int] = {}  # by which fetch
+        self._incoming: dict[bytes, int] = {}  # hashes on their way here, and their fetches
         self._lent: dict[int, Loan] = {}
-        self._refused_key: int | None = None  # the last sequence for which nothing came: it is looked at in every step
+        self._refused_key: int | None = (
+            None  # key of the last sequence without a lender; admission retries it in every step
+        )
 
-    # What is asked.
+    # State.
 
     @property
     def is_available(self) -> bool:
@@ -98,19 +103,19 @@ class PeerFetches(BlockSource):
 
     @property
     def num_in_flight(self) -> int:
-        """Fetches, and loans to others."""
+        """Number of fetches, and of loans to others."""
         return len(self._in_flight) + len(self._lent)
 
     def awaits(self, fetch_id: int) -> bool:
-        """Whether the worker owes word of this fetch."""
+        """Returns whether the worker has not reported the end of this fetch yet."""
         return fetch_id in self._in_flight
 
     def order(self, fetch_id: int) -> FetchOrder:
-        """Under way."""
+        """Returns the order of a fetch in flight."""
         return self._in_flight[fetch_id].order
 
     def num_found(self, hashes: Blocks[bytes], start: int, most: int) -> int:
-        """How many blocks of a chain, from the one at `start` on, are here."""
+        """Returns the number of consecutive blocks of a hash chain that are cached here, from index `start` on."""
         find, end = self._kv.pool.find, min(len(hashes), start + most)
         return next((i - start for i in range(start, end) if find(hashes[i]) is None), max(end - start, 0))
 
@@ -118,10 +123,10 @@ class PeerFetches(BlockSource):
         orders, self._orders = self._orders, []
         return orders
 
-    # What others get.
+    # Loans.
 
     def lend(self, hashes: Blocks[bytes], start: int, count: int) -> Loan:
-        """Lends blocks that are here, until they are given back."""
+        """Lends cached blocks until end_loan()."""
         found = [self._kv.pool.find(block_hash) for block_hash in hashes[start : start + count]]
         loan = Loan(next(self._loan_ids), [block for block in found if block is not None], self._last_step())
         assert len(loan.blocks) == count, "they were found"
@@ -130,21 +135,21 @@ class PeerFetches(BlockSource):
         return loan
 
     def end_loan(self, loan: Loan) -> None:
-        """Ends a loan: the borrower reads its blocks no longer."""
+        """Ends a loan: the borrower no longer reads the blocks."""
         del self._lent[loan.loan_id]
         self._kv.release_held(loan.loan_id)
 
-    # What is kept for a sequence that comes from another worker.
+    # Reservations for a sequence that migrates here.
 
     def open_reservation(self, blocks: Blocks[int]) -> int:
-        """Holds blocks until let_go(). Returns the holder, which bring() can add others to."""
+        """Holds blocks until close_reservation(). Returns the reservation's id; order_fetch() can add blocks to it."""
         holder = next(self._kept_ids)
         self._kept.add(holder)
         self._kv.hold_blocks(holder, blocks)
         return holder
 
     def close_reservation(self, holder: int) -> None:
-        """Ends a holder; blocks that are still coming are free to any sequence."""
+        """Ends a reservation; blocks that are still on their way become free cached blocks."""
         for fetch in self._in_flight.values():
             if fetch.holder == holder:
                 fetch.holder = None
@@ -153,38 +158,39 @@ class PeerFetches(BlockSource):
             self._kv.release_held(holder)
 
     def num_incoming(self, holder: int) -> int:
-        """Fetches whose blocks it will keep."""
+        """Returns the number of fetches whose blocks the reservation will hold."""
         return sum(fetch.holder == holder for fetch in self._in_flight.values())
 
     def release_reserved_blocks(self) -> None:
-        """The blocks; what keeps them goes on, and others may come to it."""
+        """Releases the blocks of all reservations; the reservations stay open, and fetches can add blocks to them."""
         for holder in self._kept:
             self._kv.release_held(holder)
             self._kv.hold_blocks(holder, ())
 
-    # What comes.
+    # Fetches.
 
     def fetch(self, sequence: Sequence, found: Blocks[int], most: int) -> bool:
-        """Brings what comes behind the blocks `found`, at most `most` blocks. Whether the sequence has to wait for
-        that."""
+        """Orders what follows the blocks `found`, at most `most` blocks. Returns whether `sequence` has to wait for
+        it."""
         if self.lenders is None or sequence.num_fetches >= MOST_FETCHES or sequence.key == self._refused_key:
             return False
         hashes, start = sequence.block_hashes, len(found)
-        coming = self._incoming.get(hashes[start]) if start < len(hashes) else None
-        if coming is None:
+        fetch_id = self._incoming.get(hashes[start]) if start < len(hashes) else None
+        if fetch_id is None:
             borrowed = self.lenders.borrow(hashes, start, most) if most >= LEAST_BLOCKS else None
             if borrowed is None:
                 self._refused_key = sequence.key
                 return False
-            coming = self.order_fetch(borrowed, found, hashes[start : start + len(borrowed.loan.blocks)])
+            fetch_id = self.order_fetch(borrowed, found, hashes[start : start + len(borrowed.loan.blocks)])
         sequence.num_fetches += 1
-        self._blocked.add(coming, sequence)
+        self._blocked.add(fetch_id, sequence)
         return True
 
     def order_fetch(
         self, borrowed: BorrowedBlocks, found: Blocks[int], hashes: list[bytes], *, holder: int | None = None
     ) -> int:
-        """There is room for them. `found`: what must still be there when they come; `holder`: keeps them then."""
+        """Orders a fetch; the caller has checked that there is room. `found`: blocks that must still be cached when the
+        fetched ones arrive; `holder`: reservation that gets the fetched blocks."""
         fetch_id = next(self._fetch_ids)
         self._kv.hold_blocks(fetch_id, found)
         order = FetchOrder(fetch_id, borrowed, self._kv.allocate_for(fetch_id, len(hashes)), hashes)
@@ -194,7 +200,7 @@ class PeerFetches(BlockSource):
         return fetch_id
 
     def complete(self, fetch_id: int, *, failed: bool) -> list[Sequence]:
-        """The worker is done with it: those who waited, in the order in which they came."""
+        """Handles the end of a fetch; returns the sequences that waited for it, in order of arrival."""
         fetch = self._in_flight.pop(fetch_id)
         order = fetch.order
         for block, block_hash in zip(order.blocks, order.hashes, strict=True):
@@ -212,35 +218,37 @@ class PeerFetches(BlockSource):
         self._kv.release_held(fetch_id)
         order.borrowed.release()
         freed = self._blocked.free(fetch_id)
-        return _computing(freed) if failed else freed
+        return _without_further_fetches(freed) if failed else freed
 
     def abandon_source(self, source: object) -> list[Sequence]:
-        """Returns the sequences that waited for blocks of a worker that is gone: they compute them."""
-        gone = [fetch for fetch in self._in_flight.values() if fetch.order.borrowed.source == source]
-        return [sequence for fetch in gone for sequence in self._wait_no_more(fetch)]
+        """Returns the sequences that waited for blocks of a worker that is gone: they compute the blocks."""
+        fetches = [fetch for fetch in self._in_flight.values() if fetch.order.borrowed.source == source]
+        return [sequence for fetch in fetches for sequence in self._stop_waiting(fetch)]
 
     def tick(self, max_ticks: int) -> list[Sequence]:
-        """Counts a look at each fetch; returns the sequences that have waited for too many: they compute the blocks."""
+        """Counts a tick for each fetch; returns the sequences that have waited for more than `max_ticks`: they compute
+        the blocks."""
         freed: list[Sequence] = []
         for fetch in self._in_flight.values():
             fetch.num_ticks += 1
             if fetch.num_ticks > max_ticks and self._blocked.on(fetch.order.fetch_id):
-                freed += self._wait_no_more(fetch)
+                freed += self._stop_waiting(fetch)
         return freed
 
     def orders_under_way(self) -> list[FetchOrder]:
         return [fetch.order for fetch in self._in_flight.values()]
 
-    def _wait_no_more(self, fetch: _PendingFetch) -> list[Sequence]:
-        """The blocks stay held until the worker has told what became of them; nobody else waits for them."""
+    def _stop_waiting(self, fetch: _PendingFetch) -> list[Sequence]:
+        """Unblocks the sequences that wait for a fetch. The blocks stay held until the worker has reported the end of
+        the fetch."""
         for block_hash in fetch.order.hashes:
             if self._incoming.get(block_hash) == fetch.order.fetch_id:
                 del self._incoming[block_hash]
-        return _computing(self._blocked.free(fetch.order.fetch_id))
+        return _without_further_fetches(self._blocked.free(fetch.order.fetch_id))
 
 
-def _computing(sequences: list[Sequence]) -> list[Sequence]:
-    """Marks sequences that compute what did not come: they do not wait again."""
+def _without_further_fetches(sequences: list[Sequence]) -> list[Sequence]:
+    """Marks sequences that compute the missing blocks: they do not wait for a fetch again."""
     for sequence in sequences:
         sequence.num_fetches = MOST_FETCHES
     return sequences

@@ -1,9 +1,9 @@
-"""Samples of one prompt: one computes it, the others take its blocks and go on from there.
+"""Samples of one prompt: one computes the prompt, its siblings share the blocks and continue from there.
 
 While one sample is about to compute the prompt, its siblings are blocked, outside of the queue. In the step after the
-prompt is complete they are admitted with all of it cached: full blocks are shared, and the block that the prompt ends
-in is copied, because each of them writes on in its own. Only the prompt's last token is computed again, whose logits
-each of them needs for a choice of its own.
+prompt is complete they are admitted with all of it cached: full blocks are shared, and the prompt's last, partial block
+is copied, because each sibling writes its own tokens into it. Only the prompt's last token is computed again: each
+sibling needs its logits for sampling.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from quire.services.scheduler.core.sequences.sequence import SampleGroup, Sequen
 
 
 class Siblings(Prerequisite):
-    """Families of one core. A sequence joins last of all that it waits for outside of the queue."""
+    """Sample groups of one core. A sequence joins this prerequisite last, right before the queue."""
 
     computes_prompt = True
 
     def __init__(self, requeue: Requeue) -> None:
         super().__init__()
         self._requeue = requeue
-        self._computing: dict[SampleGroup, Sequence] = {}  # the sibling that computes the prompt, or waits to do so
-        self._donors: dict[SampleGroup, dict[int, None]] = {}  # slots whose prompt is computed, by steps planned before
+        self._computing: dict[SampleGroup, Sequence] = {}  # the sibling that computes the prompt, or is queued for it
+        self._donors: dict[SampleGroup, dict[int, None]] = {}  # slots whose prompt is computed by earlier plans
 
     @property
     def num_computing(self) -> int:
-        """Families whose prompt is not computed yet."""
+        """Number of groups whose prompt is not computed yet."""
         return len(self._computing)
 
     def join(self, sequence: Sequence) -> bool:
@@ -40,7 +40,7 @@ class Siblings(Prerequisite):
         return False
 
     def leave(self, sequence: Sequence) -> None:
-        """Forgets `sequence`. If it was to compute the prompt, the next of its siblings does that."""
+        """Removes `sequence`. If it was to compute the prompt, the next of its siblings does that."""
         sample_group = sequence.sample_group
         if sample_group is None:
             return
@@ -50,9 +50,9 @@ class Siblings(Prerequisite):
         del self._computing[sample_group]
         blocked = self._blocked.on(sample_group)
         if blocked:
-            heir = self._computing[sample_group] = blocked[0]
-            self._blocked.remove(heir)
-            self._requeue.restart(heir)
+            successor = self._computing[sample_group] = blocked[0]
+            self._blocked.remove(successor)
+            self._requeue.restart(successor)
 
     def release_slot(self, sequence: Sequence) -> None:
         donors = None if sequence.sample_group is None else self._donors.get(sequence.sample_group)
@@ -73,7 +73,7 @@ class Siblings(Prerequisite):
         return freed
 
     def donor(self, sequence: Sequence) -> int | None:
-        """Returns a slot that has computed the prompt of `sequence`, which has nothing else yet."""
+        """Returns a slot that has computed the prompt of `sequence`, which has no output yet, or None."""
         if sequence.sample_group is None or not sequence.has_prompt_only or sequence.asks_prompt_logprobs:
             return None
         return next(iter(self._donors.get(sequence.sample_group, ())), None)

@@ -1,4 +1,4 @@
-"""Entries that a worker prepares once and keeps for all sequences that refer to them: grammars, vectors of queries."""
+"""Cache of entries that a worker prepares once for all sequences that refer to them: grammars and query vectors."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from quire.services.scheduler.core.sequences.sequence import Sequence
 
 @dataclass(frozen=True, slots=True)
 class CacheLimits:
-    """Budgets in the unit that entries are measured in. None: no such limit."""
+    """Budgets, in the unit of the entries' sizes. None: no limit."""
 
-    max_idle: int  # entries without users that are kept
-    max_idle_size: int | None = None  # of these together
-    capacity: int | None = None  # of all entries that have a place
+    max_idle: int  # maximum entries without users
+    max_idle_size: int | None = None  # their total size
+    capacity: int | None = None  # total size of all placed entries
 
 
 @dataclass(slots=True)
 class CacheEntry:
-    """One entry, from when a sequence asks for it until it is evicted or fails."""
+    """One entry, from the first reference until it is evicted or fails."""
 
     entry_id: bytes
     size: int
     users: dict[int, Sequence] = field(default_factory=dict)  # sequences that refer to it, by key
-    has_place: bool = False  # its size counts, and the worker was told to prepare it
+    has_place: bool = False  # its size counts, and the worker has the order to prepare it
     is_ready: bool = False
 
 
 class WorkerCache:
     """Reference counts, budgets, and least-recently-used eviction of entries without users.
 
-    A new entry gets a place as soon as there is one; entries that lack one get theirs in order of arrival. An entry in
-    use is never evicted.
+    A new entry is placed as soon as there is capacity; unplaced entries are placed in order of arrival. An entry in use
+    is never evicted.
     """
 
     def __init__(
@@ -45,15 +45,15 @@ class WorkerCache:
         prepare: Callable[[CacheEntry], None],
         evict: Callable[[bytes], None],
     ) -> None:
-        """`prepare` is called when an entry has got its place, `evict` when one without users loses it; the worker has
-        to be told of both in this order."""
+        """`prepare` is called when an entry is placed, `evict` when an entry without users is removed; the worker must
+        see both in this order."""
         self._limits, self._blocked = limits, blocked
         self._prepare, self._evict = prepare, evict
         self._entries: dict[bytes, CacheEntry] = {}
-        self._idle: OrderedDict[bytes, None] = OrderedDict()  # without users, the longest idle first
+        self._idle: OrderedDict[bytes, None] = OrderedDict()  # entries without users, least recently used first
         self._idle_size = 0
         self._unplaced: dict[bytes, None] = {}  # in order of arrival
-        self.size = 0  # of the entries that have a place
+        self.size = 0  # total size of placed entries
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -63,17 +63,17 @@ class WorkerCache:
 
     @property
     def num_users(self) -> int:
-        """References of sequences to entries."""
+        """Number of references to entries."""
         return sum(len(entry.users) for entry in self._entries.values())
 
     def is_prepared(self, entry_id: bytes) -> bool:
-        """Returns whether an entry is there and ready."""
+        """Returns whether an entry exists and is ready."""
         entry = self._entries.get(entry_id)
         return entry is not None and entry.is_ready
 
     def join(self, entry_id: bytes, size: int, sequence: Sequence) -> bool:
         """Adds a reference; returns whether the entry is ready. If not, `sequence` is blocked until ready() or remove()
-        names the entry."""
+        is called for the entry."""
         entry = self._entries.get(entry_id)
         if entry is None:
             entry = self._entries[entry_id] = CacheEntry(entry_id, size)
@@ -88,7 +88,7 @@ class WorkerCache:
         return entry.is_ready
 
     def leave(self, entry_id: bytes, sequence: Sequence) -> CacheEntry | None:
-        """Removes a reference, if there is one. Returns the entry if that was the last one and it is not ready yet."""
+        """Removes a reference, if there is one. Returns the entry if that was its last one and it is not ready yet."""
         entry = self._entries.get(entry_id)
         if entry is None or entry.users.pop(sequence.key, None) is None:
             return None
@@ -101,7 +101,7 @@ class WorkerCache:
         return None
 
     def ready(self, entry_id: bytes) -> list[Sequence]:
-        """Notes that the entry can be used; returns the sequences that were blocked."""
+        """Marks the entry as ready; returns the sequences that were blocked on it."""
         entry = self._entries[entry_id]
         is_new, entry.is_ready = not entry.is_ready, True
         freed = self._blocked.free(entry_id)
@@ -110,15 +110,15 @@ class WorkerCache:
         return freed
 
     def remove(self, entry_id: bytes) -> list[Sequence]:
-        """Removes an entry that failed or is not wanted any more; returns its users."""
+        """Removes an entry that failed or is no longer wanted; returns its users."""
         users = list(self._remove_entry(entry_id).users.values())
         self._blocked.free(entry_id)
         self._give_places()
         return users
 
     def reset(self) -> list[CacheEntry]:
-        """Forgets everything that is ready. Returns those entries that are still in use: they have to be prepared
-        again, and block their users until then."""
+        """Drops everything that is ready. Returns the entries still in use: they have to be prepared again, and block
+        their users until then."""
         for entry_id in list(self._idle):
             self._remove_entry(entry_id)
         lost = [entry for entry in self._entries.values() if entry.is_ready]
@@ -140,7 +140,7 @@ class WorkerCache:
         assert self._idle_size == sum(self._entries[entry_id].size for entry_id in idle)
 
     def _give_places(self) -> None:
-        """Gives places in order of arrival, evicting idle entries where needed; no entry overtakes another."""
+        """Places entries in order of arrival, evicting idle entries where needed; no entry overtakes another."""
         capacity = self._limits.capacity
         for entry_id in list(self._unplaced):
             entry = self._entries[entry_id]
@@ -148,7 +148,7 @@ class WorkerCache:
                 self._evict_oldest()
             if capacity is not None and self.size + entry.size > capacity:
                 return
-            self._prepare(entry)  # first: if it raises, the entry has no place
+            self._prepare(entry)  # first: if this raises, the entry is not placed
             del self._unplaced[entry_id]
             self.size += entry.size
             entry.has_place = True

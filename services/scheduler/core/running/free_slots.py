@@ -1,4 +1,4 @@
-"""Slots that nobody has."""
+"""Allocator of free slots by micro-batch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import heapq
 
 
 class FreeSlots:
-    """Slot s is of micro-batch s % num_micro_batches."""
+    """One heap of free slots per micro-batch; slot s belongs to micro-batch s % num_micro_batches."""
 
     def __init__(self, num_slots: int, num_micro_batches: int) -> None:
         self._heaps = [list(range(first, num_slots, num_micro_batches)) for first in range(num_micro_batches)]
@@ -19,7 +19,7 @@ class FreeSlots:
         return len(self._heaps[micro_batch])
 
     def allocate(self, micro_batch: int) -> int:
-        """The lowest of a micro-batch; where it has none, of another that has most."""
+        """Takes the lowest free slot of a micro-batch; if it has none, of the micro-batch with the most free slots."""
         heap = self._heaps[micro_batch] or max(self._heaps, key=len)
         self._num_free -= 1
         return heapq.heappop(heap)

@@ -1,4 +1,4 @@
-"""The running sequences as columns, one row a slot, so that a step costs a few vector operations whatever runs.
+"""Running sequences as columns, one row per slot, so that a step costs a few vector operations whatever the batch size.
 
 Rows of free slots hold values that no vector operation selects (`live` is False).
 """
@@ -18,21 +18,21 @@ from quire.services.scheduler.kv_cache.groups import KVGroups
 Slots = npt.NDArray[np.intp]
 Mask = npt.NDArray[np.bool_]
 NO_TOKEN = -1
-FEW_STOPS = 4  # of a sequence at most: column by column they are compared sooner than as a matrix
+FEW_STOPS = 4  # up to this many stop tokens per sequence, comparing column by column is faster than as a matrix
 
 
 class Running:
-    """Owns the columns. `num_tokens` and `num_computed` are as planned: they count the steps under way as done, and
-    the drafts in them as right; `num_drafts_in_flight` of those tokens may turn out not to be there."""
+    """Columns of the running sequences. `num_tokens` and `num_computed` are as planned: they count the steps in flight
+    as done and their drafts as accepted; `num_drafts_in_flight` of those tokens may turn out rejected."""
 
     def __init__(self, num_slots: int, groups: KVGroups, num_micro_batches: int = 1) -> None:
         self.num_slots = num_slots
         self.block_size = block_size = groups.block_size
         self._groups, self._plain = groups, groups.plain
         self.sequences: list[Sequence | None] = [None] * num_slots
-        self.max_blocks = 0  # that all of them can ever need, sharing left out
-        self.prefilling: set[int] = set()  # slots with more than one token to compute, or that compute only when named
-        self.non_sampling: set[int] = set()  # slots that sample nothing
+        self.max_blocks = 0  # upper bound of the blocks that all sequences need, without sharing
+        self.prefilling: set[int] = set()  # slots with more than one token to compute, or that must be named to compute
+        self.non_sampling: set[int] = set()  # slots of sequences that sample nothing (pooling)
         self.live = np.zeros(num_slots, dtype=bool)
         self.keys = np.full(num_slots, -1, dtype=np.int64)
         self.order = np.full(num_slots, -1, dtype=np.int64)
@@ -40,20 +40,20 @@ class Running:
         self.sequence_ids = np.zeros(num_slots, dtype=np.uint32)
         self.num_tokens = np.zeros(num_slots, dtype=np.int32)
         self.num_computed = np.zeros(num_slots, dtype=np.int32)
-        self.num_drafts_in_flight = np.zeros(num_slots, dtype=np.int32)  # drafts under way
-        self._has_drafted = False  # ever: until then there is nothing to subtract
+        self.num_drafts_in_flight = np.zeros(num_slots, dtype=np.int32)  # planned drafts without a result
+        self._has_drafted = False  # whether any step had drafts; until then nothing has to be subtracted
         self.tenants = np.zeros(num_slots, dtype=np.int32)
-        self.urgency = np.zeros(num_slots, dtype=np.float64)  # smaller comes first
+        self.urgency = np.zeros(num_slots, dtype=np.float64)  # smaller is more urgent
         self.num_prompt_tokens = np.zeros(num_slots, dtype=np.int32)
         self._token_rows = TokenRows(num_slots, block_size)
-        self.num_known = self._token_rows.num_known  # tokens whose value has come back
-        self.num_known_at_admission = np.zeros(num_slots, dtype=np.int32)  # num_known when it got the slot
-        self.limit = np.zeros(num_slots, dtype=np.int32)  # tokens at which it ends
-        self.capacity = np.zeros(num_slots, dtype=np.int32)  # positions its blocks have room for
+        self.num_known = self._token_rows.num_known  # tokens whose value is known
+        self.num_known_at_admission = np.zeros(num_slots, dtype=np.int32)  # num_known at admission
+        self.limit = np.zeros(num_slots, dtype=np.int32)  # number of tokens at which the sequence ends
+        self.capacity = np.zeros(num_slots, dtype=np.int32)  # token positions that the slot's blocks provide
         self.asks_logprobs = np.zeros(num_slots, dtype=bool)
-        self.num_constrained = 0  # sequences under a grammar
+        self.num_constrained = 0  # number of sequences under a grammar
         self.asks_prompt_logprobs = np.zeros(num_slots, dtype=bool)
-        self.detects_repetition = np.zeros(num_slots, dtype=bool)  # for repetition
+        self.detects_repetition = np.zeros(num_slots, dtype=bool)  # whether the output is checked for repetition
         self.num_detecting_repetition = 0
         self.is_beam = np.zeros(num_slots, dtype=bool)
         self.num_beams = 0
@@ -70,11 +70,12 @@ class Running:
         return len(self.free_slots)
 
     def num_live_of(self, micro_batch: int) -> int:
+        """Returns the number of occupied slots of a micro-batch."""
         total = -(-(self.num_slots - micro_batch) // self.num_micro_batches)
         return total - self.free_slots.count(micro_batch)
 
     def admit(self, sequence: Sequence, num_computed: int, micro_batch: int = 0) -> int:
-        """Gives `sequence` the lowest free slot, of this micro-batch if it has one."""
+        """Gives `sequence` the lowest free slot, of this micro-batch if it has one. Returns the slot."""
         slot = self.free_slots.allocate(micro_batch)
         num_tokens = self._token_rows.admit(slot, sequence.tokens)
         self.sequences[slot] = sequence
@@ -104,18 +105,18 @@ class Running:
         return slot
 
     def max_blocks_of(self, sequence: Sequence) -> int:
-        """Returns the blocks that `sequence` can ever need, sharing left out."""
+        """Returns the maximum number of blocks that `sequence` can need, without sharing."""
         num_blocks = sequence.max_total_tokens // self.block_size + 1
         return num_blocks if self._plain else self._groups.cost(num_blocks)
 
     def fork(self, parent: int, slot: int) -> None:
-        """`slot` is where `parent` is: a beam goes on from another, of the same search."""
+        """Makes the tokens and hashes of `slot` a copy of those of `parent`, a beam of the same search."""
         source, target = self.sequence(parent), self.sequence(slot)
         target.tokens.copy_from(source.tokens)
         target.block_hashes[:] = source.block_hashes
 
     def release(self, slot: int) -> Sequence:
-        """Frees the slot and returns its sequence."""
+        """Frees the slot; returns its sequence."""
         sequence = self.sequence(slot)
         sequence.tokens.unbind()
         self.max_blocks -= self.max_blocks_of(sequence)
@@ -137,38 +138,38 @@ class Running:
         return sequence
 
     def has_progressed(self, sequence: Sequence) -> bool:
-        """Whether it got a token since it got its slot."""
+        """Returns whether the sequence got a token since its admission."""
         slot = sequence.slot
         return slot >= 0 and bool(self.num_known[slot] > self.num_known_at_admission[slot])
 
     def ready(self) -> Mask:
-        """Slots with exactly one token to compute: those that advance without being named. Beams are always named, and
-        so are slots that sample nothing."""
+        """Returns the mask of slots with exactly one token to compute: those that advance without being named. Beams
+        and slots that sample nothing are always named."""
         ready: Mask = self.live & (self.num_computed == self.num_tokens - 1)
         if self.non_sampling:
             ready[list(self.non_sampling)] = False
         return ready & ~self.is_beam if self.num_beams else ready
 
     def confirmed(self, planned: I32) -> I32:
-        """`planned`, num_tokens or num_computed, without the drafts that may turn out not to be there."""
+        """Returns `planned` (num_tokens or num_computed) without the drafts that may be rejected."""
         return planned - self.num_drafts_in_flight if self._has_drafted else planned
 
     def assume_accepted(self, slots: Slots | int, num_drafts: int) -> None:
-        """A step is planned in which each of `slots` may draft so many tokens beside the one that is sure."""
+        """Counts `num_drafts` drafts of each of `slots` in a planned step as accepted."""
         self._has_drafted = True
         self.num_computed[slots] += num_drafts
         self.num_tokens[slots] += num_drafts
         self.num_drafts_in_flight[slots] += num_drafts
 
     def resolve_drafts(self, slots: Slots, refused: I32, drafted: I32) -> None:
-        """A step returned: of the `drafted` tokens of each slot so many were `refused`."""
+        """Subtracts the `refused` ones of the `drafted` tokens of each slot, after their step returned."""
         self.num_tokens[slots] -= refused
         self.num_computed[slots] -= refused
         self.num_drafts_in_flight[slots] -= drafted
 
     def append(self, slots: Slots, tokens: I32) -> list[tuple[Sequence, bytes]]:
-        """Appends sampled tokens that came back, one for each slot; returns the sequences whose last block is now
-        known, and that block as an i32 column."""
+        """Appends sampled tokens that were returned, one for each slot; returns the sequences whose last block is
+        complete now, with that block as an i32 column."""
         filled, content = self._token_rows.append(slots, tokens)
         size, blocks = self.block_size * TOKEN_BYTES, []
         for begin, slot in zip(range(0, len(content), size), filled, strict=True):
@@ -179,7 +180,7 @@ class Running:
         return blocks
 
     def may_end(self, slots: Slots, tokens: I32) -> Slots:
-        """Indices of those of `slots` that their last one of `tokens` may end: ending.py decides."""
+        """Returns the indices of those of `slots` that the last of their `tokens` may end; ending.py decides."""
         may_end: Mask = self.num_known[slots] >= self.limit[slots]
         if len(self.stop_ids) <= FEW_STOPS:
             for stop_ids in self.stop_ids:
@@ -191,7 +192,7 @@ class Running:
         return may_end.nonzero()[0]
 
     def _set_optional_columns(self, slot: int, sequence: Sequence) -> None:
-        """Sets the columns of what few sequences ask for: they are False for all others, and in free slots."""
+        """Sets the columns of rarely used features: they are False for all other sequences, and in free slots."""
         self.asks_logprobs[slot] = sequence.asks_logprobs
         self.asks_prompt_logprobs[slot] = sequence.asks_prompt_logprobs
         self.num_constrained += bool(sequence.grammar_id)
@@ -215,5 +216,5 @@ class Running:
             self.stop_ids = np.concatenate([self.stop_ids, wider])
         column = self.stop_ids[:, slot]
         column.fill(NO_TOKEN)
-        for place, stop in enumerate(stops):  # for the few that there are, sooner than as a slice
-            column[place] = stop
+        for index, stop in enumerate(stops):  # a loop over few items is faster than a slice
+            column[index] = stop

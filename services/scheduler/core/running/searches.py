@@ -1,4 +1,4 @@
-"""The searches that have slots: which beams each consists of."""
+"""Beam searches that hold slots, and the beams of each."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from quire.services.scheduler.core.sequences.sequence import Sequence
 
 @dataclass(slots=True, eq=False)
 class Beam:
-    """A live beam in a slot."""
+    """Live beam in a slot."""
 
     sequence: Sequence
-    candidates: BeamCandidates | None = None  # None: still to come
+    candidates: BeamCandidates | None = None  # None: not returned yet
 
     @property
     def slot(self) -> int:
@@ -23,31 +23,31 @@ class Beam:
 
 @dataclass(slots=True, eq=False)
 class RunningSearch:
-    """A search that has slots."""
+    """Beam search that holds slots."""
 
     root: Sequence
     search: BeamSearchState
-    beams: list[Beam] = field(default_factory=list)  # as search.live before the decision
-    decision: list[BeamChild] | None = None  # what is to be carried out
+    beams: list[Beam] = field(default_factory=list)  # in the order of search.live before the decision
+    decision: list[BeamChild] | None = None  # the decision to apply in a later step
 
     @property
     def num_reserved(self) -> int:
-        """Slots that it may still need."""
+        """Number of slots that the search may still need."""
         return self.search.rules.width - len(self.beams)
 
 
 class RunningSearches:
-    """Running searches, by their roots and by the sequences of their beams."""
+    """Index of running searches by their roots and by the sequences of their beams."""
 
     def __init__(self) -> None:
         self._groups: dict[int, RunningSearch] = {}  # by the root's key
-        self._of: dict[int, tuple[RunningSearch, Beam]] = {}  # by the key of the beam's sequence
+        self._by_beam_key: dict[int, tuple[RunningSearch, Beam]] = {}  # by the key of the beam's sequence
 
     def __bool__(self) -> bool:
         return bool(self._groups)
 
     def __iter__(self) -> Iterator[RunningSearch]:
-        """Iterates over the searches that are there now; they may be removed meanwhile."""
+        """Iterates over a snapshot of the searches; they may be removed meanwhile."""
         return iter(list(self._groups.values()))
 
     @property
@@ -56,7 +56,7 @@ class RunningSearches:
 
     @property
     def num_tokens_wanted(self) -> int:
-        """Tokens that the beams want which can go on."""
+        """Number of tokens that the next step computes for beams of decided searches."""
         return sum(len(group.decision) for group in self._groups.values() if group.decision is not None)
 
     def add(self, root: Sequence, search: BeamSearchState) -> RunningSearch:
@@ -64,40 +64,40 @@ class RunningSearches:
         return group
 
     def add_beam(self, group: RunningSearch, beam: Beam) -> None:
-        """Adds a beam after those that the search has."""
+        """Appends a beam to a search."""
         group.beams.append(beam)
-        self._of[beam.sequence.key] = group, beam
+        self._by_beam_key[beam.sequence.key] = group, beam
 
     def remove_beam(self, group: RunningSearch, beam: Beam) -> None:
-        """Nothing goes on from it."""
+        """Removes a beam that no child continues."""
         group.beams.remove(beam)
-        del self._of[beam.sequence.key]
+        del self._by_beam_key[beam.sequence.key]
 
     def is_running(self, group: RunningSearch) -> bool:
         return self._groups.get(group.root.key) is group
 
     def find(self, key: int) -> tuple[RunningSearch, Beam] | None:
         """Returns the search and the beam of a sequence, by its key."""
-        return self._of.get(key)
+        return self._by_beam_key.get(key)
 
     def root_of(self, key: int) -> Sequence | None:
-        """The search that a sequence is a beam of."""
-        found = self._of.get(key)
+        """Returns the root of the search that the sequence with this key is a beam of, or None."""
+        found = self._by_beam_key.get(key)
         return None if found is None else found[0].root
 
     def slots_of(self, root: Sequence) -> list[int]:
         return [beam.slot for beam in self._groups[root.key].beams]
 
     def remove(self, root: Sequence) -> list[Beam]:
-        """Removes a search that is over or preempted; returns the beams whose slots are to be released."""
+        """Removes a search that has ended or is preempted; returns the beams whose slots the caller releases."""
         beams = self._groups.pop(root.key).beams
         for beam in beams:
-            del self._of[beam.sequence.key]
+            del self._by_beam_key[beam.sequence.key]
         return beams
 
     def clear(self) -> list[Sequence]:
-        """The worker is gone with all slots: the roots."""
+        """Removes all searches of a worker that is gone; returns their roots."""
         roots = [group.root for group in self._groups.values()]
         self._groups.clear()
-        self._of.clear()
+        self._by_beam_key.clear()
         return roots

@@ -1,4 +1,4 @@
-"""Known tokens of running sequences, as columns by slot."""
+"""Known tokens of running sequences, as one row per slot."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from quire.services.scheduler.core.sequences.tokens import TOKEN_BYTES, Sequence
 
 
 class TokenRows:
-    """The last, partial block of each slot's known tokens, and how many are known: a step brings one token for each of
-    many slots. The whole blocks are with the sequences (sequences/tokens.py)."""
+    """Last, partial block of each slot's known tokens, and the number of known tokens: a step returns one token for
+    each of many slots. The complete blocks are kept by the sequences (sequences/tokens.py)."""
 
     def __init__(self, num_slots: int, block_size: int) -> None:
         self._block_size = block_size
         self.num_known: I32 = np.zeros(num_slots, dtype=np.int32)
         self._blocks: I32 = np.zeros((num_slots, block_size), dtype=np.int32)
-        self._bytes = self._blocks.reshape(-1).view(np.uint8).data  # the same, row after row
+        self._bytes = self._blocks.reshape(-1).view(np.uint8).data  # the same memory as bytes, row by row
         self._row_bytes = block_size * TOKEN_BYTES
 
     def admit(self, slot: int, tokens: SequenceTokens) -> int:
-        """Takes the last, partial block of a sequence that gets a slot; returns how many tokens it has."""
+        """Moves the last, partial block of a sequence into the slot's row; returns the sequence's number of tokens."""
         num_bytes, size = len(tokens.kept), self._row_bytes
         last = tokens.bind(self, slot, num_bytes - num_bytes % size)
         begin = slot * size
@@ -36,8 +36,8 @@ class TokenRows:
         self._blocks[target] = self._blocks[source]
 
     def append(self, slots: np.ndarray[tuple[int], np.dtype[np.intp]], tokens: I32) -> tuple[list[int], bytes]:
-        """Appends a token for each of `slots`; returns the slots whose block is full now, and these blocks, one after
-        the other."""
+        """Appends a token to each of `slots`; returns the slots whose block is complete now, and these blocks,
+        concatenated."""
         known = self.num_known[slots]
         self._blocks[slots, known % self._block_size] = tokens
         known += 1

@@ -1,1 +1,1 @@
-"""What schedule() and apply() consist of: running sequences grow, waiting ones come in, results are taken in."""
+"""Parts of schedule(): advancing running sequences, admission and preemption."""

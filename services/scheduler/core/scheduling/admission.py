@@ -1,4 +1,4 @@
-"""Letting waiting sequences in."""
+"""Admission of waiting sequences to a step."""
 
 from __future__ import annotations
 
@@ -20,41 +20,41 @@ DEADLINE_UNREACHABLE = Failure(
 
 
 class AdmitSearch(Protocol):
-    """Lets the search at the head of the queue in, if there is room for all of it; whether the queue moved on."""
+    """Admits the beam search at the head of the queue if all its beams fit; returns True if the queue advanced."""
 
     def __call__(self, builder: PlanBuilder, root: Sequence, now: float) -> bool: ...
 
 
 class Admitter:
-    """The waiting half of schedule(). Nobody overtakes: it stops at the first sequence that cannot come in."""
+    """Waiting half of schedule(). No sequence overtakes another: admission stops at the first one that does not fit."""
 
     def __init__(
         self,
         state: CoreState,
-        entry: SequenceStarter,
+        starter: SequenceStarter,
         pace: PromptPace,
         admit_search: AdmitSearch,
         sources: Seq[BlockSource],
     ) -> None:
-        """`sources`: where blocks come from that the device lacks, the first to be asked first."""
+        """`sources`: sources of blocks that the device lacks, in the order in which they are asked."""
         self._state = state
         self._sources = sources
         self._observers = [source for source in sources if type(source).admitted is not BlockSource.admitted]
-        self._starter = entry
+        self._starter = starter
         self._pace = pace
         self._admit_search = admit_search
-        self._num_deferred = 0  # for whom the last step had no room
+        self._num_deferred = 0  # waiting sequences that the last step had no room for
 
     @property
     def num_new_seqs(self) -> int:
-        """Sequences that wait for the next step and nothing else, as far as is known."""
+        """Number of sequences that wait for nothing but the next step, as far as is known."""
         return min(max(0, len(self._state.waiting) - self._num_deferred), self._state.running.num_free_slots)
 
     def admit(self, builder: PlanBuilder, now: float) -> None:
-        """Nobody, while those who are in are short of blocks."""
+        """Admits waiting sequences; none while running ones lack blocks."""
         if self._state.waiting and not builder.short_of_blocks:
             self._admit_all(builder, now)
-            self._state.kv.unpin()  # from here on no block is taken before the copies of this step are made
+            self._state.kv.unpin()  # from here on no block is allocated before the copies of this step
         self._num_deferred = len(self._state.waiting) if builder.budget.remaining else 0
 
     def _admit_all(self, builder: PlanBuilder, now: float) -> None:
@@ -62,13 +62,13 @@ class Admitter:
         while state.waiting and builder.budget.remaining and self._has_slot(builder.micro_batch):
             sequence = state.waiting.peek()
             if sequence.fence > state.last_applied:
-                return  # a token of it is still to come back
+                return  # a step in flight still returns a token of it
             if sequence.search is not None:
                 if not self._admit_search(builder, sequence, now):
                     return
                 continue
             if state.limits.whole_prompts and sequence.num_tokens > builder.budget.remaining:
-                return  # it begins the next step
+                return  # it fits in the next step
             start = self._starter.find_cached_prefix(sequence)
             if self._misses_deadline(sequence, start, now):
                 state.finish(sequence, Reason.DEADLINE, failure=DEADLINE_UNREACHABLE)
@@ -85,11 +85,11 @@ class Admitter:
             self._starter.record_admission(sequence, start.num_cached, now)
             self._starter.start_sequence(builder, sequence, start)
             if sequence.is_query and builder.is_ending(sequence.slot):
-                state.on_prompts_scheduled([sequence])  # its documents find it in the same step
+                state.on_prompts_scheduled([sequence])  # its documents are admitted in the same step
 
     def _has_slot(self, micro_batch: int) -> bool:
-        """Whether somebody may come in with this micro-batch: none takes more than its share, so that every stage has
-        something to do."""
+        """Returns whether a slot is free for this micro-batch. No micro-batch takes more than its share, so that every
+        pipeline stage has work."""
         state, running = self._state, self._state.running
         if running.num_free_slots <= state.searches.num_reserved:
             return False
@@ -102,8 +102,8 @@ class Admitter:
         )
 
     def _waits_for_blocks(self, sequence: Sequence, start: CachedPrefix) -> bool:
-        """Blocks the head of the queue if more of it lies outside the device and is worth the wait, and there is room
-        for that. Returns whether it waits."""
+        """Blocks the head of the queue if more of its prefix is stored outside the device, fetching that is worth the
+        wait, and there is room for it. Returns whether it is blocked."""
         state = self._state
         for source in self._sources:
             if source.is_available:
@@ -122,18 +122,18 @@ class Admitter:
         return True
 
     def _fits(self, sequence: Sequence, start: CachedPrefix) -> bool:
-        """All known tokens must fit now, so that a prompt is not half computed and then preempted; and what everybody
-        is expected to grow to must fit until they end."""
+        """Returns whether all known tokens fit now, so that no prompt is preempted half computed, and whether the
+        expected growth of all sequences fits until they end."""
         state, limits = self._state, self._state.limits
         if limits.whole_prompts:
-            return True  # there is room in the step, and it takes no blocks
+            return True  # the step has room, and the sequence needs no blocks
         alone = len(state.running) == 0
         if alone or not self._starter.fits_now(sequence, start, limits.watermark_blocks):
             return alone and self._starter.fits_alone(sequence, start)
         usable = limits.usable_blocks - limits.watermark_blocks + state.kv.pool.num_shared - state.kv.num_held
         most = state.running.max_blocks + state.running.max_blocks_of(sequence)
         if most <= usable:
-            return True  # whatever comes: the usual case, and all it costs
+            return True  # fits even in the worst case: the common case, decided without a forecast
         num_unowned = (0 if start.match is None else start.match.num_free) + (start.reused_block is not None)
         usable += start.num_shared - num_unowned
         if most <= usable:
@@ -142,7 +142,7 @@ class Admitter:
         return state.forecast.fits(state.running, counted, sequence, usable, state.kv.groups)
 
     def _misses_deadline(self, sequence: Sequence, start: CachedPrefix, now: float) -> bool:
-        """Its deadline will have passed before it can have a single token."""
+        """Returns whether the deadline passes before the first token can be computed."""
         if sequence.deadline == math.inf:
             return False
         uncached = sequence.num_tokens - start.num_cached

@@ -1,4 +1,4 @@
-"""Chunks of prompts."""
+"""Sizes of prompt chunks within a step's budget."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from quire.services.scheduler.core.step.plan_builder import PlanBuilder
 
 
 def chunk_size(state: CoreState, builder: PlanBuilder, num_remaining: int) -> int:
-    """Takes tokens of a prompt from the step's budget; returns how many are computed now."""
+    """Takes tokens of a prompt from the step's budget; returns the number of tokens of this step's chunk."""
     threshold = state.limits.long_prefill_token_threshold
     alone = len(state.sequences) == 1
     at_most = num_remaining if threshold == 0 or alone or state.limits.whole_prompts else threshold

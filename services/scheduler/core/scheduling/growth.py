@@ -1,4 +1,4 @@
-"""Moving running sequences forward: blocks for their next tokens, and whom to preempt when there are none."""
+"""Advances running sequences: allocates blocks for their next tokens and preempts sequences when no blocks are left."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from quire.services.scheduler.core.step.plan_builder import PlanBuilder
 
 
 class RunningScheduler:
-    """The running half of schedule()."""
+    """Running half of schedule(): advances the running sequences."""
 
     def __init__(self, state: CoreState, speculation: DraftController, num_new_seqs: Callable[[], int]) -> None:
-        """`num_new_seqs`: sequences that wait for this step and nothing else, as far as is known."""
+        """`num_new_seqs`: returns the number of sequences that wait for nothing but this step, as far as is known."""
         self._state = state
         self._tables, self._running, self._kv = state.tables, state.running, state.kv
         self._speculation = speculation
         self._num_entering = num_new_seqs
 
     def advance_ready(self, builder: PlanBuilder) -> None:
-        """One token for every sequence that is past its prompt and below its limit."""
+        """Schedules one token for every sequence that is past its prompt and below its limit."""
         running = self._running
         ready = running.ready()
         if running.num_micro_batches > 1:
@@ -34,7 +34,7 @@ class RunningScheduler:
         done &= ready
         if np.count_nonzero(done):
             for slot in done.nonzero()[0].tolist():
-                builder.skip(slot)  # its last token is under way
+                builder.skip(slot)  # a step in flight computes its last token
             ready &= ~done
         slots = ready.nonzero()[0]
         if self.drafts_wanted:
@@ -47,19 +47,19 @@ class RunningScheduler:
         builder.advance(slots)
 
     def advance_prefills(self, builder: PlanBuilder) -> None:
-        """The next chunk of every prompt that is not computed yet, oldest first."""
+        """Schedules the next chunk of every prompt that is not computed yet, oldest first."""
         running = self._running
         for slot in sorted(running.prefilling, key=lambda s: int(running.order[s])):
             if builder.budget.remaining == 0:
                 return
             if slot % running.num_micro_batches != builder.micro_batch:
                 continue
-            if slot in running.prefilling:  # not preempted by an older one
+            if slot in running.prefilling:  # otherwise it was preempted for an older one
                 self._advance_prefill(builder, slot)
 
     @property
     def drafts_wanted(self) -> bool:
-        """Whether somebody runs whom the worker drafts for."""
+        """Whether a running sequence is one that the worker drafts for."""
         if not self._speculation.enabled:
             return False
         return not self._state.limits.drafts_constrained_only or self._running.num_constrained > 0
@@ -76,7 +76,8 @@ class RunningScheduler:
         self._tables.schedule_tokens(builder, slot, wanted)
 
     def _grow(self, builder: PlanBuilder, slots: Slots) -> Slots:
-        """Gives a block to each of `slots` that needs one for its next token; returns those that can advance."""
+        """Allocates a block for each of `slots` that needs one for its next token; returns the slots that can
+        advance."""
         running = self._running
         if self._speculation.enabled and (
             builder.num_drafts or any(flight.drafts is not None for flight in self._state.steps_in_flight)
@@ -91,8 +92,8 @@ class RunningScheduler:
         return self._grow_scarce(builder, slots, needy)
 
     def _grow_for_drafts(self, builder: PlanBuilder, slots: Slots) -> Slots:
-        """Room for the case that all drafts turn out right, if there are blocks for that; else for whoever may have no
-        room for a single token. The last token of all is never computed."""
+        """Allocates blocks for the case that all drafts are accepted; if there are not enough, only for slots without
+        room for a single token. The last token of a sequence is never computed."""
         running = self._running
         assumed = running.num_computed[slots] + 1 + builder.num_drafts
         lacking = np.minimum(assumed, running.limit[slots] - 1) - running.capacity[slots]
@@ -106,6 +107,8 @@ class RunningScheduler:
         return slots
 
     def _grow_scarce(self, builder: PlanBuilder, slots: Slots, needy: Slots) -> Slots:
+        """Allocates blocks oldest first, preempting sequences where blocks run out; returns the slots that can
+        advance."""
         running = self._running
         waits: set[int] = set()
         for slot in sorted(needy.tolist(), key=lambda s: int(running.order[s])):

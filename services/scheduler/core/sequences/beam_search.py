@@ -1,9 +1,10 @@
-"""Beam search: which sequences to keep, and when it is over. Pure: knows nothing of slots and blocks.
+"""Beam search: selects the sequences to continue and decides when the search ends. Pure; independent of slots and
+blocks.
 
-The score of a sequence is the sum of its tokens' log-probabilities divided by (number of its tokens) **
-length_penalty; the token that ended it counts. At each step the `width` best continuations of all live beams that do
-not end go on; those that end are finished. It is over when no live beam can still become one of the best (with early
-stopping: when `width` have finished), or at the longest length, where the live ones finish as they are.
+The score of a sequence is the sum of its tokens' log-probabilities divided by (number of its tokens) ** length_penalty;
+the token that ended it counts. At each step the `width` best continuations of all live beams that do not end are kept;
+those that end are finished. The search ends when no live beam can still become one of the best (with early stopping:
+when `width` have finished), or at the maximum length, where the live beams finish as they are.
 """
 
 from __future__ import annotations
@@ -21,19 +22,19 @@ from quire.services.scheduler.core.sequences.ending import Reason
 
 @dataclass(frozen=True, slots=True)
 class BeamRules:
-    """Rules of a search, as the request sets them."""
+    """Parameters of a search, from the request."""
 
     width: int
     num_outputs: int
     max_output_tokens: int
-    end_token_ids: frozenset[int]  # end of sequence and stop tokens
+    end_token_ids: frozenset[int]  # end-of-sequence and stop tokens
     length_penalty: float = 1.0
     early_stopping: bool = False
 
     @property
     def num_candidates(self) -> int:
-        """Most likely tokens that have to be known of each beam: twice the width, as is customary, or as many as it
-        takes to have `width` that do not end it."""
+        """Number of most likely tokens needed of each beam: twice the width, as is customary, or enough that `width` of
+        them do not end the beam."""
         return max(2 * self.width, self.width + len(self.end_token_ids))
 
     def score(self, total: float, length: int) -> float:
@@ -41,7 +42,7 @@ class BeamRules:
 
 
 class BeamCandidates(NamedTuple):
-    """The most likely tokens behind a beam, best first."""
+    """Most likely next tokens of a beam, best first."""
 
     token_ids: npt.NDArray[np.int32]
     logprobs: npt.NDArray[np.float32]
@@ -49,14 +50,14 @@ class BeamCandidates(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BeamNode:
-    """A token of a beam, and how it came about."""
+    """One token of a beam, with its parent and its candidates."""
 
     parent: BeamNode | None  # None: the prompt
     token: int
     logprob: float
     rank: int  # among the candidates, from 1
     candidates: BeamCandidates
-    total: float  # log-probability of all tokens up to here
+    total: float  # log-probability of all tokens up to this one
     length: int
 
     def path(self) -> list[BeamNode]:
@@ -70,7 +71,7 @@ class BeamNode:
 
 
 class BeamChild(NamedTuple):
-    """A live beam of the next step."""
+    """Live beam of the next step."""
 
     parent: int  # index of the beam that it continues
     node: BeamNode
@@ -78,7 +79,7 @@ class BeamChild(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Hypothesis:
-    """A finished sequence."""
+    """Finished sequence of a beam search."""
 
     node: BeamNode
     score: float
@@ -87,19 +88,19 @@ class Hypothesis:
 
 @dataclass(slots=True)
 class BeamSearchState:
-    """The state between two steps: it may go on on another worker."""
+    """State between two steps; another worker can continue from it."""
 
     rules: BeamRules
     live: list[BeamNode | None] = field(default_factory=lambda: [None])  # the last node of each beam; None: the prompt
     finished: list[Hypothesis] = field(default_factory=list)  # the best `width`, best first
 
     def limit(self, max_output_tokens: int) -> None:
-        """Sequences may not become longer than that."""
+        """Limits the output length of the search."""
         if max_output_tokens < self.rules.max_output_tokens:
             self.rules = replace(self.rules, max_output_tokens=max_output_tokens)
 
     def advance(self, candidates: list[BeamCandidates]) -> list[BeamChild]:
-        """Returns the beams that follow from the candidates of each live one; none if the search is over."""
+        """Returns the beams that follow from the candidates of each live one; none if the search has ended."""
         ended, going_on = [], []
         for parent, node in self._continuations(candidates):
             if node.token in self.rules.end_token_ids:
@@ -124,7 +125,7 @@ class BeamSearchState:
             for rank, (token, logprob) in enumerate(
                 zip(entries.token_ids.tolist(), entries.logprobs.tolist(), strict=True), start=1
             ):
-                if logprob > -np.inf:  # else it is banned
+                if logprob > -np.inf:  # -inf: the token is banned
                     yield parent, BeamNode(node, token, logprob, rank, entries, total + logprob, length + 1)
 
     def _finish(self, ended: list[Hypothesis]) -> None:
@@ -144,5 +145,5 @@ class BeamSearchState:
 
     @property
     def results(self) -> list[Hypothesis]:
-        """Best first; fewer than asked for if there are no more."""
+        """The best finished sequences, best first; fewer than asked for if there are no more."""
         return self.finished[: self.rules.num_outputs]

@@ -1,4 +1,4 @@
-"""When and why a sequence ends. The rules stand here, and nowhere else."""
+"""Rules for the end of a sequence, and nothing else."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from quire.services.scheduler.core.sequences.sequence import Sequence
 
 
 class Reason(Enum):
-    """Why a sequence ended; the wire's FinishReason."""
+    """Reason for the end of a sequence; corresponds to FinishReason on the wire."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -25,7 +25,7 @@ ANSWERED = frozenset({Reason.STOP, Reason.LENGTH, Reason.REPETITION})
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Error that a client gets for a sequence that could not go on. `code`: the wire's ErrorCode without its prefix."""
+    """Error of a sequence that could not continue. `code`: ErrorCode of the wire without its prefix."""
 
     code: str
     message: str
@@ -33,15 +33,15 @@ class Failure:
 
 
 class Ending(NamedTuple):
-    """End of a sequence by its last token."""
+    """End of a sequence caused by its last token."""
 
     reason: Reason
-    stop_token_id: int | None = None  # to be reported: none for end of sequence
+    stop_token_id: int | None = None  # token to report; None for end of sequence
 
 
 def ending_of(sequence: Sequence, token: int) -> Ending | None:
-    """Whether `token`, the last one that `sequence` has, ends it: a stop token before the limit, that before
-    repetition."""
+    """Returns how `token`, the last token of `sequence`, ends it, or None. A stop token takes precedence over the
+    length limit, and that over repetition."""
     if token in sequence.stop_token_ids or token in sequence.eos_token_ids:
         return Ending(Reason.STOP, sequence.stop_token_id(token))
     num_tokens = sequence.num_tokens

@@ -1,4 +1,4 @@
-"""Ends a sequence that only repeats itself."""
+"""Detection of repetitive output, which ends a sequence."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class RepetitionRule:
-    """min_count copies of a pattern of min_pattern_size to max_pattern_size tokens at the end of the output."""
+    """Pattern of min_pattern_size to max_pattern_size tokens, repeated min_count times at the end of the output."""
 
     min_pattern_size: int
     max_pattern_size: int
@@ -15,7 +15,7 @@ class RepetitionRule:
 
     @property
     def window(self) -> int:
-        """Most output tokens that need to be looked at."""
+        """Maximum number of output tokens that the rule looks at."""
         return self.max_pattern_size * self.min_count
 
     def repeats(self, output: list[int]) -> bool:

@@ -1,4 +1,4 @@
-"""A sequence: one stream of tokens, the unit that is scheduled."""
+"""Sequence: one stream of tokens, the unit of scheduling."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class SequenceStatus(Enum):
-    """State of a sequence."""
+    """Scheduling state of a sequence."""
 
     BLOCKED = "blocked"
     WAITING = "waiting"
@@ -28,7 +28,7 @@ class SequenceStatus(Enum):
 
 
 class WorkerLoss(NamedTuple):
-    """An attachment of a worker that ended, and not of the worker's own will."""
+    """Attachment of a worker that ended without the worker leaving on its own."""
 
     worker_id: str
     epoch: int
@@ -36,18 +36,18 @@ class WorkerLoss(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class SampleGroup:
-    """The samples of one prompt. Compared by identity."""
+    """Samples of one prompt. Compared by identity."""
 
-    replica: object = None  # the replica that the last of them went to; not looked at here
+    replica: object = None  # replica of the sample that was placed last; opaque here
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LateQuery:
-    """Query that documents are compared with, token by token."""
+    """Late-interaction query, which documents are scored against token by token."""
 
-    name: bytes  # 32 bytes; equal queries have the same
+    name: bytes  # 32 bytes; equal queries have equal names
     tokens: bytes  # i32 column
-    payload: object = None  # what the worker needs beside them; not looked at here
+    payload: object = None  # what the worker needs besides the tokens; opaque here
 
     @property
     def num_tokens(self) -> int:
@@ -56,88 +56,89 @@ class LateQuery:
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One stream of tokens: what a client asked for, and where it stands."""
+    """One stream of tokens: the request's parameters and the progress so far."""
 
-    key: int  # unique in the scheduler's lifetime
-    owner: int  # the frontend session it belongs to
-    sequence_id: int  # its number in that session
+    key: int  # unique during the scheduler's lifetime
+    owner: int  # id of the frontend session that it belongs to
+    sequence_id: int  # its id within that session
     tokens: SequenceTokens  # prompt, then output
     num_prompt_tokens: int
     max_total_tokens: int  # prompt and output together
     stop_token_ids: tuple[int, ...] = ()
     eos_token_ids: tuple[int, ...] = ()
     root_hash: bytes = b""
-    block_hashes: list[bytes] = field(default_factory=list)  # of all full blocks of `tokens`
+    block_hashes: list[bytes] = field(default_factory=list)  # hashes of all full blocks of `tokens`
     skip_reading_prefix_cache: bool = False
     asks_logprobs: bool = False
-    samples_nothing: bool = False  # it ends, with a vector, when its tokens are computed
-    prompt_logprobs_from: int = 0  # the next prompt position whose log-probabilities are to come; 0: nobody asked
+    samples_nothing: bool = False  # it ends with a vector when its tokens are computed (pooling)
+    prompt_logprobs_from: int = 0  # next prompt position whose log-probabilities are due; 0: not requested
     repetition: RepetitionRule | None = None
-    min_output_tokens: int = 0  # no repetition is seen before
-    grammar_id: bytes = b""  # what constrains its output; empty: nothing
-    grammar_bytes: int = 0  # of its text
-    query: LateQuery | None = None  # that it is compared with, or that it computes
-    is_query: bool = False  # it does the latter, for documents; no frontend knows it (late_queries.py)
-    adapter: object = None  # what only some workers have and it needs; not looked at here
-    sample_group: SampleGroup | None = None  # if it has siblings
-    search: BeamSearchState | None = None  # of a root: it runs as beams (beam/beams.py)
-    outputs: list[Sequence] = field(default_factory=list)  # of a root: what the frontend gets, itself first
-    num_logprobs: int | None = None  # of a root: asked for beside each token's own
-    is_beam: bool = False  # of a search; nobody but that knows it
-    payload: object = None  # what the worker needs beside the tokens; not looked at here
+    min_output_tokens: int = 0  # minimum output before repetition is detected
+    grammar_id: bytes = b""  # id of the grammar that constrains its output; empty: none
+    grammar_bytes: int = 0  # size of the grammar's text
+    query: LateQuery | None = None  # query that it is scored against, or that it computes
+    is_query: bool = False  # internal sequence that computes the query (late_queries.py)
+    adapter: object = None  # adapter that it needs; opaque here
+    sample_group: SampleGroup | None = None  # set if the sequence has siblings
+    search: BeamSearchState | None = None  # beam search of a root (beam/beams.py)
+    outputs: list[Sequence] = field(
+        default_factory=list
+    )  # of a root: sequences that the frontend waits for, itself first
+    num_logprobs: int | None = None  # of a root: log-probabilities requested in addition to the sampled token's
+    is_beam: bool = False  # beam of a search, known only to the search
+    payload: object = None  # what the worker needs besides the tokens; opaque here
     request_id: str = ""
     priority: int = 0
     kv_priority: KVPriority = KVPriority.NORMAL
     tenant: str = ""
-    arrival: float = 0.0  # at the frontend: seconds, the scheduler's clock
-    queued_at: float = 0.0  # when it came to this scheduler
+    arrival: float = 0.0  # arrival at the frontend, seconds of the scheduler's clock
+    queued_at: float = 0.0  # arrival at this scheduler
     deadline: float = math.inf
 
     status: SequenceStatus = SequenceStatus.WAITING
     slot: int = -1
     order: int = -1  # arrival rank within a core
-    tenant_index: int = 0  # of its tenant within a policy
-    urgency: float = 0.0  # under the priority policy: smaller comes first
-    fence: int = 0  # step that must have returned before it may run again
+    tenant_index: int = 0  # index of its tenant within a policy
+    urgency: float = 0.0  # sort key of the priority policy: smaller is more urgent
+    fence: int = 0  # id of the step that must have returned before it may run again
     num_preemptions: int = 0
-    restart_points: tuple[
-        int, ...
-    ] = ()  # of its prompt, leading blocks behind which others may start (transfers/reach.py)
-    num_fetches: int = 0  # times that blocks of it were brought back from host memory
-    losses: tuple[WorkerLoss, ...] = ()  # in a row, without a token in between
-    moved_at: float | None = None  # its last token on a worker that it had to leave; None once it goes on
-    num_queued_tokens: int = 0  # num_tokens when it was last put into the queue
-    num_cached_tokens: int = 0  # at its first admission
+    restart_points: tuple[int, ...] = ()  # numbers of leading blocks after which others may start (tier_lookup.py)
+    num_fetches: int = 0  # number of waits for fetched blocks
+    losses: tuple[WorkerLoss, ...] = ()  # consecutive losses without a token in between
+    moved_at: float | None = None  # time of its last token on the worker that it left; None once it has continued
+    num_queued_tokens: int = 0  # tokens that the waiting queue counts for it
+    num_cached_tokens: int = 0  # cached tokens at its first admission
     was_admitted: bool = False
 
     @property
     def width(self) -> int:
-        """Slots that it takes."""
+        """Number of slots that it needs."""
         return 1 if self.search is None else self.search.rules.width
 
     @property
     def is_suspect(self) -> bool:
-        """Whether it may be what kills workers, and so runs alone."""
+        """Whether it may have killed several workers, and therefore runs alone."""
         return len(self.losses) > 1
 
     @property
     def num_tokens(self) -> int:
-        """Tokens whose values are known."""
+        """Number of tokens whose values are known."""
         return len(self.tokens)
 
     @property
     def has_prompt_only(self) -> bool:
-        """Whether it has nothing but its prompt."""
+        """Whether it has no output yet."""
         return self.num_tokens == self.num_prompt_tokens
 
     @property
     def has_output(self) -> bool:
-        """Some of its output has been computed."""
+        """Whether some of its output has been computed."""
         return not self.has_prompt_only or (self.search is not None and self.was_admitted)
 
     @property
     def has_optional_features(self) -> bool:
-        """Than tokens, and one at a time, as nearly all do not."""
+        """Whether it uses a feature that most sequences do not: log-probabilities, a grammar, beam search or repetition
+        detection."""
         return bool(
             self.asks_logprobs
             or self.prompt_logprobs_from
@@ -148,19 +149,19 @@ class Sequence:
 
     @property
     def asks_prompt_logprobs(self) -> bool:
-        """Some are still to come."""
+        """Whether log-probabilities of its prompt are still due."""
         return 0 < self.prompt_logprobs_from < self.num_prompt_tokens
 
     def last_output(self, count: int) -> list[int]:
-        """Returns its last output tokens, at most `count`."""
+        """Returns the last output tokens, at most `count`."""
         end = self.num_tokens
         begin = max(end - count, self.num_prompt_tokens)
         return list(np.frombuffer(self.tokens.column(begin, end), dtype=np.int32).tolist())
 
     def hash_before(self, block: int) -> bytes:
-        """Returns the hash of all that comes before the block of that number."""
+        """Returns the hash of all tokens before the block with this index."""
         return self.block_hashes[block - 1] if block else self.root_hash
 
     def stop_token_id(self, token: int) -> int | None:
-        """The stop token to report: none for end of sequence."""
+        """Returns the stop token to report, or None for end of sequence."""
         return token if token in self.stop_token_ids and token not in self.eos_token_ids else None

@@ -1,4 +1,4 @@
-"""A step while it is being put together, and while it is under way."""
+"""Builder of a step plan, and the record of a step in flight."""
 
 from __future__ import annotations
 
@@ -21,44 +21,42 @@ NO_SEQUENCES: Mapping[int, int] = MappingProxyType({})
 
 @step_value
 class InFlightStep:
-    """A step under way: the slots that sample in it, ascending, and whose they were when it was planned."""
+    """Step in flight: the slots that sample in it, ascending, and the sequences that held them when it was planned."""
 
     step_id: int
     slots: Slots
     keys: npt.NDArray[np.int64]
     asks_logprobs: npt.NDArray[np.bool_]  # which of them asked for log-probabilities
-    prompt_logprob_keys: dict[int, int]  # slots that may tell of their prompt, and the keys of their sequences
+    prompt_logprob_keys: dict[
+        int, int
+    ]  # slots that may return prompt log-probabilities, and the keys of their sequences
     num_tokens: int
-    num_prompt_tokens: int  # of these
+    num_prompt_tokens: int  # prompt tokens among these
     planned_at: float
-    drafts: I32 | None = None  # most drafts of each; None: nobody drafts
-    pooled_keys: Mapping[int, int] = field(
-        default_factory=dict
-    )  # slots that end without a sample, and their sequences' keys
-    late_queries: Mapping[int, bool] = field(
-        default_factory=dict
-    )  # of these, queries (True) and documents that are compared
+    drafts: I32 | None = None  # maximum drafts of each; None: no drafts
+    pooled_keys: Mapping[int, int] = field(default_factory=dict)  # keys of sequences that end without a sample, by slot
+    late_queries: Mapping[int, bool] = field(default_factory=dict)  # of these, queries (True) and scored documents
 
     def select(self, rows: npt.NDArray[np.bool_]) -> InFlightStep:
-        """Some of the slots, where nobody drafts any more to ask about."""
+        """Returns the step with the selected rows only; drafts are not selected."""
         return replace(self, slots=self.slots[rows], keys=self.keys[rows], asks_logprobs=self.asks_logprobs[rows])
 
 
 class PlanBuilder:
-    """Collects what the parts of schedule() decide."""
+    """Collects the decisions of the parts of schedule() for one step."""
 
     def __init__(self, max_num_batched_tokens: int, *, names_block_slots: bool = False) -> None:
-        """`names_block_slots`: the plan says whose the new blocks are."""
+        """`names_block_slots`: the plan names the slots of new blocks."""
         self.budget = TokenBudget(max_num_batched_tokens)
-        self.num_drafts = 0  # most that a slot may draft which advances unnamed
+        self.num_drafts = 0  # maximum drafts of a slot that advances without being named
         self.num_tokens = 0
-        self.micro_batch = 0  # whose slots may compute
-        self.short_of_blocks = False  # somebody had to wait or to go: nobody new comes in
-        self.ready = NO_SLOTS  # advance by one token, unnamed
-        self._chunks: dict[int, int] = {}  # tokens of the prompts computed in this step
-        self._finishing: set[int] = set()  # prompts that end in this step, and so sample
-        self._drafting: set[int] = set()  # of these, which may draft
-        self._ending: set[int] = set()  # slots whose tokens are computed with this step, and that sample nothing
+        self.micro_batch = 0  # micro-batch whose slots may compute
+        self.short_of_blocks = False  # a running sequence was skipped or preempted; admit nothing
+        self.ready = NO_SLOTS  # slots that advance by one token without being named
+        self._chunks: dict[int, int] = {}  # scheduled prompt tokens by slot
+        self._finishing: set[int] = set()  # slots whose prompt ends in this step, and that sample
+        self._drafting: set[int] = set()  # of these, slots that may draft
+        self._ending: set[int] = set()  # slots that compute their last token and sample nothing
         self._names_block_slots = names_block_slots
         self._counted: dict[int, int] = {}
         self._new_blocks: list[tuple[int, list[int]]] = []
@@ -73,11 +71,12 @@ class PlanBuilder:
         self.budget.remaining -= num_tokens
 
     def skip(self, slot: int) -> None:
-        """`slot` would advance by itself, but does not in this step."""
+        """Excludes a ready slot from this step."""
         self._counted[slot] = 0
 
     def add_chunk(self, slot: int, num_tokens: int, *, implied: bool, samples: bool, drafts: bool = False) -> None:
-        """`slot` computes part of its prompt, and drafts behind it if it `drafts`."""
+        """Schedules part of a prompt. `implied`: the slot need not be named; `samples`: the prompt ends; `drafts`: the
+        slot drafts after it."""
         self.num_tokens += num_tokens
         self._chunks[slot] = num_tokens
         if not implied:
@@ -90,21 +89,21 @@ class PlanBuilder:
             self._chunks[slot] += self.num_drafts
 
     def mark_ending(self, slot: int) -> None:
-        """`slot` samples nothing, and the chunk that it computes is its last."""
+        """Marks `slot` as one that samples nothing and computes its last token."""
         self._ending.add(slot)
 
     def add_blocks(self, slot: int, blocks: list[int]) -> None:
         self._new_blocks.append((slot, blocks))
 
     def add_blocks_each(self, slots: Sequence[int], blocks: Sequence[list[int]]) -> None:
-        """Some for each of `slots`."""
+        """Adds new blocks to each of `slots`."""
         self._new_blocks += zip(slots, blocks, strict=True)
 
     def admit(self, admission: Admission) -> None:
         self._admitted.append(admission)
 
     def remove_slot(self, slot: int) -> None:
-        """`slot` was preempted: nothing of it is left in this step."""
+        """Removes a preempted slot from this step."""
         taken = self._chunks.pop(slot, 0)
         if slot in self.ready:
             self.ready = self.ready[self.ready != slot]
@@ -118,22 +117,23 @@ class PlanBuilder:
         self._new_blocks = [gain for gain in self._new_blocks if gain[0] != slot]
 
     def copy(self, blocks: Sequence[int], to: Sequence[int]) -> None:
-        """Each of `to` takes over the content of one of `blocks` before the step."""
+        """Schedules block copies before the step: each of `to` gets the content of the corresponding one of
+        `blocks`."""
         self._copies += zip(blocks, to, strict=True)
 
     def move(self, move: BeamMove) -> None:
         self._moves[move.slot] = move
 
     def has_beam_move(self, slot: int) -> bool:
-        """Whether a beam goes on there in this step, in whatever way."""
+        """Returns whether a beam is moved to, admitted in or continued in `slot` in this step."""
         return slot in self._moves or any(admission.slot == slot for admission in self._admitted)
 
     def has_chunk(self, slot: int) -> bool:
-        """Whether `slot` computes part of a prompt, or is a beam that goes on."""
+        """Returns whether `slot` computes part of a prompt, or a token of a beam."""
         return slot in self._chunks
 
     def is_ending(self, slot: int) -> bool:
-        """Whether `slot` samples nothing, and computes its last token in this step."""
+        """Returns whether `slot` samples nothing and computes its last token in this step."""
         return slot in self._ending
 
     @property
@@ -145,13 +145,15 @@ class PlanBuilder:
         slots = self.ready
         if self._finishing:
             slots = np.sort(np.concatenate([slots, np.array(list(self._finishing), dtype=np.intp)]))
-        telling = {slot: int(running.keys[slot]) for slot in self._chunks if running.asks_prompt_logprobs[slot]}
+        prompt_logprob_keys = {
+            slot: int(running.keys[slot]) for slot in self._chunks if running.asks_prompt_logprobs[slot]
+        }
         return InFlightStep(
             step_id,
             slots,
             running.keys[slots],
             running.asks_logprobs[slots],
-            telling,
+            prompt_logprob_keys,
             self.num_tokens,
             sum(self._chunks.values()),
             now,

@@ -1,1 +1,1 @@
-"""What has been learned of this worker: how long steps and prompts take, how long answers become."""
+"""Measurements of a worker: step and prompt times, expected answer lengths, and the limits derived from them."""

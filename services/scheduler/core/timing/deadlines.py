@@ -1,4 +1,4 @@
-"""Whose deadline is next."""
+"""Deadlines of sequences, soonest first."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from collections.abc import Iterator, Mapping
 
 from quire.services.scheduler.core.sequences.sequence import Sequence
 
-FEW = 64  # entries that are kept whoever they are of
+FEW = 64  # entries that are kept without a clean-up
 
 
 class Deadlines:
-    """A heap. Sequences that end before their deadline stay in it until it is much larger than it need be: clients that
-    give each call ten minutes and have their answers after a second would else fill it with ten minutes of calls."""
+    """Heap of deadlines. Entries of finished sequences stay until the heap is much larger than the number of sequences:
+    otherwise clients that allow ten minutes per call and are served within a second would fill it with ten minutes of
+    calls."""
 
     def __init__(self, sequences: Mapping[int, Sequence]) -> None:
-        """`sequences`: that have not ended, by key; kept up to date by the owner."""
+        """`sequences`: unfinished sequences by key, kept up to date by the owner."""
         self._sequences = sequences
         self._heap: list[tuple[float, int]] = []  # (deadline, key)
 
@@ -32,7 +33,7 @@ class Deadlines:
         heapq.heappush(self._heap, (sequence.deadline, sequence.key))
 
     def pop_expired(self, now: float) -> Iterator[Sequence]:
-        """Takes those that are over by `now`, of sequences that have not ended meanwhile."""
+        """Removes and yields the unfinished sequences whose deadline is at or before `now`."""
         while self._heap and self._heap[0][0] <= now:
             sequence = self._sequences.get(heapq.heappop(self._heap)[1])
             if sequence is not None:

@@ -1,13 +1,13 @@
-"""How long a prompt takes on this worker, learned from the steps that computed prompts."""
+"""Time per prompt token on this worker, measured on steps that computed prompts."""
 
 from __future__ import annotations
 
-PROMPT_STEP_TOKENS = 64  # a step with so many tokens per sampling slot was about prompts
+PROMPT_STEP_TOKENS = 64  # minimum tokens per sampling slot for a step to count as a prompt step
 SMOOTHING = 0.2
 
 
 class PromptPace:
-    """Seconds per prompt token, smoothed; None until a step has told."""
+    """Smoothed seconds per prompt token; None before the first measurement."""
 
     def __init__(self) -> None:
         self._seconds_per_token: float | None = None
@@ -20,5 +20,6 @@ class PromptPace:
         self._seconds_per_token = measured if known is None else known + SMOOTHING * (measured - known)
 
     def seconds_for(self, num_tokens: int) -> float:
-        """At least so long until the first token of a prompt with `num_tokens` to compute; 0 while nothing is known."""
+        """Returns the minimum seconds until the first token of a prompt with `num_tokens` to compute; 0 without a
+        measurement."""
         return 0.0 if self._seconds_per_token is None else num_tokens * self._seconds_per_token

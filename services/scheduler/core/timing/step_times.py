@@ -1,4 +1,4 @@
-"""How long steps take on this worker, by how many tokens they compute."""
+"""Step times on this worker by the number of computed tokens."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ SMOOTHING = 0.2
 
 
 class StepTimes:
-    """Learns from the steps that have returned. Rather says too little than too much."""
+    """Step times from returned steps. Prefers estimates that are too short over ones that are too long."""
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[float, float]] = {}  # by size: seconds per token, smoothed and in the last step
+        self._known: dict[
+            int, tuple[float, float]
+        ] = {}  # seconds per token by size class: smoothed, and of the last step
 
     def observe(self, num_tokens: int, seconds: float) -> None:
         rate = seconds / num_tokens
@@ -17,6 +19,6 @@ class StepTimes:
         self._known[num_tokens.bit_length()] = (smoothed + SMOOTHING * (rate - smoothed), rate)
 
     def expected(self, num_tokens: int) -> float:
-        """Seconds; 0 while no step of about that size has been seen."""
+        """Returns the expected seconds; 0 if no step of about that size has been measured."""
         known = self._known.get(num_tokens.bit_length())
         return 0.0 if known is None else num_tokens * min(known)

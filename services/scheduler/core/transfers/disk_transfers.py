@@ -1,8 +1,8 @@
-"""Blocks that move between a worker's host memory and its disk.
+"""Transfers of blocks between a worker's host memory and its disk.
 
-What has come to host memory is written to disk, a few blocks at a time: whatever host memory loses is there. What it
-has lost is read back into it when a prompt wants that, and goes on to the device from there. How long that may take,
-and whether a block on disk is what it should be, is the worker's to judge: what it cannot bring is computed.
+Blocks in host memory are written to disk, a few at a time, so that blocks evicted from host memory are on disk. They
+are read back into host memory when a prompt needs them, and move to the device from there. The worker judges how long a
+read may take and whether a block on disk is intact; blocks that it cannot read are computed.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from quire.services.scheduler.core.counts import CoreCounts
 from quire.services.scheduler.core.transfers.orders import DiskOrder
 from quire.services.scheduler.kv_cache.block_tier import BlockTier
 
-MOST_STORING = 64  # blocks at a time: beside a prompt that comes back a disk has other things to do
-LOADING_SHARE = 2  # at most one of so many places of host memory waits for the disk
-ORDER_BLOCKS = 16  # of an order to write
+MOST_STORING = 64  # blocks written at a time: reads of waiting prompts share the disk
+LOADING_SHARE = 2  # at most 1 / LOADING_SHARE of the host places wait for the disk
+ORDER_BLOCKS = 16  # blocks per write order
 
 
 class DiskTransfers:
-    """Decides what goes to disk and what comes back."""
+    """Decides which blocks are written to disk and which are read back."""
 
     def __init__(self, host: BlockTier, tier: BlockTier, counts: CoreCounts, next_id: Callable[[], int]) -> None:
         self.tier = tier
@@ -30,12 +30,12 @@ class DiskTransfers:
         self._next_id = next_id
         self._orders: list[DiskOrder] = []
         self._in_flight: dict[int, DiskOrder] = {}
-        self._incoming: dict[bytes, int] = {}  # what is on its way to host memory, and by which transfer
+        self._incoming: dict[bytes, int] = {}  # hashes on their way to host memory, and their transfers
         self._offered: deque[bytes] = deque(maxlen=host.num_places)
         self._most_storing = max(1, min(MOST_STORING, host.num_places // 4))
         self._most_loading = max(1, host.num_places // LOADING_SHARE)
 
-    # What is asked.
+    # State.
 
     @property
     def num_in_flight(self) -> int:
@@ -48,16 +48,16 @@ class DiskTransfers:
         orders, self._orders = self._orders, []
         return orders
 
-    # What is ordered.
+    # Orders.
 
     def offer(self, hashes: Iterable[bytes]) -> None:
-        """Offers blocks in host memory to the disk. Where many wait to be written, the first ones are passed over."""
+        """Offers blocks in host memory to the disk. If too many wait to be written, the oldest offers are dropped."""
         self._offered += hashes
         self.store_offered()
 
     def store_offered(self) -> None:
-        """Writes what was offered, in turn, as far as there is room for it; what host memory has lost meanwhile is
-        passed over."""
+        """Orders writes of offered blocks, in order, as far as there is room; skips blocks that host memory has evicted
+        meanwhile."""
         found: list[tuple[int, bytes]] = []
         while self._offered and self.tier.num_storing < self._most_storing:
             block_hash = self._offered[0]
@@ -72,13 +72,13 @@ class DiskTransfers:
             self._order(DiskOrder(self._next_id(), True, self._host.pin(hashes), disk_places, hashes))
 
     def order_read(self, hashes: Blocks[bytes]) -> int | None:
-        """The transfer after which as many of a chain are in host memory as there is room for; None if none of those
-        that are not there can come. Each of them is in host memory, on its way there, or on disk."""
-        coming = next((self._incoming[block_hash] for block_hash in hashes if block_hash in self._incoming), None)
-        if coming is not None:
-            return coming
-        there = [block_hash for block_hash in hashes if self._host.holds(block_hash)]
-        self._host.pin(there)  # else what comes takes their places
+        """Returns a transfer after which as many blocks of the chain are in host memory as there is room for; None if
+        no missing block can be read. Each of `hashes` is in host memory, on its way there, or on disk."""
+        transfer_id = next((self._incoming[block_hash] for block_hash in hashes if block_hash in self._incoming), None)
+        if transfer_id is not None:
+            return transfer_id
+        in_host = [block_hash for block_hash in hashes if self._host.holds(block_hash)]
+        self._host.pin(in_host)  # otherwise the read blocks evict them
         found: list[tuple[int, bytes]] = []
         room = self._most_loading - len(self._incoming)
         for block_hash in hashes:
@@ -88,7 +88,7 @@ class DiskTransfers:
             if place is None:
                 break
             found.append((place, block_hash))
-        self._host.end_read(there)
+        self._host.end_read(in_host)
         if not found:
             return None
         places, wanted = map(list, zip(*found, strict=True))
@@ -101,12 +101,14 @@ class DiskTransfers:
         self._orders.append(order)
         self._in_flight[order.transfer_id] = order
 
-    # What came of it.
+    # Results.
 
     def complete(self, transfer_id: int, lost: Collection[int]) -> None:
-        """Takes the worker's answer: the transfer is done, but for those of its blocks that are `lost`."""
+        """Handles the end of a transfer. `lost`: indices of blocks that were not stored or read."""
         order, counts = self._in_flight.pop(transfer_id), self._counts
-        for number, block_hash in reversed([*enumerate(order.hashes)]):  # the tail of a prefix goes before its head
+        for number, block_hash in reversed(
+            [*enumerate(order.hashes)]
+        ):  # the tail of a prefix is evicted before its head
             failed = number in lost
             if order.to_disk:
                 self.tier.end_store(block_hash, failed=failed)
@@ -125,6 +127,6 @@ class DiskTransfers:
         self.store_offered()
 
     def clear(self) -> int:
-        """Only while nothing moves. Returns how many blocks that were."""
+        """Drops everything on disk; only valid while no transfer is in flight. Returns the number of dropped blocks."""
         self._offered.clear()
         return self.tier.clear()

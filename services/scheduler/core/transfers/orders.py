@@ -1,30 +1,30 @@
-"""Orders to a worker: blocks to move between its tiers."""
+"""Orders to a worker to move blocks between its tiers."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-# Of a sequence for blocks of one tier: whoever loses them again before it comes in computes them.
+# Maximum waits of a sequence for blocks of one tier; if they are evicted again before its admission, it computes them.
 MOST_WAITS = 2
 
 
 @dataclass(frozen=True, slots=True)
 class TransferOrder:
-    """Between device and host memory, behind the steps that were ordered before."""
+    """Transfer between device and host memory, executed after the steps planned before it."""
 
     transfer_id: int
-    to_host: bool  # else to the device
+    to_host: bool  # otherwise to the device
     blocks: list[int]
-    places: list[int]  # in host memory, same order
-    hashes: list[bytes]  # names of what they hold (shared/kv/block_hash.py)
+    places: list[int]  # places in host memory, in the order of `blocks`
+    hashes: list[bytes]  # names of the contents (shared/kv/block_hash.py)
 
 
 @dataclass(frozen=True, slots=True)
 class DiskOrder:
-    """Between host memory and disk, beside everything else."""
+    """Transfer between host memory and disk, concurrent to everything else."""
 
     transfer_id: int
-    to_disk: bool  # else to host memory
-    places: list[int]  # in host memory
-    disk_places: list[int]  # same order
-    hashes: list[bytes]  # names of what they hold (shared/kv/block_hash.py)
+    to_disk: bool  # otherwise to host memory
+    places: list[int]  # places in host memory
+    disk_places: list[int]  # places on disk, in the order of `places`
+    hashes: list[bytes]  # names of the contents (shared/kv/block_hash.py)

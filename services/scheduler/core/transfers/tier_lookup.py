@@ -1,7 +1,9 @@
-"""How far a prompt goes on below the device, and which pages somebody needs who starts there.
+"""Lookup of prompt pages in the tiers below the device: how far a cached prefix continues there, and which pages a
+start needs.
 
-What lies below serves a start as the device does, where all groups have to agree (shared/kv/kv_retention.py): of a
-group that keeps everything all pages are needed, of a window or a state the last ones alone, wherever each lies.
+A lower tier serves a start like the device does, and all KV groups have to agree (shared/kv/kv_retention.py): of a
+full-attention group all pages are needed, of a sliding window or a recurrent state only the last ones, wherever each is
+stored.
 """
 
 from __future__ import annotations
@@ -16,41 +18,41 @@ from quire.services.scheduler.kv_cache.groups import KVGroups
 from quire.services.scheduler.kv_cache.kv_cache_manager import KVCacheManager
 from quire.shared.kv.block_hash import page_name
 
-LEAST_BLOCKS = 2  # positions that are worth the wait
-LEAST_STATES = 1  # a block that has room for a state is long
+LEAST_BLOCKS = 2  # minimum block positions that are worth the wait
+LEAST_STATES = 1  # minimum for recurrent states: their blocks are long
 
-IsStored = Callable[[bytes], bool]  # whether a page of that name lies below the device, in a tier that is looked at
+IsStored = Callable[[bytes], bool]  # whether a page of that name is stored in a tier that is looked up
 
 
 class NeededPages(NamedTuple):
-    """Pages that a sequence needs which starts at some block position."""
+    """Pages that a sequence needs to start at some block position."""
 
-    kept: list[int]  # blocks of the device that have it already
-    names: list[bytes]  # of those that have to come, the head of the prompt first
+    kept: list[int]  # device blocks that hold needed pages already
+    names: list[bytes]  # names of the pages to fetch, head of the prompt first
 
 
 class TierLookup(Protocol):
-    """Pages below the device, as prompts find them. `found`: blocks as in a table, which the device has."""
+    """Lookup of pages below the device. `found`: device blocks, in the layout of a block table."""
 
-    least: int  # block positions that are worth the wait
+    least: int  # minimum block positions that are worth the wait
 
     def num_following(self, hashes: Blocks[bytes], found: Blocks[int], most: int, holds: IsStored) -> int:
-        """How many block positions, at most `most`, could be had behind those that are found on the device."""
+        """Returns the number of block positions, at most `most`, that can follow those found on the device."""
 
     def pages(self, hashes: Blocks[bytes], found: Blocks[int], num_following: int) -> NeededPages:
-        """Returns the pages for a start behind so many more."""
+        """Returns the pages for a start after `num_following` more positions."""
 
     def register_prompt(self, sequence: Sequence, num_found: int, fork: int) -> tuple[list[bytes], list[bytes]]:
-        """It comes in, behind so many block positions; other prompts have had the first `fork` of its blocks, too.
-        Which pages of its prompt are worth a place below the device, and those of them that were not before: where it
-        starts."""
+        """Registers the first admission of a prompt with `num_found` cached block positions; other prompts share its
+        first `fork` blocks. Returns the names of its pages that are worth storing, and those of them at the point where
+        it starts, which were not worth storing before."""
 
     def pages_at_end(self, hashes: Blocks[bytes], num_blocks: int) -> Iterable[bytes]:
-        """Pages that were not worth a place before somebody stopped behind the first `num_blocks` blocks."""
+        """Returns the pages that become worth storing when a sequence ends after the first `num_blocks` blocks."""
 
 
 class SingleGroupLookup:
-    """Pages of one group that keeps everything."""
+    """Lookup for a single full-attention group."""
 
     least = LEAST_BLOCKS
 
@@ -73,12 +75,12 @@ class SingleGroupLookup:
 
 
 class MultiGroupLookup:
-    """Pages of any groups.
+    """Lookup for any KV groups.
 
-    What a window has slid over, or a state has left behind, serves those alone who start there. So its pages are worth
-    a place where starts are likely: behind a prompt, behind an answer or what a preempted sequence has of it, where
-    somebody has started, and where a prompt leaves what others have had, too (as Marconi admits states, Pan et al.,
-    MLSys 2025).
+    Pages that a window has slid over, or that a recurrent state has passed, are only useful to sequences that start
+    there. So they are worth storing only where starts are likely: at the end of a prompt, at the end of an answer or of
+    a preempted sequence, where a sequence has started, and where a prompt diverges from others (as Marconi admits
+    states, Pan et al., MLSys 2025).
     """
 
     def __init__(self, pool: BlockPool, groups: KVGroups) -> None:
@@ -88,11 +90,11 @@ class MultiGroupLookup:
     def num_following(self, hashes: Blocks[bytes], found: Blocks[int], most: int, holds: IsStored) -> int:
         start, find = len(found) // self._groups.num, self._pool.find
 
-        def there(group: int, block: int) -> bool:
+        def is_stored(group: int, block: int) -> bool:
             name = page_name(hashes[block], group)
             return find(name) is not None or holds(name)
 
-        return max(0, self._groups.match(there, min(len(hashes), start + most)) - start)
+        return max(0, self._groups.match(is_stored, min(len(hashes), start + most)) - start)
 
     def pages(self, hashes: Blocks[bytes], found: Blocks[int], num_following: int) -> NeededPages:
         end = len(found) // self._groups.num + num_following
@@ -108,10 +110,10 @@ class MultiGroupLookup:
     def register_prompt(self, sequence: Sequence, num_found: int, fork: int) -> tuple[list[bytes], list[bytes]]:
         hashes, size = sequence.block_hashes, self._groups.block_size
         ends = {min(num_found, len(hashes)), fork, len(hashes)}
-        if self._groups.has_states:  # the prompt may come again: its last token is computed anew
+        if self._groups.has_states:  # the same prompt may come again: its last token is computed anew
             ends.add((sequence.num_tokens - 1) // size)
         sequence.restart_points = tuple(sorted(ends))
-        worth = self._groups.pages_behind(ends)
+        worth = self._groups.pages_read_from(ends)
         names = [
             page_name(block_hash, group)
             for block, block_hash in enumerate(hashes)
@@ -126,7 +128,7 @@ class MultiGroupLookup:
         return self._names(hashes, num_blocks, firsts)
 
     def _firsts(self, end: int) -> list[int]:
-        """The first block position that is needed of each group."""
+        """Returns the first needed block position of each group."""
         return [kept.first_needed(end) for kept in self._groups.retentions]
 
     def _names(self, hashes: Blocks[bytes], end: int, firsts: list[int]) -> list[bytes]:

@@ -1,1 +1,1 @@
-"""What settings exclude, by what the model, the device and the ranks can do."""
+"""Checks of settings against the abilities of model, device and ranks."""

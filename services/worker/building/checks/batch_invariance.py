@@ -1,8 +1,8 @@
-"""The option batch_invariant: what a sequence gets does not depend, to the bit, on what is computed beside it.
+"""Checks for the option batch_invariant: a sequence's output does not depend, to the bit, on its batch.
 
-Every kernel must then give a row the same bits whatever the rows, chunks and steps around it, and nothing that load
-decides may shape a token. Which functions can, and what is refused beside the option, is decided here; attention
-backends speak for themselves (AttentionSpec.batch_invariant).
+Every kernel has to give a row the same bits for any rows, chunks and steps around it, and load must not influence
+tokens. This module decides which functions qualify and which settings are rejected; attention backends decide for
+themselves (AttentionSpec.batch_invariant).
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from quire.shared.settings import WorkerSettings
 SETTING = "batch_invariant"
 COMPILED_DTYPES = (torch.float32, torch.bfloat16)
 TORCH_PACKAGE = "quire.kernels.reference"
-# Which functions plain torch may have, by device: those that take each row by itself, and those that are not called.
+# Functions that plain torch may implement, by device: row-independent ones, and those never called.
 UNUSED_OPS = frozenset({"prepare_quantized_linear", "quantized_linear", "ragged_attention"})
-# Not called where there is no adapter, where nothing latent is cached, and where no layer is recurrent.
+# Only called with adapters, with latent attention, and with recurrent layers.
 ADAPTER_OPS = frozenset({"add_low_rank", "prepare_low_rank", "put_low_rank"})
 LATENT_OPS = frozenset({"head_linear", "latent_attention", "latent_store", "prepare_head_linear"})
 RECURRENT_OPS = frozenset({"gated_delta_rule", "gated_norm", "short_convolution", "state_space_scan"})
@@ -29,7 +29,7 @@ ROW_INDEPENDENT_OPS = {
     "cpu": frozenset({"best_of_part", "best_of_parts", "digit_sums", "log_softmax"}) | UNUSED_OPS,
     "cuda": frozenset({"embed"}) | UNUSED_OPS,
 }
-PACKAGE = {"cpu": "quire.kernels.cpu", "cuda": "quire.kernels.triton"}  # without which there is none for a device
+PACKAGE = {"cpu": "quire.kernels.cpu", "cuda": "quire.kernels.triton"}  # required package by device
 
 
 def check(
@@ -40,9 +40,10 @@ def check(
     is_latent: bool = False,
     is_recurrent: bool = False,
 ) -> None:
-    """`is_latent`: the model caches latent vectors; `is_recurrent`: it has recurrent layers.
+    """Raises InvalidArgument for settings that exclude the option, FailedPrecondition if kernels are missing.
 
-    Raises InvalidArgument for settings that exclude the option, FailedPrecondition where kernels are missing."""
+    `is_latent`: the model caches latent vectors; `is_recurrent`: it has recurrent layers.
+    """
     ops = place.ops
     for reason in _excluded(settings, place, drafting, is_latent):
         raise InvalidArgument(f"{SETTING}: {reason}", field=SETTING)
@@ -67,7 +68,7 @@ def check(
 def _excluded(
     settings: WorkerSettings, place: LayerPlacement, drafting: SpeculativeConfig | None, is_latent: bool
 ) -> Iterator[str]:
-    """Why the settings do not go together with it."""
+    """Yields the reasons why the settings are incompatible with the option."""
     if drafting is not None and drafting.rejection_sample_method == "standard":
         yield (
             "with rejection_sample_method standard (speculative_config) a text depends on how many drafts load allows; "

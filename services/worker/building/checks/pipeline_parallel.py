@@ -1,4 +1,4 @@
-"""What a model whose layers are shared out among stages cannot have beside that."""
+"""Checks of settings that pipeline parallelism excludes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from quire.shared.settings import WorkerSettings
 
 
 def check(settings: WorkerSettings, family: type[CausalLM], placement: RankPlacement) -> None:
-    """Raises InvalidArgument. KV in host memory refuses stages by itself."""
+    """Raises InvalidArgument for settings that exclude pipeline stages. (KV offloading rejects stages itself.)"""
     if placement.stages == 1:
         return
     contexts = f"the stages of context_parallel_size {placement.contexts} would hand on tokens that others have"

@@ -1,4 +1,4 @@
-"""How long blocks are where layers keep a state: a page, which holds a block's keys and values, must hold a state."""
+"""Block size of models with recurrent layers: a page, which holds a block's keys and values, has to hold a state."""
 
 from __future__ import annotations
 
@@ -24,16 +24,17 @@ def fit(
     *,
     shard: Shard,
 ) -> WorkerLimits:
-    """The limits with blocks as long as it takes: a multiple of what they are, unless their length was asked for. All
-    ranks have as many heads of each kind, and come to the same length.
+    """Returns limits whose blocks are large enough for a state, multiplying block_size unless it was set explicitly.
 
-    Raises InvalidArgument for what goes wrong, or has not been built, where a token changes a state."""
+    All ranks have equally many heads of each kind and get the same size. Raises InvalidArgument for settings that do
+    not work with recurrent states.
+    """
     if config.recurrent is None:
         return limits
     _check(settings)
     state = config.recurrent.of_rank(shard).state
     num_kv_heads = shard.heads(config.num_q_heads, config.num_kv_heads).num_kv
-    position_bytes = num_kv_heads * config.head_dim * kv_dtype.itemsize  # of each of the two parts of a page
+    position_bytes = num_kv_heads * config.head_dim * kv_dtype.itemsize  # of keys, as of values
     least = -(-state.part_words * WORD_BYTES // position_bytes)
     if limits.block_size >= least:
         return limits
@@ -47,7 +48,8 @@ def fit(
 
 
 def records_chunks(config: DecoderConfig, place: LayerPlacement) -> bool:
-    """Whether no layer asks on the host how long the rows of a step are, as the reference of recurrent layers does."""
+    """Returns whether steps with chunks can be recorded: no layer reads row lengths on the host, as the reference
+    does."""
     names = () if config.recurrent is None else ("short_convolution", "gated_delta_rule", "state_space_scan")
     return all(place.ops.sources[name] != TORCH_PACKAGE for name in names)
 

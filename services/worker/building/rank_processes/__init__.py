@@ -1,1 +1,1 @@
-"""The processes of the other ranks: on this host, and on hosts without a scheduler."""
+"""Processes of the other ranks, on this host and on hosts without a scheduler."""

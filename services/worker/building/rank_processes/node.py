@@ -1,4 +1,4 @@
-"""A worker process that has no scheduler: ranks of a replica whose rank 0 is on another host."""
+"""Worker process without a scheduler: ranks of a replica whose rank 0 is on another host."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from quire.shared.settings import WorkerSettings
 
 
 async def serve_node(settings: WorkerSettings, shutdown: lifecycle.Shutdown) -> None:
-    """Until `shutdown`; one that comes while steps run ends the replica. Raises QuireError for what does not fit."""
+    """Runs the ranks until `shutdown`, which ends a running replica. Raises QuireError for incompatible nodes."""
     stopping = threading.Event()
     work = asyncio.get_running_loop().run_in_executor(None, run_node, settings, stopping)
     try:

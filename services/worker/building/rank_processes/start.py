@@ -1,4 +1,4 @@
-"""The ranks of a worker, as its settings want them, on this host and on others."""
+"""Starts the ranks of a worker on this host and on others."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from quire.shared.version import VERSION
 
 log = logs.logger("worker.node")
 
-# Of a worker's settings, what is each host's own.
+# Worker settings that are specific to a host.
 HOST_SETTINGS = frozenset(
     {"model", "revision", "scheduler", "grpc_port", "metrics_port", "share_ports", "threads"}
     | {"node_rank", "master_addr", "master_port", "nnodes", "weights_folders"}
@@ -38,7 +38,7 @@ HOST_SETTINGS = frozenset(
 
 
 def start_ranks(settings: WorkerSettings) -> ReplicaRanks | None:
-    """None for a replica of one. Raises InvalidArgument."""
+    """Starts the other ranks; None for a replica of one rank. Raises InvalidArgument."""
     check_nodes(settings)
     if settings.num_ranks == 1:
         return None
@@ -52,7 +52,7 @@ def start_ranks(settings: WorkerSettings) -> ReplicaRanks | None:
 
 
 def build_part(settings: WorkerSettings, placement: RankPlacement) -> RankReplica:
-    """In the process of the rank."""
+    """Builds a rank's part of the replica, in the rank's process."""
     logs.configure(f"{settings.name} rank {placement.rank}", settings.log_level, settings.log_format)
     pool = CompilePool(lambda: open_grammars(settings))
     pool.open_backend_early()
@@ -66,8 +66,10 @@ def build_part(settings: WorkerSettings, placement: RankPlacement) -> RankReplic
 
 
 def run_node(settings: WorkerSettings, stopping: threading.Event) -> None:
-    """Of another host than rank 0's: one life of the replica after the other, until it is to stop. Raises QuireError
-    for what does not fit."""
+    """Runs this host's ranks for a rank 0 on another host, reconnecting until `stopping` is set.
+
+    Raises QuireError for incompatible nodes.
+    """
     check_nodes(settings)
     present = node.CurrentRun(stopping)
     while not stopping.is_set():
@@ -82,7 +84,7 @@ def run_node(settings: WorkerSettings, stopping: threading.Event) -> None:
 
 
 def check_nodes(settings: WorkerSettings) -> None:
-    """Raises InvalidArgument."""
+    """Raises InvalidArgument for inconsistent multi-node settings."""
     if settings.nnodes == 1 and settings.node_rank == 0:
         return
     reasons = {
@@ -96,7 +98,7 @@ def check_nodes(settings: WorkerSettings) -> None:
         and not settings.tls.serves
         and "node 0 is dialled by the others and needs a certificate and its key",
         "cluster_secret_file": not (settings.cluster_secret_file or settings.insecure)
-        and "nodes prove a secret to each other; set one, or insecure, where nobody else is on the network",
+        and "nodes prove a secret to each other; set one, or insecure on a private network",
     }
     for field, reason in reasons.items():
         if reason:
@@ -144,13 +146,16 @@ def _shared(settings: WorkerSettings) -> dict[str, Any]:
 
 
 def _model(settings: WorkerSettings) -> str:
-    """What both sides must have alike, whatever their folders are called."""
+    """Returns the identity of the model, which has to be the same on all hosts, whatever the folders are called."""
     identity = model_identity.identity(Path(settings.model), "model").SerializeToString(deterministic=True)
     return f"{identity.hex()} {weight_samples.weights_digest_of(settings).hex()}"
 
 
 def part_builder(own: WorkerSettings, welcome: Welcome) -> functools.partial[RankReplica]:
-    """How ranks of this host are built: as rank 0's. Raises FailedPrecondition."""
+    """Returns the builder of this host's ranks with rank 0's settings.
+
+    Raises FailedPrecondition for another version or another model.
+    """
     if welcome.version != VERSION:
         raise FailedPrecondition(f"node 0 runs Quire {welcome.version}, this node {VERSION}")
     settings = WorkerSettings(**{**own.model_dump(), **welcome.settings})

@@ -1,1 +1,1 @@
-"""Attention layers, each around an attention backend, and the positions that they rotate by."""
+"""Attention layers around an attention backend, and rotary positions."""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Sinks:
-    """Scores that take their share of every softmax and give nothing."""
+    """Attention sinks: a score per head that takes part in the softmax without a value."""
 
     def __init__(self, name: str, num_q_heads: int, place: LayerPlacement) -> None:
         self._name, self._total = name, num_q_heads
@@ -38,7 +38,7 @@ class Sinks:
 
 
 class Attention:
-    """Grouped-query attention with rotary positions, and per-head norms where the model has them."""
+    """Grouped-query attention with rotary positions and optional norms per head."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Attention:
         *,
         reduce_results: bool = True,
     ) -> None:
-        """`reduce_results`: ranks do; otherwise what one gives is its part of the sum."""
+        """Builds this rank's part; `reduce_results`: all-reduces the output, else it stays a partial sum."""
         head_dim, q_size = config.head_dim, config.num_q_heads * config.head_dim
         kv_size = config.num_kv_heads * head_dim
         self._heads = place.shard.heads(config.num_q_heads, config.num_kv_heads)
@@ -77,7 +77,7 @@ class Attention:
 
     @staticmethod
     def inputs(name: str, q_size: int, kv_size: int, config: DecoderConfig) -> list[Projection]:
-        """Queries, keys and values as the checkpoint has them, in this order."""
+        """Returns the projections of queries, keys and values, in this order, as named in the checkpoint."""
         if config.attention.fused_qkv:
             return [Projection(f"{name}.qkv_proj", q_size + 2 * kv_size)]
         return [
@@ -92,7 +92,7 @@ class Attention:
 
     @property
     def q_shape(self) -> tuple[int, int]:
-        """Of a token's queries, this rank's."""
+        """Heads and head size of this rank's queries."""
         return self._heads.num_q, self._config.head_dim
 
     def destinations(self) -> Iterator[tuple[str, Destination]]:
@@ -107,7 +107,7 @@ class Attention:
             part.finish()
 
     def _reorder(self) -> None:
-        """Queries and keys have the pairs that are rotated where the kernels want them."""
+        """Reorders query and key rows so that rotated pairs are where the kernels expect them."""
         import torch
 
         from quire.services.worker.layers.attention.rotary import row_order
@@ -117,7 +117,7 @@ class Attention:
         if order is None:
             return
         order = order.to(self._place.device)
-        rows = torch.arange(self.qkv.out_features, device=order.device)  # values, and whatever else there is, stay
+        rows = torch.arange(self.qkv.out_features, device=order.device)  # values and other rows stay
         starts = torch.tensor(self._reordered_heads, device=order.device).unsqueeze(1) * config.head_dim
         rows[(starts + torch.arange(config.head_dim, device=order.device)).flatten()] = (starts + order).flatten()
         self.qkv.reorder(rows)
@@ -126,12 +126,12 @@ class Attention:
 
     @property
     def _reordered_heads(self) -> list[int]:
-        """Which of the input's heads are queries and keys, once they lie as they are read."""
+        """Heads of the fused projection that are queries and keys, in memory order."""
         return [*range(self._heads.num_q + self._heads.num_kv)]
 
     @property
     def _norm_weights(self) -> tuple[Tensor | None, Tensor | None]:
-        """Of queries and keys, [head_dim] each; None where the model has none."""
+        """Norm weights of queries and keys, [head_dim] each; None without norms."""
         return (self._norms[0].weight, self._norms[1].weight) if self._norms else (None, None)
 
     def defer_all_reduce(self) -> None:
@@ -139,11 +139,11 @@ class Attention:
         self.output.defer_all_reduce()
 
     def __call__(self, x: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor) -> Tensor:
-        """x [num_tokens, hidden_size] -> the same shape"""
+        """Attends: x [num_tokens, hidden_size] -> the same shape."""
         return self.attend(self.store(x, batch, cache, cos_sin), cache, batch.attention)
 
     def store(self, x: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor) -> Tensor:
-        """Keys and values to the cache; returns the queries, [num_tokens, num_q_heads, head_dim]."""
+        """Stores keys and values in the cache; returns the queries, [num_tokens, num_q_heads, head_dim]."""
         return self._store(self._projected(x), batch, cache, cos_sin)
 
     def _store(self, qkv: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor) -> Tensor:
@@ -163,15 +163,15 @@ class Attention:
         )
 
     def _projected(self, x: Tensor) -> Tensor:
-        """Queries, keys and values side by side, before norms of heads and rotation."""
+        """Returns concatenated queries, keys and values, before head norms and rotation."""
         return self.qkv(x)
 
     def attend(self, q: Tensor, cache: LayerCache, metadata: AttentionMetadata) -> Tensor:
-        """The queries of the tokens in `metadata` -> [num_tokens, hidden_size]"""
+        """Attends with the queries of the tokens in `metadata`; returns [num_tokens, hidden_size]."""
         return self.output(self._attended(q, cache, metadata).flatten(1))
 
     def _attended(self, q: Tensor, cache: LayerCache, metadata: AttentionMetadata) -> Tensor:
-        """[num_tokens, num_q_heads, head_dim]"""
+        """Returns attention results per head, [num_tokens, num_q_heads, head_dim]."""
         sinks = self._sinks.scores if self._sinks else None
         return self._backend.attend(
             q,
@@ -187,7 +187,7 @@ class Attention:
     def run_row(
         self, kernels: RowKernels, residual: Tensor, norm: RMSNorm, batch: ForwardBatch, cache: LayerCache
     ) -> None:
-        """Of a step of one token, in fused kernels: what it makes of the normalised `residual` is added to that."""
+        """Adds attention of the normalized `residual` to it, in fused kernels; for steps of one token."""
         config = self._config
         attended = kernels.attention(
             kernels.linear(residual, self.qkv, norm=norm),
@@ -203,7 +203,7 @@ class Attention:
 
 
 def _of_heads(inputs: list[Projection], heads: HeadShare, config: DecoderConfig) -> list[Projection]:
-    """What a rank needs of queries, keys and values, which may be one tensor."""
+    """Returns this rank's rows of the query, key and value projections, which may be one tensor."""
     head_dim, fused = config.head_dim, len(inputs) == 1
     first_key, first_value = config.num_q_heads, config.num_q_heads + config.num_kv_heads
     taken = [

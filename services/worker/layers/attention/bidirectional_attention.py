@@ -1,4 +1,4 @@
-"""The attention layer of encoders: each token sees its whole prompt, or what is near it."""
+"""Attention of encoders: each token sees its whole prompt or a window around it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class BidirectionalAttention:
-    """Projections around kernels' ragged_attention."""
+    """Projections around the kernel ragged_attention."""
 
     def __init__(
         self,
@@ -27,7 +27,8 @@ class BidirectionalAttention:
         *,
         layer: int,
     ) -> None:
-        """`inputs`: queries, keys and values, in this order, in one tensor or three."""
+        """Builds the layer; `inputs`: projections of queries, keys and values, in this order, in one tensor or
+        three."""
         self._input = Linear(inputs, config.hidden_size, config.attention_bias, place)
         self._output = Linear([output], config.hidden_size, config.attention_bias, place)
         self._heads, self._head_dim, self._reach = config.num_heads, config.head_dim, config.half_window(layer)
@@ -43,7 +44,7 @@ class BidirectionalAttention:
         self._output.finish()
 
     def __call__(self, x: Tensor, batch: ForwardBatch, cos_sin: Tensor) -> Tensor:
-        """x [num_tokens, hidden_size] -> the same shape"""
+        """Attends: x [num_tokens, hidden_size] -> the same shape."""
         qkv = self._input(x).view(x.size(0), 3, self._heads, self._head_dim)
         if self._is_rotated:
             _rotate(qkv, cos_sin.index_select(0, batch.positions))
@@ -57,7 +58,7 @@ class BidirectionalAttention:
 
 
 def _rotate(qkv: Tensor, cos_sin: Tensor) -> None:
-    """Queries and keys, in place; `cos_sin` float32 [num_tokens, head_dim] of each token's position."""
+    """Rotates queries and keys in place; `cos_sin`: float32 [num_tokens, head_dim] of each token's position."""
     import torch
 
     cos, sin = (part[:, None, None] for part in cos_sin.chunk(2, dim=1))

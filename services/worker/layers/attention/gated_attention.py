@@ -1,4 +1,4 @@
-"""Attention whose results are gated, element by element (arXiv 2505.06708)."""
+"""Attention with an elementwise gate on its result (arXiv 2505.06708)."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 
 class GatedAttention(Attention):
-    """Each query head has a gate beside it in the checkpoint's `q_proj`, as long as the query."""
+    """Attention whose `q_proj` contains, for each head, the query and a gate of the same size."""
 
     @staticmethod
     def inputs(name: str, q_size: int, kv_size: int, config: DecoderConfig) -> list[Projection]:
         return Attention.inputs(name, 2 * q_size, kv_size, config)
 
     def _reorder(self) -> None:
-        """Queries and then their gates, which stay in their projection: adapters add to that."""
+        """Moves all queries before all gates; both stay in one projection, because adapters add to it."""
         import torch
 
         num_rows = 2 * self._heads.num_q * self._config.head_dim
@@ -39,7 +39,7 @@ class GatedAttention(Attention):
         return [*range(num_q), *range(2 * num_q, 2 * num_q + self._heads.num_kv)]
 
     def store(self, x: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor) -> Tensor:
-        """Returns the queries and behind them their gates, [num_tokens, 2 * num_q_heads, head_dim]."""
+        """Stores keys and values; returns queries followed by gates, [num_tokens, 2 * num_q_heads, head_dim]."""
         import torch
 
         num_q, size = self._heads.num_q, self._config.head_dim

@@ -1,8 +1,8 @@
-"""Multi-head latent attention (arXiv 2405.04434, section 2.1): keys and values are made of a small vector a token.
+"""Multi-head latent attention (arXiv 2405.04434, section 2.1): keys and values are derived from a small vector per
+token.
 
-That vector is what is cached, with the part of the key that is rotated, one for all heads. The weight that makes keys
-of it is applied to the queries, the one that makes values of it to what attention finds (kernels/reference/
-latent_attention.py).
+The cache holds that vector and the rotated part of the key, shared by all heads. The weight that derives keys is
+applied to the queries, the one that derives values to the attention result (kernels/reference/latent_attention.py).
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ if TYPE_CHECKING:
     from quire.services.worker.layers.placement import Destination, LayerPlacement, Loadable
     from quire.services.worker.models.config.decoder_config import DecoderConfig
 
-NORM_EPS = 1e-6  # of the latent vectors, whatever the model's
+NORM_EPS = 1e-6  # for the latent vectors, independent of the model's
 
 
 @dataclass(frozen=True, slots=True)
 class LatentConfig:
-    """Sizes of the latent vectors and of a head's parts."""
+    """Sizes of latent vectors and of the parts of a head."""
 
-    q_rank: int  # 0: queries are projected at once
+    q_rank: int  # 0: queries are not compressed
     kv_rank: int
-    nope_dim: int  # of a head's keys, not rotated
-    rope_dim: int  # of a head's keys; all heads share it
+    nope_dim: int  # part of a head's keys without rotation
+    rope_dim: int  # rotated part of the keys, shared by all heads
     value_dim: int
 
     @property
     def cached_dim(self) -> int:
-        """Elements of a token, for all heads."""
+        """Cached elements per token, for all heads together."""
         return self.kv_rank + self.rope_dim
 
 
 class LatentUpProjection:
-    """What would make every head's keys and values of the compressed vectors (`kv_b_proj`), by head and in two parts.
+    """Up-projection of compressed vectors to keys and values (`kv_b_proj`), split by head and into two parts.
 
-    An adapter cannot change it: it would have to meet the queries of its own sequences alone.
+    Adapters cannot change it: they would have to be applied to the queries of their own sequences only.
     """
 
     def __init__(self, name: str, latent: LatentConfig, num_heads: int, own: range, place: LayerPlacement) -> None:
@@ -54,7 +54,7 @@ class LatentUpProjection:
         part = Projection(name, num_heads * size, taken=head_features(own, size))
         self._loaded = parts_of([part], latent.kv_rank, False, place, columns=range(latent.kv_rank), quantized=False)
         self._latent, self._num_heads, self._ops = latent, len(own), place.ops
-        self._keys: Any = None  # as the ops want them, once loaded
+        self._keys: Any = None  # packed by the ops once loaded
         self._values: Any = None
 
     def destinations(self) -> Iterator[tuple[str, Destination]]:
@@ -69,16 +69,16 @@ class LatentUpProjection:
         del self._loaded
 
     def queries(self, still: Tensor) -> Tensor:
-        """[num_tokens, num_heads, nope_dim] -> [num_tokens, num_heads, kv_rank]: what meets compressed vectors."""
+        """Maps queries [num_tokens, num_heads, nope_dim] to the compressed space: [num_tokens, num_heads, kv_rank]."""
         return self._ops.head_linear(still, self._keys)
 
     def values(self, found: Tensor) -> Tensor:
-        """Sums of compressed vectors, [num_tokens, num_heads, kv_rank] -> [num_tokens, num_heads, value_dim]"""
+        """Maps sums of compressed vectors [num_tokens, num_heads, kv_rank] to [num_tokens, num_heads, value_dim]."""
         return self._ops.head_linear(found, self._values)
 
 
 class LatentAttention:
-    """Queries and keys of a head: a part that is not rotated, then one that is."""
+    """Attention with compressed keys and values; a head's keys have a part without and one with rotation."""
 
     def __init__(self, name: str, config: DecoderConfig, backend: LatentBackend, place: LayerPlacement) -> None:
         assert config.latent is not None
@@ -117,7 +117,7 @@ class LatentAttention:
             part.finish()
 
     def _reorder(self) -> None:
-        """Pairs that are rotated come where the kernels want them: one element in the first half, one in the second."""
+        """Reorders rotated pairs: one element in the first half, the other in the second."""
         import torch
 
         from quire.services.worker.layers.attention.rotary import row_order
@@ -140,11 +140,11 @@ class LatentAttention:
         self._output.defer_all_reduce()
 
     def __call__(self, x: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor) -> Tensor:
-        """x [num_tokens, hidden_size] -> the same shape"""
+        """Attends: x [num_tokens, hidden_size] -> the same shape."""
         return self.attend(self.store(x, batch, cache, cos_sin), cache, batch.attention)
 
     def store(self, x: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor) -> Tensor:
-        """Compressed vectors to the cache; returns the queries, [num_tokens, num_heads, head_dim]."""
+        """Stores compressed vectors in the cache; returns the queries, [num_tokens, num_heads, head_dim]."""
         q = self._q_up(x if self._q_down is None or self._q_norm is None else self._q_norm(self._q_down(x)))
         q = q.view(q.size(0), self._num_heads, self._config.head_dim)
         norm = self._kv_norm
@@ -154,7 +154,7 @@ class LatentAttention:
         return q
 
     def attend(self, q: Tensor, cache: LayerCache, metadata: AttentionMetadata) -> Tensor:
-        """The queries of the tokens in `metadata` -> [num_tokens, hidden_size]"""
+        """Attends with the queries of the tokens in `metadata`; returns [num_tokens, hidden_size]."""
         still, rotated = q.split((self._latent.nope_dim, self._latent.rope_dim), dim=2)
         found = self._backend.attend_latent(self._made.queries(still), rotated, cache.k, metadata, scale=self._scale)
         return self._output(self._made.values(found).flatten(1))

@@ -1,4 +1,4 @@
-"""Rotary positions as a table (arXiv 2104.09864) and the ways to stretch them over longer contexts."""
+"""Rotary tables (arXiv 2104.09864) and their extensions to longer contexts."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ if TYPE_CHECKING:
 
 
 def cos_sin_table(rope: RopeConfig, head_dim: int, num_positions: int) -> Tensor:
-    """float32 [num_positions, head_dim]: cosines, then sines, of every position's angles. On the CPU."""
-    import torch  # here: families are also read where there is none
+    """Returns cosines, then sines, of every position's angles: float32 [num_positions, head_dim], on the CPU."""
+    import torch  # lazy: families are also read without torch
 
     rotated = int(head_dim * rope.share)
     if rope.kind == "longrope":
         frequencies = _longrope(rope, rotated, beyond=num_positions > rope.original_max_positions)
     else:
         frequencies = FREQUENCIES[rope.kind](rope, rotated)
-    still = torch.zeros((head_dim - rotated) // 2)  # pairs that keep their place
+    still = torch.zeros((head_dim - rotated) // 2)  # pairs without rotation
     frequencies = torch.cat((frequencies, still))
     angles = torch.arange(num_positions, dtype=torch.float32).unsqueeze(1) * frequencies
     size = torch.where(torch.arange(head_dim // 2) < rotated // 2, rope.attention_factor, 1.0)
@@ -28,8 +28,10 @@ def cos_sin_table(rope: RopeConfig, head_dim: int, num_positions: int) -> Tensor
 
 
 def row_order(rope: RopeConfig, head_dim: int) -> Tensor | None:
-    """Which element of a head, as the checkpoint has it, comes at each place, so that every pair is an element of the
-    first half and the same of the second; None: they are like that. int64 [head_dim]"""
+    """Returns the permutation of a head's elements that puts each pair at the same index of both halves.
+
+    int64 [head_dim]; None if the checkpoint has this order already.
+    """
     import torch
 
     rotated = int(head_dim * rope.share)
@@ -41,7 +43,7 @@ def row_order(rope: RopeConfig, head_dim: int) -> Tensor | None:
 
 
 def _plain(rope: RopeConfig, head_dim: int) -> Tensor:
-    """[head_dim / 2] angle per position of each pair."""
+    """Returns the angle per position of each pair, [head_dim / 2]."""
     import torch
 
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
@@ -49,28 +51,28 @@ def _plain(rope: RopeConfig, head_dim: int) -> Tensor:
 
 
 def _linear(rope: RopeConfig, head_dim: int) -> Tensor:
-    """Position interpolation (arXiv 2306.15595)."""
+    """Applies position interpolation (arXiv 2306.15595)."""
     return _plain(rope, head_dim) / rope.factor
 
 
 def _llama3(rope: RopeConfig, head_dim: int) -> Tensor:
-    """Llama 3.1: long waves are slowed, short ones kept, those between blended by their turns in the old context."""
+    """Applies Llama 3.1's scaling: low frequencies are slowed, high ones kept, those between interpolated."""
     import torch
 
     plain = _plain(rope, head_dim)
-    turns = rope.original_max_positions * plain / (2 * math.pi)  # of each pair over the old context
+    turns = rope.original_max_positions * plain / (2 * math.pi)  # turns of each pair over the original context
     kept = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
     return torch.lerp(plain / rope.factor, plain, kept.clamp(0, 1))
 
 
 def _yarn(rope: RopeConfig, head_dim: int) -> Tensor:
-    """NTK by parts (arXiv 2309.00071, section 3.2)."""
+    """Applies YaRN: NTK by parts (arXiv 2309.00071, section 3.2)."""
     import torch
 
     plain = _plain(rope, head_dim)
 
     def pair_with(turns: float) -> float:
-        """Index of the pair that turns so often over the old context."""
+        """Returns the index of the pair with this number of turns over the original context."""
         wave = rope.original_max_positions / (turns * 2 * math.pi)
         return head_dim * math.log(wave) / (2 * math.log(rope.theta))
 
@@ -89,7 +91,7 @@ def _none(_rope: RopeConfig, head_dim: int) -> Tensor:
 
 
 def _longrope(rope: RopeConfig, head_dim: int, *, beyond: bool) -> Tensor:
-    """`beyond`: sequences may be longer than the old context; then all are stretched as the longest are."""
+    """Applies LongRoPE; `beyond`: sequences may exceed the original context and all use the long factors."""
     import torch
 
     return _plain(rope, head_dim) / torch.tensor(rope.long_factors if beyond else rope.short_factors)

@@ -1,1 +1,1 @@
-"""Feed-forward layers, dense and as mixtures of experts."""
+"""Feed-forward layers: dense and mixtures of experts."""

@@ -1,4 +1,4 @@
-"""Activations of feed-forward layers, by the names of config.json. silu has kernels of its own."""
+"""Activations of feed-forward layers by their names in config.json. silu has its own kernels."""
 
 from __future__ import annotations
 
@@ -15,25 +15,31 @@ if TYPE_CHECKING:
 
 SILU = ("silu", "swish")
 GELU_TANH = ("gelu_pytorch_tanh", "gelu_new", "gelu_fast", "gelu_python_tanh")
-KNOWN = (*SILU, *GELU_TANH, "gelu", "relu")
+QUICK_GELU = "quick_gelu"  # of CLIP
+KNOWN = (*SILU, *GELU_TANH, QUICK_GELU, "gelu", "relu")
 
 
 def activate(name: str, place: LayerPlacement) -> Callable[[Tensor], Tensor]:
-    """`name`: one of KNOWN. Raises InvalidArgument where a row has to have the same bits in any batch and would not."""
+    """Returns the activation `name` of KNOWN.
+
+    Raises InvalidArgument if it is not batch invariant but has to be.
+    """
     if place.batch_invariant and place.device.type == "cpu" and name != "relu":
         text = f"batch_invariant: {name} is computed by torch on the CPU, other for a tensor's last elements"
         raise InvalidArgument(text, field="batch_invariant")
-    from torch.nn import functional  # here: families are also read where there is no torch
+    from torch.nn import functional  # lazy: families are also read without torch
 
     if name in SILU:
         return functional.silu
     if name == "relu":
         return functional.relu
+    if name == QUICK_GELU:
+        return lambda x: x * (1.702 * x).sigmoid()
     return partial(functional.gelu, approximate="tanh" if name in GELU_TANH else "none")
 
 
 def gated(name: str, place: LayerPlacement) -> Callable[[Tensor], Tensor]:
-    """Of [num_tokens, 2 * size]: the first half, activated, times the second."""
+    """Returns a function of [num_tokens, 2 * size]: activation of the first half times the second."""
     act = activate(name, place)
 
     def gate(x: Tensor) -> Tensor:

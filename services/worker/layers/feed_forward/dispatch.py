@@ -1,10 +1,10 @@
-"""The rows of a step are shared out among ranks, and each goes to those that have experts of it: all-to-all, there
-(dispatch) and back (combine), as in GShard (arXiv 2006.16668, 3.2) and DeepSeek V3 (arXiv 2412.19437, 3.2.2).
+"""Expert parallelism by dispatch: rows are sent to the ranks of their experts (dispatch) and back (combine).
 
-A rank owns neighbouring rows. It adds up what attention makes of them, normalises and routes them; the ranks tell each
-other the choices for all rows, a hundredth of the rows' bytes, so that each knows what goes where. A row goes once to a
-rank, however many of its experts are there, and one sum comes back. The owner adds the sums up in the order of ranks,
-and all ranks get all rows for the next layer's attention.
+All-to-all as in GShard (arXiv 2006.16668, 3.2) and DeepSeek V3 (arXiv 2412.19437, 3.2.2). A rank owns consecutive rows:
+it reduces attention's partial sums for them, normalizes and routes them. The choices for all rows, a hundredth of the
+rows' bytes, are gathered, so that each rank knows all routes. A row is sent once to a rank, however many of its experts
+are there, and one sum returns. The owner adds the sums in rank order, and all rows are gathered for the next layer's
+attention.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from quire.services.worker.layers.feed_forward.expert_placement import ExpertPlacement
     from quire.services.worker.layers.sharding import Shard
 
-# rows [n, hidden_size], places of their experts on this rank and weights [n, top_k] -> [n, hidden_size]
+# rows [n, hidden_size], local expert indices and weights [n, top_k] -> [n, hidden_size]
 ExpertFunction = Callable[["Tensor", "Tensor", "Tensor"], "Tensor"]
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertChoices:
-    """Of all rows of a step, as every rank knows them: [num_tokens, top_k] each."""
+    """Chosen experts of all rows of a step, known to every rank: [num_tokens, top_k] each."""
 
     ids: Tensor  # int32
     weights: Tensor  # float32
@@ -35,30 +35,30 @@ class ExpertChoices:
 
 @dataclass(frozen=True, slots=True)
 class RowRoutes:
-    """Which rows go where. A rank's own go to itself like others, without leaving it."""
+    """Routes of rows between ranks, including a rank's rows to itself."""
 
-    sent: list[int]  # rows, by rank that computes them
-    received: list[int]  # rows that this rank computes, by owner
-    going: Tensor  # int64: of this rank's rows, from 0, those that each rank computes, rank by rank
-    coming: Tensor  # int64: rows of the step that this rank computes, in their order
+    sent: list[int]  # rows to send, by rank
+    received: list[int]  # rows to receive, by rank
+    going: Tensor  # int64: indices of rows to send within this rank's rows, rank by rank
+    coming: Tensor  # int64: rows of the step that this rank computes, ascending
 
 
 def needed_by(ranks: Tensor, size: int) -> Tensor:
-    """ranks [num_tokens, top_k] that have a row's experts -> bool [num_tokens, size]: which compute it."""
-    import torch  # here: families are also read where there is none
+    """Maps ranks [num_tokens, top_k] of the chosen experts to bool [num_tokens, size]: ranks that compute each row."""
+    import torch  # lazy: families are also read without torch
 
     wanted = torch.zeros((len(ranks), size), dtype=torch.bool, device=ranks.device)
     return wanted.scatter_(1, ranks.long(), True)
 
 
 def route_counts(wanted: Tensor) -> Tensor:
-    """bool [num_tokens, size] -> int64 [size, size]: rows, by owner and by the rank that computes them."""
+    """Counts rows by owner and computing rank: bool [num_tokens, size] -> int64 [size, size]."""
     size = wanted.size(1)
     return _filled(wanted, -(-len(wanted) // size) * size).view(size, -1, size).sum(1)
 
 
 def _filled(x: Tensor, num_rows: int) -> Tensor:
-    """With zeros behind its rows; `x` itself if there are as many."""
+    """Pads with zero rows; returns `x` itself if it has enough rows."""
     missing = num_rows - x.size(0)
     if not missing:
         return x
@@ -68,15 +68,14 @@ def _filled(x: Tensor, num_rows: int) -> Tensor:
 
 
 class ExpertDispatch:
-    """Of a layer."""
+    """Dispatch and combine of one layer."""
 
     def __init__(self, shard: Shard, places: ExpertPlacement) -> None:
         self._shard, self._places = shard, places
 
     @staticmethod
     def is_supported(x: Tensor) -> bool:
-        """A graph has one shape for every replay, but how many rows go where is another each time: what it records
-        keeps to sums over all ranks."""
+        """Returns whether rows can be dispatched: not in CUDA graphs, whose shapes are fixed while routes vary."""
         if not x.is_cuda:
             return True
         import torch
@@ -84,27 +83,26 @@ class ExpertDispatch:
         return not torch.cuda.is_current_stream_capturing()
 
     def own_rows(self, num_tokens: int) -> range:
-        """Of a step, those of this rank."""
+        """Returns the rows of a step that this rank owns."""
         return self._shard.rows(num_tokens)
 
     def own(self, x: Tensor) -> Tensor:
-        """[num_tokens, n] -> [room, n]: a copy of this rank's rows. Ranks have equally many, of which the last may be
-        zeros."""
+        """Copies this rank's rows: [num_tokens, n] -> [room, n], zero-padded to the same number on all ranks."""
         rows = self.own_rows(x.size(0))
         part, room = x[rows.start : rows.stop], self._shard.room(x.size(0))
         return part.clone() if len(rows) == room else _filled(part, room)
 
     def reduce_scatter_rows(self, parts: Tensor) -> Tensor:
-        """The sum over all ranks, of this rank's rows: [num_tokens, n] -> [room, n]."""
+        """Sums over all ranks and keeps this rank's rows: [num_tokens, n] -> [room, n]."""
         num_rows = self._shard.size * self._shard.room(parts.size(0))
         return self._shard.collectives.reduce_scatter(_filled(parts, num_rows))
 
     def all_gather_rows(self, own: Tensor, num_tokens: int) -> Tensor:
-        """Every rank's rows: [room, n] -> [num_tokens, n]."""
+        """Gathers all ranks' rows: [room, n] -> [num_tokens, n]."""
         return self._shard.collectives.all_gather(own).flatten(0, 1)[:num_tokens]
 
     def gather_choices(self, ids: Tensor, weights: Tensor, num_tokens: int) -> ExpertChoices:
-        """Of this rank's rows, [room, top_k] each, to the others, and theirs to this one."""
+        """Gathers the choices of all ranks' rows, [room, top_k] each."""
         import torch
 
         top_k = ids.size(1)
@@ -112,7 +110,7 @@ class ExpertDispatch:
         return ExpertChoices(both[:, :top_k].contiguous(), both[:, top_k:].contiguous().view(torch.float32))
 
     def routes(self, ids: Tensor) -> RowRoutes:
-        """ids [num_tokens, top_k] of all rows. Waits for the device, which has to know how much comes."""
+        """Computes the routes for ids [num_tokens, top_k] of all rows. Waits for the device: send sizes are needed."""
         wanted = needed_by(self._places.ranks_of(ids), self._shard.size)
         counts, rank = route_counts(wanted).tolist(), self._shard.rank
         rows = self.own_rows(len(ids))
@@ -121,11 +119,10 @@ class ExpertDispatch:
         return RowRoutes(counts[rank], [owner[rank] for owner in counts], going, coming)
 
     def run_experts(self, own: Tensor, choices: ExpertChoices, places: Tensor, make: ExpertFunction) -> Tensor:
-        """What all experts make of this rank's rows: own [room, n] -> float32 of the same shape. `places`
-        [num_tokens, top_k]: on this rank, of all rows' experts.
+        """Runs all experts on this rank's rows: own [room, n] -> float32 of the same shape.
 
-        A rank may get all rows of a step, and has memory for them whatever it gets: what a step takes is then known
-        from one with other choices.
+        `places` [num_tokens, top_k]: local indices of all rows' experts. A rank may get all rows of a step and always
+        allocates for them, so the memory of a step does not depend on its choices.
         """
         import torch
 
@@ -146,11 +143,11 @@ class ExpertDispatch:
 
 
 def _summed(own: Tensor, way: RowRoutes, back: Tensor) -> Tensor:
-    """In the order of ranks: a row has the same bits each time."""
+    """Adds the returned sums in rank order, so that a row has the same bits each time."""
     import torch
 
     out = torch.zeros(own.shape, dtype=torch.float32, device=own.device)
     num_rows = len(way.going)
     for rows, made in zip(way.going.split(way.sent), back[:num_rows].split(way.sent), strict=True):
-        out.index_add_(0, rows, made.float())  # a row is there once
+        out.index_add_(0, rows, made.float())  # each row occurs once
     return out

@@ -1,6 +1,6 @@
-"""Which rank has which experts of a layer, and at which place among its own, where every expert is whole.
+"""Placement of whole experts: which rank has which experts of a layer, and at which local index.
 
-Replicas of experts that many tokens choose, and placement by load, are those of DeepSeek V3 (arXiv 2412.19437, 3.4).
+Replicas of frequently chosen experts and placement by load follow DeepSeek V3 (arXiv 2412.19437, 3.4).
 """
 
 from __future__ import annotations
@@ -16,18 +16,20 @@ if TYPE_CHECKING:
 
     from quire.services.worker.layers.sharding import Shard
 
-PlacementMap = npt.NDArray[np.int64]  # [ranks, places]: the expert at each place of each rank, or NO_EXPERT
+PlacementMap = npt.NDArray[np.int64]  # [ranks, places]: expert at each place, or NO_EXPERT
 NO_EXPERT = -1
-# Neighbouring tokens go to the copies of an expert in turns: 2, 3 or 4 of them have the same share of so many.
+# Consecutive tokens alternate between the copies of an expert: 2, 3 or 4 copies divide this number evenly.
 TURNS = 12
 
 
 class ExpertPlacement:
-    """In memory of the device, which graphs read: it changes while they stand, and comes back to what a fresh model has
-    when weights are read again."""
+    """Placement tables in device memory that CUDA graphs read, so they may change between replays.
+
+    Reloading weights resets them to those of a fresh model.
+    """
 
     def __init__(self, num_experts: int, shard: Shard, device: torch.device) -> None:
-        import torch  # here: families are also read where there is none
+        import torch  # lazy: families are also read without torch
 
         self._rank, self._has_copies = shard.rank, shard.spare_experts > 0
         own = num_experts // shard.size
@@ -40,12 +42,12 @@ class ExpertPlacement:
 
     @property
     def placement(self) -> PlacementMap:
-        """Waits for the device."""
+        """Current placement; waits for the device."""
         found: PlacementMap = self._held.cpu().numpy()
         return found
 
     def assign(self, placement: PlacementMap) -> None:
-        """From the next step on. Every rank says the same."""
+        """Applies a placement from the next step on; all ranks have to pass the same one."""
         import torch
 
         places = np.full(self._places.shape, NO_EXPERT, dtype=np.int32)
@@ -60,11 +62,11 @@ class ExpertPlacement:
         self._ranks.copy_(torch.from_numpy(ranks))
 
     def of(self, ids: Tensor) -> Tensor:
-        """ids int32 [num_tokens, top_k] -> the same shape: places of this rank; NO_EXPERT for other ranks'."""
+        """Maps ids int32 [num_tokens, top_k] to local places; NO_EXPERT for other ranks' experts."""
         return self._by_turn(self._places, ids)
 
     def ranks_of(self, ids: Tensor) -> Tensor:
-        """ids int32 [num_tokens, top_k] -> the same shape: the rank that computes each."""
+        """Maps ids int32 [num_tokens, top_k] to the ranks that compute them."""
         return self._by_turn(self._ranks, ids)
 
     def _by_turn(self, table: Tensor, ids: Tensor) -> Tensor:

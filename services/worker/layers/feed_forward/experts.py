@@ -1,4 +1,4 @@
-"""The feed-forward layer of a mixture of experts: a router, the experts that it chooses from, one that all tokens take.
+"""Mixture-of-experts layer: a router, routed experts, an optional shared expert.
 
 Outrageously Large Neural Networks (arXiv 1701.06538); shared experts as in DeepSeekMoE (arXiv 2401.06066).
 """
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 
 class Experts:
-    """Their weights, stacked, from checkpoints that have a tensor for each expert or one for all of them."""
+    """Stacked weights of the experts, from checkpoints with one tensor per expert or one for all."""
 
     takes_adapters: ClassVar[bool] = True
-    inputs_first: ClassVar[bool] = False  # in transformers' parameters for all experts
+    inputs_first: ClassVar[bool] = False  # input features come first in stacked parameters of transformers
 
     def __init__(self, name: str, hidden_size: int, config: ExpertsConfig, place: LayerPlacement) -> None:
         self._name, self._names, self._gate = name, config.names, config.activation
@@ -43,8 +43,8 @@ class Experts:
         count, size = len(self.here), len(self._features)
         self._gate_up: Tensor = place.empty(count, 2 * size, hidden_size)
         self._down: Tensor = place.empty(count, hidden_size, size)
-        self.packed: Any = None  # as the ops want it, once loaded
-        # What adapters add to them; None: nothing, ever.
+        self.packed: Any = None  # packed by the ops once loaded
+        # Adapter weights; None: no adapters.
         self.adapters: ExpertAdapters | None = None
         if place.adapters is not None and self.takes_adapters:
             self.adapters = place.adapters.for_experts(self._adapted_shapes(hidden_size))
@@ -53,7 +53,7 @@ class Experts:
         from quire.services.worker.lora.expert_adapters import ExpertShapes
         from quire.services.worker.lora.expert_stacks import ExpertSizes
 
-        called = self._name.replace(f".{self._names.module}.", ".mlp.")  # what transformers 5 calls all such layers
+        called = self._name.replace(f".{self._names.module}.", ".mlp.")  # name of all such layers in transformers 5
         return ExpertShapes(
             modules=(self._name, called),
             projections=[self._modules(expert) for expert in range(self._num_experts)],
@@ -81,7 +81,7 @@ class Experts:
 
     @property
     def _all_gates_and_ups(self) -> Destination:
-        """Of one tensor that has the gates of an expert before its ups."""
+        """Destination of a stacked tensor with an expert's gates before its ups."""
         both = (self._features, shifted(self._features, self._total))
         return self._of_stacked(self._gate_up, 1, both, 2 * self._total)
 
@@ -90,14 +90,14 @@ class Experts:
         return self._of_stacked(self._down, 2, (self._features,), self._total)
 
     def _of_stacked(self, tensor: Tensor, dim: int, taken: tuple[range, ...], total: int) -> Destination:
-        """Of a tensor [num_experts, ...]: experts, or what is `taken` of each."""
+        """Returns the destination of a stacked tensor [num_experts, ...]: whole experts, or `taken` of each."""
         if self._whole:
             return portion(tensor, 0, (self.here,), self._num_experts)
         return portion(tensor, dim, taken, total)
 
     @property
     def absent(self) -> tuple[str, ...]:
-        """Tensors of experts that other ranks have."""
+        """Checkpoint tensors of experts on other ranks."""
         others = (expert for expert in range(self._num_experts) if expert not in self.here)
         return tuple(name for expert in others for name in self._part_names(expert))
 
@@ -115,16 +115,16 @@ class Experts:
         del self._gate_up, self._down
 
     def _pack(self, *weights: Tensor) -> None:
-        """And room for copies of others' experts."""
+        """Packs the weights, with room for copies of other ranks' experts."""
         if self._spare:
-            import torch  # here: families are also read where there is none
+            import torch  # lazy: families are also read without torch
 
             weights = tuple(torch.cat((each, each.new_zeros(self._spare, *each.shape[1:]))) for each in weights)
         self.packed = self._ops.prepare_experts(*weights, gate=self._gate)
 
 
 class ScoreCorrectionBias:
-    """Added to the experts' scores where they are chosen, so that all of them are used (arXiv 2408.15664)."""
+    """Bias of the experts' scores, used for choosing them only, to balance their load (arXiv 2408.15664)."""
 
     def __init__(self, name: str, num_experts: int, place: LayerPlacement) -> None:
         self._name = f"{name}.e_score_correction_bias"
@@ -134,16 +134,16 @@ class ScoreCorrectionBias:
         yield self._name, self.values
 
     def finish(self) -> None:
-        """Used as it is, in float32."""
+        """Does nothing: used as it is, in float32."""
 
 
 def shared_expert_placement(place: LayerPlacement) -> LayerPlacement:
-    """Where a shared expert lies: cut like all else, or whole, for rows that no other rank has."""
+    """Returns the placement of a shared expert: sharded, or whole if rows are dispatched."""
     return replace(place, shard=WHOLE) if place.shard.dispatches else place
 
 
 class SparseMLP:
-    """Every token's best experts, weighted, and the shared expert's addition where there is one."""
+    """Mixture-of-experts layer: weighted sum of each token's best experts, plus the shared expert."""
 
     def __init__(
         self,
@@ -155,8 +155,11 @@ class SparseMLP:
         *,
         shared: MLP | None = None,
     ) -> None:
-        """`name`: of the layer's module in the checkpoint; `experts`: of another layout; `shared`: from elsewhere, at
-        shared_expert_placement()."""
+        """Builds the layer.
+
+        `name`: of the module in the checkpoint; `experts`: replaces the default layout; `shared`: a shared expert built
+        elsewhere with shared_expert_placement().
+        """
         if place.quantization != "none":
             raise InvalidArgument(
                 f"quantization: {place.quantization} is there for dense layers, not for experts",
@@ -178,7 +181,7 @@ class SparseMLP:
             self._shared = MLP(shared_name, hidden_size, size, False, of_shared, reduce_results=False)
             if config.shared_is_gated:
                 self._shared_gate = Linear([Projection(f"{shared_name}_gate", 1)], hidden_size, False, place)
-        # Of ranks that have whole experts.
+        # With expert parallelism.
         self.places = (
             ExpertPlacement(config.num_experts, place.shard, place.device) if place.shard.whole_experts else None
         )
@@ -186,7 +189,7 @@ class SparseMLP:
         if place.shard.dispatches:
             assert self.places is not None, "experts are whole"
             self._dispatch = ExpertDispatch(place.shard, self.places)
-        # How many tokens each expert has had: int64 [num_experts], given by the model before the first step.
+        # Token counts of the experts, int64 [num_experts], set by the model before the first step.
         self.load: Tensor | None = None
 
     @property
@@ -206,7 +209,7 @@ class SparseMLP:
 
     @property
     def alternatives(self) -> Mapping[str, Alternative]:
-        """Tensors that hold all experts."""
+        """Stacked tensors of all experts."""
         return self.experts.alternatives
 
     def finish(self) -> None:
@@ -229,12 +232,15 @@ class SparseMLP:
 
     @property
     def dispatches(self) -> bool:
-        """Whether it is called as forward_dispatched()."""
+        """Whether forward_dispatched() is used."""
         return self._dispatch is not None
 
     def forward_dispatched(self, attended: Tensor, residual: Tensor, norm: RMSNorm) -> Tensor:
-        """attended [num_tokens, hidden_size]: this rank's part of what attention makes; `norm` takes such parts, too.
-        Returns what is to be added to the residual, attention's sum included where that has not been added."""
+        """Runs the layer with dispatch, including the all-reduce of attention and the norm.
+
+        attended [num_tokens, hidden_size]: this rank's partial sum of attention; `norm` accepts partial sums. Returns
+        the update of the residual, including attention's sum unless it was added already.
+        """
         dispatch, num_tokens = self._dispatch, len(attended)
         assert dispatch is not None
         if not dispatch.is_supported(attended):
@@ -251,17 +257,17 @@ class SparseMLP:
         return dispatch.all_gather_rows(added.to(x.dtype), num_tokens)
 
     def _routed(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """What experts get, which of them each row takes, and the weights of what they make."""
+        """Returns the experts' inputs, the chosen experts of each row and their weights."""
         bias = None if self._score_bias is None else self._score_bias.values
         return x, *self._ops.route(self.router(x), self._routing, bias)
 
     def _run_experts(self, rows: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
-        """By experts of this rank."""
+        """Runs this rank's experts."""
         made: Tensor = self._ops.experts(rows, ids, weights, self.experts.packed)
         return made
 
     def _shared_part(self, shared: MLP, x: Tensor) -> Tensor:
-        """Of a sum over ranks: of their own features each, or each of rows of its own."""
+        """Returns this rank's partial sum of the shared expert: a part of its features, or its own rows."""
         if self._dispatch is None:
             return shared(x)
         own, part = self._dispatch.own_rows(len(x)), x.new_zeros(x.shape)
@@ -271,12 +277,14 @@ class SparseMLP:
 
     @property
     def _expert_additions(self) -> ExpertAdditions | None:
-        """What adapters add to the experts in the step that is computed now."""
+        """Adapter weights of the experts in the current step."""
         return None if self.experts.adapters is None else self.experts.adapters.added
 
     def _local_ids(self, ids: Tensor) -> tuple[Tensor, Tensor | None]:
-        """As this rank numbers its experts, -1 for those of others, who add what these make; and what still has to be
-        counted: where experts are whole, every rank has counted those of all."""
+        """Returns local expert indices (-1 for other ranks' experts) and the counter still to be updated.
+
+        With whole experts every rank counts the tokens of all experts here.
+        """
         if self.places is None:
             return ids, self.load
         if self.load is not None:
@@ -285,8 +293,10 @@ class SparseMLP:
         return self.places.of(ids), None
 
     def run_row(self, kernels: RowKernels, residual: Tensor, norm: RMSNorm) -> None:
-        """Of a step of one token, in fused kernels: what it makes of the normalised `residual` is added to that. The
-        chain has no place for what adapters add to experts."""
+        """Adds the layer's output for the normalized `residual` to it, in fused kernels; for steps of one token.
+
+        The chain does not support adapters on experts.
+        """
         if self._expert_additions is not None:
             residual.add_(self(norm(residual)))
             return

@@ -1,4 +1,4 @@
-"""Feed-forward layers, with gates and without."""
+"""Dense feed-forward layers, with and without gates."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class PlainMLP:
-    """down(activation(up(x)))"""
+    """Feed-forward layer: down(activation(up(x)))."""
 
     def __init__(
         self, up: Projection, down: Projection, hidden_size: int, bias: bool, place: LayerPlacement, *, activation: str
@@ -42,7 +42,7 @@ class PlainMLP:
 
 
 class MLP:
-    """down(activation(gate(x)) * up(x))"""
+    """Gated feed-forward layer: down(activation(gate(x)) * up(x))."""
 
     def __init__(
         self,
@@ -59,9 +59,12 @@ class MLP:
         gate_scale: float = 1.0,
         reduce_results: bool = True,
     ) -> None:
-        """`fused`: gate and up are one tensor in the checkpoint, with the first of `names`; the second is that of down.
-        `scale`: of what the layer gives; `gate_scale`: of what the activation gets. `reduce_results`: ranks do;
-        otherwise what one gives is its part of the sum."""
+        """Builds the layer.
+
+        `fused`: gate and up are one checkpoint tensor, the first of `names`; the second is that of down. `scale`:
+        factor of the output; `gate_scale`: factor of the activation's input. `reduce_results`: all-reduces the output,
+        else it stays a partial sum.
+        """
         features = place.shard.part(intermediate_size, "intermediate_size")
         gate_up = [Projection(f"{name}.{part}_proj", intermediate_size, taken=(features,)) for part in ("gate", "up")]
         if fused:
@@ -87,7 +90,7 @@ class MLP:
 
     @property
     def dispatches(self) -> bool:
-        """Whether ranks exchange rows: those of experts do."""
+        """Whether rows are dispatched between ranks: only for experts."""
         return False
 
     def defer_all_reduce(self, *, deferred: bool = True) -> None:
@@ -97,6 +100,6 @@ class MLP:
         return self.down(self._gate(self.gate_up(x)))
 
     def run_row(self, kernels: RowKernels, residual: Tensor, norm: RMSNorm) -> None:
-        """Of a step of one token, in fused kernels: what it makes of the normalised `residual` is added to that."""
+        """Adds the layer's output for the normalized `residual` to it, in fused kernels; for steps of one token."""
         gated = kernels.linear(residual, self.gate_up, norm=norm, gated=True)
         kernels.linear_into(residual, gated, self.down)

@@ -1,4 +1,4 @@
-"""Numbers of 4 bits that share a scale, 32 of them each: OCP Microscaling Formats 1.0, MXFP4."""
+"""MXFP4: 4-bit numbers in groups of 32 with a common scale (OCP Microscaling Formats 1.0)."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-GROUP = 32  # numbers of a scale
+GROUP = 32  # numbers per scale
 GROUP_BYTES = GROUP // 2
-VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # of E2M1; the fourth bit is the sign
-SCALE_BIAS = 127  # of E8M0: a power of two
+VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # E2M1 magnitudes; the fourth bit is the sign
+SCALE_BIAS = 127  # E8M0 exponent bias
 
 
 def dequantized(blocks: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
-    """blocks: uint8 [rows, groups, GROUP_BYTES], the lower half of a byte first; scales: uint8 [rows, groups] ->
-    `dtype` [rows, groups * GROUP]"""
+    """Dequantizes to `dtype` [rows, groups * GROUP].
+
+    blocks: uint8 [rows, groups, GROUP_BYTES], low nibble first; scales: uint8 [rows, groups].
+    """
     import torch
 
     values = torch.tensor((*VALUES, *(-value for value in VALUES)), dtype=torch.float32, device=blocks.device)

@@ -1,4 +1,4 @@
-"""Experts of quantized checkpoints, each with projections of its own: widened as they are loaded."""
+"""Experts of quantized checkpoints with a projection each: dequantized while loading."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class QuantizedExperts(Experts):
-    """Gate and up of an expert are quantized alike."""
+    """Experts whose gate and up projections share a quantization scheme."""
 
     def __init__(self, name: str, hidden_size: int, config: ExpertsConfig, place: LayerPlacement) -> None:
         if place.shard.whole_experts:
@@ -41,7 +41,7 @@ class QuantizedExperts(Experts):
     def finish(self) -> None:
         for stacked, given in ((self._gate_up, self._gates_and_ups), (self._down, self._downs)):
             for expert in stacked:
-                expert.copy_(given.pop(0).weight.dequantized())  # what was loaded is let go of
+                expert.copy_(given.pop(0).weight.dequantized())  # frees the loaded tensors
         super().finish()
 
 
@@ -53,7 +53,7 @@ def _quantized(parts: list[Projection], in_features: int, columns: range, place:
 
 
 def experts_of(name: str, hidden_size: int, config: ExpertsConfig, place: LayerPlacement) -> Experts:
-    """As the checkpoint has them."""
+    """Returns the layout of experts that the checkpoint has."""
     first = f"{name}.0.{config.names.gate}"
     quantized = place.checkpoint is not None and place.checkpoint.scheme(first) is not None
     return (QuantizedExperts if quantized else Experts)(name, hidden_size, config, place)

@@ -1,1 +1,1 @@
-"""Normalisation of what goes into layers and of heads."""
+"""Normalization of layer inputs and of heads."""

@@ -1,4 +1,4 @@
-"""Root mean square normalisation of groups of heads, of which a rank has some."""
+"""RMS norm of groups of heads that are distributed over ranks."""
 
 from __future__ import annotations
 
@@ -15,12 +15,15 @@ if TYPE_CHECKING:
 
 
 class GroupedRMSNorm:
-    """A group is what heads with a key in common give. Where ranks share one, squares are added up over all ranks."""
+    """RMS norm per group of heads that share a key; squares are all-reduced if ranks share a group."""
 
     def __init__(
         self, name: str, heads: HeadShare, num_groups: int, size: int, place: LayerPlacement, *, eps: float
     ) -> None:
-        """`heads`: of this rank; `num_groups`, `size`: of the whole model, groups and elements of all together."""
+        """Builds this rank's part.
+
+        `heads`: of this rank; `num_groups`, `size`: groups and total elements of the whole model.
+        """
         import torch
 
         shard = place.shard
@@ -29,10 +32,10 @@ class GroupedRMSNorm:
         (self._taken,) = head_features(heads.queries, len(share) // heads.num_q)
         self._weight: Tensor = place.empty(len(share))
         self._group_size = size // num_groups
-        self._num_parts = heads.num_kv  # of groups, on this rank
+        self._num_parts = heads.num_kv  # (parts of) groups on this rank
         self._ones: Tensor = place.empty(self._group_size).fill_(1.0)
         self._collectives = shard.collectives if num_groups % shard.size else None
-        # Where they are shared: of each part its group, and of each group 1 beside its parts.
+        # Shared groups: the group of each part, and a matrix with 1 at each group's parts.
         self._groups: Tensor = torch.tensor(heads.keys, device=place.device)
         self._parts_of = (self._groups[:, None] == torch.arange(num_groups, device=place.device)).float()
 
@@ -40,10 +43,10 @@ class GroupedRMSNorm:
         yield f"{self._name}.weight", portion(self._weight, 0, (self._taken,), self._total)
 
     def finish(self) -> None:
-        """Used as it is."""
+        """Does nothing: used as it is."""
 
     def __call__(self, x: Tensor) -> Tensor:
-        """[num_tokens, elements of this rank] -> the same shape"""
+        """Normalizes [num_tokens, elements of this rank] -> the same shape."""
         if self._collectives is None:
             normed: Tensor = self._ops.rms_norm(x.view(-1, self._group_size), self._ones, self._eps)
         else:
@@ -51,7 +54,7 @@ class GroupedRMSNorm:
         return normed.view(x.shape) * self._weight
 
     def _of_shared(self, x: Tensor, collectives: Collectives) -> Tensor:
-        """[num_tokens, parts of groups, elements of a part]"""
+        """Normalizes [num_tokens, parts of groups, elements of a part] with squares of all ranks."""
         import torch
 
         wide = x.float().unflatten(1, (self._num_parts, -1))

@@ -1,4 +1,4 @@
-"""Normalisation by mean and variance (arXiv 1607.06450)."""
+"""Layer normalization (arXiv 1607.06450)."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
 
 class LayerNorm:
-    """Called with a residual, it first adds x to that, in place."""
+    """Layer norm; with a residual it first adds x to the residual in place."""
 
     def __init__(
         self, name: str, size: int, eps: float, place: LayerPlacement, *, bias: bool = True, scale: float = 1.0
     ) -> None:
-        """`scale`: what the result is multiplied by."""
+        """Builds the norm; `scale` is a factor of the result."""
         self._name, self._size, self._eps, self._scale = name, size, eps, scale
         self.weight: Tensor = place.empty(size)
         self.bias: Tensor | None = place.empty(size) if bias else None

@@ -1,4 +1,4 @@
-"""Root mean square normalisation."""
+"""Root mean square normalization (arXiv 1910.07467)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class RMSNorm:
-    """Called with a residual, it first adds x to that, in place."""
+    """RMS norm; with a residual it first adds x to the residual in place."""
 
     def __init__(
         self,
@@ -26,7 +26,10 @@ class RMSNorm:
         scale: float = 1.0,
         reduce_results: bool = False,
     ) -> None:
-        """The weight is (offset + the checkpoint's) * scale. `reduce_results`: the input is a rank's partial sum."""
+        """Builds the norm with the weight (offset + the checkpoint's) * scale.
+
+        `reduce_results`: x is a rank's partial sum, which is all-reduced first.
+        """
         self._collectives = place.shard.collectives if reduce_results else None
         self._name, self._offset, self._scale, self.size = name, offset, scale, size
         self._ops = place.ops
@@ -41,11 +44,11 @@ class RMSNorm:
             self.weight.copy_((self.weight.float() + self._offset) * self._scale)
 
     def complete_all_reduce(self, collectives: Collectives | None) -> None:
-        """Sets what adds up the ranks' partial sums that come beside a residual; None: the input is whole."""
+        """Sets the collectives that reduce x; None: x is complete."""
         self._collectives = collectives
 
     def after_all_reduce(self, x: Tensor, residual: Tensor) -> Tensor:
-        """As a call, of what has been added up."""
+        """Normalizes x that has been reduced already."""
         return self._ops.add_rms_norm(x, residual, self.weight, self.eps)
 
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:

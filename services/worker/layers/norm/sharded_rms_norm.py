@@ -1,4 +1,4 @@
-"""Root mean square normalisation of all heads at once, of which a rank has some."""
+"""RMS norm over all heads at once, distributed over ranks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def sharded_rms_norms(name: str, config: DecoderConfig, place: LayerPlacement) -> list[RMSNorm | ShardedRMSNorm]:
-    """Of queries, of keys."""
+    """Returns the norms of queries and of keys."""
     names, totals = (f"{name}.q_norm", f"{name}.k_norm"), (config.num_q_heads, config.num_kv_heads)
     if place.shard.is_whole:
         return [
@@ -33,13 +33,16 @@ def sharded_rms_norms(name: str, config: DecoderConfig, place: LayerPlacement) -
 
 
 class ShardedRMSNorm:
-    """Squares are added up over all ranks."""
+    """RMS norm over all heads; squares are all-reduced."""
 
     def __init__(
         self, name: str, heads: list[tuple[int, bool]], total: int, place: LayerPlacement, *, head_dim: int, eps: float
     ) -> None:
-        """`heads`: of this rank, and whether they count here, because ranks may have copies of others'; `total`: how
-        many the model has."""
+        """Builds this rank's part.
+
+        `heads`: of this rank, and whether each counts here, because ranks may hold copies of a head; `total`: heads of
+        the model.
+        """
         import torch
 
         self._name, self._shard, self._eps, dim = name, place.shard, eps, head_dim
@@ -54,10 +57,10 @@ class ShardedRMSNorm:
         yield f"{self._name}.weight", portion(self._weight, 0, self._taken, self._total)
 
     def finish(self) -> None:
-        """Used as it is."""
+        """Does nothing: used as it is."""
 
     def __call__(self, x: Tensor) -> Tensor:
-        """[num_tokens, size] -> the same shape"""
+        """Normalizes [num_tokens, size] -> the same shape."""
         import torch
 
         wide = x.float()

@@ -1,4 +1,4 @@
-"""`quant_method: awq` (AutoAWQ, version gemm): 4 bits with zero points, eight outputs in a word, not in order."""
+"""`quant_method: awq` (AutoAWQ, version gemm): 4 bits with zero points, eight outputs per word in interleaved order."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 METHOD = "awq"
 BITS = 4
-ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the output that each of a word's fields holds
+ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # output held by each field of a word
 
 
 @dataclass(frozen=True, slots=True)
 class Awq:
-    """Both: what the checkpoint says, and the one scheme of its projections."""
+    """Quantization configuration and the only scheme of its projections."""
 
-    group_size: int  # 0: a whole row
+    group_size: int  # 0: one group per row
     zero_points: bool
     ignored: tuple[str, ...]
     method: str = METHOD

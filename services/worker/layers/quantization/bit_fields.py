@@ -1,4 +1,4 @@
-"""Codes of a few bits in words of 32, the first in the lowest bits."""
+"""Unpacks codes of a few bits from 32-bit words, lowest bits first."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ WORD = 32
 
 
 def unpacked(words: Tensor, bits: int, dim: int, *, order: tuple[int, ...] | None = None) -> Tensor:
-    """int32 words -> uint8 codes, WORD / bits times as many along `dim`. `order`: which of a word's codes each field
-    holds, if not the one of its own number."""
+    """Unpacks int32 words to uint8 codes, WORD / bits times as many along `dim`.
+
+    `order`: code held by each field of a word; None: in sequence.
+    """
     import torch
 
     count = WORD // bits

@@ -1,7 +1,7 @@
-"""`quant_method: bitsandbytes`: 4 bits that stand for the values of a table (nf4, fp4), or int8 with a scale a row.
+"""`quant_method: bitsandbytes`: 4-bit indices into a table (nf4, fp4), or int8 with a scale per row.
 
-nf4: arXiv 2305.14314. Elements lie row by row, two in a byte, the first in the upper half; every 64 share a scale.
-Those scales may be bytes themselves (double quantization): `nested_quant_map` and `nested_absmax` widen them.
+nf4: arXiv 2305.14314. Elements are stored row by row, two per byte, the first in the high nibble; blocks of 64 share a
+scale. Scales may be quantized to bytes (double quantization): `nested_quant_map` and `nested_absmax` dequantize them.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from quire.kernels.reference.quantized_linear import QuantizedWeight
 
 METHOD = "bitsandbytes"
-BLOCK = 64  # elements of a scale
-NESTED_BLOCK = 256  # scales of a scale
+BLOCK = 64  # elements per scale
+NESTED_BLOCK = 256  # quantized scales per scale
 LARGEST_INT8 = 127
 
 
 @dataclass(frozen=True, slots=True)
 class BitsAndBytes:
-    """One scheme for all but the projections that are listed."""
+    """Quantization configuration with one scheme, except for listed projections."""
 
     all: Scheme
     ignored: tuple[str, ...]
@@ -43,10 +43,10 @@ class BitsAndBytes:
 
 @dataclass(frozen=True, slots=True)
 class FourBitTable:
-    """4 bits an element."""
+    """Scheme of 4-bit indices into a table."""
 
-    table: str  # its name in the checkpoint: nf4, fp4
-    nested: bool  # scales are bytes
+    table: str  # name in the checkpoint: nf4, fp4
+    nested: bool  # scales are quantized to bytes
 
     def check(self, name: str, out_features: int, in_features: int) -> None:
         if in_features % BLOCK:
@@ -97,10 +97,10 @@ class FourBitTable:
 
 @dataclass(frozen=True, slots=True)
 class Int8Rows:
-    """A byte an element; a row's scale is the largest of its elements."""
+    """Scheme of int8 elements; a row's scale is its largest magnitude."""
 
     def check(self, name: str, out_features: int, in_features: int) -> None:
-        """Any size."""
+        """Accepts any size."""
 
     def tensors(self, out_features: int, in_features: int) -> Mapping[str, CheckpointTensor]:
         import torch

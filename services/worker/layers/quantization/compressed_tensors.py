@@ -1,7 +1,7 @@
 """`quant_method: compressed-tensors` (llm-compressor): groups of projections with a scheme each.
 
-float8 or int8 weights beside quantized activations (`float-quantized`, `int-quantized`, `naive-quantized`), or integers
-of 4 and 8 bits packed into words (`pack-quantized`).
+float8 or int8 weights with quantized activations (`float-quantized`, `int-quantized`, `naive-quantized`), or 4-bit and
+8-bit integers packed into words (`pack-quantized`).
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from quire.services.worker.layers.quantization.packed_integers import PackedInte
 from quire.services.worker.layers.quantization.port import Scheme
 
 METHOD = "compressed-tensors"
-ALL_LINEAR = "Linear"  # a class of modules: all projections
+ALL_LINEAR = "Linear"  # module class: all projections
 PACKED = "pack-quantized"
 PLAIN = ("float-quantized", "int-quantized", "naive-quantized")
 
 
 @dataclass(frozen=True, slots=True)
 class CompressedTensors:
-    """The first group that names a projection gives its scheme, else the first that means all."""
+    """Quantization configuration: the first group that names a projection gives its scheme, else the first for all."""
 
-    groups: tuple[tuple[tuple[str, ...], Scheme], ...]  # targets, what they have
+    groups: tuple[tuple[tuple[str, ...], Scheme], ...]  # (targets, scheme)
     ignored: tuple[str, ...]
     method: str = METHOD
 

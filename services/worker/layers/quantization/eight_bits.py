@@ -1,4 +1,4 @@
-"""Weights of a byte each, [out_features, in_features], beside scales that they are multiplied with."""
+"""8-bit weights [out_features, in_features] with scales."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from quire.kernels.reference.quantized_linear import QuantizedWeight
 
-BLOCK = 128  # the side of a block, and the elements of a token that then share a scale
+BLOCK = 128  # side of a weight block, and elements of a token per activation scale
 
 Strategy = Literal["tensor", "channel", "group", "block"]
 Activations = Literal["none", "static", "token"]
@@ -22,17 +22,17 @@ Activations = Literal["none", "static", "token"]
 
 @dataclass(frozen=True, slots=True)
 class EightBits:
-    """float8_e4m3fn or int8."""
+    """Scheme of float8_e4m3fn or int8 weights."""
 
     kind: Literal["fp8", "int8"]
-    weight: Strategy  # what shares a scale
-    activations: Activations  # in 16 bits, or quantized: by one scale of the checkpoint, by one found for each token
+    weight: Strategy  # granularity of weight scales
+    activations: Activations  # not quantized, by a static scale, or by a dynamic scale per token
     group_size: int = 0
     zero_points: bool = False
 
     @property
     def by_row(self) -> bool:
-        """One scale for a row (or for all of them), and activations in 8 bits."""
+        """Whether there is one scale per row (or one for all) and activations are in 8 bits."""
         return self.weight in ("tensor", "channel") and self.activations != "none" and not self.zero_points
 
     def check(self, name: str, out_features: int, in_features: int) -> None:
@@ -81,7 +81,7 @@ class EightBits:
         )
 
     def _by_row(self, scales: Tensor, out_features: int) -> Tensor:
-        """[out_features, groups]: parts of a fused product keep their own, however their rows are ordered."""
+        """Expands scales to [out_features, groups], so that parts of a fused product keep theirs in any row order."""
         if self.weight == "tensor":
             return scales.view(1, 1).expand(out_features, 1)
         return scales.repeat_interleave(BLOCK, 0)[:out_features] if self.weight == "block" else scales

@@ -1,4 +1,4 @@
-"""Reading a section of a `quantization_config`: refusals name the field by its path, and its value."""
+"""Typed access to a `quantization_config`; errors name the field's path and value."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class Fields:
-    """An object of a config.json and where it stands."""
+    """Object of a config.json with its path."""
 
     def __init__(self, values: dict[str, Any], path: str = SECTION) -> None:
         self._values, self._path = values, path
@@ -34,7 +34,7 @@ class Fields:
         return self.one_of(key, (True, False), default)
 
     def integer(self, *keys: str) -> int:
-        """Under the first of `keys` that is there."""
+        """Returns the first of `keys` that is present."""
         key = next((key for key in keys if self.get(key) is not None), keys[0])
         value = self.get(key)
         if not isinstance(value, int) or isinstance(value, bool):
@@ -56,11 +56,11 @@ class Fields:
         return Fields(value, f"{self._path}.{key}")
 
     def sections(self) -> list[tuple[str, Fields]]:
-        """Every entry, an object each."""
+        """Returns all entries, each of which has to be an object."""
         return [(key, section) for key in self._values if (section := self.section(key)) is not None]
 
     def reject_fields(self, *keys: str) -> None:
-        """Refuses what would change the numbers and is not done here."""
+        """Raises InvalidArgument for fields that would change the numbers and are not supported."""
         for key in keys:
             if self.get(key):
                 raise self.refusal(key, self.get(key), "this is not done here")

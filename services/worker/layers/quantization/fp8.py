@@ -1,7 +1,7 @@
-"""`quant_method: fp8`, as DeepSeek-V3 and Qwen3-FP8 are published (FineGrainedFP8Config of transformers).
+"""`quant_method: fp8`, as published for DeepSeek-V3 and Qwen3-FP8 (FineGrainedFP8Config of transformers).
 
-`weight` in float8_e4m3fn, `weight_scale_inv` (older: `weight_scale`) to multiply it with: one, or one for every block.
-Activations are quantized as they come, or (`activation_scheme: static`) with one scale of the checkpoint.
+`weight` in float8_e4m3fn, `weight_scale_inv` (older: `weight_scale`): one factor, or one per block. Activations are
+quantized dynamically, or (`activation_scheme: static`) with a scale of the checkpoint.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ BLOCK = 128
 
 @dataclass(frozen=True, slots=True)
 class Fp8:
-    """One scheme for all but the projections that are listed."""
+    """Quantization configuration with one scheme, except for listed projections."""
 
     all: EightBits
     ignored: tuple[str, ...]

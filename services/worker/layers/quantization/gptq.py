@@ -1,6 +1,6 @@
-"""`quant_method: gptq` (AutoGPTQ, GPTQModel): 4 or 8 bits in words along the inputs, groups in any order (act-order).
+"""`quant_method: gptq` (AutoGPTQ, GPTQModel): 4 or 8 bits packed along the inputs, groups in any order (act-order).
 
-The first version of the format stores zero points less one.
+Version 1 of the format stores zero points minus one.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ FIRST_VERSION = "gptq"
 
 @dataclass(frozen=True, slots=True)
 class Gptq:
-    """Both: what the checkpoint says, and the one scheme of its projections."""
+    """Quantization configuration and the only scheme of its projections."""
 
     bits: int
-    group_size: int  # 0: a whole row
+    group_size: int  # 0: one group per row
     act_order: bool
     zeros_less_one: bool
     symmetric: bool
@@ -43,7 +43,7 @@ class Gptq:
 
     @property
     def packed(self) -> tuple[int, float | None] | None:
-        """Symmetric ones have zeros like all others, which happen to be alike."""
+        """Group size and common zero point of packed 4-bit weights; symmetric checkpoints store zero points as well."""
         return (self.group_size, 8.0 if self.symmetric else None) if self.bits == 4 and not self.act_order else None
 
     def scheme(self, name: str) -> Gptq | None:

@@ -1,4 +1,4 @@
-"""Columns whose groups were chosen by what activations are like (act-order) are put side by side again."""
+"""Sorts columns by quantization group for checkpoints with act-order."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ if TYPE_CHECKING:
 def grouped(
     codes: Tensor, scales: Tensor, zeros: Tensor, groups: Tensor | None, *, group_size: int, bits: int
 ) -> QuantizedWeight:
-    """codes [out_features, in_features]; scales, zeros [out_features, groups]; `groups`: int32 [in_features], of each
-    column, or None where they follow one another."""
+    """Builds a weight with contiguous groups.
+
+    codes [out_features, in_features]; scales, zeros [out_features, groups]; `groups`: int32 [in_features] of each
+    column, or None if they are contiguous.
+    """
     import torch
 
     from quire.kernels.reference.quantized_linear import QuantizedWeight

@@ -1,17 +1,17 @@
-"""Which projections a list of names, parts of names and patterns means."""
+"""Matches projection names against lists of names, name parts and patterns."""
 
 from __future__ import annotations
 
 import re
 
-PATTERN = "re:"  # compressed-tensors: what follows is a regular expression
+PATTERN = "re:"  # compressed-tensors: prefix of regular expressions
 
-# What no converter quantizes although nothing in the configuration says so.
+# Never quantized by converters, although configurations do not list them.
 NEVER_QUANTIZED = ("lm_head", "score", "mlp.gate", "shared_expert_gate", "router", "block_sparse_moe.gate")
 
 
 def matches(name: str, listed: tuple[str, ...]) -> bool:
-    """If one of `listed` is the name, a module around it, its last parts, or a pattern that begins to match it."""
+    """Returns whether an entry is the name, an enclosing module, its last parts, or a pattern matching its start."""
     return any(_matches(name, one) for one in listed)
 
 

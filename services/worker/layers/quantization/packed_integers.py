@@ -1,7 +1,7 @@
-"""`pack-quantized` of compressed-tensors: integers of 4 or 8 bits in words along a row, offset to be positive.
+"""`pack-quantized` of compressed-tensors: unsigned 4-bit or 8-bit integers packed along rows.
 
-`weight_packed`, `weight_scale` [out_features, groups], `weight_zero_point` in words along the outputs, and with
-`actorder: group` also `weight_g_idx`, the group that each column belongs to.
+`weight_packed`, `weight_scale` [out_features, groups], `weight_zero_point` packed along the outputs, and with
+`actorder: group` also `weight_g_idx`, the group of each column.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PackedIntegers:
-    """Weights alone are quantized."""
+    """Scheme of packed integer weights; activations are not quantized."""
 
     bits: int
-    group_size: int  # 0: a whole row
+    group_size: int  # 0: one group per row
     zero_points: bool
     act_order: bool = False
 

@@ -1,4 +1,4 @@
-"""The parts of one product as a quantized checkpoint has them."""
+"""Projections of one fused product in a quantized checkpoint."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 class QuantizedParts:
-    """Filled by the loader, then one weight whose rows are those of all parts, in their order.
+    """Loads quantized projections and concatenates them to one weight, in order.
 
-    A rank of several that share a product's rows or columns loads whole parts and keeps its share of the unpacked
-    weight: where scales and codes of a part begin is the scheme's.
+    Ranks that share a product's rows or columns load whole parts and keep their share of the unpacked weight, because
+    the layout of scales and codes depends on the scheme.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class QuantizedParts:
         *,
         columns: range,
     ) -> None:
-        """`columns`: the input features that this rank gets."""
+        """Allocates the tensors; `columns`: input features of this rank."""
         import torch
 
         self._columns = columns
@@ -64,7 +64,7 @@ class QuantizedParts:
 
     @property
     def weight(self) -> QuantizedWeight:
-        """Of all parts, once they are loaded."""
+        """Weight of all parts, once they are loaded."""
         if self._unpacked is None:
             from quire.kernels.reference.quantized_linear import side_by_side
 
@@ -79,7 +79,7 @@ class QuantizedParts:
     is_quantized = True
 
     def dequantized(self) -> Tensor:
-        """[out_features, in_features], what this rank has of both, in the model's dtype."""
+        """Returns this rank's weight [out_features, in_features] in the model's dtype."""
         return self.weight.dequantized().to(self._dtype)
 
     def _share_of(self, weight: QuantizedWeight) -> QuantizedWeight:
@@ -102,7 +102,7 @@ class QuantizedParts:
         return weight
 
     def select_rows(self, rows: Tensor) -> None:
-        """Outputs `rows` alone, in that order."""
+        """Keeps the outputs `rows`, in that order."""
         self._unpacked = self.weight.select_rows(rows)
 
     def drop_bias(self) -> None:
@@ -116,7 +116,10 @@ class QuantizedParts:
 
 
 def scheme_of(parts: Sequence[Projection], place: LayerPlacement) -> Scheme | None:
-    """How all of them are quantized; None if they are not. Raises InvalidArgument if some are otherwise than others."""
+    """Returns the common scheme of the parts; None if they are not quantized.
+
+    Raises InvalidArgument if their schemes differ.
+    """
     if place.checkpoint is None:
         return None
     schemes = [place.checkpoint.scheme(part.name) for part in parts]

@@ -1,4 +1,4 @@
-"""What a checkpoint's quantization says of a projection. Needs no torch: a config.json is judged without."""
+"""Ports of checkpoint quantization. Needs no torch, so that a config.json can be checked without it."""
 
 from __future__ import annotations
 
@@ -15,41 +15,43 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointTensor:
-    """A tensor of the checkpoint: how large, and of what."""
+    """Shape and dtype of a checkpoint tensor."""
 
-    shape: tuple[int, ...]  # (0,): as large as the checkpoint's
+    shape: tuple[int, ...]  # (0,): sized as in the checkpoint
     dtype: torch.dtype
 
 
 class Scheme(Protocol):
-    """How a projection [out_features, in_features] lies in a checkpoint."""
+    """Storage format of a projection [out_features, in_features]."""
 
     def check(self, name: str, out_features: int, in_features: int) -> None:
-        """Raises InvalidArgument for sizes that it cannot have."""
+        """Raises InvalidArgument for unsupported sizes."""
 
     def tensors(self, out_features: int, in_features: int) -> Mapping[str, CheckpointTensor]:
-        """By what follows the projection's name and a dot."""
+        """Returns the tensors by the suffix of their names after the projection's."""
 
     def unpack(self, tensors: Mapping[str, Tensor], out_features: int, in_features: int) -> QuantizedWeight:
-        """What the products are computed with."""
+        """Converts the tensors to the weight used by the kernels."""
 
 
 class CheckpointQuantization(Protocol):
-    """A `quantization_config`, read and found to be one that is computed as it is meant."""
+    """A `quantization_config` that was read and is supported."""
 
     @property
     def method(self) -> str:
-        """As the checkpoint calls it."""
+        """Name of the method in config.json."""
 
     @property
     def supports_single_row(self) -> bool:
-        """A chain for single rows can compute with every projection: 4 bits, or 8 with a scale for each row and
-        activations that become 8 bits, too."""
+        """Whether the chain for single rows supports all projections.
+
+        It supports 4 bits, and 8 bits with a scale per row and 8-bit activations.
+        """
 
     @property
     def packed(self) -> tuple[int, float | None] | None:
-        """Of weights that all have 4 bits and no table: the size of a group (0: a whole row) and the zero that all
-        codes have, None if each group has its own. None: there are others."""
+        """Group size (0: one per row) and common zero point (None: per group) of 4-bit weights; None for other
+        weights."""
 
     def scheme(self, name: str) -> Scheme | None:
-        """Of the projection `name` (without ".weight"); None if it is stored as it is."""
+        """Returns the scheme of projection `name` (without ".weight"); None if it is not quantized."""

@@ -1,4 +1,4 @@
-"""Quantizations by the name that config.json gives them. Needs no torch."""
+"""Registry of quantization methods by their name in config.json. Needs no torch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ READERS: dict[str, Callable[[Fields], CheckpointQuantization]] = {
 
 
 def read_quantization(config: ConfigFile) -> CheckpointQuantization | None:
-    """None if the checkpoint is not quantized. Raises InvalidArgument for what is not known here."""
+    """Reads the quantization; None if there is none. Raises InvalidArgument for unknown or unsupported ones."""
     section = config.section(SECTION)
     if section is None or not section.values:
         return None

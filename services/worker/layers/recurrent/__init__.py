@@ -1,1 +1,1 @@
-"""Layers whose memory of earlier tokens is a state of fixed size."""
+"""Recurrent layers, which keep a state of fixed size."""

@@ -1,7 +1,6 @@
-"""A recurrent layer in place of attention: a short convolution, the gated delta rule, a gate (arXiv 2412.06464).
+"""Gated DeltaNet layer: a short convolution, the gated delta rule, an output gate (arXiv 2412.06464).
 
-What it keeps of the tokens before is a state of fixed size, in the pages that hold other layers' keys and values
-(kernels/state_pages.py).
+Its state of fixed size is kept in the pages that hold other layers' keys and values (kernels/state_pages.py).
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class GatedDeltaNet(RecurrentLayer):
-    """As Qwen3-Next has it: projections of a key head, and of the values that read it, lie side by side."""
+    """Gated DeltaNet of Qwen3-Next: projections are grouped by key head, with the values that read it."""
 
     def __init__(self, name: str, config: DecoderConfig, place: LayerPlacement) -> None:
         whole = config.recurrent
@@ -55,7 +54,7 @@ class GatedDeltaNet(RecurrentLayer):
         self._rate.values.exp_().neg_()
 
     def _reorder(self) -> None:
-        """Queries of all heads, then their keys, values and gates; strengths of all heads, then their steps."""
+        """Reorders to all queries, keys, values, gates; and to all strengths, then step sizes."""
         sizes, device = self._sizes, self._place.device
         values = sizes.values // sizes.num_key_heads
         self._mixed.reorder(_side_by_side((sizes.key_dim, sizes.key_dim, values, values), sizes.num_key_heads, device))
@@ -77,7 +76,7 @@ class GatedDeltaNet(RecurrentLayer):
 
 
 def _inputs(name: str, whole: RecurrentConfig, heads: HeadShare) -> tuple[Projection, Projection]:
-    """What a rank needs of them."""
+    """Returns this rank's rows of both input projections."""
     mixed = tuple(_of_groups(whole, heads, 2 * whole.key_dim, (whole.value_dim, whole.value_dim)))
     gates = tuple(_of_groups(whole, heads, 0, (1, 1)))
     return (
@@ -87,7 +86,8 @@ def _inputs(name: str, whole: RecurrentConfig, heads: HeadShare) -> tuple[Projec
 
 
 def _of_groups(whole: RecurrentConfig, heads: HeadShare, of_key: int, of_values: tuple[int, ...]) -> Iterator[range]:
-    """A key head has `of_key` features, and behind them lie its value heads', `of_values` of each, part after part."""
+    """Yields this rank's features in groups of one key head (`of_key` features) and its value heads (`of_values`
+    each)."""
     repeats, own = whole.num_heads // whole.num_key_heads, heads.num_q // heads.num_kv
     for place, key in enumerate(heads.keys):
         start = key * (of_key + repeats * sum(of_values))
@@ -101,13 +101,13 @@ def _of_groups(whole: RecurrentConfig, heads: HeadShare, of_key: int, of_values:
 
 
 def _channels(whole: RecurrentConfig, heads: HeadShare) -> tuple[range, ...]:
-    """Of the convolution: queries, keys, values."""
+    """Returns this rank's convolution channels: queries, keys, values."""
     queries, keys = (head_features(heads.keys, whole.key_dim, first) for first in (0, whole.keys))
     return (*queries, *keys, *head_features(heads.queries, whole.value_dim, 2 * whole.keys))
 
 
 def _side_by_side(sizes: tuple[int, ...], num_groups: int, device: torch.device) -> Tensor:
-    """Of features that lie in groups, each with parts of these sizes, all of the first part, then of the second, ..."""
+    """Returns the permutation from grouped parts to all first parts, then all second ones, and so on."""
     import torch
 
     features = torch.arange(num_groups * sum(sizes), device=device).view(num_groups, -1)

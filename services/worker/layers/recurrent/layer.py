@@ -1,4 +1,4 @@
-"""What recurrent layers are alike in: the sizes of a state, and how a block of a model sees the layer."""
+"""Common parts of recurrent layers: sizes of the state, and the layer interface."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RecurrentConfig:
-    """Sizes of the recurrent layers, and which layers they are."""
+    """Sizes of recurrent layers, and which layers are recurrent."""
 
-    heads_field: ClassVar[str] = "linear_num_value_heads"  # of config.json: says num_heads
+    heads_field: ClassVar[str] = "linear_num_value_heads"  # field of config.json for num_heads
 
-    num_heads: int  # of values
-    num_key_heads: int  # as many heads of values have one in common
+    num_heads: int  # value heads
+    num_key_heads: int  # value heads are divided evenly among them
     key_dim: int
     value_dim: int
     conv_width: int
-    layers: tuple[bool, ...]  # by layer: whether it is recurrent
-    beside_attention: bool = field(default=False, kw_only=True)  # the recurrent layers have keys and values as well
+    layers: tuple[bool, ...]  # whether each layer is recurrent
+    beside_attention: bool = field(default=False, kw_only=True)  # recurrent layers also have attention
 
     @property
     def keys(self) -> int:
-        """Elements of a token's keys, all heads together; its queries have as many."""
+        """Elements of a token's keys, all heads together; queries have the same number."""
         return self.num_key_heads * self.key_dim
 
     @property
@@ -45,11 +45,11 @@ class RecurrentConfig:
         return self.num_heads * self.value_dim
 
     def heads_of(self, shard: Shard) -> HeadShare:
-        """Heads of values, and the key heads that these have; both stay in their order."""
+        """Returns a rank's value heads and the key heads they use, in order."""
         return shard.heads(self.num_heads, self.num_key_heads, self.heads_field)
 
     def of_rank(self, shard: Shard) -> Self:
-        """What a rank has. It keeps the states of its own heads; key heads that ranks share are there on each."""
+        """Returns a rank's configuration: it keeps the states of its own heads; shared key heads are replicated."""
         share = self.heads_of(shard)
         return replace(self, num_heads=share.num_q, num_key_heads=share.num_kv)
 
@@ -60,15 +60,15 @@ class RecurrentConfig:
 
     @property
     def spec(self) -> State:
-        """Of a layer; where it is cut, of all ranks together."""
+        """KV specification of a layer, over all ranks together."""
         return State(self.state.num_words * WORD_BYTES)
 
 
 class RecurrentLayer(ABC):
-    """In place of attention, or beside it."""
+    """Recurrent layer, used in place of attention or besides it."""
 
     def __init__(self, output: Linear, parts: tuple[Loadable, ...]) -> None:
-        """`parts`: whatever has weights, `output` included."""
+        """Takes the output projection and all parts with weights, `output` included."""
         self._output, self._parts = output, parts
 
     def destinations(self) -> Iterator[tuple[str, Destination]]:
@@ -84,13 +84,13 @@ class RecurrentLayer(ABC):
         self._output.defer_all_reduce()
 
     def __call__(self, x: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor) -> Tensor:
-        """x [num_tokens, hidden_size] -> the same shape"""
+        """Runs the layer: x [num_tokens, hidden_size] -> the same shape."""
         return self.attend(self.store(x, batch, cache, cos_sin), cache, batch.attention)
 
     @abstractmethod
     def store(self, x: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor) -> Tensor:
-        """Changes the states; returns what they gave, [num_tokens, num_heads * value_dim]."""
+        """Updates the states; returns their outputs, [num_tokens, num_heads * value_dim]."""
 
     def attend(self, q: Tensor, cache: LayerCache, metadata: AttentionMetadata) -> Tensor:
-        """What the states gave to the tokens in `metadata` -> [num_tokens, hidden_size]"""
+        """Projects the states' outputs for the tokens in `metadata`; returns [num_tokens, hidden_size]."""
         return self._output(q)

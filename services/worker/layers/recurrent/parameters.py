@@ -1,4 +1,4 @@
-"""Parameters that recurrent layers have beside their projections."""
+"""Parameters of recurrent layers besides projections."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 class HeadRates:
-    """A parameter for each head, in float32."""
+    """Per-head parameter in float32."""
 
     def __init__(self, name: str, heads: range, total: int, place: LayerPlacement) -> None:
-        """`heads`: of this rank, of `total`"""
+        """Allocates the values of this rank's `heads`, out of `total`."""
         self._name, self._heads, self._total = name, heads, total
         self.values: Tensor = place.empty(len(heads)).float()
 
@@ -25,16 +25,16 @@ class HeadRates:
         yield self._name, portion(self.values, 0, (self._heads,), self._total)
 
     def finish(self) -> None:
-        """Used as it is."""
+        """Does nothing: used as it is."""
 
 
 class Convolution:
-    """Its weights."""
+    """Weights of the short convolution."""
 
     def __init__(
         self, name: str, taken: tuple[range, ...], total: int, width: int, place: LayerPlacement, *, bias: bool = False
     ) -> None:
-        """`taken`: the channels that this rank has, of `total`"""
+        """Allocates the channels `taken` of this rank, out of `total`."""
         self._name, self._taken, self._total = name, taken, total
         num_channels = sum(map(len, taken))
         self._given: Tensor = place.empty(num_channels, 1, width)
@@ -52,4 +52,4 @@ class Convolution:
                 part.copy_(part[channels])
 
     def finish(self) -> None:
-        """Used as they are."""
+        """Does nothing: used as they are."""

@@ -1,4 +1,4 @@
-"""What a recurrent layer's tokens do to states, where some of them are drafts (step/drafted_states.py)."""
+"""Applies tokens to recurrent states when some of them are drafts (step/drafts/drafted_states.py)."""
 
 from __future__ import annotations
 
@@ -13,20 +13,23 @@ if TYPE_CHECKING:
     from quire.services.worker.step.drafts.drafted_states import DraftedStates
 
 Tensors = tuple["Tensor", ...]
-# Block tables, where rows begin (None: each has one token), their positions.
+# Block tables, row starts (None: one token per row), sequence lengths.
 Rows = tuple["Tensor", "Tensor | None", "Tensor"]
 Change = Callable[[Tensors, Rows], Tensors]
 
 
 class Recurrence:
-    """Of one layer: owns what it was given of drafts."""
+    """Recurrence of one layer; owns the kept inputs of drafts."""
 
     def __init__(self) -> None:
-        self._kept: Tensors = ()  # [num_places, width] each; there once somebody drafts
+        self._kept: Tensors = ()  # [num_places, width] each; allocated with the first drafts
 
     def run(self, given: Tensors, batch: ForwardBatch, change: Change) -> Tensors:
-        """`given`: what the layer has of the step's tokens, [num_tokens, width] each. `change` takes it of tokens in
-        rows, changes their states, and returns what these give, [num_tokens, ...] each."""
+        """Runs the recurrence over a step.
+
+        `given`: the layer's inputs, [num_tokens, width] each. `change` updates the states of rows with such inputs and
+        returns the outputs, [num_tokens, ...] each.
+        """
         rows, drafted = batch.attention, batch.drafted_states
         if drafted is None:
             return change(given, (rows.block_tables, None if rows.is_decode else rows.query_start, rows.seq_lens))
@@ -40,7 +43,8 @@ class Recurrence:
     def _read(
         self, given: Tensors, found: Tensors, rows: AttentionMetadata, drafted: DraftedStates, change: Change
     ) -> Tensors:
-        """Drafts change states in the null block. `found`: of the tokens before them."""
+        """Computes the drafts' outputs, with state updates discarded into the null block. `found`: outputs of certain
+        tokens."""
         tables = rows.block_tables.new_zeros(len(drafted.rows), 2)
         tables[:, 0] = rows.block_tables[drafted.rows, drafted.blocks]
         guesses = tuple(part.index_select(0, drafted.drafts) for part in given)
@@ -56,7 +60,7 @@ class Recurrence:
 
 
 def _sure(part: Tensor, kept: Tensor, drafted: DraftedStates) -> Tensor:
-    """[num_kept + num_sure, width]"""
+    """Merges kept and certain inputs: [num_kept + num_certain, width]."""
     rows = part.new_empty(len(drafted.kept_indices) + len(drafted.certain_indices), part.size(1))
     rows.index_copy_(0, drafted.certain_indices, part.index_select(0, drafted.certain))
     return rows.index_copy_(0, drafted.kept_indices, kept.index_select(0, drafted.kept_places))

@@ -1,5 +1,4 @@
-"""A state space, in place of attention or beside it: a short convolution, a scan, a gate and mostly a norm (Mamba 2,
-arXiv 2405.21060)."""
+"""State space layer (Mamba 2, arXiv 2405.21060): a short convolution, a scan, a gate and usually a norm."""
 
 from __future__ import annotations
 
@@ -25,29 +24,32 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SpaceConfig(RecurrentConfig):
-    """A head's keys are what goes into its state, its queries what that is asked with."""
+    """Sizes of a state space: keys are the state's inputs (B), queries its outputs (C)."""
 
     heads_field: ClassVar[str] = "mamba_n_heads"
 
     conv_bias: bool
-    input_bias: bool  # of the projections
+    input_bias: bool  # bias of the input projection
     output_bias: bool
-    has_norm: bool = True  # of what each group of heads with a key in common gives
+    has_norm: bool = True  # norm per group of heads with a common key
     norm_before_gate: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class SpaceScales:
-    """What the weights are multiplied by."""
+    """Constant multipliers that are folded into the weights."""
 
     input: float = 1.0
-    parts: tuple[float, ...] = (1.0,) * 5  # of the projection: gates, values, states' inputs, their outputs, steps
+    parts: tuple[float, ...] = (1.0,) * 5  # of the projection: gates, values, B, C, step sizes
     output: float = 1.0
 
 
 class StateSpace(RecurrentLayer):
-    """The convolution's channels are, in the checkpoint, those of the values, the states' inputs, their outputs; here
-    the other way round, as the kernels have queries, keys and values."""
+    """State space layer.
+
+    The checkpoint orders convolution channels as values, B, C; here they are C, B, values, as the kernels' queries,
+    keys and values.
+    """
 
     def __init__(
         self,
@@ -58,7 +60,7 @@ class StateSpace(RecurrentLayer):
         *,
         reduce_results: bool = True,
     ) -> None:
-        """`reduce_results`: ranks do; otherwise what one gives is its part of the sum."""
+        """Builds this rank's part; `reduce_results`: all-reduces the output, else it stays a partial sum."""
         whole = config.recurrent
         assert isinstance(whole, SpaceConfig)
         hidden, heads, total = config.hidden_size, whole.heads_of(place.shard), whole.num_heads
@@ -94,7 +96,7 @@ class StateSpace(RecurrentLayer):
         self._rate.values.exp_().neg_()
 
     def _reorder(self) -> None:
-        """Of the projection: outputs of states, their inputs, values; then gates, then steps."""
+        """Reorders the projection to C, B, values, gates, step sizes."""
         import torch
 
         sizes, device = self._sizes, self._place.device
@@ -121,7 +123,7 @@ class StateSpace(RecurrentLayer):
         return self._gated(found, values, gates)
 
     def _gated(self, found: Tensor, values: Tensor, gates: Tensor) -> Tensor:
-        """What went past the states is added, then the gate and a norm for each group, or the other way round."""
+        """Adds the skip connection (D), then applies gate and norm, or norm and gate."""
         from torch.nn import functional
 
         sizes = self._sizes
@@ -135,7 +137,7 @@ class StateSpace(RecurrentLayer):
 
 
 def _input(name: str, whole: SpaceConfig, heads: HeadShare) -> Projection:
-    """What a rank needs of it: gates, the convolution's channels, steps."""
+    """Returns this rank's rows of the input projection: gates, convolution channels, step sizes."""
     gates = head_features(heads.queries, whole.value_dim)
     channels = _channels(whole, heads, whole.values)
     first_step = whole.values + whole.state.num_channels
@@ -144,7 +146,7 @@ def _input(name: str, whole: SpaceConfig, heads: HeadShare) -> Projection:
 
 
 def _channels(whole: SpaceConfig, heads: HeadShare, offset: int = 0) -> tuple[range, ...]:
-    """Values, states' inputs, their outputs; `offset`: of the first channel."""
+    """Returns this rank's channels: values, B, C; `offset`: of the first channel."""
     first = offset + whole.values
     ins, outs = (head_features(heads.keys, whole.key_dim, start) for start in (first, first + whole.keys))
     return (*head_features(heads.queries, whole.value_dim, offset), *ins, *outs)

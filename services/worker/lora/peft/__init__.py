@@ -1,1 +1,1 @@
-"""Adapters as PEFT stores them: found, checked and read."""
+"""Finds, checks and reads adapters in PEFT's format."""

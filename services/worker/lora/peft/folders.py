@@ -1,4 +1,4 @@
-"""From where a worker takes adapters while it runs: folders that its operator has named, and what lies in them."""
+"""Folders that a worker may load adapters from at run time, as its operator has configured."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ from quire.shared.errors import InvalidArgument
 
 
 class AdapterFolders:
-    """Any thread may call."""
+    """Allowed folders of adapters. Thread-safe."""
 
     def __init__(self, roots: Sequence[str], max_rank: int, most_bytes: int = peft_folder.MAX_WEIGHT_BYTES) -> None:
         self._allowed = AllowedFolders(roots)
         self._max_rank, self._most_bytes = max_rank, most_bytes
 
     def read(self, name: str, path: str) -> PeftFolder:
-        """`path`: absolute, or relative to one of the folders. Raises InvalidArgument, with the same text whether
-        something is there or not where the path leads out of them."""
+        """Reads the adapter at `path`, absolute or relative to one of the folders.
+
+        Raises InvalidArgument, for a path outside of the folders with the same text whether it exists or not.
+        """
         place = self._allowed.find(path)
         if place is None:
             text = f"lora_path: {path!r} is not in a folder that this worker takes adapters from (lora_folders)"

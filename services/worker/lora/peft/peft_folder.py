@@ -1,9 +1,9 @@
-"""An adapter as PEFT saves it: adapter_config.json and adapter_model.safetensors.
+"""Reads an adapter in PEFT's format: adapter_config.json and adapter_model.safetensors.
 
-LoRA (Hu et al. 2021): a linear layer gives W x + s B A x, where s is alpha / rank, or alpha / sqrt(rank) with rsLoRA
-(Kalajdzievski 2023). DoRA (Liu et al. 2024): (m / |W + s B A|) (W x + s B A x), row by row.
-Embeddings have A and B of their own names: a row of A^T is what a token's id picks. Experts that are one parameter:
-expert_stacks.py. Weights that were trained whole (modules_to_save): vocabulary_adapters.py.
+LoRA (Hu et al. 2021): a linear layer computes W x + s B A x, where s is alpha / rank, or alpha / sqrt(rank) with rsLoRA
+(Kalajdzievski 2023). DoRA (Liu et al. 2024): (m / |W + s B A|) (W x + s B A x), row by row. Embeddings use other names
+for A and B: a token's id selects a row of A^T. Stacked experts: expert_stacks.py. Weights that were trained whole
+(modules_to_save): vocabulary_adapters.py.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ WEIGHTS = "adapter_model.safetensors"
 PREFIX = "base_model.model."
 A, B = ".lora_A.weight", ".lora_B.weight"
 EMBEDDING_A, EMBEDDING_B = ".lora_embedding_A", ".lora_embedding_B"
-BASE = ".base_layer.weight"  # a copy of the model's own, which PEFT saves with adapters of embeddings and output heads
-GATE_UP, DOWN = "gate_up_proj", "down_proj"  # what transformers calls the parameters that hold all experts
+BASE = ".base_layer.weight"  # copy of the model's weight, which PEFT saves with adapters of embeddings and output heads
+GATE_UP, DOWN = "gate_up_proj", "down_proj"  # transformers' names of stacked expert parameters
 WITH_BASE = ("embed_tokens", "lm_head")
 STACKED = re.compile(r"(.*\.experts)(\.base_layer)?")
 MAGNITUDES = (".lora_magnitude_vector", ".lora_magnitude_vector.weight")  # DoRA's
 MAX_RANK = 256
 MAX_CONFIG_BYTES = 1 << 20
 MAX_SAVED_NAMES = 1_000
-ADDED_BY_PEFT = ("classifier", "score")  # to modules_to_save of each adapter that classifies; one of them is there
-MAX_WEIGHT_BYTES = 1 << 30  # of weights, or as many as its model has, if that is more
+ADDED_BY_PEFT = ("classifier", "score")  # to modules_to_save of each classification adapter; one of them exists
+MAX_WEIGHT_BYTES = 1 << 30  # per adapter, or the size of its model if that is larger
 
-# Fields of adapter_config.json that change what is computed, and what they may say.
+# Fields of adapter_config.json that change the computation, and their supported values.
 NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "bias": ("none", None),
     "layer_replication": (None,),
@@ -52,57 +52,59 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "use_qalora": (False, None),
 }
 
-# Initialisations that leave the model's own weights as they are. The others (pissa, olora, loftq, corda, lora_ga) train
-# the pair beside changed weights: on the unchanged ones it computes something else.
+# Initialisations that keep the model's own weights. Others (pissa, olora, loftq, corda, lora_ga) train the adapter on
+# changed weights, so that it is wrong for the unchanged ones.
 INIT = "init_lora_weights"
 KEEP_BASE: tuple[object, ...] = (True, False, None, "gaussian", "orthogonal", "eva")
 
 
 class DamagedAdapter(InvalidArgument):
-    """Raised for a file that is no whole safetensors file: cut short, or overwritten since it was named."""
+    """Raised for an incomplete safetensors file: truncated, or overwritten since it was configured."""
 
 
 @dataclass(frozen=True, slots=True)
 class LowRank:
-    """What is added to one projection: (x @ down.T) @ up.T"""
+    """Low-rank addition to one projection: (x @ down.T) @ up.T"""
 
     down: Tensor  # [rank, in_features]
     up: Tensor  # [out_features, rank], times s
     magnitude: Tensor | None = None  # [out_features] DoRA's m
-    replaces: bool = False  # it stands in the projection's place
+    replaces: bool = False  # replaces the projection's output
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertStack:
-    """Of one of the two parameters, that of the module `name`."""
+    """Stacked adapters of one of the two expert parameters of the module `name`."""
 
     name: str
-    a: Tensor  # as PEFT has them
+    a: Tensor  # in PEFT's layout, as is `b`
     b: Tensor
     scales: Mapping[str, tuple[int, float]]  # rank and s, by parameter
-    version: str  # of the PEFT that wrote it
+    version: str  # PEFT version that wrote the file
 
 
 @dataclass(frozen=True, slots=True)
 class PeftFolder:
-    """Read and checked, but for the names and sizes of the layers."""
+    """An adapter, checked except for names and sizes of the model's layers."""
 
     name: str
     folder: Path
-    modules: Mapping[str, LowRank]  # by the projection's name in the checkpoint of its model
-    stacks: Sequence[ExpertStack] = ()  # of all experts of a layer
-    bases: Mapping[str, BaseCopy] = field(default_factory=dict)  # what the model must have, by layer
-    saved: Mapping[str, Tensor] = field(default_factory=dict)  # whole weights, as they lie in the file, by layer
-    embeddings: frozenset[str] = frozenset()  # of modules, those whose pair makes the columns of a table's rows
+    modules: Mapping[str, LowRank]  # by the projection's name in the model's checkpoint
+    stacks: Sequence[ExpertStack] = ()  # one or two per layer
+    bases: Mapping[str, BaseCopy] = field(
+        default_factory=dict
+    )  # fingerprints of weights that the model must have, by layer
+    saved: Mapping[str, Tensor] = field(default_factory=dict)  # replaced weights as stored in the file, by layer
+    embeddings: frozenset[str] = frozenset()  # modules that are embeddings
 
     @property
     def rank(self) -> int:
-        """The largest of a module that is of low rank."""
+        """Largest rank of its modules, at least 1."""
         ranks = [pair.down.size(0) for pair in self.modules.values()]
         return max([*ranks, *(rank for stack in self.stacks for rank, _ in stack.scales.values()), 1])
 
     def digest(self) -> bytes:
-        """SHA-256 of what it computes: every module's name, rank and numbers."""
+        """Returns the SHA-256 of the adapter's content: every module's name, rank and numbers."""
         sha = hashlib.sha256()
         for stack in self.stacks:
             sha.update(json.dumps([stack.name, stack.version, sorted(stack.scales.items()), *stack.a.shape]).encode())
@@ -119,13 +121,16 @@ class PeftFolder:
 
 
 def max_weight_bytes(model: Path) -> int:
-    """What the weights of an adapter for this model, a folder or a file, may take on disk."""
+    """Returns the maximum file size of an adapter for this model, a folder or a file."""
     files = model.iterdir() if model.is_dir() else [model]
     return max(MAX_WEIGHT_BYTES, sum(file.stat().st_size for file in files if file.is_file()))
 
 
 def read(name: str, folder: Path, max_rank: int = MAX_RANK, most_bytes: int = MAX_WEIGHT_BYTES) -> PeftFolder:
-    """Raises InvalidArgument that names adapter, field and value. What is no file or is too large is not opened."""
+    """Reads and checks an adapter; does not open files that are not regular or too large.
+
+    Raises InvalidArgument that names adapter, field and value.
+    """
     config = _config(name, folder)
     scales = peft_scales.read(name, config, max_rank)
     _check_file(name, folder / WEIGHTS, most_bytes)
@@ -137,24 +142,24 @@ def read(name: str, folder: Path, max_rank: int = MAX_RANK, most_bytes: int = MA
     bases = tensors.take_bases(modules)
     saved = tensors.take_saved(_modules_to_save(name, config))
     tensors.check_empty()
-    twice = sorted(saved.keys() & modules.keys())
-    if twice:
-        raise refusal(name, f"modules_to_save: {twice[0]} is in the file whole, and of low rank")
+    duplicates = sorted(saved.keys() & modules.keys())
+    if duplicates:
+        raise refusal(name, f"modules_to_save: {duplicates[0]} is in the file whole, and of low rank")
     if not modules and not stacks and not saved:
         raise refusal(name, f"{folder / WEIGHTS} holds no {A.removeprefix('.')}")
     return PeftFolder(name, folder, modules, stacks, bases, saved, frozenset(embeddings))
 
 
-def _check_file(name: str, path: Path, most: int) -> None:
-    """Whoever opens a pipe waits for somebody to write into it."""
+def _check_file(name: str, path: Path, max_bytes: int) -> None:
+    """Raises InvalidArgument for irregular or too large files; opening a pipe would block until it has a writer."""
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError as error:
         raise refusal(name, f"cannot read {path}: {error.strerror}") from None
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         raise refusal(name, f"{path} is no regular file")
-    if found.st_size > most:
-        raise refusal(name, f"{path} has {found.st_size} bytes, at most {most} can be served")
+    if status.st_size > max_bytes:
+        raise refusal(name, f"{path} has {status.st_size} bytes, at most {max_bytes} can be served")
 
 
 def _config(name: str, folder: Path) -> dict[str, Any]:
@@ -181,7 +186,7 @@ def _config(name: str, folder: Path) -> dict[str, Any]:
 
 
 def _modules_to_save(name: str, config: Mapping[str, Any]) -> Sequence[str]:
-    """Ends of names."""
+    """Returns the name suffixes in modules_to_save."""
     given = config.get("modules_to_save") or []
     if not isinstance(given, list) or len(given) > MAX_SAVED_NAMES or not all(isinstance(n, str) and n for n in given):
         text = f"modules_to_save is {repr(given)[:80]}, a list of at most {MAX_SAVED_NAMES} names is needed"
@@ -190,18 +195,18 @@ def _modules_to_save(name: str, config: Mapping[str, Any]) -> Sequence[str]:
 
 
 class _Tensors:
-    """Of an adapter's file, those that are not yet taken."""
+    """Tensors of an adapter's file that are not consumed yet."""
 
     def __init__(self, name: str, path: Path, scales: Scales) -> None:
         self._name, self._path, self._scales = name, path, scales
         try:
-            # Mapped, a file that is cut short meanwhile would end the process.
+            # Read into memory: truncating a mapped file would terminate the process.
             self._remaining: dict[str, Tensor] = load(path.read_bytes())
         except (OSError, SafetensorError) as error:
             raise DamagedAdapter(f"lora: {name}: cannot read {path}: {error}", field="lora") from None
 
     def take_stacks(self, version: str) -> list[ExpertStack]:
-        """`version`: of the PEFT that wrote them."""
+        """Consumes stacked expert adapters. `version`: PEFT version that wrote the file."""
         stacks = []
         for stem, a, b in self._pairs(A, B, lambda stem: STACKED.fullmatch(stem) is not None):
             found = STACKED.fullmatch(stem.removeprefix(PREFIX))
@@ -236,7 +241,8 @@ class _Tensors:
         }
 
     def take_saved(self, ends: Sequence[str]) -> dict[str, Tensor]:
-        """Whole weights of modules whose names end so, which PEFT saves under the names that they have in a model."""
+        """Consumes whole weights of modules whose names have these suffixes; PEFT saves them under the model's
+        names."""
         saved: dict[str, Tensor] = {}
         for end in ends:
             found = [key for key in self._remaining if key.endswith(f"{end}.weight")]
@@ -258,7 +264,7 @@ class _Tensors:
     def _pairs(
         self, a: str, b: str, wanted: Callable[[str], bool] = lambda _: True
     ) -> Iterator[tuple[str, Tensor, Tensor]]:
-        """Names without their end, A and B."""
+        """Yields module names with their A and B."""
         for key in sorted(key for key in self._remaining if key.endswith(a) and wanted(key.removesuffix(a))):
             stem = key.removesuffix(a)
             down, up = self._remaining.pop(key), self._remaining.pop(stem + b, None)

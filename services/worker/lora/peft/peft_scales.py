@@ -1,4 +1,4 @@
-"""Rank and scale of each module, as PEFT's adapter_config.json says: for all, and by patterns for some."""
+"""Rank and scale of each module in PEFT's adapter_config.json: defaults, and patterns for some modules."""
 
 from __future__ import annotations
 
@@ -11,36 +11,36 @@ from quire.shared.errors import InvalidArgument
 
 MAX_ALPHA = 1_000_000
 MAX_PATTERNS = 100_000
-ANYWHERE = r".*\."  # what PEFT puts before the names of experts whose adapters it has joined
+ANYWHERE = r".*\."  # PEFT's prefix of expert names whose adapters it has joined
 PATTERN = re.compile(r"\^?(?:" + re.escape(ANYWHERE) + r")?[\w.]+")
 
 
 @dataclass(frozen=True, slots=True)
 class Scales:
-    """LoRA's s is alpha / rank, or alpha / sqrt(rank) with rsLoRA."""
+    """Ranks and alphas; LoRA's s is alpha / rank, or alpha / sqrt(rank) with rsLoRA."""
 
     rank: int
     alpha: float
-    ranks: Mapping[str, int]  # by module's name, or the end of it
+    ranks: Mapping[str, int]  # by module name or suffix of it
     alphas: Mapping[str, float]
     by_root: bool
 
     def rank_and_scale(self, module: str) -> tuple[int, float]:
-        """Rank and s."""
-        rank, alpha = _found(self.ranks, module, self.rank), _found(self.alphas, module, self.alpha)
+        """Returns rank and s of a module."""
+        rank, alpha = _lookup(self.ranks, module, self.rank), _lookup(self.alphas, module, self.alpha)
         return rank, alpha / (rank**0.5 if self.by_root else rank)
 
 
 def read(name: str, config: Mapping[str, Any], max_rank: int) -> Scales:
-    """Raises InvalidArgument that names adapter, field and value."""
+    """Parses the configuration. Raises InvalidArgument that names adapter, field and value."""
     ranks = {key: _rank(name, f"rank_pattern {key}", rank, max_rank) for key, rank in _pattern(name, config, "rank")}
     alphas = {key: _alpha(name, f"alpha_pattern {key}", alpha) for key, alpha in _pattern(name, config, "alpha")}
     rank, alpha = _rank(name, "r", config.get("r"), max_rank), _alpha(name, "lora_alpha", config.get("lora_alpha"))
     return Scales(rank, alpha, ranks, alphas, bool(config.get("use_rslora")))
 
 
-def _found(values: Mapping[str, Any], module: str, other: Any) -> Any:
-    """As PEFT finds it: the first that the name ends in, at a dot."""
+def _lookup(values: Mapping[str, Any], module: str, other: Any) -> Any:
+    """Returns the value of the first key that the module's name ends in, at a dot, as PEFT does."""
     if not values:
         return other
     return next((value for key, value in values.items() if module == key or module.endswith(f".{key}")), other)

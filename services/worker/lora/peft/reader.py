@@ -1,4 +1,4 @@
-"""Adapters are read and hashed in a thread of their own, beside the steps; those wanted last stay in host memory."""
+"""Reads and hashes adapters in a background thread, and caches the most recently used ones in host memory."""
 
 from __future__ import annotations
 
@@ -14,42 +14,45 @@ from quire.shared.models.adapter_ids import AdapterId
 
 log = logger("worker.lora")
 
-ReadResult = tuple[PeftFolder, bytes] | QuireError  # with its digest, or why not
+ReadResult = tuple[PeftFolder, bytes] | QuireError  # adapter and digest, or the error
 
 
 class AdapterReader:
-    """One after the other, in the order that they were asked for."""
+    """Reads adapters one after the other, in the order of requests."""
 
     def __init__(self, folders: AdapterFolders, most_kept: int = 0) -> None:
-        """`most_kept`: adapters in host memory."""
+        """`most_kept`: maximum adapters in host memory."""
         self._folders = folders
         self._most_kept = most_kept
         self._kept: OrderedDict[AdapterId, PeftFolder] = OrderedDict()  # used by one thread
-        self._thread: BackgroundThreads | None = None  # once something is to be read
+        self._thread: BackgroundThreads | None = None  # started on first use
 
     def read(self, name: str, path: str, digest: bytes, done: Callable[[ReadResult], None]) -> None:
-        """`done` is called once, from that thread. `digest`: what it has to be; empty: whatever is there now."""
+        """Reads an adapter in the background; calls `done` once from that thread.
+
+        `digest`: required content; empty: accepts the current one.
+        """
         if self._thread is None:
             self._thread = BackgroundThreads("adapters")
         self._thread.submit(lambda: done(self.find(name, path, digest)))
 
     def find(self, name: str, path: str, digest: bytes) -> ReadResult:
-        """The same in the caller's thread: for one that never calls read()."""
+        """Reads an adapter in the caller's thread, for callers that never use read()."""
         kept = self._kept.get(AdapterId(name, digest))
         if kept is not None:
             self._kept.move_to_end(AdapterId(name, digest))
             return kept, digest
         try:
             folder = self._folders.read(name, path)
-            found = folder.digest()
+            actual = folder.digest()
         except QuireError as error:
             return error
-        except BaseException as error:  # a library in Rust raises what is no Exception
-            log.exception("an adapter could not be read", adapter=name)
+        except BaseException as error:  # a panic in Rust is not an Exception
+            log.exception("reading an adapter failed", adapter=name)
             return Internal(f"lora: {name}: {type(error).__name__} while reading {path!r}")
-        if digest and found != digest:
+        if digest and actual != digest:
             return FailedPrecondition(f"lora: {name}: {path!r} has another content now", field="lora_path")
-        self._kept[AdapterId(name, found)] = folder
+        self._kept[AdapterId(name, actual)] = folder
         while len(self._kept) > self._most_kept:
             self._kept.popitem(last=False)
-        return folder, found
+        return folder, actual

@@ -1,1 +1,1 @@
-"""What config.json says, read and checked. Needs no torch."""
+"""Reads and checks config.json. Needs no torch."""

@@ -1,7 +1,7 @@
-"""Values of fields that a config.json leaves out, where the class of transformers means another than most.
+"""Defaults of config.json fields for classes of transformers that differ from the common ones.
 
-No tensor tells them: with another one a model loads and answers something else. A null is a value of its own (no
-window, as many key heads as query heads), which no default replaces.
+No tensor reveals them: with a wrong default a model loads and gives other answers. An explicit null is a value of its
+own (no window, as many key heads as query heads) that no default replaces.
 """
 
 from __future__ import annotations
@@ -47,12 +47,14 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
 
 
 def with_defaults(values: Mapping[str, Any], architecture: str) -> dict[str, Any]:
-    """Returns config.json with the defaults of its class. Those of a whole rope section apply where nothing is said of
-    rotation."""
+    """Returns config.json with the defaults of its class.
+
+    Defaults of a whole rope section apply only if config.json has no rope fields.
+    """
     defaults = dict(DEFAULTS.get(architecture, {}))
     if any(name in values for name in ROPE_FIELDS):
         defaults.pop("rope_parameters", None)
     heads, kv_heads = values.get("num_attention_heads"), defaults.get(KV)
     if kv_heads and (not isinstance(heads, int) or heads % kv_heads):
-        defaults.pop(KV)  # the class refuses such a model, and tensors tell how many there are
+        defaults.pop(KV)  # the class rejects such a model; tensors give the number
     return {**defaults, **values}

@@ -1,4 +1,4 @@
-"""The sizes that every decoder-only transformer's config.json names, and what its family makes of them."""
+"""Configuration common to all decoder-only transformers, and how it is read from config.json."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ from quire.services.worker.models.config.rope_config import RopeConfig, max_posi
 
 @dataclass(frozen=True, slots=True)
 class DecoderConfig:
-    """Grouped-query attention and a gated feed-forward layer in each block, on rotary positions.
+    """Configuration of a decoder: grouped-query attention and a gated feed-forward layer per block, rotary positions.
 
-    Has what every family has, and parts that families vary. A value that only one family's own module reads is a field
-    of a subclass in that module, as Llama4Config."""
+    Holds what every family has and the parts that families vary. A value read only by one family's module is a field of
+    a subclass there, as Llama4Config.
+    """
 
     vocab_size: int
     hidden_size: int
@@ -39,34 +40,36 @@ class DecoderConfig:
     rms_norm_eps: float
     rope: RopeConfig
     max_positions: int
-    dtype: str  # of the checkpoint; "" if it does not say
+    dtype: str  # checkpoint dtype; "": not given
     tie_word_embeddings: bool
     sliding_windows: tuple[int, ...]  # by layer; 0: none
     attention: AttentionConfig = GROUPED_QUERIES
     feed_forward: FeedForwardConfig = GATED_SILU
     scales: ScaleConfig = UNSCALED
-    experts: ExpertsConfig | None = None  # in place of some layers' feed-forward
-    latent: LatentConfig | None = None  # keys and values are made of a small vector, which is what is cached
-    recurrent: RecurrentConfig | None = None  # some layers keep a state in place of keys and values, or beside them
+    experts: ExpertsConfig | None = None  # replaces the feed-forward of some layers
+    latent: LatentConfig | None = None  # latent attention: a compressed vector is cached
+    recurrent: RecurrentConfig | None = (
+        None  # some layers keep a recurrent state instead of, or besides, keys and values
+    )
     ropes: tuple[RopeConfig, ...] = ()  # by layer; empty: `rope` in all
-    quantization: CheckpointQuantization | None = None  # of the checkpoint's projections
-    num_next_layers: int = 0  # after the last: they predict tokens beyond the next (spec_decode/methods/mtp.py)
-    num_classes: int = 0  # of a model that classifies whole sequences in place of going on
+    quantization: CheckpointQuantization | None = None  # quantization of the checkpoint's projections
+    num_next_layers: int = 0  # multi-token prediction layers after the last (spec_decode/methods/mtp.py)
+    num_classes: int = 0  # > 0: sequence classification instead of generation
 
     @property
     def attends(self) -> tuple[bool, ...]:
-        """By layer: whether it keeps keys and values."""
+        """Whether each layer caches keys and values."""
         if self.recurrent is None or self.recurrent.beside_attention:
             return (True,) * self.num_layers
         return tuple(not recurs for recurs in self.recurrent.layers)
 
     @property
     def rope_dim(self) -> int:
-        """Elements of a head that the table of angles is made for."""
+        """Elements of a head covered by the rotary table."""
         return self.head_dim if self.latent is None else self.latent.rope_dim
 
     def with_next_layers(self) -> DecoderConfig:
-        """As if those behind the last were more of them."""
+        """Returns a configuration in which multi-token prediction layers are ordinary layers."""
         count, experts = self.num_next_layers, self.experts
         if experts is not None:
             behind = (experts.sparse_layers[-1],) * count
@@ -84,8 +87,10 @@ class DecoderConfig:
 def read_decoder(
     config: ConfigFile, *, rope: RopeConfig | None = None, activations: tuple[str, ...] = SILU
 ) -> DecoderConfig:
-    """What all families share; each replaces what it decides itself (windows, biases, norms). `rope`: how the family
-    reads it. `activations`: those that its layers can have."""
+    """Reads the fields that all families share; each family replaces what it decides itself (windows, biases, norms).
+
+    `rope`: as read by the family; None: read here. `activations`: those that its layers support.
+    """
     activation = _activation(config, activations)
     rope = rope or read_rope(config)
     num_q_heads, hidden_size = config.integer("num_attention_heads"), config.integer("hidden_size")
@@ -113,7 +118,7 @@ def read_decoder(
 
 
 def _activation(config: ConfigFile, known: tuple[str, ...]) -> str:
-    """Refuses what would change the numbers and is not done here."""
+    """Raises InvalidArgument for unsupported activations."""
     name = "hidden_activation" if config.has("hidden_activation") else "hidden_act"
     activation = config.get(name, "silu")
     if activation not in known:

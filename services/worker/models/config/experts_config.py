@@ -1,4 +1,4 @@
-"""What config.json says of layers whose feed-forward is a choice of experts. Needs no torch."""
+"""Configuration of mixture-of-experts layers. Needs no torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from quire.services.worker.layers.config_file import ConfigFile, refusal
 
 @dataclass(frozen=True, slots=True)
 class ExpertNames:
-    """Of a layer's tensors in the checkpoint, below `model.layers.N`."""
+    """Names of a layer's tensors in the checkpoint, below `model.layers.N`."""
 
     module: str = "mlp"
     router: str = "gate"
@@ -22,25 +22,25 @@ class ExpertNames:
 
 @dataclass(frozen=True, slots=True)
 class ExpertsConfig:
-    """Sizes of the experts, how tokens choose them, and which layers have them."""
+    """Sizes and routing of experts, and the layers that have them."""
 
     num_experts: int
     intermediate_size: int  # of one expert
     routing: Routing
     sparse_layers: tuple[bool, ...]  # by layer: whether it has experts
-    shared_intermediate_size: int = 0  # of the expert that every token takes; 0: there is none
-    shared_is_gated: bool = False  # by a sigmoid of its own, a token at a time
+    shared_intermediate_size: int = 0  # of the shared expert; 0: none
+    shared_is_gated: bool = False  # a sigmoid gate per token scales the shared expert
     activation: Gate = SILU
     router_bias: bool = False
-    score_correction_bias: bool = False  # the choice has one that the weights of the chosen have not
-    in_mxfp4: bool = False  # the checkpoint's experts
-    biased: bool = False  # the experts' products
-    by_expert: bool = True  # each has tensors of its own in the checkpoint
+    score_correction_bias: bool = False  # e_score_correction_bias: used to choose experts, not to weight them
+    in_mxfp4: bool = False  # checkpoint experts are in MXFP4
+    biased: bool = False  # expert projections have biases
+    by_expert: bool = True  # one checkpoint tensor per expert
     names: ExpertNames = ExpertNames()
 
 
 def read_num_experts(config: ConfigFile, *fields: str) -> int:
-    """Under the first of `fields` that the file has."""
+    """Reads the number of experts from the first of `fields` that the file has."""
     field = next((field for field in fields if config.has(field)), fields[0])
     count = config.integer(field)
     if not 1 <= count <= MOST_EXPERTS:
@@ -56,7 +56,8 @@ def read_top_k(config: ConfigFile, num_experts: int, field: str = "num_experts_p
 
 
 def read_sparse_layers(config: ConfigFile) -> tuple[bool, ...]:
-    """Every layer whose number, from 1, `decoder_sparse_step` divides, but none of `mlp_only_layers` (from 0)."""
+    """Returns which layers have experts: numbers (from 1) divisible by `decoder_sparse_step`, except `mlp_only_layers`
+    (from 0)."""
     step, dense = config.integer("decoder_sparse_step", 1), config.get("mlp_only_layers", [])
     if step < 1:
         raise refusal("decoder_sparse_step", step, "must be 1 or more")

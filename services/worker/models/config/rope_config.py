@@ -1,4 +1,5 @@
-"""How a checkpoint rotates positions, as transformers 5 spells it (rope_parameters) or earlier ones (rope_scaling)."""
+"""Rotary configuration of a checkpoint, in the notation of transformers 5 (rope_parameters) or earlier
+(rope_scaling)."""
 
 from __future__ import annotations
 
@@ -8,41 +9,41 @@ from dataclasses import dataclass, replace
 from quire.services.worker.layers.config_file import ConfigFile, refusal
 
 KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
-EARLIER_NAMES = {"su": "longrope"}  # of Phi-3's first files
+EARLIER_NAMES = {"su": "longrope"}  # name in the first Phi-3 files
 DEFAULT_THETA = 10_000.0
 
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
-    """Fields beyond theta mean something only to the kinds named beside them."""
+    """Rotary configuration; fields after theta apply only to the kinds named in their comments."""
 
     theta: float
     kind: str = "default"
-    factor: float = 1.0  # linear, llama3, yarn: how much longer the context became
-    original_max_positions: int = 0  # llama3, yarn: before that
+    factor: float = 1.0  # linear, llama3, yarn: context extension factor
+    original_max_positions: int = 0  # llama3, yarn: context length before extension
     low_freq_factor: float = 1.0  # llama3
     high_freq_factor: float = 4.0  # llama3
-    attention_factor: float = 1.0  # yarn: multiplies queries' and keys' rotation
+    attention_factor: float = 1.0  # yarn: factor of the rotation of queries and keys
     beta_fast: float = 32.0  # yarn
     beta_slow: float = 1.0  # yarn
-    truncate: bool = True  # yarn: the range of blended dimensions has whole ends
-    short_factors: tuple[float, ...] = ()  # longrope: what each pair's wave is stretched by, in the old context
-    long_factors: tuple[float, ...] = ()  # longrope: and beyond it
-    share: float = 1.0  # of a head that is rotated, from its first element on
-    interleaved: bool = False  # pairs are neighbours instead of halves
+    truncate: bool = True  # yarn: bounds of the blended dimensions are rounded
+    short_factors: tuple[float, ...] = ()  # longrope: stretch factor per pair within the original context
+    long_factors: tuple[float, ...] = ()  # longrope: stretch factor per pair beyond it
+    share: float = 1.0  # rotated fraction of a head, from its first element
+    interleaved: bool = False  # pairs are neighbouring elements, not halves
 
 
 NO_ROPE = RopeConfig(1.0, "none")
 
 
 def read_rope(config: ConfigFile, *, partial: bool = False) -> RopeConfig:
-    """`partial`: the family may rotate a part of each head."""
+    """Reads the rotary configuration; `partial`: the family may rotate a part of each head."""
     section = config.section("rope_parameters") or config.section("rope_scaling") or ConfigFile({})
     return read_section(section, config, partial=partial)
 
 
 def read_section(section: ConfigFile, config: ConfigFile, *, partial: bool = False) -> RopeConfig:
-    """One of several ways, where a family has more than one."""
+    """Reads one rotary section, for families with several."""
     theta = section.number("rope_theta", config.number("rope_theta", DEFAULT_THETA))
     kind = section.get("rope_type") or section.get("type") or "default"
     kind = EARLIER_NAMES.get(kind, kind) if isinstance(kind, str) else kind
@@ -55,7 +56,7 @@ def read_section(section: ConfigFile, config: ConfigFile, *, partial: bool = Fal
 
 
 def _read_kind(kind: str, theta: float, section: ConfigFile, config: ConfigFile) -> RopeConfig:
-    if kind in ("default", "dynamic"):  # which stretches beyond max_position_embeddings only, where nothing is run
+    if kind in ("default", "dynamic"):  # dynamic only differs beyond max_position_embeddings, which is never exceeded
         return RopeConfig(theta)
     if kind == "linear":
         return RopeConfig(theta, kind, section.number("factor"))
@@ -66,7 +67,7 @@ def _read_kind(kind: str, theta: float, section: ConfigFile, config: ConfigFile)
 
 
 def _read_longrope(section: ConfigFile, theta: float, config: ConfigFile) -> RopeConfig:
-    """arXiv 2402.13753, as Phi-3 uses it."""
+    """Reads LongRoPE (arXiv 2402.13753), as Phi-3 uses it."""
     longest = config.integer("max_position_embeddings")
     stated = section.get("original_max_position_embeddings")
     original = config.integer("original_max_position_embeddings", stated or longest)
@@ -108,7 +109,7 @@ def _read_yarn(section: ConfigFile, theta: float, original: int, config: ConfigF
 
 
 def _yarn_attention_factor(section: ConfigFile, factor: float) -> float:
-    """Equation 22 of arXiv 2309.00071, or its DeepSeek form with two scales."""
+    """Computes equation 22 of arXiv 2309.00071, or DeepSeek's form with two scales."""
     if section.has("attention_factor"):
         return section.number("attention_factor")
 
@@ -120,7 +121,7 @@ def _yarn_attention_factor(section: ConfigFile, factor: float) -> float:
 
 
 def max_positions(config: ConfigFile, rope: RopeConfig) -> int:
-    """Longest sequence that the checkpoint's positions allow."""
+    """Returns the longest sequence that the checkpoint's positions allow."""
     stated = config.integer("max_position_embeddings")
     if rope.kind == "linear":
         return int(stated * rope.factor)

@@ -1,5 +1,7 @@
-"""Bounds of the sizes that a config.json names, checked before anything is made of them: a folder of a few bytes must
-not ask for a list of a billion layers, nor for a tensor of a negative size."""
+"""Bounds of the sizes in config.json, checked before use.
+
+A folder of a few bytes must not cause a list of a billion layers or a tensor of negative size.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from quire.services.worker.layers.config_file import refusal
 MAX_LAYERS, MAX_WIDTH, MAX_HEADS, MAX_POSITIONS = 4096, 1 << 20, 1 << 14, 1 << 30
 LAYERS, WIDTH, HEADS, POSITIONS = (1, MAX_LAYERS), (1, MAX_WIDTH), (1, MAX_HEADS), (1, MAX_POSITIONS)
 
-# Inclusive, by the names that families have for the same size.
+# Inclusive bounds, by the names that families use for the same size.
 BOUNDS: Mapping[str, tuple[int, int]] = {
     "vocab_size": (1, 1 << 24),
     **dict.fromkeys(("hidden_size", "n_embd", "d_model", "head_dim", "word_embed_proj_dim"), WIDTH),
@@ -33,7 +35,7 @@ BOUNDS: Mapping[str, tuple[int, int]] = {
 
 
 def check_sizes(values: Mapping[str, Any]) -> None:
-    """Raises InvalidArgument that names field, value and bounds. What is no whole number is left to its reader."""
+    """Raises InvalidArgument naming field, value and bounds. Values that are no integers are left to their readers."""
     for name, (least, most) in BOUNDS.items():
         value = values.get(name)
         if isinstance(value, int) and not isinstance(value, bool) and not least <= value <= most:

@@ -1,4 +1,4 @@
-"""Sizes of Mamba 2's layers, under the names that several families have for them."""
+"""Configuration of Mamba 2 layers, under the names that several families use."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ NO_LIMIT = [0.0, float("inf")]
 def read_space(
     config: ConfigFile, values: int, layers: tuple[bool, ...], *, named: str = "mamba_expand * hidden_size"
 ) -> SpaceConfig:
-    """`values`: elements that all heads have, and what the file calls that; `layers`: which ones are recurrent."""
+    """Reads the configuration.
+
+    `values`: elements of all heads together, named `named` in errors; `layers`: which ones are recurrent.
+    """
     heads, groups = config.integer("mamba_n_heads", 128), config.integer("mamba_n_groups", 1)
     if heads < 1 or values < 1 or values % heads:
         raise refusal("mamba_n_heads", heads, f"must divide {named}, {values}")
@@ -39,5 +42,5 @@ def read_space(
 
 
 def _number(value: Any) -> float:
-    """transformers writes infinity as a section."""
+    """Parses a number; transformers writes infinity as an object."""
     return float(value["__float__"] if isinstance(value, dict) else value)

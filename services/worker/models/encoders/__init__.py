@@ -1,1 +1,1 @@
-"""Models that read texts and write none: BERT and what came of it."""
+"""Encoder-only models: BERT and its successors."""

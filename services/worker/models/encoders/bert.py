@@ -1,4 +1,4 @@
-"""BERT (arXiv 1810.04805): learned positions, token types, norms behind each residual."""
+"""BERT (arXiv 1810.04805): learned positions, token types, post-norm layers."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from quire.services.worker.layers.forward_batch import ForwardBatch
     from quire.services.worker.layers.placement import Destination, LayerPlacement, Loadable
 
-POOLER = ("pooler.dense.weight", "pooler.dense.bias")  # trained for another task than embeddings
+POOLER = ("pooler.dense.weight", "pooler.dense.bias")  # trained for next-sentence prediction, not for embeddings
 TRANSFORM = tuple(f"transform.{name}" for name in ("dense.weight", "dense.bias", "LayerNorm.weight", "LayerNorm.bias"))
 PREDICTIONS = ("bias", *TRANSFORM, "decoder.weight", "decoder.bias")
 RELATION = ("cls.seq_relationship.weight", "cls.seq_relationship.bias")
 
 
 class BertLayer:
-    """norm(x + attention(x)), then norm(x + mlp(x))"""
+    """Post-norm layer: norm(x + attention(x)), then norm(x + mlp(x))."""
 
     def __init__(self, name: str, config: EncoderConfig, place: LayerPlacement, *, layer: int) -> None:
         size, eps, attention = config.hidden_size, config.norm_eps, f"{name}.attention"
@@ -58,14 +58,14 @@ class BertLayer:
 
 
 class Bert(EncoderModel):
-    """BertModel, and BertForSequenceClassification, whose classifier reads the pooler's vector."""
+    """BertModel and BertForSequenceClassification, whose classifier reads the pooler's output."""
 
     base: ClassVar[str] = "bert"
     unused: ClassVar[tuple[str, ...]] = (
         "bert.embeddings.position_ids",
         *(f"cls.predictions.{name}" for name in PREDICTIONS),
         *RELATION,
-        "linear.weight",  # ColBERT's projection, which the head reads (heads/sentence_head.py)
+        "linear.weight",  # ColBERT's projection, read by heads/sentence_head.py
     )
 
     def __init__(self, config: EncoderConfig, place: LayerPlacement, num_positions: int) -> None:

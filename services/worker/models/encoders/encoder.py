@@ -1,7 +1,7 @@
-"""What encoder-only models have in common: an embedding, layers that see whole prompts, and no output head.
+"""Base of encoder-only models: an embedding, layers that attend to whole prompts, and no output head.
 
-A family is a class in a file of its own, as with decoders (causal_lm.py). Nothing that a layer computes is read by a
-later step, so that there are no caches: a prompt is computed whole, in one step (shared/kv/kv_specs.py: Nothing).
+A family is a class in its own file, as with decoders (causal_lm.py). No later step reads what a layer computes, so
+there are no caches: a prompt is computed in one step (shared/kv/kv_specs.py: Nothing).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from quire.services.worker.layers.attention.rotary import cos_sin_table
 from quire.services.worker.layers.config_file import ConfigFile
 from quire.services.worker.models.encoders.encoder_config import EncoderConfig
 
-if TYPE_CHECKING:  # this module is also read where there is no torch, to check a config.json
+if TYPE_CHECKING:  # this module is also imported without torch, to check a config.json
     from torch import Tensor
 
     from quire.services.worker.kv.kv_cache import LayerCache
@@ -24,24 +24,24 @@ if TYPE_CHECKING:  # this module is also read where there is no torch, to check 
 
 
 class EncoderLayer(Protocol):
-    """Vectors of all tokens of a step, to those that the next layer reads."""
+    """Layer that maps the vectors of all tokens of a step to the next layer's input."""
 
     def destinations(self) -> Iterator[tuple[str, Destination]]: ...
 
     def finish(self) -> None: ...
 
     def __call__(self, x: Tensor, batch: ForwardBatch, cos_sin: Tensor) -> Tensor:
-        """x [num_tokens, hidden_size], may be overwritten -> the same shape"""
+        """Runs the layer: x [num_tokens, hidden_size], may be overwritten -> the same shape."""
 
 
 class EncoderModel(ABC):
-    """Tokens to hidden states."""
+    """Encoder-only model: tokens to hidden states."""
 
-    base: ClassVar[str]  # what checkpoints with a head call the part without
-    unused: ClassVar[tuple[str, ...]] = ()  # tensors that checkpoints may hold and nobody reads
+    base: ClassVar[str]  # prefix of the encoder in checkpoints with a head
+    unused: ClassVar[tuple[str, ...]] = ()  # checkpoint tensors that are ignored
 
     def __init__(self, config: EncoderConfig, place: LayerPlacement, num_positions: int) -> None:
-        """`num_positions`: longest prompt that will be run."""
+        """Builds the layers; `num_positions` is the longest prompt that will be run."""
         self.config = config
         self.layers = [self.layer(index, config, place) for index in range(config.num_layers)]
         self.classifier = self.classifier_of(config, place) if config.num_classes else None
@@ -52,7 +52,7 @@ class EncoderModel(ABC):
     @staticmethod
     @abstractmethod
     def read(config: ConfigFile) -> EncoderConfig:
-        """Raises InvalidArgument for what would be computed otherwise than it is meant. Needs no torch."""
+        """Reads config.json. Raises InvalidArgument for features that are not supported. Needs no torch."""
 
     @staticmethod
     @abstractmethod
@@ -65,14 +65,14 @@ class EncoderModel(ABC):
     @property
     @abstractmethod
     def parts(self) -> Sequence[Loadable]:
-        """What is in front of the layers and behind them."""
+        """Modules before and after the layers."""
 
     @abstractmethod
     def embed(self, batch: ForwardBatch) -> Tensor:
-        """[num_tokens, hidden_size]"""
+        """Returns the input of the first layer, [num_tokens, hidden_size]."""
 
     def finalize(self, x: Tensor) -> Tensor:
-        """What hidden states are made of the last layer's."""
+        """Computes hidden states from the last layer's output."""
         return x
 
     @property
@@ -96,7 +96,7 @@ class EncoderModel(ABC):
             part.finish()
 
     def forward(self, batch: ForwardBatch, caches: list[LayerCache]) -> Tensor:
-        """Hidden states of the tokens that are wanted, or of all; there are no caches."""
+        """Returns the hidden states of the wanted tokens, or of all; there are no caches."""
         x = self.embed(batch)
         for layer, cos_sin in zip(self.layers, self._rotations, strict=True):
             x = layer(x, batch, cos_sin)
@@ -105,5 +105,5 @@ class EncoderModel(ABC):
         return self.finalize(x)
 
     def logits(self, hidden: Tensor, *_: object) -> Tensor:
-        """Of slots that were refused and sit in a step all the same: nothing can be chosen."""
+        """Returns logits without a valid token, for rejected slots that are still part of a step."""
         return hidden.new_zeros(hidden.size(0), self.config.vocab_size)

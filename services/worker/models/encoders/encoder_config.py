@@ -1,4 +1,4 @@
-"""The sizes that an encoder's config.json names."""
+"""Configuration of encoders, as read from config.json."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CLS, MEAN = "cls", "mean"
 
 @dataclass(frozen=True, slots=True)
 class EncoderConfig:
-    """Attention in both directions over whole prompts; nothing is kept for later steps."""
+    """Configuration of an encoder with bidirectional attention over whole prompts."""
 
     vocab_size: int
     hidden_size: int
@@ -23,18 +23,18 @@ class EncoderConfig:
     norm_eps: float
     activation: str
     max_positions: int
-    dtype: str  # of the checkpoint; "" if it does not say
-    first_position: int = 0  # row of position 0 in the table of positions
-    num_token_types: int = 0  # 0: the model has none
-    half_windows: tuple[int, ...] = ()  # by layer: how far a token sees to each side, 0: all; empty: all in all
-    ropes: tuple[RopeConfig, ...] = ()  # by layer; empty: positions are not rotated
+    dtype: str  # checkpoint dtype; "": not given
+    first_position: int = 0  # table row of position 0
+    num_token_types: int = 0  # 0: no token types
+    half_windows: tuple[int, ...] = ()  # by layer: visible tokens to each side, 0: all; empty: all in every layer
+    ropes: tuple[RopeConfig, ...] = ()  # by layer; empty: no rotary positions
     attention_bias: bool = True
     mlp_bias: bool = True
     norm_bias: bool = True
     classifier_bias: bool = True
     classifier_activation: str = "tanh"
     classifier_pooler: str = CLS
-    num_classes: int = 0  # 0: it has no classifier
+    num_classes: int = 0  # 0: no classifier
 
     @property
     def head_dim(self) -> int:
@@ -48,7 +48,7 @@ class EncoderConfig:
 
 
 def read_encoder(config: ConfigFile) -> EncoderConfig:
-    """What BERT and those after it share. Raises InvalidArgument."""
+    """Reads the fields that BERT and its successors share. Raises InvalidArgument."""
     hidden_size, num_heads = config.integer("hidden_size"), config.integer("num_attention_heads")
     if hidden_size % num_heads:
         raise refusal("num_attention_heads", num_heads, f"must divide hidden_size, {hidden_size}")

@@ -1,4 +1,5 @@
-"""ModernBERT (arXiv 2412.13663): rotary positions, gates, norms before each part, layers that see what is near."""
+"""ModernBERT (arXiv 2412.13663): rotary positions, gated feed-forward, pre-norm layers, local attention in most
+layers."""
 
 from __future__ import annotations
 
@@ -28,7 +29,10 @@ HEAD = ("head.dense.weight", "head.dense.bias", "head.norm.weight", "head.norm.b
 
 
 class ModernBertLayer:
-    """x + attention(norm(x)), then x + mlp(norm(x)); the first layer's attention reads what is normalised already."""
+    """Pre-norm layer: x + attention(norm(x)), then x + mlp(norm(x)).
+
+    The first layer has no attention norm, because the embedding is normalized.
+    """
 
     def __init__(self, name: str, config: EncoderConfig, place: LayerPlacement, *, layer: int) -> None:
         size, bias, eps = config.hidden_size, config.norm_bias, config.norm_eps
@@ -118,7 +122,7 @@ class ModernBert(EncoderModel):
 
 
 def _kinds(config: ConfigFile, num_layers: int) -> list[str]:
-    """Of each layer."""
+    """Returns each layer's attention type."""
     every = config.integer("global_attn_every_n_layers", 3)
     kinds = config.get("layer_types") or [LOCAL if index % every else GLOBAL for index in range(num_layers)]
     if not isinstance(kinds, list) or len(kinds) != num_layers or not {*kinds} <= {GLOBAL, LOCAL}:
@@ -127,7 +131,7 @@ def _kinds(config: ConfigFile, num_layers: int) -> list[str]:
 
 
 def _rope(config: ConfigFile, kind: str) -> RopeConfig:
-    """As transformers 5 spells it, or earlier ones."""
+    """Reads the rotary configuration in the notation of transformers 5 or earlier."""
     theta = config.get("global_rope_theta", 160_000.0) if kind == GLOBAL else config.get("local_rope_theta", 10_000.0)
     sections = config.section("rope_parameters") or ConfigFile({})
     section = sections.section(kind) or ConfigFile({"rope_type": "default", "rope_theta": float(theta or 10_000.0)})

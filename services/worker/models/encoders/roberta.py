@@ -1,4 +1,4 @@
-"""RoBERTa (arXiv 1907.11692) and XLM-RoBERTa: BERT whose positions begin behind the padding token's."""
+"""RoBERTa (arXiv 1907.11692) and XLM-RoBERTa: BERT with positions that start after the padding token's."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HEAD = ("bias", "dense.weight", "dense.bias", "layer_norm.weight", "layer_norm.b
 
 
 class Roberta(Bert):
-    """The classifier has a dense layer of its own in place of the pooler's."""
+    """RoBERTa; its classifier has a dense layer instead of BERT's pooler."""
 
     base: ClassVar[str] = "roberta"
     unused: ClassVar[tuple[str, ...]] = ("roberta.embeddings.position_ids", *(f"lm_head.{name}" for name in HEAD))

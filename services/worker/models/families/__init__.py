@@ -1,1 +1,1 @@
-"""Decoders, one family a file."""
+"""Decoder families, one per file."""

@@ -1,4 +1,4 @@
-"""Command R and A (CohereForCausalLM, Cohere2ForCausalLM): attention and feed-forward side by side behind one norm."""
+"""Command R and A (CohereForCausalLM, Cohere2ForCausalLM): parallel attention and feed-forward after one norm."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class CohereLayer(DecoderLayer):
-    """x + attention(norm(x)) + feed-forward(norm(x))"""
+    """Parallel layer: x + attention(norm(x)) + feed-forward(norm(x))."""
 
     def __init__(self, index: int, config: DecoderConfig, backend: AttentionBackend, place: LayerPlacement) -> None:
         name, size = f"model.layers.{index}", config.hidden_size
@@ -66,7 +66,7 @@ def read_cohere(config: ConfigFile) -> DecoderConfig:
 
 
 class CohereForCausalLM(CausalLM):
-    """Rotates neighbouring pairs."""
+    """Command R: rotates neighbouring pairs."""
 
     @staticmethod
     def read(config: ConfigFile) -> DecoderConfig:
@@ -83,7 +83,7 @@ class CohereForCausalLM(CausalLM):
 
 
 class Cohere2ForCausalLM(CohereForCausalLM):
-    """Layers that see everything rotate nothing; the others have a window."""
+    """Command A: layers with full attention have no positions; the others have a window and rotary positions."""
 
     @staticmethod
     def read(config: ConfigFile) -> DecoderConfig:

@@ -1,5 +1,7 @@
-"""DeepSeek V2 and V3 (DeepseekV2ForCausalLM, arXiv 2405.04434; DeepseekV3ForCausalLM, arXiv 2412.19437): latent
-attention, experts in groups, shared experts."""
+"""DeepSeek V2 and V3 (DeepseekV2ForCausalLM, arXiv 2405.04434; DeepseekV3ForCausalLM, arXiv 2412.19437).
+
+Latent attention, group-limited routing, shared experts.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +25,11 @@ if TYPE_CHECKING:
 
 NAMES = ExpertNames(shared="shared_experts")
 METHODS = ("greedy", "group_limited_greedy")
-MOST_NEXT_LAYERS = 128  # as many as there may be drafts
+MOST_NEXT_LAYERS = 128  # the limit of draft tokens
 
 
 class DeepseekForCausalLM(MixtureForCausalLM):
-    """The first layers may be dense."""
+    """Common parts of V2 and V3; the first layers may be dense."""
 
     taped_functions: ClassVar[tuple[str, ...]] = (
         *(name for name in MixtureForCausalLM.taped_functions if name != "qk_norm_rope_store"),
@@ -48,7 +50,7 @@ class DeepseekForCausalLM(MixtureForCausalLM):
 
 
 class DeepseekV2ForCausalLM(DeepseekForCausalLM):
-    """Softmax over all experts; a group is as good as its best expert."""
+    """V2: softmax over all experts; a group is ranked by its best expert."""
 
     @staticmethod
     def read(config: ConfigFile) -> DecoderConfig:
@@ -64,7 +66,7 @@ class DeepseekV2ForCausalLM(DeepseekForCausalLM):
 
 
 class DeepseekV3ForCausalLM(DeepseekForCausalLM):
-    """A sigmoid for each expert, and a bias where they are chosen; a group is as good as its two best experts."""
+    """V3: sigmoid per expert, score correction bias; a group is ranked by its two best experts."""
 
     @staticmethod
     def read(config: ConfigFile) -> DecoderConfig:
@@ -81,7 +83,7 @@ class DeepseekV3ForCausalLM(DeepseekForCausalLM):
 
     @property
     def passed_over(self) -> tuple[str, ...]:
-        """Also the layers behind the last, with which a drafter may predict (spec_decode/methods/mtp.py)."""
+        """Includes the multi-token prediction layers, which a drafter may load (spec_decode/methods/mtp.py)."""
         first, count = self.config.num_layers, self.config.num_next_layers
         return (*super().passed_over, *(f"model.layers.{index}." for index in range(first, first + count)))
 
@@ -141,7 +143,10 @@ def _experts(config: ConfigFile, routing: Routing, num_layers: int) -> ExpertsCo
 
 
 def _scale_of_long_contexts(config: ConfigFile) -> float:
-    """YaRN's, of which DeepSeek gives a share to the scores (mscale_all_dim) and the rest to the rotation."""
+    """Returns YaRN's factor of the softmax scale.
+
+    DeepSeek applies a part of it to the scores (mscale_all_dim) and the rest to the rotation.
+    """
     section = config.section("rope_parameters") or config.section("rope_scaling") or ConfigFile({})
     kind = section.get("rope_type") or section.get("type") or "default"
     factor, share = section.number("factor", 1.0), section.number("mscale_all_dim", 0.0)

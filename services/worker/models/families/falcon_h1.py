@@ -1,5 +1,4 @@
-"""Falcon-H1 (FalconH1ForCausalLM): each layer has attention and a state space side by side, which read the same and
-whose sum is added to the residual stream (arXiv 2507.22448)."""
+"""Falcon-H1 (FalconH1ForCausalLM): attention and a state space in parallel in each layer (arXiv 2507.22448)."""
 
 from __future__ import annotations
 
@@ -27,14 +26,13 @@ if TYPE_CHECKING:
     from quire.services.worker.layers.forward_batch import ForwardBatch
     from quire.services.worker.layers.placement import LayerPlacement
 
-DEFAULT_VALUES = 1024  # elements of all heads of the state space, where the file does not say
-OF_FEED_FORWARD, OF_SPACE = 2, 5  # how many multipliers these have
+DEFAULT_VALUES = 1024  # default of the state space's inner size
+OF_FEED_FORWARD, OF_SPACE = 2, 5  # numbers of multipliers
 
 
 @dataclass(frozen=True, slots=True)
 class MupMultipliers:
-    """Constants that parts of layers are multiplied by, which the model was trained with outside its weights (arXiv
-    2203.03466); here they become part of the weights."""
+    """Constant multipliers of parts of layers used in training (arXiv 2203.03466); folded into the weights."""
 
     attention_input: float
     keys: float
@@ -46,13 +44,13 @@ class MupMultipliers:
 
 @dataclass(frozen=True, slots=True)
 class FalconH1Config(DecoderConfig):
-    """And the multipliers of parts of its layers."""
+    """Decoder configuration with the multipliers of parts of its layers."""
 
     multipliers: MupMultipliers = field(kw_only=True)
 
 
 class FalconH1Attention(Attention):
-    """Llama's, with multipliers of what goes in, of keys, and of what comes out."""
+    """Llama's attention with multipliers of its input, keys and output."""
 
     def __init__(self, name: str, config: FalconH1Config, backend: AttentionBackend, place: LayerPlacement) -> None:
         super().__init__(name, config, 0, backend, place, reduce_results=False)
@@ -67,7 +65,7 @@ class FalconH1Attention(Attention):
 
 
 class FalconH1Layer(DecoderLayer):
-    """The state is the second of the things that it keeps."""
+    """Layer with attention and a state space; the state is its second cache."""
 
     def __init__(self, index: int, config: FalconH1Config, backend: AttentionBackend, place: LayerPlacement) -> None:
         name, size, eps = f"model.layers.{index}", config.hidden_size, config.rms_norm_eps
@@ -96,7 +94,7 @@ class FalconH1Layer(DecoderLayer):
     def store(
         self, x: Tensor | None, residual: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor
     ) -> Tensor:
-        """Queries and what the states gave, side by side."""
+        """Stores keys, values and states; returns queries and the states' output, concatenated."""
         import torch
 
         q, found = self._stored(x, residual, batch, cache, cos_sin)
@@ -125,7 +123,7 @@ class FalconH1Layer(DecoderLayer):
 
 
 class FalconH1ForCausalLM(CausalLM):
-    """The multipliers become part of the weights."""
+    """Falcon-H1; the multipliers are folded into the weights."""
 
     norm_name: ClassVar[str] = "model.final_layernorm"
 
@@ -155,7 +153,7 @@ class FalconH1ForCausalLM(CausalLM):
 
 def _read_recurrent(config: ConfigFile, decoder: DecoderConfig) -> SpaceConfig:
     values: int | None = None
-    if config.has("mamba_d_ssm") or "mamba_d_ssm" not in config.values:  # null: it follows from the hidden size
+    if config.has("mamba_d_ssm") or "mamba_d_ssm" not in config.values:  # null: derived from the hidden size
         values = config.integer("mamba_d_ssm", DEFAULT_VALUES)
     named = "mamba_expand * hidden_size" if values is None else "mamba_d_ssm"
     if values is None:

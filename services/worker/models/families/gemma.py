@@ -1,4 +1,4 @@
-"""Gemma (GemmaForCausalLM): Llama with gates of GELU, norms by one more than their weights, larger embeddings."""
+"""Gemma (GemmaForCausalLM): Llama with GELU gates, norm weights offset by one and scaled embeddings."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 
 def read_gemma(config: ConfigFile, rope: RopeConfig | None = None) -> DecoderConfig:
-    """What all Gemmas share."""
-    exact = "gelu" if not config.has("hidden_activation") else None  # the first config.json meant the tanh form, too
+    """Reads the fields that all Gemma generations share."""
+    exact = "gelu" if not config.has("hidden_activation") else None  # the first config.json files meant the tanh form
     decoder = read_decoder(config, rope=rope, activations=(*GELU_TANH, *filter(None, [exact])))
     bias = config.flag("attention_bias")
     return replace(
@@ -32,7 +32,7 @@ def read_gemma(config: ConfigFile, rope: RopeConfig | None = None) -> DecoderCon
 
 
 class GemmaForCausalLM(LlamaForCausalLM):
-    """The first generation."""
+    """Gemma, first generation."""
 
     taped_functions: ClassVar[tuple[str, ...]] = ()
 

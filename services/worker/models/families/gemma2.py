@@ -1,4 +1,4 @@
-"""Gemma 2 (Gemma2ForCausalLM, arXiv 2408.00118): every other layer has a window; scores and logits are capped."""
+"""Gemma 2 (Gemma2ForCausalLM, arXiv 2408.00118): windows in every other layer; soft-capped scores and logits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Gemma2ForCausalLM(CausalLM):
-    """Norms on both sides of attention and feed-forward."""
+    """Gemma 2: norms before and after attention and feed-forward."""
 
     @staticmethod
     def read(config: ConfigFile) -> DecoderConfig:
@@ -42,7 +42,7 @@ class Gemma2ForCausalLM(CausalLM):
 
 
 def _cap(config: ConfigFile, key: str, default: float) -> float:
-    """null stands for none."""
+    """Reads a soft cap; null means none."""
     if key in config.values and not config.has(key):
         return 0.0
     cap = config.number(key, default)

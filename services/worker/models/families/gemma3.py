@@ -1,4 +1,4 @@
-"""Gemma 3's text models (Gemma3ForCausalLM): five layers that look back over a window for each that sees everything."""
+"""Gemma 3's text models (Gemma3ForCausalLM): five layers with a window for each one with full attention."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FULL, WINDOWED = "full_attention", "sliding_attention"
 
 
 class Gemma3ForCausalLM(CausalLM):
-    """Queries and keys are normalised per head; layers with a window rotate faster."""
+    """Gemma 3: queries and keys are normalized per head; layers with a window have their own rotary base."""
 
     @staticmethod
     def read(config: ConfigFile) -> DecoderConfig:
@@ -47,7 +47,7 @@ class Gemma3ForCausalLM(CausalLM):
 
 
 def read_ropes(config: ConfigFile) -> tuple[RopeConfig, RopeConfig]:
-    """Of layers that see everything, and of those with a window."""
+    """Reads the rotary configurations of full-attention layers and of layers with a window."""
     by_kind = config.section("rope_parameters")
     if by_kind is not None and by_kind.has(FULL):
         return tuple(read_section(by_kind.section(kind) or ConfigFile({}), config) for kind in (FULL, WINDOWED))  # type: ignore[return-value]
@@ -57,7 +57,7 @@ def read_ropes(config: ConfigFile) -> tuple[RopeConfig, RopeConfig]:
 
 
 def read_kinds(config: ConfigFile, num_layers: int) -> list[str]:
-    """By layer: layer_types, else every `sliding_window_pattern`th sees everything."""
+    """Returns each layer's attention type: layer_types, else full attention every `sliding_window_pattern` layers."""
     pattern = config.integer("sliding_window_pattern", 6)
     kinds = config.get("layer_types", [WINDOWED if (i + 1) % pattern else FULL for i in range(num_layers)])
     if len(kinds) != num_layers or not set(kinds) <= {FULL, WINDOWED}:

@@ -1,5 +1,7 @@
-"""GLM-4 (GlmForCausalLM, Glm4ForCausalLM): half of each head is rotated, in neighbouring pairs; the 0414 models have
-four norms a layer."""
+"""GLM-4 (GlmForCausalLM, Glm4ForCausalLM): half of each head is rotated, in neighbouring pairs.
+
+The 0414 models have four norms a layer.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ def read_glm(config: ConfigFile) -> DecoderConfig:
 
 
 class GlmForCausalLM(LlamaForCausalLM):
-    """The models of 2024."""
+    """GLM-4 models of 2024."""
 
     @staticmethod
     def read(config: ConfigFile) -> DecoderConfig:
@@ -39,7 +41,7 @@ class GlmForCausalLM(LlamaForCausalLM):
 
 
 class Glm4ForCausalLM(CausalLM):
-    """The models of 2025."""
+    """GLM-4 models of 2025 (0414), with four norms a layer."""
 
     @staticmethod
     def read(config: ConfigFile) -> DecoderConfig:

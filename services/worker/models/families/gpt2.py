@@ -1,4 +1,4 @@
-"""GPT-2 (GPT2LMHeadModel): learned positions, weights the other way round."""
+"""GPT-2 (GPT2LMHeadModel): learned positions, transposed weights."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from quire.services.worker.attention.port import AttentionBackend
     from quire.services.worker.layers.placement import LayerPlacement
 
-# What its config.json calls what others have.
+# Its names of common config.json fields.
 NAMES = {
     "hidden_size": "n_embd",
     "num_hidden_layers": "n_layer",
@@ -33,7 +33,7 @@ NAMES = {
 
 
 class Gpt2Attention(Attention):
-    """One tensor for queries, keys and values."""
+    """Attention with one transposed tensor for queries, keys and values."""
 
     @staticmethod
     def inputs(name: str, q_size: int, kv_size: int, config: DecoderConfig) -> list[Projection]:
@@ -45,7 +45,7 @@ class Gpt2Attention(Attention):
 
 
 class GPT2LMHeadModel(LearnedPositions):
-    """Biases everywhere."""
+    """GPT-2: biases in all projections."""
 
     embedding_name: ClassVar[str] = "transformer.wte"
     positions_name: ClassVar[str] = "transformer.wpe"
@@ -58,7 +58,7 @@ class GPT2LMHeadModel(LearnedPositions):
         values = {"tie_word_embeddings": True, "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5}
         values |= config.values
         named = values | {ours: values.get(theirs) for ours, theirs in NAMES.items()}
-        named |= {"num_key_value_heads": None, "head_dim": None}  # each query has its own key
+        named |= {"num_key_value_heads": None, "head_dim": None}  # multi-head attention
         named["intermediate_size"] = config.get("n_inner") or 4 * config.integer("n_embd")
         decoder = read_decoder(ConfigFile(named), rope=NO_ROPE, activations=KNOWN)
         scale = None if config.flag("scale_attn_weights", True) else 1.0
@@ -83,6 +83,6 @@ class GPT2LMHeadModel(LearnedPositions):
 
     @property
     def passed_over(self) -> tuple[str, ...]:
-        """Masks that old checkpoints hold."""
+        """Includes attention masks stored in old checkpoints."""
         layers = [f"transformer.h.{i}.attn" for i in range(self.config.num_layers)]
         return (*super().passed_over, *(f"{name}.{mask}" for name in layers for mask in ("bias", "masked_bias")))

@@ -1,5 +1,7 @@
-"""gpt-oss (GptOssForCausalLM, arXiv 2508.10925): attention sinks, windows on every other layer, biased experts with a
-gate that is cut off. Experts in MXFP4 are dequantized to 16 bits as they are loaded."""
+"""gpt-oss (GptOssForCausalLM, arXiv 2508.10925): attention sinks, windows in every other layer, biased experts.
+
+Expert gates are clamped. MXFP4 experts are dequantized to 16 bits while loading.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ NAMES = ExpertNames(router="router")
 
 
 class InterleavedExperts(Experts):
-    """One tensor for all experts, input features before output features, gates and ups in turns."""
+    """Experts stacked in one tensor, input features before output features, gates and ups interleaved."""
 
     takes_adapters = False
 
@@ -47,7 +49,7 @@ class InterleavedExperts(Experts):
         yield f"{self._name}.down_proj_bias", self._all_down_biases
 
     def _pairs(self, tensor: Tensor, dim: int) -> Destination:
-        """Of a tensor that has a gate and an up for each feature."""
+        """Returns the destination in a tensor with interleaved gate and up rows."""
         first, last = 2 * self._features.start, 2 * self._features.stop
         return self._of_stacked(tensor, dim, (range(first, last),), 2 * self._total)
 
@@ -63,17 +65,17 @@ class InterleavedExperts(Experts):
         gate_up, down = _gates_first(self._gate_up.transpose(1, 2)), self._down.transpose(1, 2).contiguous()
         bias = _gates_first(self._gate_up_bias.unsqueeze(2)).squeeze(2)
         if self._shard.rank and not self._whole:
-            self._down_bias.zero_()  # it is added once
+            self._down_bias.zero_()  # added by rank 0 alone
         self._pack(gate_up, down, bias, self._down_bias)
         del self._gate_up, self._down, self._gate_up_bias, self._down_bias
 
 
 class Mxfp4Experts(InterleavedExperts):
-    """Of 4 bits, output features before input features."""
+    """MXFP4 experts, output features before input features."""
 
     def __init__(self, name: str, hidden_size: int, config: ExpertsConfig, place: LayerPlacement) -> None:
         super().__init__(name, hidden_size, config, place)
-        import torch  # here: families are also read where there is none
+        import torch  # lazy: families are also read without torch
 
         size = len(self._features)
         self._dtype, self._sizes = place.dtype, (2 * size, hidden_size)
@@ -106,7 +108,7 @@ class Mxfp4Experts(InterleavedExperts):
         super().finish()
 
     def _widened(self, blocks: Tensor, scales: Tensor) -> Tensor:
-        """[num_experts, out_features, in_features], an expert at a time: what lies between takes four times as much."""
+        """Dequantizes to [num_experts, out_features, in_features], an expert at a time to limit temporary memory."""
         import torch
 
         from quire.services.worker.layers.feed_forward.mxfp4 import dequantized
@@ -115,14 +117,14 @@ class Mxfp4Experts(InterleavedExperts):
 
 
 def _gates_first(rows: Tensor) -> Tensor:
-    """[num_experts, 2 * size, n] with gates and ups in turns -> all gates, then all ups"""
-    import torch  # here: families are also read where there is none
+    """Reorders [num_experts, 2 * size, n] from interleaved gates and ups to all gates, then all ups."""
+    import torch  # lazy: families are also read without torch
 
     return torch.cat((rows[:, ::2], rows[:, 1::2]), dim=1)
 
 
 class GptOssForCausalLM(MixtureForCausalLM):
-    """Experts in every layer."""
+    """gpt-oss: experts in every layer."""
 
     @staticmethod
     def read(config: ConfigFile) -> DecoderConfig:
@@ -159,7 +161,7 @@ class GptOssForCausalLM(MixtureForCausalLM):
 
 
 def _read_windows(config: ConfigFile, num_layers: int) -> tuple[int, ...]:
-    """By layer_types; without them every other layer, the first one included, has one."""
+    """Returns each layer's window by layer_types; without them every other layer has one, starting with the first."""
     window = config.integer("sliding_window", 128)
     implied = ["full_attention" if layer % 2 else "sliding_attention" for layer in range(num_layers)]
     types = config.get("layer_types", implied)

@@ -1,4 +1,4 @@
-"""Granite 3 and 4's dense models (GraniteForCausalLM): Llama with four multipliers."""
+"""Granite 3 and 4 dense models (GraniteForCausalLM): Llama with four multipliers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from quire.services.worker.models.families.llama import LlamaForCausalLM
 
 
 class GraniteForCausalLM(LlamaForCausalLM):
-    """The multipliers become part of the weights."""
+    """Granite; the multipliers are folded into the weights."""
 
     @staticmethod
     def read(config: ConfigFile) -> DecoderConfig:

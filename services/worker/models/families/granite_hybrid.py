@@ -1,5 +1,7 @@
-"""Granite 4.0-H (GraniteMoeHybridForCausalLM): state spaces in most layers, attention in some, often without
-positions; a feed-forward for all tokens, beside experts or alone."""
+"""Granite 4.0-H (GraniteMoeHybridForCausalLM): state spaces in most layers, attention in some, often without positions.
+
+A dense feed-forward runs for all tokens, alone or besides experts.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ RECURRENT, ATTENTION = ("mamba", "linear_attention"), ("attention", "full_attent
 
 
 class GraniteHybridLayer(MixtureLayer):
-    """`shared_mlp` takes every token, and the layer has no other feed-forward where there are no experts."""
+    """Layer whose `shared_mlp` runs for every token; the only feed-forward without experts."""
 
     def __init__(self, index: int, config: DecoderConfig, backend: AttentionBackend, place: LayerPlacement) -> None:
         assert config.recurrent is not None
@@ -59,7 +61,7 @@ class GraniteHybridLayer(MixtureLayer):
 
 
 class GraniteMoeHybridForCausalLM(MixtureForCausalLM):
-    """Granite's multipliers become part of the weights."""
+    """Granite 4.0-H; the multipliers are folded into the weights."""
 
     taped_functions: ClassVar[tuple[str, ...]] = ()
 

@@ -1,4 +1,4 @@
-"""Granite 3's mixtures of experts (GraniteMoeForCausalLM): Granite's multipliers, one tensor for all experts."""
+"""Granite 3 mixtures of experts (GraniteMoeForCausalLM): Granite's multipliers, stacked expert tensors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NAMES = ExpertNames(module="block_sparse_moe", router="router.layer", gate="inpu
 
 
 class WholeExperts(Experts):
-    """The tensors are those of the layer, as they lie in memory."""
+    """Experts whose checkpoint tensors have the layer's memory layout."""
 
     takes_adapters = False
 
@@ -36,7 +36,7 @@ class WholeExperts(Experts):
 
 
 class GraniteMoeForCausalLM(MixtureForCausalLM):
-    """Experts in every layer; what they add is scaled by the weights of the choice."""
+    """Granite MoE: experts in every layer; the residual multiplier is folded into the routing weights."""
 
     @staticmethod
     def read(config: ConfigFile) -> DecoderConfig:

@@ -1,4 +1,4 @@
-"""Llama 1 to 3 (LlamaForCausalLM), whose blocks most families share: normalise, attend, add; normalise, feed, add."""
+"""Llama 1 to 3 (LlamaForCausalLM); its pre-norm blocks are the base of most families."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from quire.services.worker.layers.placement import LayerPlacement
 
 
-Mixer = Attention | LatentAttention | GatedDeltaNet | StateSpace  # of tokens
+Mixer = Attention | LatentAttention | GatedDeltaNet | StateSpace  # token mixers
 
 
 class LlamaLayer(DecoderLayer):
@@ -62,7 +62,11 @@ class LlamaLayer(DecoderLayer):
         attention: Mixer | None = None,
         experts: SparseMLP | MLP | None = None,
     ) -> None:
-        """`attention`: another than Llama's; `experts`: replaces the dense feed-forward, as a mixture of experts."""
+        """Builds the layer.
+
+        `attention`: replaces Llama's attention; `experts`: replaces the dense feed-forward, e.g. by a mixture of
+        experts.
+        """
         name, size, eps = f"model.layers.{index}", config.hidden_size, config.rms_norm_eps
         offset, window = config.scales.norm_offset, config.sliding_windows[index]
         norm_adds = attention is None and place.shard.collectives.fuses_rms_norm
@@ -87,7 +91,7 @@ class LlamaLayer(DecoderLayer):
 
 
 class LlamaForCausalLM(CausalLM):
-    """Biases by two flags."""
+    """Llama; biases of attention and feed-forward by two flags."""
 
     taped_functions: ClassVar[tuple[str, ...]] = (
         "linear",

@@ -1,6 +1,7 @@
-"""Llama 4's text models (Llama4ForCausalLM): positions fall into chunks, and most layers see those of their own only;
-the others see everything, rotate nothing, and sharpen their scores with the distance. One expert of many and a shared
-one for each token.
+"""Llama 4's text models (Llama4ForCausalLM): most layers attend within chunks of positions.
+
+The other layers have full attention without rotation and scale queries with the position. Each token uses one routed
+and one shared expert.
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ if TYPE_CHECKING:
 
 NAMES = ExpertNames(module="feed_forward", router="router")
 FULL, CHUNKED = "full_attention", "chunked_attention"
-LEAST_CHUNK = 2  # a token and the one before
+LEAST_CHUNK = 2  # one token and its predecessor
 DEFAULTS = {"rms_norm_eps": 1e-5, "rope_theta": 500_000.0, "intermediate_size_mlp": 16_384}
 DEFAULT_CHUNK = 8192
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionTemperature:
-    """Queries at position p are multiplied by 1 + growth * log(1 + (p + 1) // step) (arXiv 2501.19399)."""
+    """Scales queries at position p by 1 + growth * log(1 + (p + 1) // step) (arXiv 2501.19399)."""
 
     growth: float
     step: int
@@ -47,15 +48,17 @@ class AttentionTemperature:
 
 @dataclass(frozen=True, slots=True)
 class Llama4Config(DecoderConfig):
-    """And what only this family's attention has."""
+    """Decoder configuration with the fields of this family's attention."""
 
-    unit_queries: bool = False  # where a layer rotates, queries and keys have a mean square of 1
-    temperature: AttentionTemperature | None = None  # where it does not
+    unit_queries: bool = False  # in rotating layers, queries and keys are normalized to a mean square of 1
+    temperature: AttentionTemperature | None = None  # in layers without rotation
 
 
 class Llama4Attention(Attention):
-    """A layer that rotates may normalise, without weights. Rotation keeps lengths: the kernels' norm before it is the
-    one behind it."""
+    """Attention that may normalize queries and keys without weights in rotating layers.
+
+    Rotation preserves lengths, so the kernels' norm before it equals the reference's norm after it.
+    """
 
     def __init__(self, index: int, config: Llama4Config, backend: AttentionBackend, place: LayerPlacement) -> None:
         super().__init__(f"model.layers.{index}.self_attn", config, config.sliding_windows[index], backend, place)
@@ -85,7 +88,7 @@ class Llama4Attention(Attention):
 
 
 class Llama4Experts(Experts):
-    """One tensor for all experts, input features before output features, gates before ups."""
+    """Experts stacked in one tensor, input features before output features, gates before ups."""
 
     inputs_first = True
 
@@ -101,7 +104,7 @@ class Llama4Experts(Experts):
 
 
 class Llama4MLP(SparseMLP):
-    """The weight of the choice is that of the expert's input, not of what it makes."""
+    """Mixture whose routing weight scales the expert's input, not its output."""
 
     def _routed(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         import torch
@@ -111,7 +114,7 @@ class Llama4MLP(SparseMLP):
 
 
 class Llama4ForCausalLM(MixtureForCausalLM):
-    """Some layers may be dense, with a feed-forward of another size."""
+    """Llama 4; some layers may be dense, with a feed-forward of another size."""
 
     taped_functions: ClassVar[tuple[str, ...]] = ()
 
@@ -154,7 +157,7 @@ class Llama4ForCausalLM(MixtureForCausalLM):
 
 
 def _experts(name: str, config: Llama4Config, place: LayerPlacement) -> Experts:
-    """Quantized ones have tensors of their own each."""
+    """Returns the experts' layout: quantized ones have a tensor each."""
     assert config.experts is not None
     if place.checkpoint is not None:
         found = experts_of(name, config.hidden_size, config.experts, place)
@@ -164,7 +167,7 @@ def _experts(name: str, config: Llama4Config, place: LayerPlacement) -> Experts:
 
 
 def _read_rotating(config: ConfigFile, num_layers: int) -> list[bool]:
-    """By layer; `no_rope_layers` says 1 where a layer does rotate, and nothing where it is empty."""
+    """Returns whether each layer rotates: `no_rope_layers` is 1 for layers that do; empty means the default."""
     every = config.integer("no_rope_layer_interval", 4)
     if every < 1:
         raise refusal("no_rope_layer_interval", every, "must be 1 or more")
@@ -175,8 +178,10 @@ def _read_rotating(config: ConfigFile, num_layers: int) -> list[bool]:
 
 
 def _read_chunks(config: ConfigFile, rotating: list[bool]) -> tuple[int, ...]:
-    """By layer: layer_types, else those that rotate have chunks. No layer has where the file says that there are none,
-    which is not the same as to say nothing."""
+    """Returns each layer's chunk length: by layer_types, else for rotating layers.
+
+    An explicit null means no chunks, unlike a missing field.
+    """
     none = "attention_chunk_size" in config.values and not config.has("attention_chunk_size")
     chunk = 0 if none else config.integer("attention_chunk_size", DEFAULT_CHUNK)
     kinds: Any = config.get("layer_types", [CHUNKED if rotates and not none else FULL for rotates in rotating])
@@ -205,7 +210,7 @@ def _read_experts(config: ConfigFile, decoder: DecoderConfig) -> ExpertsConfig:
 
 
 def _read_sparse_layers(config: ConfigFile, num_layers: int) -> tuple[bool, ...]:
-    """`moe_layers`, else every `interleave_moe_layer_step`th."""
+    """Returns which layers have experts: `moe_layers`, else every `interleave_moe_layer_step`th."""
     step = config.integer("interleave_moe_layer_step", 1)
     if step < 1:
         raise refusal("interleave_moe_layer_step", step, "must be 1 or more")
@@ -216,7 +221,7 @@ def _read_sparse_layers(config: ConfigFile, num_layers: int) -> tuple[bool, ...]
 
 
 def _read_temperature(config: ConfigFile) -> AttentionTemperature | None:
-    """The switch is a number in some files."""
+    """Reads the temperature; the switch is a number in some files."""
     tuned = config.get("attn_temperature_tuning", True)
     if not isinstance(tuned, int):
         raise refusal("attn_temperature_tuning", tuned, "true or false is needed")

@@ -1,4 +1,4 @@
-"""Mistral (MistralForCausalLM): Llama whose layers may all look back over a sliding window only."""
+"""Mistral (MistralForCausalLM): Llama with an optional sliding window in all layers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from quire.services.worker.models.families.llama import LlamaForCausalLM
 
 
 class MistralForCausalLM(LlamaForCausalLM):
-    """One window for all layers, or none."""
+    """Mistral: one window for all layers, or none."""
 
     @staticmethod
     def read(config: ConfigFile) -> DecoderConfig:

@@ -1,4 +1,4 @@
-"""Mixtral (MixtralForCausalLM, arXiv 2401.04088): Mistral's blocks, two of eight experts in each."""
+"""Mixtral (MixtralForCausalLM, arXiv 2401.04088): Mistral's blocks with two of eight experts per token."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NAMES = ExpertNames(module="block_sparse_moe", gate="w1", up="w3", down="w2")
 
 
 class MixtralForCausalLM(MixtureForCausalLM):
-    """Experts in every layer; one window for all layers, or none."""
+    """Mixtral: experts in every layer; one window for all layers, or none."""
 
     @staticmethod
     def read(config: ConfigFile) -> DecoderConfig:

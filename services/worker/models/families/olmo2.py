@@ -1,4 +1,4 @@
-"""OLMo 2 (Olmo2ForCausalLM): norms stand behind attention and feed-forward, queries and keys are normalised whole.
+"""OLMo 2 (Olmo2ForCausalLM): norms after attention and feed-forward; queries and keys are normalized over all heads.
 
 arXiv 2501.00656, section 3.1: x + norm(attention(x)), then x + norm(feed-forward(x)).
 """
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Olmo2Attention(Attention):
-    """The norms of queries and of keys go over all their heads at once."""
+    """Attention whose query and key norms span all heads."""
 
     def __init__(self, name: str, config: DecoderConfig, backend: AttentionBackend, place: LayerPlacement) -> None:
         super().__init__(name, config, 0, backend, place)
@@ -51,7 +51,7 @@ class Olmo2Attention(Attention):
 
 
 class Olmo2Layer(DecoderLayer):
-    """Attention, then feed-forward, each with a norm behind it."""
+    """Post-norm layer: attention, then feed-forward, each followed by a norm."""
 
     def __init__(self, index: int, config: DecoderConfig, backend: AttentionBackend, place: LayerPlacement) -> None:
         name, size, eps = f"model.layers.{index}", config.hidden_size, config.rms_norm_eps
@@ -74,7 +74,7 @@ class Olmo2Layer(DecoderLayer):
 
 
 class Olmo2ForCausalLM(CausalLM):
-    """No biases, no windows."""
+    """OLMo 2: no biases, no windows."""
 
     @staticmethod
     def read(config: ConfigFile) -> DecoderConfig:

@@ -1,4 +1,4 @@
-"""OLMoE (OlmoeForCausalLM, arXiv 2409.02060): queries and keys normalised whole, many small experts in every layer."""
+"""OLMoE (OlmoeForCausalLM, arXiv 2409.02060): query and key norms over all heads, many small experts in every layer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class OlmoeForCausalLM(MixtureForCausalLM):
-    """No windows; biases by a flag."""
+    """OLMoE: no windows; biases by a flag."""
 
     taped_functions: ClassVar[tuple[str, ...]] = ()
 

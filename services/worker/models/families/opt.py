@@ -25,7 +25,7 @@ EPS = 1e-5
 
 
 class OptAttention(Attention):
-    """Its output has a name of its own."""
+    """Attention whose output projection is named `out_proj`."""
 
     @staticmethod
     def outputs(name: str, config: DecoderConfig) -> Projection:
@@ -33,7 +33,7 @@ class OptAttention(Attention):
 
 
 class OPTForCausalLM(LearnedPositions):
-    """All sizes but 350M, which normalises behind its layers."""
+    """OPT in all sizes but 350M, which has post-norm layers."""
 
     embedding_name: ClassVar[str] = "model.decoder.embed_tokens"
     positions_name: ClassVar[str] = "model.decoder.embed_positions"
@@ -50,7 +50,7 @@ class OPTForCausalLM(LearnedPositions):
         named = {
             "tie_word_embeddings": True,
             **config.values,
-            "num_key_value_heads": None,  # each query has its own key
+            "num_key_value_heads": None,  # multi-head attention
             "head_dim": None,
             "intermediate_size": config.get("ffn_dim"),
             "hidden_act": config.get("activation_function", "relu"),

@@ -1,4 +1,4 @@
-"""Phi-3 and Phi-4 (Phi3ForCausalLM): Llama with fused projections, stretched positions, partly rotated heads."""
+"""Phi-3 and Phi-4 (Phi3ForCausalLM): Llama with fused projections, LongRoPE and partial rotation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from quire.services.worker.models.families.llama import LlamaForCausalLM
 
 
 class Phi3ForCausalLM(LlamaForCausalLM):
-    """One window for all layers, or none."""
+    """Phi-3: one window for all layers, or none."""
 
     @staticmethod
     def read(config: ConfigFile) -> DecoderConfig:

@@ -13,7 +13,7 @@ WINDOWED = {"full_attention": False, "sliding_attention": True}
 
 
 class Qwen2ForCausalLM(LlamaForCausalLM):
-    """Biases of queries, keys and values; windows on some layers."""
+    """Qwen2: biases of queries, keys and values; windows in some layers."""
 
     @staticmethod
     def read(config: ConfigFile) -> DecoderConfig:
@@ -22,7 +22,8 @@ class Qwen2ForCausalLM(LlamaForCausalLM):
 
 
 def read_windows(config: ConfigFile) -> tuple[int, ...]:
-    """By layer: layer_types where the file has it (transformers 5), else all from max_window_layers on."""
+    """Returns each layer's window: layer_types if present (transformers 5), else all layers from max_window_layers
+    on."""
     num_layers = config.integer("num_hidden_layers")
     if not config.flag("use_sliding_window") or not config.has("sliding_window"):
         return (0,) * num_layers

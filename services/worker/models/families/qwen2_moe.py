@@ -1,4 +1,4 @@
-"""Qwen1.5-MoE and Qwen2-MoE (Qwen2MoeForCausalLM): small experts, and a shared one behind a gate."""
+"""Qwen1.5-MoE and Qwen2-MoE (Qwen2MoeForCausalLM): small experts and a gated shared expert."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from quire.services.worker.models.mixture import MixtureForCausalLM
 
 
 def read_qwen_experts(config: ConfigFile) -> ExpertsConfig:
-    """Without a shared expert."""
+    """Reads the experts' configuration without the shared expert."""
     num_experts = read_num_experts(config, "num_experts", "num_local_experts")
     renormalize = config.flag("norm_topk_prob")
     return ExpertsConfig(
@@ -31,7 +31,7 @@ def read_qwen_experts(config: ConfigFile) -> ExpertsConfig:
 
 
 class Qwen2MoeForCausalLM(MixtureForCausalLM):
-    """Biases and windows as in Qwen2; some layers may be dense."""
+    """Qwen2-MoE: biases and windows as in Qwen2; some layers may be dense."""
 
     @staticmethod
     def read(config: ConfigFile) -> DecoderConfig:

@@ -1,4 +1,4 @@
-"""Qwen3, dense (Qwen3ForCausalLM): queries and keys are normalised per head."""
+"""Qwen3 dense models (Qwen3ForCausalLM): queries and keys are normalized per head."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from quire.services.worker.models.families.qwen2 import read_windows
 
 
 class Qwen3ForCausalLM(LlamaForCausalLM):
-    """Norms per head; biases by a flag; windows as in Qwen2."""
+    """Qwen3: norms per head; biases by a flag; windows as in Qwen2."""
 
     @staticmethod
     def read(config: ConfigFile) -> DecoderConfig:

@@ -1,4 +1,4 @@
-"""Qwen3's mixtures of experts (Qwen3MoeForCausalLM, arXiv 2505.09388): Qwen3's blocks without a shared expert."""
+"""Qwen3 mixtures of experts (Qwen3MoeForCausalLM, arXiv 2505.09388): Qwen3's blocks without a shared expert."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from quire.services.worker.models.mixture import MixtureForCausalLM
 
 
 class Qwen3MoeForCausalLM(MixtureForCausalLM):
-    """Norms per head; some layers may be dense."""
+    """Qwen3-MoE: norms per head; some layers may be dense."""
 
     @staticmethod
     def read(config: ConfigFile) -> DecoderConfig:

@@ -1,5 +1,7 @@
-"""Qwen3-Next (Qwen3NextForCausalLM): three layers of the gated delta rule, then one of gated attention, and so on; a
-mixture of experts with a shared one in all of them."""
+"""Qwen3-Next (Qwen3NextForCausalLM): three gated delta rule layers for each gated attention layer.
+
+All layers have a mixture of experts with a shared expert.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +24,11 @@ if TYPE_CHECKING:
     from quire.services.worker.layers.placement import LayerPlacement
 
 RECURRENT, ATTENTION = "linear_attention", "full_attention"
-ROTATED = 0.25  # of a head, where the file does not say
+ROTATED = 0.25  # default rotated fraction of a head
 
 
 class Qwen3NextForCausalLM(MixtureForCausalLM):
-    """Norms by one more than their weights, but for that of the recurrent layers."""
+    """Qwen3-Next: norm weights are offset by one, except in recurrent layers."""
 
     taped_functions: ClassVar[tuple[str, ...]] = ()
 
@@ -67,7 +69,7 @@ class Qwen3NextForCausalLM(MixtureForCausalLM):
 
     @property
     def passed_over(self) -> tuple[str, ...]:
-        """Also what predicts several tokens, which nothing here does for this family."""
+        """Includes multi-token prediction layers, which are not supported for this family."""
         return (*super().passed_over, "mtp.")
 
 

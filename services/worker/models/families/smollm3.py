@@ -1,4 +1,4 @@
-"""SmolLM3 (SmolLM3ForCausalLM): Llama, but every fourth layer does not rotate positions."""
+"""SmolLM3 (SmolLM3ForCausalLM): Llama without rotation in every fourth layer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class SmolLM3ForCausalLM(LlamaForCausalLM):
-    """`no_rope_layers` says 1 where a layer does rotate."""
+    """SmolLM3; `no_rope_layers` is 1 for layers that rotate."""
 
     @staticmethod
     def read(config: ConfigFile) -> DecoderConfig:

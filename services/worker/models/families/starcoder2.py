@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Starcoder2ForCausalLM(CausalLM):
-    """Biases everywhere, one window for all layers, or none."""
+    """StarCoder2: biases in all projections; one window for all layers, or none."""
 
     @staticmethod
     def read(config: ConfigFile) -> DecoderConfig:

@@ -1,1 +1,1 @@
-"""The tensors of GGUF files, by the names and in the order that transformers gives them."""
+"""Reads tensors of GGUF files under the names and in the layout of transformers."""

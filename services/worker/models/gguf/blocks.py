@@ -1,7 +1,7 @@
-"""What the blocks of a GGUF tensor stand for.
+"""Dequantization of GGUF blocks.
 
-A block is a run of neighbours in a row that share a scale, and for the K kinds 256 of them in groups that have scales
-of their own. Each function takes uint8 [blocks, block_bytes] and gives float32 [blocks, block_size].
+A block is a run of consecutive elements of a row that share a scale; the K types have blocks of 256 in groups with
+scales of their own. Each function maps uint8 [blocks, block_bytes] to float32 [blocks, block_size].
 """
 
 from __future__ import annotations
@@ -18,45 +18,47 @@ SIX_BITS = 0x3F
 
 
 def q8_0(blocks: Tensor) -> Tensor:
-    """Scale, 32 int8."""
+    """Dequantizes Q8_0: scale, 32 int8."""
     return blocks[:, 2:].view(torch.int8).float() * _half(blocks, 0)
 
 
 def q4_0(blocks: Tensor) -> Tensor:
-    """Scale, 32 nibbles of which 8 is zero."""
+    """Dequantizes Q4_0: scale, 32 nibbles offset by 8."""
     return (_halves(blocks[:, 2:]).float() - 8) * _half(blocks, 0)
 
 
 def q4_1(blocks: Tensor) -> Tensor:
-    """Scale, least value, 32 nibbles."""
+    """Dequantizes Q4_1: scale, minimum, 32 nibbles."""
     return _halves(blocks[:, 4:]).float() * _half(blocks, 0) + _half(blocks, 2)
 
 
 def q5_0(blocks: Tensor) -> Tensor:
-    """Scale, 32 fifth bits, 32 nibbles; 16 is zero."""
+    """Dequantizes Q5_0: scale, 32 fifth bits, 32 nibbles; offset by 16."""
     return (_fives(blocks[:, 2:6], blocks[:, 6:]).float() - 16) * _half(blocks, 0)
 
 
 def q5_1(blocks: Tensor) -> Tensor:
-    """Scale, least value, 32 fifth bits, 32 nibbles."""
+    """Dequantizes Q5_1: scale, minimum, 32 fifth bits, 32 nibbles."""
     return _fives(blocks[:, 4:8], blocks[:, 8:]).float() * _half(blocks, 0) + _half(blocks, 2)
 
 
 def q4_k(blocks: Tensor) -> Tensor:
-    """Scale of scales, scale of minima, eight of both in 6 bits, 8 x 32 nibbles."""
+    """Dequantizes Q4_K: scale of scales, scale of minima, eight of both in 6 bits, 8 x 32 nibbles."""
     codes = _nibbles(blocks[:, 16:].reshape(-1, 4, 32))
     return _scaled_by_eight(codes, blocks)
 
 
 def q5_k(blocks: Tensor) -> Tensor:
-    """As q4_k, with 32 bytes of fifth bits before the nibbles: bit g of byte i belongs to element i of group g."""
+    """Dequantizes Q5_K: as q4_k, with 32 bytes of fifth bits before the nibbles (bit g of byte i: element i of group
+    g)."""
     groups = torch.arange(8, dtype=torch.uint8).view(1, 8, 1)
     fifth = (blocks[:, None, 16:48] >> groups & 1) << 4
     return _scaled_by_eight(_nibbles(blocks[:, 48:].reshape(-1, 4, 32)) | fifth, blocks)
 
 
 def q6_k(blocks: Tensor) -> Tensor:
-    """128 bytes of low nibbles, 64 of high pairs of bits, 16 int8 scales, scale of scales; 32 is zero."""
+    """Dequantizes Q6_K: 128 bytes of low nibbles, 64 of high bit pairs, 16 int8 scales, scale of scales; offset by
+    32."""
     low = _nibbles(blocks[:, :128].reshape(-1, 2, 64)).view(-1, 2, 4, 32)
     shifts = torch.tensor([0, 2, 4, 6], dtype=torch.uint8).view(1, 1, 4, 1)
     high = blocks[:, 128:192].reshape(-1, 2, 1, 32) >> shifts & 3
@@ -66,7 +68,7 @@ def q6_k(blocks: Tensor) -> Tensor:
 
 
 def _scaled_by_eight(codes: Tensor, blocks: Tensor) -> Tensor:
-    """codes [blocks, 8, 32]"""
+    """Scales codes [blocks, 8, 32] by the 6-bit scales and minima of their groups."""
     packed = blocks[:, 4:16]
     first, middle, last = packed[:, :4], packed[:, 4:8], packed[:, 8:]
     scales = torch.cat([first & SIX_BITS, last & NIBBLE | first >> 6 << 4], 1).float() * _half(blocks, 0)
@@ -75,22 +77,22 @@ def _scaled_by_eight(codes: Tensor, blocks: Tensor) -> Tensor:
 
 
 def _half(blocks: Tensor, at: int) -> Tensor:
-    """The float16 at a byte of each block. [blocks, 1]"""
+    """Reads the float16 at a byte offset of each block: [blocks, 1]."""
     return blocks[:, at : at + 2].contiguous().view(torch.float16).float()
 
 
 def _halves(packed: Tensor) -> Tensor:
-    """All low nibbles of [..., n] bytes, then all high ones. [..., 2n]"""
+    """Unpacks [..., n] bytes to [..., 2n]: all low nibbles, then all high ones."""
     return torch.cat([packed & NIBBLE, packed >> 4], -1)
 
 
 def _nibbles(packed: Tensor) -> Tensor:
-    """[blocks, runs, n] -> [blocks, 2 * runs, n]: of each run first the low nibbles."""
+    """Unpacks [blocks, runs, n] to [blocks, 2 * runs, n]: for each run the low nibbles first."""
     return torch.stack([packed & NIBBLE, packed >> 4], 2).flatten(1, 2)
 
 
 def _fives(fifth: Tensor, packed: Tensor) -> Tensor:
-    """With bit i of 32 as the fifth of element i."""
+    """Combines nibbles with their fifth bits; bit i of 32 belongs to element i."""
     bits = fifth.unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8) & 1
     return _halves(packed) | bits.flatten(1) << 4
 

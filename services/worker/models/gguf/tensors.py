@@ -1,4 +1,4 @@
-"""A GGUF file's tensors as floats, one at a time, under the names that transformers gives them."""
+"""Reads the tensors of a GGUF file as floats, one at a time, under the names of transformers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from quire.services.worker.models.gguf.blocks import DECODE, PLAIN
 from quire.shared.gguf.config import ROPE_FACTORS
 from quire.shared.gguf.header import Header, TensorPlace, Values, read_header
 
-BYTES_AT_ONCE = 4 << 20  # of blocks that are decoded: what is made of them on the way takes 30 times as much
+BYTES_AT_ONCE = 4 << 20  # bytes decoded at a time; temporaries take 30 times as much
 
 LAYER = re.compile(r"blk\.(\d+)\.(.*)\.(weight|bias)")
 IN_LAYER = {
@@ -36,17 +36,17 @@ OUTSIDE = {
     "output_norm.weight": "model.norm.weight",
     "output.weight": "lm_head.weight",
 }
-INTERLEAVED = "llama"  # llama.cpp rotates neighbours in this architecture, where transformers rotates halves
+INTERLEAVED = "llama"  # llama.cpp rotates neighbouring pairs in this architecture, transformers halves
 HEADS = {"attn_q": "attention.head_count", "attn_k": "attention.head_count_kv"}
 CONFIGURATION = (ROPE_FACTORS,)  # read with the configuration
 
 
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
-    """Read when it is asked for."""
+    """Tensor of a GGUF file, read lazily."""
 
     place: TensorPlace
-    num_heads: int = 0  # of queries or keys whose rows lie as neighbours; 0: rows are as they should be
+    num_heads: int = 0  # heads of queries or keys with rows in neighbouring pairs; 0: no reordering
 
     @property
     def shape(self) -> Sequence[int]:
@@ -64,7 +64,7 @@ class GgufTensor:
 
 
 def tensors(path: Path) -> Iterator[tuple[str, GgufTensor]]:
-    """By the names of transformers; a name that is not known here stays as it is."""
+    """Yields the tensors by their names in transformers; unknown names are kept."""
     header = read_header(path)
     heads = _heads(header)
     for name, place in header.tensors.items():
@@ -79,8 +79,10 @@ def tensors(path: Path) -> Iterator[tuple[str, GgufTensor]]:
 
 
 def _heads(header: Header) -> Callable[[str], int]:
-    """Heads of a projection whose rows are to be put in order. A later part of a file in parts has no metadata, and
-    takes them from the first."""
+    """Returns a function of the number of heads of a projection whose rows are reordered.
+
+    Later parts of a split file have no metadata and use that of the first.
+    """
     values = Values(_first(header))
     architecture = values.text("general.architecture")
 
@@ -102,14 +104,14 @@ def _first(header: Header) -> Header:
 
 
 def halves_of_heads(tensor: Tensor, num_heads: int) -> Tensor:
-    """Rows of each head: first those that were even, then those that were odd."""
+    """Reorders the rows of each head: even ones first, then odd ones."""
     rows = tensor.view(num_heads, -1, 2, *tensor.shape[1:])
     return rows.transpose(1, 2).reshape(tensor.shape)
 
 
 def decoded(place: TensorPlace) -> Tensor:
-    """As it is stored, or float32 where it is stored in blocks."""
-    raw = np.memmap(place.path, np.uint8, "c", place.start, (place.num_bytes,))  # copies what is written: nothing is
+    """Returns the tensor as stored, or float32 if it is stored in quantized blocks."""
+    raw = np.memmap(place.path, np.uint8, "c", place.start, (place.num_bytes,))  # copy-on-write, never written
     stored = torch.from_numpy(raw)
     plain = PLAIN.get(place.kind.name)
     if plain is not None:

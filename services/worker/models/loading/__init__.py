@@ -1,1 +1,1 @@
-"""From the files of a checkpoint to the weights of a model, at the start and while it runs."""
+"""Loads checkpoint files into a model, at start and while it serves."""

@@ -1,9 +1,9 @@
-"""Tensors of a checkpoint are copied into a model's memory, on GPUs by several threads at once.
+"""Copies checkpoint tensors into a model's memory, on GPUs with several threads.
 
-What lies in a file is read (out of the page cache, or from the disk) into pinned memory and goes to the GPU from there,
-by a stream of each thread's own: one thread reads 3 to 7 GB/s, the link takes 50. A thread takes many small tensors at
-a time, reads those that are neighbours in a file at once, and does little in Python for each: every function of torch
-lets go of the interpreter, which eight threads then ask for.
+File content is read (from the page cache or the disk) into pinned memory and copied to the GPU on each thread's own
+stream: one thread reads 3 to 7 GB/s, the link transfers 50. A thread takes many small tensors at a time, reads
+neighbours in a file at once, and does little Python per tensor: every torch function releases the GIL, for which eight
+threads compete.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from quire.shared.logs import logger
 log = logger("worker.loading")
 
 MOST_THREADS = 8
-PIECE = 32 << 20  # bytes of pinned memory, of which each thread has two; and what a thread is given at a time, at least
-MOST_WAITING = 16  # of what threads are given
+PIECE = 32 << 20  # bytes of a pinned buffer, two per thread; also the minimum work submitted to a thread
+MOST_WAITING = 16  # submitted work items
 LOG_INTERVAL_S = 2.0
 
 Pair = tuple[Tensor | StoredTensor, Tensor]
@@ -38,10 +38,10 @@ Pair = tuple[Tensor | StoredTensor, Tensor]
 
 
 class WeightCopier:
-    """Of one checkpoint. Tensors are named in the order in which they are found."""
+    """Copies the tensors of one checkpoint."""
 
     def __init__(self, num_threads: int, progress: Progress | None = None) -> None:
-        """`num_threads`: 0: at once, by the caller."""
+        """Creates the threads; `num_threads` 0: the caller copies at once."""
         self._progress = progress or Progress()
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="load") if num_threads else None
         self._found: list[Pair] = []
@@ -54,22 +54,22 @@ class WeightCopier:
         self._begun = self._said = time.monotonic()
 
     def can_copy(self, stored: StoredTensor, destination: Tensor) -> bool:
-        """Whether copy_stored() does, of one of the same shape."""
+        """Returns whether copy_stored() supports a tensor of this shape."""
         alike = stored.dtype == destination.dtype and stored.num_bytes == destination.nbytes
         return self._pool is not None and alike and destination.is_cuda and destination.is_contiguous()
 
     def copy_stored(self, stored: StoredTensor, destination: Tensor) -> None:
-        """What takes() allows. Raises as put()."""
+        """Copies a file's tensor that can_copy() allows. Raises errors of earlier copies."""
         if stored.path not in self._files:
             self._files[stored.path] = os.open(stored.path, os.O_RDONLY)
         self._put(stored, destination)
 
     def copy(self, tensor: Tensor, destination: Tensor) -> None:
-        """Raises what an earlier copy raised."""
+        """Copies a tensor. Raises errors of earlier copies."""
         self._put(tensor, destination)
 
     def wait(self) -> None:
-        """All that has been put is there. Raises what a copy raised."""
+        """Waits until all submitted tensors have arrived. Raises errors of their copies."""
         if self._pool is not None:
             self._give(self._pool)
         while self._waiting:
@@ -91,7 +91,7 @@ class WeightCopier:
             if self._found_bytes >= PIECE:
                 self._give(self._pool)
         else:
-            assert isinstance(read, Tensor), "takes() said so"
+            assert isinstance(read, Tensor), "checked by can_copy()"
             destination.copy_(read)
         self._say()
 
@@ -117,7 +117,7 @@ class WeightCopier:
         with torch.inference_mode(self._inference):
             if ahead is None:
                 for tensor, destination in pairs:
-                    assert isinstance(tensor, Tensor), "takes() said so"
+                    assert isinstance(tensor, Tensor), "checked by can_copy()"
                     destination.copy_(tensor)
                 return
             if not hasattr(self._own, "staging"):
@@ -127,14 +127,14 @@ class WeightCopier:
 
 
 class CopyStaging:
-    """A thread's."""
+    """Pinned buffers and stream of one thread."""
 
     def __init__(self, device: torch.device, files: dict[Path, int]) -> None:
         self.stream = torch.cuda.Stream(device)
         self._pieces = [_Piece(files), _Piece(files)]
 
     def copy(self, pairs: Sequence[Pair], ahead: torch.cuda.Stream) -> None:
-        """Behind what is `ahead`: kernels that may still read what was in this memory before."""
+        """Copies after the work in `ahead`: kernels that may still read earlier content of the destination."""
         with torch.cuda.stream(self.stream):
             self.stream.wait_stream(ahead)
             piece = self._next()
@@ -157,7 +157,7 @@ class CopyStaging:
 
 @dataclass(slots=True)
 class _Source:
-    """Bytes, in a file or in memory."""
+    """Byte range in a file or in memory."""
 
     path: Path | None  # None: in memory
     start: int
@@ -169,7 +169,7 @@ class _Source:
 
 @dataclass(slots=True)
 class _Piece:
-    """Pinned memory, what is to be put there, and where it goes then."""
+    """Pinned buffer with the sources to fill it and the destinations of its content."""
 
     files: dict[Path, int]
     memory: Tensor = field(default_factory=lambda: torch.empty(PIECE, dtype=torch.uint8, pin_memory=True))
@@ -203,7 +203,7 @@ class _Piece:
         at, view = 0, self.memory.numpy().data
         for source in self.sources:
             if source.path is None:
-                ctypes.memmove(self.memory.data_ptr() + at, source.start, source.num_bytes)  # torch would begin threads
+                ctypes.memmove(self.memory.data_ptr() + at, source.start, source.num_bytes)  # torch would start threads
             else:
                 _read(self.files[source.path], source, view[at : at + source.num_bytes])
             at += source.num_bytes
@@ -225,7 +225,7 @@ def _lie_alike(tensor: Tensor, destination: Tensor) -> bool:
 
 
 def _parts(read: Tensor | StoredTensor, destination: Tensor) -> Iterator[tuple[_Source, Tensor]]:
-    """Each of PIECE bytes at most, and uint8 where it goes."""
+    """Splits a tensor into ranges of at most PIECE bytes, each with its destination as uint8."""
     path, start = (None, read.data_ptr()) if isinstance(read, Tensor) else (read.path, read.start)
     target = destination.view(-1).view(torch.uint8)
     if target.nbytes <= PIECE:

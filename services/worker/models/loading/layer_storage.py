@@ -1,7 +1,7 @@
-"""Memory for a layer's weights as the checkpoint has them, only while they are loaded.
+"""Temporary memory for weights in the checkpoint's dtype, per layer while it is loaded.
 
-A layer that is quantized once it is loaded gets its memory when its first tensor arrives and is finished after its last
-one: a device need not hold a whole model in the checkpoint's dtype.
+A layer that is quantized at load gets its memory with its first tensor and is finished after its last one, so a device
+need not hold a whole model in the checkpoint's dtype.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class LayerStorage:
     def __init__(self, model: LoadableModel, settle: Callable[[], None]) -> None:
         """`settle`: waits until the tensors passed to release() have arrived."""
         self._model, self._settle = model, settle
-        self._filling: dict[str, _Filling] = {}  # by a tensor's name
+        self._filling: dict[str, _Filling] = {}  # keyed by tensor name
         layers = model.layers if isinstance(model, CausalLM) and not isinstance(model, SelfLoadingModel) else ()
         for index, layer in enumerate(layers):
             tensors = _tensors(layer)
@@ -29,7 +29,7 @@ class LayerStorage:
                 filling = _Filling(index, tensors)
                 self._filling |= dict.fromkeys(tensors, filling)
         elsewhere = {name: tensor for name, tensor in _tensors(model).items() if name not in self._filling}
-        _Filling(0, elsewhere).allocate()  # until the whole model is finished
+        _Filling(0, elsewhere).allocate()  # kept until the whole model is finished
 
     def allocate(self, names: Collection[str]) -> None:
         """Allocates the layers of these tensors, before they are filled."""

@@ -1,4 +1,5 @@
-"""Fills a model's tensors from safetensors or GGUF, or with random numbers. Strict: every tensor has its place."""
+"""Fills a model's tensors from safetensors, pickled or GGUF files, or with random numbers; every tensor has to
+match."""
 
 from __future__ import annotations
 
@@ -34,9 +35,9 @@ from quire.shared.errors import InvalidArgument
 
 INDEX = "model.safetensors.index.json"
 OLDER_INDEX = "pytorch_model.bin.index.json"
-WHOLE = ("model.safetensors", "pytorch_model.bin")  # a model in one file, whatever lies beside it
-SECOND_COPY = "consolidated"  # how Mistral's own files of the same weights begin
-# The better first; the last is what Medusa's authors call their heads.
+WHOLE = ("model.safetensors", "pytorch_model.bin")  # a model in one file; other files are ignored
+SECOND_COPY = "consolidated"  # prefix of Mistral's own copy of the same weights
+# Preferred formats first; the last is the file of Medusa heads.
 FILES = ("*.safetensors", "pytorch_model*.bin", "*.gguf", "medusa_lm_head.pt")
 LFS_POINTER = b"version https://git-lfs."
 NAMED_IN_ERRORS = 5
@@ -47,7 +48,7 @@ DUMMY_PERIOD = 1_048_573  # prime, so that repeating it does not repeat a weight
 
 @dataclass(frozen=True, slots=True)
 class Loader:
-    """Fills models as the settings say."""
+    """Loads models as configured."""
 
     load_format: str
     seed: int
@@ -55,17 +56,17 @@ class Loader:
 
     @property
     def reads_files(self) -> bool:
-        """Else weights are made up."""
+        """Whether weights are read from files; otherwise they are random."""
         return self.load_format != "dummy"
 
     def names(self, folder: Path) -> frozenset[str]:
-        """Of the tensors that the folder holds; none where weights are made up."""
+        """Returns the names of the folder's tensors; empty for random weights."""
         return frozenset() if self.load_format == "dummy" else frozenset(name for name, _ in named_tensors(folder))
 
     def load(
         self, model: LoadableModel, folder: Path, is_on_other_stage: Callable[[str], bool] = lambda _: False
     ) -> None:
-        """`is_on_other_stage`: of the tensors that others have, and this model does not."""
+        """Loads the model; `is_on_other_stage` selects tensors that belong to other pipeline stages."""
         if self.load_format == "dummy":
             fill_dummy(model, self.seed)
         elif isinstance(model, SelfLoadingModel):
@@ -86,7 +87,7 @@ def load_checkpoint(
 
 
 def load_tensors(model: LoadableModel, tensors: Iterable[tuple[str, Tensor]]) -> None:
-    """As a checkpoint that holds these."""
+    """Loads a model from tensors named as in a checkpoint."""
     sources = (
         (name, TensorSource(tensor.shape, partial(torch.Tensor.contiguous, tensor), tensor)) for name, tensor in tensors
     )
@@ -94,7 +95,7 @@ def load_tensors(model: LoadableModel, tensors: Iterable[tuple[str, Tensor]]) ->
 
 
 def check_tensors(model: LoadableModel, tensors: Iterable[tuple[str, Tensor]]) -> None:
-    """Raises what load_tensors() would of these, of which nothing is read: they may be on the device "meta"."""
+    """Raises the errors of load_tensors() without reading values: the tensors may be on the device "meta"."""
     sources = ((name, TensorSource(tensor.shape, partial(_same, tensor), tensor)) for name, tensor in tensors)
     _place(model, sources, "what is given", take=lambda name, source, destination, _: _check(name, source, destination))
 
@@ -134,7 +135,7 @@ def _place(
     *,
     progress: Progress | None = None,
 ) -> None:
-    """`take`: is told of each, and which of the model's tensors it is, or stands for."""
+    """Matches checkpoint tensors to the model's; calls `take` with each and with the model tensors it covers."""
     missing, alternatives = dict(model.destinations()), model.alternatives
     if progress is not None:
         progress.total_bytes += sum(memory_of(destination).nbytes for destination in missing.values())
@@ -160,7 +161,7 @@ def _place(
             and not is_on_other_stage(name)
         ):
             unexpected.append(name)
-    if head is not None:  # of tied weights safetensors.torch.save_model keeps the first name only
+    if head is not None:  # safetensors.torch.save_model keeps only the first name of tied weights
         for name in [name for name in missing if name.endswith(EMBEDDING)]:
             take(name, head, missing.pop(name), (name,))
     _complain(given, "lacks tensors that the model needs", list(missing))
@@ -168,10 +169,10 @@ def _place(
 
 
 def fill_dummy(model: LoadableModel, seed: int) -> None:
-    """Random weights of a scale that keeps activations near 1, whatever the depth; norms are 1, biases 0."""
+    """Fills the model with random weights that keep activations near 1 at any depth; norms are 1, biases 0."""
     destinations = [(name, memory_of(destination)) for name, destination in model.destinations()]
     noise = torch.randn(DUMMY_PERIOD, generator=torch.Generator().manual_seed(seed))
-    noise = noise.to(destinations[0][1].device)  # the host's threads wait for one another where kernels are compiled
+    noise = noise.to(destinations[0][1].device)  # on the device: host threads are slow while kernels are compiled
     storage = LayerStorage(model, lambda: None)
     for position, (name, destination) in enumerate(destinations):
         storage.allocate((name,))
@@ -186,16 +187,16 @@ def fill_dummy(model: LoadableModel, seed: int) -> None:
 
 
 def _repeat(noise: Tensor, destination: Tensor, scale: float) -> None:
-    """Fills a matrix with the same numbers over and over: much faster than drawing billions of them."""
+    """Fills a matrix by repeating the same numbers: much faster than drawing billions of them."""
     noise = (noise * scale).to(destination)
-    flat = (destination if destination.is_contiguous() else destination.mT).view(-1)  # some lie the other way round
+    flat = (destination if destination.is_contiguous() else destination.mT).view(-1)  # some are transposed
     whole = flat.numel() // noise.numel() * noise.numel()
     flat[:whole].view(-1, noise.numel()).copy_(noise)
     flat[whole:].copy_(noise[: flat.numel() - whole])
 
 
 class Slices(Protocol):
-    """A tensor of which only those parts are read that are asked for."""
+    """Tensor of which only the requested parts are read."""
 
     def get_shape(self) -> Sequence[int]: ...
 
@@ -204,12 +205,12 @@ class Slices(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TensorSource:
-    """A tensor of a checkpoint."""
+    """Tensor of a checkpoint, read lazily."""
 
     shape: Sequence[int]
     read: Callable[[], Tensor]
     parts: Slices | Tensor
-    stored: StoredTensor | None = None  # None: it lies in no file as it is
+    stored: StoredTensor | None = None  # None: not stored in a file in this form
 
     def outliving_its_file(self) -> TensorSource:
         parts = self.parts
@@ -226,7 +227,7 @@ def _copy(name: str, source: TensorSource, destination: Destination, copies: Wei
         return
     tensor = source.read()
     _check_tensor(name, tensor, destination)
-    if not destination.numel():  # as large as the checkpoint's
+    if not destination.numel():  # sized as in the checkpoint
         destination.resize_(tensor.shape)
     copies.copy(tensor.view(destination.shape) if tensor.numel() == 1 else tensor, destination)
 
@@ -270,7 +271,7 @@ def _check_shape(name: str, shape: Sequence[int], wanted: Sequence[int]) -> None
 
 
 def named_tensors(folder: Path) -> Iterator[tuple[str, TensorSource]]:
-    """Yields the tensors of a folder's files by the names that these have. Raises InvalidArgument."""
+    """Yields the tensors of a folder's files by their stored names. Raises InvalidArgument."""
     for path in files(folder):
         _check_file(path)
         try:
@@ -304,7 +305,7 @@ def _source(held: Tensor) -> TensorSource:
 
 
 def _pickled(path: Path) -> Iterator[tuple[str, TensorSource]]:
-    """PyTorch's older format, of which only tensors are read: nothing in it is run."""
+    """Yields the tensors of PyTorch's pickle format; only tensors are loaded, no code is run."""
     held = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     if not isinstance(held, dict) or not all(isinstance(tensor, Tensor) for tensor in held.values()):
         raise InvalidArgument(f"model: {path} holds something else than tensors by name", field="model")
@@ -313,7 +314,8 @@ def _pickled(path: Path) -> Iterator[tuple[str, TensorSource]]:
 
 
 def files(folder: Path) -> list[Path]:
-    """Every file once, in order: those the index names, else the one that is whole, else all of the better format."""
+    """Returns the files to read, in order: those of the index, else a single-file model, else all of the preferred
+    format."""
     for index in (folder / INDEX, folder / OLDER_INDEX):
         if index.exists():
             return [folder / name for name in _names_in(index)]
@@ -348,7 +350,7 @@ def _is_file_name(name: str) -> bool:
 
 
 def _check_file(path: Path) -> None:
-    """Raises InvalidArgument with the reason of the system for what cannot be opened. A pipe is not waited for."""
+    """Raises InvalidArgument with the system's reason for files that cannot be opened. Does not wait for pipes."""
     try:
         if not stat.S_ISREG(path.stat().st_mode):
             raise InvalidArgument(f"model: {path} is no regular file", field="model")
@@ -369,5 +371,5 @@ def _complain(given: str, what: str, names: list[str]) -> None:
 
 
 def num_parameters(model: LoadableModel) -> int:
-    """Before finish(), of all ranks."""
+    """Returns the number of parameters over all ranks; call before finish()."""
     return sum(math.prod(destination.shape) for _, destination in model.destinations())

@@ -1,7 +1,7 @@
-"""Decides whether a checkpoint's output head is its embedding, as transformers decides it: by the tensors.
+"""Decides from the tensors whether a checkpoint's output head is tied to its embedding, as transformers does.
 
-A config.json that says tie_word_embeddings may lie beside an lm_head.weight with other values, for instance where a
-wrapper's default hides its text model's value. transformers then does not tie; neither must a worker.
+A config.json with tie_word_embeddings may come with an lm_head.weight of other values, for instance if a wrapper's
+default hides its text model's value. transformers then does not tie; neither must a worker.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from quire.shared.logs import logger
 
 log = logger("worker.build")
 
-MOST_ROWS = 8192  # that are compared at a time
+MOST_ROWS = 8192  # rows compared at a time
 TIE = "tie_word_embeddings"
 
 
 def resolve_output_head(config: DecoderConfig, folder: Path) -> DecoderConfig:
-    """Returns `config`, untied if the folder's files hold an output head of their own with other values."""
+    """Returns `config`, untied if the folder's files hold an output head with other values."""
     if not config.tie_word_embeddings or config.num_classes:
         return config
     head, embedding = _both(folder)
@@ -45,7 +45,7 @@ def _both(folder: Path) -> tuple[TensorSource | None, TensorSource | None]:
                 head = source
             elif name.endswith(EMBEDDING):
                 embedding = source
-    except InvalidArgument:  # the loader names what is wrong with the files, after the device is known
+    except InvalidArgument:  # the loader reports invalid files later
         return None, None
     return head, embedding
 

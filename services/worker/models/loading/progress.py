@@ -1,4 +1,4 @@
-"""How far loading has come: written by the thread that loads, read by those who are asked."""
+"""Loading progress: written by the loading thread, read by status requests."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Progress:
-    """Of the weights of one model."""
+    """Loaded and total bytes of one model's weights."""
 
     loaded_bytes: int = 0
     """That have been found; the last of them may still be on their way."""

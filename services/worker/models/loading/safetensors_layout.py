@@ -1,4 +1,4 @@
-"""Where the tensors of a safetensors file lie in it."""
+"""Reads the positions of tensors in a safetensors file."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 
 import torch
 
-MOST_HEADER_BYTES = 100_000_000  # as its own readers have it
-MOST_TENSORS = 1 << 17  # of a file; the largest models have as many in all their files together
+MOST_HEADER_BYTES = 100_000_000  # limit of the safetensors library
+MOST_TENSORS = 1 << 17  # per file; the largest models have that many in all files together
 DTYPES = {
     "BF16": torch.bfloat16,
     "F16": torch.float16,
@@ -27,12 +27,12 @@ DTYPES = {
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """A tensor of a file, in the order of memory."""
+    """Contiguous tensor in a file."""
 
     path: Path
     start: int
     num_bytes: int
-    dtype: torch.dtype | None  # None: one that nothing is computed in
+    dtype: torch.dtype | None  # None: a dtype without arithmetic
 
 
 class TooManyTensors(ValueError):
@@ -45,7 +45,7 @@ def check_count(path: Path, num_tensors: int) -> None:
 
 
 def stored_tensors(path: Path, file: int) -> dict[str, StoredTensor]:
-    """By name. `file`: a descriptor of it. Raises ValueError where it is none of safetensors."""
+    """Returns the tensors by name; `file`: a descriptor. Raises ValueError for other formats."""
     try:
         (num_bytes,) = struct.unpack("<Q", os.pread(file, 8, 0))
         text = os.pread(file, num_bytes if num_bytes <= MOST_HEADER_BYTES else 0, 8)

@@ -1,6 +1,6 @@
-"""Weights that lie in memory of this host, read for a spool: no more than what was said, and never mapped.
+"""Reads weights from shared memory of this host for a spool, with bounds and without mapping it.
 
-A trainer that lies about sizes, or takes its memory away meanwhile, is an error, where a mapping would end the process.
+A trainer that misreports sizes or removes its memory causes an error, where a mapping would end the process.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ AT_ONCE = 16 << 20  # bytes
 
 
 def chunks(host: bytes, run: SharedRun) -> Iterator[memoryview]:
-    """Each is good until the next is asked for. Raises QuireError."""
+    """Yields the content; each chunk is valid until the next one. Raises QuireError."""
     own = weights_memory.host_id()
     if not own or host != own:
         raise FailedPrecondition("shared: this worker is on another host than the trainer: send a stream", field="host")
@@ -54,7 +54,7 @@ def _of_segment(run: SharedRun) -> Iterator[memoryview]:
 
 @contextmanager
 def _opened(name: str) -> Iterator[int]:
-    """Raises InvalidArgument for another's, and what is no memory of a trainer's."""
+    """Opens a shared memory segment. Raises InvalidArgument for another user's and for unexpected names."""
     if not weights_memory.NAME.fullmatch(name):
         text = f"shared: {name[:80]!r} is not {weights_memory.PREFIX} and 32 hexadecimal digits"
         raise InvalidArgument(text, field="segment")
@@ -78,14 +78,16 @@ def _check_end(run: SharedRun, num_bytes: int) -> None:
 
 
 def _of_gpu(run: SharedRun) -> Iterator[memoryview]:
-    import torch  # here: simulated workers have none
+    import torch  # lazy: simulated workers have no torch
 
     if not torch.cuda.is_available():
         raise FailedPrecondition("shared: this worker has no GPU to read another's memory with", field="cuda_handle")
     if len(run.cuda_handle) != HANDLE_BYTES:
         text = f"shared: a handle of {len(run.cuda_handle)} bytes, not {HANDLE_BYTES}"
         raise InvalidArgument(text, field="cuda_handle")
-    buffer = torch.empty(min(AT_ONCE, run.bytes), dtype=torch.uint8, device="cuda")  # makes the context current
+    buffer = torch.empty(
+        min(AT_ONCE, run.bytes), dtype=torch.uint8, device="cuda"
+    )  # also makes the CUDA context current
     try:
         driver = PeerDriver.load()
         address = driver.open_handle(run.cuda_handle)

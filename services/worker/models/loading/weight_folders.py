@@ -1,4 +1,4 @@
-"""From where a worker takes weights while it runs: folders that its operator has named, and what lies in them."""
+"""Folders from which a worker may load weights while it serves, as named by its operator."""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ from quire.shared.errors import FailedPrecondition, InvalidArgument
 
 
 class WeightFolders:
-    """Any thread may call."""
+    """Resolves paths within the allowed folders. Thread-safe."""
 
     def __init__(self, roots: Sequence[str]) -> None:
         self._allowed = AllowedFolders(roots) if roots else None
 
     def find(self, path: str) -> Path:
-        """`path`: absolute, or relative to one of the folders. Raises FailedPrecondition where there are none, and
-        InvalidArgument, with the same text whether something is there or not where the path leads out of them."""
+        """Resolves `path`, absolute or relative to one of the folders.
+
+        Raises FailedPrecondition if there are no folders, and InvalidArgument, with the same text whether the target
+        exists or not, if the path leads outside.
+        """
         if self._allowed is None:
             text = "weights_folders: this worker was started with none: it reads no weights while it runs"
             raise FailedPrecondition(text, field="weights_folders")
@@ -31,6 +34,6 @@ class WeightFolders:
             if not self._allowed.has(file):
                 text = f"path: {path!r} has a {file.name[:80]} that lies outside of weights_folders"
                 raise InvalidArgument(text, field="path")
-            if not (file.is_file() or file.is_dir()):  # a pipe would be waited for
+            if not (file.is_file() or file.is_dir()):  # opening a pipe would block
                 raise InvalidArgument(f"path: {path!r} has a {file.name[:80]} that is no regular file", field="path")
         return place

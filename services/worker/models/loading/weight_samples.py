@@ -1,10 +1,10 @@
-"""Which weights a model's folder holds, told from samples of its files: milliseconds for some gigabytes, where reading
-all of them takes as long as loading does.
+"""Fingerprint of a model's weights from samples of its files: milliseconds for gigabytes, where a full read takes as
+long as loading.
 
-Of every file its size, its beginning and pieces at equal distances; of every tensor two pieces more where the file says
-where it lies, or its checksum where there is one. So a checkpoint that was trained on, quantized, converted or edited
-is another one; a few numbers in the middle of a large tensor may change unseen. What files are called does not count,
-but how the tensors are shared out among them does.
+Samples of a file: size, beginning and pieces at equal distances; of a tensor: two pieces if the file gives its
+position, or its checksum if there is one. A trained, quantized, converted or edited checkpoint gets another
+fingerprint; a few changed numbers inside a large tensor may go unnoticed. File names are ignored, the distribution of
+tensors over files is not.
 """
 
 from __future__ import annotations
@@ -29,18 +29,20 @@ from quire.shared.settings import WorkerSettings
 
 log = logger("worker.build")
 
-NUM_SAMPLES = 64  # of a file
+NUM_SAMPLES = 64  # samples of a file
 SAMPLE_BYTES = 4096
-HEAD_BYTES = 1 << 20  # all of a small one
+HEAD_BYTES = 1 << 20  # small files are read whole
 TENSOR_BYTES = 256
 NUM_READERS = 4
-GATHERED = 1024  # samples at a time
-DENSES = "*_Dense"  # folders of sentence-transformers, below the model's
+GATHERED = 1024  # samples read at a time
+DENSES = "*_Dense"  # sentence-transformers subfolders
 
 
 def weights_digest_of(settings: WorkerSettings) -> bytes:
-    """Of what a worker with these settings computes with at its start, 32 bytes; empty where nothing can be said: then
-    the loader says why."""
+    """Returns the digest (32 bytes) of the weights a worker with these settings starts with.
+
+    Empty if it cannot be computed; the loader then reports the reason.
+    """
     if settings.load_format == "dummy":
         told = f"dummy {settings.seed}"
     else:
@@ -52,7 +54,7 @@ def weights_digest_of(settings: WorkerSettings) -> bytes:
 
 
 def folder_digest(folder: Path) -> bytes:
-    """32 bytes; empty where there are no weights that can be read."""
+    """Returns the digest of a folder's weights (32 bytes); empty if there are no readable weights."""
     try:
         paths = [*files(folder)]
         for pattern in FILES:
@@ -82,8 +84,11 @@ def _file_digest(path: Path) -> bytes:
 
 
 def _gathered(file: int, size: int, samples: list[tuple[int, int]]) -> Iterator[memoryview]:
-    """What lies at these places, (start, length): a mixture of experts has 40,000 of them, and one read for each lets
-    go of the interpreter as often, beside threads that want it."""
+    """Yields the content of the samples (start, length).
+
+    A mixture of experts has 40,000 of them; one read each would release the GIL as often, while other threads compete
+    for it.
+    """
     if not size:
         return
     content = mmap.mmap(file, size, access=mmap.ACCESS_READ)
@@ -98,7 +103,7 @@ def _gathered(file: int, size: int, samples: list[tuple[int, int]]) -> Iterator[
 
 
 def _checksums(path: Path) -> str:
-    """Those that torch writes of each tensor."""
+    """Returns the checksums that torch stores for each tensor."""
     if path.suffix not in (".bin", ".pt") or not zipfile.is_zipfile(path):
         return ""
     with zipfile.ZipFile(path) as parts:
@@ -106,7 +111,7 @@ def _checksums(path: Path) -> str:
 
 
 def _tensors(path: Path, file: int) -> Iterator[tuple[int, int]]:
-    """Where they begin, and how many bytes they have, in a file that says so."""
+    """Yields start and size of each tensor, for files that contain them."""
     if path.suffix == ".gguf":
         for place in read_header(path).tensors.values():
             yield place.start, place.num_bytes

@@ -1,4 +1,4 @@
-"""A checkpoint that comes as a stream, in a file: ranks read it like any other, and so does a worker that wakes up."""
+"""Spools a streamed checkpoint to a file, which ranks and a worker that wakes up read like any other."""
 
 from __future__ import annotations
 
@@ -27,23 +27,28 @@ ELEMENT_BYTES = {
 MOST_TENSORS = 1 << 20
 LONGEST_NAME = 512
 MOST_DIMENSIONS = 8
-MOST_TIMEOUT_MS = 540_000  # of a broadcast: shorter than the time for an order
+MOST_TIMEOUT_MS = 540_000  # of a broadcast; shorter than the timeout of an order
 GIB = 1 << 30
 
 
 class WeightSpool:
-    """A folder of its own in the system's folder for temporary ones (TMPDIR). Two streams at most stay in it: the one
-    that came last, and the one that is computed with."""
+    """Folder below the system's temporary folder (TMPDIR) that keeps at most two streams: the last and the active
+    one."""
 
     def __init__(self, most_bytes: int, in_use: Callable[[], str]) -> None:
-        """`most_bytes`: of a stream; `in_use`: the folder of the one that is computed with."""
+        """Creates the spool.
+
+        `most_bytes`: limit of a stream; `in_use`: returns the folder of the active stream.
+        """
         self._most_bytes, self._in_use = most_bytes, in_use
         self._root: Path | None = None
 
     @contextmanager
     def open_stream(self) -> Iterator[SpooledStream]:
-        """One at a time. What is not kept is gone on leaving. Raises ResourceExhausted where nothing can be written,
-        also out of the block."""
+        """Opens one stream at a time; it is deleted on exit unless kept.
+
+        Raises ResourceExhausted if it cannot be written, also from within the block.
+        """
         try:
             with self._in_folder() as spooling:
                 yield spooling
@@ -54,7 +59,7 @@ class WeightSpool:
 
     @contextmanager
     def _in_folder(self) -> Iterator[SpooledStream]:
-        if self._root is None or not self._root.exists():  # somebody cleans up what is old
+        if self._root is None or not self._root.exists():  # temporary folders may have been cleaned up
             self._root = Path(tempfile.mkdtemp(prefix="quire-weights-"))
             atexit.register(shutil.rmtree, self._root, ignore_errors=True)
         folder = Path(tempfile.mkdtemp(dir=self._root))
@@ -62,7 +67,7 @@ class WeightSpool:
         try:
             yield spooling
         finally:
-            with suppress(OSError):  # what has no room is written once more
+            with suppress(OSError):  # close() retries a failed write
                 spooling.close()
             if not spooling.is_kept:
                 shutil.rmtree(folder, ignore_errors=True)
@@ -77,20 +82,21 @@ class WeightSpool:
 
 
 class SpooledStream:
-    """One stream. Any thread may use it, one at a time."""
+    """One spooled stream. Usable from any thread, by one at a time."""
 
     def __init__(self, folder: Path, most_bytes: int) -> None:
         self._folder, self._most_bytes = folder, most_bytes
         self._heads: dict[str, dict[str, Any]] = {}
         self._num_due = self._num_written = 0
         self._digest = hashlib.sha256()
-        self._is_shared: bool | None = None  # None: no content has come yet
+        self._is_shared: bool | None = None  # None: no content received yet
         self._broadcast: BroadcastContent | None = None
         self._file: BinaryIO | None = None
         self.is_kept = False
 
     def append(self, piece: WeightsPiece) -> bool:
-        """Whether that was all of it. Raises InvalidArgument for what is wrong, and what is too much."""
+        """Appends a piece; returns whether it was the last one. Raises InvalidArgument for invalid or excess
+        content."""
         match piece.WhichOneof("piece"):
             case "heads":
                 for head in piece.heads.tensors:
@@ -121,7 +127,8 @@ class SpooledStream:
 
     @property
     def expected(self) -> worker_pb2.ExpectedBroadcast | None:
-        """What is to come otherwise, so that there is nothing to keep."""
+        """Announced broadcast whose content arrives otherwise, so that nothing is kept; None for streams with
+        content."""
         if self._broadcast is None:
             return None
         named = self._heads.items()
@@ -129,7 +136,7 @@ class SpooledStream:
         return worker_pb2.ExpectedBroadcast(content=self._broadcast, tensors=heads)
 
     def keep(self) -> Path:
-        """The folder; it stays."""
+        """Keeps the stream; returns its folder."""
         self.is_kept = True
         return self._folder
 
@@ -171,7 +178,7 @@ class SpooledStream:
         self._num_written += len(content)
 
     def _begun(self) -> BinaryIO:
-        """Behind the heads."""
+        """Returns the file, opened and positioned after the header."""
         if self._file is None:
             header = json.dumps(self._heads).encode()
             header += b" " * (-len(header) % 8)

@@ -1,9 +1,9 @@
-"""The weights of a model that stands ready: others take their place, in the same memory.
+"""Replaces the weights of a serving model in place.
 
-They are loaded and packed beside the old ones, as at a start (staged), and copied over when all of them are there and
-fit: an update happens as a whole or not at all, and takes the memory of the weights once more while it lasts. What has
-noted where weights lie (a tape, an output head that is the embedding's table, a drafter that shares them) goes on with
-the new ones.
+New weights are loaded and packed separately, as at a start (staged), and copied over the old ones once all of them are
+valid: an update happens completely or not at all, and needs the memory of the weights a second time while it lasts.
+Everything that holds pointers to weights (a tape, a tied output head, a drafter that shares them) uses the new ones
+afterwards.
 """
 
 from __future__ import annotations
@@ -29,30 +29,30 @@ OURS = (
     "quire.services.worker.layers.",
     "quire.services.worker.models.",
     "quire.kernels.",
-)  # whose objects are made of weights
-AT_START = "0"  # the version of the weights that a worker starts with
+)  # modules whose objects hold weights
+AT_START = "0"  # version of the weights at start
 
-# Of another folder's config.json, what may differ: weights are turned into what the worker computes in.
+# Fields of config.json that may differ: weights are converted to the worker's dtype.
 MAY_DIFFER = frozenset({"dtype"})
 
 
 @dataclass(frozen=True, slots=True)
 class WeightsId:
-    """Which weights a worker computes with."""
+    """Identity of the weights that a worker uses."""
 
-    update: int = 0  # grows; 0: those of the start
+    update: int = 0  # ascending; 0: at start
     version: str = AT_START
-    path: str = ""  # as the update named it
-    spooled: str = ""  # the folder that they were put in, of those that came as a stream
-    is_kept: bool = True  # they can be read again: not those of tensors that somebody has handed over
+    path: str = ""  # path in the update request
+    spooled: str = ""  # folder of streamed weights
+    is_kept: bool = True  # can be loaded again; False for tensors passed in memory
 
 
 @dataclass(frozen=True, slots=True)
 class NewWeights:
-    """A folder, or tensors as a checkpoint names them; all that the model needs."""
+    """Source of new weights: a folder, or all tensors the model needs, named as in a checkpoint."""
 
     source: Path | Iterable[tuple[str, Tensor]]
-    version: str = ""  # empty: the number of updates
+    version: str = ""  # empty: the update's number
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +60,14 @@ class StagedWeights:
     """Weights that are ready to be swapped in."""
 
     id: WeightsId
-    pairs: list[tuple[Tensor, Tensor]]  # what is there, and what it becomes
+    pairs: list[tuple[Tensor, Tensor]]  # current and new tensors
 
 
 class Weights:
-    """StagedWeights by one thread at a time, swapped in between steps, on the device's thread."""
+    """Weights of a model: staged by one thread at a time, swapped in between steps on the device thread."""
 
     def __init__(self, model: CausalLM, new_model: Callable[[], CausalLM], place: LayerPlacement) -> None:
-        """`new_model`: another `model`, without weights."""
+        """Takes the model; `new_model` creates another one without weights."""
         self._model, self._remake, self._place = model, new_model, place
         self._staged: StagedWeights | None = None
         self._expected: tuple[WeightsId, CausalLM] | None = None
@@ -79,18 +79,22 @@ class Weights:
 
     @property
     def stages_beside_steps(self) -> bool:
-        """Elsewhere what is staged needs the device to itself, or every rank at the same time."""
+        """Whether weights can be staged while steps run; otherwise staging needs the device, or all ranks,
+        exclusively."""
         return self._place.device.type == "cpu" and self._place.shard.is_whole
 
     def update(self, new: NewWeights) -> None:
-        """At once. Raises as stage() does: then the old ones stand."""
+        """Stages and swaps in new weights at once. On errors, as of stage(), the old ones remain."""
         number = self.id.update + 1
         self.stage(new.source, WeightsId(number, new.version or str(number)))
         self.swap(number)
 
     def stage(self, source: Path | Iterable[tuple[str, Tensor]], staged_id: WeightsId) -> None:
-        """Raises FailedPrecondition where weights cannot be changed, InvalidArgument with what is wrong with the new
-        ones, and ResourceExhausted where there is no room for both. What was staged before is forgotten."""
+        """Loads and packs new weights, discarding those staged before.
+
+        Raises FailedPrecondition if weights cannot be changed, InvalidArgument for invalid ones, ResourceExhausted
+        without memory for both.
+        """
         self.discard_staged()
         self.check_updatable()
         if isinstance(source, Path) and not staged_id.spooled:
@@ -104,8 +108,10 @@ class Weights:
         self._staged = StagedWeights(staged_id, [*_pairs(self._model, fresh, set())])
 
     def preallocate(self, tensors: Iterable[tuple[str, Tensor]], staged_id: WeightsId) -> None:
-        """Has memory for weights that are still to come, and has checked their names, shapes and dtypes (`tensors` may
-        be on the device "meta"). Raises as stage()."""
+        """Allocates memory for weights that arrive later, after checking their names, shapes and dtypes.
+
+        `tensors` may be on the device "meta". Raises as stage().
+        """
         self.discard_staged()
         self.check_updatable()
         with _room():
@@ -114,8 +120,10 @@ class Weights:
         self._expected = staged_id, fresh
 
     def receive(self, tensors: Iterable[tuple[str, Tensor]], update: int) -> None:
-        """Stages what was expected as this update, each tensor as it comes. Raises as stage(), and FailedPrecondition
-        if nothing was expected."""
+        """Stages the preallocated update, each tensor as it arrives.
+
+        Raises as stage(), and FailedPrecondition if nothing was preallocated.
+        """
         expected, self._expected = self._expected, None
         if expected is None or expected[0].update != update:
             raise FailedPrecondition(f"no weights are expected as update {update}")
@@ -125,7 +133,8 @@ class Weights:
         self._staged = StagedWeights(staged_id, [*_pairs(self._model, fresh, set())])
 
     def swap(self, update: int) -> None:
-        """In place of the old ones, with what was staged as this update. Raises FailedPrecondition if nothing was."""
+        """Copies the weights staged as this update over the current ones. Raises FailedPrecondition if there are
+        none."""
         staged, self._staged = self._staged, None
         if staged is None or staged.id.update != update:
             raise FailedPrecondition(f"no weights are staged as update {update}")
@@ -138,27 +147,27 @@ class Weights:
         for old, values in pairs:
             old.copy_(values)
         if counts is not None and kept is not None:
-            counts[0].copy_(kept)  # they lie in the layers, and are no weights
+            counts[0].copy_(kept)  # counters in the layers are not weights
 
     def tensors(self) -> list[Tensor]:
-        """All that an update overwrites; what counts what experts have had is not among them."""
+        """Returns all tensors that an update overwrites, without the experts' token counters."""
         counts = self._model.expert_counts
         counted = set() if counts is None else {counts[0].untyped_storage().data_ptr()}
         found = _tensors(self._model, set())
         return [tensor for tensor in found if tensor.untyped_storage().data_ptr() not in counted]
 
     def reload_weights(self, load: Callable[[CausalLM], None]) -> None:
-        """What they hold is lost, and `load` fills a model with the same."""
+        """Restores weights whose memory was lost; `load` fills a model with the same weights."""
         fresh = self._remake()
         load(fresh)
         self._copy([*_pairs(self._model, fresh, set())])
 
     def discard_staged(self) -> None:
-        """What was staged and not swapped in, or was expected."""
+        """Discards staged and preallocated weights."""
         self._staged = self._expected = None
 
     def check_updatable(self) -> None:
-        """Raises FailedPrecondition where others hold them as well."""
+        """Raises FailedPrecondition if the weights cannot be replaced."""
         reason = (
             "each stage of a pipeline has layers of its own"
             if not self._place.stage.is_whole
@@ -191,12 +200,14 @@ def _room() -> Iterator[None]:
     try:
         yield
     except (torch.OutOfMemoryError, MemoryError):
-        raise ResourceExhausted("there is no memory for the new weights beside the old ones") from None
+        raise ResourceExhausted("there is no memory for new weights in addition to the old ones") from None
 
 
 def _pairs(old: Any, fresh: Any, seen: set[int]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Of two models that were made alike, the tensors of the first with those that have the same place in the second.
-    What both have in common (where they are placed, functions) has none."""
+    """Yields corresponding tensors of two models of the same structure.
+
+    Objects that both share (placement, functions) are skipped.
+    """
     if old is fresh or id(old) in seen:
         return
     seen.add(id(old))
@@ -221,7 +232,7 @@ def _within(old: Any, fresh: Any) -> Iterable[tuple[Any, Any]]:
 
 
 def _tensors(found: Any, seen: set[int]) -> Iterator[Tensor]:
-    """Of a model that is loaded: those that _pairs() would pair."""
+    """Yields the tensors of a loaded model that _pairs() would pair."""
     if id(found) in seen or isinstance(found, LayerPlacement):
         return
     seen.add(id(found))
@@ -233,7 +244,7 @@ def _tensors(found: Any, seen: set[int]) -> Iterator[Tensor]:
 
 
 def as_tensors(named: Iterable[tuple[str, Any]]) -> list[tuple[str, Tensor]]:
-    """What a trainer hands over. Raises InvalidArgument for what is no tensor, or has a name twice."""
+    """Checks named tensors passed by a trainer. Raises InvalidArgument for other objects and repeated names."""
     found: dict[str, Tensor] = {}
     for name, tensor in named:
         if not isinstance(tensor, Tensor) or name in found:

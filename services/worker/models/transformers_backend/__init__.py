@@ -1,1 +1,1 @@
-"""Decoders without code of their own: that of the installed transformers, with our attention."""
+"""Transformers backend: decoders without native code run that of transformers with paged attention."""

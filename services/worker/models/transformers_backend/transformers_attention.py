@@ -1,4 +1,4 @@
-"""Our attention under a name that transformers' models can be told to use."""
+"""Paged attention registered as an attention implementation of transformers."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ from quire.services.worker.models.transformers_backend.transformers_config impor
 from quire.shared.errors import InvalidArgument
 
 _numbers = itertools.count()
-NOT_DONE = ("softcap", "s_aux", "position_bias")  # what a module may ask of attention that backends are not asked here
+NOT_DONE = ("softcap", "s_aux", "position_bias")  # unsupported attention arguments
 
 
 class PagedAttention:
-    """Of one model: all of its modules call it, each with its layer's number."""
+    """Attention of one model: called by all of its modules with their layer index."""
 
     def __init__(self, config: TransformersConfig, backend: AttentionBackend, ops: Ops, identity: Tensor) -> None:
-        """`identity`: a table of rotations by nothing; transformers has rotated already."""
+        """Registers the attention; `identity` is a rotary table without rotation, because transformers has rotated
+        already."""
         self.name = f"quire_{next(_numbers)}"
         self._config, self._backend, self._ops, self._identity = config, backend, ops, identity
         self._batch: ForwardBatch | None = None
@@ -36,7 +37,7 @@ class PagedAttention:
 
     @contextmanager
     def over(self, batch: ForwardBatch, caches: Sequence[LayerCache]) -> Iterator[None]:
-        """One step. Raises InvalidArgument if a layer has not come here: it would have seen nothing but itself."""
+        """Sets the batch of one step. Raises InvalidArgument if a layer did not call this attention."""
         self._batch, self._caches = batch, caches
         self._layers_seen.clear()
         try:
@@ -61,8 +62,11 @@ class PagedAttention:
         sliding_window: int | None = None,
         **others: Any,
     ) -> tuple[Tensor, None]:
-        """query [1, num_q_heads, num_tokens, head_dim], key and value [1, num_kv_heads, num_tokens, head_dim] ->
-        [1, num_tokens, num_q_heads, head_dim]"""
+        """Stores keys and values and attends.
+
+        query [1, num_q_heads, num_tokens, head_dim], key and value [1, num_kv_heads, num_tokens, head_dim] -> [1,
+        num_tokens, num_q_heads, head_dim].
+        """
         assert self._batch is not None
         layer, config = int(module.layer_idx), self._config  # type: ignore[arg-type]
         self._layers_seen.add(layer)
@@ -90,7 +94,7 @@ class PagedAttention:
         return attended[None], None
 
     def _check_shapes(self, query: Tensor, key: Tensor, value: Tensor) -> None:
-        """That they are what config.json was read as."""
+        """Checks that shapes agree with the configuration."""
         config = self._config
         for name, tensor, heads in (
             ("queries", query, config.num_q_heads),
@@ -104,7 +108,7 @@ class PagedAttention:
 
 
 def _check_asked(asked: int, window: int, others: dict[str, Any]) -> None:
-    """That a layer's window is the one that was read, and that it asks for nothing that is not done."""
+    """Checks that a layer's window agrees with the configuration and that no unsupported argument is set."""
     if asked != window:
         text = f"model: a layer's window is {asked}, where {window} was read (transformers)"
         raise InvalidArgument(text, field="model")

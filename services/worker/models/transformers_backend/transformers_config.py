@@ -1,4 +1,4 @@
-"""Which models the installed transformers can run in place of our own code, as far as that is seen without torch."""
+"""Configuration of models run by transformers, as far as it can be checked without torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from quire.services.worker.layers.config_file import ConfigFile, refusal
 from quire.services.worker.models.config.decoder_config import DecoderConfig, read_decoder
 from quire.services.worker.models.config.rope_config import NO_ROPE
 
-# What older families' config.json calls what others have.
+# Names of common config.json fields in older families.
 NAMES = {
     "hidden_size": ("n_embd", "d_model"),
     "num_hidden_layers": ("n_layer", "num_layers"),
@@ -25,13 +25,13 @@ FULL_ATTENTION, SLIDING_ATTENTION = "full_attention", "sliding_attention"
 
 @dataclass(frozen=True, slots=True)
 class TransformersConfig(DecoderConfig):
-    """Beside what the worker asks of every model: config.json, from which transformers makes its own."""
+    """Decoder configuration that keeps config.json, from which transformers builds its own."""
 
     values: Mapping[str, Any] = field(default_factory=dict)
 
 
 def runs(values: Mapping[str, Any]) -> bool:
-    """Whether the installed transformers has code for it."""
+    """Returns whether the installed transformers has code for the architecture."""
     kind, names = values.get("model_type"), values.get("architectures") or ()
     if not any(str(name).endswith(DECODERS) for name in names):
         return False
@@ -42,7 +42,7 @@ def runs(values: Mapping[str, Any]) -> bool:
 
 
 def read(config: ConfigFile) -> TransformersConfig:
-    """Raises InvalidArgument for what is known not to run."""
+    """Reads the configuration. Raises InvalidArgument for models that are known not to run."""
     if config.has("auto_map"):
         raise refusal("auto_map", config.get("auto_map"), "code of a checkpoint is never run")
     if config.get("quantization_config"):
@@ -52,7 +52,7 @@ def read(config: ConfigFile) -> TransformersConfig:
     values = dict(config.values)
     for name, others in NAMES.items():
         values.setdefault(name, next((values[other] for other in others if other in values), None))
-    values |= {"intermediate_size": 0, "hidden_act": "silu", "hidden_activation": None}  # transformers' own affair
+    values |= {"intermediate_size": 0, "hidden_act": "silu", "hidden_activation": None}  # only used by transformers
     values.setdefault("num_key_value_heads", 1 if config.flag("multi_query") else None)
     decoder = read_decoder(ConfigFile({k: v for k, v in values.items() if v is not None}), rope=NO_ROPE)
     known = {item.name: getattr(decoder, item.name) for item in fields(decoder)}

@@ -1,7 +1,7 @@
-"""Any decoder that the installed transformers runs, with our attention: paged, batched, prefix-cached.
+"""Runs any decoder of the installed transformers with paged attention, batching and prefix caching.
 
-What transformers calls a sequence is a whole step here: the tokens of all slots side by side, each with its position.
-Only attention knows where one ends and the next begins, and transformers lets that be replaced by name.
+A sequence of transformers is a whole step here: the concatenated tokens of all slots with their positions. Only
+attention separates the sequences, and transformers allows to replace it by name.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from quire.services.worker.models.transformers_backend import transformers_confi
 from quire.services.worker.models.transformers_backend.transformers_config import TransformersConfig
 from quire.shared.errors import InvalidArgument
 
-if TYPE_CHECKING:  # this module is also read where there is no torch, to check a config.json
+if TYPE_CHECKING:  # this module is also imported without torch, to check a config.json
     from torch import Tensor, nn
 
     from quire.kernels.reference.low_rank import AdaptedRows
@@ -32,7 +32,7 @@ if TYPE_CHECKING:  # this module is also read where there is no torch, to check 
 
 
 class TransformersCausalLM(CausalLM):
-    """One of transformers' own classes."""
+    """Decoder implemented by a class of transformers."""
 
     def __init__(
         self, config: DecoderConfig, backend: AttentionBackend, place: LayerPlacement, num_positions: int
@@ -45,7 +45,7 @@ class TransformersCausalLM(CausalLM):
         identity = cos_sin_table(NO_ROPE, config.head_dim, num_positions).to(place.device)
         self._attention = PagedAttention(config, backend, place.ops, identity)
         self._model = _build(config.values, place, self._attention)
-        # What comes behind the decoder's last norm is left to the class: some scale or cap their logits.
+        # Computation after the decoder's last norm is left to the class: some scale or cap their logits.
         self._decoder: nn.Module = self._model.base_model
         self._output_model = _OutputModel(self._model)
 
@@ -73,8 +73,10 @@ class TransformersCausalLM(CausalLM):
         yield from self._model.named_parameters()
 
     def load_folder(self, folder: Path) -> None:
-        """By transformers, which knows the names that checkpoints have had. Raises InvalidArgument unless each tensor
-        has its place."""
+        """Loads the weights with transformers, which knows historic tensor names.
+
+        Raises InvalidArgument unless all tensors match.
+        """
         import torch
 
         loaded, found = type(self._model).from_pretrained(
@@ -118,7 +120,7 @@ class TransformersCausalLM(CausalLM):
 
 
 class _OutputModel:
-    """The class around the decoder, given what the decoder has found."""
+    """Runs the output head of the class on given hidden states, in place of its decoder."""
 
     def __init__(self, model: Any) -> None:
         from torch import nn
@@ -143,7 +145,7 @@ class _OutputModel:
 
 
 class _DecoderOutput:
-    """What decoders return; of all that some of them also do, nothing."""
+    """Minimal decoder output with the last hidden state; all other attributes are None."""
 
     def __init__(self, hidden: Tensor) -> None:
         self.last_hidden_state = hidden
@@ -167,7 +169,7 @@ def _check(place: LayerPlacement) -> None:
 
 
 def _build(values: Mapping[str, Any], place: LayerPlacement, attention: PagedAttention) -> Any:
-    """Without weights. Raises InvalidArgument where the class does not take an attention of ours."""
+    """Builds the model without weights. Raises InvalidArgument if the class does not accept a custom attention."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.initialization import no_init_weights

@@ -1,1 +1,1 @@
-"""Sums of ranks: through NCCL or Gloo, and through memory that the GPUs of one host share."""
+"""Collectives of ranks, over NCCL or Gloo and over memory that the GPUs of one host share."""

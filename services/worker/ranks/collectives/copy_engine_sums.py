@@ -1,14 +1,13 @@
-"""Sums of two ranks' many rows, beside the products that make them: copy engines bring the parts over.
+"""All-reduce of many rows for two ranks, overlapped with the matrix product that computes them, using copy engines.
 
-A kernel that adds up takes multiprocessors from the products beside it, which costs as much as it hides. So here a
-product is made in pieces of rows, a copy engine writes each into the other rank's memory while the next is made, and
-the other's stream waits for a number that is written behind it, which is no kernel's work either. In the end both add
-up what they have and what has come, piece by piece, beside the copy of the last one.
+An all-reduce kernel takes multiprocessors from a concurrent product, which costs as much as the overlap saves. Here a
+product is computed in pieces of rows, a copy engine writes each piece into the other rank's memory while the next is
+computed, and the other rank's stream waits for a flag that is written after the piece; no kernel is involved. Finally
+both ranks add what they have and what they received, piece by piece, overlapped with the copy of the last one.
 
-Nobody says that a place may be written over. A sum has one half of the memory and the next sum the other: a rank writes
-into a half only behind its own wait for all of the sum before, and the other sent that behind adding up the one before
-it, which is the last that lay there.
-"""
+No acknowledgement is needed before memory is overwritten. Consecutive sums alternate between two halves of the memory:
+a rank writes into a half only after its own wait for all pieces of the previous sum, which the other rank sent after
+adding the sum before that, the last user of this half."""
 
 from __future__ import annotations
 
@@ -21,39 +20,39 @@ from torch import Tensor
 
 from quire.services.worker.device.peer_driver import PeerDriver
 
-HALF_BYTES = 64 << 20  # 8,192 rows of 4,096 elements of 2 bytes; of more, a half is added up before the next is begun
+HALF_BYTES = 64 << 20  # 8,192 rows of 4,096 elements of 2 bytes; more rows are summed half by half
 FLAG_BYTES = ALIGNED = 256
 _GREETING = 1
 
 
 @dataclass(frozen=True, slots=True)
 class RowPieces:
-    """Of rows that are made and added up one after the other."""
+    """Division of rows into pieces that are computed and summed one after the other."""
 
-    min_rows: int  # of a piece
+    min_rows: int  # per piece
     max_pieces: int
 
     def of(self, num_rows: int) -> list[range]:
-        """One if they are too few; all as long, but for the last."""
+        """Returns the pieces of `num_rows` rows, of equal size but the last; one piece if there are few rows."""
         count = max(1, min(self.max_pieces, num_rows // self.min_rows))
         size = max(1, -(-num_rows // count))
         return [range(first, min(first + size, num_rows)) for first in range(0, num_rows, size)]
 
 
-# Nothing is computed beside the last piece's copy; a product of fewer rows does not fill a GPU.
+# The last piece's copy overlaps with nothing; a product of fewer rows does not fill a GPU.
 PIECES = RowPieces(min_rows=1024, max_pieces=4)
 
 
 class DriverStreams(Protocol):
-    """Of a rank's products, and of its copies. Handles of the driver."""
+    """Driver handles of the streams of a rank's products and copies."""
 
     def computing(self) -> int: ...
 
     def copying(self) -> int:
-        """Behind what has been launched on the other so far."""
+        """Returns the copy stream, ordered after all work launched on the compute stream."""
 
     def join(self) -> None:
-        """What is computed next waits for the copies."""
+        """Makes later work on the compute stream wait for the copies."""
 
 
 class GpuStreams:
@@ -74,26 +73,27 @@ class GpuStreams:
 @dataclass(frozen=True, slots=True)
 class _SentPiece:
     number: int
-    part: Tensor  # kept until it is added up: the copy reads it
-    theirs: Tensor  # where the other's comes
+    part: Tensor  # read by the copy, kept until it is summed
+    theirs: Tensor  # receives the other rank's part
     out: Tensor
 
 
 class CopyEngineSums:
-    """Both ranks make the same sums in the same order."""
+    """Overlapped all-reduce of two ranks, which make the same calls in the same order."""
 
     def __init__(
         self, driver: PeerDriver, region: Tensor, peer: int, streams: DriverStreams, pieces: RowPieces = PIECES
     ) -> None:
-        """`region`: uint8 [region_bytes()] of this rank, zeros; `peer`: where the other's is, for this one."""
+        """`region`: zeroed uint8 [region_bytes()] of this rank; `peer`: local address of the other rank's region."""
         self.pieces = pieces
         self._driver, self._region, self._peer, self._streams = driver, region, peer, streams
         self._half_bytes = (region.numel() - FLAG_BYTES) // 2
         self._half = 0
-        self._number = _GREETING  # of the last piece
+        self._number = _GREETING  # flag value of the last piece
 
     def probe_peer(self) -> None:
-        """Raises PeerMemoryError where this GPU and its driver do not do what sums need."""
+        """Tests the driver functions and signals the other rank. Raises PeerMemoryError if the GPU or driver lacks
+        them."""
         stream, own = self._streams.copying(), self._region.data_ptr()
         self._driver.write_value_async(own + 4, _GREETING, stream)
         self._driver.wait_value_async(own + 4, _GREETING, stream)
@@ -101,16 +101,17 @@ class CopyEngineSums:
         self._driver.synchronize()
 
     def is_peer_ready(self) -> bool:
-        """By the other, which has returned from probe_peer()."""
+        """Returns whether the other rank has signalled; valid after it has returned from probe_peer()."""
         return int(self._region[:4].view(torch.int32).item()) == _GREETING
 
     def cuts(self, num_rows: int) -> list[range]:
-        """A graph would have the numbers of one call in it: what it records is not cut."""
+        """Returns the pieces of the rows; one piece while a CUDA graph is captured, which would record one call's flag
+        values."""
         is_recorded = self._region.is_cuda and torch.cuda.is_current_stream_capturing()
         return [range(num_rows)] if is_recorded else self.pieces.of(num_rows)
 
     def overlapped_all_reduce(self, rows: Tensor, cuts: list[range], make: Callable[[Tensor], Tensor]) -> Tensor:
-        """As Collectives.overlapped_all_reduce, of rows that are cut so."""
+        """Implements Collectives.overlapped_all_reduce for rows divided into `cuts`."""
         sums, sent, used = rows, list[_SentPiece](), 0
         for cut in cuts:
             made = make(rows[cut.start : cut.stop]).contiguous()
@@ -127,7 +128,7 @@ class CopyEngineSums:
         return sums
 
     def _most_rows(self, made: Tensor) -> int:
-        """Of what fits into a half."""
+        """Returns how many rows fit into a half."""
         row = made[:1].nbytes
         assert row <= self._half_bytes
         return self._half_bytes // row
@@ -145,7 +146,7 @@ class CopyEngineSums:
         stream = self._streams.computing()
         for piece in sent:
             self._driver.wait_value_async(self._region.data_ptr(), piece.number, stream)
-            torch.add(piece.part, piece.theirs, out=piece.out)  # of two, either order has the same bits
+            torch.add(piece.part, piece.theirs, out=piece.out)  # the sum of two operands does not depend on their order
         self._streams.join()
         self._half = 1 - self._half
 

@@ -1,9 +1,8 @@
-"""What ranks do together: collectives of torch.distributed, and sums of our own over memory that GPUs share.
+"""Collectives of a group of ranks: those of torch.distributed, and custom all-reduce kernels over shared GPU memory.
 
-Sums of few bytes are one shot, each rank writing all it has to every other; those of more are two, each rank adding up
-a chunk; the rest is NCCL's. The sizes are measured (peer_memory.py). Many rows may be added up beside the product that
-makes them, in pieces (copied_sums.py).
-"""
+Small all-reduces are one-shot: each rank writes its part to all others. Larger ones are two-shot: each rank sums one
+chunk. The rest uses NCCL. The thresholds are measured (peer_memory.py). An all-reduce of many rows may overlap with the
+matrix product that computes them (copy_engine_sums.py)."""
 
 from __future__ import annotations
 
@@ -25,34 +24,34 @@ if TYPE_CHECKING:
     from quire.kernels.triton.rank_sums import RankMailbox
     from quire.kernels.triton.two_shot_sums import SumExchange
 
-# By the name that torch has for it: a newer one, or that of 2.11.
+# Names of newer torch versions, else those of 2.11.
 GATHER = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
 SCATTER = getattr(distributed, "reduce_scatter_single", None) or distributed.reduce_scatter_tensor
 
 
 class OverlappedSums(Protocol):
-    """Sums of pieces of rows, while the next ones are made."""
+    """All-reduce of pieces of rows, overlapped with computing the next piece."""
 
     def is_peer_ready(self) -> bool:
-        """By all others, whose opener has returned."""
+        """Returns whether all other ranks have signalled; valid after their openers have returned."""
 
     def cuts(self, num_rows: int) -> list[range]:
-        """Pieces that pay, in order; one if none do."""
+        """Returns the pieces worth overlapping, in order; one piece if none is."""
 
     def overlapped_all_reduce(self, rows: Tensor, cuts: list[range], make: Callable[[Tensor], Tensor]) -> Tensor: ...
 
 
-# By device; each gives None where this rank cannot, and the others are asked.
+# Openers by device type; each returns None where this rank cannot, and the ranks agree on the outcome.
 OVERLAPPED_SUMS: dict[str, Callable[[RankStore, int, int, torch.device], OverlappedSums | None]] = {
     "cuda": open_copy_engine_sums
 }
 
 
 class GroupCollectives:
-    """In the order of the device's work."""
+    """Collectives in the order of the device's work."""
 
     def __init__(self, size: int, device: torch.device, group: Any = None) -> None:
-        """`group`: None for that of all ranks."""
+        """`group`: process group; None for all ranks."""
         self._size, self._device, self._group = size, device, group
         self._mailbox: RankMailbox | None = None
         self._exchange: SumExchange | None = None
@@ -64,9 +63,7 @@ class GroupCollectives:
 
     @property
     def fuses_rms_norm(self) -> bool:
-        return (
-            self._mailbox is not None and self._overlapped is None
-        )  # what is added up beside products has no norm in it
+        return self._mailbox is not None and self._overlapped is None  # overlapped sums have no fused norm
 
     @property
     def has_two_shots(self) -> bool:
@@ -74,12 +71,12 @@ class GroupCollectives:
 
     @property
     def has_overlapped_sums(self) -> bool:
-        """Many rows are added up beside what makes them."""
+        """Whether all-reduces of many rows overlap with their products."""
         return self._overlapped is not None
 
     def open_peer_memory(self, store: RankStore, rank: int) -> None:
-        """Sums are then the work of one kernel of our own, up to the size from which NCCL is faster, if all ranks can
-        write to each other."""
+        """Uses custom all-reduce kernels below the size from which NCCL is faster, if all ranks can write to each
+        other."""
         mailbox = open_mailbox(store, rank, self._size, self._device)
         if not self.min_over_ranks(int(mailbox is not None)):
             return
@@ -89,7 +86,7 @@ class GroupCollectives:
             self._exchange = exchange
 
     def open_overlapped_sums(self, store: RankStore, rank: int) -> None:
-        """Many rows are then added up beside what makes them, if all ranks can."""
+        """Overlaps all-reduces of many rows with their products, if all ranks can."""
         opener = OVERLAPPED_SUMS.get(self._device.type)
         if opener is None:
             return
@@ -115,7 +112,7 @@ class GroupCollectives:
         return normed_sum_of_ranks(x.contiguous(), self._mailbox, residual, weight, eps)
 
     def _sum(self, x: Tensor, residual: Tensor | None, *, pdl: bool = False) -> Tensor:
-        """In place of the residual, or of `x`."""
+        """Sums into `residual` if given, else into `x`, and returns the changed tensor."""
         if self._mailbox is not None:
             from quire.kernels.triton.rank_sums import sum_of_ranks, sum_of_ranks_takes
 

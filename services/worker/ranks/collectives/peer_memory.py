@@ -1,4 +1,4 @@
-"""Memory of a GPU that processes on the other GPUs of its host can write to: CUDA's handles for other processes."""
+"""GPU memory that processes on other GPUs of the host can write to, shared by CUDA IPC handles."""
 
 from __future__ import annotations
 
@@ -19,20 +19,18 @@ if TYPE_CHECKING:
 
 log = logger("worker.ranks")
 
-# By what two H100s take (bench_sums; the figures are in the worker's README). Of a part that is added up in one shot,
-# while ranks are two: above it two shots are faster, which do not send each byte twice. Of more ranks each sends so
-# much in all.
+# Measured on two H100s (bench_sums; figures in the worker's README). Largest part of a one-shot sum of two ranks: above
+# it two-shot sums are faster, as they do not send each byte twice. With more ranks it bounds the bytes that each sends.
 ONE_SHOT_MAX_BYTES = 1 << 20
-# Of a part that is added up in two, by the number of ranks: with so many programs faster than NCCL at each size that
-# was measured.
+# Largest part of a two-shot sum, by number of ranks: faster than NCCL at every measured size with PROGRAMS programs.
 TWO_SHOT_BYTES = {2: 128 << 20}
-DEFAULT_TWO_SHOT_BYTES = 64 << 20  # numbers of ranks that were not measured
-CHUNK_BYTES = 16 << 20  # that a rank adds up at a time: it takes as much memory twice of each other rank
-PROGRAMS = 64  # of a GPU's multiprocessors: 8 are faster up to 2 MiB by 1 us, and slower above
+DEFAULT_TWO_SHOT_BYTES = 64 << 20  # for numbers of ranks that were not measured
+CHUNK_BYTES = 16 << 20  # summed by a rank at a time; needs twice as much memory for each other rank
+PROGRAMS = 64  # multiprocessors used; 8 are faster by 1 us up to 2 MiB, and slower above
 
 
 class RankStore(Protocol):
-    """Where ranks find what others have put there; get() waits for it."""
+    """Key-value store of the ranks; get() waits for the key."""
 
     def set(self, key: str, value: str) -> None: ...
 
@@ -40,7 +38,8 @@ class RankStore(Protocol):
 
 
 def open_mailbox(store: RankStore, rank: int, size: int, device: torch.device) -> RankMailbox | None:
-    """Every rank calls it. None where this one cannot reach all others; each has to ask them whether they can."""
+    """Opens one-shot sums; every rank must call it. Returns None if this rank cannot reach all others; the ranks then
+    have to agree on the outcome."""
     from quire.kernels.triton.rank_sums import BLOCK, RankMailbox, inbox_words
 
     num_blocks = ONE_SHOT_MAX_BYTES // (size - 1) // (4 * BLOCK)
@@ -56,7 +55,7 @@ def open_mailbox(store: RankStore, rank: int, size: int, device: torch.device) -
 def open_exchange(
     store: RankStore, rank: int, size: int, device: torch.device, *, num_programs: int = PROGRAMS, name: str = "region"
 ) -> SumExchange | None:
-    """The same for sums of many bytes. `name`: of this one, where there are several."""
+    """Opens two-shot sums, in the same way. `name`: distinguishes several exchanges."""
     from quire.kernels.triton import two_shot_sums
     from quire.kernels.triton.two_shot_sums import BLOCK_BYTES, SumExchange
 
@@ -72,7 +71,8 @@ def open_exchange(
 
 
 def open_copy_engine_sums(store: RankStore, rank: int, size: int, device: torch.device) -> CopyEngineSums | None:
-    """The same for sums beside products, of two ranks; None for more. Each has to ask whether it was greeted."""
+    """Opens overlapped sums of two ranks, in the same way; None for more ranks. The caller then checks
+    is_peer_ready()."""
     shared = _share(store, rank, size, region_bytes(), "copies") if size == 2 else None
     if shared is None:
         return None
@@ -82,32 +82,32 @@ def open_copy_engine_sums(store: RankStore, rank: int, size: int, device: torch.
     try:
         sums.probe_peer()
     except PeerMemoryError as error:
-        log.warning("ranks add up behind products", reason=str(error))
+        log.warning("all-reduce does not overlap with products", reason=str(error))
         return None
     return sums
 
 
 def uses_two_shot(x: torch.Tensor, size: int) -> bool:
-    """For such a part, which one shot does not take. The same on all ranks."""
+    """Returns whether a part too large for one shot is summed in two; the same on all ranks."""
     from quire.kernels.triton.two_shot_sums import two_shot_sum_takes
 
     return x.nbytes <= TWO_SHOT_BYTES.get(size, DEFAULT_TWO_SHOT_BYTES) and two_shot_sum_takes(x)
 
 
 def _share(store: RankStore, rank: int, size: int, num_bytes: int, name: str) -> _SharedMemory | None:
-    """None where this rank cannot reach all others, which the log says."""
+    """Exchanges memory with all ranks; logs the reason and returns None if this rank cannot reach all others."""
     shared = _SharedMemory()
     try:
         shared.exchange(store, rank, size, num_bytes, name)
     except (OSError, PeerMemoryError) as error:
         shared.free()
-        log.warning("ranks have no memory in common", reason=str(error))
+        log.warning("ranks cannot share memory", reason=str(error))
         return None
     return shared
 
 
 class _SharedMemory:
-    """One piece that is ours, and those of the others, until free()."""
+    """Memory of this rank and mappings of the other ranks' memory, until free()."""
 
     def __init__(self) -> None:
         self._driver: PeerDriver | None = None
@@ -116,8 +116,8 @@ class _SharedMemory:
         self.addresses: list[int] = []  # by rank, once exchanged
 
     def exchange(self, store: RankStore, rank: int, size: int, num_bytes: int, name: str) -> None:
-        """`name`: under which they are found. Whatever fails here, the others learn of it. Raises OSError,
-        PeerMemoryError."""
+        """Allocates memory and maps the others' under `name`. A failure is published to the other ranks. Raises
+        OSError, PeerMemoryError."""
         handle = b""
         try:
             self._driver = driver = PeerDriver.load()
@@ -132,7 +132,7 @@ class _SharedMemory:
             self.addresses.append(self._own if other == rank else self._open(driver, theirs))
 
     def free(self) -> None:
-        """At the end of a process there may be nothing left to be freed: the driver's answers are of no interest."""
+        """Frees memory and mappings; driver errors are ignored, as the context may be gone at process exit."""
         if self._driver is None:
             return
         for address in self._others:

@@ -1,9 +1,8 @@
-"""The link between rank 0 and another host of its replica: frames over TCP, behind a proof of the cluster's secret.
+"""Link between rank 0's host and another host of its replica: frames over TCP after a mutual handshake.
 
-A frame is its length (4 bytes) and its bytes. First both sides prove that they know the secret, over nonces of both;
-who does not is told nothing and sends nothing that is read. With the files of `tls` all of it goes through TLS; what
-ranks send each other in collectives does not: hosts of a replica share a network of their own.
-"""
+A frame is its length (4 bytes) and its bytes. First both sides prove knowledge of the cluster secret over both sides'
+nonces; without a valid proof nothing is disclosed and nothing further is read. With `tls` files the whole link uses
+TLS. The traffic of collectives is not encrypted: the hosts of a replica need a private network."""
 
 from __future__ import annotations
 
@@ -32,7 +31,7 @@ SERVICE = "quire.ranks"
 
 
 class Channel:
-    """Frames both ways. Any thread may send, one receives."""
+    """Frames in both directions. Any thread may send, one receives."""
 
     def __init__(self, link: socket.socket) -> None:
         self._link = link
@@ -46,33 +45,33 @@ class Channel:
         return address
 
     def encrypt(self, context: ssl.SSLContext, *, server_name: str | None = None) -> None:
-        """Before the first frame. `server_name`: of the side that dialled, what the other's certificate must say.
-        Raises OSError."""
+        """Switches to TLS before the first frame. `server_name`: name to verify in the server's certificate, on the
+        dialling side. Raises OSError."""
         self._bytes = TlsSession(self._link, context, server_name=server_name)
 
     def send(self, frame: bytes) -> None:
-        """Raises OSError."""
+        """Sends a frame. Raises OSError."""
         with self._sending:
             self._bytes.sendall(LENGTH.pack(len(frame)) + frame)
 
     def receive(self, most: int = MAX_FRAME_BYTES) -> bytes:
-        """Raises Unavailable at the end of the link, and OSError."""
+        """Returns the next frame. Raises Unavailable at the end of the link, and OSError."""
         (size,) = LENGTH.unpack(self._receive_exactly(LENGTH.size))
         if size > most:
-            raise Unavailable(f"a frame of {size} bytes, where {most} are taken")
+            raise Unavailable(f"a frame of {size} bytes exceeds the limit of {most}")
         return self._receive_exactly(size)
 
     def set_timeout(self, seconds: float | None) -> None:
-        """Longest that a call waits; TimeoutError, an OSError, is raised then."""
+        """Sets the timeout of all calls; None blocks. A timeout raises TimeoutError, an OSError."""
         self._link.settimeout(seconds)
 
     def set_send_timeout(self, seconds: int) -> None:
-        """send() raises where the other side takes nothing for so long; receive() waits as before."""
+        """Sets the timeout of send() only; receive() keeps its own."""
         self._link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", seconds, 0))
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
-            self._link.shutdown(socket.SHUT_RDWR)  # whoever receives hears of it
+            self._link.shutdown(socket.SHUT_RDWR)  # unblocks the receiving thread
         self._link.close()
 
     def _receive_exactly(self, size: int) -> bytes:
@@ -88,16 +87,16 @@ class Channel:
 
 @dataclass(frozen=True, slots=True)
 class HostHandshake:
-    """Of a meeting. `secret`: None where the operator has said that nobody else is on the network."""
+    """Mutual authentication of two hosts. `secret`: None if the operator vouches for the network."""
 
     secret: SecretFile | None
-    address: str  # HOST:PORT of rank 0's side, as both were told
-    tls: Tls = NO_TLS  # of the host that dials
-    serving: ssl.SSLContext | None = None  # of rank 0's
+    address: str  # HOST:PORT of rank 0's host, as configured on both sides
+    tls: Tls = NO_TLS  # of the dialling host
+    serving: ssl.SSLContext | None = None  # of rank 0's host
 
     def connect(self, channel: Channel, node: int) -> None:
-        """By the host that dials. Raises Unauthenticated where the other one does not know the secret, Unavailable
-        where it does not want this one, and OSError, also where only one of both speaks TLS."""
+        """Authenticates on the dialling host. Raises Unauthenticated if the other side does not prove the secret,
+        Unavailable if it rejects this host, and OSError, also if only one side uses TLS."""
         if self.tls.dials:
             name = self.tls.server_name or self.address.rpartition(":")[0]
             channel.encrypt(client_context(self.tls), server_name=name)
@@ -105,29 +104,30 @@ class HostHandshake:
             theirs, mine = channel.receive(MAX_HANDSHAKE_BYTES), os.urandom(NONCE_BYTES)
         except TimeoutError:
             raise Unavailable(
-                f"{self.address} does not greet: is it node 0, and is `tls` set there and not here?"
+                f"{self.address} sent no handshake: is it node 0, and is `tls` set there and not here?"
             ) from None
         meeting = _meeting(self.address, node, mine, theirs)
         channel.send(NODE.pack(node) + mine + meeting.proof(self._secrets[0], "client"))
         if not meeting.is_proved(channel.receive(MAX_HANDSHAKE_BYTES), self._secrets, "server"):
-            raise Unauthenticated(f"{self.address} does not prove that it knows the cluster's secret")
+            raise Unauthenticated(f"{self.address} did not prove knowledge of the cluster's secret")
 
     def accept(self, channel: Channel) -> int:
-        """By rank 0's host; returns the number of the one that dialled. Raises Unauthenticated and OSError."""
+        """Authenticates on rank 0's host; returns the node number of the dialling host. Raises Unauthenticated and
+        OSError."""
         if self.serving is not None:
             channel.encrypt(self.serving)
         mine = os.urandom(NONCE_BYTES)
         channel.send(mine)
-        said = channel.receive(MAX_HANDSHAKE_BYTES)
-        if len(said) != NODE.size + NONCE_BYTES + PROOF_BYTES:
-            raise Unauthenticated("what it says is no introduction")
-        node = int(NODE.unpack_from(said)[0])
-        nonce, proof = said[NODE.size : -PROOF_BYTES], said[-PROOF_BYTES:]
+        opening = channel.receive(MAX_HANDSHAKE_BYTES)
+        if len(opening) != NODE.size + NONCE_BYTES + PROOF_BYTES:
+            raise Unauthenticated("its first frame is not a handshake")
+        node = int(NODE.unpack_from(opening)[0])
+        nonce, proof = opening[NODE.size : -PROOF_BYTES], opening[-PROOF_BYTES:]
         meeting = _meeting(self.address, node, nonce, mine)
         found = [one for one in self._secrets if hmac.compare_digest(meeting.proof(one, "client"), proof)]
         if not found:
-            raise Unauthenticated("it does not prove that it knows the cluster's secret")
-        channel.send(meeting.proof(found[0], "server"))  # the one that it has shown: secrets may be changing
+            raise Unauthenticated("it did not prove knowledge of the cluster's secret")
+        channel.send(meeting.proof(found[0], "server"))  # the secret that it used, as secrets may be rotating
         return node
 
     @property

@@ -1,4 +1,4 @@
-"""Which network interface of this host has an address."""
+"""Lookup of the network interface that has an address."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NAME_BYTES, AT = 256, slice(20, 24)
 
 
 def interface_of(address: str) -> str:
-    """Raises InvalidArgument."""
+    """Returns the name of this host's interface with the IPv4 address. Raises InvalidArgument."""
     if address.startswith("127."):
         return "lo"
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
@@ -21,7 +21,7 @@ def interface_of(address: str) -> str:
             try:
                 found = fcntl.ioctl(asked.fileno(), GET_ADDRESS, struct.pack(f"{NAME_BYTES}s", name.encode()))
             except OSError:
-                continue  # it has none
+                continue  # no IPv4 address
             if socket.inet_ntoa(found[AT]) == address:
                 return name
     text = f"no interface of this host has {address} as its first address"

@@ -1,4 +1,4 @@
-"""A host that has ranks of a replica whose rank 0 is elsewhere: it dials that, obeys it, and ends with it."""
+"""A host without rank 0: dials rank 0's host, runs ranks for it, and ends with it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ log = logger("worker.node")
 
 DIAL_PAUSE_S = 0.5
 DIAL_TIMEOUT_S = 5.0
-MAX_SILENT_CHECKS = 40  # at the link, without a word of rank 0, which says something twice a second
+MAX_SILENT_CHECKS = 40  # without a frame from rank 0, which sends two per second
 WRITE_TIMEOUT_S = 120.0
 END_TIMEOUT_S = 10.0
 
@@ -35,29 +35,29 @@ Build = Callable[[Welcome], Callable[[RankPlacement], RankReplica]]
 def dial(
     host: str, port: int, handshake: HostHandshake, node: int, stopping: threading.Event
 ) -> tuple[Channel, Welcome] | None:
-    """Again and again until rank 0 is there and takes this host; None if that is to stop. Raises Unauthenticated."""
-    told = ""
+    """Dials until rank 0 accepts this host; returns None when `stopping` is set. Raises Unauthenticated."""
+    last_reason = ""
     while not stopping.is_set():
         channel = None
         try:
             channel = Channel(socket.create_connection((host, port), timeout=DIAL_TIMEOUT_S))
             handshake.connect(channel, node)
             return channel, Welcome.decode(channel.receive())
-        except (OSError, Unavailable) as error:  # it is not there yet, or about to end
+        except (OSError, Unavailable) as error:  # not started yet, or about to end
             if channel is not None:
                 channel.close()
-            if told != str(error):
-                log.info("rank 0 does not take this host yet", at=f"{host}:{port}", reason=str(error))
-            told = str(error)
+            if last_reason != str(error):
+                log.info("rank 0 does not accept this host yet", at=f"{host}:{port}", reason=str(error))
+            last_reason = str(error)
             stopping.wait(DIAL_PAUSE_S)
     return None
 
 
 class NodeRanks:
-    """One life of a replica, on this host."""
+    """This host's ranks during one run of the replica."""
 
     def __init__(self, channel: Channel, welcome: Welcome, node: int, build: Build) -> None:
-        """Raises QuireError where both sides do not fit."""
+        """Starts the ranks' processes. Raises QuireError if both hosts' settings do not match."""
         self._channel = channel
         interface, first = interface_of(channel.own_address), node * welcome.per_host
         placements = [
@@ -78,7 +78,7 @@ class NodeRanks:
         self._num_silent_checks = 0
 
     def run(self) -> str:
-        """Until rank 0 stops, is gone, or a rank of this host is: why."""
+        """Relays until rank 0 stops or ends, or a rank of this host ends; returns the reason."""
         others = [threading.Thread(target=work, daemon=True) for work in (self._relay_answers, self._watch)]
         for other in others:
             other.start()
@@ -92,7 +92,7 @@ class NodeRanks:
             self.end(timeout_s)
             for other in others:
                 other.join(END_TIMEOUT_S)
-            if not any(other.is_alive() for other in others):  # else they may still use it
+            if not any(other.is_alive() for other in others):  # otherwise they may still use the processes
                 self.processes.close()
         return reason
 
@@ -104,7 +104,7 @@ class NodeRanks:
         self._channel.close()
 
     def _relay_commands(self) -> None:
-        """Up to the last one."""
+        """Relays commands to the ranks, up to STOP."""
         while True:
             frame = self._channel.receive()
             self._num_silent_checks = 0
@@ -126,10 +126,10 @@ class NodeRanks:
                 try:
                     self._channel.send(wire.answer(numbers[link], link.recv_bytes()))
                 except (EOFError, OSError):
-                    links.remove(link)  # _watch() says so
+                    links.remove(link)  # _watch() reports it
 
     def _watch(self) -> None:
-        """Tells that ranks live; ends the link when one is gone, or when rank 0 has been silent."""
+        """Sends heartbeats; ends the link when a rank has ended or rank 0 has been silent."""
         ranks = self.processes.ranks
         while not self._over.wait(wire.HEARTBEAT_INTERVAL_S):
             self._num_silent_checks += 1
@@ -138,7 +138,7 @@ class NodeRanks:
                 if gone is not None:
                     raise RankFailure(f"the process of rank {gone.number} ended with {gone.process.exitcode}")
                 if self._num_silent_checks > MAX_SILENT_CHECKS:
-                    raise RankFailure("rank 0 gives no sign of life")
+                    raise RankFailure("rank 0 has sent no frames")
                 self._channel.send(wire.heartbeats({rank.number: rank.read_heartbeat() for rank in ranks}))
             except (OSError, RankFailure) as failure:
                 with contextlib.suppress(OSError):
@@ -148,7 +148,7 @@ class NodeRanks:
 
 
 class CurrentRun:
-    """The one that runs now, of all those that a host sees: it ends when the host is to stop."""
+    """The current run of all those that a host serves; it ends when the host stops."""
 
     def __init__(self, stopping: threading.Event) -> None:
         self._stopping = stopping
@@ -157,11 +157,11 @@ class CurrentRun:
         threading.Thread(target=self._end, name="end of the node", daemon=True).start()
 
     def run(self, ranks: NodeRanks) -> str:
-        """As NodeRanks.run(). Nothing is kept of it afterwards."""
+        """Runs NodeRanks.run() and keeps no reference to it afterwards."""
         with self._changing:
             self._ranks = ranks
         if self._stopping.is_set():
-            ranks.end(0.0)  # whoever ends it may have looked before
+            ranks.end(0.0)  # _end() may have run before the assignment
         try:
             return ranks.run()
         finally:

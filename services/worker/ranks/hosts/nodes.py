@@ -1,4 +1,4 @@
-"""The other hosts of a replica, as rank 0 sees them: they dial it, and run ranks that it asks like its own."""
+"""The other hosts of a replica, as seen by rank 0: they dial it and run ranks for it."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from quire.shared.logs import logger
 log = logger("worker.ranks")
 
 HANDSHAKE_TIMEOUT_S = 10.0
-SEND_TIMEOUT_S = 20  # of a host that takes nothing
+SEND_TIMEOUT_S = 20  # to a host that does not read
 
 
 class RemoteRank(PeerRank):
-    """A rank of another host."""
+    """A rank on another host."""
 
     max_silent_checks = 10  # heartbeats come twice a second
     last_heartbeat = -1
@@ -33,10 +33,10 @@ class RemoteRank(PeerRank):
     def __init__(self, number: int, node: Node) -> None:
         super().__init__(number)
         self.node, self.heartbeat = node, 0
-        self.replies: queue.SimpleQueue[RankReply | None] = queue.SimpleQueue()  # None: the link has ended
+        self.replies: queue.SimpleQueue[RankReply | None] = queue.SimpleQueue()  # None marks the end of the link
 
     def terminate(self, deadline: float) -> None:
-        """Does nothing: its host ends it, on a command or when the link ends."""
+        """No-op: its host ends it, on STOP or at the end of the link."""
 
     def failure(self, what: str) -> RankFailure:
         return RankFailure(f"rank {self.number} on node {self.node.number} {what}")
@@ -60,16 +60,16 @@ class RemoteRank(PeerRank):
 
 
 class Node:
-    """Another host."""
+    """Another host of the replica."""
 
     def __init__(self, number: int, ranks: range) -> None:
         self.number = number
-        self.lost_reason = ""  # why
+        self.lost_reason = ""  # set when the host is lost
         self.ranks = [RemoteRank(rank, self) for rank in ranks]
         self.channel: Channel | None = None
 
     def run(self, channel: Channel) -> None:
-        """Takes what it says, until the link ends."""
+        """Handles the host's frames until the link ends."""
         try:
             while not self.lost_reason:
                 self._handle_frame(channel.receive())
@@ -93,7 +93,7 @@ class Node:
 
 
 class Nodes:
-    """All of them. Each dials once; a replica that has lost one is over."""
+    """All other hosts. Each connects once; a replica that has lost one cannot continue."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class Nodes:
         handshake: HostHandshake,
         welcome: Callable[[RankPlacement], Welcome],
     ) -> None:
-        """`address`, `port`: where they dial; `welcome`: what they have to know, from the placement of rank 0."""
+        """`address`, `port`: where the hosts dial; `welcome`: creates the welcome from rank 0's placement."""
         self.num_hosts, self.address, self.interface = num_hosts, address, interface
         self._port, self._handshake, self._welcome = port, handshake, welcome
         self._nodes: list[Node] = []
@@ -117,7 +117,7 @@ class Nodes:
         return [rank for node in self._nodes for rank in node.ranks]
 
     def open(self, placement: RankPlacement) -> None:
-        """Lets them come. `placement`: of rank 0."""
+        """Starts accepting hosts. `placement`: of rank 0."""
         if self.num_hosts == 1:
             return
         per_host = placement.per_host
@@ -128,13 +128,13 @@ class Nodes:
         threading.Thread(target=self._accept, args=(self._server, placement), name="nodes", daemon=True).start()
 
     def write(self, command: bytes) -> None:
-        """To all that have come. Raises RankFailure."""
+        """Sends a command to all connected hosts. Raises RankFailure."""
         for node in self._nodes:
             if node.channel is not None:
                 try:
                     node.channel.send(command)
                 except OSError as error:
-                    raise RankFailure(f"node {node.number} is gone: {error}") from None
+                    raise RankFailure(f"node {node.number} is unreachable: {error}") from None
 
     def close(self) -> None:
         if self._server is not None:
@@ -148,7 +148,7 @@ class Nodes:
             try:
                 link, _ = server.accept()
             except OSError:
-                return  # it is closed
+                return  # the server is closed
             threading.Thread(target=self._admit, args=(Channel(link), placement), name="node", daemon=True).start()
 
     def _admit(self, channel: Channel, placement: RankPlacement) -> None:
@@ -161,26 +161,26 @@ class Nodes:
                 channel.send(welcome)
                 node.channel = channel
         except (OSError, QuireError) as error:
-            log.warning("a host was turned away", reason=f"{type(error).__name__}: {error}")
+            log.warning("rejected a host", reason=f"{type(error).__name__}: {error}")
             channel.close()
             return
         channel.set_timeout(None)
         channel.set_send_timeout(SEND_TIMEOUT_S)
-        log.info("a host has come", node=node.number)
+        log.info("host connected", node=node.number)
         threading.Thread(target=_send_keepalives, args=(node, channel), name="greetings", daemon=True).start()
         node.run(channel)
 
     def _expected_node(self, number: int) -> Node:
         node = next((node for node in self._nodes if node.number == number), None)
         if node is None:
-            raise FailedPrecondition(f"node {number} is none of 1 to {self.num_hosts - 1}")
+            raise FailedPrecondition(f"node {number} is not in 1..{self.num_hosts - 1}")
         if node.channel is not None:
-            raise FailedPrecondition(f"node {number} has come already")
+            raise FailedPrecondition(f"node {number} is connected already")
         return node
 
 
 def _send_keepalives(node: Node, channel: Channel) -> None:
-    """So that a host hears when this one hangs."""
+    """Sends empty frames, so that a host detects that this one hangs."""
     pause = threading.Event()
     while not node.lost_reason:
         try:
@@ -191,14 +191,14 @@ def _send_keepalives(node: Node, channel: Channel) -> None:
 
 
 def shut_down_server(server: socket.socket) -> None:
-    """Whoever waits in accept() hears of it."""
+    """Closes a listening socket and unblocks its accept()."""
     with contextlib.suppress(OSError):
         server.shutdown(socket.SHUT_RDWR)
     server.close()
 
 
 def _no_welcome(_: RankPlacement) -> Welcome:
-    raise AssertionError("nobody comes")
+    raise AssertionError("a single host accepts no others")
 
 
 SINGLE_HOST = Nodes(1, "", 0, "lo", handshake=HostHandshake(None, ""), welcome=_no_welcome)

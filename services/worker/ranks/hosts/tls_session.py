@@ -1,8 +1,7 @@
 """TLS over a socket that one thread reads while others write.
 
-OpenSSL lets one thread at a time use a session, and reading waits: so the session works in memory, under a lock that is
-held for its arithmetic alone, and this class moves bytes between it and the socket.
-"""
+OpenSSL allows one thread at a time per session, and reads block: so the session works on memory buffers, under a lock
+held for its computation only, and this class moves bytes between the buffers and the socket."""
 
 from __future__ import annotations
 
@@ -14,17 +13,17 @@ PIECE_BYTES = 1 << 16
 
 
 class TlsSession:
-    """sendall() and recv() of a socket, encrypted."""
+    """Encrypted sendall() and recv() of a socket."""
 
     def __init__(self, link: socket.socket, context: ssl.SSLContext, *, server_name: str | None = None) -> None:
-        """Shakes hands. `server_name`: what the other side's certificate must say, by the side that dials; None for the
-        one that listens. Raises OSError, of which ssl.SSLError is one."""
+        """Performs the handshake. `server_name`: name to verify in the server's certificate, on the dialling side; None
+        on the listening side. Raises OSError, of which ssl.SSLError is a subclass."""
         self._link = link
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         is_server = server_name is None
         self._session = context.wrap_bio(self._incoming, self._outgoing, is_server, server_name)
         self._using = threading.Lock()
-        self._writing = threading.Lock()  # what is encrypted first goes out first
+        self._writing = threading.Lock()  # keeps the order of encryption when sending
         self._shake_hands()
 
     def sendall(self, data: bytes) -> None:
@@ -37,7 +36,7 @@ class TlsSession:
                 self._link.sendall(encrypted)
 
     def recv(self, most: int) -> bytes:
-        """Nothing at the end of the link."""
+        """Returns up to `most` bytes; b"" at the end of the link."""
         while True:
             with self._using:
                 try:
@@ -48,7 +47,7 @@ class TlsSession:
                     return b""
             encrypted = self._link.recv(PIECE_BYTES)
             if not encrypted:
-                return b""  # frames know their lengths: what is cut off is noticed by them
+                return b""  # truncation is detected by the frame length
             with self._using:
                 self._incoming.write(encrypted)
 
@@ -60,7 +59,7 @@ class TlsSession:
             except ssl.SSLWantReadError:
                 done = False
             finally:
-                self._link.sendall(self._outgoing.read())  # an alert as well, which says what is wrong
+                self._link.sendall(self._outgoing.read())  # includes alerts, which explain a failure
             if done:
                 return
             encrypted = self._link.recv(PIECE_BYTES)

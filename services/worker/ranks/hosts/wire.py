@@ -1,8 +1,8 @@
-"""What goes between rank 0's host and another one, once they know each other.
+"""Messages between rank 0's host and another host after the handshake.
 
-To the other: a welcome, then commands as ranks read them (ranks/wire.py); an empty frame says that rank 0 is there.
-From it: a letter, then an answer of a rank, the heartbeats of all its ranks, or why it cannot go on.
-"""
+Rank 0's host sends a welcome, then commands in the format of ranks/wire.py; an empty frame is a keepalive. The other
+host sends a type byte followed by a rank's answer, the heartbeats of all its ranks, or the reason why it cannot
+continue."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ HEARTBEAT_INTERVAL_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """What a host has to know."""
+    """Parameters of a host's ranks, sent by rank 0."""
 
     version: str
-    model: str  # hex of what both must serve, and of the weights
-    host: str  # where ranks meet
+    model: str  # hex of the model's identity and of its weights, equal on all hosts
+    host: str  # rendezvous address of the ranks
     port: int
     size: int
     stages: int

@@ -1,1 +1,1 @@
-"""One module for each way of changing logits, and what they have in common."""
+"""Sampling features that change logits, one module each, and the helpers that they share."""

@@ -1,4 +1,4 @@
-"""allowed_token_ids: nothing else may be sampled."""
+"""allowed_token_ids: restricts a sequence to a list of token ids."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from quire.services.worker.step.slots import Rows
 
 
 class AllowedTokenIds:
-    """A list of ids for each slot that is restricted."""
+    """Holds the allowed ids of each restricted slot."""
 
     def __init__(self, shard: VocabShard, device: torch.device) -> None:
         self._vocab_size = shard.vocab_size
@@ -36,7 +36,7 @@ class AllowedTokenIds:
 
 
 class BoundAllowedTokenIds:
-    """Keeps the allowed logits and bans all others of the rows."""
+    """Bans every token of the rows that is not allowed."""
 
     def __init__(self, joined: JoinedEntries) -> None:
         self._joined = joined
@@ -48,4 +48,4 @@ class BoundAllowedTokenIds:
         logits[allowed] = kept
 
     def sampled(self, token_ids: Tensor) -> None:
-        """Tokens so far do not matter."""
+        """Does nothing: the restriction does not depend on earlier tokens."""

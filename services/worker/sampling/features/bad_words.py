@@ -1,4 +1,4 @@
-"""bad_words: a word's last token is banned where the output ends with the tokens before it."""
+"""bad_words: bans a word's last token where the output ends with the tokens before it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ANY = -1  # in a prefix: matches every token
 
 
 class BadWords:
-    """Words by slot."""
+    """Holds the banned words of each slot as token ids, and the tails of the outputs."""
 
     def __init__(self, num_slots: int, shard: VocabShard, device: torch.device) -> None:
         self._shard = shard
@@ -53,7 +53,7 @@ class BadWords:
 
 
 class BoundBadWords:
-    """All words of the rows whose last token is here, side by side."""
+    """The banned words of the rows whose last token lies in this rank's shard, as one padded matrix of prefixes."""
 
     def __init__(
         self,

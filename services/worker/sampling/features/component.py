@@ -1,4 +1,4 @@
-"""What the sampler asks of a feature."""
+"""Interfaces between the sampler and its features."""
 
 from __future__ import annotations
 
@@ -16,62 +16,65 @@ from quire.shared.step_value import step_value
 
 @step_value
 class Positions:
-    """Where the tokens to be sampled will stand in their sequences, [num_rows].
+    """Positions in their sequences of the tokens to be sampled, [num_rows].
 
-    A slot may have several consecutive rows: one for its next token, and one behind each of its draft tokens.
+    A slot may have several consecutive rows: one for its next token, and one after each of its draft tokens.
     """
 
-    host: I32  # not above the true ones, which only the device knows while accepted drafts are not counted
+    host: I32  # lower bounds: the device alone knows the exact ones until accepted drafts are counted
     device: Tensor
-    drafts: Tensor | None = None  # int32 [num_rows, most] the row's drafts, in order, then -1; None: there are none
+    drafts: Tensor | None = None  # int32 [num_rows, max_drafts] preceding drafts in order, then -1; None: no drafts
 
     def select(self, rows: Rows, on_device: Tensor) -> Positions:
-        """Of some of the rows, which are there twice."""
+        """Returns the positions of some rows; `rows` and `on_device` are the same indices on both sides."""
         drafts = None if self.drafts is None else self.drafts[on_device]
         return Positions(self.host[rows], self.device[on_device], drafts)
 
 
 class Bound(Protocol):
-    """A feature prepared for the rows of a step; used again as long as the rows stay the same."""
+    """A feature prepared for the rows of a step; reused while the rows stay the same."""
 
     def apply(self, logits: Tensor, positions: Positions) -> None:
-        """Changes float32 `logits` [num_rows, shard.size] in place, those of the tokens that are here."""
+        """Changes `logits`, float32 [num_rows, shard.size], in place."""
 
     def sampled(self, token_ids: Tensor) -> None:
-        """These are the rows' new tokens, int32 [num_rows], on the device; -1 where a row gave none: the choice failed
-        or a draft before it was refused."""
+        """Receives the rows' new tokens, int32 [num_rows] on the device; -1 where a row has none because no token could
+        be chosen or an earlier draft was refused."""
 
 
 class SlotState(Protocol):
-    """What a feature knows of slots."""
+    """State of a component by slot."""
 
     def admit(self, slot: int, admission: SlotAdmission) -> None:
-        """Takes note of a new sequence. Raises InvalidArgument for what it cannot do."""
+        """Stores what the new sequence of `slot` asks for. Raises InvalidArgument for unsupported parameters."""
 
     def release(self, slot: int) -> None:
-        """Forgets the slot, which may never have used it."""
+        """Drops the state of `slot`, which may hold none."""
 
 
 class Component(SlotState, Protocol):
-    """One way of changing logits. A slot that does not use it costs nothing."""
+    """A feature that changes logits. Slots that do not use it cost nothing."""
 
     def bind(self, slots: Rows) -> Bound | None:
-        """For a step that samples `slots` [num_rows], ascending, one for each row; None if none of them uses it."""
+        """Prepares a step that samples `slots` [num_rows], ascending, one per row; returns None if none of them uses
+        the feature."""
 
 
 def rows_by_slot(rows: Rows, slots: Rows) -> tuple[Rows, Rows]:
-    """The different slots among `slots`, ascending, and for each the `rows` that are its own, [num_slots, most], -1
-    behind them."""
-    found, firsts, counts = np.unique(slots, return_index=True, return_counts=True)
+    """Groups `rows` by their slots.
+
+    Returns the distinct slots, ascending, and their rows, [num_slots, max_rows_of_a_slot], padded with -1.
+    """
+    distinct, firsts, counts = np.unique(slots, return_index=True, return_counts=True)
     within = np.arange(counts.max(initial=0))
-    at = firsts[:, None] + within
-    return found, np.where(within < counts[:, None], rows[np.minimum(at, len(rows) - 1)], -1)
+    indices = firsts[:, None] + within
+    return distinct, np.where(within < counts[:, None], rows[np.minimum(indices, len(rows) - 1)], -1)
 
 
 def check_token_ids(ids: I32, vocab_size: int, field: str) -> None:
-    """An id outside of the vocabulary would be an access outside of a tensor."""
-    wrong = ids[(ids < 0) | (ids >= vocab_size)]
-    if len(wrong):
+    """Raises InvalidArgument for an id outside of the vocabulary, which would index outside of a tensor."""
+    invalid = ids[(ids < 0) | (ids >= vocab_size)]
+    if len(invalid):
         raise InvalidArgument(
-            f"{field}: token id {wrong[0]} is not below the vocabulary size, {vocab_size}", field=field
+            f"{field}: token id {invalid[0]} is not below the vocabulary size, {vocab_size}", field=field
         )

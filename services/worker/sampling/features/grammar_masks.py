@@ -1,7 +1,7 @@
-"""The grammar mask: a sampling feature that bans what a sequence's grammar does not allow next.
+"""Grammar masks: a sampling feature that bans the tokens that a sequence's grammar does not allow next.
 
-Masks are made on the host beside whatever the device and the device's thread do then, which is the next step's forward
-pass. That step's sampling waits for them: on CUDA its stream does, so that steps are launched ahead of their masks.
+A thread of the host builds the masks of a step while the device runs the next forward pass. That step's sampling waits
+for them; on CUDA the stream waits, so that steps are launched before their masks exist.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ANY_TOKEN = -1  # all bits of a word
 
 
 class GrammarMasks:
-    """Sequences under a grammar, by slot."""
+    """Holds the sequences under a grammar by slot."""
 
     def __init__(
         self, num_slots: int, shard: VocabShard, grammars: CompilePool | None, ops: Ops, device: torch.device
@@ -46,11 +46,11 @@ class GrammarMasks:
             int, tuple[ConstrainedSequence, list[int]]
         ] = {}  # by slot, with the output so far: since build_first_masks()
         self._slow = SlowGrammars()
-        self.collect_forced = False  # forced_tokens() will be called
+        self.collect_forced = False  # whether forced_tokens() will be called
 
     @property
     def builder(self) -> MaskBuilder:
-        """There once it is needed, and a new one in place of one that hangs."""
+        """The mask builder, created on first use and replaced once it hangs."""
         if self._builder is None or self._builder.is_hung:
             assert self._grammars is not None
             self._builder = MaskBuilder(self._num_slots, self.shard.vocab_size, self._grammars, self.device)
@@ -73,7 +73,7 @@ class GrammarMasks:
             self._slow.record_ended(sequence.grammar_id)
 
     def build_first_masks(self) -> None:
-        """The first masks of all that have been admitted, together."""
+        """Starts building the first masks of all sequences admitted since the last call."""
         if not self._new:
             return
         admitted, self._new = [*self._new.values()], {}
@@ -88,16 +88,16 @@ class GrammarMasks:
         return BoundGrammarMasks(self, np.array(rows), slots) if rows else None
 
     def forced_tokens(self, slots: Rows) -> dict[int, list[int]]:
-        """By slot: tokens that must come next. Only where `collect_forced` is set."""
+        """Returns by slot the tokens that must come next; requires `collect_forced`."""
         if not self.slots:
             return {}
         self.build_first_masks()
         self.builder.wait_for_tokens()
-        found = {slot: self.slots[slot].forced_tokens for slot in slots.tolist() if slot in self.slots}
-        return {slot: tokens for slot, tokens in found.items() if tokens}
+        forced = {slot: self.slots[slot].forced_tokens for slot in slots.tolist() if slot in self.slots}
+        return {slot: tokens for slot, tokens in forced.items() if tokens}
 
     def advance(self, sequences: Sequence[ConstrainedSequence], token_ids: Tensor) -> None:
-        """These sequences got `token_ids`, one each, in order: their next masks are made, meanwhile."""
+        """Advances `sequences` by `token_ids`, one each in order, and starts building their next masks."""
         self._advance(sequences, download(token_ids), list(dict.fromkeys(sequences)))
 
     def _advance(
@@ -107,7 +107,7 @@ class GrammarMasks:
 
 
 class BoundGrammarMasks:
-    """The masks of some rows."""
+    """The grammar masks of some rows of a step."""
 
     def __init__(self, owner: GrammarMasks, rows: Rows, slots: Rows) -> None:
         self._owner = owner
@@ -117,10 +117,11 @@ class BoundGrammarMasks:
         self._device_rows = None if len(rows) == len(slots) else upload(rows, owner.device)
         self._device_slots = upload(self._slots, owner.device)
         self._span = slice(int(self._slots[0]), int(self._slots[-1]) + 1)
-        self.step: StepMasks | None = None  # the last one
+        self.step: StepMasks | None = None  # the masks of the last step
 
     def apply(self, logits: Tensor, positions: Positions) -> None:
-        """Behind features that may have banned the end, or with drafts: waits for the masks."""
+        """Waits for the masks and applies them after other features, which may have banned the end tokens, or with
+        drafts."""
         self._owner.build_first_masks()
         owner, builder = self._owner, self._owner.builder
         builder.wait()
@@ -132,53 +133,53 @@ class BoundGrammarMasks:
             masks = builder.gather(self._slots)
             self._look_ahead(masks.numpy(), positions.drafts[self._rows].tolist(), must_end)
             owner.ops.mask_logits(logits, self._device_rows, masks, None, owner.shard.first)
-        each = zip(self._rows.tolist(), self._sequences, must_end, strict=True)
-        ends = [(row, sequence.eos_ids[0] - owner.shard.first) for row, sequence, must in each if must]
+        constrained_rows = zip(self._rows.tolist(), self._sequences, must_end, strict=True)
+        ends = [(row, sequence.eos_ids[0] - owner.shard.first) for row, sequence, must in constrained_rows if must]
         ends = [(row, place) for row, place in ends if 0 <= place < owner.shard.count]
-        if ends:  # whatever min_tokens says
+        if ends:  # the grammar overrides min_tokens
             rows, places = zip(*ends, strict=True)
             place = upload(rows, owner.device), upload(places, owner.device)
             logits[place] = logits[place].nan_to_num(nan=float("nan"), neginf=0.0)
 
     def apply_alone(self, logits: Tensor) -> None:
-        """Where no other feature is used and nothing is drafted. In logits of 16 bits, too, if the choice is made from
-        such. On CUDA this does not wait."""
+        """Applies the masks if no other feature is used and there are no drafts, also to 16-bit logits; does not wait
+        on CUDA."""
         self._owner.build_first_masks()
         builder = self._owner.builder
         self.step = builder.step_masks(self._sequences)
         self._ban(logits, builder)
 
     def sampled(self, token_ids: Tensor) -> None:
-        mine = token_ids if self._device_rows is None else token_ids[self._device_rows]
-        self._owner.advance(self._sequences, mine)
+        row_tokens = token_ids if self._device_rows is None else token_ids[self._device_rows]
+        self._owner.advance(self._sequences, row_tokens)
 
     def _ban(self, logits: Tensor, builder: MaskBuilder) -> None:
-        """The masks stay as they are until this step's tokens have been seen."""
+        """Masks the logits. The device masks do not change until this step's tokens have been read."""
         masks, first = builder.device_masks(self._span), self._owner.shard.first
         self._owner.ops.mask_logits(logits, self._device_rows, masks, self._device_slots, first)
 
     def _look_ahead(self, masks: I32, drafts: list[list[int]], must_end: list[bool]) -> None:
-        """Rows behind drafts get the masks that hold if these are right; behind one that cannot be, any token will do:
-        the row is refused."""
-        for row, ahead in enumerate(drafts):
+        """Fills the masks of rows after drafts as if these were accepted; a row after an impossible draft allows every
+        token, because it will be refused."""
+        for row, preceding in enumerate(drafts):
             sequence = self._sequences[row]
-            taken = [token for token in ahead if token >= 0]
-            if not taken or not sequence.is_live:
+            draft_tokens = [token for token in preceding if token >= 0]
+            if not draft_tokens or not sequence.is_live:
                 continue
-            here = sequence.must_end
-            if sequence.try_advance(taken):
+            must_end_now = sequence.must_end
+            if sequence.try_advance(draft_tokens):
                 self._owner.builder.fill([sequence], [row], masks)
-                sequence.matcher.rollback(len(taken))
+                sequence.matcher.rollback(len(draft_tokens))
             else:
                 masks[row] = ANY_TOKEN
-            must_end[row], sequence.must_end = sequence.must_end, here
+            must_end[row], sequence.must_end = sequence.must_end, must_end_now
 
 
 def download(token_ids: Tensor) -> TokenSource:
-    """To the host, without waiting for it here."""
+    """Starts copying `token_ids` to the host and returns a function that waits for the copy."""
     if token_ids.device.type == "cpu":
-        found = token_ids.tolist()
-        return lambda: found
+        ids_on_host = token_ids.tolist()
+        return lambda: ids_on_host
     host = torch.empty_like(token_ids, device="cpu", pin_memory=True).copy_(token_ids, non_blocking=True)
     arrived = torch.cuda.Event(blocking=True)
     arrived.record()

@@ -1,4 +1,4 @@
-"""logit_bias: added to the logits of single tokens."""
+"""logit_bias: adds a value to the logits of single tokens."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from quire.services.worker.step.slots import Rows
 
 
 class LogitBias:
-    """Token ids and their biases, for each slot that has some."""
+    """Holds token ids and their biases for each slot that has some."""
 
     def __init__(self, shard: VocabShard, device: torch.device) -> None:
         self._vocab_size = shard.vocab_size
@@ -37,7 +37,7 @@ class LogitBias:
 
 
 class BoundLogitBias:
-    """Adds each bias to its place."""
+    """Adds each bias to its logit."""
 
     def __init__(self, joined: JoinedEntries) -> None:
         self._joined = joined
@@ -46,4 +46,4 @@ class BoundLogitBias:
         logits.index_put_((self._joined.rows, self._joined.places), self._joined.values, accumulate=True)
 
     def sampled(self, token_ids: Tensor) -> None:
-        """Tokens so far do not matter."""
+        """Does nothing: biases do not depend on earlier tokens."""

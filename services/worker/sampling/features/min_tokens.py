@@ -1,4 +1,4 @@
-"""min_tokens: neither end-of-sequence nor stop tokens before so many tokens of output."""
+"""min_tokens: bans end-of-sequence and stop tokens until the output has a minimum length."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from quire.shared import columns
 
 
 class MinTokens:
-    """Banned ids, each with the position from which on it is free, for each slot with a minimum."""
+    """Holds the banned ids of each slot with a minimum, each with the first position at which it is allowed."""
 
     def __init__(self, shard: VocabShard, device: torch.device) -> None:
         self._vocab_size = shard.vocab_size
@@ -26,8 +26,8 @@ class MinTokens:
             return
         eos = columns.u32(admission.eos_token_ids)
         stops = np.array(admission.sampling.stop_token_ids, dtype=np.uint32)
-        named = np.unique(np.concatenate((eos, stops)))
-        banned = named[named < self._vocab_size].astype(np.int32)  # others cannot be sampled anyway
+        end_ids = np.unique(np.concatenate((eos, stops)))
+        banned = end_ids[end_ids < self._vocab_size].astype(np.int32)  # others cannot be sampled anyway
         free_from = admission.num_prompt_tokens + admission.sampling.min_tokens
         if len(banned):
             self._entries.put(slot, banned, np.full(len(banned), free_from, dtype=np.int32))
@@ -41,7 +41,7 @@ class MinTokens:
 
 
 class BoundMinTokens:
-    """Bans what is not free yet."""
+    """Bans the ids that are not allowed yet."""
 
     def __init__(self, joined: JoinedEntries) -> None:
         self._joined = joined
@@ -55,4 +55,4 @@ class BoundMinTokens:
         logits.index_put_((joined.rows, joined.places), bans, accumulate=True)
 
     def sampled(self, token_ids: Tensor) -> None:
-        """Positions say how many there are."""
+        """Does nothing: the positions give the output's length."""

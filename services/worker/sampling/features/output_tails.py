@@ -1,4 +1,4 @@
-"""The last tokens of the output of each slot, on the device, for features that look back a little."""
+"""Keeps the last tokens of each slot's output on the device, for features that match token sequences."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from quire.services.worker.sampling.features.component import Positions, rows_by
 from quire.services.worker.step.slots import Rows
 from quire.shared.columns import I32
 
-NONE = -2  # before the output began
+NONE = -2  # a place before the output began
 
 
 class OutputTails:
-    """As many tokens as the most demanding admission asked for."""
+    """Last tokens by slot, as many as the longest request so far needs."""
 
     def __init__(self, num_slots: int, device: torch.device) -> None:
         self._device = device
@@ -26,7 +26,7 @@ class OutputTails:
         return int(self.tokens.size(1))
 
     def start_slot(self, slot: int, output: I32, width: int) -> None:
-        """`slot` has this output so far, whose last `width` tokens will be read."""
+        """Stores the output so far of `slot`, whose last `width` tokens will be read."""
         self._widen(width)
         tail = np.full(self.width, NONE, dtype=np.int32)
         kept = output[max(0, len(output) - self.width) :]
@@ -34,18 +34,18 @@ class OutputTails:
         self.tokens[slot] = upload(tail, self._device)
 
     def _widen(self, width: int) -> None:
-        """What is further back than it was is not known, and no admitted slot asks for it."""
+        """Adds columns on the left. Their content is unknown, and no admitted slot reads it."""
         lacking = width - self.width
         if lacking > 0:
-            before = self.tokens.new_full((self.tokens.size(0), lacking), NONE)
-            self.tokens = torch.cat((before, self.tokens), dim=1)
+            unknown = self.tokens.new_full((self.tokens.size(0), lacking), NONE)
+            self.tokens = torch.cat((unknown, self.tokens), dim=1)
 
 
 class BoundTails:
-    """The tails of the rows of a step that a feature is about."""
+    """The tails of the rows of a step that a feature applies to."""
 
     def __init__(self, owner: OutputTails, rows: Rows, slots: Rows, device: torch.device) -> None:
-        """`rows`, ascending, with the slot of each."""
+        """`rows`: ascending; `slots`: the slot of each row."""
         self._owner = owner
         own_slots, own_rows = rows_by_slot(rows, slots)
         self._rows, self._slots, self._own_slots, self._own_rows = (
@@ -53,7 +53,7 @@ class BoundTails:
         )
 
     def read(self, positions: Positions) -> Tensor:
-        """int32 [num_rows, width], drafts included."""
+        """Returns the tail of each row including its preceding drafts, int32 [num_rows, width]."""
         tails = self._owner.tokens[self._slots]
         return tails if positions.drafts is None else shifted(tails, positions.drafts[self._rows])
 
@@ -61,12 +61,12 @@ class BoundTails:
         if not self._owner.width:
             return
         new = token_ids[self._own_rows].to(torch.int32).masked_fill(self._own_rows < 0, -1)
-        new = new.gather(1, (new < 0).byte().argsort(dim=1, stable=True))  # in a tree, refused drafts stand between
+        new = new.gather(1, (new < 0).byte().argsort(dim=1, stable=True))  # in a tree, refused drafts lie between
         self._owner.tokens[self._own_slots] = shifted(self._owner.tokens[self._own_slots], new)
 
 
 def shifted(tails: Tensor, new: Tensor) -> Tensor:
-    """`tails` [n, width] once the tokens of `new` [n, most], up to the first -1 of each row, have followed them."""
+    """Returns `tails` [n, width] with the tokens of `new` [n, max_new], up to the first -1 of each row, appended."""
     known = torch.cat((tails, new), dim=1)
     count = (new >= 0).sum(dim=1, keepdim=True)
     return known.gather(1, count + torch.arange(tails.size(1), device=tails.device))

@@ -1,4 +1,4 @@
-"""repetition_penalty, presence_penalty and frequency_penalty: tokens that occurred become less likely."""
+"""repetition_penalty, presence_penalty and frequency_penalty: make tokens that occurred before less likely."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from quire.shared.columns import I32
 
 @dataclass(frozen=True, slots=True)
 class PenaltyParams:
-    """One slot's penalties, and its row in the pool of counts."""
+    """Penalties of one slot, and its row in the pool of counts."""
 
     pool_row: int
     repetition: float
@@ -28,8 +28,7 @@ class PenaltyParams:
 
 
 class Penalties:
-    """A pool of rows over the tokens that are here for the slots that are penalised; it grows with the most of them at
-    a time."""
+    """Owns a pool of token counts over this rank's shard with a row per penalised slot; the pool grows on demand."""
 
     def __init__(self, shard: VocabShard, device: torch.device) -> None:
         self.shard = shard
@@ -63,7 +62,7 @@ class Penalties:
         return BoundPenalties(self, active, self._device) if active else None
 
     def _count(self, tokens: I32) -> Tensor:
-        """int32 [shard.size] how often each token occurs."""
+        """Returns how often each token of the shard occurs, int32 [shard.size]."""
         here = tokens[self.shard.has(tokens)] - self.shard.first
         counts = np.bincount(here, minlength=self.shard.size).astype(np.int32)
         return upload(counts, self._device)
@@ -79,7 +78,7 @@ class Penalties:
 
 
 class BoundPenalties:
-    """Penalties of the rows that have some."""
+    """Applies the penalties of the rows that have some."""
 
     def __init__(self, owner: Penalties, active: dict[int, PenaltyParams], device: torch.device) -> None:
         self._owner = owner
@@ -112,7 +111,7 @@ class BoundPenalties:
 
 
 def _column(values: list[float], unused: float, device: torch.device) -> Tensor | None:
-    """float32 [num_active, 1]; None if no row uses it."""
+    """Returns `values` as float32 [num_active, 1], or None if no row uses them."""
     if all(value == unused for value in values):
         return None
     return upload(values, device, np.float32).unsqueeze(1)

@@ -1,4 +1,4 @@
-"""Token ids, each with a value, that belong to slots: those that are here joined to one list for the rows of a step."""
+"""Token ids with a value each, stored by slot and joined into one list for the rows of a step."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ class JoinedEntries:
     """Entries of several rows, on the device."""
 
     rows: Tensor  # int64 [num_entries]
-    places: Tensor  # int64 [num_entries] columns of the logits
+    places: Tensor  # int64 [num_entries] column in the logits
     values: Tensor  # [num_entries]
-    active_rows: Tensor  # int64 [num_active] rows of slots that have entries, here or elsewhere
-    host_rows: Rows  # the same as `rows`
-    host_values: Values  # the same as `values`
+    active_rows: Tensor  # int64 [num_active] rows of slots that have entries, in this shard or another
+    host_rows: Rows  # `rows` on the host
+    host_values: Values  # `values` on the host
 
 
 class SlotEntries:
-    """Entries by slot, for slots that have any."""
+    """Entries of this rank's shard by slot."""
 
     def __init__(self, shard: VocabShard, device: torch.device) -> None:
         self._shard, self._device = shard, device

@@ -1,4 +1,4 @@
-"""thinking_token_budget: ends a reasoning section by force once it holds so many tokens."""
+"""thinking_token_budget: forces the end of a reasoning section once it has used its token budget."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from quire.services.worker.step.slots import Rows
 from quire.shared import columns
 from quire.shared.columns import I32
 
-OUTSIDE = -1  # of a reasoning section
+OUTSIDE = -1  # count of a slot that is not in a reasoning section
 ANY = -1  # in a pattern: matches every token
-FORCED_LOGIT = 1e5  # a logit above all others by more than any temperature or noise makes up for
+FORCED_LOGIT = 1e5  # exceeds all other logits by more than temperature or noise can compensate
 
 
 @dataclass(frozen=True, slots=True)
 class ReasoningSection:
-    """How long a slot's reasoning may be, and its marks."""
+    """Token budget of a slot's reasoning, and the markers that start and end it."""
 
     budget: int
     start: I32
     end: I32
-    has_grammar: bool  # a grammar has the last word, and may not allow the end
+    has_grammar: bool  # a grammar is applied later, and may not allow the end marker
 
 
 class ThinkingBudget:
-    """Counts the tokens of open sections, on the device: [num_slots], OUTSIDE where none is open."""
+    """Counts the tokens of open reasoning sections on the device, [num_slots]; OUTSIDE where none is open."""
 
     def __init__(self, num_slots: int, shard: VocabShard, device: torch.device) -> None:
         self.shard = shard
@@ -67,7 +67,7 @@ class ThinkingBudget:
 
 
 class BoundThinkingBudget:
-    """Patterns are right-aligned with the tails, [num_active, width], ANY in front."""
+    """Patterns of the active rows, right-aligned with the tails, [num_active, width], padded with ANY on the left."""
 
     def __init__(
         self, owner: ThinkingBudget, rows: Rows, slots: Rows, sections: list[ReasoningSection], device: torch.device
@@ -75,7 +75,7 @@ class BoundThinkingBudget:
         self._owner = owner
         width = owner.tails.width
         own_slots, own_rows = rows_by_slot(rows, slots[rows])
-        first_of = np.searchsorted(rows, own_rows[:, 0])  # index among the active rows of each slot's first one
+        first_of = np.searchsorted(rows, own_rows[:, 0])  # each slot's first row, as index into the active rows
         longest = max(len(section.end) for section in sections)
         prefixes = [[_right_aligned(s.end[:length], width) for length in range(longest)] for s in sections]
         nexts = np.zeros((len(sections), longest), dtype=np.int64)
@@ -102,13 +102,13 @@ class BoundThinkingBudget:
         counts, tails = self._owner.counts[self._slots], self._owner.tails.tokens[self._slots]
         if positions.drafts is not None:
             counts, tails = self._advance(counts, tails, positions.drafts[self._rows], slice(None))
-        due = (counts >= self._budgets).unsqueeze(1)
+        exhausted = (counts >= self._budgets).unsqueeze(1)
         wanted, here = self._owner.shard.local_columns(self._next_of_end(tails).unsqueeze(1))
         rows = logits[self._rows]
         kept = rows.gather(1, wanted)
-        kept = torch.where(due & ~torch.isfinite(kept), 0, kept)  # whatever else bans it
-        kept = torch.where(due & self._have_grammar, FORCED_LOGIT, kept)
-        others = rows.masked_fill(due & ~self._have_grammar, float("-inf"))
+        kept = torch.where(exhausted & ~torch.isfinite(kept), 0, kept)  # even if another feature bans it
+        kept = torch.where(exhausted & self._have_grammar, FORCED_LOGIT, kept)
+        others = rows.masked_fill(exhausted & ~self._have_grammar, float("-inf"))
         logits[self._rows] = others.scatter(1, wanted, kept.where(here, others.gather(1, wanted)))
 
     def sampled(self, token_ids: Tensor) -> None:
@@ -118,7 +118,8 @@ class BoundThinkingBudget:
         owner.counts[slots], owner.tails.tokens[slots] = state
 
     def _advance(self, counts: Tensor, tails: Tensor, new: Tensor, which: Any) -> tuple[Tensor, Tensor]:
-        """Once the tokens of `new` [n, most] have followed, -1 being none; `which` of the active rows these are."""
+        """Returns counts and tails after the tokens of `new` [n, max_new], -1 for none; `which`: indices of the active
+        rows."""
         starts, ends = self._starts[which], self._ends[which]
         for column in new.unbind(1):
             tails = shifted(tails, column.unsqueeze(1))
@@ -128,10 +129,11 @@ class BoundThinkingBudget:
         return counts, tails
 
     def _next_of_end(self, tails: Tensor) -> Tensor:
-        """int64 [num_active] the next token of the end mark, of which the output may hold the beginning already."""
+        """Returns the next token of each row's end marker, int64 [num_active]; the output may end in a part of the
+        marker."""
         lengths = torch.arange(self._nexts.size(1), device=tails.device)
-        begun = _matches(tails.unsqueeze(1), self._prefixes) & (lengths < self._lengths.unsqueeze(1))
-        return self._nexts.gather(1, (begun * lengths).amax(dim=1, keepdim=True)).squeeze(1)
+        has_prefix = _matches(tails.unsqueeze(1), self._prefixes) & (lengths < self._lengths.unsqueeze(1))
+        return self._nexts.gather(1, (has_prefix * lengths).amax(dim=1, keepdim=True)).squeeze(1)
 
 
 def _matches(tails: Tensor, patterns: Tensor) -> Tensor:
@@ -145,7 +147,7 @@ def _right_aligned(pattern: I32, width: int) -> I32:
 
 
 def _num_open_tokens(tokens: I32, start: I32, end: I32) -> int:
-    """Tokens behind the first `start` that no `end` has followed; OUTSIDE if there is none."""
+    """Counts the tokens after the last unclosed `start`; OUTSIDE if no section is open."""
     ended = _occurrences(tokens, end)[-1:]
     rest = tokens[int(ended[0]) + len(end) :] if len(ended) else tokens
     begun = _occurrences(rest, start)[:1]
@@ -153,7 +155,7 @@ def _num_open_tokens(tokens: I32, start: I32, end: I32) -> int:
 
 
 def _occurrences(tokens: I32, pattern: I32) -> Rows:
-    """Where `pattern` begins, every time."""
+    """Returns every index at which `pattern` begins in `tokens`."""
     if len(tokens) < len(pattern):
         return np.zeros(0, dtype=np.intp)
     windows = np.lib.stride_tricks.sliding_window_view(tokens, len(pattern))

@@ -17,7 +17,7 @@ from quire.services.worker.step.slots import Rows
 
 
 class TopNSigma:
-    """Standard deviations by slot, for slots that ask for it."""
+    """Holds the number of standard deviations for each slot that asks for it."""
 
     def __init__(self, vocabulary: Vocabulary, device: torch.device) -> None:
         self._vocabulary, self._device = vocabulary, device
@@ -38,7 +38,7 @@ class TopNSigma:
 
 
 class BoundTopNSigma:
-    """The rows that ask for it."""
+    """Applies top-nσ to the rows that ask for it."""
 
     def __init__(self, active: dict[int, float], vocabulary: Vocabulary, device: torch.device) -> None:
         self._vocabulary = vocabulary
@@ -56,4 +56,4 @@ class BoundTopNSigma:
         logits[self._rows] = kept.masked_fill(kept < least, float("-inf"))
 
     def sampled(self, token_ids: Tensor) -> None:
-        """It depends on no token."""
+        """Does nothing: the filter does not depend on earlier tokens."""

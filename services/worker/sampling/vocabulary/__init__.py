@@ -1,1 +1,1 @@
-"""The tokens that logits are of: all of them, or the shard that this rank has."""
+"""The tokens that logits cover: the whole vocabulary, or this rank's shard of it."""

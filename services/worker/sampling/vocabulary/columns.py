@@ -1,4 +1,4 @@
-"""How rows are drawn: the table of filters, and their columns."""
+"""Parameters of drawing tokens: the table of filters, and columns of their values."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ class TokenFilter:
 TOP_K = TokenFilter("top_k", 0, "int32")
 TOP_P = TokenFilter("top_p", 1, "float32")
 FILTERS = (TOP_K, TOP_P, TokenFilter("min_p", 0, "float32"))  # in the order of ChoiceColumns
-# Filters that sort the vocabulary need more memory than any other choice.
+# Filters that sort the vocabulary need more memory than any other sampling parameter.
 COSTLY = SamplingParams(temperature=1.0, top_k=50, top_p=0.9, min_p=0.01)
 
 
 @dataclass(frozen=True, slots=True)
 class ChoiceColumns:
-    """Of some rows, [num_rows] on the device, as quire.kernels.reference.sample wants them; None where no row
-    uses one."""
+    """Temperature and filter values of some rows, [num_rows] on the device, in the argument order of
+    quire.kernels.reference.sample; None if no row uses one."""
 
     temperature: Tensor | None = None
     top_k: Tensor | None = None
     top_p: Tensor | None = None
     min_p: Tensor | None = None
     max_kept: int = field(default=0, kw_only=True)
-    """By a row that has top_k or top_p, if they are few; 0: they may be many."""
+    """Upper bound of the tokens that a row with top_k or top_p keeps; 0: not bounded by a few."""
 
     @property
     def have_filters(self) -> bool:
@@ -55,6 +55,6 @@ class ChoiceColumns:
         return self.temperature, self.top_k, self.top_p, self.min_p
 
     def min_p_threshold(self, tops: Tensor) -> Tensor | None:
-        """Returns the logits below which tokens are too unlikely beside the most likely one, [num_rows]; None where
-        no row minds. `tops`: [num_rows, 1], the largest logits."""
+        """Returns the logits below which min_p drops tokens, [num_rows]; None if no row uses it. `tops`: [num_rows, 1],
+        the largest logits."""
         return None if self.min_p is None else tops.squeeze(1) + self.min_p.log()

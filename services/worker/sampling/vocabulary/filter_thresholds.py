@@ -1,11 +1,10 @@
-"""The least value that a filter leaves in a row whose tokens lie with several ranks, found without bringing them
-together.
+"""Finds the smallest value that a filter keeps in a row whose tokens are sharded over ranks, without gathering the row.
 
-A filter keeps a token by its value alone: equals stay or go together. So all that ranks have to agree on is one number
-a row. Where no row keeps more than a few, it is among the few best of each rank. Else its bits are found eight at a
-time, most significant first: each rank tells how many of its tokens, or how much of their weight, falls to each of the
-256 values that the next eight bits can have, and the sums say which it is. Four rounds, of 256 numbers a row, whatever
-the vocabulary.
+A filter keeps a token by its value alone: equal values are kept or dropped together. So ranks have to agree on one
+number per row. If no row keeps more than a few tokens, it is among the few best of each rank. Otherwise it is found by
+a radix search, eight bits at a time, most significant first: each rank reports how many of its tokens, or how much of
+their weight, fall to each of the 256 values of the next eight bits, and the sums select the digit. Four rounds of 256
+numbers per row, whatever the vocabulary size.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ SHIFTS = range(32 - DIGIT_BITS, -1, -DIGIT_BITS)
 
 
 class FilterThresholds:
-    """Each is float32 [num_rows], of all ranks' `values`; EVERYTHING where a row keeps all."""
+    """Computes float32 [num_rows] thresholds over all ranks' `values`; EVERYTHING where a row keeps all tokens."""
 
     def __init__(self, digit_sums: Callable[..., Tensor], total: Callable[[Tensor], Tensor]) -> None:
-        """`digit_sums`: the kernel; `total`: the sum of what each rank has found."""
+        """`digit_sums`: the kernel; `total`: all-reduce sum over the ranks."""
         self._digit_sums, self._total = digit_sums, total
 
     def kth_largest(self, values: Tensor, counts: Tensor) -> Tensor:
-        """The `counts`-th largest, int32 [num_rows]; all are kept where that is 0 or less."""
+        """Returns the `counts`-th largest value, `counts` int32 [num_rows]; rows with 0 or less keep all tokens."""
         known = torch.zeros((len(values), 1), dtype=torch.int64, device=values.device)
         left = counts.long().clamp(min=1).unsqueeze(1)
         for shift in SHIFTS:
@@ -41,10 +40,10 @@ class FilterThresholds:
         return torch.where(counts > 0, value_of(known.squeeze(1)), EVERYTHING)
 
     def nucleus(self, values: Tensor, tops: Tensor, top_p: Tensor) -> Tensor:
-        """The least of the most likely values whose probabilities add up to `top_p` [num_rows], at least one; all are
-        kept where that is 1. `tops` [num_rows, 1]: the largest values."""
+        """Returns the smallest of the most likely values whose probabilities add up to `top_p` [num_rows], at least
+        one; rows with 1 keep all tokens. `tops` [num_rows, 1]: the largest values."""
         known = torch.zeros((len(values), 1), dtype=torch.int64, device=values.device)
-        above = torch.zeros_like(known)  # the weight of what is larger than all that the search has come to
+        above = torch.zeros_like(known)  # weight of the values above the current search interval
         limit: Tensor | None = None
         for shift in SHIFTS:
             found = self._total(self._digit_sums(values, tops, known, shift))
@@ -57,8 +56,8 @@ class FilterThresholds:
         return torch.where(top_p < 1, value_of(known.squeeze(1)), EVERYTHING)
 
     def nucleus_of_best(self, best: Tensor, values: Tensor, tops: Tensor, top_p: Tensor) -> Tensor:
-        """The same where `best` [num_rows, n] are the n largest, in descending order, and all others are -inf or equal
-        the last of them that is not."""
+        """Returns nucleus() where `best` [num_rows, n] holds the n largest values in descending order, and all other
+        values are -inf or equal to the smallest finite one of them."""
         nothing = torch.zeros((len(values), 1), dtype=torch.int64, device=values.device)
         here = self._digit_sums(values, tops, nothing, SHIFTS[0]).sum(dim=1, keepdim=True)
         limit = _limit(self._total(here), top_p)
@@ -75,11 +74,11 @@ def kth_of_best(best: Tensor, counts: Tensor) -> Tensor:
 
 
 def _suffix_sums(found: Tensor) -> Tensor:
-    """[num_rows, DIGITS]: of each digit and all larger ones."""
+    """Returns for each digit the sum over it and all larger ones, [num_rows, DIGITS]."""
     return found.flip(1).cumsum(dim=1).flip(1)
 
 
 def _limit(weights: Tensor, top_p: Tensor) -> Tensor:
-    """float64 [num_rows, 1], of the `weights` [num_rows, n] of all tokens: one stays if what is above it weighs less.
-    The most likely one does."""
+    """Returns the cumulative weight below which a token is kept, float64 [num_rows, 1], from the `weights` [num_rows,
+    n] of all tokens; the most likely token is always kept."""
     return (weights.sum(dim=1, keepdim=True).double() * top_p.double().unsqueeze(1)).clamp_(min=1.0)

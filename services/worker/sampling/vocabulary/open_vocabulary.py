@@ -1,4 +1,4 @@
-"""Which of them a rank has."""
+"""Selects the vocabulary implementation for a rank."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What sampling has to know of all tokens, whoever has their logits.
+"""Operations of sampling that need all tokens' logits, wherever these lie.
 
-Everything else that is done to logits is done token by token, to those that are here. Where the vocabulary is divided
-among ranks, all of them call the same methods in the same order, and get the same answers, to the bit.
+All other changes of logits are made token by token on each rank's shard. If the vocabulary is sharded, all ranks call
+the same methods in the same order and get bit-identical answers.
 """
 
 from __future__ import annotations
@@ -15,47 +15,48 @@ from quire.services.worker.sampling.vocabulary.vocab_shard import VocabShard
 
 
 class Vocabulary(Protocol):
-    """`logits` and `values`: [num_rows, shard.size] of the tokens that are here."""
+    """Operations over the vocabulary. `logits` and `values`: [num_rows, shard.size] of this rank's tokens."""
 
     @property
     def shard(self) -> VocabShard: ...
 
     @property
     def accepts_16_bit(self) -> bool:
-        """Whether sample() without filters takes logits of 16 bits; everything else wants float32."""
+        """Whether sample() without filters accepts 16-bit logits; all other methods take float32."""
 
     def sample(self, logits: Tensor, columns: ChoiceColumns, seeds: Tensor, positions: Tensor) -> Tensor:
-        """quire.kernels.reference.sample: int32 [num_rows]; may overwrite `logits`."""
+        """Computes quire.kernels.reference.sample: int32 [num_rows]; may overwrite `logits`."""
 
     def filtered(self, logits: Tensor, columns: ChoiceColumns) -> Tensor:
-        """What sample() draws from: logits by temperature, -inf where a filter dropped a token."""
+        """Returns the logits that sample() draws from: divided by temperature, -inf where a filter dropped a token."""
 
     def draw(self, logits: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
-        """int64 [num_rows]: by these logarithms of chances alone; any token where no logit is finite."""
+        """Draws a token per row from unnormalised log-probabilities: int64 [num_rows], any token where no logit is
+        finite."""
 
     def softmax(self, logits: Tensor) -> Tensor:
-        """A copy."""
+        """Returns a copy of `logits` as probabilities."""
 
     def log_softmax(self, logits: Tensor) -> Tensor:
-        """A copy."""
+        """Returns a copy of `logits` as log-probabilities."""
 
     def most_likely(self, values: Tensor, count: int, *, by_id: bool) -> Tensor:
-        """int64 [num_rows, count] token ids, best first. `by_id`: of equals the lowest ids come first."""
+        """Returns token ids, best first, int64 [num_rows, count]; `by_id` orders equal values by ascending id."""
 
     def gather(self, values: Tensor, token_ids: Tensor) -> Tensor:
-        """[num_rows, n] of `token_ids`, int64 of that shape."""
+        """Returns the values of `token_ids`, int64 [num_rows, n], in that shape."""
 
     def count_at_least(self, values: Tensor, least: Tensor) -> Tensor:
-        """int32 [num_rows]: tokens whose value is not below `least` [num_rows, 1]."""
+        """Counts the tokens whose value is not below `least` [num_rows, 1]: int32 [num_rows]."""
 
     def all_reduce_max(self, of_part: Tensor) -> Tensor:
-        """Of what each shard has found, element by element."""
+        """Returns the elementwise maximum over the ranks."""
 
     def all_reduce_sum(self, of_part: Tensor) -> Tensor:
-        """The sum of what each shard has found, element by element."""
+        """Returns the elementwise sum over the ranks."""
 
     def all_gather(self, logits: Tensor) -> Tensor:
-        """[num_rows, vocab_size]: for what cannot be done shard by shard. It crosses ranks as it is."""
+        """Returns the logits of all ranks, [num_rows, vocab_size], for operations that need whole rows."""
 
     def local_logits(self, whole: Tensor) -> Tensor:
-        """The shard of it that is here."""
+        """Returns this rank's shard of `whole` [num_rows, vocab_size]."""

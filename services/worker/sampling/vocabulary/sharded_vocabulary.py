@@ -1,5 +1,4 @@
-"""The vocabulary of a rank that has a shard of the tokens, and asks the others for no more than it needs: a number, a
-token or a few of each row."""
+"""Vocabulary of a rank that holds a shard of the tokens; ranks exchange a number, a token or a few candidates a row."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ BANNED = float("-inf")
 
 
 class ShardedVocabulary:
-    """Each rank finds its shard of every answer, and all make the same of the parts."""
+    """Computes this rank's share of every answer and combines the ranks' shares identically on all of them."""
 
     def __init__(self, shard: Shard, vocab_size: int, ops: Ops) -> None:
         self.shard = VocabShard.for_rank(shard, vocab_size)
@@ -32,9 +31,9 @@ class ShardedVocabulary:
         temperature = columns.temperature
         if temperature is not None and columns.have_filters:
             logits = self.filtered(logits, columns)
-            temperature = (temperature > 0).float()  # which they have been divided by
-        found = self._best_of_part(logits, temperature, seeds, positions, self.shard.first)
-        return self._best_of_parts(self._ranks.all_gather(found))
+            temperature = (temperature > 0).float()  # filtered() has divided by it
+        best = self._best_of_part(logits, temperature, seeds, positions, self.shard.first)
+        return self._best_of_parts(self._ranks.all_gather(best))
 
     def filtered(self, logits: Tensor, columns: ChoiceColumns) -> Tensor:
         temperature, values = columns.temperature, logits.float()
@@ -55,7 +54,7 @@ class ShardedVocabulary:
         return values
 
     def _filter_few(self, values: Tensor, tops: Tensor, columns: ChoiceColumns, top_k: Tensor) -> Tensor:
-        """Where every row that is to lose tokens keeps a few at most."""
+        """Filters rows of which each keeps a few tokens at most, by gathering each rank's best values."""
         count = min(columns.max_kept, self.shard.size)
         parts = self._ranks.all_gather(values.topk(count, dim=1).values)
         best = parts.transpose(0, 1).flatten(1).sort(dim=1, descending=True).values[:, : columns.max_kept]
@@ -74,23 +73,23 @@ class ShardedVocabulary:
         return self.log_softmax(logits).exp_()
 
     def log_softmax(self, logits: Tensor) -> Tensor:
-        """By the kernel, as if there were no other tokens; then the others' weight is taken into account."""
+        """Runs the kernel on this shard alone, then corrects by the weight of the other ranks' shards."""
         values: Tensor = self._log_softmax(logits)
         tops, best = logits.amax(dim=1, keepdim=True), values.amax(dim=1, keepdim=True)
-        is_banned = tops == BANNED  # all that is here
+        is_banned = tops == BANNED  # every token of this shard
         weight = (tops - best).masked_fill(is_banned, BANNED)  # logarithm of the sum of exponentials
-        of_all, *others = self._ranks.all_gather(weight).unbind(0)
-        for other in others:  # in the order of ranks, on all of them
-            of_all = torch.logaddexp(of_all, other)
-        return (values + (weight - of_all)).masked_fill_(is_banned, BANNED)
+        total, *others = self._ranks.all_gather(weight).unbind(0)
+        for other in others:  # in the order of ranks, so that all ranks round alike
+            total = torch.logaddexp(total, other)
+        return (values + (weight - total)).masked_fill_(is_banned, BANNED)
 
     def most_likely(self, values: Tensor, count: int, *, by_id: bool) -> Tensor:
-        """Each rank's, then of those."""
+        """Gathers each rank's best tokens and selects the best of those."""
         values = values[:, : self.shard.count]
-        here, sent = min(count, self.shard.count), min(count, self.shard.size)
-        places = largest_by_id(values, here) if by_id else values.topk(here, dim=1).indices
-        best = functional.pad(values.gather(1, places), (0, sent - here), value=BANNED)
-        token_ids = functional.pad(places.int() + self.shard.first, (0, sent - here))
+        num_local, num_sent = min(count, self.shard.count), min(count, self.shard.size)
+        places = largest_by_id(values, num_local) if by_id else values.topk(num_local, dim=1).indices
+        best = functional.pad(values.gather(1, places), (0, num_sent - num_local), value=BANNED)
+        token_ids = functional.pad(places.int() + self.shard.first, (0, num_sent - num_local))
         found = self._ranks.all_gather(torch.stack((best.view(torch.int32), token_ids), dim=2))
         candidates, token_ids = found.transpose(0, 1).flatten(1, 2).unbind(2)
         order = candidates.contiguous().view(torch.float32).sort(dim=1, descending=True, stable=True).indices

@@ -1,4 +1,4 @@
-"""Which tokens are here."""
+"""The range of the vocabulary that a rank holds."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from quire.shared.columns import I32
 
 @dataclass(frozen=True, slots=True)
 class VocabShard:
-    """`count` tokens of the vocabulary from `first` on. Logits have `size` columns, as many on every rank: those behind
-    the tokens are padding, -inf."""
+    """`count` tokens of the vocabulary starting at `first`. Logits have `size` columns on every rank; those after the
+    tokens are padding, -inf."""
 
     vocab_size: int
     first: int
@@ -36,12 +36,13 @@ class VocabShard:
         return self.count == self.vocab_size
 
     def has(self, token_ids: I32) -> npt.NDArray[np.bool_]:
-        """Which of these are here; to be found at token id - first."""
-        here: npt.NDArray[np.bool_] = (token_ids >= self.first) & (token_ids < self.first + self.count)
-        return here
+        """Tells which token ids lie in this shard; the column of id i is i - first."""
+        is_local: npt.NDArray[np.bool_] = (token_ids >= self.first) & (token_ids < self.first + self.count)
+        return is_local
 
     def local_columns(self, token_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """The column of each, int64, and whether it is here; if not, the column is any. -1 is nowhere."""
-        places = token_ids.long() - self.first
-        inside = places.clamp(min=0, max=self.size - 1)
-        return inside, places == inside
+        """Returns the column of each id, int64, and whether it lies in this shard; other columns are arbitrary. -1 lies
+        in none."""
+        columns = token_ids.long() - self.first
+        clamped = columns.clamp(min=0, max=self.size - 1)
+        return clamped, columns == clamped

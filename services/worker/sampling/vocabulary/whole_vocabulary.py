@@ -1,4 +1,4 @@
-"""The vocabulary of a rank that has all tokens."""
+"""Vocabulary of a rank that holds all tokens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from quire.services.worker.sampling.vocabulary.vocab_shard import VocabShard
 
 
 class WholeVocabulary:
-    """The kernels, as they are."""
+    """Calls the sampling kernels directly."""
 
     def __init__(self, vocab_size: int, ops: Ops) -> None:
         self.shard = VocabShard.unsharded(vocab_size)

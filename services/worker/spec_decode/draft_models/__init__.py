@@ -1,1 +1,1 @@
-"""What methods with weights share: passes over the model's blocks, how drafts are drawn, published heads."""
+"""Shared parts of methods with weights: forward passes over the model's blocks, sampling of drafts, published heads."""

@@ -1,7 +1,7 @@
-"""How drafts are drawn from a drafter's logits.
+"""Samples drafts from a drafter's logits.
 
-With the noise that the model will draw with at the same position: what both find likely, both say. For the rejection
-rule with noise of its own, and with a record of what the draft was drawn from.
+Coupled sampling uses the noise that the model will use at the same position, so that both pick the same token where
+their distributions agree. The rejection rule needs independent noise, and a record of each draft's distribution.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from quire.shared.columns import I32
 
 
 class DraftSampler:
-    """The drafts of a step, one of each slot at a time."""
+    """Samples the drafts of a step, one token of every slot at a time."""
 
     def __init__(self, sampler: Sampler, config: SpeculativeConfig, slots: Rows, lengths: I32, counts: I32) -> None:
-        """`slots`, whose sequences have `lengths` tokens, get `counts` drafts each, at least 1."""
+        """`slots`: slots whose sequences have `lengths` tokens and get `counts` drafts each, at least 1."""
         self._greedy = config.draft_sample_method == "greedy"
-        self._ruled = config.rejection_sample_method == "standard" and not self._greedy
+        self._uses_rejection_rule = config.rejection_sample_method == "standard" and not self._greedy
         self._slots, self._lengths, self._counts = slots, lengths, counts
         self._choice: BoundChoice = sampler.bind_choice(slots)
-        self._tokens: list[Tensor] = []  # of each turn, [num_slots]
+        self._tokens: list[Tensor] = []  # one tensor per draw() call, [num_slots]
         self._proposed: list[Tensor] = []
 
     def draw(self, logits: Tensor) -> Tensor:
-        """int32 [num_slots]: the next draft of each."""
+        """Samples the next draft of each slot: int32 [num_slots]."""
         self._tokens.append(self._choose(logits).clamp_(min=0))
         return self._tokens[-1]
 
     def drafts(self) -> Drafts:
-        """What was drawn; of each slot as many as it was to get."""
+        """Returns the sampled drafts, of each slot as many as it was to get."""
         wanted = np.arange(len(self._tokens)) < self._counts[:, None]
         token_ids = torch.stack(self._tokens, dim=1).cpu().numpy()[wanted]
         proposed = None
@@ -54,7 +54,7 @@ class DraftSampler:
         logits = logits.float()
         places = self._lengths + len(self._tokens)
         positions = Positions(places, upload(places, logits.device))
-        if not self._ruled:
+        if not self._uses_rejection_rule:
             return choice.choose(logits, positions)
         self._proposed.append(choice.filtered(logits, slice(None)))
         return choice.choose(logits, positions, stream=DRAFT)

@@ -1,8 +1,8 @@
-"""The weights of an EAGLE-3 head, as its authors publish it: `fc` from three states of the model to a feature, a layer
-(`midlayer`) whose attention reads the token's embedding and the feature side by side, a norm, an output head.
+"""Weights of an EAGLE-3 head in the authors' format: `fc` from three states of the model to a feature, a layer
+(`midlayer`) whose attention reads the token's embedding and the feature concatenated, a norm, an output head.
 
-The output head's tokens are `draft_vocab_size` of the model's: token i of the head is token i + d2t[i] of the model.
-Embeddings are the model's, unless the head is of another size.
+The output head covers `draft_vocab_size` of the model's tokens: its token i is token i + d2t[i] of the model. It uses
+the model's embeddings unless the head has another hidden size.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ LAYER, OTHER_LAYER = "midlayer", "layers.0"  # the second as vLLM calls it
 
 @dataclass(frozen=True, slots=True)
 class Eagle3Config:
-    """A head's config.json is that of a decoder with one layer."""
+    """Parsed config.json of a head, which is that of a decoder with one layer."""
 
     decoder: DecoderConfig
-    vocab_size: int  # of its output head
-    layers: tuple[int, ...]  # of the model, whose inputs it reads
+    vocab_size: int  # tokens of the output head
+    layers: tuple[int, ...]  # layers of the model whose inputs the head reads
     norms_residual: bool
 
 
 def read_eagle3(values: dict[str, Any], target: DecoderConfig) -> Eagle3Config:
-    """`values`: the head's config.json; raises InvalidArgument where it does not fit the model."""
+    """Parses a head's config.json `values`. Raises InvalidArgument if it does not fit the target model."""
     config = ConfigFile(values)
     if config.integer("num_hidden_layers") != 1:
         raise head_error(f"num_hidden_layers is {config.integer('num_hidden_layers')}, a head has 1")
-    for name, ours in (("vocab_size", target.vocab_size), ("target_hidden_size", target.hidden_size)):
-        theirs = config.integer(name, ours)
-        if theirs != ours:
-            raise head_error(f"the head's {name} is {theirs}, the model's {ours}")
+    for name, expected in (("vocab_size", target.vocab_size), ("target_hidden_size", target.hidden_size)):
+        value = config.integer(name, expected)
+        if value != expected:
+            raise head_error(f"the head's {name} is {value}, the model's {expected}")
     decoder = read_head_decoder(config)
     vocab_size = config.integer("draft_vocab_size", target.vocab_size)
     if not 1 <= vocab_size <= target.vocab_size:
@@ -60,7 +60,7 @@ def read_eagle3(values: dict[str, Any], target: DecoderConfig) -> Eagle3Config:
 
 
 def _layers(config: ConfigFile, count: int) -> tuple[int, ...]:
-    """As its authors choose them, or as config.json says."""
+    """Returns the model's layers that the head reads: those that config.json names, else the authors' default."""
     name = "eagle_aux_hidden_state_layer_ids"
     inner = config.get("eagle_config", {})
     given = (inner.get(name) if isinstance(inner, dict) else None) or config.get(name, None)
@@ -75,7 +75,7 @@ def _layers(config: ConfigFile, count: int) -> tuple[int, ...]:
 
 
 class WideAttention(Attention):
-    """Reads two vectors side by side, and gives one."""
+    """Attention over two concatenated vectors, with one vector as output."""
 
     @staticmethod
     def outputs(name: str, config: DecoderConfig) -> Projection:
@@ -83,7 +83,7 @@ class WideAttention(Attention):
 
 
 class Eagle3Head:
-    """From features and the tokens behind them to features one position on."""
+    """Computes the features one position ahead from features and the tokens that follow them."""
 
     def __init__(
         self,
@@ -95,13 +95,13 @@ class Eagle3Head:
         place: LayerPlacement,
         num_positions: int,
     ) -> None:
-        """`names`: of the checkpoint's tensors; none where weights are made up."""
+        """`names`: tensor names of the checkpoint; empty for random weights."""
         decoder = config.decoder
         size, eps, self._vocab_size = decoder.hidden_size, decoder.rms_norm_eps, target.vocab_size
         layer = OTHER_LAYER if any(name.startswith(f"{OTHER_LAYER}.") for name in names) else LAYER
         self._ops, self._norms_residual = place.ops, config.norms_residual
-        same = size == target.hidden_size
-        self._embedding = None if same else Embedding("embed_tokens", target.vocab_size, size, place)
+        shares_embedding = size == target.hidden_size
+        self._embedding = None if shares_embedding else Embedding("embed_tokens", target.vocab_size, size, place)
         self._embed_norm = RMSNorm(f"{layer}.input_layernorm", size, eps, place)
         self._feature_norm = RMSNorm(f"{layer}.hidden_norm", size, eps, place)
         wide = replace(decoder, hidden_size=2 * size)
@@ -114,7 +114,7 @@ class Eagle3Head:
         self._output: Tensor = place.empty(config.vocab_size, size)
         self._offsets = torch.zeros(config.vocab_size, dtype=torch.int64, device=place.device)
         self._is_mapped = "d2t" in names or (bool(names) and config.vocab_size < target.vocab_size)
-        self._token_ids: Tensor | None = None  # of the model, once loaded; None: the same
+        self._token_ids: Tensor | None = None  # the model's id of each token, once loaded; None: identical
         self._of_states: Any = None
         self._to_logits: Any = None
         self._cos_sin = cos_sin_table(decoder.rope, decoder.head_dim, num_positions).to(place.device)
@@ -124,7 +124,7 @@ class Eagle3Head:
 
     @property
     def passed_over(self) -> tuple[str, ...]:
-        """`t2d` says the same as `d2t`."""
+        """Tensors of the checkpoint that are not loaded: `t2d` repeats `d2t`."""
         return ("t2d", "embed_tokens.weight") if self._embedding is None else ("t2d",)
 
     @property
@@ -152,13 +152,13 @@ class Eagle3Head:
             part.finish()
 
     def project_states(self, features: Tensor) -> Tensor:
-        """The model's kept states, which lie behind its hidden state, as one feature."""
+        """Projects the model's kept states, which follow its hidden state in `features`, to one feature."""
         states = features[:, features.size(1) // (1 + NUM_STATES) :]
-        found: Tensor = self._ops.linear(states.contiguous(), self._of_states)
-        return found
+        projected: Tensor = self._ops.linear(states.contiguous(), self._of_states)
+        return projected
 
     def logits(self, features: Tensor) -> Tensor:
-        """[num_tokens, vocab_size]: tokens that the head does not have are never drafted."""
+        """Returns [num_tokens, vocab_size]; tokens that the head does not cover are -inf."""
         logits: Tensor = self._ops.linear(self._norm(features), self._to_logits)
         if self._token_ids is None:
             return logits
@@ -166,7 +166,7 @@ class Eagle3Head:
         return whole.index_copy_(1, self._token_ids, logits)
 
     def __call__(self, model: CausalLM, features: Tensor, batch: ForwardBatch, cache: LayerCache) -> Tensor:
-        """`features` [num_tokens, size] -> those one position on, behind `batch.logit_tokens`."""
+        """Computes features one position ahead from `features` [num_tokens, size], for `batch.logit_tokens`."""
         embedding = model.embedding if self._embedding is None else self._embedding
         normed = self._feature_norm(features)
         residual = normed.clone() if self._norms_residual else features.clone()

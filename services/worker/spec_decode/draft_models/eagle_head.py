@@ -1,8 +1,8 @@
-"""The weights of an EAGLE head: one decoder layer behind a projection of two inputs, as its authors publish it.
+"""Weights of an EAGLE head in the authors' format: one decoder layer after a projection of two inputs.
 
-The published layer has no norm at its door and none behind it: its residual stream continues the model's features.
-vLLM's names for heads that have norms as well are read, too: `add_para_norm` (`enorm`, `hnorm`), `skip_prenorm` and
-`skip_output_norm`. Embeddings and output head are the model's; checkpoints that repeat them are not read there.
+The published layer has no input norm and no output norm: its residual stream continues the model's features. Heads with
+these norms are read by vLLM's names: `add_para_norm` (`enorm`, `hnorm`), `skip_prenorm` and `skip_output_norm`.
+Embeddings and output head are the model's; copies of them in a checkpoint are not loaded.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from quire.shared.errors import InvalidArgument
 
 @dataclass(frozen=True, slots=True)
 class EagleConfig:
-    """A head's config.json is that of a decoder with one layer."""
+    """Parsed config.json of a head, which is that of a decoder with one layer."""
 
     decoder: DecoderConfig
     norms_inputs: bool
@@ -39,7 +39,7 @@ class EagleConfig:
 
 
 def read_eagle(values: dict[str, Any], target: DecoderConfig) -> EagleConfig:
-    """`values`: the head's config.json; raises InvalidArgument where it does not fit the model."""
+    """Parses a head's config.json `values`. Raises InvalidArgument if it does not fit the target model."""
     config = ConfigFile(values)
     _check_fits(config, target)
     return EagleConfig(
@@ -61,7 +61,8 @@ def _check_fits(config: ConfigFile, target: DecoderConfig) -> None:
 
 
 def read_head_decoder(config: ConfigFile) -> DecoderConfig:
-    """Its architecture says whether queries and keys are normed and whether projections have biases."""
+    """Parses a head's decoder configuration; its architecture name tells about query and key norms and projection
+    biases."""
     names = _architectures(config)
     decoder, bias = read_decoder(config), config.flag("attention_bias")
     attention = AttentionConfig(
@@ -80,13 +81,13 @@ def head_error(reason: str) -> InvalidArgument:
 
 
 class TwoInputLinear:
-    """A product of a token's embedding and a feature side by side, without putting them there."""
+    """Linear layer over a token's embedding and a feature, equal to one over their concatenation."""
 
     def __init__(self, name: str, size: int, place: LayerPlacement) -> None:
         self._name, self._ops = name, place.ops
         self._weight: Tensor = place.empty(size, 2 * size)
         self.bias: Tensor = place.empty(size).zero_()  # some checkpoints have one
-        self._of_token: Any = None  # the two halves, as the ops want them, once loaded
+        self._of_token: Any = None  # the weight's two halves, prepared for the ops once loaded
         self._of_feature: Any = None
 
     def destinations(self) -> Iterator[tuple[str, Destination]]:
@@ -99,16 +100,16 @@ class TwoInputLinear:
         del self._weight
 
     def __call__(self, token: Tensor, feature: Tensor) -> Tensor:
-        """[num_tokens, hidden_size] each -> the same shape"""
-        made: Tensor = self._ops.linear(token, self._of_token)
-        made += self._ops.linear(feature, self._of_feature)
-        return made
+        """Returns [num_tokens, hidden_size] for two inputs of the same shape."""
+        result: Tensor = self._ops.linear(token, self._of_token)
+        result += self._ops.linear(feature, self._of_feature)
+        return result
 
 
 class EagleHead:
-    """From features and the tokens behind them to features one position on."""
+    """Computes the features one position ahead from features and the tokens that follow them."""
 
-    passed_over = ("model.embed_tokens.weight", "lm_head.weight")  # the model's
+    passed_over = ("model.embed_tokens.weight", "lm_head.weight")  # copies of the model's
 
     def __init__(
         self, config: EagleConfig, backend: AttentionBackend, place: LayerPlacement, num_positions: int
@@ -152,7 +153,7 @@ class EagleHead:
             part.finish()
 
     def __call__(self, model: CausalLM, features: Tensor, batch: ForwardBatch, cache: LayerCache) -> Tensor:
-        """`features` [num_tokens, hidden_size] -> those one position on, behind `batch.logit_tokens`."""
+        """Computes features one position ahead from `features` [num_tokens, hidden_size], for `batch.logit_tokens`."""
         tokens: Tensor = model.embedding(batch.token_ids)
         if self._embed_norm is not None and self._hidden_norm is not None:
             tokens, features = self._embed_norm(tokens), self._hidden_norm(features)

@@ -1,7 +1,7 @@
-"""Drafting with layers that continue the model's own features: an EAGLE head, or multi-token prediction modules.
+"""Drafts with layers that continue the model's own features: an EAGLE head, or multi-token prediction modules.
 
-From the feature of position i (what the model's output head gets) and the token of position i + 1 the first makes one
-that says the token of position i + 2; how others go on from there: module_chain.py.
+A feature of position i is the input of the model's output head. The first layer combines it with the token of position
+i + 1 into a feature that predicts the token of position i + 2; module_chain.py runs further layers.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from quire.services.worker.step.slots import NewBlocks, Rows
 from quire.services.worker.step.step_inputs import StepInputs
 from quire.shared.columns import I32
 
-MIN_SEEN_SHARE = 0.5  # of a sequence's positions: a layer that has seen less would only guess
+MIN_SEEN_SHARE = 0.5  # share of a sequence's positions below which a layer's drafts are not worth verifying
 
 
 class FeatureProposer:
-    """Sees every step's features once, when they are there; what it missed (outputs of steps without drafts, prompts
-    and prefixes that came in large steps then) it never sees."""
+    """Processes the features of every step once. It never sees the positions of steps that produced no features:
+    outputs of steps without drafts, and prompts and prefixes computed in large steps then."""
 
     def __init__(
         self,
@@ -43,13 +43,14 @@ class FeatureProposer:
         size: int = 0,
         project: Callable[[Tensor], Tensor] = lambda features: features,
     ) -> None:
-        """`size`: of the layer's features; 0: as the model's. `project`: from what the model gives to such."""
+        """`size`: hidden size of the layer; 0: the model's. `project`: maps the model's output to the layer's
+        features."""
         self._worker, self._drafter, self._project = worker, drafter, project
         limits, device = worker.limits, drafter.place.device
         self._passes = DraftPasses(worker.table, device)
         self._chain = ModuleChain(drafter, self._passes, limits, size or drafter.model.config.hidden_size)
         self._blocks = FilledBlocks(worker.table, limits.num_blocks)
-        self._num_seen = np.zeros(limits.max_num_seqs, dtype=np.int32)  # positions, holes between them left out
+        self._num_seen = np.zeros(limits.max_num_seqs, dtype=np.int32)  # positions processed, without skipped ones
 
     def add_blocks(self, new: NewBlocks) -> None:
         self._blocks.add_blocks(new)
@@ -63,13 +64,13 @@ class FeatureProposer:
         self._chain.start_sequence(slot)
 
     def end_sequence(self, slot: int) -> None:
-        """A new sequence overwrites all."""
+        """Does nothing: the next sequence of the slot overwrites its state."""
 
     def clear_history(self) -> None:
-        """Nothing outlives a sequence."""
+        """Does nothing: no state outlives its sequence."""
 
     def record_step(self, inputs: StepInputs, output: RunnerOutput) -> None:
-        """Pairs each feature with the token behind it, as far as there is one that stays."""
+        """Pairs each feature with the token that follows it, as far as that token is final."""
         history = self._worker.history
         if output.features is None:
             return
@@ -83,50 +84,53 @@ class FeatureProposer:
         features = output.features
         if len(kept) != inputs.num_rows or int(counts.sum()) != inputs.num_tokens:
             tokens = output.in_place(spread(firsts[kept], counts)[1], inputs.sampling_tokens)
-            features = features.index_select(0, self._up(tokens))
+            features = features.index_select(0, self._upload(tokens))
         rows, positions = spread(starts, counts)
         token_ids = history.tokens[slots[rows], positions + 1]
         self._chain.process_features(slots, starts, counts, token_ids, self._project(features))
         self._record_seen(slots, starts, counts)
 
-    def propose(self, wanted: DraftRequest) -> Drafts | None:
-        lengths = wanted.history.lengths[wanted.slots]
-        can = self._chain.can_draft(wanted.slots, lengths) & (self._num_seen[wanted.slots] >= MIN_SEEN_SHARE * lengths)
+    def propose(self, request: DraftRequest) -> Drafts | None:
+        lengths = request.history.lengths[request.slots]
+        can = self._chain.can_draft(request.slots, lengths) & (
+            self._num_seen[request.slots] >= MIN_SEEN_SHARE * lengths
+        )
         if not can.any():
             return None
-        slots, lengths, counts = wanted.slots[can], lengths[can], wanted.counts[can]
+        slots, lengths, counts = request.slots[can], lengths[can], request.counts[can]
         if self._worker.config.tree is not None:
             return self._propose_trees(self._worker.config.tree, slots, lengths, counts)
-        draws = DraftSampler(self._worker.sampler, self._worker.config, slots, lengths, counts)
-        self._chain.draft(draws, slots, lengths, counts)
-        return draws.drafts()
+        sampler = DraftSampler(self._worker.sampler, self._worker.config, slots, lengths, counts)
+        self._chain.draft(sampler, slots, lengths, counts)
+        return sampler.drafts()
 
     def _propose_trees(self, tree: TokenTree, slots: Rows, lengths: I32, counts: I32) -> Drafts | None:
-        """The layer keeps KV of each node that others stand behind, where the model will keep that of drafts: who has
-        no room for so many has no drafts in this step."""
+        """Drafts trees. The layer stores KV of each inner node where the model stores that of drafts: a slot without
+        room for all of them gets no drafts in this step."""
         tree = tree.truncate(int(counts.max()))
         fits = counts >= tree.num_inner
         if not fits.any():
             return None
         slots, lengths, counts = slots[fits], lengths[fits], counts[fits]
-        draws = TreeSampler(self._worker.sampler, self._worker.config, tree, slots, lengths)
+        sampler = TreeSampler(self._worker.sampler, self._worker.config, tree, slots, lengths)
         drafter, features = self._drafter, self._chain.features(slots)
         (head,), (cache,) = drafter.heads, self._chain.caches
-        tokens = draws.draw(tree.levels[0], drafter.logits(features))
+        tokens = sampler.draw(tree.levels[0], drafter.logits(features))
         for (above, level), batch in zip(
             pairwise(tree.levels), self._passes.trees(tree, slots, lengths - 1), strict=True
         ):
-            features = features.view(len(slots), -1, features.size(1))[:, self._up(above.parents[above.inner])]
-            given = replace(batch, token_ids=self._up(tokens[:, above.inner].ravel()))
-            features = head(drafter.model, features.flatten(0, 1), given, cache)
-            tokens = draws.draw(level, drafter.logits(features))
-        return draws.drafts(counts)
+            features = features.view(len(slots), -1, features.size(1))[:, self._upload(above.parents[above.inner])]
+            inputs = replace(batch, token_ids=self._upload(tokens[:, above.inner].ravel()))
+            features = head(drafter.model, features.flatten(0, 1), inputs, cache)
+            tokens = sampler.draw(level, drafter.logits(features))
+        return sampler.drafts(counts)
 
     def _record_seen(self, slots: Rows, starts: I32, counts: I32) -> None:
-        """Positions follow those seen before, or leave a hole, which keeps the blocks behind it from others."""
-        whole = self._num_seen[slots] >= starts
-        self._num_seen[slots] = np.where(whole, starts + counts, self._num_seen[slots] + counts)
-        self._blocks.mark(slots[whole], self._num_seen[slots[whole]])
+        """Records processed positions: they extend the filled ones, or leave a hole, after which blocks cannot be
+        shared."""
+        contiguous = self._num_seen[slots] >= starts
+        self._num_seen[slots] = np.where(contiguous, starts + counts, self._num_seen[slots] + counts)
+        self._blocks.mark(slots[contiguous], self._num_seen[slots[contiguous]])
 
-    def _up(self, array: object) -> Tensor:
+    def _upload(self, array: object) -> Tensor:
         return upload(np.asarray(array), self._drafter.place.device)

@@ -1,4 +1,4 @@
-"""Where a drafting head with one decoder layer runs."""
+"""Chooses the device placement and attention backend of a drafting head with one decoder layer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from quire.services.worker.spec_decode.drafter import DraftTarget
 
 @dataclass(frozen=True)
 class HeadPlacement:
-    """The placement of a head's weights, its attention, and the shape of its KV blocks."""
+    """Placement of a head's weights, its attention backend, and the shape of its KV blocks."""
 
     place: LayerPlacement
     backend: AttentionBackend
@@ -24,7 +24,7 @@ class HeadPlacement:
 
 
 def place_head(decoder: DecoderConfig, settings: SpeculativeConfig, target: DraftTarget) -> HeadPlacement:
-    """`decoder`: of the head."""
+    """Returns the placement for a head with the configuration `decoder`."""
     place = replace(target.place, checkpoint=decoder.quantization)
     spec = attention_spec(decoder, target.limits.block_size, place, has_trees=settings.tree is not None)
     backend = choose_attention(target.attention_backend, spec)

@@ -1,4 +1,4 @@
-"""Checkpoints of Medusa heads: how their authors name what is in them, and how vLLM does. Needs no torch."""
+"""Tensor names of Medusa checkpoints in the authors' and in vLLM's format. Does not import torch."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from quire.services.worker.layers.config_file import ConfigFile
 from quire.services.worker.spec_decode.config import MAX_DRAFT_TOKENS
 from quire.shared.errors import InvalidArgument
 
-PREFIX, BLOCKS = "medusa_heads.", "blocks."  # of vLLM's names
+PREFIX, BLOCKS = "medusa_heads.", "blocks."  # of vLLM's format
 TOKEN_MAP = "token_map"
 
 
 @dataclass(frozen=True, slots=True)
 class MedusaLayout:
-    """Names of tensors without their `.weight` and `.bias`."""
+    """Tensor names of a checkpoint, without `.weight` and `.bias`."""
 
     num_heads: int
-    linears: tuple[tuple[str, ...], ...]  # of each head's residual blocks
+    linears: tuple[tuple[str, ...], ...]  # residual blocks of each head
     has_biases: bool
-    outputs: tuple[str, ...]  # output embeddings: one for each head, one for all, or none, where it is the model's
+    outputs: tuple[str, ...]  # output embeddings: one per head, one for all, or none to use the model's
     vocab_size: int  # rows of an output embedding
-    token_map: str | None = None  # tensor of the model's tokens that these are; None: the first ones
+    token_map: str | None = None  # tensor with the model's id of each row; None: the first ids
     passed_over: tuple[str, ...] = ()
 
 
 def read_layout(config: ConfigFile, names: Collection[str], hidden_size: int, vocab_size: int) -> MedusaLayout:
-    """`names`: of the checkpoint's tensors, none where weights are made up; sizes are the model's. Raises
-    InvalidArgument."""
+    """Detects the format and returns the layout. `names`: tensor names of the checkpoint, empty for random weights; the
+    sizes are the model's. Raises InvalidArgument."""
     if config.integer("hidden_size", hidden_size) != hidden_size:
         raise head_error(f"the heads' hidden_size is {config.integer('hidden_size')}, the model's {hidden_size}")
     is_vllms = any(name.removeprefix(PREFIX).startswith(BLOCKS) for name in names)
@@ -38,13 +38,14 @@ def read_layout(config: ConfigFile, names: Collection[str], hidden_size: int, vo
 
 
 def _authors(config: ConfigFile, names: Collection[str], vocab_size: int) -> MedusaLayout:
-    """Of head N, N.0.linear, N.1.linear, ... are residual blocks, and the last number is its output embedding."""
+    """Reads the authors' format: N.0.linear, N.1.linear, ... are residual blocks of head N, and the last number is its
+    output embedding."""
     blocks = _count(config, "medusa_num_layers", 1)
     stated = _count(config, "medusa_num_heads")
     found = {int(name.split(".")[0]) for name in names if name.split(".")[0].isdecimal()}
     if max(found, default=0) >= MAX_DRAFT_TOKENS:
         raise head_error(f"a tensor of head {max(found)}; there are at most {MAX_DRAFT_TOKENS} heads")
-    heads = range(max(stated, 1 + max(found, default=0)))  # published ones say too few
+    heads = range(max(stated, 1 + max(found, default=0)))  # some published configs state too few
     own = any(f"{head}.{blocks}.weight" in names for head in heads)
     return MedusaLayout(
         len(heads),
@@ -56,7 +57,7 @@ def _authors(config: ConfigFile, names: Collection[str], vocab_size: int) -> Med
 
 
 def _vllms(config: ConfigFile, names: Collection[str], vocab_size: int) -> MedusaLayout:
-    """Heads may share an output embedding, and may know some tokens only."""
+    """Reads vLLM's format: heads may share an output embedding, and may cover a part of the vocabulary."""
     heads, blocks = range(_count(config, "num_heads")), range(_count(config, "num_hidden_layers", 1))
     stated = config.integer("vocab_size", vocab_size)
     if stated != vocab_size:
@@ -70,7 +71,7 @@ def _vllms(config: ConfigFile, names: Collection[str], vocab_size: int) -> Medus
     if shared:
         one = f"{prefix}lm_head"
         outputs = (one,) if f"{one}.weight" in names else outputs[:1]
-        passed_over.append(f"{prefix}lm_heads.")  # which repeat it
+        passed_over.append(f"{prefix}lm_heads.")  # copies of the shared one
     token_map = f"{prefix}{TOKEN_MAP}"
     is_mapped = bool(names) and rows < vocab_size
     if not is_mapped:

@@ -1,4 +1,5 @@
-"""Whether a draft model's tokens are the model's, one by one: others, if as many, would make its drafts nonsense."""
+"""Checks that a draft model's tokens are the target model's; another vocabulary of the same size makes drafts
+useless."""
 
 from __future__ import annotations
 
@@ -12,20 +13,21 @@ FILE = "tokenizer.json"
 
 
 def check_same_tokens(folder: Path, model: Path) -> None:
-    """Raises InvalidArgument with the first token that differs. Of a folder without tokenizer.json nothing is known."""
+    """Raises InvalidArgument naming the first token that differs; accepts folders without tokenizer.json unchecked."""
     ours, theirs = _tokens(model), _tokens(folder)
     if ours is None or theirs is None or ours == theirs:
         return
     first = min(i for i in ours.keys() | theirs.keys() if ours.get(i) != theirs.get(i))
-    said, wanted = (repr(of[first]) if first in of else "none" for of in (theirs, ours))
+    draft_token, target_token = (repr(tokens[first]) if first in tokens else "none" for tokens in (theirs, ours))
     text = (
-        f"token {first} is {said} in {folder / FILE} and {wanted} in {model / FILE}: drafts need the model's tokenizer"
+        f"token {first} is {draft_token} in {folder / FILE} and {target_token} in {model / FILE}: "
+        "drafts need the model's tokenizer"
     )
     raise InvalidArgument(f"speculative_config.model: {text}", field="speculative_config")
 
 
 def _tokens(folder: Path) -> dict[int, str] | None:
-    """By id."""
+    """Reads the tokens of tokenizer.json by id; None if the folder has none."""
     path = folder / FILE
     if not path.is_file():
         return None

@@ -1,1 +1,1 @@
-"""The methods that the setting names, each in a file of its name (past_outputs.py: what suffix.py searches)."""
+"""Drafting methods, one module per name of the setting; past_outputs.py is the index that suffix.py searches."""

@@ -1,4 +1,4 @@
-"""draft_model: a smaller model of the same vocabulary, which says its own next tokens."""
+"""draft_model: drafts with a smaller model of the same vocabulary."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from quire.shared.models.model_identity import read_config
 
 
 class DraftModel:
-    """The weights."""
+    """Weights of the draft model."""
 
     needs_features = False
     needs_prompts = False
@@ -67,8 +67,8 @@ class DraftModel:
 
 
 class DraftModelProposer:
-    """Its KV lags behind: before it drafts it computes whatever it has not seen of a sequence, be that the last token
-    or a whole prompt."""
+    """Computes the draft model's KV lazily: before drafting it processes all unseen tokens of a sequence, from its last
+    token to a whole prompt."""
 
     def __init__(self, draft: DraftModel, worker: DrafterWorker) -> None:
         self._worker = worker
@@ -80,7 +80,7 @@ class DraftModelProposer:
         self._logits = draft.model.whole_logits
         self._passes = DraftPasses(worker.table, place.device)
         self._blocks = FilledBlocks(worker.table, limits.num_blocks)
-        self._num_seen = np.zeros(limits.max_num_seqs, dtype=np.int32)  # positions whose KV is there, by slot
+        self._num_seen = np.zeros(limits.max_num_seqs, dtype=np.int32)  # positions with KV, by slot
 
     def add_blocks(self, new: NewBlocks) -> None:
         self._blocks.add_blocks(new)
@@ -93,48 +93,48 @@ class DraftModelProposer:
         self._num_seen[slot] = self._blocks.start_sequence(slot)
 
     def end_sequence(self, slot: int) -> None:
-        """A new sequence overwrites all."""
+        """Does nothing: the next sequence of the slot overwrites its state."""
 
     def clear_history(self) -> None:
-        """Nothing outlives a sequence."""
+        """Does nothing: no state outlives its sequence."""
 
     def record_step(self, inputs: StepInputs, output: RunnerOutput) -> None:
-        """The history says all."""
+        """Does nothing: tokens are read from the history."""
 
-    def propose(self, wanted: DraftRequest) -> Drafts | None:
-        lengths = wanted.history.lengths[wanted.slots]
-        fits = lengths + wanted.counts <= self._draft.num_positions
-        slots, lengths, counts = wanted.slots[fits], lengths[fits], wanted.counts[fits]
-        starts = np.minimum(self._num_seen[slots], lengths - 1)  # a refused draft has been seen in vain
+    def propose(self, request: DraftRequest) -> Drafts | None:
+        lengths = request.history.lengths[request.slots]
+        fits = lengths + request.counts <= self._draft.num_positions
+        slots, lengths, counts = request.slots[fits], lengths[fits], request.counts[fits]
+        starts = np.minimum(self._num_seen[slots], lengths - 1)  # recompute positions of refused drafts
         counts_seen = self._affordable(lengths - starts)
         self._num_seen[slots] = starts + counts_seen
         done = counts_seen == lengths - starts
         if not done.all():
-            behind = np.flatnonzero(~done & (counts_seen > 0))
-            if len(behind):
-                self._process_known(slots[behind], starts[behind], counts_seen[behind])
+            unfinished = np.flatnonzero(~done & (counts_seen > 0))
+            if len(unfinished):
+                self._process_known(slots[unfinished], starts[unfinished], counts_seen[unfinished])
             slots, starts, lengths, counts = slots[done], starts[done], lengths[done], counts[done]
         return self._propose(slots, starts, lengths, counts) if len(slots) else None
 
     def _affordable(self, gaps: I32) -> I32:
-        """Of what each sequence lacks, as much as a step may compute in all; the first ones first."""
-        left = self._worker.limits.max_num_batched_tokens
+        """Limits the unseen tokens of the sequences to what a step may compute in all, the first sequences first."""
+        budget = self._worker.limits.max_num_batched_tokens
         before = np.cumsum(gaps) - gaps
-        affordable: I32 = np.clip(left - before, 0, gaps).astype(np.int32)
+        affordable: I32 = np.clip(budget - before, 0, gaps).astype(np.int32)
         return affordable
 
     def _propose(self, slots: Rows, starts: I32, lengths: I32, counts: I32) -> Drafts:
-        draws = DraftSampler(self._worker.sampler, self._worker.config, slots, lengths, counts)
-        token_ids = draws.draw(self._logits(self._process_known(slots, starts, lengths - starts)))
+        sampler = DraftSampler(self._worker.sampler, self._worker.config, slots, lengths, counts)
+        token_ids = sampler.draw(self._logits(self._process_known(slots, starts, lengths - starts)))
         for batch in self._passes.drafts(slots, lengths, counts - 1):
             hidden = self._model.forward(replace(batch, token_ids=token_ids), self._caches)
-            token_ids = draws.draw(self._logits(hidden))
+            token_ids = sampler.draw(self._logits(hidden))
         self._num_seen[slots] = lengths + counts - 1
         self._blocks.mark(slots, lengths)
-        return draws.drafts()
+        return sampler.drafts()
 
     def _process_known(self, slots: Rows, starts: I32, counts: I32) -> Tensor:
-        """Known tokens; what the model's head needs behind the last one of each slot."""
+        """Runs the draft model on known tokens; returns the hidden state of each slot's last one."""
         rows, positions = spread(starts, counts)
         batch = self._passes.known(slots, starts, counts, self._worker.history.tokens[slots[rows], positions])
         return self._model.forward(batch, self._caches)

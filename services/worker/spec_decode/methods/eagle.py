@@ -1,6 +1,6 @@
-"""eagle: a decoder layer that continues the model's own features (EAGLE, arXiv 2401.15077).
+"""eagle: drafts with a decoder layer that continues the model's own features (EAGLE, arXiv 2401.15077).
 
-The model's output head says which token a feature means (feature_proposer.py).
+The model's output head maps the features to tokens (feature_proposer.py).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from quire.shared.models.model_identity import read_config
 
 
 class Eagle:
-    """The weights."""
+    """Weights of an EAGLE head."""
 
     needs_features = needs_prompts = True
 

@@ -1,7 +1,7 @@
-"""eagle3: a decoder layer that reads what three of the model's layers read (EAGLE-3, arXiv 2503.01840).
+"""eagle3: drafts with a decoder layer that reads the inputs of three of the model's layers (EAGLE-3, arXiv
+2503.01840).
 
-It sees and drafts as `eagle` does; its features are its own, and it has an output head of its own, over a vocabulary of
-fewer tokens.
+It processes features as `eagle` does, but has features and an output head of its own, over a smaller vocabulary.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from quire.shared.models.model_identity import read_config
 
 
 class Eagle3:
-    """The weights."""
+    """Weights of an EAGLE-3 head."""
 
     needs_features = needs_prompts = True
 

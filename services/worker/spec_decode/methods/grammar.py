@@ -1,6 +1,6 @@
-"""grammar: the tokens that a sequence's grammar leaves no choice about (jump-forward).
+"""grammar: drafts the tokens that a sequence's grammar forces (jump-forward).
 
-They are drafts that cannot be wrong. No other method's drafts are better, so every other makes way for them.
+Such drafts are always accepted, so that they take precedence over any other method's.
 """
 
 from __future__ import annotations
@@ -22,44 +22,44 @@ from quire.shared.columns import I32
 
 
 class GrammarDrafts:
-    """Nothing to load."""
+    """Drafts nothing but forced tokens, and has no weights."""
 
     block_bytes = 0
     needs_features = False
     needs_prompts = False
 
     def __init__(self, config: SpeculativeConfig, target: DraftTarget) -> None:
-        """Nothing to set."""
+        """Takes no parameters."""
 
     def start(self, worker: DrafterWorker) -> Proposer:
         return NoDrafts()
 
 
 class NoDrafts(HostProposer):
-    """For who has no grammar."""
+    """Proposes no drafts, for sequences without a grammar."""
 
-    def propose(self, wanted: DraftRequest) -> Drafts | None:
+    def propose(self, request: DraftRequest) -> Drafts | None:
         return None
 
 
 class JumpForward:
-    """In front of another proposer."""
+    """Proposes forced tokens, and another proposer's drafts for the remaining slots."""
 
     def __init__(self, masks: GrammarMasks, other: Proposer) -> None:
         self._masks = masks
         self._other = other
         masks.collect_forced = True
 
-    def propose(self, wanted: DraftRequest) -> Drafts | None:
-        forced = self._masks.forced_tokens(wanted.slots)
+    def propose(self, request: DraftRequest) -> Drafts | None:
+        forced = self._masks.forced_tokens(request.slots)
         if not forced:
-            return self._other.propose(wanted)
-        most = dict(zip(wanted.slots.tolist(), wanted.counts.tolist(), strict=True))
+            return self._other.propose(request)
+        max_counts = dict(zip(request.slots.tolist(), request.counts.tolist(), strict=True))
         drafts = None
-        found = {slot: np.array(tokens[: most[slot]], dtype=np.int32) for slot, tokens in forced.items()}
-        free = np.array([slot not in forced for slot in wanted.slots.tolist()])
+        found = {slot: np.array(tokens[: max_counts[slot]], dtype=np.int32) for slot, tokens in forced.items()}
+        free = np.array([slot not in forced for slot in request.slots.tolist()])
         if free.any():
-            drafts = self._other.propose(DraftRequest(wanted.slots[free], wanted.counts[free], wanted.history))
+            drafts = self._other.propose(DraftRequest(request.slots[free], request.counts[free], request.history))
             found |= {} if drafts is None else _by_slot(drafts)
         return Drafts.of(found) if drafts is None or drafts.parents is None else _with_trees(found, drafts)
 
@@ -88,7 +88,7 @@ def _by_slot(drafts: Drafts) -> dict[int, I32]:
 
 
 def _with_trees(found: dict[int, I32], trees: Drafts) -> Drafts | None:
-    """Chains as trees beside trees."""
+    """Merges chains and trees into trees."""
     assert trees.parents is not None
     drafts = Drafts.of(found)
     if drafts is None:

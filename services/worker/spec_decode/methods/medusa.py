@@ -1,4 +1,4 @@
-"""medusa: heads that look further ahead from the model's last feature, all at once (arXiv 2401.10774)."""
+"""medusa: drafts with heads that each predict one further token from the model's last feature (arXiv 2401.10774)."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from quire.shared.models.model_identity import read_config
 
 
 class MedusaHeads:
-    """Head k turns the feature of position i into one that means the token of position i + 2 + k; k from 0."""
+    """Weights of the heads: head k, from 0, predicts the token of position i + 2 + k from the feature of position i."""
 
     alternatives: ClassVar[dict[str, Alternative]] = {}
 
@@ -45,7 +45,7 @@ class MedusaHeads:
         self._weights: Tensor = place.empty(layout.num_heads, len(layout.linears[0]), size, size)
         self._biases: Tensor = place.empty(*self._weights.shape[:3])
         self._outputs = [OutputHead(layout.vocab_size, size, place, name) for name in layout.outputs]
-        # The model's tokens that an output embedding has rows of.
+        # The model's id of each row of an output embedding.
         self._token_ids: Tensor = torch.arange(layout.vocab_size, device=place.device)
         self._ops = place.ops
         self._packed: list[list[Any]] = []
@@ -70,9 +70,11 @@ class MedusaHeads:
             [self._ops.prepare_linear(w.contiguous(), self._bias(b)) for w, b in zip(weights, biases, strict=True)]
             for weights, biases in zip(self._weights, self._biases, strict=True)
         ]
-        wrong = self._token_ids[(self._token_ids < 0) | (self._token_ids >= self._vocab_size)]
-        if len(wrong):
-            raise head_error(f"{self._layout.token_map} names token {int(wrong[0])}, the model has {self._vocab_size}")
+        invalid = self._token_ids[(self._token_ids < 0) | (self._token_ids >= self._vocab_size)]
+        if len(invalid):
+            raise head_error(
+                f"{self._layout.token_map} names token {int(invalid[0])}, the model has {self._vocab_size}"
+            )
         for output in self._outputs:
             output.finish()
 
@@ -80,12 +82,13 @@ class MedusaHeads:
         return bias.contiguous() if self._layout.has_biases else None
 
     def logits(self, model: CausalLM, features: Tensor, head: int) -> Tensor:
-        """[num_rows, hidden_size] -> [num_rows, vocab_size]: tokens that heads do not have are never drafted."""
+        """Returns [num_rows, vocab_size] for features [num_rows, hidden_size]; tokens that the heads do not cover are
+        -inf."""
         for block in self._packed[head]:
             features = features + torch.nn.functional.silu(self._ops.linear(features, block))
         if not self._outputs:
             return model.whole_logits(features)
-        output = self._outputs[min(head, len(self._outputs) - 1)]  # all share the one
+        output = self._outputs[min(head, len(self._outputs) - 1)]  # one may be shared by all heads
         logits = output.all_gather_vocab(output.pad_vocab(output(features)))
         if logits.size(1) == self._vocab_size:
             return logits
@@ -94,7 +97,7 @@ class MedusaHeads:
 
 
 class Medusa:
-    """The weights. No KV: the last feature is all that the heads look at."""
+    """Weights of Medusa heads, which have no KV: they read the last feature alone."""
 
     block_bytes = 0
     needs_features = True
@@ -118,29 +121,29 @@ class Medusa:
 
 
 class MedusaProposer:
-    """Keeps of every slot the feature that its last token came from."""
+    """Stores by slot the feature that its last token was sampled from."""
 
     def __init__(self, medusa: Medusa, worker: DrafterWorker) -> None:
         self._worker, self._medusa = worker, medusa
         num_slots, place = worker.limits.max_num_seqs, medusa.place
-        self._length_at = np.zeros(num_slots, dtype=np.int32)  # of the sequence when the feature was new
+        self._length_at = np.zeros(num_slots, dtype=np.int32)  # sequence length at which the feature was stored
         size = medusa.model.config.hidden_size
         self._features: Tensor = torch.zeros((num_slots, size), dtype=place.dtype, device=place.device)
 
     def add_blocks(self, new: NewBlocks) -> None:
-        """Nothing is kept by block."""
+        """Does nothing: no state is kept by block."""
 
     def copy_blocks(self, copies: BlockCopies) -> None:
-        """Nothing is kept by block."""
+        """Does nothing: no state is kept by block."""
 
     def start_sequence(self, slot: int) -> None:
         self._length_at[slot] = 0
 
     def end_sequence(self, slot: int) -> None:
-        """A new sequence overwrites all."""
+        """Does nothing: the next sequence of the slot overwrites its state."""
 
     def clear_history(self) -> None:
-        """Nothing outlives a sequence."""
+        """Does nothing: no state outlives its sequence."""
 
     def record_step(self, inputs: StepInputs, output: RunnerOutput) -> None:
         if output.features is None or not inputs.num_samples:
@@ -149,31 +152,31 @@ class MedusaProposer:
         last = output.token_counts - 1
         rows = inputs.sampling_tokens[last + (inputs.drafts.first_rows if inputs.drafts else np.arange(len(slots)))]
         rows = output.in_place(rows, inputs.sampling_tokens)
-        self._features[self._up(slots)] = output.features.index_select(0, self._up(rows))
+        self._features[self._upload(slots)] = output.features.index_select(0, self._upload(rows))
         self._length_at[slots] = self._worker.history.lengths[slots]
 
-    def propose(self, wanted: DraftRequest) -> Drafts | None:
-        lengths = wanted.history.lengths[wanted.slots]
-        can = self._length_at[wanted.slots] == lengths
+    def propose(self, request: DraftRequest) -> Drafts | None:
+        lengths = request.history.lengths[request.slots]
+        can = self._length_at[request.slots] == lengths
         if not can.any():
             return None
-        slots, lengths = wanted.slots[can], lengths[can]
+        slots, lengths = request.slots[can], lengths[can]
         if self._worker.config.tree is not None:
-            return self._propose_trees(self._worker.config.tree, slots, lengths, wanted.counts[can])
-        counts = np.minimum(wanted.counts[can], self._medusa.heads.num_heads)
-        draws = DraftSampler(self._worker.sampler, self._worker.config, slots, lengths, counts)
-        features = self._features[self._up(slots)]
+            return self._propose_trees(self._worker.config.tree, slots, lengths, request.counts[can])
+        counts = np.minimum(request.counts[can], self._medusa.heads.num_heads)
+        sampler = DraftSampler(self._worker.sampler, self._worker.config, slots, lengths, counts)
+        features = self._features[self._upload(slots)]
         for head in range(int(counts.max())):
-            draws.draw(self._medusa.heads.logits(self._medusa.model, features, head))
-        return draws.drafts()
+            sampler.draw(self._medusa.heads.logits(self._medusa.model, features, head))
+        return sampler.drafts()
 
     def _propose_trees(self, tree: TokenTree, slots: Rows, lengths: I32, counts: I32) -> Drafts | None:
-        """A head's guesses are the same behind all guesses of the head before it."""
-        draws = TreeSampler(self._worker.sampler, self._worker.config, tree, slots, lengths)
-        features = self._features[self._up(slots)]
+        """Drafts trees; a head's guesses are the same after all guesses of the previous head."""
+        sampler = TreeSampler(self._worker.sampler, self._worker.config, tree, slots, lengths)
+        features = self._features[self._upload(slots)]
         for head, level in enumerate(tree.levels):
-            draws.draw(level, self._medusa.heads.logits(self._medusa.model, features, head))
-        return draws.drafts(counts)
+            sampler.draw(level, self._medusa.heads.logits(self._medusa.model, features, head))
+        return sampler.drafts(counts)
 
-    def _up(self, array: object) -> Tensor:
+    def _upload(self, array: object) -> Tensor:
         return upload(np.asarray(array), self._medusa.place.device)

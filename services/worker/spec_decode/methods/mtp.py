@@ -1,8 +1,8 @@
-"""mtp: the multi-token prediction layers that some checkpoints have behind their last (DeepSeek-V3, arXiv 2412.19437,
-section 2.2), as a drafter: decoder layers on the model's feature and the tokens behind it (module_chain.py).
+"""mtp: drafts with the multi-token prediction layers that some checkpoints have after their last layer (DeepSeek-V3,
+arXiv 2412.19437, section 2.2): decoder layers over the model's feature and the next tokens (module_chain.py).
 
-Embeddings and output head are the model's; checkpoints that repeat them (`embed_tokens`, `shared_head.head`) are not
-read there. Each layer makes one draft; those beyond come from the last, which then continues its own features.
+Embeddings and output head are the model's; copies in the checkpoint (`embed_tokens`, `shared_head.head`) are not
+loaded. Each layer makes one draft; further drafts come from the last layer, which continues its own features.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from quire.services.worker.spec_decode.drafter import DrafterWorker, DraftTarget
 
 
 class Mtp:
-    """The weights."""
+    """Weights of the multi-token prediction layers."""
 
     needs_features = needs_prompts = True
 
@@ -36,7 +36,9 @@ class Mtp:
         limits, self.model, self.place = target.limits, target.model, target.place
         spec = attention_spec(self.model.config, limits.block_size, self.place)
         backend = choose_attention(target.attention_backend, spec)
-        num_heads = min(self.model.config.num_next_layers, settings.num_speculative_tokens)  # more would make no draft
+        num_heads = min(
+            self.model.config.num_next_layers, settings.num_speculative_tokens
+        )  # more layers would make no draft
         self.heads = tuple(MtpLayer(self.model, depth, backend, self.place) for depth in range(num_heads))
         for head in self.heads:
             target.loader.load(head, target.folder)
@@ -51,10 +53,11 @@ class Mtp:
 
 
 class MtpLayer:
-    """From features and tokens behind them to features that say the tokens behind those, before their norm."""
+    """Computes features that predict one token further from features and the tokens that follow them, before the final
+    norm."""
 
     def __init__(self, model: CausalLM, depth: int, backend: AttentionBackend, place: LayerPlacement) -> None:
-        """`depth`: how many of them are before it."""
+        """`depth`: number of such layers before this one."""
         config, index = model.config.with_next_layers(), model.config.num_layers + depth
         name, size, eps = f"model.layers.{index}", config.hidden_size, config.rms_norm_eps
         self._name, self._cos_sin = name, model.cos_sin
@@ -78,7 +81,7 @@ class MtpLayer:
 
     @property
     def passed_over(self) -> tuple[str, ...]:
-        """What is the model's or another such layer's, and the experts of other ranks."""
+        """Tensors that are not loaded here: the model's, those of other such layers, and experts of other ranks."""
         experts = self._layer.experts if isinstance(self._layer, MixtureLayer) else None
         absent = () if experts is None else experts.experts.absent
         repeated = (f"{self._name}.embed_tokens.", f"{self._name}.shared_head.head.")

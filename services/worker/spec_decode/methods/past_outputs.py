@@ -1,4 +1,4 @@
-"""Outputs of sequences that have ended, to be searched."""
+"""Index over the outputs of finished sequences."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from quire.shared.columns import I32
 
-MAX_MATCHES = 256  # of a pair of tokens that are looked at; the most recent ones
+MAX_MATCHES = 256  # occurrences of a token pair that are examined, the most recent ones
 BOUNDARY = -1  # between outputs
 NONE = -1
 INDEXED_AT_ONCE = 4096  # tokens: 1.5 ms
@@ -18,10 +18,10 @@ Places = npt.NDArray[np.intp]
 
 
 class PastOutputs:
-    """The last so many outputs, in two generations: when the younger is full, the elder is forgotten."""
+    """The most recent outputs in two generations: once the younger one is full, the older one is dropped."""
 
     def __init__(self, most: int) -> None:
-        """`most`: outputs remembered; at least half of them are at any time, once there were as many."""
+        """`most`: outputs to keep; at least half of them are kept at any time."""
         self._half = -(-most // 2)
         self._generations = [IndexedOutputs()]
 
@@ -33,36 +33,36 @@ class PastOutputs:
         self._generations[0].add(output)
 
     def index(self) -> None:
-        """Some of what was added: before steps that draft, so that others pay nothing."""
-        left = INDEXED_AT_ONCE
+        """Indexes some of the added outputs. Steps with drafts call it, so that others pay nothing."""
+        budget = INDEXED_AT_ONCE
         for generation in self._generations:
-            left -= generation.index(left)
+            budget -= generation.index(budget)
 
     def places(self, tokens: I32) -> Iterator[tuple[I32, Places]]:
-        """Texts, and where the last of `tokens` stands in them behind the last but one."""
+        """Yields texts, and the positions in them of the last token of `tokens` that follow the second to last one."""
         if len(tokens) >= 2:
             for generation in self._generations:
                 yield generation.text, generation.places(int(tokens[-2]), int(tokens[-1]))
 
 
 class IndexedOutputs:
-    """Outputs, end to end, with an index of the pairs of tokens in them: the last place of each, and from each place
-    the one before it. Nothing here is an object for each pair, of which there are millions to be walked by Python's
-    garbage collector."""
+    """Concatenated outputs with an index of their token pairs: the last position of each pair, and for each position
+    the previous one of its pair. It allocates no object per pair: Python's garbage collector would traverse millions.
+    """
 
     def __init__(self) -> None:
         self.count = 0
         self._tokens = np.full(1024, BOUNDARY, dtype=np.int32)
-        self._before = array("i")  # of each place; NONE: no earlier one
+        self._before = array("i")  # previous position of the same pair; NONE: no earlier one
         self._length = 0
-        self._last: dict[int, int] = {}  # by pair
+        self._last: dict[int, int] = {}  # last position by pair
 
     @property
     def text(self) -> I32:
         return self._tokens[: self._length]
 
     def places(self, first: int, second: int) -> Places:
-        """Ascending."""
+        """Returns up to MAX_MATCHES positions of the pair, ascending."""
         found: list[int] = []
         place = self._last.get(_key(first, second), NONE)
         while place != NONE and len(found) < MAX_MATCHES:
@@ -80,7 +80,7 @@ class IndexedOutputs:
         self.count += 1
 
     def index(self, most: int) -> int:
-        """Up to `most` tokens more; how many there were."""
+        """Indexes up to `most` tokens more; returns how many it indexed."""
         begin, end = len(self._before), min(len(self._before) + most, self._length)
         last, before = self._last, self._before
         first = int(self._tokens[begin - 1]) if begin else BOUNDARY

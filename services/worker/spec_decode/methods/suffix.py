@@ -1,8 +1,9 @@
-"""Suffix decoding: what followed the longest match, in the same sequence or in past outputs (arXiv 2411.04975).
+"""Suffix decoding: drafts what followed the longest match in the same sequence or in past outputs (arXiv
+2411.04975).
 
-The longer the match, the longer the draft; it goes on while what followed the matches says clearly enough how.
-Frequencies are those of a suffix tree, but no tree is kept: matches are found by comparing backwards from the places
-where the last tokens occurred, and are followed forward from there.
+The longer the match, the longer the draft; it ends where the matches' continuations disagree. Frequencies are those of
+a suffix tree, but no tree is kept: matches are found by comparing backwards from the occurrences of the last tokens,
+and followed forward from there.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ Places = npt.NDArray[np.intp]
 
 @dataclass(frozen=True, slots=True)
 class SuffixRule:
-    """How far to look back and ahead."""
+    """Limits of the match length and of the draft length."""
 
     max_depth: int
     max_spec_factor: float
@@ -34,14 +35,14 @@ class SuffixRule:
 
 @dataclass(frozen=True, slots=True)
 class ScoredDraft:
-    """A draft, and how many of its tokens can be expected to be right."""
+    """A draft, and the expected number of its tokens to be accepted."""
 
     tokens: list[int]
     score: float
 
 
 class Suffix:
-    """Nothing to load."""
+    """Parameters of suffix decoding; there are no weights."""
 
     block_bytes = 0
     needs_features = False
@@ -60,14 +61,15 @@ class Suffix:
 
 
 class SuffixProposer(HostProposer):
-    """Looks into the sequence and into past outputs, and takes the guess of which more is expected."""
+    """Searches the sequence and past outputs, and takes the draft with the highest expected number of accepted
+    tokens."""
 
     def __init__(self, rule: SuffixRule, num_past_outputs: int, history: TokenHistory) -> None:
         self._rule = rule
         self._history = history
         self._num_past_outputs = num_past_outputs
         self._past = PastOutputs(num_past_outputs)
-        self._starts = np.zeros(len(history.lengths), dtype=np.int32)  # where outputs begin in the history
+        self._starts = np.zeros(len(history.lengths), dtype=np.int32)  # first output token in the history, by slot
 
     def start_sequence(self, slot: int) -> None:
         self._starts[slot] = len(self._history.tokens_of(slot))
@@ -78,13 +80,13 @@ class SuffixProposer(HostProposer):
     def clear_history(self) -> None:
         self._past = PastOutputs(self._num_past_outputs)
 
-    def propose(self, wanted: DraftRequest) -> Drafts | None:
+    def propose(self, request: DraftRequest) -> Drafts | None:
         self._past.index()
-        return self.search(wanted, self._best_draft)
+        return self.search(request, self._best_draft)
 
     def _best_draft(self, tokens: I32, most: int) -> I32:
-        here = np.flatnonzero(tokens[:-1] == tokens[-1])[-MAX_MATCHES:]
-        best = self._continue(tokens, tokens, here, most)
+        ends = np.flatnonzero(tokens[:-1] == tokens[-1])[-MAX_MATCHES:]
+        best = self._continue(tokens, tokens, ends, most)
         for text, places in self._past.places(tokens):
             guess = self._continue(tokens, text, places, most)
             best = guess if guess.score > best.score else best
@@ -96,8 +98,11 @@ class SuffixProposer(HostProposer):
 
 
 def longest_matches(tokens: I32, text: I32, ends: Places, most: int) -> tuple[Places, int]:
-    """Of `ends`, places in `text` where the last of `tokens` stands, those before which most of the rest stands too, up
-    to `most` tokens in all; and how many tokens these are."""
+    """Selects the `ends` with the longest match before them.
+
+    `ends`: positions in `text` of the last of `tokens`; `most`: tokens compared at most. Returns the positions with the
+    longest match, and its length.
+    """
     length = min(1, len(ends))
     while 0 < length < min(most, len(tokens)):
         longer = ends[ends >= length]
@@ -109,7 +114,8 @@ def longest_matches(tokens: I32, text: I32, ends: Places, most: int) -> tuple[Pl
 
 
 def follow(text: I32, ends: Places, most: int, min_token_prob: float) -> ScoredDraft:
-    """Goes on as most of the matches that `ends` ends do, while that is likely enough."""
+    """Continues the matches that end at `ends` by majority, while the estimated probability is at least
+    `min_token_prob`."""
     guess: list[int] = []
     probability, score = 1.0, 0.0
     places = ends + 1

@@ -1,1 +1,1 @@
-"""Drafts of a step, as chains and as trees, and what they do to states."""
+"""Drafts of a step, as chains and as trees, and their effect on recurrent states."""

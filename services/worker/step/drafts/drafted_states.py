@@ -1,8 +1,8 @@
-"""How the tokens of a step go through states where some are drafts: what may yet be refused changes no state.
+"""Selects which tokens of a step change recurrent states when some tokens are drafts.
 
-The tokens of a row that are sure change its state as ever. Drafts behind them read what these have left, and leave
-nothing; what a layer was given of them is kept. As many as turned out right go through the state a step later, in front
-of the row's next token. Layers do this by themselves (layers/recurrent/recurrence.py); here is which tokens those are.
+Certain tokens of a row change its state as usual. Drafts read that state but leave it unchanged; a layer keeps its
+inputs for them, and replays the accepted ones in the next step, before the row's next token. The layers do the
+computation (layers/recurrent/recurrence.py); this module selects the tokens.
 """
 
 from __future__ import annotations
@@ -26,31 +26,33 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class StateLags:
-    """How far the states of a step's rows are behind."""
+    """How many positions the recurrent states of a step's rows lag behind the computed tokens."""
 
-    counts: I32  # [num_rows] positions that are computed and have changed no state yet
-    most: int  # of a slot
+    counts: I32  # [num_rows] computed positions not yet applied to the state
+    most: int  # maximum lag of a slot
     block_size: int
 
 
 @dataclass(frozen=True, slots=True)
 class DraftedStates:
-    """On the device; int64 where it does not say int32. A slot has `most` places, in which layers keep what they were
-    given of its drafts."""
+    """Index tensors on the device, int64 unless noted.
+
+    A slot has `most` places, in which layers keep their inputs for its drafts.
+    """
 
     num_places: int
-    # What goes through states: of each row the kept drafts that were right, then its sure tokens.
+    # Tokens that change states: per row the kept inputs of accepted drafts, then its certain tokens.
     row_start: Tensor  # int32 [num_rows + 1]
-    row_lens: Tensor  # int32 [num_rows] positions behind these
-    certain: Tensor  # [num_sure] tokens of the step that are no drafts
-    certain_indices: Tensor  # [num_sure] which of all these they are
-    kept_places: Tensor  # [num_kept] places
-    kept_indices: Tensor  # [num_kept] which of all these are kept there
-    # And what only reads them. A row's states lie as if they were those of a first block, and its drafts in a second.
+    row_lens: Tensor  # int32 [num_rows] sequence length after these
+    certain: Tensor  # [num_certain] tokens of the step that are not drafts
+    certain_indices: Tensor  # [num_certain] their indices among the tokens that change states
+    kept_places: Tensor  # [num_kept] places to read kept inputs from
+    kept_indices: Tensor  # [num_kept] their indices among the tokens that change states
+    # Tokens that only read states. A row's state is addressed as a first block, its drafts as a second one.
     drafts: Tensor  # [num_drafts] tokens of the step
-    places: Tensor  # [num_drafts] where they are kept
+    places: Tensor  # [num_drafts] places to keep their inputs in
     rows: Tensor  # [num_drafting]
-    blocks: Tensor  # [num_drafting] block position that the row's states are in
+    blocks: Tensor  # [num_drafting] block position of the row's state
     draft_start: Tensor  # int32 [num_drafting + 1]
     draft_lens: Tensor  # int32 [num_drafting]
 
@@ -58,7 +60,7 @@ class DraftedStates:
 def drafted_states(
     inputs: StepInputs, num_slots: int, upload: Callable[[list[Array]], list[Tensor]]
 ) -> DraftedStates | None:
-    """None where tokens are sure, and states up to date."""
+    """Returns the indices for a step, or None if no token is a draft and all states are up to date."""
     lags = inputs.lags
     if lags is None:
         return None
@@ -66,7 +68,7 @@ def drafted_states(
     if inputs.drafts is not None:
         drafted[np.searchsorted(inputs.slots, inputs.drafts.slots)] = inputs.drafts.counts
     first_places = inputs.slots * lags.most
-    # Rows of lags.counts kept drafts and counts - drafted tokens.
+    # Rows of lags.counts kept drafts and (counts - drafted) tokens.
     row_start, rows, within = _side_by_side(lags.counts + counts - drafted)
     is_kept = within < lags.counts[rows]
     kept_indices, certain_indices = np.flatnonzero(is_kept), np.flatnonzero(~is_kept)
@@ -80,12 +82,12 @@ def drafted_states(
     indices = [sure, certain_indices, kept, kept_indices, drafts, places, drafting, blocks]
     rows_of = [row_start, row_lens, draft_start, lags.block_size + drafted[drafting]]
     *numbers, joined = upload([*rows_of, np.concatenate(indices)])
-    parts = joined.long().split([len(array) for array in indices])  # where tensors are written to, int32 will not do
+    parts = joined.long().split([len(array) for array in indices])  # index_copy_ requires int64
     return DraftedStates(num_slots * lags.most, *numbers[:2], *parts, *numbers[2:])
 
 
 def _side_by_side(counts: Array) -> tuple[Array, Array, Array]:
-    """Of rows of so many each: where they begin and end, int32, and of each element its row and its place in that."""
+    """Returns row starts (int32), and the row and the offset within it of each element, for rows of `counts`."""
     start = np.zeros(len(counts) + 1, dtype=np.int32)
     np.cumsum(counts, out=start[1:])
     rows = np.repeat(np.arange(len(counts)), counts)

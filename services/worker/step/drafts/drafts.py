@@ -1,4 +1,4 @@
-"""Drafts of a step, and the rows of logits that they lead to. On the host, but for what they were drawn from."""
+"""Drafts of a step and the rows of logits that verify them. On the host, except for the drafts' logits."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from quire.shared.columns import I32
 if TYPE_CHECKING:  # the simulated worker has no torch
     from torch import Tensor
 
-REJECTED = -2  # a row behind a draft that turned out wrong
-NO_DRAFT = -3  # in the place of a draft where none follows
+REJECTED = -2  # row after a rejected draft
+NO_DRAFT = -3  # no draft follows
 
 
 @dataclass(frozen=True, slots=True)
 class Drafts:
-    """What was proposed: slots ascending, each with at least one token."""
+    """Proposed tokens: slots ascending, each with at least one token."""
 
     slots: Rows
     counts: I32  # [num_slots]
-    token_ids: I32  # slot after slot
-    # float32 [num_tokens, vocab_size] logits that they were drawn from; None: they were certain
+    token_ids: I32  # concatenated by slot
+    # float32 [num_tokens, vocab_size] logits they were sampled from; None: deterministic proposals
     proposed: Tensor | None = None
-    # [num_tokens] of trees: which of its slot's drafts each follows, ROOT: none; None: each follows the one before
+    # [num_tokens] trees: index of each draft's parent within its slot, or ROOT; None: chains
     parents: I32 | None = None
 
     @classmethod
     def of(cls, proposals: dict[int, I32]) -> Drafts | None:
-        """From tokens by slot; None if there are none."""
+        """Builds drafts from tokens by slot; None if there are none."""
         some = {slot: tokens for slot, tokens in sorted(proposals.items()) if len(tokens)}
         if not some:
             return None
@@ -42,20 +42,20 @@ class Drafts:
 
 @dataclass(frozen=True, slots=True)
 class DraftRows:
-    """The rows of logits of a step with drafts: one for each sampling slot's next token, one behind each draft."""
+    """Rows of logits of a step with drafts: one for each sampling slot's next token, one after each draft."""
 
     slots: Rows  # [num_slots] sampling slots
-    counts: I32  # [num_slots] drafts of each
-    first_rows: Rows  # [num_slots] row of its next token
-    first_of_row: Rows  # [num_rows] the same for each row
-    preceding_drafts: I32  # [num_rows, most] drafts between the slot's last token and the row's, then NO_TOKEN
-    expected_ids: I32  # [num_rows] the draft that the row is to confirm; NO_DRAFT for a slot's last row
+    counts: I32  # [num_slots] drafts of each slot
+    first_rows: Rows  # [num_slots] first row of each slot
+    first_of_row: Rows  # [num_rows] first row of each row's slot
+    preceding_drafts: I32  # [num_rows, most] drafts before the row's token, padded with NO_TOKEN
+    expected_ids: I32  # [num_rows] the draft that the row verifies; NO_DRAFT for a slot's last row
     proposed: Tensor | None  # as in Drafts
-    tree: TreeRows | None = None  # where rows do not simply follow each other; `following` then says nothing
+    tree: TreeRows | None = None  # draft trees; `expected_ids` is then unused
 
     @classmethod
     def of(cls, slots: Rows, counts: I32, drafts: Drafts) -> DraftRows:
-        """`slots` sample, with `counts` of drafts each, which are those of `drafts`."""
+        """Builds the rows for the sampling slots, with `counts` drafts each taken from `drafts`."""
         rows = counts + 1
         firsts = np.cumsum(rows) - rows
         first_of_row = np.repeat(firsts, rows)
@@ -72,6 +72,6 @@ class DraftRows:
         return cls(slots, counts, firsts, first_of_row, ahead.astype(np.int32), following, drafts.proposed)
 
     def counted(self, token_ids: I32) -> I32:
-        """[num_slots] tokens of each slot, from those of the rows, REJECTED among them."""
+        """Returns the accepted tokens of each slot, [num_slots], from row tokens that include REJECTED."""
         counts: I32 = np.add.reduceat(token_ids != REJECTED, self.first_rows, dtype=np.int32)
         return counts

@@ -1,4 +1,4 @@
-"""The rows of logits of a step whose drafts are trees: how they stand to each other."""
+"""Structure of the rows of logits in a step with draft trees."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ import numpy.typing as npt
 from quire.shared.columns import I32
 
 NO_TOKEN = -1
-ROOT = -1  # in the place of a parent: the last known token
+ROOT = -1  # parent of drafts that follow the last known token
 
 Rows = npt.NDArray[np.intp]
 
 
 @dataclass(frozen=True, slots=True)
 class TreeRows:
-    """Each slot's first row stands for its last known token, the others for its drafts, parents before children."""
+    """Tree structure of rows: a slot's first row is its last known token, others its drafts, parents first."""
 
-    token_ids: I32  # [num_rows] the draft of each row; NO_TOKEN for a slot's first
-    parents: Rows  # [num_rows] the row that each stands behind; a slot's first has itself
-    paths: Rows  # [num_rows, 1 + deepest] each row, the one it stands behind, and so on; then the slot's first row
-    depths: I32  # [num_rows] drafts on the way to each
+    token_ids: I32  # [num_rows] the draft of each row; NO_TOKEN for a slot's first row
+    parents: Rows  # [num_rows] parent row; a slot's first row is its own parent
+    paths: Rows  # [num_rows, 1 + deepest] each row and its ancestors, padded with the slot's first row
+    depths: I32  # [num_rows] drafts on the path to each row
 
     @classmethod
     def of(cls, counts: I32, token_ids: I32, parents: I32) -> TreeRows:
-        """`counts` drafts of each slot; of each draft, slot after slot, the index of its parent among the slot's."""
+        """Builds the rows for `counts` drafts per slot, given each draft's parent index within its slot."""
         firsts = np.cumsum(counts + 1) - counts - 1
         first_of_row = np.repeat(firsts, counts + 1)
         rows = np.arange(len(first_of_row))
@@ -43,14 +43,15 @@ class TreeRows:
 
     @property
     def preceding_drafts(self) -> I32:
-        """[num_rows, deepest] the drafts on the way to each row, its own last, then NO_TOKEN."""
+        """Returns the drafts on the path to each row, itself last, padded with NO_TOKEN: [num_rows, deepest]."""
         places = np.arange(self.paths.shape[1] - 1)
         on_way = np.take_along_axis(self.paths, np.maximum(self.depths[:, None] - 1 - places, 0), axis=1)
         ahead: I32 = np.where(places < self.depths[:, None], self.token_ids[on_way], NO_TOKEN).astype(np.int32)
         return ahead
 
     def masks(self, first_of_row: Rows) -> npt.NDArray[np.int64]:
-        """[num_rows] what each row sees of its tree, and all before (paged_attention.py)."""
+        """Returns the visibility bits of each row: its ancestors and all earlier tokens (paged_attention.py),
+        [num_rows]."""
         within = np.arange(len(first_of_row)) - first_of_row
         back = within[:, None] - within[self.paths]
         own = np.bitwise_or.reduce(np.int64(1) << back, axis=1)
@@ -60,18 +61,18 @@ class TreeRows:
 
 @dataclass(frozen=True, slots=True)
 class TokenMoves:
-    """Right drafts that stand where others' places were, as rows: each is to take the place of the one beside it."""
+    """Accepted drafts of trees whose KV has to move: each source row takes the place of its target row."""
 
     sources: Rows
     targets: Rows
 
     def of_tokens(self, tokens: I32) -> tuple[I32, I32]:
-        """Returns the sources and targets as `tokens` of a step, one for each row."""
+        """Returns sources and targets as token indices of the step, given the token of each row."""
         return tokens[self.sources], tokens[self.targets]
 
     @classmethod
     def of(cls, kept: Rows, firsts: Rows, counts: I32) -> TokenMoves | None:
-        """`kept` rows, `counts` of each slot, whose first row it is at; None if all are where they belong."""
+        """Builds the moves for accepted rows `kept`, `counts` per slot; None if all are in place."""
         within = np.arange(len(kept)) - np.repeat(np.cumsum(counts) - counts, counts)
         targets = np.repeat(firsts, counts) + within
         moved = kept != targets

@@ -1,1 +1,1 @@
-"""Grammar libraries behind the port: a file each, and who chooses among them."""
+"""Adapters of grammar libraries, one module each, and the selection among them."""

@@ -1,4 +1,4 @@
-"""Masks of an automaton over characters: all tokens of a vocabulary are walked at a time, a character each."""
+"""Token masks of an automaton over characters: all tokens of a vocabulary are walked together, a character per step."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ Ints = npt.NDArray[np.int32]
 
 
 class CharacterColumns:
-    """Texts of tokens by columns of characters, the longest first: column k has the tokens with more than k."""
+    """Token texts as columns of characters, the longest first: column k holds the tokens with more than k
+    characters."""
 
     def __init__(self, texts: Mapping[int, str]) -> None:
-        """`texts`: by token id, none empty."""
+        """`texts`: non-empty texts by token id."""
         by_length = sorted(texts.items(), key=lambda item: -len(item[1]))
         self.token_ids = np.array([token_id for token_id, _ in by_length], dtype=np.int32)
         self.characters = sorted({character for text in texts.values() for character in text})
@@ -30,15 +31,16 @@ class CharacterColumns:
 
 @dataclass(frozen=True, slots=True)
 class Automaton:
-    """Transitions by state and by class of characters; the last state is that of texts that can never match."""
+    """Transitions by state and character class; the last state is the dead one, from which no text can match."""
 
     transitions: Ints  # [num_states + 1, num_classes]
-    classes: Ints  # [num_characters]: of each of a CharacterColumns' characters
-    rows: Mapping[int, int]  # by the library's number of a state
+    classes: Ints  # [num_characters] class of each character of a CharacterColumns
+    rows: Mapping[int, int]  # row by the library's state number
 
     @classmethod
     def from_transitions(cls, map_: Mapping[int, Mapping[int, int]], symbols: list[int | None]) -> Automaton:
-        """`map_`: state -> symbol -> state. `symbols`: of each character; None: no state allows it."""
+        """Builds the tables. `map_`: state -> symbol -> state; `symbols`: of each character, None if no state allows
+        it."""
         states = {*map_, *(after for following in map_.values() for after in following.values())}
         rows = {state: row for row, state in enumerate(sorted(states))}
         places = {symbol: place for place, symbol in enumerate(sorted({s for s in symbols if s is not None}), start=1)}
@@ -51,7 +53,7 @@ class Automaton:
         return cls(transitions, classes, rows)
 
     def allowed(self, state: int, tokens: CharacterColumns) -> Ints:
-        """Returns the ids of tokens that lead from `state` to where a text may still match."""
+        """Returns the ids of tokens that lead from `state` to a state from which a text may still match."""
         dead, found = len(self.rows), []
         alive = np.arange(len(tokens.token_ids), dtype=np.int32)
         states = np.full(len(alive), self.rows.get(state, dead), dtype=np.int32)
@@ -62,7 +64,7 @@ class Automaton:
             alive, states = alive[:num_longer], states[:num_longer]
             classes = self.classes.take(column if num_longer == len(column) else column.take(alive))
             states = flat.take(states * num_classes + classes)
-            goes_on = states != dead
-            if not goes_on.all():
-                alive, states = alive[goes_on], states[goes_on]
+            is_alive = states != dead
+            if not is_alive.all():
+                alive, states = alive[is_alive], states[is_alive]
         return tokens.token_ids.take(np.concatenate([*found, alive]))

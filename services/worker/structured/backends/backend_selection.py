@@ -1,5 +1,4 @@
-"""`--structured-output-backend`: a library by name, or each constraint's own: the first of those installed that can do
-it."""
+"""`--structured-output-backend`: a library by name, or for each constraint the first installed one that supports it."""
 
 from __future__ import annotations
 
@@ -20,12 +19,13 @@ log = logger("worker.grammars")
 
 FIELD = "structured_output_backend"
 AUTO = "auto"
-ALIASES = {"guidance": LLGUIDANCE, "outlines": OUTLINES_CORE}  # by vLLM
+ALIASES = {"guidance": LLGUIDANCE, "outlines": OUTLINES_CORE}  # vLLM's names
 FORCE_TOKENS = frozenset((LLGUIDANCE, XGRAMMAR))
 
 
 def library_names(setting: str) -> tuple[str, ...]:
-    """Libraries that constraints are offered to, in order. Raises InvalidArgument for one that is not installed."""
+    """Returns the libraries that constraints are offered to, in order. Raises InvalidArgument for one that is not
+    installed."""
     if setting == AUTO:
         return (LLGUIDANCE, *filter(libraries.is_installed, libraries.MODULES))
     name = ALIASES.get(setting, setting)
@@ -36,9 +36,9 @@ def library_names(setting: str) -> tuple[str, ...]:
 
 
 def open_backend(setting: str, folder: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> GrammarBackend:
-    """Raises QuireError."""
+    """Opens the backend of the setting. Raises QuireError."""
 
-    def opened(name: str) -> GrammarBackend:  # only then is anything of a library imported
+    def open_library(name: str) -> GrammarBackend:  # imports a library on first use only
         from quire.services.worker.structured.backends.llguidance_backend import LLGuidanceBackend
         from quire.services.worker.structured.backends.subprocess_backend import SubprocessBackend
 
@@ -48,19 +48,19 @@ def open_backend(setting: str, folder: Path, vocab_size: int, eos_token_ids: Seq
 
     first, *others = library_names(setting)
     if setting == AUTO:
-        reason = "it takes the most forms and compiles them in a millisecond"
-        log.info("grammars", structured_output_backend=first, reason=reason, otherwise=others or "none is installed")
-    return BackendSelector(opened, (first, *others))
+        reason = "it supports the most constraints and compiles them in a millisecond"
+        log.info("grammar backend selected", structured_output_backend=first, reason=reason, fallbacks=others or "none")
+    return BackendSelector(open_library, (first, *others))
 
 
 class BackendSelector:
-    """Opens a library when a constraint is for it."""
+    """Grammar backend that opens libraries when a constraint needs them."""
 
-    def __init__(self, opened: Callable[[str], GrammarBackend], names: Sequence[str]) -> None:
-        """The first of `names` is opened at once."""
-        self._open = opened
+    def __init__(self, open_library: Callable[[str], GrammarBackend], names: Sequence[str]) -> None:
+        """Opens the first of `names` at once."""
+        self._open = open_library
         self._names = names
-        self._opened = {names[0]: opened(names[0])}
+        self._opened = {names[0]: open_library(names[0])}
 
     def compile(self, constraint: pb.StructuredOutput) -> Grammar:
         structured_output.check(constraint)
@@ -68,7 +68,7 @@ class BackendSelector:
             constraint, self._names, lambda name: self.backend(name).compile(constraint)
         )
         if reason:
-            log.info("a grammar for another library", structured_output_backend=name, reason=reason)
+            log.info("grammar compiled by another library", structured_output_backend=name, reason=reason)
         return grammar
 
     def filler(self) -> MaskFiller:
@@ -76,12 +76,12 @@ class BackendSelector:
 
     def backend(self, name: str) -> GrammarBackend:
         if name not in self._opened:
-            self._opened[name] = self._open(name)  # by two threads at a time: one of them is dropped
+            self._opened[name] = self._open(name)  # two threads may open it at once: one result is dropped
         return self._opened[name]
 
 
 class MixedFiller:
-    """For matchers of several libraries, mostly of one."""
+    """Fills masks for matchers of several libraries, grouped by library."""
 
     def __init__(self, backend: Callable[[str], GrammarBackend]) -> None:
         self._backend = backend

@@ -1,6 +1,7 @@
-"""The process of subprocess_backend.py: compiles constraints, one after the other, in little memory and little time.
+"""Subprocess of subprocess_backend.py: compiles constraints one after the other, within limits of memory and
+CPU time.
 
-Introduced with a library's name and the vocabulary; asked with constraints; answers with COMPILED and the
+It is initialised with a library's name and the vocabulary, receives constraints, and answers with COMPILED and the
 serialized grammar, or with FAILED and the reason.
 """
 
@@ -17,17 +18,19 @@ from quire.services.worker.structured.backends.vocabulary import ModelVocabulary
 from quire.shared.pb.common.v1 import sampling_pb2
 from quire.shared.process.child import serve_requests
 
-MEMORY_BYTES = 1 << 30  # beside what the library takes for itself
-SECONDS = 8.0  # of processor time
-OUT_OF_TIME = signal.SIGPROF  # ends the process, where nothing else could interrupt the library
+MEMORY_BYTES = 1 << 30  # in addition to the library's own memory
+SECONDS = 8.0  # of CPU time per constraint
+OUT_OF_TIME = signal.SIGPROF  # terminates the process: nothing else can interrupt the library
 COMPILED, FAILED = b"\1", b"\0"
 
 
 def init_message(name: str, folder: Path, vocab_size: int, eos_token_ids: list[int]) -> bytes:
+    """Serializes the arguments of open_compiler()."""
     return json.dumps([name, str(folder), vocab_size, eos_token_ids, SECONDS, MEMORY_BYTES]).encode()
 
 
 def open_compiler(init_message: bytes) -> Callable[[bytes], bytes]:
+    """Loads the library, sets the memory limit, and returns a function that compiles a serialized constraint."""
     name, folder, vocab_size, eos_token_ids, seconds, memory_bytes = json.loads(init_message)
     library = libraries.library_class(name)(ModelVocabulary.read(Path(folder), vocab_size, eos_token_ids))
     limit = _memory_bytes() + memory_bytes
@@ -48,7 +51,7 @@ def open_compiler(init_message: bytes) -> Callable[[bytes], bytes]:
 
 
 def _memory_bytes() -> int:
-    """As RLIMIT_DATA counts it."""
+    """Returns the size of the data segment as RLIMIT_DATA counts it."""
     status = Path("/proc/self/status").read_text()
     return int(status.split("VmData:")[1].split()[0]) << 10
 

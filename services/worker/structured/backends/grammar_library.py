@@ -1,4 +1,4 @@
-"""What a grammar library must offer whose compiling can take any time and memory: it happens in a process of its own
+"""Interface of a grammar library whose compilation has no bounds on time and memory and runs in a subprocess
 (compile_child.py)."""
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ OBJECT = {"type": "object"}
 
 
 class GrammarLibrary(Protocol):
-    """Bound to a vocabulary. What is wrong with a constraint it says with any exception."""
+    """Library bound to a vocabulary; reports an invalid constraint by any exception."""
 
     def compile(self, constraint: pb.StructuredOutput) -> bytes:
-        """In the child."""
+        """Compiles and serializes a constraint, in the subprocess."""
 
     def load(self, constraint: pb.StructuredOutput, compiled: bytes) -> Grammar:
-        """In the worker, soon."""
+        """Deserializes a compiled constraint quickly, in the worker."""
 
     def filler(self) -> MaskFiller: ...
 
@@ -34,7 +34,7 @@ OpenGrammarLibrary = Callable[[ModelVocabulary], GrammarLibrary]
 
 
 def schema_of(constraint: pb.StructuredOutput) -> Any:
-    """Of a constraint that asks for JSON."""
+    """Returns the JSON schema of a constraint that asks for JSON."""
     if constraint.WhichOneof("constraint") == "json_object":
         return OBJECT
     schema = parse(constraint.json_schema, "json_schema", MAX_NESTING)
@@ -47,30 +47,30 @@ def schema_text(constraint: pb.StructuredOutput) -> str:
 
 
 def rewrite_subschemas(schema: Any, rewrite: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
-    """Each schema in it, itself included, from inside outwards."""
+    """Applies `rewrite` to a schema and all of its subschemas, innermost first."""
     if not isinstance(schema, dict):
         return schema
-    found = dict(schema)
+    result = dict(schema)
     for key in ("properties", "$defs", "definitions"):
-        if isinstance(found.get(key), dict):
-            found[key] = {name: rewrite_subschemas(inner, rewrite) for name, inner in found[key].items()}
+        if isinstance(result.get(key), dict):
+            result[key] = {name: rewrite_subschemas(inner, rewrite) for name, inner in result[key].items()}
     for key in ("anyOf", "oneOf"):
-        if isinstance(found.get(key), list):
-            found[key] = [rewrite_subschemas(inner, rewrite) for inner in found[key]]
+        if isinstance(result.get(key), list):
+            result[key] = [rewrite_subschemas(inner, rewrite) for inner in result[key]]
     for key in ("items", "additionalProperties"):
-        if isinstance(found.get(key), dict):
-            found[key] = rewrite_subschemas(found[key], rewrite)
-    return rewrite(found)
+        if isinstance(result.get(key), dict):
+            result[key] = rewrite_subschemas(result[key], rewrite)
+    return rewrite(result)
 
 
 class MaskingMatcher(Matcher, Protocol):
-    """Writes its own mask."""
+    """Matcher that writes its own mask."""
 
     def fill(self, mask: I32) -> None: ...
 
 
 class SequentialFiller:
-    """Masks in the caller's thread."""
+    """Fills masks one by one in the caller's thread."""
 
     def accept(self, matchers: Sequence[Matcher], token_ids: Sequence[int]) -> list[bool]:
         return [matcher.accept([token_id]) == 1 for matcher, token_id in zip(matchers, token_ids, strict=True)]

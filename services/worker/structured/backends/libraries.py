@@ -1,4 +1,4 @@
-"""Libraries by name, beside llguidance, which is always there and compiles in the worker itself."""
+"""Optional grammar libraries by name; llguidance is always installed and compiles in the worker itself."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from quire.shared.structured_output.backends import LM_FORMAT_ENFORCER, OUTLINES
 if TYPE_CHECKING:
     from quire.services.worker.structured.backends.grammar_library import OpenGrammarLibrary
 
-# name -> the package's module; our module and class
+# name -> (module of the package, our module, our class)
 MODULES = {
     XGRAMMAR: ("xgrammar", "xgrammar_backend", "XGrammar"),
     OUTLINES_CORE: ("outlines_core", "outlines_backend", "Outlines"),
@@ -20,10 +20,12 @@ MODULES = {
 
 
 def is_installed(name: str) -> bool:
+    """Tells whether the library's package can be imported."""
     return find_spec(MODULES[name][0]) is not None
 
 
 def library_class(name: str) -> OpenGrammarLibrary:
-    _, module, of = MODULES[name]
-    found: OpenGrammarLibrary = getattr(importlib.import_module(f"{__package__}.{module}"), of)
-    return found
+    """Imports our adapter of the library `name`."""
+    _, module, class_name = MODULES[name]
+    opener: OpenGrammarLibrary = getattr(importlib.import_module(f"{__package__}.{module}"), class_name)
+    return opener

@@ -1,4 +1,4 @@
-"""llguidance (MIT): grammars parsed as they are followed, so that compiling takes next to nothing."""
+"""llguidance (MIT): parses grammars lazily while they are followed, so that compiling takes next to no time."""
 
 from __future__ import annotations
 
@@ -14,23 +14,24 @@ from quire.shared.columns import I32
 from quire.shared.pb.common.v1 import sampling_pb2
 from quire.shared.structured_output.backends import LLGUIDANCE
 
-# Bounds of one step of one sequence, in the library's units of work: where they end, a mask over 150,000 tokens has
-# taken up to 40 ms. What people write stays under 2 ms.
+# Limits of one step of one sequence, in the library's units of work: at the limits a mask over 150,000 tokens takes up
+# to 40 ms. Usual grammars stay under 2 ms.
 STEP_ITEMS = 10_000
 STEP_LEXER_FUEL = 100_000
-LEXER_STATES = 20_000  # of a grammar, for all its sequences: 1 to 2 KB each
-SILENT = 0
-REFUSES = "doesn't satisfy the grammar"  # said of a token, not of a limit
+LEXER_STATES = 20_000  # per grammar, shared by its sequences: 1 to 2 KB each
+NO_LOGS = 0
+REFUSES = "doesn't satisfy the grammar"  # the library's error about a token, not about a limit
 
-# Tokens of one kind, allowed together wherever all that fit one of these are. The library's own end at 10, 30 and any
-# number of characters; in a JSON string that may only have so many more, what is longer is looked at one by one: with
-# 28 left a mask over Qwen's 151,643 tokens takes 0.1 ms with these and 0.3 with those, with 8 left 0.8 and 1.5.
+# Slices of the vocabulary that are allowed as a whole where every matching text is. The library's defaults end at 10,
+# 30 and any number of characters; near the end of a bounded JSON string it checks longer tokens one by one: with 28
+# characters left a mask over Qwen's 151,643 tokens takes 0.1 ms with these and 0.3 with the defaults, with 8 left 0.8
+# and 1.5 ms.
 SPACES, CHARACTER = r"[\x20\x0A\x0D\x09]+", r'[^"\\\x00-\x1F\x7F]'
 SLICES = [SPACES, *(f"{CHARACTER}{{1,{most}}}" for most in (2, 4, 6, 8, 10, 15, 20, 30)), f"{CHARACTER}+"]
 
 
 class LLGuidanceMatcher:
-    """A matcher that counts for one sequence."""
+    """Matcher of one sequence."""
 
     library = LLGUIDANCE
 
@@ -41,7 +42,7 @@ class LLGuidanceMatcher:
         return self.inner.try_consume_tokens(list(token_ids))
 
     def accept_sampled(self, token_id: int) -> bool:
-        """Keeps the library's reason, which `try_consume_tokens` drops."""
+        """Keeps the library's error, which `try_consume_tokens` drops."""
         return bool(self.inner.consume_token(token_id))
 
     def rollback(self, count: int) -> None:
@@ -61,7 +62,7 @@ class LLGuidanceMatcher:
 
 
 class LLGuidanceGrammar:
-    """A matcher that never moves, to be copied."""
+    """Compiled grammar: a matcher that never moves and is copied for each sequence."""
 
     num_bytes = 0
 
@@ -73,7 +74,7 @@ class LLGuidanceGrammar:
 
 
 class LLGuidanceFiller:
-    """Owns the library's threads."""
+    """Fills masks in the library's thread pool."""
 
     def __init__(self, ends: Sequence[int]) -> None:
         """`ends`: tokens that the library allows where a text may end."""
@@ -97,7 +98,7 @@ class LLGuidanceFiller:
 
 
 class LLGuidanceBackend:
-    """Reads the vocabulary from tokenizer.json."""
+    """Grammar backend that reads the vocabulary from tokenizer.json."""
 
     def __init__(self, folder: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
         self._vocabulary = ModelVocabulary.read(folder, vocab_size, eos_token_ids, SLICES)
@@ -111,9 +112,9 @@ class LLGuidanceBackend:
     def compile(self, constraint: sampling_pb2.StructuredOutput) -> LLGuidanceGrammar:
         structured_output.check(constraint)
         grammar = LLMatcher.grammar_from_lark(structured_output.lark(constraint, self._vocabulary.specials))
-        matcher = LLMatcher(self._vocabulary.tokenizer, grammar, log_level=SILENT, limits=self._limits)
+        matcher = LLMatcher(self._vocabulary.tokenizer, grammar, log_level=NO_LOGS, limits=self._limits)
         if not matcher.is_error():
-            matcher.compute_bitmask()  # finds out that nothing fulfils it, and makes ready what the first mask needs
+            matcher.compute_bitmask()  # detects unsatisfiable grammars, and prepares the first mask
         if matcher.is_error():
             raise structured_output.compile_refusal(matcher.get_error())
         return LLGuidanceGrammar(matcher)

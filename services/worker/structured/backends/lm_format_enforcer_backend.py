@@ -1,6 +1,6 @@
-"""lm-format-enforcer (MIT): parsers of characters, in Python, walked along a tree of the vocabulary's tokens.
+"""lm-format-enforcer (MIT): character parsers in Python, walked along a trie of the vocabulary's tokens.
 
-A token that is no whole number of characters is never allowed.
+Tokens that are not a whole number of characters are never allowed.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ from quire.shared.structured_output import regex
 from quire.shared.structured_output.backends import LM_FORMAT_ENFORCER
 from quire.shared.structured_output.checks import values_of
 
-copyreg.pickle(type(anything_else), lambda _: "anything_else")  # there is one, and automata are compiled elsewhere
+copyreg.pickle(type(anything_else), lambda _: "anything_else")  # a singleton; automata are unpickled from a subprocess
 ANY = {"anyOf": [{"type": kind} for kind in ("string", "number", "boolean", "null", "object", "array")]}
-FREE_TEXT = "json_freetext"  # inside of a JSON string: (this, its length, least length, most length)
+FREE_TEXT = "json_freetext"  # inside of a JSON string: (this, length so far, minimum length, maximum length)
 MAX_WHITESPACE = 9  # between two parts of a JSON text: a new line and four levels of indentation
 CONTROL = re.compile(r"[\x00-\x09\x0b\x0c\x0e-\x1f]")
-QUOTED = '"\\'  # what ends a JSON string or escapes in it
-MAX_WALK_STEPS = 100_000  # of one mask, a character of a token each: about 0.3 s
-MAX_PATTERNS = 1000  # inside of JSON Schemas, that the library keeps
-MAX_KEPT_MASKS = 1000  # of a grammar that are kept
+QUOTED = '"\\'  # characters that end a JSON string or start an escape in it
+MAX_WALK_STEPS = 100_000  # per mask, a character of a token each: about 0.3 s
+MAX_PATTERNS = 1000  # regular expressions of JSON Schemas that the library caches
+MAX_KEPT_MASKS = 1000  # cached per grammar
 
 
 class TokenTrie:
-    """The vocabulary as a tree of characters."""
+    """Trie of the vocabulary's tokens by characters."""
 
     def __init__(self, vocabulary: ModelVocabulary, *, for_json: bool) -> None:
-        """`for_json`: without the control characters that no JSON string may hold as they are, line ends excepted, of
-        which the library knows."""
+        """`for_json`: leaves out tokens with control characters that a JSON string may not contain unescaped. Line ends
+        stay: the library handles them."""
         self.num_words = vocabulary.num_words
         self.texts: dict[int, str] = {}
         for token_id, spelled in enumerate(vocabulary.texts):
@@ -62,7 +62,7 @@ class TokenTrie:
         tree = TokenizerPrefixTree(regular, False, vocabulary.size)
         self.root: TokenizerPrefixTreeNode = tree.root
         self.alphabet = "".join(character for character in self.root.children if not (for_json and character in "\r\n"))
-        self.plain = frozenset(self.alphabet) - {*QUOTED}  # characters that stand for themselves in a JSON string
+        self.plain = frozenset(self.alphabet) - {*QUOTED}  # characters that need no escape in a JSON string
         self._free_texts = tree.json_freetext_tokens
         self._free_masks: dict[tuple[int, int], I32] = {}
 
@@ -71,8 +71,8 @@ class TokenTrie:
         return CharacterColumns(self.texts)
 
     def automaton(self, parser: RegexParser) -> Automaton:
-        """Returns the parser's automaton, to be walked by all tokens at a time: character by character in Python, a
-        mask over 150,000 tokens takes 0.4 s."""
+        """Returns the parser's automaton, for walking all tokens at once: character by character in Python, a mask over
+        150,000 tokens takes 0.4 s."""
         fsm, alphabet = parser.context.pattern, {*self.alphabet}
         others = fsm.alphabet[anything_else] if anything_else in fsm.alphabet else None  # noqa: SIM401 - its get() differs
 
@@ -85,17 +85,17 @@ class TokenTrie:
         return Automaton.from_transitions(fsm.map, symbols)
 
     def free_text(self, length: int, least: int, most: int) -> I32:
-        """A mask of what may stand inside of a JSON string."""
+        """Returns the mask of tokens that may continue a JSON string of any text."""
         longest = self._free_texts.max_token_len
         bounds = min(longest, max(0, least - length)), min(longest, most - length)
         if bounds not in self._free_masks:
-            found = self._free_texts.lookup_allowed_tokens(*bounds).allowed_tokens
-            self._free_masks[bounds] = words_of(found, self.num_words)
+            allowed = self._free_texts.lookup_allowed_tokens(*bounds).allowed_tokens
+            self._free_masks[bounds] = words_of(allowed, self.num_words)
         return self._free_masks[bounds]
 
 
 class FormatEnforcerMatcher:
-    """Of one sequence."""
+    """Matcher of one sequence."""
 
     library = LM_FORMAT_ENFORCER
 
@@ -106,7 +106,8 @@ class FormatEnforcerMatcher:
         masks: dict[Hashable, I32],
         automaton: Automaton | None,
     ) -> None:
-        """`masks`: of this grammar's states, where the library can name them; `automaton`: of a regular expression."""
+        """`masks`: cache by state, for states that the library can name; `automaton`: of a regular expression, else
+        None."""
         self._parser = parser
         self._automaton = automaton
         self._before: list[CharacterLevelParser] = []
@@ -132,7 +133,7 @@ class FormatEnforcerMatcher:
             del self._before[-count:]
 
     def forced_tokens(self) -> list[int]:
-        """Where one text can be spelled by several tokens, there is a choice."""
+        """Returns nothing: one text may be spelled by several tokens, so that there is a choice."""
         return []
 
     @property
@@ -142,7 +143,7 @@ class FormatEnforcerMatcher:
     def fill(self, mask: I32) -> None:
         try:
             self._fill(mask)
-        except Exception as error:  # what the library looks at only when a text gets there
+        except Exception as error:  # the library reads some parts of a schema only when a text gets there
             self.fault = f"lm-format-enforcer: {error or type(error).__name__}"
             mask[:] = 0
 
@@ -161,20 +162,20 @@ class FormatEnforcerMatcher:
 
     def _mask(self) -> I32:
         if self._automaton is not None:
-            found = self._automaton.allowed(self._parser.current_state, self._tokens.columns)
-            return words_of(found, self._tokens.num_words)
+            allowed = self._automaton.allowed(self._parser.current_state, self._tokens.columns)
+            return words_of(allowed, self._tokens.num_words)
         if _is_complete(self._parser):
             return words_of([], self._tokens.num_words)
         shortcut = self._parser.shortcut_key()
         if not isinstance(shortcut, tuple) or not _is_free_text(shortcut):
             return words_of(list(self._walk(None)), self._tokens.num_words)
-        found = self._tokens.free_text(*shortcut[1:])
-        if '"' not in _next_characters(self._parser):  # it is too short to end
-            return found
-        return found | words_of(list(self._walk('"')), self._tokens.num_words)
+        free_text = self._tokens.free_text(*shortcut[1:])
+        if '"' not in _next_characters(self._parser):  # the string is too short to end
+            return free_text
+        return free_text | words_of(list(self._walk('"')), self._tokens.num_words)
 
     def _walk(self, only: str | None) -> Iterator[int]:
-        """TokenTrie that the parser allows; `only`: that begin with this character."""
+        """Yields the tokens that the parser allows; `only`: restricts them to those that start with this character."""
         rest: list[tuple[CharacterLevelParser, TokenizerPrefixTreeNode, str | None]] = []
         rest.append((self._parser, self._tokens.root, only))
         num_steps = 0
@@ -197,9 +198,10 @@ class FormatEnforcerMatcher:
                 )
 
     def _walk_text(self, parser: CharacterLevelParser, node: TokenizerPrefixTreeNode, rest: list[Any]) -> Iterator[int]:
-        """TokenTrie that go on inside of a JSON string, where the parser has to be asked only for what ends or escapes:
-        each of its answers names all 18,000 characters of a large vocabulary. Adds to `rest` where those lead."""
-        most = _remaining_characters(parser)
+        """Yields the tokens that continue a JSON string, asking the parser only for characters that end it or start an
+        escape: each of its answers lists all 18,000 characters of a large vocabulary. Adds to `rest` where those
+        characters lead."""
+        max_length = _remaining_characters(parser)
         texts = [("", node)]
         while texts:
             text, node = texts.pop()
@@ -209,7 +211,7 @@ class FormatEnforcerMatcher:
                     after = _advance_text(parser, text + character)
                     if after is not None:
                         rest.append((after, child, None))
-                elif len(text) < most and character in self._tokens.plain:
+                elif len(text) < max_length and character in self._tokens.plain:
                     texts.append((text + character, child))
 
 
@@ -222,7 +224,7 @@ def _advance_text(parser: CharacterLevelParser, text: str) -> CharacterLevelPars
 
 
 def _count_leading_space(parser: CharacterLevelParser, character: str) -> CharacterLevelParser:
-    """Has a space that begins a JSON string count for its length, which the library leaves out."""
+    """Counts a space that begins a JSON string, which the library does not count."""
     if character != " " or not _is_plain_text(parser):
         return parser
     *outer, text = parser.object_stack
@@ -235,19 +237,21 @@ def _count_leading_space(parser: CharacterLevelParser, character: str) -> Charac
 
 
 def _allows(parser: CharacterLevelParser, character: str) -> bool:
-    """The library counts spaces inside of texts, too, but where it allows whole tokens."""
+    """Tells whether the parser allows `character`, including spaces inside of strings, which the library allows only as
+    parts of whole tokens."""
     return character in _next_characters(parser) or (character == " " and _is_free_text(parser.shortcut_key()))
 
 
 def _next_characters(parser: CharacterLevelParser) -> str:
-    """The library also ends an object after a comma, which is no JSON."""
+    """Returns the allowed next characters, without "}" after a comma, which the library allows although it is
+    not JSON."""
     allowed: str = parser.get_allowed_characters()
     return allowed.replace("}", "") if _last_character(parser) == "," else allowed
 
 
 def _last_character(parser: CharacterLevelParser) -> str:
-    """Of a JSON text so far, spaces left out; empty where there is none."""
-    if isinstance(parser, UnionParser):  # one for each schema that fits so far, of the same text
+    """Returns the last character of a JSON text so far, without spaces; empty if there is none."""
+    if isinstance(parser, UnionParser):  # one parser per schema that matches so far, of the same text
         return _last_character(parser.parsers[0])
     if not isinstance(parser, JsonSchemaParser) or _is_in_string(parser):
         return ""
@@ -260,12 +264,12 @@ def _is_in_string(parser: JsonSchemaParser) -> bool:
 
 
 def _is_plain_text(parser: CharacterLevelParser) -> bool:
-    """Whether it is inside of a JSON string of any text."""
+    """Tells whether the parser is inside of a JSON string of any text."""
     return isinstance(parser, JsonSchemaParser) and _is_free_text(parser.shortcut_key())
 
 
 def _remaining_characters(parser: CharacterLevelParser) -> int:
-    """Characters that the string may still have."""
+    """Returns the number of characters that the string may still have."""
     _, length, _, most = parser.shortcut_key()
     return int(most) - int(length)
 
@@ -275,12 +279,12 @@ def _is_free_text(shortcut: Any) -> bool:
 
 
 def _is_complete(parser: CharacterLevelParser) -> bool:
-    """Behind a JSON text the library allows spaces, for searches that need a choice."""
+    """Tells whether a JSON text is complete; the library would still allow spaces after it."""
     return isinstance(parser, JsonSchemaParser) and not parser.object_stack
 
 
 class FormatEnforcerGrammar:
-    """The library's parsers of JSON know who has called them last: each sequence has its own."""
+    """Compiled grammar. The library's JSON parsers are stateful, so that each sequence gets its own."""
 
     def __init__(self, constraint: pb.StructuredOutput, parser: RegexParser | None, tokens: TokenTrie) -> None:
         self._schema = None if parser else _schema(constraint)
@@ -288,7 +292,7 @@ class FormatEnforcerGrammar:
         self._tokens = tokens
         self._masks: dict[Hashable, I32] = {}
         self._automaton = tokens.automaton(parser) if parser else None
-        self.num_bytes = MAX_KEPT_MASKS * tokens.num_words * 4 if parser else 0  # in the end
+        self.num_bytes = MAX_KEPT_MASKS * tokens.num_words * 4 if parser else 0  # once the cache is full
 
     def start(self) -> FormatEnforcerMatcher:
         parser = self._parser or json_parser(self._schema, self._tokens.alphabet)
@@ -296,7 +300,7 @@ class FormatEnforcerGrammar:
 
 
 class FormatEnforcer:
-    """What is compiled are regular expressions; the rest is parsed as it is followed."""
+    """Library adapter: regular expressions are compiled, everything else is parsed while it is followed."""
 
     def __init__(self, vocabulary: ModelVocabulary) -> None:
         self._vocabulary = vocabulary
@@ -323,7 +327,8 @@ class FormatEnforcer:
                 return pickle.dumps(patterns)
 
     def _check_spelling(self, schema: Any) -> None:
-        """A name or a value with a character that only several tokens spell together would be begun and never ended."""
+        """Raises ValueError for a name or value with a character that only several tokens spell together: it could
+        never be completed."""
         texts = [name for names in values_of(schema, "properties") if isinstance(names, dict) for name in names]
         texts += [value for values in values_of(schema, "enum") if isinstance(values, list) for value in values]
         texts += values_of(schema, "const")
@@ -332,13 +337,13 @@ class FormatEnforcer:
             raise ValueError(f"not supported: {min(unspelled)!r} in a name or a value, which no single token spells")
 
     def load(self, constraint: pb.StructuredOutput, compiled: bytes) -> FormatEnforcerGrammar:
-        found = pickle.loads(compiled)
-        if isinstance(found, RegexParser):
-            return FormatEnforcerGrammar(constraint, found, self._tokens)
+        loaded = pickle.loads(compiled)
+        if isinstance(loaded, RegexParser):
+            return FormatEnforcerGrammar(constraint, loaded, self._tokens)
         kept = JsonSchemaParser._Context.regex_parser_cache
         if len(kept) > MAX_PATTERNS:
             kept.clear()
-        kept.update(found)
+        kept.update(loaded)
         return FormatEnforcerGrammar(constraint, None, self._json_tokens)
 
     def filler(self) -> SequentialFiller:
@@ -351,7 +356,7 @@ class FormatEnforcer:
 
 
 def _prune_dead_states(map_: dict[int, dict[int, int]], finals: Iterable[int]) -> None:
-    """From an automaton with a look-ahead: what can never become a match."""
+    """Removes transitions to states that can never match from an automaton with look-aheads."""
     before: dict[int, list[int]] = {}
     for state, following in map_.items():
         for after in following.values():
@@ -370,9 +375,9 @@ def _schema(constraint: pb.StructuredOutput) -> Any:
 
 
 def _adapt_schema(schema: dict[str, Any]) -> dict[str, Any]:
-    if "oneOf" in schema:  # of objects only
+    if "oneOf" in schema:  # contains objects only
         schema["anyOf"] = schema.pop("oneOf")
-    if isinstance(kinds := schema.get("type"), list):  # of which each would lose what else is said
+    if isinstance(kinds := schema.get("type"), list):  # the library would apply the other keywords to none of the types
         return {"anyOf": [_adapt_schema({**schema, "type": kind}) for kind in kinds]}
     if isinstance(pattern := schema.get("pattern"), str):
         schema["pattern"] = regex.whole(pattern)

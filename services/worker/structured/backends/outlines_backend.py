@@ -1,4 +1,4 @@
-"""outlines-core (Apache-2.0): a regular expression as an automaton over the vocabulary, whole once it is compiled."""
+"""outlines-core (Apache-2.0): compiles a regular expression to a complete automaton over the vocabulary."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from quire.shared.structured_output import regex
 from quire.shared.structured_output.backends import OUTLINES_CORE
 from quire.shared.structured_output.json_rule import WHITESPACE
 
-MAX_ROLLBACK = 64  # tokens: as many as can be drafted
+MAX_ROLLBACK = 64  # tokens, the maximum of drafts
 NO_WHITESPACE = ""
-# Behind each text that fulfils the form, and spelled by no token of the model: where a text may end, the library allows
-# no token that leads to where it may not, so that "1" could not become "1.5". Tokens that begin a character of that
-# plane are left out.
+# Appended to each valid text, and spelled by no token of the model: without it the library allows no token that leads
+# from a state where a text may end to one where it may not, so that "1" could not become "1.5". Tokens that begin a
+# character of that plane are left out.
 END = "\U0010ffff"
-BEGIN = "\U0010fffe"  # before each text: _anchored() says why
-FIRST_BYTE = END.encode()[:1]  # of both
+BEGIN = "\U0010fffe"  # precedes each text: see _anchored()
+FIRST_BYTE = END.encode()[:1]  # the same for BEGIN
 WORD_BYTES = 4
 
 
 class OutlinesMatcher:
-    """Of one sequence."""
+    """Matcher of one sequence."""
 
     library = OUTLINES_CORE
-    fault = ""  # a mask is a row of a table
+    fault = ""  # masks are rows of a table and cannot fail
 
     def __init__(self, index: outlines_core.Index, vocabulary: ModelVocabulary) -> None:
         self._index = index
@@ -59,7 +59,7 @@ class OutlinesMatcher:
             self._guide.rollback_state(count)
 
     def forced_tokens(self) -> list[int]:
-        """Where one text can be spelled by several tokens, there is a choice."""
+        """Returns nothing: one text may be spelled by several tokens, so that there is a choice."""
         return []
 
     @property
@@ -77,7 +77,7 @@ class OutlinesMatcher:
 
 
 class OutlinesGrammar:
-    """Compiled."""
+    """Compiled automaton, shared by all sequences of a constraint."""
 
     def __init__(self, index: outlines_core.Index, num_bytes: int, vocabulary: ModelVocabulary) -> None:
         self._index = index
@@ -89,7 +89,7 @@ class OutlinesGrammar:
 
 
 class Outlines:
-    """Regular expressions, and what can be written as one."""
+    """Library adapter for regular expressions, and constraints that can be converted to one."""
 
     def __init__(self, vocabulary: ModelVocabulary) -> None:
         self._vocabulary = vocabulary
@@ -112,11 +112,12 @@ class Outlines:
 
 
 def _anchored(pattern: str) -> str:
-    """Returns an expression that matches the pattern between BEGIN and END, or nothing at all.
+    """Returns an expression that matches the pattern between BEGIN and END, or the empty text.
 
-    The library builds its automaton for searches as well, which may begin at any byte of a text: states for all of
-    these together make it ten times as slow. The empty match comes second, and ends every search where it begins. An
-    automaton tells of a match one byte late, which is inside of BEGIN."""
+    The library builds its automaton for searches, which may begin at any byte of a text: states for all of these
+    together make it ten times as slow. The empty match comes second and ends every search where it begins. The
+    automaton reports a match one byte late, which is inside of BEGIN.
+    """
     return f"{BEGIN}({pattern}){END}|"
 
 
@@ -134,21 +135,21 @@ def _pattern(constraint: pb.StructuredOutput) -> str:
 
 
 def _anchor_pattern(schema: dict[str, Any]) -> dict[str, Any]:
-    """The library puts it between quotation marks as it is."""
+    """Anchors the pattern, which the library inserts between quotation marks unchanged."""
     pattern = schema.get("pattern")
     return schema if pattern is None else {**schema, "pattern": f"^({regex.whole(pattern)})$"}
 
 
 def end_id(vocabulary: ModelVocabulary) -> int:
-    """Of END."""
+    """Token id of END."""
     return vocabulary.size
 
 
 def end_of_text_id(vocabulary: ModelVocabulary) -> int:
-    """Of what the library itself ends texts with, which is never wanted here."""
+    """Token id with which the library itself ends texts; it is never sampled."""
     return vocabulary.size + 1
 
 
 def begin_id(vocabulary: ModelVocabulary) -> int:
-    """Of BEGIN."""
+    """Token id of BEGIN."""
     return vocabulary.size + 2

@@ -1,5 +1,5 @@
-"""A library whose compiling can take any time and memory: it happens in processes of its own, and what comes of it is
-loaded here."""
+"""Backend of a library whose compilation has no bounds on time and memory: it compiles in subprocesses and loads the
+serialized grammars here."""
 
 from __future__ import annotations
 
@@ -20,24 +20,28 @@ MAX_COMPILED_BYTES = 64 << 20
 
 
 class SubprocessBackend:
-    """A grammar backend."""
+    """Grammar backend that compiles in a pool of child processes."""
 
     def __init__(self, name: str, folder: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
         self._name = name
         self._vocabulary = ModelVocabulary.read(folder, vocab_size, eos_token_ids)
         self._library = libraries.library_class(name)(self._vocabulary)
         self._init_message = compile_child.init_message(name, folder, vocab_size, list(eos_token_ids))
-        self._idle_children: queue.LifoQueue[Child] = queue.LifoQueue()  # as many as have compiled at a time
+        self._idle_children: queue.LifoQueue[Child] = (
+            queue.LifoQueue()
+        )  # grows to the number of concurrent compilations
         weakref.finalize(self, _close, self._idle_children)
         first = self._acquire_child()
-        first.start()  # which takes longer than most grammars
+        first.start()  # takes longer than compiling most grammars
         self._idle_children.put(first)
 
     def compile(self, constraint: pb.StructuredOutput) -> Grammar:
         structured_output.check(constraint)
         compiled = self._ask(constraint.SerializeToString(deterministic=True))
         if len(compiled) > MAX_COMPILED_BYTES:
-            raise refuse(f"{self._name} makes {len(compiled) >> 20} MiB of it; at most {MAX_COMPILED_BYTES >> 20}")
+            raise refuse(
+                f"{self._name} compiles it to {len(compiled) >> 20} MiB; the limit is {MAX_COMPILED_BYTES >> 20}"
+            )
         return self._library.load(constraint, compiled)
 
     def filler(self) -> MaskFiller:

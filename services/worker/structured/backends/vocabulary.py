@@ -1,4 +1,4 @@
-"""The model's tokens as grammar libraries want them: the bytes of each, which are special, which end a text."""
+"""The model's tokens in the form that grammar libraries need: each token's bytes, special tokens, end tokens."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ MASK_BITS = 32
 
 
 def bit(token_id: int) -> np.int32:
-    """Of a token in its word."""
+    """Returns the bit of a token in its mask word."""
     return np.uint32(1 << token_id % MASK_BITS).view(np.int32)
 
 
 def words_of(token_ids: Sequence[int] | I32, num_words: int) -> I32:
-    """A mask that allows these tokens."""
+    """Returns a mask that allows these tokens."""
     allowed = np.zeros(num_words * MASK_BITS, dtype=np.bool_)
     allowed[np.asarray(token_ids, dtype=np.int64)] = True
     return np.packbits(allowed, bitorder="little").view(np.int32)
@@ -32,7 +32,7 @@ def words_of(token_ids: Sequence[int] | I32, num_words: int) -> I32:
 
 @dataclass(frozen=True)
 class ModelVocabulary:
-    """Of a model's folder, read once for each library."""
+    """Vocabulary of a model folder, read once per library."""
 
     tokenizer: LLTokenizer
     specials: SpecialTokens
@@ -43,7 +43,7 @@ class ModelVocabulary:
     def read(
         cls, folder: Path, size: int, eos_token_ids: Sequence[int], slices: Sequence[str] | None = None
     ) -> ModelVocabulary:
-        """`slices`: for llguidance. Raises Unimplemented where there is no tokenizer.json."""
+        """Reads tokenizer.json; `slices`: for llguidance. Raises Unimplemented if the folder has none."""
         path = folder / "tokenizer.json"
         if not path.is_file():
             text = f"structured_output: the worker's model folder {folder} has no tokenizer.json"
@@ -56,19 +56,21 @@ class ModelVocabulary:
 
     @cached_property
     def texts(self) -> list[bytes]:
-        """What each token spells; empty for those that no text holds: control tokens, ends, gaps."""
-        silent = {*self.specials.ids.values(), *self.ends} - self.specials.in_text
-        return [b"" if i in silent else self.tokenizer.decode_bytes([i]) for i in range(self.size)]
+        """Bytes that each token spells; empty for tokens that no text contains: control tokens, end tokens,
+        unused ids."""
+        not_in_text = {*self.specials.ids.values(), *self.ends} - self.specials.in_text
+        return [b"" if i in not_in_text else self.tokenizer.decode_bytes([i]) for i in range(self.size)]
 
     @property
     def num_words(self) -> int:
-        """Of a mask."""
+        """Number of 32-bit words of a mask."""
         return -(-self.size // MASK_BITS)
 
 
 def _specials(path: Path, tokenizer: LLTokenizer) -> SpecialTokens:
-    """llguidance takes for special what the tokenizer calls so, and whatever looks like <name>."""
+    """Returns the special tokens; llguidance treats those of the tokenizer and everything of the form <name> as
+    special."""
     added = json.loads(path.read_bytes()).get("added_tokens", [])
-    found = [token for token in added if tokenizer.is_special_token(token["id"])]
-    ids = {token["content"]: token["id"] for token in found}
-    return SpecialTokens(ids, frozenset(token["id"] for token in found if not token["special"]))
+    specials = [token for token in added if tokenizer.is_special_token(token["id"])]
+    ids = {token["content"]: token["id"] for token in specials}
+    return SpecialTokens(ids, frozenset(token["id"] for token in specials if not token["special"]))

@@ -1,5 +1,4 @@
-"""xgrammar (Apache-2.0): pushdown automata, with masks that are made when a grammar is compiled wherever they depend on
-nothing before them."""
+"""xgrammar (Apache-2.0): pushdown automata whose context-independent masks are computed when a grammar is compiled."""
 
 from __future__ import annotations
 
@@ -21,20 +20,20 @@ from quire.shared.structured_output.checks import MAX_NESTING_OF_TAGS, parse
 from quire.shared.structured_output.literals import quoted
 from quire.shared.structured_output.structural_tag import as_format
 
-NUM_THREADS = min(8, max(1, (os.cpu_count() or 1) // 2))  # that make masks
+NUM_THREADS = min(8, max(1, (os.cpu_count() or 1) // 2))  # of the mask filler
 COMPACT = (",", ":")
 JSON_KINDS = ("json_schema", "json_object")
 CONTROL = re.compile(rb"[\x00-\x09\x0b-\x1f]")
-# Characters between two parts of a JSON text: as many as a new line and four levels of indentation. Without a bound a
-# model that has nothing to say in JSON fills its answer with them.
+# Characters between two parts of a JSON text: a new line and four levels of indentation. Without a limit a model may
+# fill its answer with whitespace.
 MAX_WHITESPACE = 9
 
 
 class XGrammarMatcher:
-    """Of one sequence."""
+    """Matcher of one sequence."""
 
     library = XGRAMMAR
-    fault = ""  # it has no bounds of its own
+    fault = ""  # the library has no limits that it could exceed
 
     def __init__(self, inner: xgrammar.GrammarMatcher, tokenizer: Any) -> None:
         self.inner = inner
@@ -54,7 +53,7 @@ class XGrammarMatcher:
             self.inner.rollback(count)
 
     def forced_tokens(self) -> list[int]:
-        """All but the last token of the text that must come: it may be spelled together with what follows."""
+        """Returns all but the last token of the forced text: the last one may be spelled together with what follows."""
         text = self.inner.find_jump_forward_string()
         tokens = self._tokenizer.tokenize_str(text)[:-1] if text else []
         taken = self.accept(tokens)
@@ -67,7 +66,7 @@ class XGrammarMatcher:
 
 
 class XGrammarGrammar:
-    """Compiled."""
+    """Compiled grammar."""
 
     def __init__(self, compiled: xgrammar.CompiledGrammar, vocabulary: ModelVocabulary) -> None:
         self._compiled = compiled
@@ -79,7 +78,7 @@ class XGrammarGrammar:
 
 
 class XGrammarFiller:
-    """Owns threads of the library."""
+    """Fills masks in the library's threads."""
 
     def __init__(self, ends: Sequence[int]) -> None:
         self._ends = ends
@@ -99,7 +98,7 @@ class XGrammarFiller:
 
 
 class XGrammar:
-    """With tokens that spell nothing left out."""
+    """Library adapter; leaves out tokens that spell nothing."""
 
     def __init__(self, vocabulary: ModelVocabulary) -> None:
         self._vocabulary = vocabulary
@@ -110,8 +109,8 @@ class XGrammar:
         return compiled.encode()
 
     def load(self, constraint: pb.StructuredOutput, compiled: bytes) -> XGrammarGrammar:
-        found = xgrammar.CompiledGrammar.deserialize_json(compiled.decode(), self._info_for(constraint))
-        return XGrammarGrammar(found, self._vocabulary)
+        grammar = xgrammar.CompiledGrammar.deserialize_json(compiled.decode(), self._info_for(constraint))
+        return XGrammarGrammar(grammar, self._vocabulary)
 
     def filler(self) -> XGrammarFiller:
         return XGrammarFiller(self._vocabulary.ends)
@@ -125,8 +124,8 @@ class XGrammar:
 
     @cached_property
     def _json_info(self) -> xgrammar.TokenizerInfo:
-        """In strings whose length has a bound, the library allows control characters as they are, which is no JSON:
-        tokens with any but the end of a line are left out."""
+        """Vocabulary for JSON constraints, without tokens that contain control characters other than the end of a line:
+        in strings of bounded length the library would allow them unescaped, which is not JSON."""
         return self._of([b"" if CONTROL.search(text) else text for text in self._vocabulary.texts])
 
     def _of(self, texts: Sequence[bytes]) -> xgrammar.TokenizerInfo:

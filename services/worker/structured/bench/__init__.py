@@ -1,1 +1,1 @@
-"""Grammar libraries side by side: python -m quire.services.worker.structured.bench"""
+"""Benchmark that compares grammar libraries: python -m quire.services.worker.structured.bench"""

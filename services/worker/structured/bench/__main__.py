@@ -1,7 +1,7 @@
-"""Compile time, mask time, memory and coverage: python -m quire.services.worker.structured.bench [folder]
+"""Measures compile time, mask time, memory and coverage: python -m quire.services.worker.structured.bench [folder]
 
-Measures the libraries that are installed with the bundled model's vocabulary and, if a folder is given, with one of
-150,000 tokens, which is made there if it is not there yet.
+Uses the installed libraries with the bundled model's vocabulary and, if a folder is given, with one of 150,000 tokens,
+which is trained there on first use.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _open(name: str, path: Path, size: int) -> BenchLibrary | None:
 
 
 def _times(library: BenchLibrary, tokenizer: Tokenizer) -> None:
-    """Of each schema: the first time it is compiled, and every mask on the way through a text that fulfils it."""
+    """Prints the time to compile each schema once, and of every mask and token along a text that fulfils it."""
     mask = np.zeros((1, -(-tokenizer.get_vocab_size() // 32)), dtype=np.int32)
     print(f"{'':14}{'compile ms':>12}{'mask us: 50 %':>16}{'90 %':>8}{'99 %':>8}{'token us':>10}")
     for name, (schema, value) in CASES.items():
@@ -77,13 +77,13 @@ def _times(library: BenchLibrary, tokenizer: Tokenizer) -> None:
             for token_id in tokenizer.encode(text(value), add_special_tokens=False).ids:
                 fills.append(_timed(lambda: library.fill(matcher, mask)))  # noqa: B023
                 accepts.append(_timed(lambda: library.accept(matcher, token_id)))  # noqa: B023
-        of_hundred = statistics.quantiles(fills, n=100)
-        row = (of_hundred[49], of_hundred[89], of_hundred[98], statistics.median(accepts))
+        percentiles = statistics.quantiles(fills, n=100)
+        row = (percentiles[49], percentiles[89], percentiles[98], statistics.median(accepts))
         print(f"{name:14}{compiled_s * 1e3:12.2f}{row[0]:16.1f}{row[1]:8.1f}{row[2]:8.0f}{row[3]:10.1f}")
 
 
 def _memory(library: BenchLibrary) -> None:
-    """Of grammars that differ in every name, each with a matcher at work."""
+    """Prints the memory of grammars that differ in every name, each with one matcher."""
     try:
         kept = [_variant(library, -1)]
         before = _resident_mb()
@@ -106,7 +106,7 @@ def _coverage(library: BenchLibrary, tokenizer: Tokenizer) -> None:
     for feature in FEATURES:
         outcomes.setdefault(_outcome(library, tokenizer, feature), []).append(feature.name)
     for outcome, names in sorted(outcomes.items(), key=lambda item: -len(item[1])):
-        print(f"{outcome}: {len(names)}" + (f" ({', '.join(names)})" if outcome != "kept to" else ""))
+        print(f"{outcome}: {len(names)}" + (f" ({', '.join(names)})" if outcome != "enforced" else ""))
 
 
 def _outcome(library: BenchLibrary, tokenizer: Tokenizer, feature: Feature) -> str:
@@ -121,18 +121,18 @@ def _outcome(library: BenchLibrary, tokenizer: Tokenizer, feature: Feature) -> s
 
     if not all(fulfils(value) for value in feature.right):
         return "too strict"
-    return "not kept to" if any(fulfils(value) for value in feature.wrong) else "kept to"
+    return "not enforced" if any(fulfils(value) for value in feature.wrong) else "enforced"
 
 
 def _timed(call: Callable[[], object]) -> float:
-    """Microseconds."""
+    """Returns the microseconds that `call` takes."""
     started = time.perf_counter_ns()
     call()
     return (time.perf_counter_ns() - started) / 1e3
 
 
 def _resident_mb() -> float:
-    """Memory in use, without what the allocator keeps for later."""
+    """Returns the process's resident memory, without what the allocator keeps free."""
     ctypes.CDLL(None).malloc_trim(0)
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 1e6
 

@@ -1,4 +1,4 @@
-"""What JSON Schema can say, a keyword at a time: texts that fulfil it and texts that do not."""
+"""JSON Schema keywords one at a time, with values that fulfil them and values that do not."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from quire.services.worker.structured.bench.schemas import BOOLEAN, INTEGER, NUM
 
 @dataclass(frozen=True, slots=True)
 class Feature:
-    """A schema, and values on both sides of it."""
+    """A schema, with valid and invalid values."""
 
     name: str
     schema: Json

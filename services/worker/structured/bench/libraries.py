@@ -1,4 +1,4 @@
-"""The libraries as the worker uses them, without the table of what each may be asked."""
+"""Grammar libraries as the worker uses them, without the table of supported features."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ NAMES = (LLGUIDANCE, *libraries.MODULES)
 
 
 class SchemaRejected(Exception):
-    """The library does not take the schema."""
+    """Raised for a schema that the library does not support."""
 
 
 class BenchLibrary:
-    """Bound to a vocabulary."""
+    """Grammar library bound to a vocabulary."""
 
     def __init__(self, name: str, tokenizer: Path, vocab_size: int, eos_id: int) -> None:
-        """Raises ImportError where it is not installed."""
+        """Opens the library. Raises ImportError if it is not installed."""
         self.name = name
         opens = LLGuidanceBackend if name == LLGUIDANCE else lambda *of: SubprocessBackend(name, *of)
         self._backend: GrammarBackend = opens(tokenizer.parent, vocab_size, [eos_id])
@@ -44,17 +44,17 @@ class BenchLibrary:
         return grammar.start()
 
     def fill(self, matcher: Matcher, mask: I32) -> None:
-        """`mask` int32 [1, num_words]."""
+        """Fills `mask`, int32 [1, num_words]."""
         self._filler.fill([matcher], [0], mask)
 
     def accept(self, matcher: Matcher, token_id: int) -> bool:
         return bool(matcher.accept([token_id]))
 
     def ends(self, matcher: Matcher) -> bool:
-        """What was accepted is whole."""
+        """Tells whether the accepted text is complete."""
         return matcher.can_end
 
 
 def follows(library: BenchLibrary, matcher: Matcher, token_ids: Sequence[int]) -> bool:
-    """Whether the whole text fulfils the schema."""
+    """Tells whether the whole text fulfils the schema."""
     return all(library.accept(matcher, token_id) for token_id in token_ids) and library.ends(matcher)

@@ -1,4 +1,4 @@
-"""Forms as people write them, each with a text that fulfils it."""
+"""Typical schemas, each with a text that fulfils it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Vocabularies to measure with: the bundled model's, and one of the size that big models have."""
+"""Vocabularies for benchmarks: the bundled model's, and one of the size of large models'."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathlib import Path
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 EOS = "<|end|>"
-NUM_CHARACTERS = 60_000_000  # of Python source, which has words, indentation, digits and many languages' text
+NUM_CHARACTERS = 60_000_000  # of Python source, which contains words, indentation, digits and text of many languages
 
 
 def train(size: int, path: Path) -> None:
-    """A byte-level BPE vocabulary of `size` tokens out of what this interpreter's packages say; takes a minute."""
+    """Trains a byte-level BPE vocabulary of `size` tokens on the source of the installed packages; takes a minute."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

@@ -1,1 +1,1 @@
-"""What test_plugins.py installs."""
+"""Example plugin package that test_plugins.py installs."""

@@ -1,4 +1,4 @@
-"""A backend: the reference, counted."""
+"""Attention backend: the reference implementation with a call counter."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from quire.services.worker.attention.reference import ReferenceAttention
 
 
 class CountingAttention(ReferenceAttention):
-    """Counts calls, of all its instances."""
+    """Counts the calls of all its instances."""
 
     num_calls = 0
 

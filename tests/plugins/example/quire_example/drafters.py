@@ -1,4 +1,4 @@
-"""A method of drafting: the last token once more."""
+"""Drafting method that repeats the last token."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from quire.services.worker.step.drafts.drafts import Drafts
 
 
 class SameAgain(HostProposer):
-    """Drafter and proposer in one, since there are no weights."""
+    """Drafter and proposer in one class, since there are no weights."""
 
     block_bytes = 0
     needs_features = needs_prompts = False
 
     def __init__(self, config: Any, target: Any) -> None:
-        """Nothing to load."""
+        """Takes the configuration and the target model; loads nothing."""
 
     def start(self, worker: Any) -> SameAgain:
         return self
 
-    def propose(self, wanted: DraftRequest) -> Drafts | None:
-        lengths = wanted.history.lengths[wanted.slots]
-        last = wanted.history.tokens[wanted.slots, lengths - 1]
-        return Drafts(wanted.slots, np.ones_like(wanted.counts), last)
+    def propose(self, request: DraftRequest) -> Drafts | None:
+        lengths = request.history.lengths[request.slots]
+        last = request.history.tokens[request.slots, lengths - 1]
+        return Drafts(request.slots, np.ones_like(request.counts), last)

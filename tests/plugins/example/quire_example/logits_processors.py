@@ -1,4 +1,4 @@
-"""A logits processor: only tokens whose id is a multiple of what the request says."""
+"""Logits processor that allows only tokens whose id is a multiple of the request's argument."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 class Multiples:
-    """Takes {"of": N}."""
+    """Takes the argument {"of": N}."""
 
     def __init__(self, num_slots: int, vocab_size: int, device: torch.device) -> None:
         self._ids = torch.arange(vocab_size, device=device)
@@ -29,7 +29,7 @@ class Multiples:
 
 
 class BoundMultiples:
-    """The rows that ask for it."""
+    """Rows of a step that name the processor."""
 
     def __init__(self, ids: torch.Tensor, of: dict[int, int]) -> None:
         self._rows = torch.tensor(list(of), device=ids.device)
@@ -40,4 +40,4 @@ class BoundMultiples:
         logits[self._rows] = logits[self._rows].masked_fill(self._banned, float("-inf"))
 
     def sampled(self, token_ids: torch.Tensor) -> None:
-        """It depends on no token."""
+        """Does nothing: the processor does not depend on earlier tokens."""

@@ -1,4 +1,4 @@
-"""A family that Quire does not know: Llama whose likeliest token is the least likely one."""
+"""Model family from a plugin: Llama with negated logits, so that its likeliest token is the least likely one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from quire.services.worker.models.families.llama import LlamaForCausalLM
 
 
 class BackwardsLlamaForCausalLM(LlamaForCausalLM):
-    """Reads what Llama reads."""
+    """Loads Llama checkpoints."""
 
     def logits(self, hidden: Any) -> Any:
         return -super().logits(hidden)

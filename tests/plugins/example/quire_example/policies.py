@@ -1,4 +1,4 @@
-"""A scheduling policy: whoever has the shortest prompt comes first."""
+"""Scheduling policy that admits the shortest prompt first."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from quire.services.scheduler.core.sequences.sequence import Sequence
 
 
 class ShortestFirst(Fcfs):
-    """Sorts at every look, which is only right for an example."""
+    """Sorts on every call, which is acceptable for an example only."""
 
     def peek(self) -> Sequence:
         return min(self._queue.values(), key=lambda sequence: sequence.num_prompt_tokens)

@@ -1,4 +1,4 @@
-"""A stat logger."""
+"""Stat logger that writes to a file."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ from quire.services.scheduler.operations.stat_loggers import WorkerStats
 
 
 def ledger(stats: WorkerStats) -> None:
-    """A line for each worker and interval, in the file that LEDGER names."""
+    """Writes a line for each worker and interval to the file that LEDGER names."""
     with Path(os.environ["LEDGER"]).open("a") as file:
         file.write(f"{stats.worker} {stats.generated_tokens}\n")

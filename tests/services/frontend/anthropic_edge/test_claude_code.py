@@ -1,4 +1,4 @@
-"""Fields, tools and blocks that Claude Code sends beside the conversation."""
+"""Tests of fields, tools and blocks that Claude Code sends together with the conversation."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def tool_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 async def prompts(folder: Path, *bodies: dict[str, Any]) -> list[str]:
-    """Returns the prompt of each body, all of which are answered; count_tokens counts as many."""
+    """Returns the prompt of each body; asserts that count_tokens returns its length."""
     async with tool_server(folder, "ok") as (frontend, _, script):
         for number, body in enumerate(bodies):
             sent = {"model": "talking", "messages": ASK, **body}
@@ -44,7 +44,7 @@ async def prompts(folder: Path, *bodies: dict[str, Any]) -> list[str]:
         {"edits": [{"type": "clear_tool_uses_20250919", "trigger": {"type": "input_tokens", "value": 100000}}]},
     ],
 )
-async def test_context_management_changes_nothing(tool_model: Path, edits: Any) -> None:
+async def test_context_management_has_no_effect(tool_model: Path, edits: Any) -> None:
     plain, edited = await prompts(tool_model, {}, {"context_management": edits})
     assert edited == plain
 
@@ -52,7 +52,7 @@ async def test_context_management_changes_nothing(tool_model: Path, edits: Any) 
 @pytest.mark.parametrize(
     "system",
     [
-        # vllm#36829, llama.cpp#20623, ollama#14918: a block of its own, in front
+        # vllm#36829, llama.cpp#20623, ollama#14918: a separate block at the beginning
         [{"type": "text", "text": BILLING}, {"type": "text", "text": "Be brief."}],
         [{"type": "text", "text": BILLING, "cache_control": None}, {"type": "text", "text": "Be brief."}],
         [{"type": "text", "text": BILLING + "\nBe brief."}],
@@ -60,7 +60,7 @@ async def test_context_management_changes_nothing(tool_model: Path, edits: Any) 
         BILLING + "\n\nBe brief.",
     ],
 )
-async def test_a_billing_line_that_changes_leaves_the_prompt_as_it_is(tool_model: Path, system: Any) -> None:
+async def test_a_changing_billing_line_does_not_change_the_prompt(tool_model: Path, system: Any) -> None:
     def with_hash(value: str) -> Any:
         if isinstance(system, str):
             return system.format(value)
@@ -72,7 +72,7 @@ async def test_a_billing_line_that_changes_leaves_the_prompt_as_it_is(tool_model
     assert first == second == plain
 
 
-async def test_a_billing_line_alone_is_no_system_message_and_a_quoted_one_stays(tool_model: Path) -> None:
+async def test_billing_lines_are_not_system_messages_and_quoted_ones_are_kept(tool_model: Path) -> None:
     alone, plain, quoted = await prompts(
         tool_model,
         {"system": [{"type": "text", "text": BILLING}]},
@@ -121,8 +121,8 @@ async def test_tools_that_the_client_runs_are_shown_with_their_schema(
     assert parameter in prompt
 
 
-async def test_turns_that_anthropics_servers_answered_are_gone_on_with(tool_model: Path) -> None:
-    """References to tools as a search for tools answers them, and a search of the web with its result."""
+async def test_turns_that_anthropics_servers_answered_are_continued(tool_model: Path) -> None:
+    """Checks tool references as a tool search returns them, and a web search with its result."""
     turns = [
         *ASK,
         {
@@ -159,8 +159,8 @@ async def test_turns_that_anthropics_servers_answered_are_gone_on_with(tool_mode
          "t\nhttps://a\nx"),
     ],
 )  # fmt: skip
-async def test_documents_of_text_are_text(tool_model: Path, block: dict[str, Any], text: str) -> None:
-    """In a turn of the user's, and in what a tool has answered."""
+async def test_text_documents_become_text(tool_model: Path, block: dict[str, Any], text: str) -> None:
+    """Checks documents in user turns and in tool results."""
     result = {"type": "tool_result", "tool_use_id": "a", "content": [block]}
     asked, answered = await prompts(
         tool_model,
@@ -180,13 +180,13 @@ async def test_a_document_that_is_no_text_is_refused_with_a_reason(tool_model: P
     assert "blocks of type 'document' are not offered by this server: models are given text only" in answer.text
 
 
-async def test_a_compaction_is_what_it_sums_up(tool_model: Path) -> None:
+async def test_a_compaction_becomes_its_summary(tool_model: Path) -> None:
     turns = [*ASK, {"role": "assistant", "content": [{"type": "compaction", "content": "It rained."}]}, *ASK]
     (prompt,) = await prompts(tool_model, {"messages": turns})
     assert "assistant\nIt rained.<|im_end|>" in prompt
 
 
-async def test_the_older_name_of_a_form_is_kept_to(tool_model: Path) -> None:
+async def test_the_legacy_name_of_the_output_format_works(tool_model: Path) -> None:
     form = {"type": "json_schema", "schema": {"type": "object", "properties": {"ok": {"type": "boolean"}}}}
     async with tool_server(tool_model, '{"ok": true}') as (frontend, _, script):
         for fields in ({"output_format": form}, {"output_config": {"format": form}}, {}):

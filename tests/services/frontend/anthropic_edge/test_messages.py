@@ -1,4 +1,4 @@
-"""/v1/messages with the anthropic package, unchanged, against a frontend."""
+"""Tests of /v1/messages with the unmodified anthropic package against a frontend."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ async def test_messages_have_every_field_that_their_specification_requires(tool_
     assert answered.type == "message"
 
 
-async def test_tool_results_go_through_the_template(tool_model: Path) -> None:
+async def test_tool_results_are_rendered_by_the_template(tool_model: Path) -> None:
     turns = [
         *ASK,
         {
@@ -168,7 +168,7 @@ async def test_tool_results_go_through_the_template(tool_model: Path) -> None:
     assert counted.input_tokens == script.submissions[0].num_prompt_tokens
 
 
-async def test_a_last_assistant_message_is_gone_on_with(tool_model: Path) -> None:
+async def test_a_last_assistant_message_is_continued(tool_model: Path) -> None:
     turns = [*ASK, {"role": "assistant", "content": "It is"}]
     async with serving(tool_model, " sunny.") as (_, client, script):
         reply = await client.messages.create(**asked(messages=turns))
@@ -176,7 +176,7 @@ async def test_a_last_assistant_message_is_gone_on_with(tool_model: Path) -> Non
     assert prompt_text(tool_model, prompt_of(script.submissions[0])).endswith("<|im_start|>assistant\nIt is")
 
 
-async def test_why_it_stopped(tool_model: Path) -> None:
+async def test_stop_reasons(tool_model: Path) -> None:
     async with serving(tool_model, CALL) as (_, client, _script):
         short = await client.messages.create(**asked(tools=TOOLS, max_tokens=40))
         stopped = await client.messages.create(**asked(stop_sequences=["weather"]))
@@ -184,7 +184,7 @@ async def test_why_it_stopped(tool_model: Path) -> None:
             streamed = await stream.get_final_message()
         far = await client.messages.create(**asked(max_tokens=20_000))  # the context has 4,096
     assert short.stop_reason == "max_tokens"
-    assert "Malmö 🙂".startswith(short.content[0].input["city"])  # as far as it came
+    assert "Malmö 🙂".startswith(short.content[0].input["city"])  # the part that arrived
     for message in (stopped, streamed):
         assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", "weather")
         assert message.content[0].text == '\n{"name": "get_'
@@ -224,7 +224,7 @@ async def test_thinking_reaches_template_and_budget(tool_model: Path) -> None:
     assert [[block.type for block in reply.content] for reply in replies] == [["thinking", "text"], ["text"], ["text"]]
 
 
-async def test_the_form_of_the_answer(tool_model: Path) -> None:
+async def test_the_output_format(tool_model: Path) -> None:
     form: Any = {"format": {"type": "json_schema", "schema": {"type": "object"}}, "effort": "low"}
     async with serving(tool_model, "</think>{}") as (_, client, script):
         reply = await client.messages.create(**asked(output_config=form))
@@ -267,7 +267,7 @@ async def test_refusals(tool_model: Path, more: dict[str, Any], text: str) -> No
     assert text in body["error"]["message"]
 
 
-async def test_other_errors_are_anthropics_own_classes(tool_model: Path) -> None:
+async def test_errors_have_the_classes_of_anthropics_client(tool_model: Path) -> None:
     async with serving(tool_model, "x", api_key="secret", max_request_bytes=2000) as (frontend, client, script):
         assert (await client.messages.create(**asked())).content[0].text == "x"
         with pytest.raises(anthropic.AuthenticationError, match="API key is not known"):
@@ -285,7 +285,7 @@ async def test_other_errors_are_anthropics_own_classes(tool_model: Path) -> None
         assert (late.value.status_code, late.value.body["error"]["type"]) == (504, "timeout_error")
 
 
-async def test_a_stream_that_breaks_off_says_so(tool_model: Path) -> None:
+async def test_an_interrupted_stream_ends_with_an_error(tool_model: Path) -> None:
     async with serving(tool_model, "one two three four", unavailable_after_s=0.2) as (frontend, client, script):
         script.step_s = 0.2
         frontend.write_each_token(script)
@@ -303,20 +303,20 @@ async def test_a_stream_that_breaks_off_says_so(tool_model: Path) -> None:
         assert broken.value.body["error"]["type"] in ("overloaded_error", "api_error", "invalid_request_error")
 
 
-async def test_a_tool_runner_goes_on_without_a_thread(tool_model: Path) -> None:
-    """Anthropic's runner lets the server keep the conversation, unless that says in so many words that it cannot."""
+async def test_a_tool_runner_continues_without_a_thread(tool_model: Path) -> None:
+    """Checks that Anthropic's runner keeps the conversation itself after the server's specific error code."""
     called: list[str] = []
 
     @anthropic.beta_async_tool
     async def get_weather(city: str) -> str:
-        """Tell the weather."""
+        """Returns the weather of a city."""
         called.append(city)
         return "Rain."
 
-    def said(prompt: str) -> str:
+    def reply_to(prompt: str) -> str:
         return "It rains." if "Rain." in prompt else CALL
 
-    async with serving(tool_model, said) as (_, client, _):
+    async with serving(tool_model, reply_to) as (_, client, _):
         runner = client.beta.messages.tool_runner(**asked(tools=[get_weather], max_iterations=4))
         replies = [reply async for reply in runner]
         with pytest.raises(anthropic.BadRequestError) as refused:
@@ -329,7 +329,7 @@ async def test_a_tool_runner_goes_on_without_a_thread(tool_model: Path) -> None:
     assert body["error"]["details"] == {"error_code": "thread_unsupported_request"}
 
 
-async def test_answers_and_refusals_have_their_id_where_anthropics_client_looks(tool_model: Path) -> None:
+async def test_answers_and_errors_have_the_request_id_header_of_anthropic(tool_model: Path) -> None:
     async with serving(tool_model, "Yes.") as (_, client, _):
         mine = {"x-request-id": "mine"}
         reply = await client.messages.create(**asked(), extra_headers=mine)
@@ -345,7 +345,7 @@ async def test_answers_and_refusals_have_their_id_where_anthropics_client_looks(
 
 
 async def test_stop_sequences_count_in_the_text_only(tool_model: Path) -> None:
-    """vllm#52393: a client's stop string in the thinking, or in a call's markup, ended the answer."""
+    """Checks vllm#52393: a client's stop string in the thinking, or in a call's markup, ended the answer."""
     stops = {"stop_sequences": ["Malmö", '"']}
     async with serving(tool_model, THOUGHT) as (_, client, _script):
         reply = await client.messages.create(**asked(tools=TOOLS, **stops))
@@ -357,8 +357,8 @@ async def test_stop_sequences_count_in_the_text_only(tool_model: Path) -> None:
     assert reply.content[-1].text == "Hot: "
 
 
-async def test_the_tokens_of_a_whole_call_can_be_counted(tool_model: Path) -> None:
-    """Gateways send what they would send to be answered."""
+async def test_tokens_of_a_call_can_be_counted(tool_model: Path) -> None:
+    """Checks a complete request, as gateways send it before the actual call."""
     whole = asked(temperature=0.5, top_p=0.9, stream=True, stop_sequences=["x"])
     async with serving(tool_model, lambda _: "hi") as (frontend, _, _):
         counted = await frontend.http.post("/v1/messages/count_tokens", json=whole)

@@ -1,5 +1,7 @@
-"""Vectors as Cohere's clients ask for them. The scripted scheduler's vector of a prompt is its length and its first
-token."""
+"""Tests of vectors in the forms that Cohere's clients request.
+
+The scripted scheduler's vector of a prompt is its length and its first token.
+"""
 
 from __future__ import annotations
 
@@ -31,17 +33,17 @@ async def serving(folder: Path) -> AsyncIterator[tuple[Running, ScriptedSchedule
 
 
 def prompted_folder(folder: Path) -> Path:
-    """Of sentence-transformers."""
-    made = write_folder(folder)
+    """Writes a sentence-transformers folder with prompts."""
+    model_folder = write_folder(folder)
     modules = [{"type": "Transformer", "path": ""}, {"type": "Pooling", "path": "1_Pooling"}]
-    (made / "1_Pooling").mkdir()
-    (made / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_mean_tokens": True}))
-    (made / "modules.json").write_text(json.dumps(modules))
-    (made / "config_sentence_transformers.json").write_text(json.dumps({"prompts": PROMPTS}))
-    return made
+    (model_folder / "1_Pooling").mkdir()
+    (model_folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_mean_tokens": True}))
+    (model_folder / "modules.json").write_text(json.dumps(modules))
+    (model_folder / "config_sentence_transformers.json").write_text(json.dumps({"prompts": PROMPTS}))
+    return model_folder
 
 
-async def test_a_text_has_a_vector_in_every_form_that_was_asked_for(folder: Path) -> None:
+async def test_a_text_has_a_vector_in_every_requested_encoding(folder: Path) -> None:
     async with serving(folder) as (frontend, script):
         plain = (await frontend.http.post("/v2/embed", json=ASKED)).json()
         kinds = {"embedding_types": ["base64", "float", "ubinary"], "output_dimension": 2}
@@ -55,7 +57,7 @@ async def test_a_text_has_a_vector_in_every_form_that_was_asked_for(folder: Path
     assert {one.params.pooling.dimensions for one in script.submissions[2:]} == {2}
 
 
-async def test_version_1_has_floats_alone_unless_forms_are_named(folder: Path) -> None:
+async def test_version_1_has_only_floats_unless_encodings_are_named(folder: Path) -> None:
     async with serving(folder) as (frontend, _):
         plain = (await frontend.http.post("/v1/embed", json=ASKED)).json()
         named = (await frontend.http.post("/v1/embed", json=ASKED | {"embedding_types": ["float"]})).json()
@@ -74,9 +76,7 @@ def test_signs_are_bits_the_first_of_which_is_the_highest() -> None:
     ("input_type", "before"),
     [("search_query", "Ask: "), ("search_document", "Read: "), ("classification", ""), (None, "")],
 )
-async def test_a_type_of_input_is_the_prompt_that_the_model_has_for_it(
-    tmp_path: Path, input_type: str | None, before: str
-) -> None:
+async def test_the_input_type_selects_the_models_prompt(tmp_path: Path, input_type: str | None, before: str) -> None:
     async with serving(prompted_folder(tmp_path / "model")) as (frontend, script):
         answer = await frontend.http.post("/v2/embed", json={"texts": ["one"], "input_type": input_type})
         assert answer.status_code == 200, answer.text
@@ -84,7 +84,7 @@ async def test_a_type_of_input_is_the_prompt_that_the_model_has_for_it(
         assert prompt_of(script.submissions[0]) == tokenizer.encode_inline(before + "one", add_special_tokens=True)
 
 
-async def test_texts_are_cut_where_the_client_says(folder: Path) -> None:
+async def test_texts_are_truncated_at_the_requested_end(folder: Path) -> None:
     async with serving(folder) as (frontend, script):
         for changes in ({"max_tokens": 2}, {"max_tokens": 2, "truncate": "START"}, {}):
             answer = await frontend.http.post("/v2/embed", json={"texts": ["abcd"], **changes})
@@ -109,11 +109,11 @@ async def test_texts_are_cut_where_the_client_says(folder: Path) -> None:
         ({"embedding_types": ["int8"]}, "embedding_types.0", "'float', 'base64', 'binary' or 'ubinary'"),
         ({"output_dimension": 2**21}, "output_dimension", "output_dimension must be in"),
         ({"max_tokens": 10_000_000}, "max_tokens", "max_tokens must be in"),
-        ({"max_tokens": 2, "truncate": "NONE"}, "truncate", "NONE forbids it"),
+        ({"max_tokens": 2, "truncate": "NONE"}, "truncate", "NONE forbids"),
         ({"truncated": "END"}, "truncated", "Unrecognized"),
     ],
 )
-async def test_what_is_wrong_is_named(folder: Path, changes: dict[str, Any], field: str, text: str) -> None:
+async def test_errors_name_the_field(folder: Path, changes: dict[str, Any], field: str, text: str) -> None:
     async with serving(folder) as (frontend, _):
         answer = await frontend.http.post("/v2/embed", json=ASKED | changes)
         unknown = await frontend.http.post("/v2/embed", json=ASKED | {"model": "nobody"})

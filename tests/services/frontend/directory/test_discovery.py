@@ -203,8 +203,8 @@ async def test_whatever_redis_does_what_is_known_stays_known(
             await published.lists(two)
             await until_metric(frontend, "redis_up", 1)
             assert await metric(frontend, "sessions_open") == 2
-    assert caplog.text.count("redis does not serve") == 1
-    assert caplog.text.count("redis serves") == 2
+    assert caplog.text.count("Redis is unavailable") == 1
+    assert caplog.text.count("Redis is available") == 2
 
 
 async def test_redis_that_comes_later_is_noticed(folder: Path, redis_server: RedisServer, published: Published) -> None:

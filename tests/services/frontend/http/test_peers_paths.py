@@ -95,7 +95,7 @@ async def test_a_slash_at_the_end_is_none(tmp_path: Path) -> None:
 async def test_a_body_that_is_none_is_told(frontend: Running) -> None:
     for path in ("/v1/completions", "/v1/chat/completions/batch", "/v1/messages", "/invocations"):
         message = (await post_raw(frontend, path, b""))["error"]["message"]
-        assert message == "the body is empty; it has to be a JSON object"
+        assert message == "the body is empty; it must be a JSON object"
         message = (await post_raw(frontend, path, b"[]"))["error"]["message"]
         assert message.startswith("the body: Input should be a valid dictionary")
 

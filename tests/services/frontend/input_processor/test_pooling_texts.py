@@ -1,4 +1,5 @@
-"""Texts that are pooled: cut within the tokenizer's marks, behind the model's prompts, not continued by an encoder."""
+"""Tests of pooled texts: truncated within the special tokens, prefixed by the model's prompts, not continued by
+encoders."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ UNK, CLS, SEP, A, B, C, D, SEARCH, COLON = range(len(WORDS))
 
 
 def word_piece() -> Tokenizer:
-    """As BERT's: lower case, marks around a text and between two."""
+    """Returns a tokenizer like BERT's: lower case, special tokens around a text and between two."""
     tokenizer = Tokenizer(models.WordPiece({word: i for i, word in enumerate(WORDS)}, unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=False)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -46,7 +47,7 @@ def word_piece() -> Tokenizer:
 
 @pytest.fixture
 def tokenizer(tmp_path: Path) -> Iterator[OurTokenizer]:
-    """Of a folder without a chat template."""
+    """Returns the tokenizer of a folder without a chat template."""
     folder = write_folder(tmp_path, tokenizer=word_piece(), chat_template=None)
     found = OurTokenizer(folder, 1)
     yield found
@@ -77,16 +78,18 @@ async def prepared(reading: InputProcessor, asked: Request, max_model_len: int =
         (4, "right", [CLS, A, B, SEP]),
         (4, "left", [CLS, C, D, SEP]),
         (3, "left", [CLS, D, SEP]),
-        (2, "right", [CLS, A]),  # no room for a text within the marks
+        (2, "right", [CLS, A]),  # the special tokens leave no space for text
     ],
 )
-async def test_marks_stay_where_a_text_is_cut(tokenizer: OurTokenizer, keep: int, side: str, ids: list[int]) -> None:
+async def test_truncation_keeps_the_special_tokens(
+    tokenizer: OurTokenizer, keep: int, side: str, ids: list[int]
+) -> None:
     asked = request(TextPrompt("a b c d"), truncate_prompt_tokens=keep, truncation_side=side)
     assert (await prepared(processor(tokenizer), asked)).token_ids == ids
 
 
-async def test_as_many_tokens_as_fit_are_the_whole_context(tokenizer: OurTokenizer) -> None:
-    """Of a text that nobody would tokenize whole, too; tokens that are sent are cut as they are."""
+async def test_truncation_to_minus_one_fills_the_context(tokenizer: OurTokenizer) -> None:
+    """Checks this also for a text that is far too long; token prompts are truncated unchanged."""
     reading = processor(tokenizer)
     long = await prepared(reading, request(TextPrompt("a b " * 100_000), truncate_prompt_tokens=-1))
     assert long.token_ids == [CLS, A, B, A, B, A, B, SEP]
@@ -96,8 +99,8 @@ async def test_as_many_tokens_as_fit_are_the_whole_context(tokenizer: OurTokeniz
     assert cut.token_ids == [A] * 5 + [B] * 3
 
 
-async def test_of_a_long_text_the_end_may_be_kept(tokenizer: OurTokenizer) -> None:
-    """However long the rest is; of two texts, too."""
+async def test_the_end_of_a_long_text_may_be_kept(tokenizer: OurTokenizer) -> None:
+    """Keeps the end however long the rest is, and also of two texts."""
     reading, cut = processor(tokenizer), {"truncate_prompt_tokens": -1, "truncation_side": "left"}
     end = await prepared(reading, request(TextPrompt("a b " * 100_000 + "c d"), **cut))
     assert end.token_ids == [CLS, A, B, A, B, C, D, SEP]
@@ -110,17 +113,17 @@ async def test_of_a_long_text_the_end_may_be_kept(tokenizer: OurTokenizer) -> No
 
 
 @pytest.mark.parametrize(("keep", "second_from"), [(None, 5), (7, 5), (6, 4), (5, 3), (4, 2), (3, 1)])
-async def test_the_second_text_is_told_where_it_has_moved_to(
+async def test_truncation_moves_the_start_of_the_second_text(
     tokenizer: OurTokenizer, keep: int | None, second_from: int
 ) -> None:
-    """Of [CLS] a b a [SEP] c [SEP], which loses its beginning behind the first mark."""
+    """Truncates [CLS] a b a [SEP] c [SEP], which loses its beginning after the first special token."""
     asked = request(PairPrompt("a b a", "c"), truncate_prompt_tokens=keep, truncation_side="left")
     found = await prepared(processor(tokenizer), asked)
     assert SequenceParams.FromString(found.prompt_request.params).second_text_from == second_from
     assert list(found.token_ids[second_from:]) == [C, SEP]
 
 
-async def test_a_text_that_is_too_long_is_refused_with_what_would_help(tokenizer: OurTokenizer) -> None:
+async def test_too_long_texts_are_refused_with_a_remedy(tokenizer: OurTokenizer) -> None:
     with pytest.raises(InvalidArgument, match=r"9 tokens\. Please reduce its length, or send truncate_prompt_tokens"):
         await prepared(processor(tokenizer), request(TextPrompt("a b a b a b a")))
 
@@ -129,7 +132,7 @@ async def test_a_text_that_is_too_long_is_refused_with_what_would_help(tokenizer
     ("has_types", "keep", "second_from"),
     [(True, None, 4), (False, None, 0), (True, 6, 4), (True, 4, 0)],
 )
-async def test_workers_are_told_where_the_second_text_begins(
+async def test_workers_get_the_start_of_the_second_text(
     tokenizer: OurTokenizer, has_types: bool, keep: int | None, second_from: int
 ) -> None:
     asked = request(PairPrompt("a b", "c d"), truncate_prompt_tokens=keep)
@@ -140,7 +143,7 @@ async def test_workers_are_told_where_the_second_text_begins(
     assert SequenceParams.FromString(found.prompt_request.params).second_text_from == second_from
 
 
-async def test_texts_come_behind_the_prompts_of_the_model(tokenizer: OurTokenizer) -> None:
+async def test_texts_follow_the_prompts_of_the_model(tokenizer: OurTokenizer) -> None:
     texts = PoolingTextFormat({"query": "SEARCH: ", "none": ""}, default="query", lower_case=True)
     reading = processor(tokenizer, texts=texts)
     by_default = await prepared(reading, request(TextPrompt("A")))
@@ -152,15 +155,15 @@ async def test_texts_come_behind_the_prompts_of_the_model(tokenizer: OurTokenize
 
 
 @pytest.mark.parametrize(("pooler", "skips"), [("", True), ("last", False), ("mean", True)])
-async def test_prefixes_are_read_where_the_last_token_alone_counts(
+async def test_the_prefix_cache_is_read_where_only_the_last_token_counts(
     tokenizer: OurTokenizer, pooler: str, skips: bool
 ) -> None:
-    """The model's own pooler is another one here."""
+    """Checks this for a model whose own pooler is a different one."""
     reading = processor(tokenizer, texts=PoolingTextFormat(pools_last_token=False))
     found = await prepared(reading, request(TextPrompt("a"), pooling=Pooling(pooler)))
     assert found.prompt_request.sampling.skip_reading_prefix_cache is skips
 
 
-def test_an_encoder_continues_nothing_and_its_name_is_told(tokenizer: OurTokenizer) -> None:
+def test_generation_with_an_encoder_is_refused(tokenizer: OurTokenizer) -> None:
     with pytest.raises(InvalidArgument, match="The model `some-bert` reads texts and generates none"):
         processor(tokenizer).check(Request("r", "", [TextPrompt("a")], Sampling(), 0.0))

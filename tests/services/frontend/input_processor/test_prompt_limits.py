@@ -1,4 +1,4 @@
-"""Prompts that are empty, too long or out of vocabulary, and how much may follow the others."""
+"""Tests of empty, too long and out-of-vocabulary prompts, and of the output length after valid ones."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def test_ids_become_one_column_however_they_were_sent(ids: Sequence[int]) -> Non
 
 
 @pytest.mark.parametrize("wrong", [2**31, 2**32 + 7, 2**63, 2**70, -(2**40)])
-def test_an_id_that_fits_no_column_is_out_of_vocabulary(wrong: int) -> None:
+def test_ids_that_fit_no_column_are_out_of_vocabulary(wrong: int) -> None:
     with pytest.raises(InvalidArgument, match=f"Token id {wrong} is out of vocabulary"):
         prompt_limits.column([1, wrong], max_model_len=10, vocab_size=50)
 
 
-def test_output_length_is_asked_recommended_default_or_what_fits() -> None:
+def test_the_output_length_is_requested_recommended_default_or_maximal() -> None:
     assert prompt_limits.output_length(request(), 4, 10, None) == 6
     assert prompt_limits.output_length(request(), 4, 10, 3) == 3
     assert prompt_limits.output_length(request(default_max_tokens=2), 4, 10, None) == 2

@@ -1,4 +1,5 @@
-"""Priority, tenant, deadline, repetition, answers in one piece: over both edges, down to what the scheduler is told."""
+"""Tests of priority, tenant, deadline, repetition and final-only answers over both edges, down to the scheduler's
+messages."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ async def generate(frontend: Running, request: pb.GenerateRequest, **call: Any) 
     return [message async for message in frontend.inference.Generate(request, **call)]
 
 
-async def test_ids_go_on_as_they_came_and_a_wrong_one_is_named(folder: Path) -> None:
+async def test_ids_are_forwarded_unchanged_and_the_error_names_a_wrong_one(folder: Path) -> None:
     ids = [7, 3, 3, 12]
     async with serving(folder) as (script, frontend):
         await generate(frontend, pb.GenerateRequest(token_ids=pb.TokenIds(ids=ids), sampling=Sampling(max_tokens=1)))
@@ -48,7 +49,7 @@ async def test_ids_go_on_as_they_came_and_a_wrong_one_is_named(folder: Path) -> 
             assert f"{wrong}" in refused.json()["error"]["message"]
 
 
-async def test_priority_is_for_schedulers_that_go_by_it(folder: Path) -> None:
+async def test_priority_needs_schedulers_with_the_priority_policy(folder: Path) -> None:
     request = pb.GenerateRequest(text="x", options=pb.RequestOptions(priority=-5))
     async with serving(folder, scheduling_policy="priority") as (script, frontend):
         assert (await frontend.http.post("/v1/completions", json={**BODY, "priority": 7})).status_code == 200
@@ -76,7 +77,7 @@ async def test_priority_needs_every_scheduler(folder: Path) -> None:
     assert (refused.status_code, refused.json()["error"]["message"][-4:]) == (400, "fcfs")
 
 
-async def test_tenants_in_the_body_or_beside_it(folder: Path) -> None:
+async def test_tenants_in_the_body_or_in_a_header(folder: Path) -> None:
     async with serving(folder) as (script, frontend):
         header = {"x-tenant": "header"}
         await frontend.http.post("/v1/completions", json=BODY, headers=header)
@@ -96,7 +97,7 @@ async def test_tenants_in_the_body_or_beside_it(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_deadline_over_http_is_told_and_kept(folder: Path, stream: bool) -> None:
+async def test_a_deadline_over_http_is_forwarded_and_kept(folder: Path, stream: bool) -> None:
     async with serving(folder) as (script, frontend):
         script.pause()
         late = await frontend.http.post(
@@ -109,7 +110,7 @@ async def test_a_deadline_over_http_is_told_and_kept(folder: Path, stream: bool)
         assert [why for _, why in script.cancellations] == [finish_pb2.FINISH_REASON_DEADLINE]
     error = {"message": "the deadline passed", "type": "DeadlineExceededError", "param": None, "code": 504}
     assert late.headers["x-request-id"] == "mine"
-    if stream:  # its headers went out before the deadline
+    if stream:  # its headers were sent before the deadline
         event, done = late.text.strip().split("\n\n")
         assert (late.status_code, done) == (200, "data: [DONE]")
         assert json.loads(event.removeprefix("data: ")) == {"error": error}
@@ -119,7 +120,7 @@ async def test_a_deadline_over_http_is_told_and_kept(folder: Path, stream: bool)
 
 async def test_a_deadline_that_passes_in_mid_stream_ends_the_stream_with_the_error(folder: Path) -> None:
     async with serving(folder) as (script, frontend):
-        script.step_s = 0.2  # of 40 tokens
+        script.step_s = 0.2  # times 40 tokens
         headers = {"x-request-timeout": "3"}
         late = await frontend.http.post("/v1/completions", json={**BODY, "stream": True}, headers=headers)
     *_, error, done = late.text.strip().split("\n\n")
@@ -128,26 +129,26 @@ async def test_a_deadline_that_passes_in_mid_stream_ends_the_stream_with_the_err
 
 
 @pytest.mark.parametrize("written", ["0", "-1", "soon", "nan", "inf", "1e10", ""])
-async def test_a_timeout_that_is_none_is_refused(folder: Path, written: str) -> None:
+async def test_invalid_timeouts_are_refused(folder: Path, written: str) -> None:
     async with serving(folder) as (_, frontend):
         reply = await frontend.http.post("/v1/completions", json=BODY, headers={"x-request-timeout": written})
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, "x-request-timeout")
     assert reply.json()["error"]["message"].endswith(f"got {written!r}.")
 
 
-async def test_repetition_is_passed_on_and_told(folder: Path) -> None:
+async def test_repetition_detection_is_forwarded_and_reported(folder: Path) -> None:
     script = ScriptedScheduler(lambda sequence: 70 + sequence.num_outputs % 3)
     async with scheduler(script), running(folder, script.address) as frontend:
         rule = {"max_pattern_size": 3, "min_count": 4}
         whole = (await frontend.http.post("/v1/completions", json={**BODY, "repetition_detection": rule})).json()
         chat = {"messages": [{"role": "user", "content": "x"}], "repetition_detection": {**rule, "min_pattern_size": 2}}
-        said = (await frontend.http.post("/v1/chat/completions", json=chat)).json()
+        chat_answer = (await frontend.http.post("/v1/chat/completions", json=chat)).json()
         detection = sampling_pb2.RepetitionDetection(max_pattern_size=3, min_count=2)
         messages = await generate(
             frontend, pb.GenerateRequest(text="x", sampling=Sampling(repetition_detection=detection))
         )
         metrics = await frontend.metrics()
-    for choice in (whole["choices"][0], said["choices"][0]):
+    for choice in (whole["choices"][0], chat_answer["choices"][0]):
         assert (choice["finish_reason"], choice["stop_reason"]) == ("repetition", "repetition_detected")
     assert whole["usage"]["completion_tokens"] == 12
     assert messages[-1].finish_reason == finish_pb2.FINISH_REASON_REPETITION
@@ -157,15 +158,15 @@ async def test_repetition_is_passed_on_and_told(folder: Path) -> None:
     assert metrics["vllm:request_success_total{finished_reason=repetition}"] == 3
 
 
-async def test_without_detection_nothing_of_it_is_sent(folder: Path) -> None:
+async def test_repetition_detection_is_not_sent_by_default(folder: Path) -> None:
     async with serving(folder) as (script, frontend):
         await frontend.http.post("/v1/completions", json=BODY)
         assert not script.submissions[0].sampling.HasField("repetition_detection")
 
 
 @pytest.mark.parametrize("stop", [[], ["zzz"]])
-async def test_final_only_is_one_message_for_each_sample(folder: Path, stop: list[str]) -> None:
-    """The same as the stream in pieces adds up to."""
+async def test_final_only_sends_one_message_per_sample(folder: Path, stop: list[str]) -> None:
+    """Checks that the message equals the joined pieces of a stream."""
     sampling = Sampling(n=3, seed=60, max_tokens=30, stop_token_ids=[85], logprobs=1, stop=stop)
     request = pb.GenerateRequest(text="hello", sampling=sampling)
     async with serving(folder) as (script, frontend):
@@ -175,7 +176,7 @@ async def test_final_only_is_one_message_for_each_sample(folder: Path, stop: lis
         whole = await generate(frontend, request)
         chat = pb.ChatRequest(messages=[pb.ChatMessage(role="user", content="x")], sampling=sampling)
         chat.options.final_only = True
-        said = [message async for message in frontend.inference.Chat(chat)]
+        chat_messages = [message async for message in frontend.inference.Chat(chat)]
     assert sorted(message.index for message in whole) == [0, 1, 2]
     assert whole[0].index == 2  # it ended first
     for message in whole:
@@ -187,12 +188,12 @@ async def test_final_only_is_one_message_for_each_sample(folder: Path, stop: lis
         assert (message.finish_reason, message.stop_token_id) == (parts[-1].finish_reason, parts[-1].stop_token_id)
     assert whole[-1].usage.completion_tokens == sum(len(message.token_ids) for message in whole)
     assert whole[0].usage.prompt_tokens == pieces[0].usage.prompt_tokens
-    assert [message.content for message in sorted(said, key=lambda m: m.index)] == [
+    assert [message.content for message in sorted(chat_messages, key=lambda m: m.index)] == [
         message.text for message in sorted(whole, key=lambda m: m.index)
     ]
 
 
-async def test_final_only_with_a_stop_string_ends_there(folder: Path) -> None:
+async def test_final_only_output_ends_at_the_stop_string(folder: Path) -> None:
     async with serving(folder) as (script, frontend):
         text = (await frontend.http.post("/detokenize", json={"tokens": [66, 67]})).json()["prompt"]
         request = pb.GenerateRequest(text="x", sampling=Sampling(seed=60, max_tokens=300, stop=[text]))
@@ -202,7 +203,7 @@ async def test_final_only_with_a_stop_string_ends_there(folder: Path) -> None:
     assert (message.stop_string, list(message.token_ids)) == (text, list(range(60, 68)))
 
 
-async def test_an_error_ends_final_only_too(folder: Path) -> None:
+async def test_errors_end_final_only_requests(folder: Path) -> None:
     async with serving(folder) as (script, frontend):
         script.refusal = finish_pb2.Error(code=finish_pb2.ERROR_CODE_INTERNAL, message="no")
         request = pb.GenerateRequest(text="x", options=pb.RequestOptions(final_only=True))

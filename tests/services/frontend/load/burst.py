@@ -1,12 +1,13 @@
-"""Many calls at one instant from a process of its own: what each of them waits for its answer or its refusal.
+"""Measures the latency of many calls at one instant, from a separate process, until their answers or refusals.
 
-    python -m tests.services.frontend.load.burst [--calls 1280] [--places 128] [--held] [--prompt-bytes 480]
-    python -m tests.services.frontend.load.burst --calls 12800 --rate 1280 --tokens 100  # ten times the capacity
+python -m tests.services.frontend.load.burst [--calls 1280] [--places 128] [--held] [--prompt-bytes 480]
 
-The frontend, the clients and the scripted scheduler are a process each. Every call is a connection of its own, or with
-`--held` one that has been open before. Latencies are the client's, from before its connect (or write) to the answer's
-first byte; with `--rate` calls come one after the other, whatever became of those before, and are waited for from when
-they were due. `/health` is asked all the while, on a connection of its own, as a measure of the machine.
+python -m tests.services.frontend.load.burst --calls 12800 --rate 1280 --tokens 100  # ten times the capacity
+
+The frontend, the clients and the scripted scheduler are a process each. Every call has a separate connection, or with
+`--held` one that was opened before. Latencies are the client's, from before its connect (or write) to the answer's
+first byte; with `--rate`, calls are started at fixed times, independently of earlier ones, and latencies count from the
+scheduled time. `/health` is polled meanwhile on a separate connection, as a measure of the machine.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ HEALTH = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
 
 @dataclass
 class Call:
-    """One connection with one request on it."""
+    """Connection with one request."""
 
     sock: socket.socket
     message: bytes
@@ -50,14 +51,14 @@ class Call:
 
 @dataclass
 class Burst:
-    """Latencies, seconds."""
+    """Latencies in seconds."""
 
     accepted: list[float] = field(default_factory=list)
     refused: list[float] = field(default_factory=list)
     health: list[float] = field(default_factory=list)
     others: list[str] = field(default_factory=list)
 
-    def take(self, answer: bytes, took_s: float) -> None:
+    def record(self, answer: bytes, took_s: float) -> None:
         match answer[9:12]:
             case b"200":
                 self.accepted.append(took_s)
@@ -67,11 +68,11 @@ class Burst:
                 self.others.append(answer[:80].decode("latin-1"))
 
     def line(self) -> str:
-        def told(name: str, values: list[float]) -> str:
+        def summary(name: str, values: list[float]) -> str:
             p50, p99 = at(values, 0.5) * 1e3, at(values, 0.99) * 1e3
             return f"{len(values)} {name} p50 {p50:.1f} p99 {p99:.1f} max {max(values, default=0) * 1e3:.1f} ms"
 
-        parts = (told("accepted", self.accepted), told("refused", self.refused), told("health", self.health))
+        parts = (summary("accepted", self.accepted), summary("refused", self.refused), summary("health", self.health))
         return "; ".join(parts) + (f"; others: {self.others[:3]}" if self.others else "")
 
 
@@ -81,11 +82,12 @@ def message(prompt_bytes: int, tokens: int = TOKENS) -> bytes:
     return f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
 
 
-class TlsListener:
-    """Calls that begin at their times, each on a connection of its own, which is closed when it has been answered."""
+class ScheduledCalls:
+    """Client that starts calls at their scheduled times, each on a separate connection that is closed after the
+    answer."""
 
     def __init__(self, host: str, port: int, messages: Sequence[bytes]) -> None:
-        """`messages`: sent in turn."""
+        """Creates a client; `messages`: sent in turn."""
         self._where, self._messages = (host, port), itertools.cycle(messages)
         self._poll = select.epoll()
         self._calls: dict[int, Call] = {}
@@ -100,7 +102,7 @@ class TlsListener:
                 begun += 1
             wait_s = max(0.0, started_s + begun / rate - clock()) if begun < num_calls else HEALTH_EVERY_S
             for number, events in self._poll.poll(wait_s, maxevents=64):
-                self._go_on(number, events, clock)
+                self._advance(number, events, clock)
         return self.burst
 
     def _begin(self, due_s: float) -> None:
@@ -110,21 +112,22 @@ class TlsListener:
         self._calls[call.sock.fileno()] = call
         self._poll.register(call.sock, select.EPOLLOUT)
 
-    def _go_on(self, number: int, events: int, clock: Callable[[], float]) -> None:
+    def _advance(self, number: int, events: int, clock: Callable[[], float]) -> None:
         call = self._calls[number]
         if not events & select.EPOLLIN:
             call.sock.send(call.message)
             self._poll.modify(number, select.EPOLLIN)
             return
         answer, took_s = call.sock.recv(1 << 16), clock() - call.begun_s
-        self.burst.take(answer, took_s)
+        self.burst.record(answer, took_s)
         del self._calls[number]
         self._poll.unregister(number)
         call.sock.close()
 
 
 def strike(host: str, port: int, num_calls: int, sent: bytes, *, held: bool) -> Burst:
-    """Plain sockets and one epoll: a client library would be slower than what it measures."""
+    """Sends all calls at once, on plain sockets with one epoll: a client library would be slower than what it
+    measures."""
     poll, calls = select.epoll(), [Call(socket.socket(), sent) for _ in range(num_calls)]
     by_number = {call.sock.fileno(): call for call in calls}
     for call in calls:
@@ -164,14 +167,14 @@ def strike(host: str, port: int, num_calls: int, sent: bytes, *, held: bool) -> 
                 continue
             left -= 1
             poll.unregister(number)
-            burst.take(answer, took_s)
+            burst.record(answer, took_s)
     for call in (*calls, probe):
         call.sock.close()
     return burst
 
 
 async def measure(folder: Path, places: int, *asked: Any) -> Burst:
-    """`asked`: of _client(), behind the address."""
+    """Measures a burst; `asked`: arguments of _client() after the address."""
     script = ScriptedScheduler(lambda _: 65, step_s=STEP_S)
     settings: dict[str, Any] = {"max_inflight_requests": places, "retry_after_ms": 1500, "log_level": "warning"}
     async with scheduler(script), process(folder, script.address, **settings) as frontend:
@@ -185,16 +188,16 @@ async def strike_from_outside(*asked: Any) -> Burst:
     client = await asyncio.create_subprocess_exec(
         sys.executable, "-m", __spec__.name, "--client", json.dumps(asked), stdout=asyncio.subprocess.PIPE
     )
-    said, _ = await client.communicate()
-    return Burst(**json.loads(said))
+    output, _ = await client.communicate()
+    return Burst(**json.loads(output))
 
 
 def _client(address: str, num_calls: int, prompt_bytes: int, tokens: int, held: bool, rate: float) -> Burst:
     host, _, port = address.rpartition(":")
-    if rate:  # answers of many lengths: equal ones would end all at once, again and again
+    if rate:  # answers of many lengths: equal ones would repeatedly end all at once
         chance = random.Random(num_calls)
         messages = [message(prompt_bytes, chance.randint(tokens // 2, tokens * 3 // 2)) for _ in range(997)]
-        return TlsListener(host, int(port), messages).run(num_calls, rate)
+        return ScheduledCalls(host, int(port), messages).run(num_calls, rate)
     return strike(host, int(port), num_calls, message(prompt_bytes, tokens), held=held)
 
 

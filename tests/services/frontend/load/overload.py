@@ -1,10 +1,9 @@
-"""Ten times what fits: how fast a frontend says no, and what those it took in notice of it.
+"""Measures refusals and accepted calls at ten times the capacity of a frontend.
 
-    python -m tests.services.frontend.load.overload [--seconds 5] [--times 10] [--edge http|grpc] [--step-ms 10]
+python -m tests.services.frontend.load.overload [--seconds 5] [--times 10] [--edge http|grpc] [--step-ms 10]
 
-The frontend is a process of its own; the scripted scheduler and the clients share this one. Clients come at fixed
-times, whether the others have been answered or not. Latencies are the clients': from sending to the refusal, or to the
-end of the answer.
+The frontend is a separate process; the scripted scheduler and the clients share this one. Calls start at fixed times,
+independently of earlier ones. Latencies are the clients': from sending to the refusal, or to the end of the answer.
 """
 
 from __future__ import annotations
@@ -35,12 +34,12 @@ PROMPT = "hello world " * 40
 
 
 @dataclass
-class Seen:
-    """Latencies, seconds."""
+class Latencies:
+    """Latencies in seconds."""
 
     accepted: list[float] = field(default_factory=list)
     refused: list[float] = field(default_factory=list)
-    hints: set[str] = field(default_factory=set)  # when to come again
+    hints: set[str] = field(default_factory=set)  # values of retry-after
 
     def line(self) -> str:
         return (
@@ -56,7 +55,7 @@ def at(values: list[float], share: float) -> float:
 
 
 class HttpClients:
-    """Connections that are used again, on bare sockets: an HTTP library would be slower than what it measures."""
+    """Reused connections on plain sockets: an HTTP library would be slower than what it measures."""
 
     def __init__(self, address: str) -> None:
         self._host, _, self._port = address.rpartition(":")
@@ -65,7 +64,7 @@ class HttpClients:
         self._message = f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
         self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
 
-    async def ask(self, seen: Seen) -> None:
+    async def ask(self, latencies: Latencies) -> None:
         reader, writer = self._idle.pop() if self._idle else await asyncio.open_connection(self._host, int(self._port))
         started_s = time.perf_counter()
         writer.write(self._message)
@@ -74,9 +73,9 @@ class HttpClients:
         await reader.readexactly(int(headers["content-length"]))
         status = int(head.split()[1])
         assert status in (200, 429), head
-        (seen.accepted if status == 200 else seen.refused).append(time.perf_counter() - started_s)
+        (latencies.accepted if status == 200 else latencies.refused).append(time.perf_counter() - started_s)
         if status == 429:
-            seen.hints.add(headers["retry-after"])
+            latencies.hints.add(headers["retry-after"])
         self._idle.append((reader, writer))
 
     async def close(self) -> None:
@@ -98,18 +97,18 @@ class GrpcClients:
         self._request.options.final_only = True
         self._next = 0
 
-    async def ask(self, seen: Seen) -> None:
+    async def ask(self, latencies: Latencies) -> None:
         self._next += 1
         started_s = time.perf_counter()
         try:
             async for _ in self._stubs[self._next % len(self._stubs)].Generate(self._request):
                 pass
-            seen.accepted.append(time.perf_counter() - started_s)
+            latencies.accepted.append(time.perf_counter() - started_s)
         except grpc.aio.AioRpcError as error:
             if error.code() is not grpc.StatusCode.RESOURCE_EXHAUSTED:
                 raise
-            seen.refused.append(time.perf_counter() - started_s)
-            seen.hints.update(key for key, _ in error.trailing_metadata() or ())
+            latencies.refused.append(time.perf_counter() - started_s)
+            latencies.hints.update(key for key, _ in error.trailing_metadata() or ())
 
     async def close(self) -> None:
         for channel in self._channels:
@@ -119,20 +118,20 @@ class GrpcClients:
 EDGES: dict[str, type[HttpClients] | type[GrpcClients]] = {"http": HttpClients, "grpc": GrpcClients}
 
 
-async def offer(ask: Callable[[Seen], Awaitable[None]], rate: float, seconds: float) -> Seen:
-    """`rate`: calls a second, evenly spaced."""
+async def offer(ask: Callable[[Latencies], Awaitable[None]], rate: float, seconds: float) -> Latencies:
+    """Starts calls at an even `rate`, in calls per second."""
     loop = asyncio.get_running_loop()
-    seen, start_s = Seen(), loop.time()
+    latencies, start_s = Latencies(), loop.time()
     async with asyncio.TaskGroup() as calls:
         for number in range(round(rate * seconds)):
             await asyncio.sleep(max(0.0, start_s + number / rate - loop.time()))
-            calls.create_task(ask(seen))  # type: ignore[arg-type]
-    return seen
+            calls.create_task(ask(latencies))  # type: ignore[arg-type]
+    return latencies
 
 
-async def measure(folder: Path, edge: str, times: float, seconds: float, step_s: float) -> tuple[Seen, Seen]:
-    """(at half of what fits, at `times` as much as fits), where a token takes `step_s`"""
-    fitting = PLACES / (TOKENS * step_s)  # requests a second
+async def measure(folder: Path, edge: str, times: float, seconds: float, step_s: float) -> tuple[Latencies, Latencies]:
+    """Returns measurements at half and at `times` the capacity, where a token takes `step_s`."""
+    fitting = PLACES / (TOKENS * step_s)  # requests per second
     script = ScriptedScheduler(lambda _: 65, step_s=step_s)
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(scheduler(script))

@@ -1,10 +1,10 @@
-"""How many tokens a second one frontend process carries, and what a token costs it.
+"""Measures the tokens per second of one frontend process, and the cost of a token.
 
-    python -m tests.services.frontend.load.throughput [--streams 64] [--tokens 2000] [--step-ms 1]
+python -m tests.services.frontend.load.throughput [--streams 64] [--tokens 2000] [--step-ms 1]
 
 Three processes: a scripted scheduler that gives every stream a token per step, the frontend, and a client that reads
-all streams over gRPC and then over server-sent events. CPU is the frontend process's own, so that the figure holds
-when the machine is busy; tokens/s is bounded by whichever process is slowest, and by the step time.
+all streams over gRPC and then over server-sent events. CPU is that of the frontend process, so that the figure holds on
+a busy machine; tokens/s is limited by the slowest process, and by the step time.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def cpu_s(pid: int) -> float:
 
 
 async def over_grpc(address: str, streams: int, tokens: int, *, final_only: bool = False) -> int:
-    """Returns the number of messages."""
+    """Reads all streams and returns the number of messages."""
     async with grpc.aio.insecure_channel(address) as channel:
         stub = inference_pb2_grpc.InferenceServiceStub(channel)
 
@@ -71,7 +71,10 @@ async def over_grpc(address: str, streams: int, tokens: int, *, final_only: bool
 
 
 async def over_sse(address: str, streams: int, tokens: int) -> int:
-    """Returns the number of events. Counts bytes on a bare socket: an HTTP library would be the bottleneck."""
+    """Reads all streams and returns the number of events.
+
+    It counts bytes on a plain socket: an HTTP library would be the bottleneck.
+    """
     host, _, port = address.rpartition(":")
     body = json.dumps({"prompt": "hello", "max_tokens": tokens, "ignore_eos": True, "stream": True}).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\n"

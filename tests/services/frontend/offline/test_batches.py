@@ -1,4 +1,4 @@
-"""Files and batches with the openai package, unchanged, against a frontend."""
+"""Tests of files and batches with the unmodified openai package against a frontend."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def tool_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def line(number: int, url: str = CHAT, **body: Any) -> dict[str, Any]:
-    said = [{"role": "user", "content": f"Number {number}."}]
-    return {"custom_id": f"q{number}", "method": "POST", "url": url, "body": {"messages": said, **body}}
+    messages = [{"role": "user", "content": f"Number {number}."}]
+    return {"custom_id": f"q{number}", "method": "POST", "url": url, "body": {"messages": messages, **body}}
 
 
 def written(*lines: Any) -> bytes:
@@ -61,8 +61,10 @@ async def begun(client: Any, content: bytes, endpoint: str = CHAT) -> Any:
 
 
 async def until_counted(frontend: Running, counts: dict[str, float]) -> None:
-    """Batches by status, requests by outcome, those that are not 0. An end is counted when it is written, and a client
-    may read it before."""
+    """Waits for the non-zero counters of batches by status and requests by outcome.
+
+    An end is counted after it was written, so that a client may read it earlier.
+    """
     names = ("quire_frontend_batches_ended_total", "quire_frontend_batch_requests_total")
     found: dict[str, float] = {}
     async with asyncio.timeout(60):
@@ -74,7 +76,7 @@ async def answers(client: Any, file_id: str) -> list[dict[str, Any]]:
     return [json.loads(one) for one in (await client.files.content(file_id)).text.splitlines()]
 
 
-async def test_a_batch_answers_each_line_and_says_which_were_wrong(tool_model: Path, tmp_path: Path) -> None:
+async def test_a_batch_answers_each_line_and_reports_the_failed_ones(tool_model: Path, tmp_path: Path) -> None:
     content = written(line(1), line(2, temperature=9), line(3, max_tokens=2))
     async with serving(tool_model, tmp_path) as (frontend, client, _script):
         batch = await begun(client, content)
@@ -115,7 +117,7 @@ async def test_a_file_with_wrong_lines_fails_as_a_whole_and_names_them(tool_mode
     assert not script.submissions
 
 
-async def test_a_batch_goes_on_where_a_frontend_left_it(tool_model: Path, tmp_path: Path) -> None:
+async def test_a_batch_resumes_where_a_frontend_left_it(tool_model: Path, tmp_path: Path) -> None:
     content = written(*(line(number) for number in range(1, 41)))
     async with serving(tool_model, tmp_path, batch_concurrency=4, drain_timeout_s=0.2) as (_, client, script):
         batch_id = (await begun(client, content)).id
@@ -127,13 +129,13 @@ async def test_a_batch_goes_on_where_a_frontend_left_it(tool_model: Path, tmp_pa
     (tmp_path / "batches" / f"{batch_id}.output").write_bytes(so_far + b'{"id": "batch_req_torn')
     async with serving(tool_model, tmp_path) as (_, client, script):
         batch = await ended(client, batch_id)
-        told = await answers(client, batch.output_file_id)
-    assert sorted(one["custom_id"] for one in told) == sorted(f"q{number}" for number in range(1, 41))
+        lines = await answers(client, batch.output_file_id)
+    assert sorted(one["custom_id"] for one in lines) == sorted(f"q{number}" for number in range(1, 41))
     assert len(script.submissions) == 40 - num_answered
     assert (batch.request_counts.total, batch.request_counts.completed) == (40, 40)
 
 
-async def test_two_frontends_share_a_folder_and_no_line_is_asked_twice(tool_model: Path, tmp_path: Path) -> None:
+async def test_two_frontends_share_a_folder_and_answer_each_line_once(tool_model: Path, tmp_path: Path) -> None:
     content = written(*(line(number) for number in range(1, 31)))
     async with (
         serving(tool_model, tmp_path) as (_, client, script),
@@ -152,12 +154,12 @@ async def test_a_cancelled_batch_keeps_what_was_answered(tool_model: Path, tmp_p
         await script.until(lambda: len(script.submissions) >= 5)
         assert (await client.batches.cancel(batch_id)).status == "cancelling"
         batch = await ended(client, batch_id)
-        told = await answers(client, batch.output_file_id)
+        lines = await answers(client, batch.output_file_id)
     assert batch.status == "cancelled"
-    assert 0 < len(told) == batch.request_counts.completed < 200
+    assert 0 < len(lines) == batch.request_counts.completed < 200
 
 
-async def test_lines_come_back_when_there_is_room(tool_model: Path, tmp_path: Path) -> None:
+async def test_lines_are_retried_while_the_server_is_full(tool_model: Path, tmp_path: Path) -> None:
     settings = {"max_inflight_requests": 2, "retry_after_ms": 1, "batch_concurrency": 8}
     async with serving(tool_model, tmp_path, **settings) as (_, client, _script):
         batch = await ended(client, (await begun(client, written(*map(line, range(1, 9))))).id)
@@ -189,7 +191,7 @@ async def test_files_belong_to_tenants(tool_model: Path, tmp_path: Path) -> None
             assert [one.purpose async for one in a.files.list()] == ["batch_output"]
 
 
-async def test_a_key_that_was_withdrawn_answers_no_more_lines(tool_model: Path, tmp_path: Path) -> None:
+async def test_a_revoked_key_answers_no_more_lines(tool_model: Path, tmp_path: Path) -> None:
     async with serving(tool_model, tmp_path, api_key="old", batch_concurrency=1) as (frontend, client, script):
         client.api_key = "old"
         script.pause()
@@ -203,14 +205,14 @@ async def test_a_key_that_was_withdrawn_answers_no_more_lines(tool_model: Path, 
         )
         frontend.frontend.ingress.access.sources = sources
         batch = await ended(client, batch_id)
-        (told,) = await answers(client, batch.error_file_id)
-    assert (told["custom_id"], told["response"]["status_code"]) == ("q2", 401)
+        (lines,) = await answers(client, batch.error_file_id)
+    assert (lines["custom_id"], lines["response"]["status_code"]) == ("q2", 401)
 
 
 @pytest.mark.parametrize(
     ("content", "kind", "said"),
     [
-        (b"--x\r\n", "multipart/form-data; boundary=x", "breaks off"),
+        (b"--x\r\n", "multipart/form-data; boundary=x", "is incomplete"),
         (b"", "multipart/form-data; boundary=x", "empty"),
         (b"{}", "application/json", "content-type is 'application/json'"),
         (b"--x--\r\n", "multipart/form-data; boundary=x", "no part `file`"),
@@ -221,7 +223,7 @@ async def test_a_key_that_was_withdrawn_answers_no_more_lines(tool_model: Path, 
         ),
     ],
 )
-async def test_forms_that_are_none_are_refused(
+async def test_malformed_forms_are_refused(
     tool_model: Path, tmp_path: Path, content: bytes, kind: str, said: str
 ) -> None:
     async with serving(tool_model, tmp_path) as (frontend, _, _script):
@@ -237,7 +239,7 @@ async def test_files_have_bounds(tool_model: Path, tmp_path: Path) -> None:
             await client.files.create(file=("big", b"x" * 2**20), purpose="batch")
         assert found.value.status_code == 413
         await client.files.create(file=("most", b"x" * (2**20 - 1000)), purpose="batch")
-        with pytest.raises(openai.RateLimitError, match="no room for more files"):
+        with pytest.raises(openai.RateLimitError, match="the file store is full"):
             await client.files.create(file=("a few", b"x" * 2000), purpose="batch")
 
 
@@ -248,10 +250,11 @@ async def test_without_a_folder_there_are_none(tool_model: Path) -> None:
         assert (await frontend.http.get("/v1/batches")).status_code == 400
 
 
-async def test_lines_are_looked_at_by_a_process_of_its_own(
+async def test_lines_are_validated_in_a_separate_process(
     tool_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Tens of thousands of JSON documents would hold up every turn of the loop for seconds."""
+    """Checks that lines are validated in a process: tens of thousands of JSON documents would block the loop for
+    seconds."""
     monkeypatch.setattr(batch_lines, "check_file", None)
     async with serving(tool_model, tmp_path) as (_, client, _script):
         good = await begun(client, written(line(1), line(2)))
@@ -261,7 +264,7 @@ async def test_lines_are_looked_at_by_a_process_of_its_own(
         assert "stands in an earlier line" in failed.errors.data[0].message
 
 
-async def test_a_line_that_is_too_long_is_named_and_never_read_whole(tool_model: Path, tmp_path: Path) -> None:
+async def test_too_long_lines_are_reported_and_not_read_completely(tool_model: Path, tmp_path: Path) -> None:
     long = line(1, user="x" * batch_lines.MAX_LINE_BYTES)
     async with serving(tool_model, tmp_path) as (_, client, _script):
         batch = await ended(client, (await begun(client, written(long, line(2)))).id)
@@ -282,7 +285,7 @@ def test_portions_are_of_some_lines_and_some_bytes(monkeypatch: pytest.MonkeyPat
 
 
 def test_batches_that_have_ended_are_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Frontends look every second, and batches are kept."""
+    """Checks that polling, which happens every second, does not read ended batches again."""
     store = BatchStore(tmp_path)
     ids = [store.create("", "", endpoint=CHAT, input_file_id="f", metadata=None).id for _ in range(3)]
     store.save(store.get(ids[0], "").with_status("completed", 1))
@@ -296,8 +299,8 @@ def test_batches_that_have_ended_are_not_read_again(tmp_path: Path, monkeypatch:
         store.create("", "", endpoint=CHAT, input_file_id="f", metadata=None)
 
 
-def test_room_counts_what_arrives(tmp_path: Path) -> None:
-    """Uploads that come at once would each find the room that there is."""
+def test_uploads_in_progress_count_as_used_space(tmp_path: Path) -> None:
+    """Checks that uploads in progress are counted: concurrent ones would otherwise all find the same free space."""
     store = FileStore(tmp_path, 1000, 600)
     with store.reserve(600):
         store.check_space()
@@ -306,26 +309,26 @@ def test_room_counts_what_arrives(tmp_path: Path) -> None:
         store.check_space()
 
 
-def test_room_is_counted_while_files_go(tmp_path: Path) -> None:
-    """Uploads leave their scratch files and others delete theirs, between a listing and a look at each."""
+def test_space_is_counted_while_files_are_deleted(tmp_path: Path) -> None:
+    """Checks that temporary files may disappear between a listing and the look at each."""
     store = FileStore(tmp_path, 1 << 20, 600)
 
-    def come_and_go() -> None:
+    def create_and_delete() -> None:
         for _ in range(3000):
             scratch = store.temp_path()
             scratch.touch()
             scratch.unlink()
 
     with ThreadPoolExecutor(2) as others:
-        going = [others.submit(come_and_go) for _ in range(2)]
-        while not all(one.done() for one in going):
+        churning = [others.submit(create_and_delete) for _ in range(2)]
+        while not all(one.done() for one in churning):
             store.check_space()
-        for one in going:
+        for one in churning:
             one.result()
 
 
-async def test_a_file_that_is_deleted_while_it_is_sent_is_sent_whole(tool_model: Path, tmp_path: Path) -> None:
-    """Who comes too late is told that it is not there."""
+async def test_files_deleted_during_a_download_are_sent_completely(tool_model: Path, tmp_path: Path) -> None:
+    """Checks also that a later request gets an error."""
     content = b"x" * 20_000_000
     async with serving(tool_model, tmp_path) as (frontend, client, _):
         file = await client.files.create(file=("in.jsonl", content), purpose="batch")
@@ -335,11 +338,11 @@ async def test_a_file_that_is_deleted_while_it_is_sent_is_sent_whole(tool_model:
             sent = await answer.aread()
         assert sent == content
         gone = await client.files.create(file=("in.jsonl", b"x"), purpose="batch")
-        (tmp_path / "files" / f"{gone.id}.bytes").unlink()  # as who deletes it at this very moment
+        (tmp_path / "files" / f"{gone.id}.bytes").unlink()  # as if another client deleted it at this moment
         assert (await frontend.http.get(f"/v1/files/{gone.id}/content")).status_code == 404
 
 
-async def test_parts_of_a_file_are_told(tool_model: Path, tmp_path: Path) -> None:
+async def test_ranges_of_a_file_are_served(tool_model: Path, tmp_path: Path) -> None:
     async with serving(tool_model, tmp_path) as (frontend, client, _):
         file = await client.files.create(file=("in.jsonl", b"0123456789"), purpose="batch")
         path = f"/v1/files/{file.id}/content"
@@ -349,8 +352,8 @@ async def test_parts_of_a_file_are_told(tool_model: Path, tmp_path: Path) -> Non
     assert beyond.status_code == 416
 
 
-async def test_a_disk_that_takes_nothing_is_told_and_comes_back(tool_model: Path, tmp_path: Path) -> None:
-    """Full, read-only, or gone as here: who sends a file hears that it may try again."""
+async def test_a_disk_error_is_reported_as_temporary(tool_model: Path, tmp_path: Path) -> None:
+    """Checks that a disk error (full, read-only, or gone as here) is reported as temporary."""
     form = {"files": {"file": ("in.jsonl", b"{}")}, "data": {"purpose": "batch"}}
     async with serving(tool_model, tmp_path) as (frontend, _, _script):
         (tmp_path / "files").rename(tmp_path / "away")

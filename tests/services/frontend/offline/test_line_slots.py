@@ -1,4 +1,4 @@
-"""Places of lines are those of all batches of a frontend: however one ends, they are free again."""
+"""Tests that slots for lines, shared by all batches of a frontend, are released however a batch ends."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from quire.shared.metrics.frontend import FrontendMetrics
 CHAT = "/v1/chat/completions"
 
 
-class Bench:
-    """A batch of so many lines, that has been looked at, and what answers them."""
+class ValidatedBatch:
+    """Validated batch of `num_lines` lines, and the dependencies to run it."""
 
     def __init__(self, folder: Path, num_lines: int) -> None:
         self.files, self.batches = FileStore(folder / "files", 1 << 20, 1 << 20), BatchStore(folder / "batches")
-        self.places = asyncio.Semaphore(num_lines)
+        self.slots = asyncio.Semaphore(num_lines)
         self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         scratch = self.files.temp_path()
         bodies = [{"custom_id": f"q{i}", "method": "POST", "url": CHAT, "body": {}} for i in range(num_lines)]
@@ -37,44 +37,44 @@ class Bench:
         metrics, looks = FrontendMetrics("m", 100), asyncio.Semaphore(1)
         access, calls = Access([], metrics, time.monotonic), InternalClient(self._break)
         stores = self.files, self.batches
-        means = BatchDependencies(
-            *stores, calls, access, line_slots=self.places, validation_slots=looks, metrics=metrics.batches
+        dependencies = BatchDependencies(
+            *stores, calls, access, line_slots=self.slots, validation_slots=looks, metrics=metrics.batches
         )
-        self.run = BatchRun(batch, means)
+        self.run = BatchRun(batch, dependencies)
 
     async def _break(self, *_: Any) -> None:
         await self.broken
 
     @property
     def num_free(self) -> int:
-        return self.places._value
+        return self.slots._value
 
 
-async def test_a_batch_that_ends_as_it_has_just_got_a_place_gives_it_back(
+async def test_a_batch_cancelled_just_after_acquiring_a_slot_releases_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bench = Bench(tmp_path, 1)
+    batch = ValidatedBatch(tmp_path, 1)
     asked, answered = threading.Event(), threading.Event()
 
     def is_cancelled(_: str) -> bool:
         asked.set()
         return not answered.wait(60)
 
-    monkeypatch.setattr(bench.batches, "is_cancelled", is_cancelled)
-    running = asyncio.create_task(bench.run.run())
+    monkeypatch.setattr(batch.batches, "is_cancelled", is_cancelled)
+    running = asyncio.create_task(batch.run.run())
     assert await asyncio.to_thread(asked.wait, 60)
     running.cancel()
     answered.set()
     await asyncio.wait([running])
     assert running.cancelled()
-    assert bench.num_free == 1
+    assert batch.num_free == 1
 
 
-async def test_a_line_that_ends_before_its_first_step_gives_its_place_back(
+async def test_a_line_cancelled_before_its_first_step_releases_its_slot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another one fails at the very moment when it is begun, as where the disk is full."""
-    bench = Bench(tmp_path, 2)
+    """Checks this where another line fails at the moment when this one starts, as with a full disk."""
+    batch = ValidatedBatch(tmp_path, 2)
     asked: asyncio.Queue[asyncio.Future[str]] = asyncio.Queue()
 
     async def ending() -> str:
@@ -82,12 +82,12 @@ async def test_a_line_that_ends_before_its_first_step_gives_its_place_back(
         asked.put_nowait(may_begin)
         return await may_begin
 
-    monkeypatch.setattr(bench.run, "_ending", ending)
-    running = asyncio.create_task(bench.run.run())
+    monkeypatch.setattr(batch.run, "_ending", ending)
+    running = asyncio.create_task(batch.run.run())
     (await asked.get()).set_result("completed")
     second = await asked.get()
-    bench.broken.set_exception(OSError(28, "No space left on device"))
+    batch.broken.set_exception(OSError(28, "No space left on device"))
     second.set_result("completed")
     await asyncio.wait([running])
     assert isinstance(running.exception(), ExceptionGroup)
-    assert bench.num_free == 2
+    assert batch.num_free == 2

@@ -1,4 +1,4 @@
-"""Files and batches over gRPC, by the Python clients: the same store and the same answers as over HTTP."""
+"""Tests of files and batches over gRPC with the Python clients: same store and same answers as over HTTP."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def tool_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+def _fast_polling(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batches, "POLL_S", 0.02)
 
 
@@ -51,15 +51,15 @@ def names(folder: Path) -> list[str]:
     return sorted(path.suffix for path in (folder / "files").iterdir())
 
 
-def worked_through(address: str, path: Path) -> tuple[pb.Batch, bytes, bytes, list[str]]:
-    """By the blocking client."""
+def run_batch(address: str, path: Path) -> tuple[pb.Batch, bytes, bytes, list[str]]:
+    """Runs a batch from upload to deletion with the blocking client."""
     with Client(address) as client:
         file = client.files.create(path)
         assert (file.filename, file.purpose, file.bytes) == ("in.jsonl", "batch", path.stat().st_size)
         assert client.files.retrieve(file.id) == file
-        begun = client.batches.create(file.id, CHAT, {"run": "1"})
-        assert begun.status == pb.BATCH_STATUS_VALIDATING
-        batch = client.batches.wait(begun.id, 60)
+        created = client.batches.create(file.id, CHAT, {"run": "1"})
+        assert created.status == pb.BATCH_STATUS_VALIDATING
+        batch = client.batches.wait(created.id, 60)
         found = [client.files.content(file_id) for file_id in (batch.output_file_id, batch.error_file_id)]
         return batch, *found, [one.id for one in client.batches.list().batches]
 
@@ -68,7 +68,7 @@ async def test_a_batch_over_grpc_is_the_batch_over_http(tool_model: Path, tmp_pa
     path = tmp_path / "in.jsonl"
     path.write_bytes(written(line(1), line(2, temperature=9), line(3, max_tokens=2)))
     async with serving(tool_model, tmp_path) as (frontend, openai, _script):
-        batch, good, bad, listed = await asyncio.to_thread(worked_through, frontend.frontend.grpc_address, path)
+        batch, good, bad, listed = await asyncio.to_thread(run_batch, frontend.frontend.grpc_address, path)
         over_http = await openai.batches.retrieve(batch.id)
         content = (await openai.files.content(batch.output_file_id)).content
     assert (batch.status, batch.total, batch.completed, batch.failed) == (pb.BATCH_STATUS_COMPLETED, 3, 2, 1)
@@ -80,7 +80,7 @@ async def test_a_batch_over_grpc_is_the_batch_over_http(tool_model: Path, tmp_pa
     assert [one["custom_id"] for one in read(bad)] == ["q2"]
 
 
-async def test_the_asynchronous_client_does_the_same_and_lists_by_pages(tool_model: Path, tmp_path: Path) -> None:
+async def test_the_asynchronous_client_works_and_lists_by_pages(tool_model: Path, tmp_path: Path) -> None:
     content = written(line(1), line(1), line(2))
     async with (
         serving(tool_model, tmp_path) as (frontend, _, _script),
@@ -103,7 +103,7 @@ async def test_the_asynchronous_client_does_the_same_and_lists_by_pages(tool_mod
     assert [(error.line, error.param) for error in batch.errors] == [(2, "custom_id")]
 
 
-async def test_files_of_many_pieces_come_and_go_as_they_are(tool_model: Path, tmp_path: Path) -> None:
+async def test_files_of_many_pieces_are_stored_unchanged(tool_model: Path, tmp_path: Path) -> None:
     content = bytes(range(256)) * 6000 + b"end"
     async with serving(tool_model, tmp_path) as (frontend, _, _script):
         async with AsyncClient(frontend.frontend.grpc_address) as client:
@@ -141,7 +141,7 @@ Refused = Callable[[AsyncClient], Awaitable[Any]]
         ),
     ],
 )
-async def test_what_is_wrong_is_named(
+async def test_errors_name_the_field(
     tool_model: Path, tmp_path: Path, ask: Refused, error: type[QuireError], said: str
 ) -> None:
     async with serving(tool_model, tmp_path, batch_file_mb=1) as (frontend, _, _script):
@@ -171,7 +171,7 @@ def piece(content: bytes) -> pb.UploadFileRequest:
         ([begin(2**21), piece(b"x" * (2**20 + 1))], "content: a piece may have 1048576 bytes, got 1048577"),
     ],
 )
-async def test_an_upload_that_is_none_is_refused_and_nothing_of_it_stays(
+async def test_a_malformed_upload_is_refused_and_leaves_no_file(
     tool_model: Path, tmp_path: Path, messages: list[pb.UploadFileRequest], said: str
 ) -> None:
     async with serving(tool_model, tmp_path) as (frontend, _, _script):
@@ -187,7 +187,7 @@ async def until_nothing(folder: Path) -> None:
     await eventually(lambda: not names(folder))
 
 
-async def test_a_client_that_falls_silent_or_leaves_gives_its_room_back(
+async def test_a_stalled_or_disconnected_upload_releases_its_space(
     tool_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(file_service, "STALLED_S", 0.3)
@@ -211,16 +211,16 @@ async def test_a_client_that_falls_silent_or_leaves_gives_its_room_back(
                 while True:
                     try:
                         await client.files.delete((await client.files.create(b"x" * 2**19)).id)
-                    except ResourceExhausted:  # what it takes is room
+                    except ResourceExhausted:  # the answer needs free space
                         break
-                    if call.done():  # it came while the other file was there, and found no room itself
+                    if call.done():  # it arrived while the other file existed, and found no free space
                         call = stub.UploadFile(halves())
             call.cancel()
             kept = await accepted(lambda: client.files.create(b"x" * 2**19), ResourceExhausted)
             assert (await client.files.list()).files == [kept]
 
 
-async def test_keys_make_tenants_and_others_find_nothing(tool_model: Path, tmp_path: Path) -> None:
+async def test_files_of_a_key_are_invisible_to_others(tool_model: Path, tmp_path: Path) -> None:
     keys = tmp_path / "keys.yaml"
     keys.write_text(json.dumps({"keys": [{"name": name, "key": f"sk-{name}"} for name in ("a", "b")]}))
     keys.chmod(0o600)
@@ -251,7 +251,7 @@ async def test_keys_make_tenants_and_others_find_nothing(tool_model: Path, tmp_p
             assert {one.id for one in (await a.files.list()).files} == {file.id, batch.output_file_id}
 
 
-async def test_where_there_are_no_keys_callers_say_whose_it_is(tool_model: Path, tmp_path: Path) -> None:
+async def test_without_keys_callers_name_the_tenant(tool_model: Path, tmp_path: Path) -> None:
     async with serving(tool_model, tmp_path) as (frontend, _, script):
         async with AsyncClient(frontend.frontend.grpc_address) as client:
             file = await client.files.for_tenant("blue").create(written(line(1)))
@@ -259,9 +259,9 @@ async def test_where_there_are_no_keys_callers_say_whose_it_is(tool_model: Path,
                 await client.files.retrieve(file.id)
             blue = client.batches.for_tenant("blue")
             assert (await blue.wait((await blue.create(file.id, CHAT)).id, 60)).completed == 1
-        told = await frontend.http.get("/v1/files", headers={"x-tenant": "blue"})
+        listed = await frontend.http.get("/v1/files", headers={"x-tenant": "blue"})
     assert script.submissions[0].tenant == "blue"
-    assert file.id in {one["id"] for one in told.json()["data"]}
+    assert file.id in {one["id"] for one in listed.json()["data"]}
 
 
 async def test_a_cancelled_batch_keeps_what_was_answered(tool_model: Path, tmp_path: Path) -> None:
@@ -312,8 +312,8 @@ def metrics_of(frontend: Running) -> dict[tuple[str, str], float]:
     }
 
 
-async def test_what_cannot_be_read_is_said_before_anything_is_sent(tool_model: Path, tmp_path: Path) -> None:
-    """gRPC would cancel the call, and its caller with it."""
+async def test_an_unreadable_file_is_an_error_before_anything_is_sent(tool_model: Path, tmp_path: Path) -> None:
+    """Checks an unreadable file: otherwise gRPC would cancel the call, and its caller with it."""
     async with serving(tool_model, tmp_path) as (frontend, _, _script):
         client = AsyncClient(frontend.frontend.grpc_address)
         with pytest.raises(InvalidArgument, match=r"file: cannot read .* Is a directory"):

@@ -1,4 +1,4 @@
-"""What a frontend has begun to gather goes when the next one of its folder starts, and not before it is gone."""
+"""Tests that temporary files of a frontend are swept when the next one starts in its folder, and only after its end."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ sys.stdin.read()
 
 @contextmanager
 def another(folder: Path) -> Iterator[tuple[Path, subprocess.Popen[str]]]:
-    """A process in the middle of an upload, and where that lies."""
+    """Yields a process in the middle of an upload, and the path of its temporary file."""
     pipe = subprocess.PIPE
     with subprocess.Popen([sys.executable, "-c", ANOTHER, str(folder)], stdin=pipe, stdout=pipe, text=True) as process:
         assert process.stdout is not None
@@ -37,7 +37,7 @@ def another(folder: Path) -> Iterator[tuple[Path, subprocess.Popen[str]]]:
         process.kill()
 
 
-def test_of_a_frontend_that_is_gone_it_is_swept_and_of_one_that_lives_it_stays(tmp_path: Path) -> None:
+def test_files_of_an_ended_frontend_are_swept_and_those_of_a_running_one_stay(tmp_path: Path) -> None:
     folder = tmp_path / "files"
     with another(folder) as (left, dead), another(folder) as (whole, _):
         dead.kill()
@@ -52,13 +52,13 @@ def test_of_a_frontend_that_is_gone_it_is_swept_and_of_one_that_lives_it_stays(t
     assert store.path(kept.id, "").read_text() == "half of"
 
 
-def no_more(*_: object) -> None:
+def interrupt(*_: object) -> None:
     raise KeyboardInterrupt
 
 
-def test_what_is_written_of_a_batch_is_swept_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_temporary_files_of_batches_are_swept_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = BatchStore(tmp_path / "batches")
-    monkeypatch.setattr(os, "replace", no_more)
+    monkeypatch.setattr(os, "replace", interrupt)
     with pytest.raises(KeyboardInterrupt):
         store.create("", "", endpoint="/v1/completions", input_file_id="f", metadata=None)
     assert [*tmp_path.glob("batches/*.part")]
@@ -67,6 +67,6 @@ def test_what_is_written_of_a_batch_is_swept_as_well(tmp_path: Path, monkeypatch
     assert not [*tmp_path.glob("batches/*.part")]
 
 
-def test_a_folder_that_cannot_be_written_is_not_swept_and_holds_nobody_up(tmp_path: Path) -> None:
+def test_an_unwritable_folder_is_not_swept_and_raises_no_error(tmp_path: Path) -> None:
     folder = tmp_path / "nowhere" / "files"
     assert TempFiles(folder).new().parent == folder

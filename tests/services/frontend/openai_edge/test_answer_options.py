@@ -1,4 +1,4 @@
-"""How much comes at a time, which part of a prompt is kept, what is said beside the text: over both edges."""
+"""Tests of stream intervals, prompt truncation and additional output, over both edges."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def data_of(stream: str) -> list[dict[str, Any]]:
 
 
 async def sizes(frontend: Running, **asked: Any) -> list[int]:
-    """Tokens in each chunk of a stream."""
+    """Returns the number of tokens in each chunk of a stream."""
     reply = await frontend.http.post(
         "/v1/completions", json={**BODY, "stream": True, "return_token_ids": True, **asked}
     )
     return [len(chunk["choices"][0]["token_ids"]) for chunk in data_of(reply.text)]
 
 
-async def test_messages_of_a_stream_come_at_intervals(folder: Path) -> None:
+async def test_messages_of_a_stream_are_sent_at_intervals(folder: Path) -> None:
     async with serving(folder) as (script, frontend):
         frontend.write_each_token(script)
         assert await sizes(frontend, stream_interval=8) == [1, 8, 8, 3]
@@ -55,7 +55,7 @@ async def test_the_servers_interval_is_the_least(folder: Path) -> None:
         assert await sizes(frontend, stream_interval=10) == [1, 10, 9]
 
 
-async def test_either_side_of_a_prompt_can_be_kept(folder: Path, tokenizer: own.Tokenizer) -> None:
+async def test_truncation_keeps_the_requested_side(folder: Path, tokenizer: own.Tokenizer) -> None:
     ids = tokenizer.encode_inline(BODY["prompt"], add_special_tokens=False)
     async with serving(folder) as (script, frontend):
         for side in ({}, {"truncation_side": "left"}, {"truncation_side": "right"}):
@@ -76,16 +76,16 @@ async def test_the_prompt_as_the_model_got_it(folder: Path) -> None:
     chat = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 3, "return_prompt_text": True}
     rendered = "<|im_start|>user\nx<|im_end|>\n<|im_start|>assistant\n"
     async with serving(folder) as (_, frontend):
-        said = (await frontend.http.post("/v1/chat/completions", json=chat)).json()
+        answer = (await frontend.http.post("/v1/chat/completions", json=chat)).json()
         opening, *rest = data_of((await frontend.http.post("/v1/chat/completions", json={**chat, "stream": True})).text)
         prompts = {"prompt": ["one two", "three"], "max_tokens": 2, "return_prompt_text": True}
         choices = (await frontend.http.post("/v1/completions", json=prompts)).json()["choices"]
-    assert said["prompt_text"] == opening["prompt_text"] == rendered
+    assert answer["prompt_text"] == opening["prompt_text"] == rendered
     assert not any("prompt_text" in chunk for chunk in rest)
     assert [choice["prompt_text"] for choice in choices] == ["one two", "three"]
 
 
-async def test_the_times_of_a_request_come_where_they_are_asked_for(folder: Path) -> None:
+async def test_the_times_of_a_request_are_sent_if_requested(folder: Path) -> None:
     parts = ["tokenize_time_ms", "schedule_time_ms", "prefill_time_ms", "decode_time_ms", "write_time_ms"]
     names = [
         "time_to_first_token_ms",
@@ -103,16 +103,16 @@ async def test_the_times_of_a_request_come_where_they_are_asked_for(folder: Path
         frontend.write_each_token(script)
         for path, asked in (("/v1/completions", body), ("/v1/chat/completions", chat)):
             answer = (await frontend.http.post(path, json=asked)).json()
-            told = answer["metrics"]
-            assert list(told) == names
-            assert told["generation_time_ms"] > 19, "20 tokens, a step of 2 ms each"
-            assert told["mean_itl_ms"] == pytest.approx(told["generation_time_ms"] / 19, rel=0.01)
-            assert told["tokens_per_second"] == pytest.approx(1e3 / told["mean_itl_ms"], rel=0.01)
-            assert 0 <= told["queue_time_ms"] < told["time_to_first_token_ms"]
-            whole = told["time_to_first_token_ms"] + told["generation_time_ms"]
-            assert sum(told[part] for part in parts[:-1]) == pytest.approx(whole, abs=0.01)
-            assert told["hop_time_ms"] + told["queue_time_ms"] >= told["schedule_time_ms"] - 0.01
-            assert told["write_time_ms"] >= 0
+            times = answer["metrics"]
+            assert list(times) == names
+            assert times["generation_time_ms"] > 19, "20 tokens, a step of 2 ms each"
+            assert times["mean_itl_ms"] == pytest.approx(times["generation_time_ms"] / 19, rel=0.01)
+            assert times["tokens_per_second"] == pytest.approx(1e3 / times["mean_itl_ms"], rel=0.01)
+            assert 0 <= times["queue_time_ms"] < times["time_to_first_token_ms"]
+            whole = times["time_to_first_token_ms"] + times["generation_time_ms"]
+            assert sum(times[part] for part in parts[:-1]) == pytest.approx(whole, abs=0.01)
+            assert times["hop_time_ms"] + times["queue_time_ms"] >= times["schedule_time_ms"] - 0.01
+            assert times["write_time_ms"] >= 0
             *others, last = data_of((await frontend.http.post(path, json={**asked, "stream": True})).text)
             assert (list(last["metrics"]), last["choices"], "usage" in last) == (names, [], False)
             assert not any("metrics" in chunk for chunk in others)
@@ -126,7 +126,7 @@ async def test_the_times_of_a_request_come_where_they_are_asked_for(folder: Path
         assert (one["generation_time_ms"], one["mean_itl_ms"], one["tokens_per_second"]) == (0, None, None)
 
 
-async def test_the_times_of_each_sample_over_grpc(folder: Path) -> None:
+async def test_sample_times_over_grpc(folder: Path) -> None:
     async with serving(folder) as (script, frontend):
         script.step_s = 0.002
         frontend.write_each_token(script)
@@ -134,15 +134,17 @@ async def test_the_times_of_each_sample_over_grpc(folder: Path) -> None:
         assert not any(message.HasField("times") for message in await generate(frontend, request))
         request.options.return_times = True
         *others, last = await generate(frontend, request)
-    told = [message.times for message in (*others, last) if message.HasField("times")]
-    assert len(told) == 2
-    for times in told:
-        assert times.generation_us > 19_000
-        assert 0 < times.first_token_us < times.generation_us + 10_000_000
-        assert times.tokenize_us + times.schedule_us + times.prefill_us == pytest.approx(times.first_token_us, abs=2000)
-        assert times.tokenize_us > 0
-        assert times.hop_us + times.queue_us >= times.schedule_us - 2
-    assert told[0].decode_us == pytest.approx(told[0].generation_us, abs=2000)
+    times = [message.times for message in (*others, last) if message.HasField("times")]
+    assert len(times) == 2
+    for sample_times in times:
+        assert sample_times.generation_us > 19_000
+        assert 0 < sample_times.first_token_us < sample_times.generation_us + 10_000_000
+        assert sample_times.tokenize_us + sample_times.schedule_us + sample_times.prefill_us == pytest.approx(
+            sample_times.first_token_us, abs=2000
+        )
+        assert sample_times.tokenize_us > 0
+        assert sample_times.hop_us + sample_times.queue_us >= sample_times.schedule_us - 2
+    assert times[0].decode_us == pytest.approx(times[0].generation_us, abs=2000)
 
 
 async def test_named_tokens_need_logprobs_over_http(folder: Path) -> None:
@@ -167,18 +169,18 @@ async def test_named_tokens_need_logprobs_over_http(folder: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("named", [[100], [100, 7, 50], [9, 7], [7]])
-async def test_the_sampled_token_is_among_those_that_were_named(
+async def test_the_sampled_token_is_among_the_named_ones(
     folder: Path, path: str, more: dict[str, Any], named: list[int]
 ) -> None:
-    """vLLM's tests/entrypoints/openai/chat_completion/test_logprob_token_ids.py: once each, sampled or not."""
-    said: list[Any] = [{"role": "user", "content": "x"}]
+    """Checks vLLM's tests/entrypoints/openai/chat_completion/test_logprob_token_ids.py: once each, sampled or not."""
+    messages: list[Any] = [{"role": "user", "content": "x"}]
     body = {"logprobs": True, "max_tokens": 2, "logprob_token_ids": named, "return_tokens_as_token_ids": True, **more}
     script = ScriptedScheduler(lambda sequence: (7, 9)[sequence.num_outputs % 2])
     async with scheduler(script), running(folder, script.address) as frontend:
-        reply = await frontend.http.post(path, json={**body, "messages": [said] if "batch" in path else said})
+        reply = await frontend.http.post(path, json={**body, "messages": [messages] if "batch" in path else messages})
     answers = data_of(reply.text) if more.get("stream") else [reply.json()]
-    told = [answer["choices"][0]["logprobs"] for answer in answers]
-    entries = [entry for logprobs in told if logprobs for entry in logprobs["content"]]
+    times = [answer["choices"][0]["logprobs"] for answer in answers]
+    entries = [entry for logprobs in times if logprobs for entry in logprobs["content"]]
     assert len(entries) == 2
     for entry in entries:
         tokens = [int(candidate["token"].removeprefix("token_id:")) for candidate in entry["top_logprobs"]]
@@ -186,7 +188,7 @@ async def test_the_sampled_token_is_among_those_that_were_named(
         assert tokens == (named if sampled in named else [sampled, *named])
 
 
-async def test_the_most_likely_tokens_stay_those_that_were_asked_for(folder: Path) -> None:
+async def test_only_the_requested_number_of_top_tokens_is_sent(folder: Path) -> None:
     async with serving(folder) as (_, frontend):
         body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1, "logprobs": True, "top_logprobs": 3}
         (entry,) = (await frontend.http.post("/v1/chat/completions", json=body)).json()["choices"][0]["logprobs"][
@@ -196,7 +198,7 @@ async def test_the_most_likely_tokens_stay_those_that_were_asked_for(folder: Pat
     assert entry["token"] not in [candidate["token"] for candidate in entry["top_logprobs"]]
 
 
-async def test_a_thinking_budget_travels_with_the_models_marks(tmp_path: Path) -> None:
+async def test_a_thinking_budget_is_sent_with_the_models_thinking_tokens(tmp_path: Path) -> None:
     thinker = byte_level_tokenizer()
     thinker.add_tokens([AddedToken("<think>", special=False), AddedToken("</think>", special=False)])
     marks = [thinker.token_to_id("<think>"), thinker.token_to_id("</think>")]
@@ -212,7 +214,7 @@ async def test_a_thinking_budget_travels_with_the_models_marks(tmp_path: Path) -
             assert [i32(column).tolist() for column in columns] == [[mark] for mark in marks]
 
 
-async def test_a_thinking_budget_without_marks_is_refused(folder: Path) -> None:
+async def test_a_thinking_budget_without_thinking_tokens_is_refused(folder: Path) -> None:
     async with serving(folder) as (_, frontend):
         reply = await frontend.http.post("/v1/completions", json={**BODY, "thinking_token_budget": 5})
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, "thinking_token_budget")

@@ -1,4 +1,4 @@
-"""Reasoning over OpenAI's chat completions."""
+"""Tests of reasoning over OpenAI's chat completions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OPEN = "<think>\n"
 
 
 def thinking(prompt: str) -> str:
-    """Goes on inside of the reasoning that the prompt has begun, or begins it."""
+    """Continues the reasoning that the prompt has messages, or begins it."""
     return f"{'' if prompt.endswith(OPEN) else OPEN}It is Malmö.\n</think>\n\n{CALL}"
 
 
@@ -30,7 +30,7 @@ def asked(**more: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("variables", [{}, {"enable_thinking": True}])
-async def test_reasoning_comes_apart(thinking_folder: Path, variables: Mapping[str, Any]) -> None:
+async def test_reasoning_is_separated(thinking_folder: Path, variables: Mapping[str, Any]) -> None:
     more = {"extra_body": {"chat_template_kwargs": variables}}
     async with tool_server(thinking_folder, thinking) as (_, client, script):
         reply = await client.chat.completions.create(**asked(**more))
@@ -49,12 +49,12 @@ async def test_reasoning_comes_apart(thinking_folder: Path, variables: Mapping[s
 async def test_reasoning_without_tools(thinking_folder: Path) -> None:
     async with tool_server(thinking_folder, "<think>2</think>4") as (_, client, _script):
         reply = await client.chat.completions.create(model="thinking", messages=ASK)
-        silent = await client.chat.completions.create(
+        hidden = await client.chat.completions.create(
             model="thinking", messages=ASK, extra_body={"include_reasoning": False}
         )
     assert (reply.choices[0].message.reasoning, reply.choices[0].message.content) == ("2", "4")
-    assert silent.choices[0].message.content == "4"
-    assert not hasattr(silent.choices[0].message, "reasoning")
+    assert hidden.choices[0].message.content == "4"
+    assert not hasattr(hidden.choices[0].message, "reasoning")
 
 
 async def test_effort_reaches_the_template(thinking_folder: Path) -> None:
@@ -67,15 +67,15 @@ async def test_effort_reaches_the_template(thinking_folder: Path) -> None:
             reasoning_effort="high",
             extra_body={"chat_template_kwargs": {"enable_thinking": False}},
         )
-    begun = [prompt_text(thinking_folder, prompt_of(s)).endswith(OPEN) for s in script.submissions]
-    assert begun == [False, True, False]
+    open_ends = [prompt_text(thinking_folder, prompt_of(s)).endswith(OPEN) for s in script.submissions]
+    assert open_ends == [False, True, False]
 
 
-async def test_an_answer_that_goes_on_may_be_inside_of_reasoning(thinking_folder: Path) -> None:
-    begun = [*ASK, {"role": "assistant", "content": "<think>It is"}]
+async def test_a_continued_answer_may_begin_within_reasoning(thinking_folder: Path) -> None:
+    messages = [*ASK, {"role": "assistant", "content": "<think>It is"}]
     more = {"extra_body": {"continue_final_message": True, "add_generation_prompt": False}}
     async with tool_server(thinking_folder, " so.</think>Yes.") as (_, client, _script):
-        reply = await client.chat.completions.create(model="thinking", messages=begun, **more)
+        reply = await client.chat.completions.create(model="thinking", messages=messages, **more)
     assert (reply.choices[0].message.reasoning, reply.choices[0].message.content) == ("so.", "Yes.")
 
 
@@ -91,7 +91,7 @@ async def test_a_parser_can_be_switched_off_or_named(thinking_folder: Path) -> N
 
 
 async def test_a_call_ends_open_reasoning(thinking_folder: Path) -> None:
-    """vllm#39056: without the end of reasoning in front of it the call was lost."""
+    """Checks vllm#39056: a call without a preceding end of reasoning was lost."""
     more = {"extra_body": {"chat_template_kwargs": {"enable_thinking": True}}}
     async with tool_server(thinking_folder, f"It is Malmö.\n{CALL}\n</think>") as (_, client, _script):
         reply = await client.chat.completions.create(**asked(**more))

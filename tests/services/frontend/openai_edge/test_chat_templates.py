@@ -1,4 +1,4 @@
-"""The second turn of a tool loop, developers and parts with templates of many families, over each API."""
+"""Tests of a tool loop's second turn, developer turns and parts with templates of many families, over each API."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def looped(**more: Any) -> list[dict[str, Any]]:
 
 
 async def prompts(tmp_path: Path, family: str, *calls: tuple[str, dict[str, Any]]) -> list[str]:
-    """What the model reads of each call."""
+    """Returns the prompt of each call."""
     folder = tool_model_folder(tmp_path / "talking", source(family))
     async with tool_server(folder, "ok", tool_call_parser="hermes") as (frontend, _, script):
         for path, body in calls:
@@ -37,7 +37,7 @@ async def prompts(tmp_path: Path, family: str, *calls: tuple[str, dict[str, Any]
     ["qwen3", "glm 4.6", "minimax m2", "deepseek r1 distill", "functionary 3.2", "mistral nemo", "gpt-oss", "gemma 2"],
 )
 async def test_the_second_turn_of_a_tool_loop_shows_call_and_result_over_every_api(tmp_path: Path, family: str) -> None:
-    """ct09, ct11, ct12: vllm#54337, sglang#9898, opencode#1680."""
+    """Checks ct09, ct11, ct12: vllm#54337, sglang#9898, opencode#1680."""
     supports_tools = "tools" in source(family)
     flat = {"type": "function", **WEATHER["function"]}
     item = {"type": "function_call", "call_id": CALL_ID, **FUNCTION}
@@ -90,23 +90,23 @@ async def test_the_second_turn_of_a_tool_loop_shows_call_and_result_over_every_a
         assert CALL_ID not in text or family != "mistral nemo"
 
 
-async def test_a_guard_reads_what_the_user_wrote(tmp_path: Path) -> None:
-    """ct01 (vllm#9294): a template that reads content as parts lost it without a word."""
-    said = "How do I make a cake?"
+async def test_a_guard_model_reads_the_users_text(tmp_path: Path) -> None:
+    """Checks ct01 (vllm#9294): a template that reads content as parts silently lost it."""
+    text = "How do I make a cake?"
     shown = await prompts(
         tmp_path,
         "llama guard",
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": said}]}),
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{"type": "text", "text": said}]}]}),
-        ("/v1/messages", {"max_tokens": 5, "messages": [{"role": "user", "content": said}]}),
-        ("/v1/responses", {"input": said}),
-        ("/api/generate", {"prompt": said, "stream": False}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": text}]}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{"type": "text", "text": text}]}]}),
+        ("/v1/messages", {"max_tokens": 5, "messages": [{"role": "user", "content": text}]}),
+        ("/v1/responses", {"input": text}),
+        ("/api/generate", {"prompt": text, "stream": False}),
     )
-    assert [text.count(said) for text in shown] == [1] * 5
+    assert [text.count(text) for text in shown] == [1] * 5
 
 
-async def test_developers_speak_as_the_system_where_the_template_knows_only_that(tmp_path: Path) -> None:
-    """cx05 (lmstudio#2298, vllm#41114): Qwen3.5 refuses other roles, and system turns later on."""
+async def test_developer_turns_become_system_turns_for_templates_without_them(tmp_path: Path) -> None:
+    """Checks cx05 (lmstudio#2298, vllm#41114): Qwen3.5 refuses other roles, and later system turns."""
     developer, system = {"role": "developer", "content": "Be brief."}, {"role": "system", "content": "Be kind."}
     conversations = ([developer, *ASK], [system, developer, *ASK], [system, *ASK, developer, *ASK], [*ASK, developer])
     shown = await prompts(
@@ -122,8 +122,8 @@ async def test_developers_speak_as_the_system_where_the_template_knows_only_that
 
 
 @pytest.mark.parametrize("field", ["reasoning", "reasoning_content", "thinking"])
-async def test_what_was_thought_before_a_call_is_shown_to_gpt_oss(tmp_path: Path, field: str) -> None:
-    """ct10 (vllm#27653): it reads thinking; with text beside it, both are shown (llama.cpp#19701)."""
+async def test_gpt_oss_reads_the_reasoning_before_a_call(tmp_path: Path, field: str) -> None:
+    """Checks ct10 (vllm#27653): the template reads thinking; together with text, both are shown (llama.cpp#19701)."""
     shown = await prompts(
         tmp_path,
         "gpt-oss",
@@ -134,8 +134,8 @@ async def test_what_was_thought_before_a_call_is_shown_to_gpt_oss(tmp_path: Path
     assert "<|channel|>analysis<|message|>MYCOT\n\nHm.<|end|>" in shown[1]
 
 
-async def test_arguments_given_as_an_object_are_one(tmp_path: Path) -> None:
-    """ct03 (deer-flow#4445)."""
+async def test_arguments_may_be_an_object(tmp_path: Path) -> None:
+    """Checks ct03 (deer-flow#4445): arguments may be sent as an object."""
     function = {"name": "add", "arguments": {"a": 1, "b": 2}}
     turns = looped(tool_calls=[{"id": CALL_ID, "type": "function", "function": function}])
     (text,) = await prompts(tmp_path, "qwen2.5", ("/v1/chat/completions", {"messages": turns}))
@@ -152,7 +152,7 @@ async def test_arguments_of_another_type_are_refused_by_name(tmp_path: Path) -> 
 
 
 async def test_a_request_names_one_of_the_models_templates(tmp_path: Path) -> None:
-    """ct08."""
+    """Checks ct08: a request selects a template by its name."""
     folder = tool_model_folder(tmp_path / "talking")
     (folder / "additional_chat_templates").mkdir()
     (folder / "additional_chat_templates" / "rag.jinja").write_text("with sources: {{ messages[0].content }}")

@@ -1,4 +1,5 @@
-"""Tools over OpenAI's chat completions, with the openai package: whole and streamed, several samples, several turns."""
+"""Tests of tools over OpenAI's chat completions with the openai package: whole and streamed, several samples
+and turns."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ def asked(**more: Any) -> dict[str, Any]:
 
 
 async def streamed(client: Any, **more: Any) -> tuple[dict[int, dict[str, Any]], list[Any]]:
-    """Every choice as a client puts it together, and the chunks."""
+    """Returns every choice as a client joins it, and the chunks."""
     chunks = [chunk async for chunk in await client.chat.completions.create(**asked(**more), stream=True)]
     choices: dict[int, dict[str, Any]] = {}
     for chunk in chunks:
@@ -41,7 +42,7 @@ async def streamed(client: Any, **more: Any) -> tuple[dict[int, dict[str, Any]],
     return choices, chunks
 
 
-async def test_calls_whole_and_streamed(tools_folder: Path) -> None:
+async def test_calls_with_and_without_streaming(tools_folder: Path) -> None:
     async with tool_server(tools_folder, CALLS) as (frontend, client, script):
         reply = await client.chat.completions.create(**asked())
         frontend.write_each_token(script)
@@ -62,7 +63,7 @@ async def test_calls_whole_and_streamed(tools_folder: Path) -> None:
         assert (message["content"], message["end"]) == ("Let me see.", "tool_calls")
         assert [call[1:] for call in message["calls"]] == [[c.function.name, c.function.arguments] for c in calls]
     pieces = [c.choices[0].delta.tool_calls for c in chunks if c.choices and c.choices[0].delta.tool_calls]
-    assert len(pieces) > 2  # arguments come as they are written
+    assert len(pieces) > 2  # arguments are streamed as they are generated
 
 
 async def test_an_answer_without_a_call(tools_folder: Path) -> None:
@@ -104,8 +105,8 @@ async def test_the_template_shows_tools_calls_and_results(tools_folder: Path) ->
 
 
 @pytest.mark.parametrize("cut", ['{"city": "Malm', "{'city': 1}", '{"city": "\\ud83d', "now"])
-async def test_a_call_that_was_cut_off_stays_a_part_of_the_conversation(tools_folder: Path, cut: str) -> None:
-    """Its client sends it back with every turn from then on, in each API's words."""
+async def test_a_truncated_call_stays_part_of_the_conversation(tools_folder: Path, cut: str) -> None:
+    """Checks each API, since a client sends such a call back with every later turn."""
     called = {"id": "c1", "type": "function", "function": {"name": "now", "arguments": cut}}
     turns = [*ASK, {"role": "assistant", "content": None, "tool_calls": [called]}, *ASK]
     item = {"type": "function_call", "call_id": "c1", "name": "now", "arguments": cut}
@@ -125,7 +126,7 @@ async def test_choice_none_hides_the_tools(tools_folder: Path) -> None:
     async with tool_server(tools_folder, CALL) as (_, client, script):
         reply = await client.chat.completions.create(**asked(tool_choice="none"))
     assert "get_weather" not in prompt_text(tools_folder, prompt_of(script.submissions[-1]))
-    assert "get_weather" in reply.choices[0].message.content  # what it says nevertheless is its answer
+    assert "get_weather" in reply.choices[0].message.content  # a call that the model makes nevertheless is content
     assert reply.choices[0].finish_reason == "stop"
 
 
@@ -138,7 +139,7 @@ async def test_one_call_at_most_without_parallel_calls(tools_folder: Path) -> No
     assert parts[0]["content"] == reply.choices[0].message.content == "Let me see."
 
 
-async def test_samples_have_calls_of_their_own(tools_folder: Path) -> None:
+async def test_each_sample_has_separate_calls(tools_folder: Path) -> None:
     async with tool_server(tools_folder, CALLS) as (_, client, _script):
         reply = await client.chat.completions.create(**asked(n=3, temperature=1.0))
         parts, _ = await streamed(client, n=3, temperature=1.0)
@@ -164,7 +165,8 @@ async def test_logprobs_token_ids_and_usage_cover_the_markup(tools_folder: Path)
 
 
 async def test_stop_strings_do_not_end_calls(tools_folder: Path) -> None:
-    """They count in the content only; clients that send some with every request would lose calls otherwise."""
+    """Checks that they apply to the content only; clients that send some with every request would lose calls
+    otherwise."""
     for stop in (" 🙂", '"', "}", "get_weather", "</tool_call>"):
         async with tool_server(tools_folder, CALLS) as (_, client, _script):
             reply = await client.chat.completions.create(**asked(stop=[stop]))
@@ -235,17 +237,17 @@ async def test_models_without_a_known_format_refuse_tools(folder: Path, tools_fo
     assert len(reply.choices[0].message.tool_calls[0].id) == 9
 
 
-async def test_special_tokens_of_calls_are_no_content(tools_folder: Path) -> None:
-    """Where no call could be read, and in a mere mention; skip_special_tokens=false shows them."""
-    said = 'The tag <tool_call> and </tool_call>.<tool_call>{"name": "now", "arguments": [1]}</tool_call>'
-    async with tool_server(tools_folder, said) as (_, client, _script):
+async def test_special_tokens_of_calls_are_not_content(tools_folder: Path) -> None:
+    """Checks malformed calls and mere mentions; skip_special_tokens=false shows the markup."""
+    text = 'The tag <tool_call> and </tool_call>.<tool_call>{"name": "now", "arguments": [1]}</tool_call>'
+    async with tool_server(tools_folder, text) as (_, client, _script):
         reply = await client.chat.completions.create(**asked())
         shown = await client.chat.completions.create(**asked(extra_body={"skip_special_tokens": False}))
     assert reply.choices[0].message.content == 'The tag  and .{"name": "now", "arguments": [1]}'
     assert shown.choices[0].message.content == 'The tag <tool_call> and </tool_call>.{"name": "now", "arguments": [1]}'
 
 
-async def test_a_call_that_is_cut_off_has_arguments_of_json_or_there_is_none(tools_folder: Path) -> None:
+async def test_a_truncated_call_has_json_arguments_or_is_dropped(tools_folder: Path) -> None:
     lengths = set()
     async with tool_server(tools_folder, CALL) as (_, client, _script):
         for max_tokens in range(1, 60, 4):

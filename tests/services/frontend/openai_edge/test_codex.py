@@ -1,4 +1,4 @@
-"""Tools, items and fields that the Codex command line sends to /v1/responses."""
+"""Tests of tools, items and fields that the Codex command line sends to /v1/responses."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def tool_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 async def prompts(folder: Path, *bodies: dict[str, Any]) -> list[str]:
-    """Returns the prompt of each body, all of which are answered."""
+    """Returns the prompt of each body; asserts that all are answered."""
     async with tool_server(folder, "ok") as (frontend, _, script):
         for body in bodies:
             sent = {"model": "talking", "input": "hi", **body}
@@ -73,7 +73,7 @@ async def test_tools_without_a_schema_are_not_shown(tool_model: Path, tool: dict
     assert alone == plain
 
 
-async def test_functions_of_a_namespace_are_called_by_their_name_there(tool_model: Path) -> None:
+async def test_functions_of_a_namespace_are_called_by_their_name_in_it(tool_model: Path) -> None:
     async with tool_server(tool_model, CALL) as (frontend, _client, script):
         frontend.write_each_token(script)
         asked: Any = {"model": "talking", "input": "hi", "tools": [SHELL, ISSUES]}
@@ -92,8 +92,8 @@ async def test_functions_of_a_namespace_are_called_by_their_name_there(tool_mode
     assert '<tool_call>{"name": "mcp__tracker__list_issues"' in last
 
 
-async def test_items_of_turns_that_were_answered_elsewhere(tool_model: Path) -> None:
-    """Encrypted reasoning and compactions are left out; calls that a client ran are calls."""
+async def test_items_of_turns_that_another_server_answered(tool_model: Path) -> None:
+    """Checks that encrypted reasoning and compactions are dropped, and that calls run by the client are kept."""
     items: list[dict[str, Any]] = [
         {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Patch it."}]},
         {"type": "compaction", "encrypted_content": "gAAAA"},
@@ -118,7 +118,7 @@ async def test_items_of_turns_that_were_answered_elsewhere(tool_model: Path) -> 
     )
 
 
-async def test_fields_beside_the_conversation_change_nothing(tool_model: Path) -> None:
+async def test_other_fields_do_not_change_the_prompt(tool_model: Path) -> None:
     fields = {
         "client_metadata": {"x-codex-installation-id": "0"},
         "prompt_cache_key": "0199",

@@ -1,4 +1,4 @@
-"""Tools of type custom, which take a text in place of JSON: Codex's apply_patch, in /v1/responses and in chats."""
+"""Tests of custom tools, which take a text instead of JSON: Codex's apply_patch, in /v1/responses and in chats."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def tool_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("choice", ["auto", {"type": "custom", "name": "apply_patch"}])
 async def test_a_call_in_responses(tool_model: Path, choice: Any) -> None:
-    """openai/codex#10635: the tool was left out, so that the model could not edit files."""
+    """Checks openai/codex#10635: the tool was dropped, so that the model could not edit files."""
     asked: Any = {"model": "talking", "input": "hi", "tools": [APPLY_PATCH], "tool_choice": choice}
     async with tool_server(tool_model, CALL) as (frontend, client, script):
         frontend.write_each_token(script)
@@ -69,7 +69,7 @@ async def test_a_call_in_responses(tool_model: Path, choice: Any) -> None:
     assert (call.type, call.name, call.input, call.status) == ("custom_tool_call", "apply_patch", PATCH, "completed")
     deltas = [event for event in events if event.type == "response.custom_tool_call_input.delta"]
     (done,) = (event for event in events if event.type == "response.custom_tool_call_input.done")
-    assert len(deltas) > 5  # the text comes as it is written
+    assert len(deltas) > 5  # the text is streamed as it is generated
     assert "".join(event.delta for event in deltas) == done.input == PATCH
     assert {event.item_id for event in deltas} == {done.item_id} == {events[-1].response.output[0].id}
     function = json.loads(shown.partition("<|im_start|>system\n")[2].partition("\n")[0])["function"]
@@ -80,17 +80,17 @@ async def test_a_call_in_responses(tool_model: Path, choice: Any) -> None:
 
 
 async def test_a_call_in_chats(tool_model: Path) -> None:
-    """Both kinds of tools in one answer; streamed pieces add up to the whole."""
+    """Checks both kinds of tools in one answer; streamed pieces add up to the whole."""
     asked: Any = {"model": "talking", "messages": ASK, "tools": [IN_CHATS, CLOCK]}
     async with tool_server(tool_model, f"{CALL}\n{written({}, 'now')}") as (frontend, client, script):
         frontend.write_each_token(script)
         whole = (await client.chat.completions.create(**asked)).choices[0]
         chunks = [chunk async for chunk in await client.chat.completions.create(**asked, stream=True)]
-        told = [
+        turns = [
             whole.message.model_dump(exclude_none=True),
             {"role": "tool", "tool_call_id": whole.message.tool_calls[0].id, "content": "Done"},
         ]
-        await client.chat.completions.create(**{**asked, "messages": [*ASK, *told]})
+        await client.chat.completions.create(**{**asked, "messages": [*ASK, *turns]})
         again = prompt_text(tool_model, prompt_of(script.submissions[-1]))
     patch, now = whole.message.tool_calls
     assert (whole.finish_reason, patch.type, patch.custom.name, patch.custom.input) == (
@@ -106,8 +106,8 @@ async def test_a_call_in_chats(tool_model: Path) -> None:
     assert json.dumps({"name": "apply_patch", "arguments": {"input": PATCH}}, ensure_ascii=False) in again
 
 
-async def test_a_required_call_may_be_one_of_a_custom_tool(tool_model: Path) -> None:
-    """codex-proxy#707: an assistant for code that edits files by one tool with a grammar."""
+async def test_required_calls_may_call_custom_tools(tool_model: Path) -> None:
+    """Checks codex-proxy#707: a coding assistant that edits files with a single grammar tool."""
     asked: Any = {"model": "talking", "input": "hi", "tools": [APPLY_PATCH], "tool_choice": "required"}
     async with tool_server(tool_model, CALL) as (_, client, _script):
         (call,) = (await client.responses.create(**asked)).output
@@ -126,8 +126,10 @@ async def test_grammars_that_people_send(tool_model: Path, definition: str) -> N
             "format": {"type": "grammar", "grammar": {"type": "grammar", "syntax": "lark", "definition": definition}},
         },
     }
-    said = "<tool_call>\n<function=freeform_tool>\n<parameter=input>\na\nb\n</parameter>\n</function>\n</tool_call>"
-    async with tool_server(tool_model, said, tool_call_parser="qwen3_coder") as (_, client, script):
+    reply_text = (
+        "<tool_call>\n<function=freeform_tool>\n<parameter=input>\na\nb\n</parameter>\n</function>\n</tool_call>"
+    )
+    async with tool_server(tool_model, reply_text, tool_call_parser="qwen3_coder") as (_, client, script):
         asked: Any = {"model": "talking", "messages": ASK, "tools": [tool, CLOCK]}
         (call,) = (await client.chat.completions.create(**asked)).choices[0].message.tool_calls
         constraint = script.submissions[0].sampling.structured_output.structural_tag
@@ -151,7 +153,7 @@ async def test_custom_tools_of_a_namespace(tool_model: Path) -> None:
         ({"type": "grammar", "syntax": "regex", "definition": "("}, "tools"),
     ],
 )
-async def test_a_form_that_is_none_is_refused(tool_model: Path, format: Any, text: str) -> None:
+async def test_a_malformed_format_is_refused(tool_model: Path, format: Any, text: str) -> None:
     async with tool_server(tool_model, "ok") as (_, client, _script):
         with pytest.raises(openai.BadRequestError, match=text) as refused:
             await client.responses.create(model="talking", input="hi", tools=[{**APPLY_PATCH, "format": format}])
@@ -171,7 +173,7 @@ async def test_a_form_that_is_none_is_refused(tool_model: Path, format: Any, tex
         ("", ""),
     ],
 )
-def test_the_input_is_the_same_however_arguments_are_cut(arguments: str, expected: str) -> None:
+def test_the_input_is_the_same_for_every_split_of_the_arguments(arguments: str, expected: str) -> None:
     for cut in range(len(arguments) + 1):
         found = InputExtractor()
         assert "".join([*map(found.push, pieces(arguments, [cut])), found.finish()]) == expected

@@ -1,4 +1,4 @@
-"""What is submitted for an embedding, and what its client hears when schedulers come and go."""
+"""Tests of submissions for embeddings, and of their results when schedulers fail and return."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def asking(*prompts: list[int], **params: object) -> pb.EmbedRequest:
     return pb.EmbedRequest(inputs=inputs, pooling=PoolingParams(**params))  # type: ignore[arg-type]
 
 
-async def test_a_prompt_is_submitted_that_samples_nothing(folder: Path) -> None:
+async def test_a_prompt_is_submitted_without_samples(folder: Path) -> None:
     script = ScriptedScheduler()
     async with scheduler(script), running(folder, script.address) as frontend:
         answer = await frontend.inference.Embed(asking([7, 8, 9], [5], pooler=POOLER_MEAN, dimensions=4))
@@ -45,7 +45,7 @@ async def test_more_inputs_than_a_call_may_have_are_refused_with_the_remedy(fold
     assert not script.submissions
 
 
-async def test_it_goes_on_when_its_session_breaks(folder: Path) -> None:
+async def test_the_frontend_continues_after_a_broken_session(folder: Path) -> None:
     script = ScriptedScheduler()
     async with scheduler(script), running(folder, script.address) as frontend:
         script.pause()
@@ -58,7 +58,7 @@ async def test_it_goes_on_when_its_session_breaks(folder: Path) -> None:
     assert [f32(vector).tolist() for vector in answer.vectors] == [[3, 7], [1, 5]]
 
 
-async def test_a_client_that_leaves_cancels_it(folder: Path) -> None:
+async def test_a_disconnected_client_cancels_the_call(folder: Path) -> None:
     script = ScriptedScheduler()
     async with scheduler(script), running(folder, script.address) as frontend:
         script.pause()
@@ -71,7 +71,7 @@ async def test_a_client_that_leaves_cancels_it(folder: Path) -> None:
             await waiting
 
 
-async def test_an_end_without_a_vector_is_an_error(folder: Path) -> None:
+async def test_a_finish_without_a_vector_is_an_error(folder: Path) -> None:
     script = ScriptedScheduler()
     script.gives_vectors = False
     async with scheduler(script), running(folder, script.address) as frontend:
@@ -91,21 +91,21 @@ async def test_inputs_are_text_or_token_ids(folder: Path, inputs: list[pb.EmbedI
 
 
 @pytest.mark.parametrize("path", ["/v1/embeddings", "/pooling"])
-async def test_lengths_of_1_have_a_second_name(folder: Path, path: str) -> None:
+async def test_normalize_has_a_second_name(folder: Path, path: str) -> None:
     script = ScriptedScheduler()
     async with scheduler(script), running(folder, script.address) as frontend:
         for asked in ({"use_activation": False}, {"use_activation": True, "normalize": True}, {}):
             assert (await frontend.http.post(path, json={"input": [7], **asked})).status_code == 200
         both = {"input": [7], "use_activation": False, "normalize": True}
         refused = await frontend.http.post(path, json=both)
-    told = [one.params.pooling for one in script.submissions]
-    assert [one.HasField("normalize") and one.normalize for one in told] == [False, True, False]
-    assert [one.HasField("normalize") for one in told] == [True, True, False]
+    sent = [one.params.pooling for one in script.submissions]
+    assert [one.HasField("normalize") and one.normalize for one in sent] == [False, True, False]
+    assert [one.HasField("normalize") for one in sent] == [True, True, False]
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "use_activation")
 
 
 @pytest.mark.parametrize("path", ["/v1/embeddings", "/pooling", "/classify"])
-async def test_a_conversation_is_no_input_and_is_refused_by_its_name(folder: Path, path: str) -> None:
+async def test_a_conversation_is_refused_by_its_name(folder: Path, path: str) -> None:
     script = ScriptedScheduler()
     async with scheduler(script), running(folder, script.address) as frontend:
         answer = await frontend.http.post(path, json={"messages": [{"role": "user", "content": "a"}]})
@@ -115,8 +115,8 @@ async def test_a_conversation_is_no_input_and_is_refused_by_its_name(folder: Pat
     assert (without.status_code, without.json()["error"]["param"]) == (400, "input")
 
 
-async def test_single_tokens_have_a_vector_each(folder: Path) -> None:
-    """As a list of them, as packed floats and over gRPC; a call for one vector does not take them."""
+async def test_token_vectors(folder: Path) -> None:
+    """Checks token vectors as lists, as packed floats and over gRPC; calls for a single vector refuse them."""
     script = ScriptedScheduler()
     async with scheduler(script), running(folder, script.address) as frontend:
         asked = {"input": [7, 8], "pooler": "all"}
@@ -147,8 +147,8 @@ async def test_steps_are_found_by_their_tag(folder: Path) -> None:
     assert [(one.status_code, one.json()["error"]["param"]) for one in refused] == [(400, "step_tag_id")] * 4
 
 
-async def test_vectors_stream_as_they_come(folder: Path) -> None:
-    """Each with its input's place; what all inputs had is in the last message. One that fails ends the call."""
+async def test_vectors_are_streamed_as_they_are_computed(folder: Path) -> None:
+    """Checks that each message has its input's index, and the last one the usage; a failed input ends the call."""
     script = ScriptedScheduler()
     async with scheduler(script), running(folder, script.address) as frontend:
         asked = pb.EmbedStreamRequest(embed=asking([7, 8, 9], [5], [6, 6]))

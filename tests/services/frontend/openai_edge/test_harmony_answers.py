@@ -1,4 +1,4 @@
-"""gpt-oss's messages over HTTP: what a client gets, with tools and without."""
+"""Tests of gpt-oss's messages over HTTP, with and without tools."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PARSERS = {"tool_call_parser": "openai", "reasoning_parser": "openai_gptoss"}
 
 
 @pytest.mark.parametrize("reasoning", ["openai_gptoss", "none"])
-async def test_calls_reasoning_and_text_are_set_apart(tmp_path: pathlib.Path, reasoning: str) -> None:
+async def test_calls_reasoning_and_text_are_separated(tmp_path: pathlib.Path, reasoning: str) -> None:
     settings = {**PARSERS, "reasoning_parser": reasoning}
     async with tool_server(tool_model_folder(tmp_path / "m"), ANSWER, **settings) as (_, client, _script):
         answer = await client.chat.completions.create(model="m", messages=ASK, tools=[WEATHER])

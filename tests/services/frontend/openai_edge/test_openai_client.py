@@ -1,4 +1,4 @@
-"""The openai package, unchanged, against a frontend."""
+"""Tests with the unmodified openai package against a frontend."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def serving(folder: Path, script: ScriptedScheduler, **settings: Any) -> A
             yield frontend, client
 
 
-async def test_completion_whole_and_streamed_say_the_same(folder: Path) -> None:
+async def test_streamed_completions_equal_the_full_answer(folder: Path) -> None:
     async with serving(folder, ScriptedScheduler()) as (_, client):
         whole = await client.completions.create(model="tiny", prompt=TEXT, max_tokens=100)
         stream = await client.completions.create(
@@ -41,7 +41,7 @@ async def test_completion_whole_and_streamed_say_the_same(folder: Path) -> None:
     assert whole.usage.prompt_tokens_details.cached_tokens == 0
 
 
-async def test_chat_whole_and_streamed_say_the_same(folder: Path) -> None:
+async def test_streamed_chat_equals_the_full_answer(folder: Path) -> None:
     script = ScriptedScheduler()
     script.num_cached_tokens = 3
     messages: Any = [{"role": "user", "content": [{"type": "text", "text": TEXT}]}]
@@ -52,14 +52,15 @@ async def test_chat_whole_and_streamed_say_the_same(folder: Path) -> None:
         )
         chunks = [chunk async for chunk in stream]
     assert whole.choices[0].message.role == "assistant"
-    assert whole.choices[0].message.content == f"user\n{TEXT}"  # the script echoes, and ends at the first <|im_end|>
+    # the script echoes the prompt up to the first <|im_end|>
+    assert whole.choices[0].message.content == f"user\n{TEXT}"
     assert chunks[0].choices[0].delta.role == "assistant"
     assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == f"user\n{TEXT}"
     assert chunks[-1].usage == whole.usage
     assert whole.usage.prompt_tokens_details.cached_tokens == 3
 
 
-async def test_several_samples_and_prompts_are_told_apart(folder: Path) -> None:
+async def test_several_samples_and_prompts_have_an_index(folder: Path) -> None:
     async with serving(folder, ScriptedScheduler(count_up)) as (_, client):
         whole = await client.completions.create(
             model="tiny", prompt=["a", "b"], n=2, seed=10, max_tokens=3, extra_body={"return_token_ids": True}
@@ -108,7 +109,7 @@ async def test_logprobs_in_both_formats(folder: Path) -> None:
     assert as_ids.choices[0].logprobs.top_logprobs == [{"token_id:65": -0.5}]
 
 
-async def test_streamed_logprobs_join_to_the_whole_ones(folder: Path) -> None:
+async def test_streamed_logprobs_join_to_the_full_list(folder: Path) -> None:
     async with serving(folder, ScriptedScheduler()) as (_, client):
         asked: dict[str, Any] = {"model": "tiny", "prompt": TEXT, "logprobs": 1, "max_tokens": 50}
         whole = (await client.completions.create(**asked)).choices[0].logprobs
@@ -117,12 +118,12 @@ async def test_streamed_logprobs_join_to_the_whole_ones(folder: Path) -> None:
     assert [offset for part in parts for offset in part.text_offset] == whole.text_offset
 
 
-async def test_tokens_that_are_no_whole_characters_are_told_apart(folder: Path) -> None:
+async def test_tokens_with_partial_characters_are_distinct(folder: Path) -> None:
     async with serving(folder, ScriptedScheduler()) as (_, client):
         reply = await client.completions.create(model="tiny", prompt="🙃é", logprobs=1, max_tokens=20)
     logprobs = reply.choices[0].logprobs
     assert logprobs.tokens[0].startswith("bytes:\\xf0")
-    assert logprobs.text_offset[-1] == len(reply.choices[0].text) == 2  # the last token ends the text
+    assert logprobs.text_offset[-1] == len(reply.choices[0].text) == 2  # the last token completes the text
 
 
 async def test_stop_strings(folder: Path) -> None:
@@ -155,7 +156,7 @@ async def test_models(folder: Path) -> None:
     }
 
 
-async def test_errors_are_openais_own_classes(folder: Path) -> None:
+async def test_errors_have_the_classes_of_openais_client(folder: Path) -> None:
     async with serving(folder, ScriptedScheduler()) as (_, client):
         with pytest.raises(openai.BadRequestError, match="temperature must be in") as refused:
             await client.completions.create(model="tiny", prompt="x", temperature=3.0)
@@ -180,10 +181,10 @@ async def test_api_key(folder: Path) -> None:
 
 async def test_a_message_has_openais_fields_and_can_be_sent_back(folder: Path) -> None:
     async with scheduler(ScriptedScheduler(count_up)) as script, running(folder, script.address) as frontend:
-        said: list[dict[str, Any]] = [{"role": "user", "content": "x"}]
-        first = (await frontend.http.post("/v1/chat/completions", json={"messages": said, "max_tokens": 2})).json()
+        messages: list[dict[str, Any]] = [{"role": "user", "content": "x"}]
+        first = (await frontend.http.post("/v1/chat/completions", json={"messages": messages, "max_tokens": 2})).json()
         message = first["choices"][0]["message"]
-        again = {"messages": [*said, message, *said], "max_tokens": 2}
+        again = {"messages": [*messages, message, *messages], "max_tokens": 2}
         second = await frontend.http.post("/v1/chat/completions", json=again)
     assert (message["refusal"], message["annotations"]) == (None, [])
     assert second.status_code == 200

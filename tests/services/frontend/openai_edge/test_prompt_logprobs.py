@@ -1,4 +1,4 @@
-"""Log-probabilities of prompts: over both edges, once each, also when a session breaks in the middle."""
+"""Tests of prompt log-probabilities: over both edges, once each, also if a session breaks meanwhile."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def ids(tokenizer: Tokenizer) -> list[int]:
     return tokenizer.encode_inline(PROMPT, add_special_tokens=False)
 
 
-def told(messages: list[Any]) -> list[tuple[int, float, int]]:
+def reported(messages: list[Any]) -> list[tuple[int, float, int]]:
     return [(e.token_id, e.logprob, e.rank) for message in messages for e in message.prompt_logprobs]
 
 
@@ -32,7 +32,7 @@ def expected(ids: list[int], first: int = 1) -> list[tuple[int, float, int]]:
     return [(ids[p], -float(p), p) for p in range(first, len(ids))]
 
 
-async def test_they_come_with_the_first_message_of_the_first_sample(folder: Path, ids: list[int]) -> None:
+async def test_prompt_logprobs_are_in_the_first_message_of_the_first_sample(folder: Path, ids: list[int]) -> None:
     async with serving(folder) as (script, frontend):
         script.prompt_positions_per_step = 2
         sampling = Sampling(n=3, max_tokens=4, seed=60, prompt_logprobs=2)
@@ -40,7 +40,7 @@ async def test_they_come_with_the_first_message_of_the_first_sample(folder: Path
         whole = pb.GenerateRequest(text=PROMPT, sampling=sampling, options=pb.RequestOptions(final_only=True))
         finals = await generate(frontend, whole)
     for found in (messages, finals):
-        assert told(found) == expected(ids)
+        assert reported(found) == expected(ids)
         (bearer,) = [message for message in found if message.prompt_logprobs]
         assert bearer.index == 0
         assert [(c.token_id, c.logprob) for c in bearer.prompt_logprobs[0].top] == [
@@ -49,24 +49,26 @@ async def test_they_come_with_the_first_message_of_the_first_sample(folder: Path
         ]
 
 
-async def test_a_session_that_breaks_repeats_none_and_loses_none(folder: Path, ids: list[int]) -> None:
+async def test_a_broken_session_neither_repeats_nor_loses_tokens(folder: Path, ids: list[int]) -> None:
     async with serving(folder) as (script, frontend):
         script.prompt_positions_per_step = 1
         script.step_s = 0.02
         request = pb.GenerateRequest(text=PROMPT, sampling=Sampling(max_tokens=3, seed=60, prompt_logprobs=0))
         call = frontend.inference.Generate(request)
-        await script.until(lambda: any(r.told > 1 for s in script.sessions for r in s.running.values()))
+        await script.until(lambda: any(r.num_reported > 1 for s in script.sessions for r in s.running.values()))
         script.pause()
         await eventually(lambda: any(sequence.num_prompt_logprobs > 1 for sequence in frontend.live))
         script.break_sessions()
         script.resume()
-        assert told([message async for message in call]) == expected(ids)
+        assert reported([message async for message in call]) == expected(ids)
         again = script.submissions[-1].sampling
         assert (len(script.submissions), again.prompt_logprobs) == (2, 0)
         assert again.prompt_logprob_start > 1
 
 
-async def test_samples_that_move_after_the_prompt_do_not_ask_again(folder: Path, ids: list[int]) -> None:
+async def test_samples_that_migrate_after_the_prompt_do_not_request_prompt_logprobs_again(
+    folder: Path, ids: list[int]
+) -> None:
     async with serving(folder) as (script, frontend):
         script.step_s = 0.02
         named = [sampling_pb2.NamedTokens(ids=[3])]
@@ -77,20 +79,20 @@ async def test_samples_that_move_after_the_prompt_do_not_ask_again(folder: Path,
         await frontend.until_caught_up(script)
         script.break_sessions()
         script.resume()
-        assert told([message async for message in call]) == expected(ids)
+        assert reported([message async for message in call]) == expected(ids)
         assert len(script.submissions) == 3
         for submission in script.submissions[1:]:
             assert not submission.sampling.HasField("prompt_logprobs")
             assert not submission.sampling.prompt_logprob_token_ids
 
 
-async def test_flat_ones_are_arrays(folder: Path, ids: list[int]) -> None:
+async def test_flat_prompt_logprobs_are_arrays(folder: Path, ids: list[int]) -> None:
     async with serving(folder) as (_, frontend):
         sampling = Sampling(max_tokens=3, seed=60, logprobs=1, prompt_logprobs=0, flat_logprobs=True)
         messages = await generate(frontend, pb.GenerateRequest(text=PROMPT, sampling=sampling))
         chat = pb.ChatRequest(messages=[pb.ChatMessage(role="user", content="x")], sampling=sampling)
-        said = [message async for message in frontend.inference.Chat(chat)]
-    assert not any(message.logprobs or message.prompt_logprobs for message in [*messages, *said])
+        chat_messages = [message async for message in frontend.inference.Chat(chat)]
+    assert not any(message.logprobs or message.prompt_logprobs for message in [*messages, *chat_messages])
     prompt = messages[0].flat_prompt_logprobs
     assert (list(prompt.token_ids), list(prompt.ranks)) == (ids[1:], list(range(1, len(ids))))
     assert list(prompt.entry_counts) == [1] * (len(ids) - 1)
@@ -98,16 +100,16 @@ async def test_flat_ones_are_arrays(folder: Path, ids: list[int]) -> None:
     assert [token for arrays in output for token in arrays.token_ids] == [60, 61, 61, 62, 62, 63]
     assert [count for arrays in output for count in arrays.entry_counts] == [2, 2, 2]
     assert [value for arrays in output for value in arrays.logprobs] == [-0.5, -1.0] * 3
-    assert said[0].flat_prompt_logprobs.ranks
+    assert chat_messages[0].flat_prompt_logprobs.ranks
 
 
-async def test_http_lists_them_by_token_id(folder: Path, ids: list[int], tokenizer: Tokenizer) -> None:
+async def test_http_lists_prompt_logprobs_by_token_id(folder: Path, ids: list[int], tokenizer: Tokenizer) -> None:
     async with serving(folder) as (_, frontend):
         body = {**BODY, "n": 2, "prompt_logprobs": 1}
         choices = (await frontend.http.post("/v1/completions", json=body)).json()["choices"]
         late = (await frontend.http.post("/v1/completions", json={**body, "n": 1, "prompt_logprob_start": 3})).json()
         chat = {"messages": [{"role": "user", "content": "x"}], "prompt_logprobs": 0, "max_tokens": 1}
-        said = (await frontend.http.post("/v1/chat/completions", json=chat)).json()
+        chat_answer = (await frontend.http.post("/v1/chat/completions", json=chat)).json()
     first, *rest = choices[0]["prompt_logprobs"]
     assert first is None
     assert choices[1]["prompt_logprobs"] == choices[0]["prompt_logprobs"]
@@ -116,11 +118,11 @@ async def test_http_lists_them_by_token_id(folder: Path, ids: list[int], tokeniz
     assert own == {"logprob": -2.0, "rank": 2, "decoded_token": tokenizer.token_bytes(ids[2]).decode()}
     assert (other["logprob"], other["rank"]) == (-1.0, 1)
     assert len(late["choices"][0]["prompt_logprobs"]) == len(ids) - 3
-    assert said["prompt_logprobs"][0] is None
-    assert len(said["prompt_logprobs"]) == said["usage"]["prompt_tokens"]
+    assert chat_answer["prompt_logprobs"][0] is None
+    assert len(chat_answer["prompt_logprobs"]) == chat_answer["usage"]["prompt_tokens"]
 
 
-async def test_echo_puts_them_in_front(folder: Path, ids: list[int], tokenizer: Tokenizer) -> None:
+async def test_echo_puts_prompt_logprobs_before_the_output(folder: Path, ids: list[int], tokenizer: Tokenizer) -> None:
     texts = [tokenizer.token_bytes(i).decode() for i in ids]
     async with serving(folder) as (_, frontend):
         body = {**BODY, "echo": True, "logprobs": 1}
@@ -149,11 +151,13 @@ async def test_echo_puts_them_in_front(folder: Path, ids: list[int], tokenizer: 
         ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "`prompt_logprobs` are not available when"),
         ({"prompt_logprobs": 1, "prompt_logprob_start": 99}, "prompt_logprob_start", "less than the prompt's length, "),
         ({"prompt_logprob_token_ids": [[1]] * 99}, "prompt_logprob_token_ids", "has 99 positions from 0 on"),
-        ({"echo": True, "logprobs": 1, "prompt_logprob_start": 2}, "prompt_logprob_start", "about the whole prompt"),
+        ({"echo": True, "logprobs": 1, "prompt_logprob_start": 2}, "prompt_logprob_start", "needs the whole prompt"),
         ({"echo": True, "logprobs": 1, "stream": True, "n": 2}, "n", "n must be 1 when streaming an echo"),
     ],
 )
-async def test_what_cannot_be_told_is_refused(folder: Path, fields: dict[str, Any], field: str, text: str) -> None:
+async def test_unavailable_prompt_logprobs_are_refused(
+    folder: Path, fields: dict[str, Any], field: str, text: str
+) -> None:
     async with serving(folder) as (_, frontend):
         reply = await frontend.http.post("/v1/completions", json={**BODY, **fields})
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, field)

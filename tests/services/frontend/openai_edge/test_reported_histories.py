@@ -1,4 +1,4 @@
-"""Histories that coding assistants sent to other servers, and that broke their conversations there."""
+"""Tests of histories that coding assistants sent to other servers, and that failed there."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ async def prompt(folder: Path, path: str, body: dict[str, Any]) -> str:
 @pytest.mark.parametrize(
     ("items", "shown"),
     [
-        # vllm#45273: an assistant's message without parts or content, arguments that are two objects
+        # vllm#45273: an assistant message without parts or content, arguments that are two objects
         ([HI, {"type": "message", "role": "assistant", "content": []}, HI], user("hi") + assistant("") + user("hi")),
         ([HI, {"type": "message", "role": "assistant", "content": None}, HI], user("hi") + assistant("") + user("hi")),
         ([HI, {"role": "assistant"}, HI], user("hi") + assistant("") + user("hi")),
@@ -59,7 +59,7 @@ async def prompt(folder: Path, path: str, body: dict[str, Any]) -> str:
         ),
         ([{**CALLED, "arguments": {"command": ["ls"]}}], called("shell", {"command": ["ls"]})),
         ([{"type": None, "role": "user", "content": "hi"}], user("hi")),
-        # llama.cpp#23465: outputs of tools in parts of any text type, as an object of older Codex, and none
+        # llama.cpp#23465: tool outputs in parts of any text type, as an object from older Codex versions, and none
         (
             [CALLED, {**GIVEN, "output": [{"type": "output_text", "text": "x"}]}],
             called("shell", {}) + tool("x"),
@@ -69,9 +69,9 @@ async def prompt(folder: Path, path: str, body: dict[str, Any]) -> str:
             called("shell", {}) + tool('{"content": "é", "success": true}'),
         ),
         ([CALLED, {**GIVEN, "output": None}], called("shell", {}) + tool("")),
-        # openai/codex#6945: a search whose action no published type covers
+        # openai/codex#6945: a search whose action is of no published type
         ([{"type": "web_search_call", "status": "completed", "action": {"type": "other"}}, HI], user("hi")),
-        # coder/coder#28656, openai/codex protocol: messages of other agents, settings in the middle
+        # coder/coder#28656, openai/codex protocol: messages of other agents, settings within the conversation
         (
             [
                 {
@@ -84,7 +84,7 @@ async def prompt(folder: Path, path: str, body: dict[str, Any]) -> str:
             ],
             user("Message from planner:\nDone."),
         ),
-        # tools of OpenAI's that clients run
+        # OpenAI's tools that clients run
         (
             [
                 {"type": "shell_call", "call_id": "c", "action": {"commands": ["ls"]}, "status": "completed"},
@@ -108,8 +108,8 @@ async def test_items_of_responses(tool_model: Path, items: list[dict[str, Any]],
 
 async def test_tools_that_an_item_adds_are_offered_and_called(tool_model: Path) -> None:
     space = {"type": "namespace", "name": "mcp__fs", "tools": [{"type": "function", "name": "get_weather"}]}
-    says = CALL.replace("get_weather", "mcp__fs__get_weather")
-    async with tool_server(tool_model, says) as (frontend, _, script):
+    reply = CALL.replace("get_weather", "mcp__fs__get_weather")
+    async with tool_server(tool_model, reply) as (frontend, _, script):
         items = [{"type": "additional_tools", "role": "developer", "tools": [SHELL, space]}, HI]
         answer = await frontend.http.post("/v1/responses", json={"model": "talking", "input": items})
         assert answer.status_code == 200, answer.text
@@ -120,7 +120,7 @@ async def test_tools_that_an_item_adds_are_offered_and_called(tool_model: Path) 
 
 
 @pytest.mark.parametrize(
-    ("item", "told"),
+    ("item", "message"),
     [
         ({"type": "compaction_trigger"}, "'compaction_trigger' are not offered by this server; ask for a summary"),
         ({"type": "item_reference", "id": "rs_1"}, "'item_reference' are not offered by this server; send the item"),
@@ -139,15 +139,15 @@ async def test_tools_that_an_item_adds_are_offered_and_called(tool_model: Path) 
         ),
     ],
 )
-async def test_items_that_cannot_be_read_are_named(tool_model: Path, item: dict[str, Any], told: str) -> None:
+async def test_items_that_cannot_be_read_are_named(tool_model: Path, item: dict[str, Any], message: str) -> None:
     async with tool_server(tool_model, "ok") as (frontend, _, _script):
         answer = await frontend.http.post("/v1/responses", json={"model": "talking", "input": [item]})
     assert answer.status_code == 400
-    assert told in answer.json()["error"]["message"]
+    assert message in answer.json()["error"]["message"]
 
 
-async def test_what_is_included_of_tools_that_do_not_run_is_nothing(tool_model: Path) -> None:
-    """The Agents SDK asks for results of each tool that it knows."""
+async def test_include_of_tools_that_do_not_run_has_no_effect(tool_model: Path) -> None:
+    """Checks that such names are accepted: the Agents SDK requests the results of each tool that it knows."""
     named = ["file_search_call.results", "web_search_call.results", "code_interpreter_call.outputs"]
     assert await prompt(tool_model, "/v1/responses", {"input": "hi", "include": named}) == user("hi")
 
@@ -157,7 +157,7 @@ async def test_what_is_included_of_tools_that_do_not_run_is_nothing(tool_model: 
     [
         # autogen#5814: an empty list of calls
         ([*ASK, {"role": "assistant", "content": "x", "tool_calls": []}, *ASK], assistant("x")),
-        # calls as they were before tools: they were lost without a word
+        # function_call, the predecessor of tool calls, was silently lost
         (
             [
                 *ASK,
@@ -187,10 +187,11 @@ async def test_reasoning_among_the_parts_is_reasoning(tmp_path: Path, part: dict
     assert "assistant:I look.|Yes.;" in await prompt(folder, "/v1/chat/completions", {"messages": messages})
 
 
-async def test_deltas_of_a_call_name_it_once_and_count_from_zero(tool_model: Path) -> None:
-    """opencode#37841, sglang#35542, vllm#18412, pipecat#4987: ids that come again as null or "", first call as 1."""
-    says = f"<think>\nI look.\n</think>\n\nSo.\n{CALL}\n{CALL}"
-    async with tool_server(tool_model, says) as (frontend, _, script):
+async def test_deltas_of_a_call_have_one_name_and_an_index_from_zero(tool_model: Path) -> None:
+    """Checks opencode#37841, sglang#35542, vllm#18412, pipecat#4987: ids repeated as null or "", first call
+    numbered 1."""
+    reply = f"<think>\nI look.\n</think>\n\nSo.\n{CALL}\n{CALL}"
+    async with tool_server(tool_model, reply) as (frontend, _, script):
         frontend.write_each_token(script)
         body = {"model": "talking", "messages": ASK, "tools": [WEATHER], "stream": True}
         async with frontend.http.stream("POST", "/v1/chat/completions", json=body) as reply:
@@ -233,10 +234,10 @@ def result(call_id: str, content: str) -> dict[str, Any]:
         ([result("call_a", "of a"), result("call_b", "of b")], ["of a", "of b"]),
         # dify-official-plugins#2352: a result is missing
         ([result("call_b", "of b")], ["of b"]),
-        # two results of one call stay as they came, those of no call come last
+        # two results of one call keep their order, those of no call come last
         ([result("call_b", "1"), result("call_b", "2"), result("call_a", "of a")], ["of a", "1", "2"]),
         ([result("other", "x"), result("call_b", "of b"), result("call_a", "of a")], ["of a", "of b", "x"]),
-        # without ids their order is all there is
+        # without ids, only their order is known
         ([{"role": "tool", "content": "1"}, result("call_a", "2")], ["1", "2"]),
     ],
 )
@@ -248,7 +249,7 @@ async def test_results_of_parallel_calls_are_shown_in_the_order_of_the_calls(
     assert ASKED_TWICE + "".join(tool(text) for text in shown) + user("How is the weather?") in found
 
 
-async def test_results_of_each_turn_stay_with_it(tool_model: Path) -> None:
+async def test_results_stay_with_their_turn(tool_model: Path) -> None:
     turn = {"role": "assistant", "content": None, "tool_calls": [CALL_A, CALL_B]}
     swapped = [result("call_b", "of b"), result("call_a", "of a")]
     found = await prompt(tool_model, "/v1/chat/completions", {"messages": [*ASK, turn, *swapped, turn, *swapped]})
@@ -256,7 +257,7 @@ async def test_results_of_each_turn_stay_with_it(tool_model: Path) -> None:
 
 
 async def test_results_of_responses_and_messages_are_ordered_alike(tool_model: Path) -> None:
-    """CLIProxyAPI#5199: an assistant for code sends the results of parallel reads permuted."""
+    """Checks CLIProxyAPI#5199: a coding assistant sends the results of parallel reads permuted."""
     items = [{**CALLED, "call_id": letter, "name": "read", "arguments": f'{{"item": "{letter}"}}'} for letter in "ab"]
     outputs = [{**GIVEN, "call_id": letter, "output": f"of {letter}"} for letter in "ba"]
     responses = await prompt(tool_model, "/v1/responses", {"input": [*items, *outputs]})
@@ -276,7 +277,7 @@ async def test_results_of_responses_and_messages_are_ordered_alike(tool_model: P
         ([{"type": "namespace", "name": "fs", "tools": [{"type": "web_search"}]}], "namespace"),
     ],
 )
-async def test_a_required_call_needs_a_function_and_says_which_tools_are_none(
+async def test_a_required_call_needs_a_function_and_the_error_names_the_other_tools(
     tool_model: Path, tools: list[dict[str, Any]], kinds: str
 ) -> None:
     body = {"model": "talking", "input": "hi", "tools": tools}

@@ -1,4 +1,4 @@
-"""/v1/responses with the openai package, unchanged, against a frontend."""
+"""Tests of /v1/responses with the unmodified openai package against a frontend."""
 
 from __future__ import annotations
 
@@ -71,8 +71,8 @@ REPEATED = {
 }
 
 
-async def test_a_response_repeats_what_was_asked(tool_model: Path) -> None:
-    """Each field that Open Responses requires of the object is there from its first event on."""
+async def test_a_response_repeats_the_request(tool_model: Path) -> None:
+    """Checks that each field that Open Responses requires is present from the first event on."""
     async with tool_server(tool_model, "It is sunny.") as (frontend, client, script):
         plain = (await frontend.http.post("/v1/responses", json=asked())).json()
         reply = (await frontend.http.post("/v1/responses", json=asked(**REPEATED, service_tier="flex"))).json()
@@ -80,9 +80,9 @@ async def test_a_response_repeats_what_was_asked(tool_model: Path) -> None:
         odd = (await frontend.http.post("/v1/responses", json=asked(prompt_cache_key=5, user="u"))).json()
         events = [event async for event in await client.responses.create(**asked(stream=True, extra_body=REPEATED))]
     nothing = {"presence_penalty": 0, "frequency_penalty": 0, "max_tool_calls": None}
-    unsaid = {**nothing, "safety_identifier": None, "prompt_cache_key": None}
-    for response, told in ((plain, unsaid), (reply, REPEATED), (cut, unsaid), (odd, unsaid)):
-        assert {name: response[name] for name in told} == told
+    unset = {**nothing, "safety_identifier": None, "prompt_cache_key": None}
+    for response, expected in ((plain, unset), (reply, REPEATED), (cut, unset), (odd, unset)):
+        assert {name: response[name] for name in expected} == expected
         assert response["service_tier"] == "default"
     assert (script.submissions[1].sampling.presence_penalty, script.submissions[1].sampling.frequency_penalty) == (
         0.5,
@@ -116,7 +116,7 @@ async def test_repeated_functions_have_all_of_their_fields(tool_model: Path) -> 
     ]
 
 
-async def test_clients_that_probe_for_compaction_read_that_it_is_not_there(tool_model: Path) -> None:
+async def test_compaction_is_not_found(tool_model: Path) -> None:
     async with tool_server(tool_model, "ok") as (frontend, _client, _script):
         replies = [
             await frontend.http.post("/v1/responses/compact", json=body) for body in (asked(), {}, {"input": []})
@@ -185,7 +185,7 @@ async def test_conversations_go_on_by_id_or_by_items(tool_model: Path) -> None:
     assert '<tool_call>{"name": "get_weather", "arguments": {"city": "Malmö 🙂"}}</tool_call><|im_end|>' in prompts[1]
 
 
-async def test_nothing_is_stored_where_there_is_no_room(tool_model: Path) -> None:
+async def test_responses_are_not_stored_without_a_store_size(tool_model: Path) -> None:
     async with tool_server(tool_model, "x", response_store_mb=0) as (_, client, _script):
         reply = await client.responses.create(**asked())
         with pytest.raises(openai.NotFoundError):
@@ -194,18 +194,18 @@ async def test_nothing_is_stored_where_there_is_no_room(tool_model: Path) -> Non
             await client.responses.create(**asked(previous_response_id=reply.id))
 
 
-async def test_whole_numbers_of_any_size_come_back_as_json_has_them(tool_model: Path) -> None:
-    """In what is said again and in what is stored: JSON bounds no number, and what writes it here does."""
+async def test_integers_of_any_size_are_echoed(tool_model: Path) -> None:
+    """Checks echoed and stored fields: JSON does not bound integers, while our serializer does."""
     limits = {"minimum": -(10**400), "maximum": 2**64, "default": 2**64 - 1}
     parameters = {"type": "object", "properties": {"n": {"type": "integer", **limits}}}
     tools = [{"type": "function", "name": "count", "parameters": parameters}]
-    said: Any = [
+    items: Any = [
         {"type": "message", "role": "user", "content": "Count.", "status": "completed", "id": "m", "n": 10**30}
     ]
     async with tool_server(tool_model, "One.") as (_, client, _script):
         reply = await client.responses.create(**asked(tools=tools))
         (found,) = reply.tools
-        counted = await client.responses.create(**asked(input=said))
+        counted = await client.responses.create(**asked(input=items))
         items = await client.responses.input_items.list(counted.id)
         again = await client.responses.create(**asked(previous_response_id=reply.id))
     assert (again.output_text, items.data[0].n) == ("One.", 1e30)  # type: ignore[union-attr]
@@ -213,7 +213,7 @@ async def test_whole_numbers_of_any_size_come_back_as_json_has_them(tool_model: 
     assert (of_n["minimum"], of_n["maximum"], of_n["default"]) == (-sys.float_info.max, 2.0**64, 2**64 - 1)
 
 
-def test_the_least_recently_used_response_gives_way() -> None:
+def test_the_least_recently_used_response_is_evicted() -> None:
     def stored(name: str) -> StoredResponse:
         return StoredResponse("t", {"id": name}, [], [{"type": "message", "content": "x" * 100}])
 
@@ -233,8 +233,8 @@ def test_the_least_recently_used_response_gives_way() -> None:
         store.get("large", "t")
 
 
-def test_a_response_takes_the_place_of_its_own_tenant_s_alone() -> None:
-    """Ids of those in the background are what their clients say."""
+def test_a_response_replaces_only_responses_of_the_same_tenant() -> None:
+    """Checks this since clients choose the ids of background responses."""
 
     def stored(tenant: str, text: str) -> StoredResponse:
         return StoredResponse(tenant, {"id": "resp_x", "text": text}, [], [])
@@ -324,7 +324,7 @@ async def test_turns_of_all_kinds(tool_model: Path) -> None:
         ),
         ({"tools": TOOLS, "tool_choice": {"type": "function", "name": "fly"}}, 400, "'fly' is not the name"),
         ({"tool_choice": "required"}, 400, "when it is used, tools must be set"),
-        ({"background": True, "store": False}, 400, "background cannot go with store=false"),
+        ({"background": True, "store": False}, 400, "background requires store=true"),
         ({"include": ["everything"]}, 400, "include: 'everything' is not offered"),
         ({"text": {"format": {"type": "xml"}}}, 400, "text.format.type"),
         (  # llama.cpp's test_compat_oai_responses.py
@@ -349,7 +349,7 @@ async def test_refusals(tool_model: Path, more: dict[str, Any], status: int, tex
     assert text in refused.value.body["message"]  # type: ignore[index]
 
 
-async def test_a_stream_that_breaks_off_says_so(tool_model: Path) -> None:
+async def test_an_interrupted_stream_ends_with_an_error(tool_model: Path) -> None:
     async with tool_server(tool_model, "one two three four", unavailable_after_s=0.2) as (frontend, _, script):
         script.step_s = 0.2
         frontend.write_each_token(script)
@@ -368,7 +368,7 @@ async def test_a_stream_that_breaks_off_says_so(tool_model: Path) -> None:
     assert "\nevent: error\n" in text
 
 
-async def test_input_tokens_are_counted_as_a_response_would(tool_model: Path) -> None:
+async def test_input_tokens_are_counted_as_for_a_response(tool_model: Path) -> None:
     more: Any = {"instructions": "Be brief.", "tools": TOOLS}
     async with tool_server(tool_model, "Yes.") as (frontend, client, script):
         counted = await client.responses.input_tokens.count(**asked(**more))
@@ -385,8 +385,8 @@ async def test_input_tokens_are_counted_as_a_response_would(tool_model: Path) ->
     assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "input")
 
 
-async def test_a_form_of_the_text_says_nothing_about_calls_that_are_required(tool_model: Path) -> None:
-    """OpenAI takes both; helpers send both."""
+async def test_a_text_format_does_not_apply_to_required_calls(tool_model: Path) -> None:
+    """Checks this since OpenAI accepts both, and helper libraries send both."""
     form: Any = {"format": {"type": "json_schema", "name": "x", "schema": {"type": "object"}, "strict": True}}
     async with tool_server(tool_model, CALL) as (_, client, script):
         reply = await client.responses.create(**asked(tools=TOOLS, tool_choice="required", text=form))
@@ -397,8 +397,8 @@ async def test_a_form_of_the_text_says_nothing_about_calls_that_are_required(too
     assert reply.text.format.type == "json_schema"
 
 
-async def test_responses_take_vllms_sampling_fields(tool_model: Path) -> None:
-    """Those of vLLM's own /v1/responses, which its users send in extra_body."""
+async def test_responses_accept_vllms_sampling_fields(tool_model: Path) -> None:
+    """Checks the fields of vLLM's own /v1/responses, which its users send in extra_body."""
     fields: dict[str, Any] = {
         "stop": ["sun", "moon"],
         "stop_token_ids": [5],

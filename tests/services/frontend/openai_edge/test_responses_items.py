@@ -1,4 +1,5 @@
-"""Items and events of /v1/responses in the cases that vLLM's tests of its parsable context and of Harmony ask for."""
+"""Tests of the items and events of /v1/responses in the cases of vLLM's tests of the parsable context and of
+Harmony."""
 
 from __future__ import annotations
 
@@ -31,10 +32,10 @@ def tool_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tool_model_folder(tmp_path_factory.mktemp("models") / "talking")
 
 
-async def responses(folder: Path, said: str, *bodies: dict[str, Any]) -> tuple[list[dict[str, Any]], list[str]]:
-    """Returns the answers to the bodies and the prompts that the model read."""
+async def responses(folder: Path, reply_text: str, *bodies: dict[str, Any]) -> tuple[list[dict[str, Any]], list[str]]:
+    """Returns the answers to the bodies, and the prompts that the model got."""
     asked = {"model": "talking", "input": "How is the weather?"}
-    async with tool_server(folder, said) as (frontend, _, script):
+    async with tool_server(folder, reply_text) as (frontend, _, script):
         replies = [await frontend.http.post("/v1/responses", json={**asked, **body}) for body in bodies]
         prompts = [prompt_text(folder, prompt_of(submission)) for submission in script.submissions]
     return [reply.json() if "data: " not in reply.text else events_of(reply.text) for reply in replies], prompts
@@ -45,7 +46,7 @@ def events_of(stream: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    ("said", "more", "kinds"),
+    ("reply_text", "more", "kinds"),
     [
         ("It is sunny.", {}, ["message"]),
         ("", {}, []),
@@ -56,9 +57,9 @@ def events_of(stream: str) -> list[dict[str, Any]]:
     ],
 )
 async def test_an_answer_has_the_items_that_the_model_wrote(
-    tool_model: Path, said: str, more: dict[str, Any], kinds: list[str]
+    tool_model: Path, reply_text: str, more: dict[str, Any], kinds: list[str]
 ) -> None:
-    ((whole, streamed), _) = await responses(tool_model, said, more, {**more, "stream": True})
+    ((whole, streamed), _) = await responses(tool_model, reply_text, more, {**more, "stream": True})
     for response in (whole, streamed[-1]["response"]):
         assert response["status"] == "completed"
         assert [item["type"] for item in response["output"] if item["type"] != "message" or item["content"]] == kinds
@@ -68,7 +69,7 @@ async def test_an_answer_has_the_items_that_the_model_wrote(
 
 
 async def test_events_nest(tool_model: Path) -> None:
-    """What is added is done before the item that it belongs to, and each delta belongs to the item that is open."""
+    """Checks that parts are done before the item that contains them, and that each delta belongs to the open item."""
     ((events,), _) = await responses(tool_model, THOUGHT, {"tools": TOOLS, "stream": True})
     kinds = [event["type"] for event in events]
     assert kinds[:2] == ["response.created", "response.in_progress"]
@@ -134,34 +135,34 @@ async def test_parts_of_a_message_may_be_called_text(tool_model: Path) -> None:
 
 
 async def test_thoughts_before_an_open_turn_are_accepted(tool_model: Path) -> None:
-    """vLLM's tests end an input with the reasoning of a turn that has no message yet."""
+    """Checks inputs that end with the reasoning of a turn without a message, as in vLLM's tests."""
     thought = {"type": "reasoning", "id": "r", "content": [{"type": "reasoning_text", "text": "Greet."}], "summary": []}
     call = {"type": "function_call", "call_id": "c", "name": "now", "arguments": "{}", "status": "completed"}
     output = {"type": "function_call_output", "call_id": "c", "output": "12:00", "status": "completed"}
-    said = {"type": "message", "role": "user", "content": "Hello."}
-    bodies = [{"input": [said, thought]}, {"input": [said, thought, call, output], "tools": TOOLS}]
+    user_message = {"type": "message", "role": "user", "content": "Hello."}
+    bodies = [{"input": [user_message, thought]}, {"input": [user_message, thought, call, output], "tools": TOOLS}]
     ((first, second), prompts) = await responses(tool_model, "Noon.", *bodies)
     assert (first["status"], second["status"]) == ("completed", "completed")
     assert "<|im_start|>tool\n12:00<|im_end|>" in prompts[1]
 
 
 class PlannedEvent(BaseModel):
-    """What a client wants to read out of a text."""
+    """Schema that a client parses from a text."""
 
     name: str
     participants: list[str]
 
 
 async def test_openais_client_parses_a_form(tool_model: Path) -> None:
-    told = {"name": "fair", "participants": ["Alice", "Bob"]}
-    async with tool_server(tool_model, json.dumps(told)) as (_, client, _script):
+    event = {"name": "fair", "participants": ["Alice", "Bob"]}
+    async with tool_server(tool_model, json.dumps(event)) as (_, client, _script):
         reply = await client.responses.parse(model="talking", input="A fair.", text_format=PlannedEvent)
-    assert reply.output_parsed == PlannedEvent(**told)
+    assert reply.output_parsed == PlannedEvent(**event)
 
 
-@pytest.mark.parametrize(("said", "max_tokens"), [("one two three four five", 3), (THOUGHT, 40)])
-async def test_chat_that_is_cut_off_has_the_text_so_far(tool_model: Path, said: str, max_tokens: int) -> None:
-    async with tool_server(tool_model, said) as (_, client, _script):
+@pytest.mark.parametrize(("reply_text", "max_tokens"), [("one two three four five", 3), (THOUGHT, 40)])
+async def test_chat_that_is_cut_off_has_the_text_so_far(tool_model: Path, reply_text: str, max_tokens: int) -> None:
+    async with tool_server(tool_model, reply_text) as (_, client, _script):
         reply = await client.chat.completions.create(
             model="talking", messages=[{"role": "user", "content": "x"}], max_tokens=max_tokens
         )
@@ -171,7 +172,7 @@ async def test_chat_that_is_cut_off_has_the_text_so_far(tool_model: Path, said: 
 
 
 async def test_conversations_in_harmonys_own_form_are_refused(tool_model: Path) -> None:
-    """They would be left out of the prompt otherwise."""
+    """Checks the refusal: otherwise they would be missing from the prompt."""
     name = "previous_input_messages"
     ((refused, nothing), _) = await responses(
         tool_model, "ok", {name: [{"role": "user", "content": "x"}]}, {name: None}

@@ -1,5 +1,7 @@
-"""What is asked of workers for classes and scores, and how clients hear of them. The scripted scheduler's vector of a
-prompt is its length and its first token."""
+"""Tests of the requests to workers for classes and scores, and of the clients' answers.
+
+The scripted scheduler's vector of a prompt is its length and its first token.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +31,9 @@ from tests.services.frontend.tiny_folder import END, START, write_folder
 @asynccontextmanager
 async def classifier(folder: Path, *labels: str) -> AsyncIterator[tuple[Running, ScriptedScheduler]]:
     names = {str(number): label for number, label in enumerate(labels)}
-    made = write_folder(folder / "model", architectures=["Qwen3ForSequenceClassification"], id2label=names)
+    model_folder = write_folder(folder / "model", architectures=["Qwen3ForSequenceClassification"], id2label=names)
     script = ScriptedScheduler()
-    async with scheduler(script), running(made, script.address) as frontend:
+    async with scheduler(script), running(model_folder, script.address) as frontend:
         yield frontend, script
 
 
@@ -48,7 +50,7 @@ def test_texts_are_read_once_and_pairs_as_pairs() -> None:
     assert pairs.scores([f32_bytes([0.0]), f32_bytes([-100.0])]) == pytest.approx([0.5, 0.0])
 
 
-def test_the_best_come_first_and_of_equal_ones_the_earlier() -> None:
+def test_the_best_documents_come_first_and_equal_ones_in_order() -> None:
     scoring = Scoring.of(["a"], ["b", "c", "d"], ["relevant"])
     columns = [f32_bytes([value]) for value in (0.0, 2.0, 0.0)]
     assert [index for index, _ in scoring.rank(columns, 0)] == [1, 0, 2]
@@ -56,7 +58,7 @@ def test_the_best_come_first_and_of_equal_ones_the_earlier() -> None:
 
 
 @pytest.mark.parametrize("scores", [[0.0, 1.0, 2.0], [1e4, -1e4], [-300.0], [300.0]])
-def test_probabilities_are_numbers_whatever_the_scores(scores: Sequence[float]) -> None:
+def test_probabilities_of_extreme_scores_are_finite(scores: Sequence[float]) -> None:
     found = probabilities(f32_bytes(scores))
     assert np.isfinite(found).all()
     if len(scores) > 1:
@@ -73,7 +75,7 @@ def test_probabilities_are_numbers_whatever_the_scores(scores: Sequence[float]) 
         (["a"], ["b"], ("x", "y"), "it tells 2 classes apart"),
     ],
 )
-def test_what_makes_no_pairs_is_refused(queries: list[str], documents: list[str], classes: Any, text: str) -> None:
+def test_inputs_without_pairs_are_refused(queries: list[str], documents: list[str], classes: Any, text: str) -> None:
     with pytest.raises(InvalidArgument, match=text):
         Scoring.of(queries, documents, classes)
 
@@ -130,7 +132,7 @@ async def test_pairs_over_http_and_grpc(tmp_path: Path) -> None:
 
 
 async def test_documents_of_a_ranking_may_be_objects(tmp_path: Path) -> None:
-    """CrispEmbed#51, OpenViking#3291: Jina's clients and older ones of Cohere wrap each text."""
+    """Checks CrispEmbed#51, OpenViking#3291: Jina's clients and older ones of Cohere wrap each text."""
     texts = ["two", "two three four five"]
     async with classifier(tmp_path, "relevant") as (frontend, _):
         answers = [
@@ -147,7 +149,7 @@ async def test_documents_of_a_ranking_may_be_objects(tmp_path: Path) -> None:
     assert [(one.status_code, one.json()["error"]["param"]) for one in wrong] == [(400, "documents.0")] * 4
 
 
-async def test_models_without_a_classifier_say_so(folder: Path) -> None:
+async def test_models_without_a_classifier_return_an_error(folder: Path) -> None:
     script = ScriptedScheduler()
     async with scheduler(script), running(folder, script.address) as frontend:
         refused = await frontend.http.post("/classify", json={"input": "a"})
@@ -159,24 +161,26 @@ async def test_models_without_a_classifier_say_so(folder: Path) -> None:
     assert (empty.status_code, empty.json()["error"]["param"]) == (400, "documents")
 
 
-def test_scores_are_taken_as_they_are_where_the_model_says_so() -> None:
+def test_models_with_raw_scores_return_them() -> None:
     scoring = Scoring.of(["a"], ["b", "c"], ["relevant"], raw_scores=True)
     assert scoring.scores([f32_bytes([-3.5]), f32_bytes([8.25])]) == [-3.5, 8.25]
 
 
 def late_folder(folder: Path) -> Path:
-    """Of a model that compares texts token by token, as PyLate publishes it."""
-    made = write_folder(folder)
+    """Writes the folder of a late-interaction model as PyLate publishes it."""
+    model_folder = write_folder(folder)
     types = {"sentence_transformers.models.Transformer": "", "pylate.models.Dense.Dense": "1_Dense"}
-    (made / "modules.json").write_text(json.dumps([{"type": kind, "path": path} for kind, path in types.items()]))
-    (made / "1_Dense").mkdir()
-    (made / "1_Dense" / "config.json").write_text(json.dumps({"in_features": 8, "out_features": 4}))
+    (model_folder / "modules.json").write_text(
+        json.dumps([{"type": kind, "path": path} for kind, path in types.items()])
+    )
+    (model_folder / "1_Dense").mkdir()
+    (model_folder / "1_Dense" / "config.json").write_text(json.dumps({"in_features": 8, "out_features": 4}))
     named = {"query_prefix": START, "document_prefix": END, "do_query_expansion": False, "skiplist_words": []}
-    (made / "config_sentence_transformers.json").write_text(json.dumps(named))
-    return made
+    (model_folder / "config_sentence_transformers.json").write_text(json.dumps(named))
+    return model_folder
 
 
-async def test_documents_bring_the_query_along_that_they_are_compared_with(tmp_path: Path) -> None:
+async def test_documents_are_submitted_with_their_query(tmp_path: Path) -> None:
     script = ScriptedScheduler()
     async with scheduler(script), running(late_folder(tmp_path / "model"), script.address) as frontend:
         one = (await frontend.http.post("/score", json={"queries": "one", "documents": ["two", "two three"]})).json()

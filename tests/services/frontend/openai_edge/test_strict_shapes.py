@@ -1,7 +1,8 @@
-"""Answers of every kind against the clients' own types: each field that those require is there, of the right type.
+"""Tests of answers of every kind against the clients' own types: each required field is present and of the right type.
 
-The clients themselves take what comes without a check; openai-agents#1227, vercel/ai#5350 and litellm#8825 are of
-libraries that check."""
+The clients themselves do not validate answers; openai-agents#1227, vercel/ai#5350 and litellm#8825 are reports of
+libraries that do.
+"""
 
 from __future__ import annotations
 
@@ -58,14 +59,14 @@ def tool_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tool_model_folder(tmp_path_factory.mktemp("models") / "talking")
 
 
-@pytest.mark.parametrize(("path", "said", "body", "whole", "event"), KINDS)
-async def test_answers_are_of_the_clients_types(
-    tool_model: Path, path: str, said: str, body: dict[str, Any], whole: Any, event: Any
+@pytest.mark.parametrize(("path", "reply_text", "body", "whole", "event"), KINDS)
+async def test_answers_match_the_clients_types(
+    tool_model: Path, path: str, reply_text: str, body: dict[str, Any], whole: Any, event: Any
 ) -> None:
-    """ht10."""
+    """Checks ht10 for whole answers and for each event of a stream."""
     asked = {"model": "talking", **body}
     more = USAGE if path.endswith("completions") else {}
-    async with tool_server(tool_model, said) as (frontend, _, _script):
+    async with tool_server(tool_model, reply_text) as (frontend, _, _script):
         reply = await frontend.http.post(path, json=asked)
         assert reply.status_code == 200, reply.text
         TypeAdapter(whole).validate_json(reply.text)
@@ -75,11 +76,12 @@ async def test_answers_are_of_the_clients_types(
     assert len(events) > 1
     one = TypeAdapter(event)
     for sent in events:
-        if sent.get("type") != "ping":  # documented, and in no type
+        if sent.get("type") != "ping":  # documented, but part of no type
             one.validate_python(_ended(sent) if path == "/v1/completions" else sent)
 
 
 def _ended(sent: dict[str, Any]) -> dict[str, Any]:
-    """A chunk of a completion, whose end the type requires though OpenAI sends null before the last."""
+    """Returns a completion chunk with a finish reason, which the type requires although OpenAI sends null before the
+    last."""
     choices = [{**choice, "finish_reason": choice["finish_reason"] or "stop"} for choice in sent["choices"]]
     return {**sent, "choices": choices}

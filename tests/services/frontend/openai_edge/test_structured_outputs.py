@@ -1,4 +1,4 @@
-"""Forms of the output as clients of several servers write them."""
+"""Tests of output constraints as clients of several servers write them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def form_of(folder: Path, path: str, body: dict[str, Any]) -> Any:
         {"type": "json_schema", "json_schema": {"schema": SCHEMA}, "schema": None},
     ],
 )
-async def test_the_schema_is_kept_to_wherever_it_stands(tool_model: Path, form: dict[str, Any]) -> None:
+async def test_the_schema_is_enforced_in_every_form(tool_model: Path, form: dict[str, Any]) -> None:
     chat = await form_of(tool_model, "/v1/chat/completions", {"messages": ASK, "response_format": form})
     assert json.loads(chat.json_schema) == SCHEMA
     responses = await form_of(tool_model, "/v1/responses", {"input": "hi", "text": {"format": form}})
@@ -54,7 +54,7 @@ async def test_any_object_without_a_schema(tool_model: Path, form: dict[str, Any
 @pytest.mark.parametrize(
     "form", [{"type": "json_schema"}, {"type": "json_schema", "json_schema": {"type": "object", "properties": {}}}]
 )
-async def test_a_form_without_its_schema_says_where_it_belongs(tool_model: Path, form: dict[str, Any]) -> None:
+async def test_the_error_for_a_missing_schema_names_its_place(tool_model: Path, form: dict[str, Any]) -> None:
     async with tool_server(tool_model, "x") as (frontend, _, _script):
         body = {"model": "talking", "messages": ASK, "response_format": form}
         answer = await frontend.http.post("/v1/chat/completions", json=body)

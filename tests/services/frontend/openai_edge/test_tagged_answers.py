@@ -1,4 +1,4 @@
-"""Families that tag reasoning, text and calls, over HTTP: parsers by the template, and calls that have to be."""
+"""Tests of model families that tag reasoning, text and calls, over HTTP: detected parsers, and required calls."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ TURNS = """{{ tools | tojson if tools else '' }}{% for message in messages %}
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A family's parsers, and how its prompts end."""
+    """Parsers of a family, and the end of its prompts."""
 
     tools: str
     reasoning: str
-    begin: str  # an expression
-    marks: str  # by which its template is known
+    begin: str  # an expression of the template
+    marks: str  # markup by which its template is detected
     call: str
     before_call: str
     expected: tuple[str | None, str | None] = ("hm", "I look.")
@@ -119,7 +119,7 @@ def family(request: pytest.FixtureRequest) -> Family:
 
 @pytest.fixture
 def folder(family: Family, tmp_path: Path) -> Path:
-    """The markup is special tokens, as the families have it."""
+    """Writes a folder whose markup is special tokens, as in the families' tokenizers."""
     tokens = set(registry.tool_format(family.tools).tokens)
     if family.reasoning != "none":
         tokens |= set(registry.reasoning_format(family.reasoning).tokens)
@@ -129,7 +129,7 @@ def folder(family: Family, tmp_path: Path) -> Path:
     return write_folder(tmp_path / "m", tokenizer=tokenizer, chat_template=template)
 
 
-async def test_reasoning_text_and_calls_are_set_apart(family: Family, folder: Path) -> None:
+async def test_reasoning_text_and_calls_are_separated(family: Family, folder: Path) -> None:
     asked: Any = {"model": "m", "messages": ASK, "tools": [WEATHER]}
     more = {"extra_body": {"chat_template_kwargs": family.variables}}
     async with tool_server(folder, family.before_call + family.call) as (frontend, client, script):
@@ -154,20 +154,20 @@ async def test_an_answer_without_tools_has_no_markup(family: Family, folder: Pat
     assert (getattr(message, "reasoning", None), message.content) == family.expected
 
 
-async def test_a_call_that_must_be_is_written_as_the_family_writes_it(family: Family, folder: Path) -> None:
+async def test_a_required_call_has_the_familys_format(family: Family, folder: Path) -> None:
     asked: Any = {"model": "m", "messages": ASK, "tools": [WEATHER], "tool_choice": "required"}
     async with tool_server(folder, family.before_call + family.call) as (_, client, script):
         await client.chat.completions.create(**asked)
         tag = json.loads(script.submissions[0].sampling.structured_output.structural_tag)
-    ways = registry.tool_format(family.tools).grammars
+    grammars = registry.tool_format(family.tools).grammars
     marker = next(
-        (way.trigger or way.before or "get_weather" for way in ways), '{"name": '
-    )  # JSON, where none is known
+        (grammar.trigger or grammar.before or "get_weather" for grammar in grammars), '{"name": '
+    )  # JSON, where no format is known
     assert any(marker.strip() in text for text in texts_of(tag))
 
 
 def texts_of(tag: Any) -> list[str]:
-    """All texts in a structural tag."""
+    """Returns all texts in a structural tag."""
     if isinstance(tag, str):
         return [tag]
     inner = tag.values() if isinstance(tag, dict) else tag if isinstance(tag, list) else ()

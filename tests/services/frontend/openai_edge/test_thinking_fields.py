@@ -1,4 +1,4 @@
-"""Whether and how much to reason, in the words of several makers' clients."""
+"""Tests of the fields by which several vendors' clients control reasoning."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def tool_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 async def submitted(folder: Path, path: str, *bodies: dict[str, Any]) -> list[Any]:
-    """Returns what the scheduler got of each body, all of which are answered."""
+    """Returns the submission of each body; asserts that all are answered."""
     asked: dict[str, Any] = {"messages": ASK} if path == CHAT else {"input": "How is the weather?"}
     async with tool_server(folder, "ok") as (frontend, _, script):
         for body in bodies:
@@ -62,12 +62,12 @@ async def submitted(folder: Path, path: str, *bodies: dict[str, Any]) -> list[An
         return list(script.submissions)
 
 
-async def test_each_way_to_ask_for_reasoning_opens_it(tool_model: Path) -> None:
+async def test_each_switch_for_reasoning_opens_it(tool_model: Path) -> None:
     for body, submission in zip(ON, await submitted(tool_model, CHAT, *ON), strict=True):
         assert prompt_text(tool_model, prompt_of(submission)).endswith(OPEN), body
 
 
-async def test_each_way_to_ask_for_none_leaves_it_out(tool_model: Path) -> None:
+async def test_each_switch_against_reasoning_omits_it(tool_model: Path) -> None:
     for body, submission in zip(OFF, await submitted(tool_model, CHAT, *OFF), strict=True):
         assert not prompt_text(tool_model, prompt_of(submission)).endswith(OPEN), body
 
@@ -88,13 +88,13 @@ async def test_responses_know_the_same_switches(tool_model: Path) -> None:
         ({"thinking": {"type": "disabled", "budget_tokens": 32}}, None),
     ],
 )
-async def test_a_budget_is_kept_to(tool_model: Path, body: dict[str, Any], tokens: int | None) -> None:
+async def test_a_budget_reaches_the_scheduler(tool_model: Path, body: dict[str, Any], tokens: int | None) -> None:
     (submission,) = await submitted(tool_model, CHAT, body)
     sampling = submission.sampling
     assert (sampling.thinking_token_budget if sampling.HasField("thinking_token_budget") else None) == tokens
 
 
-async def test_a_variable_of_the_template_comes_with_the_object(tmp_path: Path) -> None:
+async def test_template_variables_are_sent_with_the_object(tmp_path: Path) -> None:
     shows = "{% if clear_thinking is defined %}clear={{ clear_thinking }}{% endif %}"
     folder = tool_model_folder(tmp_path / "cleared", TEMPLATE + shows)
     kept, plain = await submitted(
@@ -130,15 +130,15 @@ async def test_a_wrong_value_is_named(tool_model: Path, body: dict[str, Any], fi
 
 
 @pytest.mark.parametrize("name", ["prefix", "partial"])
-async def test_a_message_that_says_it_is_a_beginning_is_gone_on_with(tool_model: Path, name: str) -> None:
-    """aider asks so for the rest of an answer that was cut."""
-    begun: dict[str, Any] = {"role": "assistant", "content": "It is"}
+async def test_a_message_marked_as_a_beginning_is_continued(tool_model: Path, name: str) -> None:
+    """Checks a request for the rest of an answer that was cut, as aider sends it."""
+    beginning: dict[str, Any] = {"role": "assistant", "content": "It is"}
     marked, plain, earlier = await submitted(
         tool_model,
         CHAT,
-        {"messages": [*ASK, {**begun, name: True}]},
-        {"messages": [*ASK, {**begun, name: False}]},
-        {"messages": [*ASK, {**begun, name: True}, *ASK]},
+        {"messages": [*ASK, {**beginning, name: True}]},
+        {"messages": [*ASK, {**beginning, name: False}]},
+        {"messages": [*ASK, {**beginning, name: True}, *ASK]},
     )
     ends = [prompt_text(tool_model, prompt_of(one)).rpartition("<|im_start|>")[2] for one in (marked, plain, earlier)]
     assert ends == ["assistant\nIt is", "assistant\n", "assistant\n"]

@@ -1,4 +1,4 @@
-"""tool_choice required and named, and forms of the output beside tools and reasoning: the constraint that goes out."""
+"""Tests of the constraints for tool_choice required and named, and for output formats with tools and reasoning."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def asked(**more: Any) -> dict[str, Any]:
 
 
 def constraint(script: ScriptedScheduler) -> str:
-    """Of the last submission, as text."""
+    """Returns the constraint of the last submission as text."""
     form = script.submissions[-1].sampling.structured_output
     assert form.WhichOneof("constraint") == "structural_tag"
     return json.dumps(json.loads(form.structural_tag)["format"], ensure_ascii=False)
 
 
-async def test_required_calls_are_enforced_in_the_models_own_words(tools_folder: Path) -> None:
+async def test_required_calls_are_enforced_in_the_models_native_format(tools_folder: Path) -> None:
     async with tool_server(tools_folder, CALLS.partition("\n")[2]) as (_, client, script):
         reply = await client.chat.completions.create(**asked(tool_choice="required"))
     assert [call.function.name for call in reply.choices[0].message.tool_calls] == ["get_weather", "now"]
@@ -68,14 +68,14 @@ async def test_reasoning_stays_free(tools_folder: Path, variables: dict[str, Any
         assert constraint(script).startswith('{"type": "sequence", "elements": [' + begins)
 
 
-async def test_a_form_of_the_content_says_nothing_about_calls_that_are_required(tools_folder: Path) -> None:
+async def test_a_response_format_does_not_apply_to_required_calls(tools_folder: Path) -> None:
     async with tool_server(tools_folder, CALL) as (_, client, script):
         reply = await client.chat.completions.create(**asked(response_format=AS_JSON, tool_choice="required"))
         assert json.dumps(SCHEMA) not in constraint(script)
     assert [call.function.name for call in reply.choices[0].message.tool_calls] == ["get_weather"]
 
 
-async def test_a_form_of_the_output_leaves_calls_to_the_model(tools_folder: Path) -> None:
+async def test_a_response_format_leaves_calls_to_the_model(tools_folder: Path) -> None:
     async with tool_server(tools_folder, '{"ok": true}') as (_, client, script):
         reply = await client.chat.completions.create(**asked(response_format=AS_JSON))
         form = {"structured_outputs": {"json": SCHEMA}}
@@ -86,22 +86,22 @@ async def test_a_form_of_the_output_leaves_calls_to_the_model(tools_folder: Path
     assert "get_weather" in constraint(script)
 
 
-async def test_a_form_alone_goes_out_as_it_came(folder: Path) -> None:
-    """A model that does not reason needs nothing around it."""
+async def test_a_response_format_without_tools_is_sent_unchanged(folder: Path) -> None:
+    """Checks a model that does not reason: the format needs no reasoning part."""
     async with tool_server(folder, '{"ok": true}') as (_, client, script):
         await client.chat.completions.create(model="tiny", messages=ASK, response_format=AS_JSON)
     assert json.loads(script.submissions[-1].sampling.structured_output.json_schema) == SCHEMA
 
 
-async def test_models_without_a_way_of_their_own_are_made_to_write_json(tools_folder: Path) -> None:
-    said = '[{"name": "now", "arguments": {}}]'
-    async with tool_server(tools_folder, said, tool_call_parser="pythonic") as (_, client, script):
+async def test_models_without_an_enforceable_format_must_write_json(tools_folder: Path) -> None:
+    text = '[{"name": "now", "arguments": {}}]'
+    async with tool_server(tools_folder, text, tool_call_parser="pythonic") as (_, client, script):
         reply = await client.chat.completions.create(**asked(tool_choice="required"))
     assert [call.function.name for call in reply.choices[0].message.tool_calls] == ["now"]
     assert '{\\"name\\": \\"now\\"' in constraint(script)
 
 
-async def test_a_schema_that_nothing_fits_is_an_error_of_the_tools(tools_folder: Path) -> None:
+async def test_tool_schemas_that_do_not_compile_are_errors_of_tools(tools_folder: Path) -> None:
     broken = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "required": 5}}}
     async with tool_server(tools_folder, "x") as (_, client, _script):
         with pytest.raises(openai.BadRequestError, match=r"^Error code: 400 - tools: it cannot be compiled") as refused:

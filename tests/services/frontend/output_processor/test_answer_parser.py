@@ -1,4 +1,4 @@
-"""From tokens to parts: however steps and slow readers group the tokens, characters torn apart included."""
+"""Tests of the conversion from tokens to parts, for every grouping of tokens by steps and slow readers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 
 def read(tokenizer: Tokenizer, groups: list[list[int]], *, most_calls: int | None = None) -> list[Part]:
-    """Joined, as a client joins them."""
+    """Reads the groups and joins the parts as a client does."""
     thoughts, calls = reasoning_format("qwen3"), tool_format("hermes")
     shown = frozenset((*thoughts.tokens, *calls.tokens))
     words = new_text(Sampling(), tokenizer, final_only=False, shown=shown)
@@ -61,7 +61,7 @@ def read(tokenizer: Tokenizer, groups: list[list[int]], *, most_calls: int | Non
     return joined
 
 
-def test_any_grouping_of_the_tokens_gives_the_same(tokenizer: Tokenizer) -> None:
+def test_all_groupings_of_tokens_give_equal_output(tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode_inline(ANSWER, add_special_tokens=False)
     byte_ids = {tokenizer.token_bytes(i): i for i in range(tokenizer.vocab_size) if len(tokenizer.token_bytes(i)) == 1}
     whole = read(tokenizer, [ids])
@@ -80,7 +80,7 @@ def test_any_grouping_of_the_tokens_gives_the_same(tokenizer: Tokenizer) -> None
         assert read(tokenizer, groups) == whole
 
 
-def test_what_follows_the_last_call_allowed_is_left_out(tokenizer: Tokenizer) -> None:
+def test_text_after_the_last_allowed_call_is_dropped(tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode_inline(ANSWER, add_special_tokens=False)
     for groups in ([ids], [[token] for token in ids]):
         parts = read(tokenizer, groups, most_calls=1)

@@ -1,4 +1,7 @@
-"""Parsers by the markup in a chat template. The lines are the telling ones of the families' own templates."""
+"""Tests of the detection of parsers by the markup in a chat template.
+
+The lines are the significant ones of the families' templates.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ TEMPLATES = [
     ("mistral", "mistral", "{{- '[TOOL_CALLS]' }}[THINK]"),
     ("llama3_json", "none", '{{- "<|python_tag|>" + tool_call.name + ".call(" }}'),
     (
-        "llama3_json",  # Llama 3.2 writes no marker in front of calls
+        "llama3_json",  # Llama 3.2 writes no marker before calls
         "none",
         '\'Respond in the format {"name": name, "parameters": arguments}\' \'{"name": "\' + name + \'", \' + '
         '\'"parameters": \' + arguments | tojson "<|start_header_id|>ipython<|end_header_id|>"',
@@ -86,7 +89,7 @@ def test_parsers_are_found_by_markup(tools: str, reasoning: str, template: str) 
     assert detection.detect(detection.REASONING, template) == reasoning
 
 
-def test_what_is_detected_exists() -> None:
+def test_detected_parsers_exist() -> None:
     assert {name for _, name in detection.TOOLS} <= {*registry.TOOL_PARSERS, detection.NONE}
     assert {name for _, name in detection.REASONING} <= set(registry.REASONING_PARSERS)
 

@@ -1,4 +1,4 @@
-"""Pieces of text add up to the full decode, and no piece ends inside a character."""
+"""Tests that pieces of text add up to the full decode, and that no piece ends within a character."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_pieces_of_encoded_text_add_up_to_it(tokenizer: Tokenizer, text: str, sk
 
 @pytest.mark.parametrize("skip", [True, False])
 def test_random_tokens_add_up_to_the_full_decode(tokenizer: Tokenizer, skip: bool) -> None:
-    """Most such sequences are no valid UTF-8: the replacement characters must be the same, and in the same places."""
+    """Checks that sequences, most of them invalid UTF-8, have the same replacement characters in the same places."""
     rng = random.Random(7)
     size = tokenizer.vocab_size
     for _ in range(2000):
@@ -44,7 +44,7 @@ def test_random_tokens_add_up_to_the_full_decode(tokenizer: Tokenizer, skip: boo
 
 
 def test_random_bytes_of_characters_add_up(tokenizer: Tokenizer) -> None:
-    """Single-byte tokens of valid text with some bytes lost, so that characters break in every way."""
+    """Drops some of the single-byte tokens of valid text, so that characters break in every way."""
     rng = random.Random(11)
     byte_ids = {tokenizer.token_bytes(i): i for i in range(tokenizer.vocab_size) if len(tokenizer.token_bytes(i)) == 1}
     for _ in range(2000):
@@ -75,7 +75,7 @@ def test_decoders_that_drop_the_first_space_keep_the_others(metaspace: Tokenizer
     assert "".join(pieces(metaspace, ids)) == metaspace.decode(ids, skip_special_tokens=True)
 
 
-def test_random_whole_tokens_of_such_decoders_add_up(metaspace: Tokenizer) -> None:
+def test_random_tokens_of_metaspace_decoders_add_up(metaspace: Tokenizer) -> None:
     rng = random.Random(3)
     whole = [i for i in range(metaspace.vocab_size) if not metaspace.token_name(i).startswith("<")]
     for _ in range(500):
@@ -83,14 +83,14 @@ def test_random_whole_tokens_of_such_decoders_add_up(metaspace: Tokenizer) -> No
         assert "".join(pieces(metaspace, ids)) == metaspace.decode(ids, skip_special_tokens=True), ids
 
 
-def test_bytes_that_never_become_a_character_are_not_kept_for_ever(metaspace: Tokenizer) -> None:
+def test_invalid_bytes_are_not_held_back_for_ever(metaspace: Tokenizer) -> None:
     bad = next(i for i in range(metaspace.vocab_size) if metaspace.token_name(i) == "<0xFF>")
     texts = pieces(metaspace, [bad] * 12)
     assert len("".join(texts)) == 12
     assert any(texts[:5])
 
 
-# prompt, what follows it: lmdeploy#1743, llama.cpp PR 7524, transformers PR 21955 (the space in front was lost)
+# prompt, its continuation: lmdeploy#1743, llama.cpp PR 7524, transformers PR 21955 (the leading space was lost)
 CONTINUED = [
     ("hello world", " to everyone"),
     ("the quick", " brown"),
@@ -134,7 +134,7 @@ def test_a_prompt_that_ends_inside_a_character_loses_none_of_the_answer(metaspac
 
 
 def test_byte_tokens_of_sentencepiece_keep_their_bytes(metaspace: Tokenizer) -> None:
-    """ollama#13497, vllm#27300: log-probabilities showed U+FFFD for each."""
+    """Checks ollama#13497, vllm#27300: log-probabilities showed U+FFFD for each byte token."""
     for text in ("🙂", "é", "你", "hello world"):
         ids = metaspace.encode_inline(text, add_special_tokens=False)
         assert b"".join(map(metaspace.token_bytes, ids)) == b" " + text.encode()

@@ -1,4 +1,4 @@
-"""News merge while nobody reads; order, ends and errors are kept."""
+"""Tests that output is merged without a reader, and that order, ends and errors are kept."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ LENGTH = SequenceEnd(Finish(finish_pb2.FINISH_REASON_LENGTH))
 STOP = SequenceEnd(Finish(finish_pb2.FINISH_REASON_STOP))
 
 
-class Witness:
-    """The owner of samples, who only remembers."""
+class RecordingOwner:
+    """Owner of samples that records its calls."""
 
     def __init__(self) -> None:
-        self.heard: list[str] = []
+        self.events: list[str] = []
 
     def on_start(self, sample: Sample, num_cached_tokens: int, queue_us: int) -> None:
-        self.heard.append("start")
+        self.events.append("start")
 
     def on_first_token(self, sample: Sample, now: float) -> None:
-        self.heard.append("first token")
+        self.events.append("first token")
 
     def on_done(self, sample: Sample, end: SequenceEnd, now: float) -> None:
-        self.heard.append("done")
+        self.events.append("done")
 
 
 def new_mailbox() -> Mailbox:
@@ -54,22 +54,22 @@ def new_sample(
     final_only: bool = False,
     interval: int = 1,
     **sampling: object,
-) -> tuple[Sample, Witness]:
+) -> tuple[Sample, RecordingOwner]:
     asked = Sampling(**sampling)  # type: ignore[arg-type]
-    witness = Witness()
+    owner = RecordingOwner()
     sample = Sample(
         index,
         new_text(asked, tokenizer, final_only=final_only),
         hidden_stop_ids=frozenset() if asked.include_stop_str_in_output else frozenset(hidden_stop_ids),
         mailbox=mailbox,
         traffic=TokenTraffic(("m", "0")),
-        owner=witness,
+        owner=owner,
         interval=AT_END if final_only else interval,
     )
-    return sample, witness
+    return sample, owner
 
 
-async def test_news_come_at_the_first_token_and_then_at_intervals(tokenizer: Tokenizer) -> None:
+async def test_output_is_posted_at_the_first_token_and_then_at_intervals(tokenizer: Tokenizer) -> None:
     mailbox = new_mailbox()
     sample, _ = new_sample(tokenizer, mailbox, interval=3)
     ids = tokenizer.encode_inline("the quick brown fox jumps over", add_special_tokens=False)[:6]
@@ -83,7 +83,7 @@ async def test_news_come_at_the_first_token_and_then_at_intervals(tokenizer: Tok
     assert "".join(text for _, _, text in pieces) == tokenizer.decode(ids, skip_special_tokens=True)
 
 
-async def test_what_came_between_two_takes_is_one_delta_per_sample(tokenizer: Tokenizer) -> None:
+async def test_output_between_two_reads_is_one_delta_per_sample(tokenizer: Tokenizer) -> None:
     mailbox = new_mailbox()
     one, _ = new_sample(tokenizer, mailbox, 0)
     two, _ = new_sample(tokenizer, mailbox, 1)
@@ -107,9 +107,7 @@ async def test_a_waiting_reader_is_woken(tokenizer: Tokenizer) -> None:
 
 
 @pytest.mark.parametrize("stop", [(), ("zzz",)])
-async def test_a_sample_that_is_wanted_in_one_piece_is_silent_until_its_end(
-    tokenizer: Tokenizer, stop: tuple[str, ...]
-) -> None:
+async def test_a_final_only_sample_has_no_output_before_its_end(tokenizer: Tokenizer, stop: tuple[str, ...]) -> None:
     mailbox = new_mailbox()
     sample, _ = new_sample(tokenizer, mailbox, final_only=True, stop=stop)
     ids = tokenizer.encode_inline("hello world", add_special_tokens=False)
@@ -122,7 +120,7 @@ async def test_a_sample_that_is_wanted_in_one_piece_is_silent_until_its_end(
     assert await reading == [SampleDelta(0, ids, "hello world", [], LENGTH.finish)]
 
 
-async def test_an_error_comes_after_what_was_ready(tokenizer: Tokenizer) -> None:
+async def test_an_error_follows_the_pending_output(tokenizer: Tokenizer) -> None:
     mailbox = new_mailbox()
     sample, _ = new_sample(tokenizer, mailbox)
     sample.on_tokens([65], [], None, 0.0)
@@ -133,7 +131,7 @@ async def test_an_error_comes_after_what_was_ready(tokenizer: Tokenizer) -> None
         await mailbox.next_deltas()
 
 
-async def test_what_was_ready_when_it_failed_does_not_look_like_its_end(tokenizer: Tokenizer) -> None:
+async def test_pending_output_of_a_failed_sample_has_no_finish(tokenizer: Tokenizer) -> None:
     mailbox = new_mailbox()
     sample, _ = new_sample(tokenizer, mailbox)
     sample.on_tokens([65], [], None, 0.0)
@@ -147,16 +145,16 @@ async def test_what_was_ready_when_it_failed_does_not_look_like_its_end(tokenize
 def test_the_stop_token_has_text_only_if_included(tokenizer: Tokenizer, include: bool, final_only: bool) -> None:
     hello, world = (tokenizer.encode_inline(text, add_special_tokens=False) for text in ("hello", " world"))
     asked = {"include_stop_str_in_output": include, "final_only": final_only}
-    sample, witness = new_sample(tokenizer, new_mailbox(), hidden_stop_ids=world[:1], **asked)
+    sample, owner = new_sample(tokenizer, new_mailbox(), hidden_stop_ids=world[:1], **asked)
     sample.on_tokens(hello, [], None, 0.0)
     sample.on_tokens(world[:1], [], STOP, 0.0)
     delta = sample.take_delta()
     assert delta.token_ids == hello + world[:1]
     assert delta.text == "hello" + (tokenizer.decode(world[:1], skip_special_tokens=True) if include else "")
-    assert witness.heard == ["first token", "done"]
+    assert owner.events == ["first token", "done"]
 
 
-def test_tokens_behind_a_stop_string_are_not_reported(tokenizer: Tokenizer) -> None:
+def test_tokens_after_a_stop_string_are_not_reported(tokenizer: Tokenizer) -> None:
     sample, _ = new_sample(tokenizer, new_mailbox(), stop=["wor"])
     ids = tokenizer.encode_inline("hello world and more", add_special_tokens=False)
     logprobs = [TokenLogprobs(i, -0.5, 1, []) for i in ids]
@@ -169,7 +167,7 @@ def test_tokens_behind_a_stop_string_are_not_reported(tokenizer: Tokenizer) -> N
     assert len(delta.logprobs) == len(delta.token_ids) == sample.num_tokens
 
 
-def test_held_back_text_comes_out_at_the_end(tokenizer: Tokenizer) -> None:
+def test_held_back_text_is_emitted_at_the_end(tokenizer: Tokenizer) -> None:
     sample, _ = new_sample(tokenizer, new_mailbox(), stop=["world!"])
     ids = tokenizer.encode_inline("hello world", add_special_tokens=False)
     sample.on_tokens(ids, [], None, 0.0)
@@ -178,7 +176,7 @@ def test_held_back_text_comes_out_at_the_end(tokenizer: Tokenizer) -> None:
     assert sample.take_delta().text == "world"
 
 
-def test_without_detokenizing_there_is_no_text(tokenizer: Tokenizer) -> None:
+def test_answers_without_detokenization_have_no_text(tokenizer: Tokenizer) -> None:
     sample, _ = new_sample(tokenizer, new_mailbox(), detokenize=False)
     sample.on_tokens([65, 66], [], LENGTH, 0.0)
     assert sample.take_delta() == SampleDelta(0, [65, 66], "", [], LENGTH.finish)

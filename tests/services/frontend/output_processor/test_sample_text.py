@@ -1,4 +1,4 @@
-"""Stop strings in what a reader sees: not in reasoning, not in calls, and at the same place however tokens cut it."""
+"""Tests of stop strings: they apply neither in reasoning nor in calls, and match at the same place for every split."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def parser() -> AnswerParser:
 
 
 def read(tokenizer: Tokenizer, groups: list[list[int]], **sampling: object) -> tuple[list[Part], str | None, int]:
-    """The parts, joined as a client joins them, the stop string, and how many tokens counted."""
+    """Returns the parts, joined as a client joins them, the stop string, and the number of counted tokens."""
     text = new_text(Sampling(**sampling), tokenizer, final_only=False, parser=parser())  # type: ignore[arg-type]
     joined: list[Part] = []
     num_tokens = 0
@@ -64,12 +64,12 @@ CASES: tuple[tuple[str, str, list[Part], str | None], ...] = (
     ("now", CALL, [NOW], None),
     ("</tool_call>", f"Yes.{CALL} Done.", [Content("Yes."), NOW, Content("Done.")], None),
     ("Done", f"Yes.{CALL} Done.", [Content("Yes."), NOW], "Done"),
-    # no match goes across a call, and text that only began one comes out in front of it
+    # no match spans a call, and a partial match is emitted before it
     ("ab", f"a{CALL}b", [Content("a"), NOW, Content("b")], None),
-    # white space that belongs to markup is no content
+    # white space that belongs to markup is not content
     ("\n", f"Yes.\n{CALL}", [Content("Yes."), NOW], None),
     ("\n", "Yes.\n", [Content("Yes.")], "\n"),
-    # what began like markup and is none is content
+    # text that only began like markup is content
     ("<tool", "a <tool b", [Content("a ")], "<tool"),
 )  # fmt: skip
 
@@ -103,7 +103,7 @@ def test_the_stop_string_may_stay_in_the_content(tokenizer: Tokenizer) -> None:
     assert (parts, stop) == ([Reasoning("STOP"), Content("Yes STOP")], "STOP")
 
 
-def test_min_tokens_hold_for_content_too(tokenizer: Tokenizer) -> None:
+def test_min_tokens_apply_to_content(tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode_inline("a STOP b STOP", add_special_tokens=False)
     first = len(tokenizer.encode_inline("a STOP", add_special_tokens=False))
     parts, stop, _ = read(tokenizer, [ids], stop=("STOP",), min_tokens=first)

@@ -1,4 +1,5 @@
-"""A stop string ends the text at the same place however tokens cut it, and nothing of it gets out before."""
+"""Tests that a stop string ends the text at the same place for every split, and that no part of it is emitted
+before."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ def run(stops: list[str], parts: list[str], include: bool = False) -> tuple[str,
 
 
 def expected(stops: list[str], text: str, include: bool = False) -> tuple[str, str | None]:
-    """By definition: the first end of any match, of those the longest string."""
+    """Returns the result by definition: the first end of any match, of those the longest string."""
     ends = [(text.find(stop) + len(stop), -len(stop), stop) for stop in stops if stop in text]
     if not ends:
         return text, None
@@ -35,7 +36,7 @@ def splits(text: str, rng: random.Random) -> list[str]:
 
 
 @pytest.mark.parametrize("include", [False, True])
-def test_any_split_gives_the_same(include: bool) -> None:
+def test_all_splits_give_equal_output(include: bool) -> None:
     rng = random.Random(5)
     for _ in range(5000):
         stops = ["".join(rng.choice("ab") for _ in range(rng.randrange(1, 5))) for _ in range(rng.randrange(1, 4))]
@@ -50,7 +51,7 @@ def test_every_split_of_a_stop_string_is_held_back() -> None:
         assert finder.push("<|end|>"[cut:] + "more") == ("", "<|end|>") or cut == len("<|end|>")
 
 
-def test_text_that_only_began_like_a_stop_string_comes_out() -> None:
+def test_text_that_only_begins_like_a_stop_string_is_emitted() -> None:
     finder = StopStrings(["STOP"], include=False)
     assert finder.push("a ST") == ("a ", None)
     assert finder.push("AR") == ("STAR", None)
@@ -60,15 +61,15 @@ def test_the_first_to_complete_wins_over_the_first_to_begin() -> None:
     assert run(["abcdef", "cd"], ["abcdef"]) == ("ab", "cd")
 
 
-def test_of_two_that_complete_together_the_longer_is_cut() -> None:
+def test_the_longer_of_two_simultaneous_matches_is_cut() -> None:
     assert run(["d", "bcd"], ["abcd"]) == ("a", "bcd")
 
 
 def test_matches_that_complete_below_min_tokens_do_not_count() -> None:
     finder = StopStrings(["ab"], include=False)
-    assert finder.push("ab", armed=False) == ("ab", None)
-    assert finder.push("a", armed=False) == ("", None)
-    assert finder.push("b", armed=True) == ("", "ab")
+    assert finder.push("ab", may_stop=False) == ("ab", None)
+    assert finder.push("a", may_stop=False) == ("", None)
+    assert finder.push("b", may_stop=True) == ("", "ab")
 
 
 def test_included_stop_string_needs_no_holding_back() -> None:

@@ -1,4 +1,4 @@
-"""Readers are woken in rounds: what comes while others write is merged, and nobody waits for a slow one for long."""
+"""Tests that readers are woken in rounds: output during writes is merged, and no reader waits long for a slow one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LONG_S = 1000.0
 
 
 class MergingOutput:
-    """News that merge."""
+    """Pending output that merges its tokens."""
 
     def __init__(self, mailbox: Mailbox) -> None:
         self._mailbox = mailbox
@@ -33,12 +33,12 @@ class MergingOutput:
 
 
 class Stream:
-    """A client that reads when it is allowed to."""
+    """Client that reads when it is allowed to."""
 
     def __init__(self, rounds: WakeupPacer) -> None:
-        self.pace = rounds
+        self.pacer = rounds
         self.mailbox = Mailbox(rounds)
-        self.letter = MergingOutput(self.mailbox)
+        self.output = MergingOutput(self.mailbox)
         self.messages: list[list[int]] = []
         self.reads = asyncio.Event()
         self.reads.set()
@@ -54,13 +54,13 @@ class Stream:
             self.mailbox.close()
 
 
-async def settle() -> None:
-    """Everything that can happen without time passing."""
+async def run_pending() -> None:
+    """Runs everything that can happen without time passing."""
     await loop_turns(10)
 
 
 class Clock:
-    """Stands still unless it is set."""
+    """Clock that stands still unless it is set."""
 
     now = 0.0
 
@@ -74,11 +74,11 @@ def clock() -> Clock:
 
 
 async def cut_short(rounds: WakeupPacer, begin: Callable[[], None]) -> None:
-    """The round that `begin` begins ends at once, whoever is still writing."""
+    """Ends the round that `begin` begins at once, even if readers are still writing."""
     rounds.longest_round_s = 0.0
     begin()
-    await settle()
-    await asyncio.sleep(0.001)  # a timer that is due
+    await run_pending()
+    await asyncio.sleep(0.001)  # lets the due timer fire
     rounds.longest_round_s = LONG_S
 
 
@@ -86,79 +86,79 @@ async def streams(observed: list[float], clock: Clock | None = None) -> tuple[St
     clock = clock or Clock()
     rounds = WakeupPacer(observed.append, clock, clock, LONG_S)
     pair = Stream(rounds), Stream(rounds)
-    await settle()
+    await run_pending()
     return pair
 
 
-async def test_what_comes_while_others_write_is_one_message() -> None:
+async def test_output_during_writes_is_one_message() -> None:
     observed: list[float] = []
     slow, quick = await streams(observed)
     slow.reads.clear()
     for token in (1, 2, 3):
-        slow.letter.add(token)
-        quick.letter.add(token)
-        await settle()
+        slow.output.add(token)
+        quick.output.add(token)
+        await run_pending()
     assert (quick.messages, slow.messages) == ([[1]], [])
     slow.reads.set()
-    await settle()
+    await run_pending()
     assert (quick.messages, slow.messages) == ([[1], [2, 3]], [[1], [2, 3]])
     assert len(observed) == 2
 
 
-async def test_alone_every_step_is_a_message() -> None:
+async def test_a_single_stream_sends_one_message_per_step() -> None:
     stream, _ = await streams([])
     for token in (1, 2, 3):
-        stream.letter.add(token)
-        await settle()
+        stream.output.add(token)
+        await run_pending()
     assert stream.messages == [[1], [2], [3]]
 
 
-async def test_a_reader_that_is_late_holds_up_nobody() -> None:
+async def test_a_late_reader_does_not_delay_the_others() -> None:
     slow, quick = await streams([])
     slow.reads.clear()
-    await cut_short(slow.pace, lambda: slow.letter.add(1))
+    await cut_short(slow.pacer, lambda: slow.output.add(1))
     for token in (2, 3, 4):
-        slow.letter.add(token)
-        quick.letter.add(token)
-        await settle()
+        slow.output.add(token)
+        quick.output.add(token)
+        await run_pending()
     assert quick.messages == [[2], [3], [4]]
 
 
-async def test_a_reader_that_was_late_is_not_waited_for_until_it_was_in_time(
+async def test_rounds_do_not_wait_for_late_readers(
     clock: Clock,
 ) -> None:
     slow, quick = await streams([], clock)
     slow.reads.clear()
-    await cut_short(slow.pace, lambda: slow.letter.add(1))
+    await cut_short(slow.pacer, lambda: slow.output.add(1))
     clock.now = 2 * LONG_S
     slow.reads.set()
-    await settle()  # back, and late
+    await run_pending()  # it has written, but late
     slow.reads.clear()
     for token in (2, 3):
-        slow.letter.add(token)
-        quick.letter.add(token)
-        await settle()
+        slow.output.add(token)
+        quick.output.add(token)
+        await run_pending()
     assert quick.messages == [[2], [3]]
     slow.reads.set()
-    await settle()  # back in time
+    await run_pending()  # it has written in time
     slow.reads.clear()
     for token in (4, 5):
-        slow.letter.add(token)
-        quick.letter.add(token)
-        await settle()
+        slow.output.add(token)
+        quick.output.add(token)
+        await run_pending()
     assert quick.messages == [[2], [3], [4]]
     assert slow.messages == [[1], [2], [3]]
 
 
-async def test_a_stream_that_is_given_up_ends_its_part_of_the_round() -> None:
+async def test_a_cancelled_stream_ends_its_part_of_the_round() -> None:
     slow, quick = await streams([])
     slow.reads.clear()
     for token in (1, 2):
-        slow.letter.add(token)
-        quick.letter.add(token)
-        await settle()
+        slow.output.add(token)
+        quick.output.add(token)
+        await run_pending()
     assert quick.messages == [[1]]
     slow.task.cancel()
-    await settle()
+    await run_pending()
     assert quick.messages == [[1], [2]]
     assert slow.task.done()

@@ -58,7 +58,7 @@ async def until_liveness(frontend: Running, wanted: object) -> None:
 @pytest.fixture
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(liveness, "LOOK_S", 0.02)
-    monkeypatch.setattr(health, "ATTEMPT_PATIENCE_S", 0.4)
+    monkeypatch.setattr(health, "ATTEMPT_TIMEOUT_S", 0.4)
 
 
 @pytest.mark.usefixtures("_impatient")
@@ -82,7 +82,7 @@ async def test_a_connection_that_is_never_tried_again_is_dead(folder: Path, monk
 async def test_a_scheduler_that_is_away_is_no_death_of_the_frontend(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(health, "ATTEMPT_PATIENCE_S", 10.0)  # 500 looks: an attempt and its pause take less
+    monkeypatch.setattr(health, "ATTEMPT_TIMEOUT_S", 10.0)  # 500 looks: an attempt and its pause take less
     looked = asyncio.Event()
     look, num_looks = liveness.Liveness.look, 0
 

@@ -39,7 +39,7 @@ def submit(box: Outbox, *numbers: int, num_bytes: int = 0) -> None:
 
 def test_what_waits_is_one_message() -> None:
     link = Link()
-    box = Outbox(link, takes_further=True)
+    box = Outbox(link, supports_merging=True)
     submit(box, 1, 2)
     taken = link.waiting.pop()
     submit(box, 3, 4, 5)
@@ -48,7 +48,7 @@ def test_what_waits_is_one_message() -> None:
 
 def test_a_cancellation_keeps_its_place() -> None:
     link = Link()
-    box = Outbox(link, takes_further=True)
+    box = Outbox(link, supports_merging=True)
     submit(box, 1)
     link.send(pb.SessionRequest(cancellation=pb.Cancellation()))
     submit(box, 2, 3)
@@ -59,13 +59,13 @@ def test_a_cancellation_keeps_its_place() -> None:
 
 def test_an_older_scheduler_gets_one_after_the_other() -> None:
     link = Link()
-    submit(Outbox(link, takes_further=False), 1, 2, 3)
+    submit(Outbox(link, supports_merging=False), 1, 2, 3)
     assert [ids(message) for message in link.waiting] == [[1], [2], [3]]
 
 
 def test_messages_stay_below_what_grpc_takes() -> None:
     link = Link()
-    box = Outbox(link, takes_further=True)
+    box = Outbox(link, supports_merging=True)
     submit(box, 1, 2, 3, num_bytes=outbox.MAX_BYTES // 2 - 100)
     submit(box, 4, num_bytes=3 * outbox.MAX_BYTES)
     submit(box, 5)

@@ -96,7 +96,7 @@ async def test_a_stream_belongs_to_its_tenant_and_ends_when_it_is_deleted(pair: 
 @pytest.mark.parametrize(
     ("body", "headers", "told"),
     [
-        ({"stream": False}, {}, "resumable is for streams"),
+        ({"stream": False}, {}, "resumable needs stream=true"),
         ({"retention_s": 301}, {}, "got 301"),
         ({"resumable": False, "retention_s": 3}, {}, "retention_s=3 needs"),
         ({"prompt": ["one", "two"]}, {}, "one prompt, got 2"),

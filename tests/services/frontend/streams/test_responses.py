@@ -260,7 +260,7 @@ async def test_a_stream_that_another_frontend_has_deleted_is_gone_at_once_where_
     (made,) = (one for key, one in streams.local.items() if key.request_id == name)
     assert (await pair.b.http.delete(f"/v1/responses/{response['id']}")).status_code == 200
     assert (await pair.a.http.get(f"/v1/streams/{name}")).status_code == 404
-    anew = await made.producer._keep_anew(is_last=True)
+    anew = await made.producer._store_again(is_last=True)
     assert not anew.is_owner, "a maker that has not heard of it keeps nothing of it again"
 
 

@@ -238,7 +238,7 @@ async def test_the_use_of_redis_is_told_anew_to_one_that_comes_back_empty(folder
         await pair.a.until_caught_up(pair.script)
         streams = pair.a.frontend.core.streams
         (made,) = streams.local.values()
-        await eventually(lambda: not pair.a.has_unread_output and (not made.producer._keeping.locked()))
+        await eventually(lambda: not pair.a.has_unread_output and (not made.producer._store_lock.locked()))
         await streams.heartbeat()
         told = await pair.a.metrics()
         with pair.ask_redis() as client:
@@ -309,7 +309,7 @@ async def test_redis_away_costs_what_can_be_attached_and_no_token(pair: Pair) ->
             pair.script.pause()
             refused = await refusal(attach(pair.b, "away"))
             assert refused.code() == grpc.StatusCode.UNAVAILABLE
-            assert "Redis is away" in (refused.details() or "")
+            assert "is unavailable" in (refused.details() or "")
             refused = await refusal(pair.b.inference.Generate(asked("new")))
             assert refused.code() == grpc.StatusCode.UNAVAILABLE
             pair.redis.start()

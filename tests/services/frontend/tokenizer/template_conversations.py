@@ -1,4 +1,4 @@
-"""Conversations as clients send them, the words that a template has to show, and what transformers makes of them."""
+"""Conversations as clients send them, the words that a template must show, and transformers' rendering of them."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ from quire.shared.errors import InvalidArgument
 from tests.services.frontend.tiny_folder import byte_level_tokenizer
 
 VARIABLES = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
-FAULT = re.compile(r"\bNone\b|\{'\w+': |[\"']type[\"']: ?[\"'](?:text|thinking)[\"']")  # None, or Python's own writing
+# None, or Python's repr of a value
+FAULT = re.compile(r"\bNone\b|\{'\w+': |[\"']type[\"']: ?[\"'](?:text|thinking)[\"']")
 Messages = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
-    """A body's messages, tools and the words in them that a template could show."""
+class ClientConversation:
+    """Messages and tools of a body, and the words in them that a template could show."""
 
     messages: Messages
     words: tuple[str, ...]
-    thoughts: tuple[str, ...] = ()  # words of reasoning, which templates may leave out of earlier turns
+    thoughts: tuple[str, ...] = ()  # words of reasoning, which templates may omit from earlier turns
     tools: Sequence[Mapping[str, Any]] = ()
     add_generation_prompt: bool = True
     variables: Mapping[str, Any] = field(default_factory=dict)
@@ -74,69 +75,75 @@ def loop(content: Any, *results: Mapping[str, Any], **more: Any) -> Messages:
 
 
 NESTED = call(ID, "get_weather", {"city": "Oslofjord", "days": [1, 2], "unit": {"name": "Ångström"}})
-CONVERSATIONS: Mapping[str, Sent] = {
-    "user": Sent([ASK], ("Weather in Oslo?",)),
-    "system": Sent([turn("system", "Be brief."), ASK], ("Be brief.", "Weather in Oslo?")),
-    "answers": Sent([ASK, SAID, THANKS], ("Weather in Oslo?", "Five degrees.", "Thanks, and Bergen?")),
-    "tools offered": Sent([turn("system", "Be brief."), ASK], ("Be brief.", "Weather in Oslo?"), tools=TOOLS),
-    "call, null": Sent(loop(None), SHOWN, tools=TOOLS),
-    "call, empty": Sent(loop(""), SHOWN, tools=TOOLS),
-    "call, absent": Sent([ASK, {"role": "assistant", "tool_calls": [OSLO]}, FIVE], SHOWN, tools=TOOLS),
-    "call, text": Sent(loop("Let me look."), (*SHOWN, "Let me look."), tools=TOOLS),
-    "call, answered": Sent([*loop(None), SAID, THANKS], (*SHOWN, "Five degrees.", "Thanks, and Bergen?"), tools=TOOLS),
-    "call, object": Sent([ASK, looped(None, NESTED), FIVE], (*SHOWN, "ngstr"), tools=TOOLS),
-    "call, no json": Sent(
+CONVERSATIONS: Mapping[str, ClientConversation] = {
+    "user": ClientConversation([ASK], ("Weather in Oslo?",)),
+    "system": ClientConversation([turn("system", "Be brief."), ASK], ("Be brief.", "Weather in Oslo?")),
+    "answers": ClientConversation([ASK, SAID, THANKS], ("Weather in Oslo?", "Five degrees.", "Thanks, and Bergen?")),
+    "tools offered": ClientConversation(
+        [turn("system", "Be brief."), ASK], ("Be brief.", "Weather in Oslo?"), tools=TOOLS
+    ),
+    "call, null": ClientConversation(loop(None), SHOWN, tools=TOOLS),
+    "call, empty": ClientConversation(loop(""), SHOWN, tools=TOOLS),
+    "call, absent": ClientConversation([ASK, {"role": "assistant", "tool_calls": [OSLO]}, FIVE], SHOWN, tools=TOOLS),
+    "call, text": ClientConversation(loop("Let me look."), (*SHOWN, "Let me look."), tools=TOOLS),
+    "call, answered": ClientConversation(
+        [*loop(None), SAID, THANKS], (*SHOWN, "Five degrees.", "Thanks, and Bergen?"), tools=TOOLS
+    ),
+    "call, object": ClientConversation([ASK, looped(None, NESTED), FIVE], (*SHOWN, "ngstr"), tools=TOOLS),
+    "call, no json": ClientConversation(
         [ASK, looped(None, call(ID, "get_weather", '{"city": "Oslofjord')), FIVE], SHOWN, tools=TOOLS
     ),
-    "two calls": Sent(
+    "two calls": ClientConversation(
         [ASK, looped(None, OSLO, TIME), FIVE, NOON], (*SHOWN, "get_time", "Tromsdal", "noon_sharp"), tools=TOOLS
     ),
-    "calls in turn": Sent(
+    "calls in turn": ClientConversation(
         [*loop(None), looped(None, TIME), NOON, SAID, THANKS],
         (*SHOWN, "get_time", "Tromsdal", "noon_sharp", "Five degrees."),
         tools=TOOLS,
     ),
-    "thought, call": Sent(loop(None, reasoning_content="look_first"), SHOWN, ("look_first",), TOOLS),
-    "thought, text, call": Sent(
+    "thought, call": ClientConversation(loop(None, reasoning_content="look_first"), SHOWN, ("look_first",), TOOLS),
+    "thought, text, call": ClientConversation(
         loop("Let me look.", reasoning="look_first"), (*SHOWN, "Let me look."), ("look_first",), TOOLS
     ),
-    "thought, answer": Sent(
+    "thought, answer": ClientConversation(
         [ASK, turn("assistant", "Five degrees.", thinking="look_first"), THANKS],
         ("Five degrees.", "Thanks, and Bergen?"),
         ("look_first",),
     ),
-    "developer": Sent([turn("developer", "Be brief."), ASK], ("Be brief.", "Weather in Oslo?")),
-    "system, developer": Sent(
+    "developer": ClientConversation([turn("developer", "Be brief."), ASK], ("Be brief.", "Weather in Oslo?")),
+    "system, developer": ClientConversation(
         [turn("system", "Be kind."), turn("developer", "Be brief."), ASK], ("Be kind.", "Be brief.", "Weather in Oslo?")
     ),
-    "two systems": Sent(
+    "two systems": ClientConversation(
         [turn("system", "Be kind."), turn("system", "Be brief."), ASK], ("Be kind.", "Be brief.", "Weather in Oslo?")
     ),
-    "late system": Sent(
+    "late system": ClientConversation(
         [turn("system", "Be kind."), ASK, SAID, turn("system", "Be brief."), THANKS],
         ("Be kind.", "Be brief.", "Weather in Oslo?", "Five degrees.", "Thanks, and Bergen?"),
     ),
-    "parts": Sent(
+    "parts": ClientConversation(
         [ASK, SAID, turn("user", parts("And Bergen?", "Or Voss?"))], ("And Bergen?", "Or Voss?", "Five degrees.")
     ),
-    "result in parts": Sent(loop(None, turn("tool", parts("rain_at_five"), tool_call_id=ID)), SHOWN, tools=TOOLS),
+    "result in parts": ClientConversation(
+        loop(None, turn("tool", parts("rain_at_five"), tool_call_id=ID)), SHOWN, tools=TOOLS
+    ),
     # theia#17104, mini-swe-agent#759: refused by templates in which roles alternate
-    "user after result": Sent([*loop(None), THANKS], (*SHOWN, "Thanks, and Bergen?"), tools=TOOLS),
+    "user after result": ClientConversation([*loop(None), THANKS], (*SHOWN, "Thanks, and Bergen?"), tools=TOOLS),
     # raycast-openai-translator#34
-    "system, users in a row": Sent(
+    "system, users in a row": ClientConversation(
         [turn("system", "Translate."), ASK, turn("user", "<5984>Quickly!")],
         ("Translate.", "Weather in Oslo?", "<5984>Quickly!"),
     ),
-    "users in a row": Sent([ASK, turn("user", "Quickly!")], ("Weather in Oslo?", "Quickly!")),
+    "users in a row": ClientConversation([ASK, turn("user", "Quickly!")], ("Weather in Oslo?", "Quickly!")),
 }
 
 
-def rendering(source: str) -> PromptRenderer:
+def renderer_of(source: str) -> PromptRenderer:
     return PromptRenderer(RendererConfig(source, None, {}, "it", VARIABLES))
 
 
-def ours(made: PromptRenderer, sent: Sent) -> str:
-    """As /v1/chat/completions has it; raises InvalidArgument."""
+def render(made: PromptRenderer, sent: ClientConversation) -> str:
+    """Returns our rendering, as for /v1/chat/completions; raises InvalidArgument."""
     messages = [read_message(message) for message in sent.messages]
     prompt = ChatPrompt(
         messages, add_generation_prompt=sent.add_generation_prompt, tools=sent.tools, template_variables=sent.variables
@@ -149,8 +156,8 @@ def _reference() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=byte_level_tokenizer(), **VARIABLES)
 
 
-def theirs(source: str, sent: Sent, *, as_text: bool) -> str | None:
-    """Returns what transformers makes of it, with arguments as an object or as JSON text; None if it is refused."""
+def render_with_transformers(source: str, sent: ClientConversation, *, as_text: bool) -> str | None:
+    """Returns transformers' rendering, with arguments as an object or as JSON text; None if the template refuses it."""
     messages = [_with_arguments(message, as_text) for message in sent.messages]
     try:
         text = _reference().apply_chat_template(
@@ -161,7 +168,7 @@ def theirs(source: str, sent: Sent, *, as_text: bool) -> str | None:
             add_generation_prompt=sent.add_generation_prompt,
             **sent.variables,
         )
-    except Exception:  # templates raise whatever they like
+    except Exception:  # templates raise arbitrary exceptions
         return None
     return str(text)
 
@@ -183,16 +190,19 @@ def _with_arguments(message: Mapping[str, Any], as_text: bool) -> dict[str, Any]
     return {**message, "tool_calls": calls}
 
 
-def missing(source: str, sent: Sent, text: str) -> list[str]:
-    """The words that do not show, and what should not."""
-    around = theirs(source, Sent([turn("user", "?")], (), tools=sent.tools), as_text=False) or ""
+def missing(source: str, sent: ClientConversation, text: str) -> list[str]:
+    """Returns the words that are not shown, and the faults in the text."""
+    around = (
+        render_with_transformers(source, ClientConversation([turn("user", "?")], (), tools=sent.tools), as_text=False)
+        or ""
+    )
     shown = [word for word in sent.words if text.count(word) <= around.count(word)]
     return shown + FAULT.findall(text)[len(FAULT.findall(around)) :]
 
 
-def refused(made: PromptRenderer, sent: Sent) -> str:
+def refused(made: PromptRenderer, sent: ClientConversation) -> str:
     try:
-        ours(made, sent)
+        render(made, sent)
     except InvalidArgument as error:
         return error.message
     return ""

@@ -1,4 +1,4 @@
-"""Families of chat templates: the structure that one has (a file of templates/), and the quirks by which it differs.
+"""Families of chat templates: the common structure (a file of templates/), and the quirks by which each differs.
 
 Structures and quirks are those of published templates; the wording is our own.
 """

@@ -1,4 +1,4 @@
-"""Conversations are put through the template by processes of their own."""
+"""Tests of the rendering of conversations in child processes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TEMPLATE = (
     "{% if messages[0].content == 'broken' %}{{ 1 // 0 }}{% endif %}"
     "{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}" + CHATML
 )
-FILLING = "word " * 5000  # so that it is not done at once
+FILLING = "word " * 5000  # keeps the process busy for a while
 
 
 @pytest.fixture
@@ -42,8 +42,8 @@ def conversations(tmp_path: Path) -> Iterator[ChatRenderer]:
         yield tokenizer.chat_renderer
 
 
-def rendering() -> PromptRenderer:
-    """The same in this process."""
+def local_renderer() -> PromptRenderer:
+    """Returns a renderer with the same configuration in this process."""
     added = [
         {"content": text, "special": True, "normalized": False, "single_word": False, "lstrip": False, "rstrip": False}
         for text in ("<|im_start|>", END)
@@ -51,7 +51,7 @@ def rendering() -> PromptRenderer:
     return PromptRenderer(RendererConfig(TEMPLATE, None, {}, "it", {"eos_token": END}, added, (), None, guarded=True))
 
 
-def said(*texts: str, **more: Any) -> ChatPrompt:
+def chat_prompt(*texts: str, **more: Any) -> ChatPrompt:
     return ChatPrompt([{"role": "user", "content": text} for text in texts], **more)
 
 
@@ -61,11 +61,11 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {"x": [1, 2.
 @pytest.mark.parametrize(
     "prompt",
     [
-        said(FILLING),
-        said("", FILLING, "你好 🙂"),
-        said(f"{END}{FILLING}", "<|im_", "end|>", f"x{END}"),
-        said(FILLING, tools=[TOOL] * 600, add_generation_prompt=False),
-        said(
+        chat_prompt(FILLING),
+        chat_prompt("", FILLING, "你好 🙂"),
+        chat_prompt(f"{END}{FILLING}", "<|im_", "end|>", f"x{END}"),
+        chat_prompt(FILLING, tools=[TOOL] * 600, add_generation_prompt=False),
+        chat_prompt(
             FILLING,
             continue_final_message=True,
             add_generation_prompt=False,
@@ -73,76 +73,76 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {"x": [1, 2.
         ),
     ],
 )
-async def test_its_sections_are_those_of_the_template(conversations: ChatRenderer, prompt: ChatPrompt) -> None:
-    assert await conversations.sections(prompt) == rendering().sections(prompt)
+async def test_sections_equal_the_templates(conversations: ChatRenderer, prompt: ChatPrompt) -> None:
+    assert await conversations.sections(prompt) == local_renderer().sections(prompt)
     whole = "".join(section.text for section in await conversations.sections(prompt))
     for characters in (1, 40, 10**6):
         assert await conversations.prompt_end(prompt, characters) == whole[-characters:]
 
 
-async def test_what_the_template_refuses_is_refused_in_its_words(conversations: ChatRenderer) -> None:
+async def test_a_refusal_has_the_templates_message(conversations: ChatRenderer) -> None:
     for texts in (("odd",), ("odd", FILLING)):
         with pytest.raises(InvalidArgument, match="it is odd") as refused:
-            await conversations.sections(said(*texts))
+            await conversations.sections(chat_prompt(*texts))
         assert refused.value.field == "messages"
 
 
 async def test_a_process_that_is_killed_is_started_again(conversations: ChatRenderer) -> None:
-    expected = rendering().sections(said(FILLING))
-    for prompt, place in ((said(FILLING), 1), (said("hello"), 0)):
+    expected = local_renderer().sections(chat_prompt(FILLING))
+    for prompt, place in ((chat_prompt(FILLING), 1), (chat_prompt("hello"), 0)):
         assert await conversations.sections(prompt)
         first = conversations.pids[place]
         assert first is not None
         os.kill(first, signal.SIGKILL)
         await eventually(lambda first=first: has_ended(first))
-        assert await conversations.sections(prompt) == rendering().sections(prompt)
+        assert await conversations.sections(prompt) == local_renderer().sections(prompt)
         assert conversations.pids[place] not in (None, first)
-    assert await conversations.sections(said(FILLING)) == expected
+    assert await conversations.sections(chat_prompt(FILLING)) == expected
 
 
-async def test_a_short_conversation_whose_process_stands_still_is_done_by_the_other(
+async def test_short_conversations_of_a_stopped_process_are_rendered_by_the_other(
     conversations: ChatRenderer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected = await conversations.sections(said("hello"))
+    expected = await conversations.sections(chat_prompt("hello"))
     pid = conversations.pids[0]
     assert pid is not None
     monkeypatch.setattr(conversations.light, "_budget", RenderBudget(1.0, 0.05))
     os.kill(pid, signal.SIGSTOP)
-    assert await conversations.sections(said("hello")) == expected
+    assert await conversations.sections(chat_prompt("hello")) == expected
     assert conversations.pids[0] is None
 
 
-async def test_a_fault_of_the_template_is_one_of_the_request_alone(conversations: ChatRenderer) -> None:
-    """The process goes on: who sends such conversations would else start one after the other."""
-    await conversations.sections(said(FILLING))
+async def test_template_errors_fail_only_their_request(conversations: ChatRenderer) -> None:
+    """Checks that the process survives: otherwise each such conversation would start another one."""
+    await conversations.sections(chat_prompt(FILLING))
     pids = conversations.pids
     with pytest.raises(InvalidArgument, match=r"refuses them: .*zero"):
-        await conversations.sections(said("broken", FILLING))
-    assert await conversations.sections(said(FILLING))
+        await conversations.sections(chat_prompt("broken", FILLING))
+    assert await conversations.sections(chat_prompt(FILLING))
     assert conversations.pids == pids
 
 
-async def test_those_of_few_messages_do_not_wait_for_those_of_many(conversations: ChatRenderer) -> None:
+async def test_short_conversations_are_rendered_before_long_ones(conversations: ChatRenderer) -> None:
     order: list[int] = []
 
     async def render(count: int) -> None:
-        await conversations.sections(said(*[FILLING] * count))
+        await conversations.sections(chat_prompt(*[FILLING] * count))
         order.append(count)
 
     await asyncio.gather(*(render(count) for count in (9, 5, 7, 1)))
     assert order == [9, 1, 5, 7]
 
 
-async def test_nothing_of_a_template_runs_in_this_process(
+async def test_templates_do_not_run_in_this_process(
     conversations: ChatRenderer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("render", "run"):
         monkeypatch.setattr(ChatTemplate, name, None)
-    assert await conversations.sections(said(*["hello"] * 4000))
-    assert await conversations.sections(said("hello"))
+    assert await conversations.sections(chat_prompt(*["hello"] * 4000))
+    assert await conversations.sections(chat_prompt("hello"))
 
 
-def test_the_shape_of_messages_is_one_line_of_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_message_shape_is_logged_in_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "quire.conversations")
     for template, expected in ((source("mistral nemo"), "nine"), (source("qwen2.5"), "given")):
         caplog.clear()
@@ -154,7 +154,7 @@ def test_the_shape_of_messages_is_one_line_of_the_log(tmp_path: Path, caplog: py
         assert line.__dict__["values"]["template"] == "tokenizer_config.json"
 
 
-def test_a_template_that_does_not_compile_is_one_line_of_the_log(
+def test_a_template_that_does_not_compile_is_logged_in_one_line(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = write_folder(tmp_path, chat_template="{{ messages | no_such_filter }}")
@@ -165,25 +165,25 @@ def test_a_template_that_does_not_compile_is_one_line_of_the_log(
     assert [record.levelname for record in caplog.records if record.name == "quire.conversations"] == ["ERROR"]
 
 
-async def test_they_step_back_behind_what_clients_wait_for(conversations: ChatRenderer) -> None:
-    await conversations.sections(said(FILLING))
-    await conversations.sections(said("hello"))
+async def test_the_processes_have_a_lower_priority(conversations: ChatRenderer) -> None:
+    await conversations.sections(chat_prompt(FILLING))
+    await conversations.sections(chat_prompt("hello"))
     for pid in conversations.pids:
         assert pid is not None
         assert has_stepped_back(pid)
 
 
-async def test_where_an_answer_begins_is_looked_up_there_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forms of answers begin behind the reasoning, which templates may begin themselves."""
+async def test_the_answer_start_is_determined_in_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checks that formats of answers apply after the reasoning, which templates may begin themselves."""
     tokenizer = Tokenizer(tool_model_folder(tmp_path / "talking"), 1)
     formats = AnswerFormats("auto", "qwen3", tokenizer)
     form = StructuredOutput(regex="[a-z]{1,5}")
     with contextlib.closing(tokenizer):
-        await tokenizer.chat_renderer.sections(said(FILLING))
+        await tokenizer.chat_renderer.sections(chat_prompt(FILLING))
         monkeypatch.setattr(ChatTemplate, "render", None)
         tags = []
         for begun in (False, True):
-            prompt = said(*["hello"] * 4000, template_variables={"enable_thinking": begun})
+            prompt = chat_prompt(*["hello"] * 4000, template_variables={"enable_thinking": begun})
             request = Request("r", "", [prompt], Sampling(structured_output=form), 0.0, parse_answer=True)
             sampling = (await formats.with_constraint(request)).sampling
             assert sampling.structured_output is not None

@@ -1,4 +1,4 @@
-"""Templates: where they come from, what they can use, what they cannot do."""
+"""Tests of templates: their sources, their functions, and the limits of the sandbox."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_chatml() -> None:
         ("{{ bos_token | default('<s>') }}{{ 'x' if bos_token else 'none' }}", "none"),
     ],
 )
-def test_a_token_that_the_vocabulary_does_not_have_is_no_text(source: str, text: str) -> None:
+def test_tokens_outside_the_vocabulary_have_no_text(source: str, text: str) -> None:
     template = ChatTemplate(source, {})
     assert template.render(HELLO, add_generation_prompt=True, continue_final_message=False, variables={}) == text
 
@@ -55,7 +55,7 @@ def test_last_message_stays_open() -> None:
         ("{{ strftime_now('%Y') | length }}", "4"),
     ],
 )
-def test_functions_that_templates_count_on(source: str, text: str) -> None:
+def test_functions_that_templates_use(source: str, text: str) -> None:
     assert render(source, flag="on") == text
 
 
@@ -69,18 +69,18 @@ def test_functions_that_templates_count_on(source: str, text: str) -> None:
         "{{ 1 + 'a' }}",
     ],
 )
-def test_a_template_that_refuses_or_reaches_out_is_the_requests_fault(source: str) -> None:
+def test_refusals_and_forbidden_accesses_of_templates_are_request_errors(source: str) -> None:
     with pytest.raises(InvalidArgument) as refusal:
         render(source)
     assert refusal.value.field == "messages"
 
 
-def test_the_templates_own_words_reach_the_client() -> None:
+def test_the_templates_message_reaches_the_client() -> None:
     with pytest.raises(InvalidArgument, match="roles must alternate"):
         render("{{ raise_exception('roles must alternate') }}")
 
 
-def test_no_template_is_said() -> None:
+def test_a_missing_template_is_an_error() -> None:
     with pytest.raises(InvalidArgument, match="no chat template"):
         ChatTemplate(None, {}).render(HELLO, add_generation_prompt=True, continue_final_message=False, variables={})
 

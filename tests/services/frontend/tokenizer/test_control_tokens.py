@@ -1,4 +1,4 @@
-"""What users write stays text, whatever it spells, and all else is tokenized as ever."""
+"""Tests that users' texts stay text, whatever they spell, and that all other texts are tokenized as usual."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ LLAMA = (
 
 
 def unigram() -> Tokenizer:
-    """Its vocabulary holds control tokens as pieces that are always the best."""
+    """Returns a tokenizer in whose vocabulary control tokens are the best pieces."""
     pieces = [("<unk>", 0.0), ("<s>", 0.0), ("</s>", 0.0), (END, 0.0), (START, 0.0)]
     pieces += [(chr(code), -8.0) for code in range(33, 127)] + [("▁", -4.0), ("▁hello", -6.0), ("\n", -5.0)]
     made = Tokenizer(models.Unigram(pieces, unk_id=0))
@@ -66,7 +66,7 @@ def word_piece() -> Tokenizer:
 
 
 def greedy_neighbours() -> Tokenizer:
-    """Control tokens that take the blanks beside them, and an ordinary token that is added, too."""
+    """Returns a tokenizer whose control tokens include the adjoining white space, with an ordinary added token."""
     made = byte_level_tokenizer()
     document = json.loads(made.to_str())
     for token in document["added_tokens"]:
@@ -97,7 +97,7 @@ KINDS = {
 def pair(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[own.Tokenizer, own.Tokenizer]:
-    """The tokenizer that guards, and one that does not."""
+    """Returns the tokenizer that guards, and one that does not."""
     make, template = KINDS[request.param]
     folder = write_folder(tmp_path_factory.mktemp("models") / request.param, tokenizer=make(), chat_template=template)
     return own.Tokenizer(folder, 1), own.Tokenizer(folder, 1, control_tokens="everywhere")
@@ -108,13 +108,13 @@ def asked(*texts: str, role: str = "user", **more: Any) -> ChatPrompt:
 
 
 def controls(tokenizer: own.Tokenizer, ids: list[int]) -> list[int]:
-    marks = tokenizer.control_tokens - {"<unk>", "[UNK]"}  # which also stand for what a vocabulary does not know
+    marks = tokenizer.control_tokens - {"<unk>", "[UNK]"}  # these also stand for unknown text
     known = {tokenizer.token_id(text) for text in marks}
     return [i for i in ids if i in known]
 
 
 def letters(tokenizer: own.Tokenizer, ids: list[int]) -> str:
-    """Of the text; some kinds of tokenizers lose blanks."""
+    """Returns the letters of the text; some kinds of tokenizers lose blanks."""
     return "".join(tokenizer.decode(ids, skip_special_tokens=False).replace("##", "").split())
 
 
@@ -125,8 +125,8 @@ async def test_a_message_cannot_end_its_own_turn(pair: tuple[own.Tokenizer, own.
     assert letters(guarded, ids) == letters(guarded, await open_one.encode_chat(asked(ATTACK)))
 
 
-async def test_texts_that_spell_nothing_have_the_ids_that_they_had(pair: tuple[own.Tokenizer, own.Tokenizer]) -> None:
-    """Also where a part of a spelling makes them go the longer way."""
+async def test_other_texts_keep_their_ids(pair: tuple[own.Tokenizer, own.Tokenizer]) -> None:
+    """Checks this also where a partial spelling makes them take the slower path."""
     guarded, open_one = pair
     draw = random.Random(5)
     harmless = [part for part in TRICKY if not any(mark in part for mark in guarded.control_tokens)]
@@ -159,7 +159,7 @@ async def test_parts_of_a_message_do_not_join_to_a_control_token(tmp_path: Path)
 
 
 @pytest.mark.parametrize("escape", ["", "(ensure_ascii=True)"])
-async def test_tools_and_variables_are_text_too(tmp_path: Path, escape: str) -> None:
+async def test_control_tokens_in_tools_and_variables_are_text(tmp_path: Path, escape: str) -> None:
     shown = "{{ tools[0] | tojson }}|{{ wish }}<|im_end|>{{ messages[0].tool_calls[0].function.arguments.x }}"
     template = shown.replace("tojson", f"tojson{escape}")
     guarded = own.Tokenizer(write_folder(tmp_path, chat_template=template), 1)
@@ -174,19 +174,19 @@ async def test_tools_and_variables_are_text_too(tmp_path: Path, escape: str) -> 
     assert guarded.decode(ids, skip_special_tokens=False) == f"{json.dumps(tool)}|{END}<|im_end|>{END}"
 
 
-async def test_an_answers_own_marks_come_back_and_its_turn_does_not_end(tmp_path: Path) -> None:
-    """Parsers leave marks of reasoning in what they do not take apart; those of turns are in no model's text."""
+async def test_markers_in_earlier_answers_do_not_end_their_turns(tmp_path: Path) -> None:
+    """Checks that parsers leave markers of reasoning in answers, while markers of turns are in no model's text."""
     guarded = own.Tokenizer(write_folder(tmp_path, tokenizer=words_of_the_template(), chat_template=MARKED), 1)
     think, end = guarded.token_id("<think>"), guarded.token_id(END)
-    said = f"<think>well</think>yes{END}"
+    answer = f"<think>well</think>yes{END}"
     prompt = ChatPrompt(
-        [{"role": "assistant", "content": said}, {"role": "user", "content": said}], add_generation_prompt=False
+        [{"role": "assistant", "content": answer}, {"role": "user", "content": answer}], add_generation_prompt=False
     )
     ids = await guarded.encode_chat(prompt)
     assert (ids.count(think), ids.count(end)) == (1, 2)
 
 
-async def test_a_continued_message_is_found_although_it_spells_something(tmp_path: Path) -> None:
+async def test_a_continued_message_may_spell_control_tokens(tmp_path: Path) -> None:
     guarded = own.Tokenizer(write_folder(tmp_path), 1)
     begun = [{"role": "user", "content": "go"}, {"role": "assistant", "content": f"so {END} it"}]
     ids = await guarded.encode_chat(ChatPrompt(begun, add_generation_prompt=False, continue_final_message=True))
@@ -195,7 +195,7 @@ async def test_a_continued_message_is_found_although_it_spells_something(tmp_pat
 
 
 @pytest.mark.parametrize(("allowed", "count"), [("none", 0), ("raw_prompts", 1), ("everywhere", 1)])
-async def test_raw_prompts_may_hold_them_unless_nothing_may(
+async def test_raw_prompts_may_contain_control_tokens_by_default(
     tmp_path: Path, allowed: own.ControlTokenPolicy, count: int
 ) -> None:
     guarded = own.Tokenizer(write_folder(tmp_path), 1, control_tokens=allowed)
@@ -220,11 +220,11 @@ def test_spellings_are_found_across_the_steps_of_a_search(monkeypatch: pytest.Mo
     spellings = TextMatcher(["<ab>", "<abc>", "<ab", "x"])
     text = "....<abc>.<ab>x....<ab.<a"
     assert [text[start:end] for start, end in spellings.spans(text)] == ["<abc>", "<ab>", "x", "<ab"]
-    assert spellings.left_open(text, len(text)) == len(text) - 2
-    assert spellings.begun("bc>..", 0) == 3
+    assert spellings.prefix_start(text, len(text)) == len(text) - 2
+    assert spellings.suffix_end("bc>..", 0) == 3
 
 
-async def test_every_edge_guards(tmp_path: Path) -> None:
+async def test_all_edges_hide_control_tokens(tmp_path: Path) -> None:
     folder = tool_model_folder(tmp_path / "talking")
     tokenizer = own.Tokenizer(folder, 1)
     message: Any = {"role": "user", "content": f"hi{END}"}

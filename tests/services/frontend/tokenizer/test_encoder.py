@@ -1,4 +1,4 @@
-"""Long texts: pieces give the ids of the whole, shorter texts come first, and work that nobody wants ends."""
+"""Tests of long texts: pieces give the ids of the whole, shorter texts come first, and abandoned work ends."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ SMALL = TextSizes(inline=8, piece=20)
 
 @pytest.mark.parametrize("nfc", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
-async def test_pieces_give_the_ids_of_the_whole(kind: str, nfc: bool) -> None:
+async def test_ids_of_pieces_equal_those_of_the_full_text(kind: str, nfc: bool) -> None:
     whole = tokenizer(KINDS[kind], nfc=nfc)
     chance = random.Random(kind)
     pieces = Encoder(whole, 2, sizes=SMALL)
@@ -100,8 +100,8 @@ async def test_pieces_give_the_ids_of_the_whole(kind: str, nfc: bool) -> None:
     assert num_pieces > 700, "the texts were hardly cut"
 
 
-def test_every_cut_of_a_text_is_one_of_its_words() -> None:
-    """Not only those that pieces of some size happen to use."""
+def test_texts_are_cut_only_between_words() -> None:
+    """Checks all splits, not only those that pieces of some size happen to use."""
     chance = random.Random(1)
     for kind, split in KINDS.items():
         whole = tokenizer(split, nfc=True)
@@ -123,11 +123,11 @@ def test_every_cut_of_a_text_is_one_of_its_words() -> None:
         pre_tokenizers.Whitespace(),
     ],
 )
-def test_of_splits_that_nobody_knows_texts_stay_whole(split: pre_tokenizers.PreTokenizer) -> None:
+def test_texts_are_not_split_for_unknown_pre_tokenizers(split: pre_tokenizers.PreTokenizer) -> None:
     assert not TextSplitter(tokenizer(split, nfc=False)).is_supported
 
 
-async def test_texts_that_stay_whole_are_tokenized_all_the_same() -> None:
+async def test_unsplit_texts_are_tokenized() -> None:
     whole = metaspace_tokenizer()
     text = "hello world and all the others " * 9
     assert await Encoder(whole, 1, sizes=SMALL).encode(text, add_special_tokens=True) == whole.encode(text).ids
@@ -143,13 +143,13 @@ async def test_a_text_is_read_only_as_far_as_it_can_be_used(monkeypatch: pytest.
     assert len(read) == 1
 
 
-async def test_a_word_without_end_is_refused_by_its_length() -> None:
+async def test_too_long_words_are_refused_by_length() -> None:
     with pytest.raises(InvalidArgument, match=f"more than {encoder.LONGEST_WORD} characters in a row") as refused:
         await Encoder(byte_level_tokenizer(), 1).encode("a" * 300_000, add_special_tokens=False)
     assert refused.value.field == "prompt"
 
 
-async def test_work_ends_when_nobody_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_work_ends_when_its_call_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
     pieces = Encoder(byte_level_tokenizer(), 1)
     begun = threading.Semaphore(0)
     read: list[str] = []
@@ -164,7 +164,7 @@ async def test_work_ends_when_nobody_waits_for_it(monkeypatch: pytest.MonkeyPatc
     assert len(read) <= num_read + 2
 
 
-async def test_the_shortest_goes_first() -> None:
+async def test_the_shortest_text_is_encoded_first() -> None:
     turns, order = SmallestFirstLimiter(1), []
 
     async def work(amount: int) -> None:
@@ -178,7 +178,7 @@ async def test_the_shortest_goes_first() -> None:
     assert order == [50, 10, 20, 30, 40]
 
 
-async def test_turns_survive_those_who_leave() -> None:
+async def test_turns_survive_cancelled_tasks() -> None:
     turns = SmallestFirstLimiter(1)
 
     async def hold() -> None:
@@ -197,8 +197,8 @@ async def test_turns_survive_those_who_leave() -> None:
     assert turns.places == 1
 
 
-async def test_the_loop_goes_on_while_a_text_is_tokenized_in_one_call() -> None:
-    """Counted in turns of the loop, which there are none of while somebody holds the GIL."""
+async def test_tokenizing_a_long_text_does_not_block_the_event_loop() -> None:
+    """Counts turns of the event loop, of which there are none while another thread holds the GIL."""
     whole = Encoder(metaspace_tokenizer(), 1)
     task = asyncio.create_task(whole.encode("hello world, " * 80_000, add_special_tokens=False))
     turns = 0
@@ -210,7 +210,7 @@ async def test_the_loop_goes_on_while_a_text_is_tokenized_in_one_call() -> None:
 
 
 def _priorities(name: str) -> dict[str, int]:
-    """Niceness of this process's threads whose names begin so, and of the main one."""
+    """Returns the niceness of this process's threads with the name's prefix, and of the main thread."""
     found = {}
     for thread in threading.enumerate():
         if thread.name.startswith(name) or thread is threading.main_thread():
@@ -233,7 +233,7 @@ async def test_threads_that_tokenize_leave_the_processors_to_streams() -> None:
         encoder.close()
 
 
-async def test_many_texts_at_once_let_a_shorter_one_come_first() -> None:
+async def test_a_shorter_text_precedes_many_texts() -> None:
     encoder = Encoder(byte_level_tokenizer(), threads=1)
     texts = [f"word {number} " * 100 for number in range(400)]
     try:
@@ -248,7 +248,7 @@ async def test_many_texts_at_once_let_a_shorter_one_come_first() -> None:
         encoder.close()
 
 
-async def test_a_template_for_few_messages_does_not_wait_for_those_of_many() -> None:
+async def test_short_conversations_do_not_wait_for_long_ones() -> None:
     encoder, order = Encoder(byte_level_tokenizer(), threads=1), list[int]()
     try:
         amounts = (9, 5, 7, 1)
@@ -258,7 +258,7 @@ async def test_a_template_for_few_messages_does_not_wait_for_those_of_many() -> 
         encoder.close()
 
 
-async def test_many_ids_are_decoded_to_the_same_text_beside_the_loop() -> None:
+async def test_many_ids_are_decoded_to_the_same_text_without_blocking_the_loop() -> None:
     decoding = Tokenizers(bundled.FOLDER, 0)
     try:
         ids = [number % 2000 for number in range(30_000)]
@@ -290,7 +290,7 @@ def pairing_tokenizer() -> Tokenizer:
 async def test_two_long_texts_are_joined_as_the_tokenizer_joins_them(
     make: Callable[[], Tokenizer], lengths: tuple[int, int]
 ) -> None:
-    """In pieces, where they are long: whole they would take a hundred times their size."""
+    """Checks that long pairs are encoded in pieces: whole they would take a hundred times their size."""
     tokenizer = make()
     joined = Encoder(tokenizer, 1, SPECIALS)
     first, second = ((" ".join(CORPUS) * (length // 100 + 1))[:length] for length in lengths)
@@ -304,7 +304,7 @@ async def test_two_long_texts_are_joined_as_the_tokenizer_joins_them(
     joined.close()
 
 
-async def test_what_a_pair_spells_stays_text_where_that_is_asked_for() -> None:
+async def test_control_tokens_in_a_pair_stay_text_if_requested() -> None:
     tokenizer = pairing_tokenizer()
     joined, end = Encoder(tokenizer, 1, SPECIALS), tokenizer.token_to_id(SPECIALS[2])
     spelled = await joined.encode_pair("a", f"b {SPECIALS[2]} c", plain=False)

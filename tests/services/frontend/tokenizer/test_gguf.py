@@ -1,4 +1,4 @@
-"""A GGUF file is all that a frontend needs: its tokenizer, its template, the tokens that end an answer."""
+"""Tests that a frontend needs only a GGUF file, with its tokenizer, its template and its end-of-sequence tokens."""
 
 from __future__ import annotations
 

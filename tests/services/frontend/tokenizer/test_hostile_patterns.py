@@ -1,6 +1,7 @@
-"""Regular expressions of a tokenizer that backtrack without end: a text that meets one is refused.
+"""Tests that a text is refused on which a tokenizer's regular expression backtracks without end.
 
-oniguruma#303 has such a pattern; as tiktoken#15 and vector#15199 tell, it comes as a panic, which is no Exception.
+oniguruma#303 has such a pattern; according to tiktoken#15 and vector#15199, the error is a panic, which is not an
+Exception.
 """
 
 from __future__ import annotations
@@ -38,14 +39,14 @@ async def test_a_text_on_which_the_pattern_gives_up_is_refused(pattern: str, tmp
     encoder = Encoder(HfTokenizer.from_file(str(folder / "tokenizer.json")), threads=1)
     try:
         for text in (HOSTILE, "a" * 2_000 + "c"):
-            with pytest.raises(InvalidArgument, match="prompt: the model's tokenizer gives up on this text"):
+            with pytest.raises(InvalidArgument, match="prompt: the model's tokenizer fails on this text"):
                 await encoder.encode(text, add_special_tokens=True)
         assert encoder.encode_inline("hello", add_special_tokens=True)
     finally:
         encoder.close()
 
 
-async def test_over_http_that_is_a_400_and_the_next_call_is_answered(tmp_path: Path) -> None:
+async def test_hostile_texts_are_status_400_over_http_and_the_next_call_is_answered(tmp_path: Path) -> None:
     folder = folder_with(r"(a+)+$", tmp_path)
     script = ScriptedScheduler(count_up)
     async with scheduler(script), running(folder, script.address) as frontend:

@@ -1,4 +1,4 @@
-"""Templates that would compute for ever or take all memory end with one line, and nobody else waits for them."""
+"""Tests that templates with endless loops or huge memory use end with one line, while other calls are answered."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ LARGE = {
 }
 
 
-def said(*texts: str) -> ChatPrompt:
+def chat_prompt(*texts: str) -> ChatPrompt:
     return ChatPrompt([{"role": "user", "content": text} for text in texts])
 
 
 NEVER_S = 3600.0
-SEVERAL_TICKS = 100  # a second: starting takes less
+SEVERAL_TICKS = 100  # one second: starting takes less
 
 
 @pytest.fixture(autouse=True)
 def short_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of processor time alone: what else the machine does changes nothing."""
+    """Limits the processor time only, so that other load of the machine has no influence."""
     monkeypatch.setattr(template_runner, "PROBING", RenderBudget(rendering_process.PROBING_S, NEVER_S))
     monkeypatch.setattr(module, "LIGHT", RenderBudget(0.05, NEVER_S))
     monkeypatch.setattr(module, "HEAVY", RenderBudget(0.2, NEVER_S))
@@ -72,7 +72,7 @@ async def test_it_ends_with_one_line_that_names_the_template(tmp_path: Path, tem
     with contextlib.closing(Tokenizer(folder_with(tmp_path, template), 1)) as tokenizer:
         for _ in range(2):
             with pytest.raises(InvalidArgument, match=words) as refused:
-                await tokenizer.chat_renderer.sections(said("hello"))
+                await tokenizer.chat_renderer.sections(chat_prompt("hello"))
             assert "chat_template.jinja" in refused.value.message
             assert "\n" not in refused.value.message
 
@@ -82,24 +82,24 @@ async def test_it_ends_with_one_line_that_names_the_template(tmp_path: Path, tem
     [text for name, (text, _) in ENDLESS.items() if "constant" not in name]
     + [text for name, text in LARGE.items() if "constant" not in name],
 )
-async def test_others_are_answered_while_one_conversation_runs_into_it(tmp_path: Path, template: str) -> None:
-    """The template is harmless until somebody says a word; constants of a template are computed before that."""
+async def test_the_time_limit_does_not_delay_other_conversations(tmp_path: Path, template: str) -> None:
+    """Checks a template that is harmless until a message has a certain word, and constants computed before that."""
     hidden = "{% if messages[0].content == 'bomb' %}" + template + "{% endif %}" + CHATML
     with contextlib.closing(Tokenizer(folder_with(tmp_path, hidden), 1)) as tokenizer:
-        await tokenizer.chat_renderer.sections(said("hello"))
-        bombs = [asyncio.ensure_future(tokenizer.chat_renderer.sections(said("bomb"))) for _ in range(2)]
-        answers = [tokenizer.chat_renderer.sections(said("hello", str(number))) for number in range(20)]
+        await tokenizer.chat_renderer.sections(chat_prompt("hello"))
+        bombs = [asyncio.ensure_future(tokenizer.chat_renderer.sections(chat_prompt("bomb"))) for _ in range(2)]
+        answers = [tokenizer.chat_renderer.sections(chat_prompt("hello", str(number))) for number in range(20)]
         texts = [sections[0].text for sections in await asyncio.gather(*answers)]
         assert all(f"\n{number}<" in text for number, text in enumerate(texts))
         for result in await asyncio.gather(*bombs, return_exceptions=True):
             assert isinstance(result, InvalidArgument)
             assert "chat_template.jinja" in result.message
-        assert await tokenizer.chat_renderer.sections(said("hello"))
+        assert await tokenizer.chat_renderer.sections(chat_prompt("hello"))
 
 
-async def test_the_loop_runs_on_while_a_template_computes(tmp_path: Path) -> None:
+async def test_templates_do_not_block_the_event_loop(tmp_path: Path) -> None:
     with contextlib.closing(Tokenizer(folder_with(tmp_path, LOOP), 1)) as tokenizer:
-        waiting = asyncio.ensure_future(tokenizer.chat_renderer.sections(said("hello")))
+        waiting = asyncio.ensure_future(tokenizer.chat_renderer.sections(chat_prompt("hello")))
         turns, started = 0, time.thread_time()
         while not waiting.done():
             await loop_turns()
@@ -111,13 +111,13 @@ async def test_the_loop_runs_on_while_a_template_computes(tmp_path: Path) -> Non
 
 
 async def test_a_process_that_is_killed_is_replaced_and_reaped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While it renders, twice: the second process got the same conversation."""
+    """Kills the process while it renders, twice: the second process gets the same conversation."""
     monkeypatch.setattr(module, "LIGHT", RenderBudget(NEVER_S, NEVER_S))
     hidden = "{% if messages[0].content == 'bomb' %}" + LOOP + "{% endif %}" + CHATML
     with contextlib.closing(Tokenizer(folder_with(tmp_path, hidden), 1)) as tokenizer:
         conversations = tokenizer.chat_renderer
-        assert await conversations.sections(said("hello"))
-        waiting = asyncio.ensure_future(conversations.sections(said("bomb")))
+        assert await conversations.sections(chat_prompt("hello"))
+        waiting = asyncio.ensure_future(conversations.sections(chat_prompt("bomb")))
         killed: list[int] = []
         for _ in range(template_runner.ATTEMPTS):
             pid = await _one_that_computes(conversations, killed)
@@ -125,13 +125,13 @@ async def test_a_process_that_is_killed_is_replaced_and_reaped(tmp_path: Path, m
             killed.append(pid)
         with pytest.raises(InvalidArgument, match=r"chat_template\.jinja"):
             await waiting
-        assert await conversations.sections(said("hello"))
+        assert await conversations.sections(chat_prompt("hello"))
         assert conversations.pids[0] not in killed
         assert not [pid for pid in killed if _is_there(pid)]
 
 
 async def _one_that_computes(conversations: module.ChatRenderer, killed: list[int]) -> int:
-    """Returns the process for short conversations, once it has used several ticks of a processor for one."""
+    """Returns the process for short conversations, once it has spent several ticks on one."""
     first: dict[int, int] = {}
 
     def computing() -> int:
@@ -149,14 +149,14 @@ def _is_there(pid: int) -> bool:
 
 
 def _ticks(pid: int) -> int:
-    """Returns the processor time that a process has used for itself; 0 for one that is gone."""
+    """Returns the processor time that a process has used; 0 for an ended one."""
     try:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11])
     except OSError:
         return 0
 
 
-async def test_a_template_that_is_nested_too_deeply_does_not_start(tmp_path: Path) -> None:
+async def test_too_deeply_nested_templates_do_not_compile(tmp_path: Path) -> None:
     deep = "{% if a %}" * 5000 + "{% endif %}" * 5000
     with pytest.raises(InvalidArgument, match=r"chat_template\.jinja does not compile") as refused:
         Tokenizer(folder_with(tmp_path, deep), 1)

@@ -1,6 +1,7 @@
-"""Templates and conversations that other servers were reported to refuse, or to show wrongly.
+"""Tests of templates and conversations that other servers were reported to refuse or to render wrongly.
 
-The templates are shortened to what the report is about."""
+The templates are reduced to the subject of the report.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ import pytest
 from quire.services.frontend.tokenizer.chat_template import ChatTemplate
 from quire.shared.errors import InvalidArgument
 from tests.services.frontend.tokenizer import template_conversations as sent
-from tests.services.frontend.tokenizer.template_conversations import Sent, turn
+from tests.services.frontend.tokenizer.template_conversations import ClientConversation, turn
 
 ALTERNATING = """{{ bos_token }}{% for message in messages %}
 {%- if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}
@@ -43,11 +44,11 @@ WORDS = ("Be brief.", "The capital of Ontario?")
             (*WORDS, "And its history?"),
         ),
         (ALTERNATING, [ASK, turn("user", "Quickly!"), turn("user", "Now!")], ("Ontario?", "Quickly!", "Now!")),
-        (GEMMA, [BRIEF], ("Be brief.",)),  # mistral.rs#506: instructions alone
+        (GEMMA, [BRIEF], ("Be brief.",)),  # mistral.rs#506: instructions only
     ],
 )
-def test_what_a_template_has_no_place_for_is_shown_in_another(source: str, messages: Any, words: Any) -> None:
-    shown = sent.ours(sent.rendering(source), Sent(messages, words))
+def test_parts_unknown_to_a_template_are_shown_in_known_parts(source: str, messages: Any, words: Any) -> None:
+    shown = sent.render(sent.renderer_of(source), ClientConversation(messages, words))
     assert all(word in shown for word in words), shown
     assert [shown.index(word) for word in words] == sorted(shown.index(word) for word in words)
 
@@ -62,7 +63,7 @@ def render(source: str, messages: list[dict[str, Any]], **variables: Any) -> str
     [
         # lmstudio#577: other parts of a date than %Y-%m-%d
         ("{{ strftime_now('%d %B %Y, %H:%M:%S') }}", r"\d\d \w+ \d{4}, \d\d:\d\d:\d\d"),
-        # llama.cpp#12231, jan#6123: methods of what a filter returns
+        # llama.cpp#12231, jan#6123: methods of a filter's result
         (
             "{% set m = messages[0].content %}{{ (m.split('</think>') | first).rstrip('\\n') + '|' "
             "+ (m.split('</think>') | last).lstrip('\\n') }}",
@@ -70,7 +71,7 @@ def render(source: str, messages: list[dict[str, Any]], **variables: Any) -> str
         ),
         # llama.cpp#11443, llama-cpp-python PR 2018
         ("{% for i in [1, 2, 3] %}{% if i == 1 %}{% continue %}{% endif %}{{ i }}{% break %}{% endfor %}", "2"),
-        # llama.cpp#12729: a date that the template sets itself where nobody gives one
+        # llama.cpp#12729: a date that the template sets itself unless it is given
         (
             "{% if not date_string is defined %}{% set date_string = '26 Jul 2024' %}{% endif %}{{ date_string }}",
             "26 Jul 2024",
@@ -85,20 +86,22 @@ def render(source: str, messages: list[dict[str, Any]], **variables: Any) -> str
         ("{{ bos_token }}{{ eos_token }}", "<s></s>"),
     ],
 )
-def test_what_templates_count_on(source: str, shown: str) -> None:
+def test_features_that_templates_use(source: str, shown: str) -> None:
     text = render(source, [turn("assistant", "hm\n</think>\n\nYes.")])
     assert re.fullmatch(shown, text), text
 
 
-def test_an_undefined_value_in_json_is_the_requests_fault() -> None:
-    """sglang PR 20700: tojson of a key that a tool does not have was an internal error."""
+def test_undefined_values_in_json_are_request_errors() -> None:
+    """Checks sglang PR 20700: tojson of a key that a tool does not have was an internal error."""
     with pytest.raises(InvalidArgument) as refused:
         render("{{ tools[0].function | tojson }}", [turn("user", "x")], tools=[{"name": "flat"}])
     assert refused.value.field == "messages"
 
 
 def test_a_variable_of_the_request_counts() -> None:
-    """llama.cpp#12729."""
-    made = sent.rendering("{{ date_string | default('26 Jul 2024') }} {{ messages[0].content }}")
-    assert sent.ours(made, Sent([ASK], ())).startswith("26 Jul 2024")
-    assert sent.ours(made, Sent([ASK], (), variables={"date_string": "1 Jan 2030"})).startswith("1 Jan 2030")
+    """Checks llama.cpp#12729: a variable of the request overrides the default."""
+    made = sent.renderer_of("{{ date_string | default('26 Jul 2024') }} {{ messages[0].content }}")
+    assert sent.render(made, ClientConversation([ASK], ())).startswith("26 Jul 2024")
+    assert sent.render(made, ClientConversation([ASK], (), variables={"date_string": "1 Jan 2030"})).startswith(
+        "1 Jan 2030"
+    )

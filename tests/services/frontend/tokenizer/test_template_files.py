@@ -1,4 +1,4 @@
-"""Chat templates of a folder: where they are looked for, and which one a conversation gets."""
+"""Tests of the chat templates of a folder: where they are searched for, and which one a conversation gets."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def additional(folder: Path, **texts: str) -> Path:
     return folder
 
 
-def test_a_file_comes_before_the_config(tmp_path: Path) -> None:
+def test_template_files_override_the_config(tmp_path: Path) -> None:
     named = [{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}]
     folder = write_folder(tmp_path, chat_template=named)
     assert rendered(folder) == "D"
@@ -41,7 +41,7 @@ def test_a_file_comes_before_the_config(tmp_path: Path) -> None:
 
 
 async def test_additional_templates_of_a_folder_are_read(tmp_path: Path) -> None:
-    """ct08: what save_pretrained of transformers 4.50 and later writes."""
+    """Checks ct08: the files that save_pretrained of transformers 4.50 and later writes."""
     folder = additional(write_folder(tmp_path, chat_template="C"), tool_use="T {{ tools | length }}", rag="R")
     (folder / "chat_template.jinja").write_text("D")
     with contextlib.closing(Tokenizer(folder, 1)) as tokenizer:
@@ -53,7 +53,7 @@ async def test_additional_templates_of_a_folder_are_read(tmp_path: Path) -> None
         assert set(tokenizer.chat_renderer.shapes()) <= {"default", "tool_use", "rag"}
 
 
-def test_additional_templates_replace_those_of_the_config(tmp_path: Path) -> None:
+def test_additional_templates_replace_the_configs_templates(tmp_path: Path) -> None:
     named = [{"name": "default", "template": "D"}, {"name": "tool_use", "template": "T"}]
     folder = additional(write_folder(tmp_path, chat_template=named), tool_use="A")
     assert rendered(folder, tools=TOOLS) == "A"
@@ -77,12 +77,12 @@ def test_the_setting_is_a_file_or_a_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("written", [7, [{"name": "default"}], ["D"]])
-def test_a_config_of_another_form_is_refused(tmp_path: Path, written: Any) -> None:
+def test_a_config_in_an_unknown_format_is_refused(tmp_path: Path, written: Any) -> None:
     with pytest.raises(InvalidArgument, match="must be a text or a list"):
         rendered(write_folder(tmp_path, chat_template=written))
 
 
-def test_a_file_that_is_no_text_or_too_long_is_refused(tmp_path: Path) -> None:
+def test_binary_or_too_long_files_are_refused(tmp_path: Path) -> None:
     folder = write_folder(tmp_path, chat_template="D")
     for content, words in ((b"\xff\xfe", "not UTF-8"), (b"a" * (template_files.LARGEST_BYTES + 1), "more than")):
         (folder / "chat_template.jinja").write_bytes(content)

@@ -1,5 +1,6 @@
-"""`python smg_client.py HOST:PORT`: the published stubs of vLLM's gRPC protocol (smg-grpc-proto), in a process of their
-own: they and our code register the same messages. Prints what came as JSON.
+"""Client with the published stubs of vLLM's gRPC protocol (smg-grpc-proto): `python smg_client.py HOST:PORT`.
+
+It is a separate process, since the stubs and our code register the same messages. Prints the answers as JSON.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""vllm.grpc.engine as routers speak it: token ids in, token ids out."""
+"""Tests of vllm.grpc.engine in the way that routers use it: token ids in, token ids out."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.services.frontend.tool_model import tool_model_folder
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-SAID = "It is sunny."
+REPLY = "It is sunny."
 
 
 @pytest.fixture(scope="module")
@@ -30,14 +30,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def said(folder: Path) -> list[int]:
-    ids: list[int] = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(SAID, add_special_tokens=False).ids
+def reply_ids(folder: Path) -> list[int]:
+    ids: list[int] = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(REPLY, add_special_tokens=False).ids
     return ids
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def served(folder: Path) -> AsyncIterator[tuple[Running, ScriptedScheduler]]:
-    script = ScriptedScheduler(replying(folder, SAID), max_model_len=4096)
+    script = ScriptedScheduler(replying(folder, REPLY), max_model_len=4096)
     async with scheduler(script), running(folder, script.address) as frontend:
         frontend.write_each_token(script)
         yield frontend, script
@@ -66,18 +66,18 @@ async def answers(stub: Any, message: pb.GenerateRequest) -> list[pb.GenerateRes
     return [response async for response in stub.Generate(message)]
 
 
-async def test_a_sample_comes_whole_at_its_end(stub: Any, said: list[int]) -> None:
-    [told] = await answers(stub, request())
-    complete = told.complete
-    assert list(complete.output_ids)[: len(said)] == said
+async def test_final_only_samples_are_sent_in_one_piece(stub: Any, reply_ids: list[int]) -> None:
+    [answer] = await answers(stub, request())
+    complete = answer.complete
+    assert list(complete.output_ids)[: len(reply_ids)] == reply_ids
     assert (complete.finish_reason, complete.prompt_tokens) == ("stop", 3)
     assert complete.completion_tokens == len(complete.output_ids)
 
 
-async def test_a_stream_repeats_its_last_chunk_in_the_end(stub: Any, said: list[int]) -> None:
+async def test_a_stream_repeats_its_last_chunk_in_the_end(stub: Any, reply_ids: list[int]) -> None:
     *chunks, end = await answers(stub, request(stream=True))
     tokens = [token_id for one in chunks for token_id in one.chunk.token_ids]
-    assert tokens[: len(said)] == said
+    assert tokens[: len(reply_ids)] == reply_ids
     assert len(chunks) > 1
     assert [one.chunk.completion_tokens for one in chunks] == [len(one.chunk.token_ids) for one in chunks]
     assert list(end.complete.output_ids) == list(chunks[-1].chunk.token_ids)
@@ -90,39 +90,39 @@ async def test_sampling_parameters_arrive_and_unset_ones_do_not(stub: Any, scrip
     full, bare = script.submissions[-2:]
     assert (full.sampling.temperature, full.sampling.top_p, full.sampling.top_k) == pytest.approx((0.3, 0.9, 4))
     assert (full.max_tokens, full.sampling.seed) == (2, 11)
-    assert bare.sampling.top_p in (0.0, 1.0)  # which both say: all
+    assert bare.sampling.top_p in (0.0, 1.0)  # both mean: all tokens
     assert bare.max_tokens > 100
 
 
-async def test_the_form_of_the_output(stub: Any, script: ScriptedScheduler) -> None:
+async def test_output_constraints(stub: Any, script: ScriptedScheduler) -> None:
     await answers(stub, request(choice=pb.ChoiceConstraint(choices=["yes", "no"])))
     await answers(stub, request(regex="[ab]+"))
-    choice, regex = (heard.sampling.structured_output for heard in script.submissions[-2:])
+    choice, regex = (submission.sampling.structured_output for submission in script.submissions[-2:])
     assert list(choice.choice.options) == ["yes", "no"]
     assert regex.regex == "[ab]+"
 
 
-async def test_texts_that_stop_are_found_though_no_text_is_sent(stub: Any) -> None:
-    [told] = await answers(stub, request(stop=["sun"]))
-    assert (told.complete.finish_reason, told.complete.matched_stop_str) == ("stop", "sun")
+async def test_stop_strings_match_although_no_text_is_sent(stub: Any) -> None:
+    [answer] = await answers(stub, request(stop=["sun"]))
+    assert (answer.complete.finish_reason, answer.complete.matched_stop_str) == ("stop", "sun")
 
 
-async def test_samples_are_told_apart(stub: Any) -> None:
-    told = await answers(stub, request(n=3, temperature=1))
-    assert sorted(one.complete.index for one in told) == [0, 1, 2]
+async def test_samples_have_an_index(stub: Any) -> None:
+    answer = await answers(stub, request(n=3, temperature=1))
+    assert sorted(one.complete.index for one in answer) == [0, 1, 2]
 
 
 async def test_log_probabilities_of_output_and_prompt(stub: Any) -> None:
-    [told] = await answers(stub, request(logprobs=2, prompt_logprobs=1, max_tokens=2))
-    output, prompt = told.complete.output_logprobs, told.complete.input_logprobs
-    assert list(output.token_ids) == list(told.complete.output_ids)
+    [answer] = await answers(stub, request(logprobs=2, prompt_logprobs=1, max_tokens=2))
+    output, prompt = answer.complete.output_logprobs, answer.complete.input_logprobs
+    assert list(output.token_ids) == list(answer.complete.output_ids)
     assert [len(one.token_ids) for one in output.top_logprobs] == [2, 2]
     assert list(prompt.token_ids) == [5, 6, 7]
     assert [one.HasField("value") for one in prompt.token_logprobs] == [False, True, True]
     assert [len(one.values) for one in prompt.top_logprobs] == [0, 1, 1]
 
 
-async def test_an_abort_ends_the_request_and_no_other(served: tuple[Running, ScriptedScheduler], stub: Any) -> None:
+async def test_an_abort_ends_only_its_request(served: tuple[Running, ScriptedScheduler], stub: Any) -> None:
     frontend, script = served
     num_before = len(script.submissions)
     script.pause()
@@ -138,8 +138,8 @@ async def test_an_abort_ends_the_request_and_no_other(served: tuple[Running, Scr
     await frontend.until_idle()
 
 
-async def test_an_abort_reaches_requests_of_the_same_key_alone(folder: Path, tmp_path: Path) -> None:
-    script = ScriptedScheduler(replying(folder, SAID), max_model_len=4096)
+async def test_an_abort_reaches_only_requests_of_the_same_key(folder: Path, tmp_path: Path) -> None:
+    script = ScriptedScheduler(replying(folder, REPLY), max_model_len=4096)
     keys = tmp_path / "keys.yaml"
     keys.write_text(
         "keys:\n  - {name: one, key: first-key-of-all, tenant: t}\n  - {name: two, key: second-key-of-all, tenant: t}\n"
@@ -153,14 +153,14 @@ async def test_an_abort_reaches_requests_of_the_same_key_alone(folder: Path, tmp
         await script.until(lambda: script.num_running == 1)
         await stub.Abort(pb.AbortRequest(request_ids=["a"]), metadata=second)
         script.resume()
-        [told] = [one async for one in call]
-    assert told.complete.finish_reason == "stop"
+        [answer] = [one async for one in call]
+    assert answer.complete.finish_reason == "stop"
 
 
-async def test_a_vector(stub: Any) -> None:
-    told = await stub.Embed(pb.EmbedRequest(tokenized=pb.TokenizedInput(input_ids=[5, 6, 7])))
-    assert (told.embedding_dim, told.prompt_tokens) == (len(told.embedding), 3)
-    assert told.embedding_dim > 0
+async def test_one_vector(stub: Any) -> None:
+    answer = await stub.Embed(pb.EmbedRequest(tokenized=pb.TokenizedInput(input_ids=[5, 6, 7])))
+    assert (answer.embedding_dim, answer.prompt_tokens) == (len(answer.embedding), 3)
+    assert answer.embedding_dim > 0
 
 
 async def test_the_model_the_process_and_its_load(served: tuple[Running, ScriptedScheduler], stub: Any) -> None:
@@ -185,7 +185,7 @@ async def test_the_model_the_process_and_its_load(served: tuple[Running, Scripte
         (request(top_p=2), "INVALID_ARGUMENT", "top_p must be in (0, 1], got 2.0."),
     ],
 )
-async def test_what_is_wrong_or_not_offered_is_said(
+async def test_invalid_and_unsupported_fields_are_named(
     stub: Any, message: pb.GenerateRequest, code: str, text: str
 ) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as failed:

@@ -1,4 +1,4 @@
-"""A real client of the protocol."""
+"""Test with a real client of the protocol."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ HAS_CLIENT = importlib.util.find_spec("smg_grpc_proto") is not None
 
 
 @pytest.mark.skipif(not HAS_CLIENT, reason="needs pip install 'quire[dialects]'")
-async def test_what_the_published_stubs_say_and_hear(tmp_path: Path) -> None:
+async def test_the_published_stubs(tmp_path: Path) -> None:
     folder = tool_model_folder(tmp_path / "talking")
-    said = Tokenizer.from_file(str(folder / "tokenizer.json")).encode("It is sunny.", add_special_tokens=False).ids
+    reply_ids = Tokenizer.from_file(str(folder / "tokenizer.json")).encode("It is sunny.", add_special_tokens=False).ids
     async with tool_server(folder, "It is sunny.") as (frontend, _, _script):
         status, out, err = await answered(sys.executable, str(PROGRAM), frontend.frontend.grpc_address)
     assert status == 0, err
-    told = json.loads(out)
-    assert told["tokens"] == said[:4]
-    assert (told["finish_reason"], told["prompt_tokens"]) == ("length", 3)
-    assert (told["healthy"], told["model"], told["running"]) == (True, "talking", 0)
+    result = json.loads(out)
+    assert result["tokens"] == reply_ids[:4]
+    assert (result["finish_reason"], result["prompt_tokens"]) == ("length", 3)
+    assert (result["healthy"], result["model"], result["running"]) == (True, "talking", 0)

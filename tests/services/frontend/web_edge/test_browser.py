@@ -1,4 +1,4 @@
-"""Streams of Connect and gRPC-Web, read by fetch in a page of another origin."""
+"""Tests of Connect and gRPC-Web streams, read by fetch in a page of another origin."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from tests.services.frontend.tool_model import tool_model_folder
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
 
 GENERATE = "/quire.inference.v1.InferenceService/Generate"
-SAID = "It is sunny."
+REPLY = "It is sunny."
 KEY = "the-key-of-a-page"
 ASK = frame(0, pb.GenerateRequest(text="Hm?").SerializeToString())
 ASK_IN_JSON = frame(0, b'{"text": "Hm?"}')
-# The protocol: its content type, what its clients send besides, the request, and the flags of its last frame.
+# Protocols: content type, additional headers of its clients, the request, and the flags of its last frame.
 PROTOCOLS: dict[str, tuple[str, dict[str, str], bytes, int]] = {
     "Connect": ("application/connect+proto", {"connect-protocol-version": "1"}, ASK, 0x02),
     "Connect in JSON": ("application/connect+json", {"connect-protocol-version": "1"}, ASK_IN_JSON, 0x02),
@@ -38,15 +38,15 @@ PROTOCOLS: dict[str, tuple[str, dict[str, str], bytes, int]] = {
 }
 
 
-class Quiet(SimpleHTTPRequestHandler):
+class QuietHandler(SimpleHTTPRequestHandler):
     def log_message(self, *_: Any) -> None:
-        """Nothing on stderr."""
+        """Suppresses the log on stderr."""
 
 
 @contextmanager
 def another_origin() -> Iterator[str]:
-    """The origin that serves page.html."""
-    handler = partial(Quiet, directory=str(Path(__file__).parent))
+    """Yields the origin that serves page.html."""
+    handler = partial(QuietHandler, directory=str(Path(__file__).parent))
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = Thread(target=server.serve_forever)
         thread.start()
@@ -57,21 +57,21 @@ def another_origin() -> Iterator[str]:
             thread.join()
 
 
-class Halting:
-    """A scripted model that says a text and stands still once the first token of an answer is out."""
+class PausingModel:
+    """Scripted model that replies with a text and pauses after the first token of each answer."""
 
     def __init__(self, folder: Path) -> None:
-        self._model = replying(folder, SAID)
-        self.script = ScriptedScheduler(self._say, max_model_len=4096)
+        self._model = replying(folder, REPLY)
+        self.script = ScriptedScheduler(self._next_token, max_model_len=4096)
 
-    def _say(self, sequence: Any) -> int:
+    def _next_token(self, sequence: Any) -> int:
         if sequence.num_outputs == 0:
             self.script.pause()
         return self._model(sequence)
 
 
 class Page:
-    """The page in the browser, whose commands take a thread of their own."""
+    """Page in the browser; commands run in a thread."""
 
     def __init__(self, browser: Browser, url: str) -> None:
         self._browser = browser
@@ -84,7 +84,7 @@ class Page:
         await self._do(self._browser.evaluate, f"void call({given})")
 
     async def until(self, name: str, holds: str) -> dict[str, Any]:
-        """What came, once `holds` of it."""
+        """Waits until `holds` is true for the page's call, and returns the call's state."""
         found = f"((told) => {holds} ? told : null)(calls[{json.dumps(name)}])"
         told: dict[str, Any] = await self._do(self._browser.wait, found)
         return told
@@ -99,8 +99,8 @@ class Page:
 
 @asynccontextmanager
 async def opened(folder: Path, *, is_ours: bool = True) -> AsyncIterator[tuple[Page, ScriptedScheduler]]:
-    """`is_ours`: whether the page's origin is among those that may call."""
-    script = Halting(folder).script
+    """Opens the page; `is_ours`: whether the page's origin may call."""
+    script = PausingModel(folder).script
     with another_origin() as origin:
         settings: dict[str, Any] = {"cors_origins": (origin if is_ours else "https://page.example",), "api_key": KEY}
         async with scheduler(script), running(folder, script.address, until_health=(), **settings) as frontend:
@@ -117,7 +117,7 @@ def text_of(frames: list[tuple[int, str]], *, in_json: bool) -> str:
     return "".join(pb.GenerateResponse.FromString(message).text for message in messages)
 
 
-async def test_a_page_of_another_origin_reads_streams_token_by_token_and_leaves_them(tmp_path: Path) -> None:
+async def test_a_page_of_another_origin_reads_and_aborts_streams_token_by_token(tmp_path: Path) -> None:
     async with opened(tool_model_folder(tmp_path / "talking")) as (page, script):
         for name, (kind, _, _, last) in PROTOCOLS.items():
             in_json = kind.endswith("json")
@@ -125,13 +125,13 @@ async def test_a_page_of_another_origin_reads_streams_token_by_token_and_leaves_
             first = await page.until(name, "told.frames.length > 0")
             begun = text_of(first["frames"], in_json=in_json)
             assert (first["status"], first["end"]) == (200, None)
-            assert SAID.startswith(begun)
-            assert 0 < len(begun) < len(SAID), "it reads while the rest has not been said"
+            assert REPLY.startswith(begun)
+            assert 0 < len(begun) < len(REPLY), "it reads while the rest has not been said"
             script.resume()
             whole = await page.until(name, "told.end")
             *messages, [flags, _] = whole["frames"]
             assert (whole["end"], flags) == ("ended", last), name
-            assert text_of(messages, in_json=in_json) == SAID, name
+            assert text_of(messages, in_json=in_json) == REPLY, name
         assert script.cancellations == []
         for name in PROTOCOLS:
             script.cancellations.clear()
@@ -146,7 +146,7 @@ async def test_a_page_of_another_origin_reads_streams_token_by_token_and_leaves_
         await script.until(lambda: script.num_running == 0)
 
 
-async def test_a_page_of_no_origin_that_is_set_hears_nothing(tmp_path: Path) -> None:
+async def test_pages_of_unknown_origins_are_refused(tmp_path: Path) -> None:
     async with opened(tool_model_folder(tmp_path / "talking"), is_ours=False) as (page, script):
         for name in PROTOCOLS:
             await page.call(name)

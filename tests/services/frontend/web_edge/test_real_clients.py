@@ -1,4 +1,4 @@
-"""Browsers' clients from npm, in Node."""
+"""Tests of browser clients from npm, in Node."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.services.frontend.tool_model import tool_model_folder, tool_server
 
 ROOT = Path(__file__).resolve().parents[4]
 PROGRAM = Path(__file__).with_name("clients.cjs")
-# Those of @connectrpc want each other in the very same version, and do not always come out together.
+# The @connectrpc packages must have exactly the same version, and are not always published together.
 PACKAGES = (
     "@connectrpc/connect@2.1 @connectrpc/connect-web@2.1 @connectrpc/connect-node@2.1 @bufbuild/protobuf grpc-web xhr2"
 )
@@ -37,17 +37,17 @@ def described(tmp_path: Path) -> Path:
     return path
 
 
-async def test_what_clients_in_browsers_do(described: Path, tmp_path: Path) -> None:
+async def test_browser_clients(described: Path, tmp_path: Path) -> None:
     found = packages()
     async with tool_server(tool_model_folder(tmp_path / "talking"), "It is sunny.") as (frontend, _, _script):
         status, out, err = await answered(
             "env", f"NODE_PATH={found}", "node", str(PROGRAM), str(described), frontend.url
         )
     assert status == 0, err
-    told = json.loads(out)
-    assert told.pop("grpc-web package") == {"text": "It is sunny."}
-    assert len(told) == 6
-    for name, one in told.items():
+    results = json.loads(out)
+    assert results.pop("grpc-web package") == {"text": "It is sunny."}
+    assert len(results) == 6
+    for name, one in results.items():
         assert (one["models"], one["text"]) == (["talking"], "It is sunny."), name
         assert one["unary"] == [
             "NotFound",

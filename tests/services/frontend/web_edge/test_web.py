@@ -1,4 +1,4 @@
-"""InferenceService over Connect and gRPC-Web, byte by byte."""
+"""Tests of InferenceService over Connect and gRPC-Web, byte by byte."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.services.frontend.tool_model import tool_model_folder
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 SERVICE = "/quire.inference.v1.InferenceService"
-SAID = "It is sunny."
+REPLY = "It is sunny."
 ASK = pb.GenerateRequest(text="Hm?")
 Frame = tuple[int, bytes]
 
@@ -39,7 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def served(folder: Path) -> AsyncIterator[tuple[Running, ScriptedScheduler]]:
-    script = ScriptedScheduler(replying(folder, SAID), max_model_len=4096)
+    script = ScriptedScheduler(replying(folder, REPLY), max_model_len=4096)
     settings: dict[str, Any] = {"cors_origins": ("https://page.example",), "max_request_bytes": 1 << 20}
     async with scheduler(script), running(folder, script.address, **settings) as frontend:
         frontend.write_each_token(script)
@@ -65,8 +65,8 @@ def frames(body: bytes) -> list[Frame]:
     return found
 
 
-def text_of(told: list[Frame]) -> str:
-    return "".join(pb.GenerateResponse.FromString(data).text for _, data in told)
+def text_of(answer: list[Frame]) -> str:
+    return "".join(pb.GenerateResponse.FromString(data).text for _, data in answer)
 
 
 def trailers(last: Frame) -> dict[str, str]:
@@ -74,7 +74,7 @@ def trailers(last: Frame) -> dict[str, str]:
     return dict(line.split(": ", 1) for line in last[1].decode().splitlines())
 
 
-async def test_a_unary_call_of_connect_is_plain_http(frontend: Running) -> None:
+async def test_unary_connect_calls_are_plain_http(frontend: Running) -> None:
     in_bytes = await called(frontend, "ListModels", "application/proto", b"")
     in_json = await called(frontend, "ListModels", "application/json", b"{}", connect_protocol_version="1")
     [model] = pb.ListModelsResponse.FromString(in_bytes.content).models
@@ -84,40 +84,40 @@ async def test_a_unary_call_of_connect_is_plain_http(frontend: Running) -> None:
     assert in_json.headers["trailer-quire-frontend"]
 
 
-async def test_a_page_takes_a_stream_up_again(frontend: Running) -> None:
+async def test_a_page_resumes_a_stream(frontend: Running) -> None:
     asked = pb.GenerateRequest(text="Hm?", resumable=True, options=pb.RequestOptions(request_id="page"))
     kind = "application/connect+proto"
     begun = frames((await called(frontend, "Generate", kind, frame(0, asked.SerializeToString()))).content)
     attached = frame(0, pb.AttachRequest(request_id="page", offset=1).SerializeToString())
-    told = frames((await called(frontend, "Attach", kind, attached)).content)
-    again = [pb.AttachResponse.FromString(data).generate for _, data in told[:-1]]
+    answer = frames((await called(frontend, "Attach", kind, attached)).content)
+    again = [pb.AttachResponse.FromString(data).generate for _, data in answer[:-1]]
     assert again == [pb.GenerateResponse.FromString(data) for _, data in begun[1:-1]]
     assert len(again) > 1
 
 
-async def test_a_stream_of_connect_ends_with_a_message_of_its_own(frontend: Running) -> None:
+async def test_connect_streams_end_with_an_end_message(frontend: Running) -> None:
     reply = await called(frontend, "Generate", "application/connect+proto", frame(0, ASK.SerializeToString()))
-    *told, last = frames(reply.content)
-    assert text_of(told) == SAID
-    assert len(told) > 1
-    assert {flags for flags, _ in told} == {0}
+    *answer, last = frames(reply.content)
+    assert text_of(answer) == REPLY
+    assert len(answer) > 1
+    assert {flags for flags, _ in answer} == {0}
     assert last == (2, b"{}")
 
 
-async def test_a_stream_of_connect_in_json(frontend: Running) -> None:
+async def test_connect_streams_in_json(frontend: Running) -> None:
     body = frame(0, b'{"text": "Hm?", "sampling": {"maxTokens": 2, "temperature": 0}}')
     reply = await called(frontend, "Generate", "application/connect+json", body)
-    *told, _ = [json.loads(data) for _, data in frames(reply.content)]
-    assert "".join(one["text"] for one in told) == "It"
-    assert told[-1]["finishReason"] == "FINISH_REASON_LENGTH"
+    *answer, _ = [json.loads(data) for _, data in frames(reply.content)]
+    assert "".join(one["text"] for one in answer) == "It"
+    assert answer[-1]["finishReason"] == "FINISH_REASON_LENGTH"
 
 
 @pytest.mark.parametrize("kind", ["application/grpc-web", "application/grpc-web+proto"])
 async def test_grpc_web_ends_with_trailers(frontend: Running, kind: str) -> None:
     reply = await called(frontend, "Generate", kind, frame(0, ASK.SerializeToString()))
     unary = await called(frontend, "GetModel", kind, frame(0, b""))
-    *told, last = frames(reply.content)
-    assert text_of(told) == SAID
+    *answer, last = frames(reply.content)
+    assert text_of(answer) == REPLY
     assert trailers(last)["grpc-status"] == "0"
     [(_, model), end] = frames(unary.content)
     assert pb.GetModelResponse.FromString(model).model.name == "talking"
@@ -130,11 +130,11 @@ async def test_grpc_web_as_text(frontend: Running) -> None:
     pieces = reply.content.replace(b"=", b"= ").split()  # each frame is padded
     assert reply.headers["content-type"] == "application/grpc-web-text"
     decoded = b"".join(map(base64.b64decode, _padded(pieces)))
-    assert text_of(frames(decoded)[:-1]) == SAID
+    assert text_of(frames(decoded)[:-1]) == REPLY
 
 
 def _padded(pieces: list[bytes]) -> list[bytes]:
-    """`=` and `==` were cut apart."""
+    """Joins `=` to the piece before it, since `==` was split."""
     found: list[bytes] = []
     for piece in pieces:
         if piece == b"=":
@@ -144,13 +144,13 @@ def _padded(pieces: list[bytes]) -> list[bytes]:
     return found
 
 
-async def test_errors_of_connect_have_a_status_a_word_and_details(frontend: Running) -> None:
+async def test_connect_errors_have_a_status_a_code_and_details(frontend: Running) -> None:
     unary = await called(frontend, "GetModel", "application/json", b'{"model": "other"}')
     stream = await called(frontend, "Generate", "application/connect+json", frame(0, b'{"text": ""}'))
-    told = unary.json()
-    assert (unary.status_code, told["code"]) == (404, "not_found")
-    assert told["message"] == "The model `other` does not exist; available: talking."
-    violation = error_details_pb2.BadRequest.FromString(base64.b64decode(told["details"][0]["value"] + "=="))
+    answer = unary.json()
+    assert (unary.status_code, answer["code"]) == (404, "not_found")
+    assert answer["message"] == "The model `other` does not exist; available: talking."
+    violation = error_details_pb2.BadRequest.FromString(base64.b64decode(answer["details"][0]["value"] + "=="))
     assert violation.field_violations[0].field == "model"
     [(flags, last)] = frames(stream.content)
     assert (stream.status_code, flags) == (200, 2)
@@ -161,16 +161,16 @@ async def test_errors_of_grpc_web_are_trailers_that_hold_any_text(frontend: Runn
     message = pb.GetModelRequest(model="ändere\nmich%")
     reply = await called(frontend, "GetModel", "application/grpc-web", frame(0, message.SerializeToString()))
     [last] = frames(reply.content)
-    told = trailers(last)
-    assert (reply.status_code, told["grpc-status"]) == (200, "5")
-    assert told["grpc-message"] == "The model `%C3%A4ndere%0Amich%25` does not exist; available: talking."
-    details = base64.b64decode(told["grpc-status-details-bin"] + "===")
+    answer = trailers(last)
+    assert (reply.status_code, answer["grpc-status"]) == (200, "5")
+    assert answer["grpc-message"] == "The model `%C3%A4ndere%0Amich%25` does not exist; available: talking."
+    details = base64.b64decode(answer["grpc-status-details-bin"] + "===")
     assert (
         status_pb2.Status.FromString(details).message == "The model `ändere\nmich%` does not exist; available: talking."
     )
 
 
-async def test_a_deadline_ends_a_call_that_stands_still(served: tuple[Running, ScriptedScheduler]) -> None:
+async def test_a_deadline_ends_a_stalled_call(served: tuple[Running, ScriptedScheduler]) -> None:
     frontend, script = served
     script.pause()
     body = frame(0, ASK.SerializeToString())
@@ -182,7 +182,7 @@ async def test_a_deadline_ends_a_call_that_stands_still(served: tuple[Running, S
     await frontend.until_idle()
 
 
-async def test_a_client_that_leaves_gives_its_sequence_back(served: tuple[Running, ScriptedScheduler]) -> None:
+async def test_a_disconnected_client_releases_its_sequence(served: tuple[Running, ScriptedScheduler]) -> None:
     frontend, script = served
     num_before = len(script.submissions)
     script.pause()
@@ -195,25 +195,25 @@ async def test_a_client_that_leaves_gives_its_sequence_back(served: tuple[Runnin
     script.resume()
 
 
-async def test_calls_are_counted_as_grpc_counts_them(frontend: Running) -> None:
+async def test_calls_are_counted_as_in_grpc(frontend: Running) -> None:
     counted = "quire_frontend_grpc_requests_total{code=NOT_FOUND,method=GetModel}"
     before = (await frontend.metrics()).get(counted, 0)
     await called(frontend, "GetModel", "application/json", b'{"model": "other"}')
     assert (await frontend.metrics())[counted] == before + 1
 
 
-async def test_pages_of_the_origins_that_are_set_may_call(frontend: Running) -> None:
+async def test_pages_of_configured_origins_may_call(frontend: Running) -> None:
     asks = {"access-control-request-method": "POST", "access-control-request-headers": "connect-protocol-version"}
     ours = await frontend.http.options(f"{SERVICE}/Generate", headers=asks | {"origin": "https://page.example"})
     other = await frontend.http.options(f"{SERVICE}/Generate", headers=asks | {"origin": "https://other.example"})
     assert (ours.status_code, ours.headers["access-control-allow-origin"]) == (204, "https://page.example")
     assert (other.status_code, "access-control-allow-origin" in other.headers) == (204, False)
     assert ours.headers["allow"] == other.headers["allow"] == "OPTIONS, POST"
-    told = await called(frontend, "GetModel", "application/json", b"{}", origin="https://page.example")
-    assert "grpc-status" in told.headers["access-control-expose-headers"]
+    answer = await called(frontend, "GetModel", "application/json", b"{}", origin="https://page.example")
+    assert "grpc-status" in answer.headers["access-control-expose-headers"]
 
 
-async def test_what_is_no_call_of_these_protocols_is_told_by_http(frontend: Running) -> None:
+async def test_other_requests_get_http_errors(frontend: Running) -> None:
     proto = {"content-type": "application/proto"}
     assert (await frontend.http.post(f"{SERVICE}/Nothing", headers=proto)).status_code == 404
     assert (await frontend.http.get(f"{SERVICE}/ListModels")).status_code == 404
@@ -229,9 +229,9 @@ LONG_LIST = json.dumps({"tokenIds": [1] * 9000}).encode()
 @pytest.mark.parametrize(
     ("method", "kind", "body", "text"),
     [
-        ("Generate", CONNECT, b"", "the body is not one message behind its length"),
-        ("Generate", CONNECT, frame(0, b"") * 2, "the body is not one message behind its length"),
-        ("Generate", CONNECT, frame(0, b"")[:-1] + b"\7", "the body is not one message behind its length"),
+        ("Generate", CONNECT, b"", "the body is not one message with its length"),
+        ("Generate", CONNECT, frame(0, b"") * 2, "the body is not one message with its length"),
+        ("Generate", CONNECT, frame(0, b"")[:-1] + b"\7", "the body is not one message with its length"),
         ("Generate", CONNECT, frame(1, b""), "the message is marked as compressed, and connect-content-encoding names"),
         ("Generate", CONNECT, frame(0, b"\xff\xff"), "the message is no quire.inference.v1.GenerateRequest"),
         ("Detokenize", JSON, b"{", "the message is no quire.inference.v1.DetokenizeRequest"),
@@ -242,22 +242,20 @@ LONG_LIST = json.dumps({"tokenIds": [1] * 9000}).encode()
         ("GetModel", "application/grpc-web-text", b"!", "the body is not base64"),
     ],
 )
-async def test_bodies_that_are_wrong_are_told_so(
-    frontend: Running, method: str, kind: str, body: bytes, text: str
-) -> None:
+async def test_malformed_bodies_are_errors(frontend: Running, method: str, kind: str, body: bytes, text: str) -> None:
     reply = await called(frontend, method, kind, body)
     if kind == JSON:
-        said = reply.json()["message"]
+        message_text = reply.json()["message"]
     elif kind == CONNECT:
-        said = json.loads(frames(reply.content)[-1][1])["error"]["message"]
+        message_text = json.loads(frames(reply.content)[-1][1])["error"]["message"]
     else:
-        said = trailers(frames(base64.b64decode(reply.content))[-1])["grpc-message"]
-    assert said.startswith(text)
+        message_text = trailers(frames(base64.b64decode(reply.content))[-1])["grpc-message"]
+    assert message_text.startswith(text)
     await frontend.until_idle()
 
 
 async def test_messages_and_bodies_may_be_compressed(frontend: Running) -> None:
-    """By the content encoding of a unary call of Connect, and by the flag of a framed message."""
+    """Checks the content encoding of a unary Connect call, and the flag of a framed message."""
     asked = pb.GetModelRequest(model="talking").SerializeToString()
     for pack, name in ((gzip.compress, "gzip"), (zlib.compress, "deflate"), (zstd.compress, "zstd")):
         unary = await called(frontend, "GetModel", "application/proto", pack(asked), content_encoding=name)
@@ -268,35 +266,35 @@ async def test_messages_and_bodies_may_be_compressed(frontend: Running) -> None:
         assert pb.GetModelResponse.FromString(unary.content).model.name == "talking"
         for reply in (flagged, plain):
             assert pb.GetModelResponse.FromString(frames(reply.content)[0][1]).model.name == "talking"
-        assert text_of(frames(streamed.content)[:-1]) == SAID
+        assert text_of(frames(streamed.content)[:-1]) == REPLY
     torn = await called(frontend, "GetModel", WEB, frame(1, b"no gzip"), grpc_encoding="gzip")
     large = await called(frontend, "GetModel", WEB, frame(1, gzip.compress(b" " * (3 << 20))), grpc_encoding="gzip")
     unknown = await called(frontend, "GetModel", WEB, frame(1, b""), grpc_encoding="snappy")
-    said = [trailers(frames(reply.content)[-1]) for reply in (torn, large, unknown)]
-    assert [one["grpc-status"] for one in said] == ["3", "3", "12"]
-    assert said[0]["grpc-message"].startswith("the body is not gzip")
-    assert said[1]["grpc-message"].startswith("the body has more than 1048576 bytes once it is decoded")
-    assert said[2]["grpc-message"].endswith("may be encoded as gzip, deflate, zstd, identity")
+    message_text = [trailers(frames(reply.content)[-1]) for reply in (torn, large, unknown)]
+    assert [one["grpc-status"] for one in message_text] == ["3", "3", "12"]
+    assert message_text[0]["grpc-message"].startswith("the body is not gzip")
+    assert message_text[1]["grpc-message"].startswith("the body has more than 1048576 bytes once it is decoded")
+    assert message_text[2]["grpc-message"].endswith("may be encoded as gzip, deflate, zstd, identity")
 
 
 @pytest.mark.parametrize(
     "headers",
     [
-        {"content_encoding": "gzip"},  # though it is not
+        {"content_encoding": "gzip"},  # the body is not compressed
         {"content_encoding": "br"},
         {"grpc_timeout": "5"},
         {"connect_timeout_ms": "-1"},
     ],
 )
-async def test_headers_that_are_wrong_are_told_so(frontend: Running, headers: dict[str, str]) -> None:
+async def test_wrong_headers_are_errors(frontend: Running, headers: dict[str, str]) -> None:
     reply = await called(frontend, "GetModel", JSON, b"{}", **headers)
     [name] = headers
     assert reply.status_code in (400, 501)
     assert name.replace("_", "-") in reply.json()["message"]
 
 
-async def test_a_key_is_asked_for_before_the_body_is_read(folder: Path) -> None:
-    script = ScriptedScheduler(replying(folder, SAID), max_model_len=4096)
+async def test_the_key_is_checked_before_the_body_is_read(folder: Path) -> None:
+    script = ScriptedScheduler(replying(folder, REPLY), max_model_len=4096)
     async with scheduler(script), running(folder, script.address, api_key="the-key-of-all") as frontend:
         without = await called(frontend, "GetModel", JSON, b"{" * 100)
         with_key = await called(frontend, "GetModel", JSON, b"{}", authorization="Bearer the-key-of-all")
@@ -312,8 +310,8 @@ async def test_a_key_is_asked_for_before_the_body_is_read(folder: Path) -> None:
     assert (other.status_code, nobodys.status_code) == (401, 401)
 
 
-async def test_a_full_server_says_when_to_come_back(folder: Path) -> None:
-    script = ScriptedScheduler(replying(folder, SAID), max_model_len=4096)
+async def test_a_full_server_sends_retry_after(folder: Path) -> None:
+    script = ScriptedScheduler(replying(folder, REPLY), max_model_len=4096)
     settings = {"max_inflight_requests": 1, "retry_after_ms": 700}
     async with scheduler(script), running(folder, script.address, **settings) as frontend:
         script.pause()
@@ -322,7 +320,7 @@ async def test_a_full_server_says_when_to_come_back(folder: Path) -> None:
         await script.until(lambda: script.num_running == 1)
         refused = await called(frontend, "Embed", JSON, b"{}")
         script.resume()
-        assert text_of(frames((await first).content)[:-1]) == SAID
+        assert text_of(frames((await first).content)[:-1]) == REPLY
     [detail] = refused.json()["details"]
     retry = error_details_pb2.RetryInfo.FromString(base64.b64decode(detail["value"] + "=="))
     assert (refused.status_code, detail["type"]) == (429, "google.rpc.RetryInfo")

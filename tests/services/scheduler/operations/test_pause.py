@@ -235,7 +235,7 @@ async def test_a_wait_that_is_resumed_says_so(start: Start, parking: ParkingReco
     frontend = await bench.frontend()
     asked = await begin_to_wait(bench, frontend, parking)
     await resume(bench)
-    with pytest.raises(grpc.aio.AioRpcError, match="generation was resumed before what runs had ended"):
+    with pytest.raises(grpc.aio.AioRpcError, match="generation was resumed before the running sequences had ended"):
         await asked
     hold.set()
     await frontend.ended(0)

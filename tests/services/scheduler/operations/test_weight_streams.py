@@ -67,7 +67,7 @@ async def test_all_workers_get_all_of_it_and_nobody_else(start: Start) -> None:
     await begin(frontend, 0)
     await frontend.ended(0)
     assert frontend.weight_versions[0] == {"streamed"}
-    with pytest.raises(grpc.aio.AioRpcError, match="no weights are to be fetched") as refused:
+    with pytest.raises(grpc.aio.AioRpcError, match="no open stream of weights") as refused:
         await first.fetch(worker_pb2.StageWeights(stream_id=b"x" * 16))
     assert refused.value.code() is grpc.StatusCode.NOT_FOUND
 

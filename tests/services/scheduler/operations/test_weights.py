@@ -148,7 +148,7 @@ async def test_while_generation_is_paused_it_is_not_guessed_what_those_want_who_
     await begin(frontend, 0)
     async with calling(admin_of("scheduler", bench.address)) as admin:
         await holding.meet(peer, admin.PauseGeneration(pb.PauseGenerationRequest()))
-        with pytest.raises(grpc.aio.AioRpcError, match="requests wait that have begun"):
+        with pytest.raises(grpc.aio.AioRpcError, match="started requests wait"):
             await update(bench)
         await until(lambda: peer.operated == [STAGE, DROP])
         assert (await update(bench, mode=KEEP)).num_kept == 1
@@ -260,7 +260,7 @@ async def test_an_update_that_another_scheduler_has_overtaken_is_refused(start: 
     frontend.link.send(scheduler_pb2.SessionRequest(weights=newer))
     await frontend.until(lambda: frontend.view.weights == newer)
     staged.set()
-    with pytest.raises(grpc.aio.AioRpcError, match="is less than that of the weights that there are"):
+    with pytest.raises(grpc.aio.AioRpcError, match="is less than that of the current weights"):
         await updating
     await until(lambda: peer.has_weights == newer)
     await until_state(bench, "s0", pb.STATE_READY)
@@ -287,6 +287,6 @@ async def test_what_makes_no_sense_is_refused(start: Start, fields: dict[str, st
 
 async def test_without_workers_there_is_nothing_to_update(start: Start) -> None:
     bench = await start()
-    with pytest.raises(grpc.aio.AioRpcError, match="no worker is there") as refused:
+    with pytest.raises(grpc.aio.AioRpcError, match="no worker is attached") as refused:
         await update(bench)
     assert refused.value.code() is grpc.StatusCode.UNAVAILABLE

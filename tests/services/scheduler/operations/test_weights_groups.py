@@ -87,7 +87,7 @@ async def test_a_frontend_that_has_counted_others_is_refused(start: Start) -> No
     """A worker has come meanwhile, or gone."""
     bench = await start()
     peer = await worker(bench)
-    with pytest.raises(grpc.aio.AioRpcError, match="workers came or went meanwhile: they have 1 ranks, not 2"):
+    with pytest.raises(grpc.aio.AioRpcError, match="workers attached or detached meanwhile: they have 1 ranks, not 2"):
         await administer(bench, num_ranks=2)
     assert peer.operated == []
     assert (await administer(bench, num_ranks=1)).weights_update_group.num_ranks == 1

@@ -8,7 +8,7 @@ import pytest
 
 from quire.services.scheduler.core.sequences.ending import Reason
 from quire.services.scheduler.core.sequences.sequence import SampleGroup, Sequence, SequenceStatus
-from quire.services.scheduler.placement.roles import LOAD, should_use_prefill_worker
+from quire.services.scheduler.placement.roles import MAX_LOAD_RATIO, should_use_prefill_worker
 from tests.services.scheduler.placement.worker_pair import SIZE, WorkerPair
 from tests.services.scheduler.reference_worker import oracle
 
@@ -72,9 +72,9 @@ def test_prefill_workers_with_too_much_to_do_leave_prompts_to_decoders() -> None
     def goes(prefill: int, decoder: int = 100, uncached: int = 100) -> bool:
         return should_use_prefill_worker(uncached=uncached, decoder_work=decoder, prefill_work=prefill, threshold=50)
 
-    assert goes(100 * LOAD)
-    assert not goes(100 * LOAD + 1)
-    assert goes(100 * LOAD + 1, decoder=101)
+    assert goes(100 * MAX_LOAD_RATIO)
+    assert not goes(100 * MAX_LOAD_RATIO + 1)
+    assert goes(100 * MAX_LOAD_RATIO + 1, decoder=101)
     assert not goes(100, uncached=49)
 
 

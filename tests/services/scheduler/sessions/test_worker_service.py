@@ -172,7 +172,7 @@ async def test_a_second_process_of_one_id_is_refused_while_the_first_lives() -> 
     with pytest.raises(Aborted) as refused:
         await second.task
     assert str(refused.value) == (
-        "FAILED_PRECONDITION: worker_id: 'w0' is attached and lives, as process 1 at '127.0.0.1:1'; process 2 at "
+        "FAILED_PRECONDITION: worker_id: 'w0' is attached and alive, as process 1 at '127.0.0.1:1'; process 2 at "
         "'127.0.0.1:2' needs another id (setting id)"
     )
     assert desk.cluster.replicas["w0"] is replica

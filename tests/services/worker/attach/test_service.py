@@ -241,7 +241,7 @@ def block_too_many(plan: pb.StepPlan) -> None:
     ("spoil", "text"),
     [
         (stale_epoch, "a plan of epoch 4 in epoch 5"),
-        (gap, "step 3 where step 2 is due"),
+        (gap, "received step 3, expected step 2"),
         (slot_of_nobody, "released slots are not live"),
         (block_too_many, "new_block_ids, but the slots lack"),
     ],
@@ -380,11 +380,11 @@ async def test_admin_health_and_metrics(start: Start, scheduler: ScriptedSchedul
         assert 0 <= status.last_step_age_s < PATIENCE_S
         health = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
         assert health.status == health_pb2.HealthCheckResponse.SERVING
-        with pytest.raises(grpc.aio.AioRpcError, match="ask its scheduler") as refusal:
+        with pytest.raises(grpc.aio.AioRpcError, match="ask the scheduler") as refusal:
             await admin.ResetPrefixCache(admin_pb2.ResetPrefixCacheRequest())
-        with pytest.raises(grpc.aio.AioRpcError, match="its scheduler orders"):
+        with pytest.raises(grpc.aio.AioRpcError, match="its scheduler"):
             await admin.PauseGeneration(admin_pb2.PauseGenerationRequest())
-        with pytest.raises(grpc.aio.AioRpcError, match="its scheduler orders"):
+        with pytest.raises(grpc.aio.AioRpcError, match="its scheduler"):
             await admin.ResumeGeneration(admin_pb2.ResumeGenerationRequest())
         assert refusal.value.code() is grpc.StatusCode.FAILED_PRECONDITION
         page = await asyncio.to_thread(_read, f"http://{page_address}/metrics")

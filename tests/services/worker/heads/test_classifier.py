@@ -1,4 +1,4 @@
-"""Classifiers' scores are those of transformers, however prompts are cut into steps."""
+"""Classifier scores equal those of transformers, however prompts are split into steps."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_scores_are_those_of_transformers(tmp_path: Path, family: str, num_label
     assert np.abs(pooled(rig)[0] - scores(made, first)).max() < 2e-5
 
 
-def test_another_vector_may_be_asked_for_and_one_who_has_no_classifier_says_so(tmp_path: Path) -> None:
+def test_a_classifier_also_pools_and_a_model_without_one_reports_it(tmp_path: Path) -> None:
     made = checkpoints.make("llama", tmp_path, classifies=True, num_labels=4, pad_token_id=0)
     rig = Rig(made.folder)
     tokens = prompt(12)
@@ -56,8 +56,8 @@ def test_another_vector_may_be_asked_for_and_one_who_has_no_classifier_says_so(t
 
 
 @pytest.mark.parametrize("chunks", [[12], [5, 1, 6]])
-def test_single_tokens_are_classified_each(tmp_path: Path, chunks: list[int]) -> None:
-    """From whatever steps compute them, beside others."""
+def test_every_token_is_classified(tmp_path: Path, chunks: list[int]) -> None:
+    """Classifies tokens in chunked steps that also contain other sequences."""
     made = checkpoints.make("llama", tmp_path, classifies=True, num_labels=4, pad_token_id=0)
     rig, tokens, tag = Rig(made.folder), prompt(12), 7
     tokens[2] = tokens[9] = tag
@@ -77,7 +77,7 @@ def test_single_tokens_are_classified_each(tmp_path: Path, chunks: list[int]) ->
     assert np.abs(pooled(rig)[1] - wanted[places].flatten()).max() < 2e-5
 
 
-def test_models_that_go_on_have_none(checkpoint: Any) -> None:
+def test_generating_models_have_no_classifier(checkpoint: Any) -> None:
     rig = Rig(checkpoint("llama").folder)
     rig.step([New(0, prompt(5), pooling=CLASSIFY)], {0: 5})
     (failure,) = rig.last_result.failures
@@ -92,7 +92,7 @@ def test_classes_are_counted_as_transformers_writes_them(changes: dict[str, Any]
     assert read_model_config({**VALUES, **changes}).num_classes == classes
 
 
-def test_what_cannot_be_classified_with_is_refused(checkpoint: Any) -> None:
+def test_unsupported_classifiers_are_refused(checkpoint: Any) -> None:
     with pytest.raises(InvalidArgument, match="id2label is"):
         read_model_config({**VALUES, "id2label": {"7": "x"}})
     with pytest.raises(InvalidArgument, match="its hidden states are scaled"):

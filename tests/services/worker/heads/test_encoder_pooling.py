@@ -1,4 +1,4 @@
-"""Vectors as folders of sentence-transformers ask for them: ways to pool, dense layers, several in a step."""
+"""Vectors as sentence-transformers folders define them: pooling modes, dense layers, several prompts in a step."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def states() -> torch.Tensor:
 
 
 def vectors(head: EncoderPoolingHead, asked: list[PoolingParams]) -> list[torch.Tensor]:
-    """Of the three prompts of a step."""
+    """Returns the vectors of the three prompts of a step."""
     step = inputs()
     for slot, params in zip(step.slots.tolist(), asked, strict=True):
         head.admit(slot, SlotAdmission(pooling=params))
@@ -73,7 +73,7 @@ MODES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 @pytest.mark.parametrize("modes", [*((mode,) for mode in MODES), ("cls", "max", "mean")])
-def test_ways_to_pool(modes: tuple[str, ...]) -> None:
+def test_pooling_modes(modes: tuple[str, ...]) -> None:
     head = EncoderPoolingHead(SIZE, SentenceHead(modes, False), None)
     for found, part in zip(vectors(head, [PoolingParams()] * 3), states().split(LENGTHS), strict=True):
         assert torch.allclose(found, torch.cat([MODES[mode](part) for mode in modes]), atol=1e-6)
@@ -88,7 +88,7 @@ def test_prompts_of_a_step_may_ask_for_different_vectors() -> None:
     assert torch.allclose(found[2], functional.normalize(parts[2].mean(0)[:3], dim=0), atol=1e-6)
 
 
-def test_dense_layers_of_the_folder_stand_behind_its_own_pooling_alone(tmp_path: Path) -> None:
+def test_dense_layers_apply_to_the_folders_own_pooling_only(tmp_path: Path) -> None:
     write(tmp_path, TRANSFORMER, MEAN, ("Dense", DENSE), NORMALIZE)
     weight = torch.randn(4, SIZE)
     save_file({"linear.weight": weight}, tmp_path / "2_Dense" / "model.safetensors")

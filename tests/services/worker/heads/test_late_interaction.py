@@ -1,4 +1,4 @@
-"""Queries whose vectors stay with the worker, and documents that end in one number: that of a plain computation."""
+"""Late interaction: cached query vectors and document scores equal those of a direct computation."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.services.worker.replica_internals import runner_of
 from tests.services.worker.rig import Rig
 
 Make = Callable[[str], Checkpoint]
-SIZE = 6  # of a token's vector
+SIZE = 6  # elements of a token's vector
 VECTORS = PoolingParams(pooler=POOLER_ALL)
 MAX_ERROR = 2e-5
 
@@ -57,10 +57,10 @@ def parts(made: TokenVectors) -> list[torch.Tensor]:
         ([2, 30], [64] * 5, [0, 1, 0, 1, 1]),
     ],
 )
-def test_scores_are_those_of_one_pair_after_the_other(
+def test_batched_scores_equal_those_of_single_pairs(
     monkeypatch: pytest.MonkeyPatch, of_queries: list[int], of_documents: list[int], asked: list[int], most: int
 ) -> None:
-    """Also where a batch has room for one document only, or for a part of its query's vectors."""
+    """Covers batches that hold one document only, or a part of its query's vectors."""
     monkeypatch.setattr(max_sim, "MAX_PRODUCTS", most)
     queries, documents = texts(of_queries), texts(of_documents)
     found = max_sim.max_sim(queries.select(np.array(asked)), documents)
@@ -68,11 +68,11 @@ def test_scores_are_those_of_one_pair_after_the_other(
     assert torch.allclose(found, torch.tensor(wanted), atol=1e-5)
 
 
-# A decoder that compares texts token by token.
+# A decoder with late interaction.
 
 
 def comparing(made: Checkpoint, folder: Path, **named: Any) -> torch.Tensor:
-    """As PyLate publishes it. Returns the projection."""
+    """Writes a model as PyLate publishes it and returns its projection."""
     shutil.copytree(made.folder, folder, dirs_exist_ok=True)
     hidden = made.model.config.hidden_size
     projection = torch.randn(SIZE, hidden, generator=torch.Generator().manual_seed(3))
@@ -88,7 +88,7 @@ def comparing(made: Checkpoint, folder: Path, **named: Any) -> torch.Tensor:
 
 
 class Comparing:
-    """A rig with such a model, and what its vectors are."""
+    """A rig with such a model, and a direct computation of its vectors."""
 
     def __init__(self, made: Checkpoint, folder: Path, **settings: Any) -> None:
         self.projection = comparing(made, folder)
@@ -127,7 +127,7 @@ def close(found: dict[int, float], wanted: dict[int, float]) -> bool:
 
 
 def run_beside(rig: Rig, query_tokens: list[int], documents: list[list[int]]) -> dict[int, float]:
-    """Slots 0 and 5 generate; 3 is a query, which is cut into chunks, 1, 2 and 4 are documents."""
+    """Runs slots 0 and 5 that generate, 3 with a query in chunks, and 1, 2 and 4 with documents."""
     rig.step([New(0, prompt(7, seed=1)), query(3, query_tokens)], {0: 7, 3: 4})
     assert not rig.last_result.HasField("pooled")
     rig.step([document(1, documents[0]), document(2, documents[1])], {1: 9, 2: 6, 3: len(query_tokens) - 4})
@@ -138,10 +138,10 @@ def run_beside(rig: Rig, query_tokens: list[int], documents: list[list[int]]) ->
     return found | scores(rig)
 
 
-def test_documents_end_in_scores_beside_whoever_generates(
+def test_documents_are_scored_in_steps_that_also_generate(
     checkpoint: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From whatever steps compute them; the query's slot is another's by then."""
+    """Scores documents computed in chunked steps, after the query's slot was reused."""
     made = checkpoint("qwen3-tied")
     both = Comparing(made, tmp_path)
     asked, documents = prompt(9, seed=3), [prompt(13, seed=4), prompt(6, seed=5), prompt(11, seed=6)]
@@ -154,8 +154,8 @@ def test_documents_end_in_scores_beside_whoever_generates(
     assert both.rig.tokens(0) == calm.tokens(0)
 
 
-def test_a_step_may_hold_queries_and_documents_of_several(checkpoint: Make, tmp_path: Path) -> None:
-    """And vectors that are asked for themselves; documents may stand before their query."""
+def test_a_step_may_hold_several_queries_and_documents(checkpoint: Make, tmp_path: Path) -> None:
+    """Mixes in requests for vectors; documents may precede their query in slot order."""
     both = Comparing(checkpoint("llama"), tmp_path, max_num_batched_tokens=256)
     asked, documents = [prompt(5, seed=1), prompt(8, seed=2)], [prompt(9 + i, seed=3 + i) for i in range(3)]
     new = [document(0, documents[0], 1), query(1, asked[0], 0), document(2, documents[1], 0)]
@@ -182,8 +182,8 @@ def refusals(rig: Rig) -> dict[int, str]:
     return {failure.slot: failure.error.message for failure in rig.last_result.failures}
 
 
-def test_a_query_that_is_not_there_fails_its_documents_alone(checkpoint: Make, tmp_path: Path) -> None:
-    """Never named, dropped, or of an attachment that is over."""
+def test_a_missing_query_fails_its_documents_alone(checkpoint: Make, tmp_path: Path) -> None:
+    """Covers queries that were never sent, were dropped, or belong to an earlier attachment."""
     both = Comparing(checkpoint("llama"), tmp_path)
     rig, asked, tokens = both.rig, prompt(5), prompt(7, seed=2)
     rig.step([query(0, asked), document(1, tokens), document(2, tokens, 1)], {0: 5, 1: 7, 2: 7})
@@ -204,8 +204,8 @@ def test_a_query_that_is_not_there_fails_its_documents_alone(checkpoint: Make, t
         assert list(refusals(rig)) == [2]
 
 
-def test_more_queries_than_there_is_room_for_are_refused(checkpoint: Make, tmp_path: Path) -> None:
-    """The scheduler counts as the worker does: tokens, from the admission until the query is dropped or called off."""
+def test_queries_beyond_the_cache_capacity_are_refused(checkpoint: Make, tmp_path: Path) -> None:
+    """The worker counts tokens like the scheduler, from admission until the query is dropped or cancelled."""
     both = Comparing(checkpoint("llama"), tmp_path, query_cache_mb=1)
     rig, late = both.rig, runner_of(both.rig.replica).heads._late  # type: ignore[attr-defined]
     assert rig.replica.num_query_vectors == (1 << 20) // (4 * SIZE)
@@ -213,7 +213,7 @@ def test_more_queries_than_there_is_room_for_are_refused(checkpoint: Make, tmp_p
     rig.step([query(0, prompt(5)), query(1, prompt(6), 1)], {0: 5, 1: 2})
     rig.step([query(2, prompt(4), 2)], {2: 4})
     assert refusals(rig)[2] == "query_id: a query of 4 tokens beside 11 of others, the room is 12"
-    rig.step([query(2, prompt(7), 2)], {2: 7}, released=[1, 2])  # the second was not computed: its place is free
+    rig.step([query(2, prompt(7), 2)], {2: 7}, released=[1, 2])  # the second one was not computed: its capacity is free
     assert not refusals(rig)
 
 
@@ -230,9 +230,7 @@ def test_more_queries_than_there_is_room_for_are_refused(checkpoint: Make, tmp_p
         ({"pooled_tokens": (0, 7)}, "pooled_tokens must ascend below 7"),
     ],
 )
-def test_what_cannot_be_compared_fails_alone(
-    checkpoint: Make, tmp_path: Path, fields: dict[str, Any], text: str
-) -> None:
+def test_incompatible_requests_fail_alone(checkpoint: Make, tmp_path: Path, fields: dict[str, Any], text: str) -> None:
     both = Comparing(checkpoint("llama"), tmp_path)
     asked, tokens = prompt(5), prompt(7, seed=2)
     new = [query(0, asked), document(1, tokens, **fields), document(2, tokens)]
@@ -241,7 +239,7 @@ def test_what_cannot_be_compared_fails_alone(
     assert close(scores(both.rig), {2: both.score(asked, tokens)})
 
 
-def test_models_that_do_not_compare_say_so(checkpoint: Make, tmp_path: Path) -> None:
+def test_models_without_late_interaction_report_it(checkpoint: Make, tmp_path: Path) -> None:
     made = checkpoint("llama")
     rig = Rig(made.folder)
     assert rig.replica.num_query_vectors == 0
@@ -252,8 +250,8 @@ def test_models_that_do_not_compare_say_so(checkpoint: Make, tmp_path: Path) -> 
         Rig(tmp_path)
 
 
-def test_what_a_worker_says_of_itself(checkpoint: Make, tmp_path: Path) -> None:
-    """Plans of those who compare nothing are what they were."""
+def test_a_worker_reports_its_query_capacity(checkpoint: Make, tmp_path: Path) -> None:
+    """Plans of workers without late interaction are unchanged."""
     made = checkpoint("llama")
     plan = Rig(made.folder).scheduler.plan([New(0, prompt(5))], {0: 5})
     admitted = pb.StepPlan.FromString(plan.SerializeToString()).admitted[0]

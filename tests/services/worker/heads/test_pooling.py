@@ -1,4 +1,4 @@
-"""Pooled vectors are those of transformers' hidden states, however prompts are cut into steps and whoever is beside."""
+"""Pooled vectors equal those of transformers' hidden states, however prompts are split into steps and batched."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ MAX_ERROR = 2e-5
 
 
 def pooled(rig: Rig) -> dict[int, Vector]:
-    """Vectors of the last result, by slot."""
+    """Returns the vectors of the last result, by slot."""
     found = rig.last_result.pooled
     sizes = columns.u32(found.sizes)
     vectors = np.split(columns.f32(found.values), np.cumsum(sizes)[:-1])
@@ -68,13 +68,13 @@ ALL = [
 ]
 
 
-both_ways = pytest.mark.parametrize("backend", ["reference", "auto"])  # kernel by kernel, and as a tape
+both_ways = pytest.mark.parametrize("backend", ["reference", "auto"])  # kernel by kernel, and recorded on a tape
 
 
 @both_ways
 @pytest.mark.parametrize("chunks", [[23], [1, 9, 12, 1], [22, 1]])
 def test_vectors_are_those_of_the_hidden_states(checkpoint: Make, backend: str, chunks: list[int]) -> None:
-    """The state of a prompt is carried from step to step."""
+    """Carries a prompt's state from step to step."""
     made = checkpoint("llama" if backend == "auto" else "qwen3-tied")
     rig = Rig(made.folder, max_num_batched_tokens=256, attention_backend=backend)
     prompts = [prompt(23, seed=slot) for slot in range(len(ALL))]
@@ -89,7 +89,7 @@ def test_vectors_are_those_of_the_hidden_states(checkpoint: Make, backend: str, 
 
 
 def run_beside(rig: Rig, *, with_pooling: bool, num_steps: int = 8) -> dict[int, Vector]:
-    """Slots 0 and 3 generate; 1, 2 and 4 are pooled in chunks beside them."""
+    """Runs slots 0 and 3 that generate, and 1, 2 and 4 that are pooled in chunks."""
     sampling = sampling_pb2.SamplingParams(temperature=0.9, seed=5, logprobs=2)
     rig.step([New(0, prompt(7, seed=1)), New(3, prompt(11, seed=2), sampling=sampling)], {0: 7, 3: 11})
     found: dict[int, Vector] = {}
@@ -102,7 +102,7 @@ def run_beside(rig: Rig, *, with_pooling: bool, num_steps: int = 8) -> dict[int,
             new = [New(4, prompt(9, seed=6), pooling=ALL[3])]
             counts = {1: 8, 4: 9}
         elif with_pooling and step == 4:
-            counts = {1: 1}  # what samples nothing computes only when it is named
+            counts = {1: 1}  # slots that sample nothing advance only if the plan names them
         rig.step(new, counts)
         found |= pooled(rig)
     return found
@@ -110,7 +110,7 @@ def run_beside(rig: Rig, *, with_pooling: bool, num_steps: int = 8) -> dict[int,
 
 @both_ways
 def test_a_mixed_step_gives_vectors_and_leaves_tokens_as_they_were(checkpoint: Make, backend: str) -> None:
-    """Kernel by kernel and, with the compiled kernels, as a tape."""
+    """Runs kernel by kernel and, with the compiled kernels, as a tape."""
     made = checkpoint("qwen3-tied")
     rigs = [Rig(made.folder, attention_backend=backend, record_logits=False) for _ in range(2)]
     vectors = run_beside(rigs[0], with_pooling=True)
@@ -125,8 +125,8 @@ def test_a_mixed_step_gives_vectors_and_leaves_tokens_as_they_were(checkpoint: M
 
 @torch.inference_mode()
 @pytest.mark.parametrize("hidden", [True, False])
-def test_graphs_take_only_steps_that_they_can_end(checkpoint: Make, hidden: bool) -> None:
-    """Those that keep hidden states end in all heads, the others in samples alone."""
+def test_graphs_run_only_steps_whose_heads_they_support(checkpoint: Make, hidden: bool) -> None:
+    """Graphs that keep hidden states support all heads, others support sampling only."""
     made = checkpoint("qwen3-tied")
     rigs = [Rig(made.folder, record_logits=False) for _ in range(2)]
     seen = use_chunk_graphs(rigs[0].replica, SHAPES, features=hidden)
@@ -147,8 +147,8 @@ def test_a_prompt_whose_blocks_are_cached_gives_the_same_vector(checkpoint: Make
     assert close(pooled(rig)[1], expected(made, tokens, ALL[0]))
 
 
-def test_a_slot_begins_anew_for_its_next_sequence(checkpoint: Make) -> None:
-    """Nothing of a sum that was never finished is left, and a slot that was pooled samples for the next one."""
+def test_a_reused_slot_starts_with_clean_state(checkpoint: Make) -> None:
+    """No partial sum survives, and a slot that was pooled can sample for its next sequence."""
     made = checkpoint("llama")
     rig = Rig(made.folder)
     rig.step([New(0, prompt(12), pooling=ALL[2])], {0: 5})
@@ -160,7 +160,7 @@ def test_a_slot_begins_anew_for_its_next_sequence(checkpoint: Make) -> None:
     assert list(rig.step([New(0, tokens)], {0: 8})) == [0]
 
 
-def test_drafts_are_made_for_those_beside_it_alone(checkpoint: Make) -> None:
+def test_only_generating_sequences_have_drafts(checkpoint: Make) -> None:
     made = checkpoint("qwen3-tied")
     config = '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "adaptive_length": false}'
     rig = Rig(made.folder, record_logits=False, speculative_config=config)
@@ -182,9 +182,7 @@ def test_drafts_are_made_for_those_beside_it_alone(checkpoint: Make) -> None:
         (PoolingParams(pooler=9), "pooling.pooler"),  # type: ignore[arg-type]
     ],
 )
-def test_what_cannot_be_pooled_fails_alone_once_it_is_computed(
-    checkpoint: Make, params: PoolingParams, field: str
-) -> None:
+def test_unsupported_pooling_fails_its_sequence_alone(checkpoint: Make, params: PoolingParams, field: str) -> None:
     rig = Rig(checkpoint("llama").folder)
     new = [New(0, prompt(6), pooling=params), New(1, prompt(5), pooling=ALL[0]), New(2, prompt(4))]
     assert list(rig.step(new, {0: 5, 1: 5, 2: 4})) == [2]
@@ -197,7 +195,7 @@ def test_what_cannot_be_pooled_fails_alone_once_it_is_computed(
     assert field in failure.error.message
 
 
-def test_tokens_that_are_cached_cannot_be_averaged(checkpoint: Make) -> None:
+def test_cached_tokens_cannot_be_averaged(checkpoint: Make) -> None:
     rig = Rig(checkpoint("llama").folder)
     rig.step([New(0, prompt(12))], {0: 12})
     rig.step([New(1, prompt(12), cached_blocks=rig.blocks(0)[:2], pooling=ALL[2])], {1: 4})
@@ -206,8 +204,8 @@ def test_tokens_that_are_cached_cannot_be_averaged(checkpoint: Make) -> None:
 
 
 @pytest.mark.parametrize("samples_nothing", [True, False])
-def test_params_must_name_the_ending_that_the_scheduler_counts_on(checkpoint: Make, samples_nothing: bool) -> None:
-    """Otherwise the two tables of slots would part."""
+def test_params_must_match_the_scheduler_on_sampling(checkpoint: Make, samples_nothing: bool) -> None:
+    """Otherwise the scheduler's and the worker's slot tables would diverge."""
     rig = Rig(checkpoint("llama").folder)
     new = New(0, prompt(6), pooling=None if samples_nothing else ALL[0])
     plan = rig.scheduler.plan([new], {0: 6})
@@ -251,7 +249,7 @@ def test_a_vector_with_nan_fails_its_sequence(checkpoint: Make) -> None:
 @both_ways
 @pytest.mark.parametrize("chunks", [[17], [5, 1, 11]])
 def test_single_tokens_have_a_vector_each(checkpoint: Make, chunks: list[int], backend: str) -> None:
-    """All of them, or those of an id: whatever steps compute them, beside others, kernel by kernel or as a tape."""
+    """Covers all tokens, or those with one id, in chunked and shared steps, kernel by kernel and as a tape."""
     made, tag = checkpoint("llama"), 7
     tokens = prompt(17)
     tokens[3] = tokens[4] = tokens[12] = tag
@@ -281,14 +279,14 @@ def test_single_tokens_have_a_vector_each(checkpoint: Make, chunks: list[int], b
         (PoolingParams(pooler=POOLER_STEP, step_tag_id=VOCAB_SIZE - 1), "none of the sequence's tokens"),
     ],
 )
-def test_no_step_is_found(checkpoint: Make, params: PoolingParams, named: str) -> None:
+def test_a_missing_step_tag_is_refused(checkpoint: Make, params: PoolingParams, named: str) -> None:
     rig = Rig(checkpoint("llama").folder)
     rig.step([New(0, [1, 2, 3], pooling=params)], {0: 3})
     (failure,) = rig.last_result.failures
     assert named in failure.error.message
 
 
-def test_more_than_may_be_told_of_a_sequence_is_refused(checkpoint: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_over_the_size_limit_are_refused(checkpoint: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("quire.services.worker.heads.pooling.MAX_POOLED_ELEMENTS", 100)
     rig = Rig(checkpoint("llama").folder)
     asked = [PoolingParams(pooler=POOLER_ALL), PoolingParams(pooler=POOLER_ALL, dimensions=20)]
@@ -297,8 +295,8 @@ def test_more_than_may_be_told_of_a_sequence_is_refused(checkpoint: Make, monkey
     assert len(pooled(rig)[1]) == 60
 
 
-def test_a_folder_of_sentence_transformers_says_how_a_decoder_is_pooled(checkpoint: Make, tmp_path: Path) -> None:
-    """Its mean, of the length that it has, unless a request wants something else."""
+def test_a_sentence_transformers_folder_defines_a_decoders_pooling(checkpoint: Make, tmp_path: Path) -> None:
+    """Uses the mean without normalisation unless a request asks for something else."""
     made, tokens = checkpoint("llama"), prompt(9)
     shutil.copytree(made.folder, tmp_path, dirs_exist_ok=True)
     rig = Rig(write(tmp_path, TRANSFORMER, MEAN))
@@ -311,7 +309,7 @@ def test_a_folder_of_sentence_transformers_says_how_a_decoder_is_pooled(checkpoi
 
 
 @pytest.mark.parametrize("modules", [[("Pooling", {"pooling_mode_max_tokens": True})], [MEAN, ("Dense", DENSE)]])
-def test_what_is_not_pooled_chunk_by_chunk_is_refused(checkpoint: Make, tmp_path: Path, modules: list[Any]) -> None:
+def test_modes_that_need_whole_prompts_are_refused(checkpoint: Make, tmp_path: Path, modules: list[Any]) -> None:
     shutil.copytree(checkpoint("llama").folder, tmp_path, dirs_exist_ok=True)
     with pytest.raises(InvalidArgument, match="dense layers; models that go on have last, mean, cls"):
         Rig(write(tmp_path, TRANSFORMER, *modules))

@@ -1,4 +1,4 @@
-"""Log-probabilities of a prompt are those of transformers, however the prompt is cut into steps."""
+"""Prompt log-probabilities equal those of transformers, however the prompt is split into steps."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def asking(**fields: Any) -> sampling_pb2.SamplingParams:
 
 
 def found(rig: Rig) -> list[tuple[list[int], list[float], int]]:
-    """Tokens, log-probabilities and rank of each position in the last result."""
+    """Returns tokens, log-probabilities and rank of each position in the last result."""
     prompts = rig.last_result.prompt_logprobs
     wire = prompts.entries
     assert sum(columns.u32(prompts.position_counts)) == len(columns.u32(wire.ranks))
@@ -51,7 +51,7 @@ def check(positions: list[Any], made: Checkpoint, tokens: list[int], first: int,
 @pytest.mark.parametrize("backend", ["reference", "auto"])
 @pytest.mark.parametrize("chunks", [[23], [1, 1, 9, 12], [22, 1]])
 def test_every_position_comes_once(checkpoint: Make, chunks: list[int], backend: str) -> None:
-    """Kernel by kernel and, with the compiled kernels, as a tape."""
+    """Runs kernel by kernel and, with the compiled kernels, as a tape."""
     made, tokens = checkpoint("qwen3-tied"), prompt(23)
     rig = Rig(made.folder, attention_backend=backend)
     other = New(1, prompt(9, seed=5))
@@ -66,7 +66,7 @@ def test_every_position_comes_once(checkpoint: Make, chunks: list[int], backend:
     assert not rig.last_result.HasField("prompt_logprobs")
 
 
-def test_sampling_is_as_without(checkpoint: Make) -> None:
+def test_sampling_is_unaffected(checkpoint: Make) -> None:
     tokens = [prompt(11, seed=s) for s in (1, 2)]
     asked, plain = (Rig(checkpoint("qwen3-tied").folder) for _ in range(2))
     samplings = asking(prompt_logprobs=2, logprobs=1), asking(logprobs=1)
@@ -79,7 +79,7 @@ def test_sampling_is_as_without(checkpoint: Make) -> None:
     assert [asked.tokens(slot) for slot in (0, 2)] == [plain.tokens(slot) for slot in (0, 2)]
 
 
-def test_prompts_side_by_side_with_different_wishes(checkpoint: Make) -> None:
+def test_prompts_in_one_step_with_different_parameters(checkpoint: Make) -> None:
     made, tokens = checkpoint("llama"), [prompt(12, seed=s) for s in range(3)]
     rig = Rig(made.folder)
     rig.step(
@@ -152,7 +152,7 @@ def test_logits_in_place_of_probabilities(checkpoint: Make) -> None:
         ({"prompt_logprob_token_ids": [{"ids": [1]}, {"ids": [VOCAB_SIZE]}]}, "prompt_logprob_token_ids"),
     ],
 )
-def test_what_cannot_be_answered_is_refused(checkpoint: Make, fields: dict[str, Any], field: str) -> None:
+def test_unsupported_requests_are_refused(checkpoint: Make, fields: dict[str, Any], field: str) -> None:
     rig = Rig(checkpoint("qwen3-tied").folder)
     rig.step([New(0, prompt(6), sampling=asking(**fields))], {0: 6})
     (failure,) = rig.last_result.failures

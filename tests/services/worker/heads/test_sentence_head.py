@@ -1,4 +1,4 @@
-"""Dense layers in folders of their own: what is served does not hang on the files that it was read from."""
+"""Dense layers in subfolders: loaded weights do not depend on the files that they were read from."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ def module(tmp_path: Path) -> DenseModule:
     return DenseModule(folder="2_Dense", in_features=IN, out_features=OUT, bias=True, activation="tanh")
 
 
-def test_a_file_that_is_written_over_while_it_is_served_changes_nothing(tmp_path: Path, module: DenseModule) -> None:
+def test_overwriting_a_served_file_changes_nothing(tmp_path: Path, module: DenseModule) -> None:
     dense, x = Dense(tmp_path, module, CPU, load=True), torch.randn(3, IN)
     before = dense(x)
     with (tmp_path / "2_Dense" / "model.safetensors").open("r+b") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(0)
         file.write(b"\0" * size)
-    assert torch.equal(dense(x), before), "nor does cutting it end the process"
+    assert torch.equal(dense(x), before), "truncating the file does not end the process either"
 
 
-def test_a_torn_file_is_named(tmp_path: Path, module: DenseModule) -> None:
+def test_the_error_names_a_truncated_file(tmp_path: Path, module: DenseModule) -> None:
     os.truncate(tmp_path / "2_Dense" / "model.safetensors", 200)
     with pytest.raises(InvalidArgument, match=r"cannot read .*2_Dense"):
         Dense(tmp_path, module, CPU, load=True)

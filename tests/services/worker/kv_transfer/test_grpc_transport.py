@@ -112,9 +112,9 @@ async def test_pages_come_as_they_left_a_few_at_a_time() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"layout": b"m" * 32}, "layout: the caller's blocks are not like this worker's"),
+        ({"layout": b"m" * 32}, "layout: the caller's blocks differ from this worker's"),
         ({"source": KVSource("a", "", EPOCH + 1)}, "epoch: this worker is in 7, not in 8"),
-        ({"blocks": np.array([NUM_BLOCKS], dtype=np.uint32)}, "block_ids: 1 ids, where 1 to 19 are blocks"),
+        ({"blocks": np.array([NUM_BLOCKS], dtype=np.uint32)}, "block_ids: 1 ids, of which some are outside 1..19"),
         ({"hashes": []}, "block_hashes: 0 bytes for 1 blocks"),
     ],
 )
@@ -129,7 +129,7 @@ async def test_what_cannot_be_meant_is_refused(change: dict[str, Any], words: st
 async def test_a_worker_that_is_not_built_yet_has_no_pages() -> None:
     early = PageService(HandshakeAcceptor(None, "worker a"), WorkerMetrics(CollectorRegistry()))
     async with serving(early) as address:
-        with pytest.raises(Unavailable, match="has no pages for others"):
+        with pytest.raises(Unavailable, match="serves no pages"):
             await fetch(wanted(address))
 
 
@@ -175,17 +175,17 @@ def told(hashes: list[bytes] = HASHES, layout: bytes = LAYOUT) -> U32:
 
 
 LIES: dict[str, tuple[Callable[[], list[pb.FetchResponse]], str]] = {
-    "another page": (lambda: [part(PAGES.tobytes(), told(HASHES[::-1]))], "page 0 of a is not what its checksum says"),
-    "another layout": (lambda: [part(PAGES.tobytes(), told(layout=b"m" * 32))], "page 0 of a is not what"),
-    "a bit": (lambda: [part(PAGES.tobytes()[:-1] + b"\x01", told())], "page 1 of a is not what its checksum says"),
+    "another page": (lambda: [part(PAGES.tobytes(), told(HASHES[::-1]))], "page 0 of a does not match its checksum"),
+    "another layout": (lambda: [part(PAGES.tobytes(), told(layout=b"m" * 32))], "page 0 of a does not match"),
+    "a bit": (lambda: [part(PAGES.tobytes()[:-1] + b"\x01", told())], "page 1 of a does not match its checksum"),
     "too short": (lambda: [part(PAGES.tobytes()[:-1], told())], "a sent 600001 bytes for 2 pages of 300001"),
     "too long": (lambda: [part(PAGES.tobytes() + b"x", told())], "a sent more than 2 pages"),
     "no checksums": (lambda: [part(PAGES.tobytes())], "a sent 0 checksums for 2 pages"),
     "too many checksums": (lambda: [part(b"x", np.zeros(3, dtype=np.uint32))], "more checksums than pages"),
-    "half a checksum": (lambda: [pb.FetchResponse(part=pb.PagePart(data=b"x", checksums=b"12"))], "that are none"),
+    "half a checksum": (lambda: [pb.FetchResponse(part=pb.PagePart(data=b"x", checksums=b"12"))], "invalid checksums"),
     "nothing": (list, "a sent 0 bytes for 2 pages"),
-    "empty parts": (lambda: [part(b"")], "where bytes of pages are due"),
-    "something else": (lambda: [pb.FetchResponse()], "a sent None where bytes of pages are due"),
+    "empty parts": (lambda: [part(b"")], "expected bytes of pages"),
+    "something else": (lambda: [pb.FetchResponse()], "a sent None, expected bytes of pages"),
 }
 
 
@@ -304,7 +304,7 @@ async def test_a_call_that_ends_while_its_request_does_is_an_error_like_others(m
     monkeypatch.setattr(grpc.aio._call.StreamStreamCall, "done_writing", ends_meanwhile)
     transport = GrpcTransport(Dialler(), PIECE_BYTES)
     async with serving(RefusesOne()) as address:
-        with pytest.raises(Unavailable, match="ended while it was asked"):
+        with pytest.raises(Unavailable, match="ended while the request was sent"):
             await every(wanted(address, 1, 2), transport)
         await transport.close()
 

@@ -77,14 +77,14 @@ async def test_what_cannot_be_meant_is_not_opened() -> None:
     (_, theirs), (_, ours) = pages_of(library, 20), pages_of(library, 12)
     library.refuses.add("cuMemGetAddressRange_v2")
     async with ours.opened(theirs.own) as reason:
-        assert reason == "cuMemGetAddressRange_v2 gave 201"
+        assert reason == "cuMemGetAddressRange_v2 failed with status 201"
     assert not library.opened
     library.refuses.clear()
     wrong = {
         "7 parts of 40 bytes": replace(theirs.own, num_parts=7),
         "6 parts of 48 bytes": replace(theirs.own, part_bytes=48),
         "a handle of 3 bytes": replace(theirs.own, handle=b"abc"),
-        "behind their allocation": replace(theirs.own, num_blocks=21),
+        "after the end of their allocation": replace(theirs.own, num_blocks=21),
     }
     for words, pages in wrong.items():
         async with ours.opened(pages) as reason:
@@ -110,7 +110,7 @@ def test_a_gpu_whose_memory_cannot_be_shared(monkeypatch: pytest.MonkeyPatch) ->
     library = Library()
     whole, _ = pages_of(library, 20)
     library.refuses.add("cuIpcGetMemHandle")
-    with pytest.raises(PeerMemoryError, match="cuIpcGetMemHandle gave 201"):
+    with pytest.raises(PeerMemoryError, match="cuIpcGetMemHandle failed with status 201"):
         PeerPages(whole, peer_driver.PeerDriver(library))
     monkeypatch.setattr(peer_driver, "DRIVER", "libnobody.so.1")
     assert PeerPages.of(whole) is None
@@ -206,7 +206,7 @@ async def test_a_caller_that_does_not_say_that_it_took_the_pages_hears_that() ->
         with pytest.raises(grpc.aio.AioRpcError) as ended:
             await call.read()
     assert ended.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
-    assert ended.value.details() == "no word came that the shared pages were taken within 0.2 s"
+    assert ended.value.details() == "no confirmation that the shared pages were taken within 0.2 s"
 
 
 async def test_a_caller_that_asks_for_nothing_hears_that() -> None:
@@ -215,7 +215,7 @@ async def test_a_caller_that_asks_for_nothing_hears_that() -> None:
         call = kv_transfer_pb2_grpc.KVTransferServiceStub(connection.channel).Fetch()
         with pytest.raises(grpc.aio.AioRpcError) as ended:
             await call.read()
-    assert ended.value.details() == "no request came within 0.2 s"
+    assert ended.value.details() == "no request was received within 0.2 s"
 
 
 async def test_another_host_gets_parts() -> None:
@@ -227,8 +227,8 @@ async def test_another_host_gets_parts() -> None:
 @pytest.mark.parametrize(
     ("change", "after", "words"),
     [
-        ({"num_blocks": 19}, [], "a has 19 blocks, and none with the id 19"),
-        ({}, [pb.FetchResponse()], "a sent more than where its pages lie"),
+        ({"num_blocks": 19}, [], "a has 19 blocks, and no block 19"),
+        ({}, [pb.FetchResponse()], "a sent more than the location of its pages"),
     ],
     ids=["too few blocks", "something behind"],
 )
@@ -249,7 +249,7 @@ async def test_shared_pages_that_nobody_asked_for_are_none() -> None:
     _, theirs = pages_of(Library(), NUM_BLOCKS)
     transport = GrpcTransport(Dialler(), PIECE_BYTES)
     async with serving(Liar(pb.FetchResponse(shared=theirs.own.to_proto()))) as address:
-        with pytest.raises(PageMismatch, match="sent shared where bytes of pages are due"):
+        with pytest.raises(PageMismatch, match="sent shared, expected bytes of pages"):
             await took(transport, wanted(address, 1))
     await transport.close()
 

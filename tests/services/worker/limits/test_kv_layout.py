@@ -34,7 +34,7 @@ def test_a_layer_reads_the_tables_of_all_its_groups() -> None:
     column = torch.zeros(1, dtype=torch.int32)
     metadata = AttentionMetadata(tables[0], column, column, max_query_len=1, max_seq_len=1)
     batch = ForwardBatch(column, column, column, metadata, None).with_groups(tables[1:], [column, column])
-    read = [batch.of(cache) for cache in caches]
+    read = [batch.for_cache(cache) for cache in caches]
     assert [int(one.attention.block_tables[0, 0]) for one in read] == [0, 0, 1, 1]
     besides = [None if one.second is None else int(one.second.attention.block_tables[0, 0]) for one in read]
     assert besides == [2, None, 2, None]
@@ -55,5 +55,5 @@ def test_a_copied_block_is_copied_whole_whoever_it_belongs_to() -> None:
 
 @pytest.mark.parametrize("specs", [(FULL, FULL), (Window(200), FULL)])
 def test_a_layer_that_keeps_one_thing_twice_is_refused(specs: tuple[KVSpec, ...]) -> None:
-    with pytest.raises(InvalidArgument, match="layer 1 keeps full, full: each spec once at most"):
+    with pytest.raises(InvalidArgument, match="layer 1 needs full, full: each spec is allowed once"):
         KVLayout.of([FULL, specs], 100)

@@ -161,7 +161,7 @@ def test_dtype_on_the_cpu(
 
 
 def test_an_unknown_dtype_of_a_checkpoint_is_refused() -> None:
-    with pytest.raises(InvalidArgument, match=r"float8_e4m3fn.*there are bfloat16"):
+    with pytest.raises(InvalidArgument, match=r"float8_e4m3fn.*supported: bfloat16"):
         choose_dtype("auto", "float8_e4m3fn", Device("cuda", "some"))
 
 

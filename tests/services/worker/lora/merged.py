@@ -1,4 +1,4 @@
-"""Adapters beside the models that they make when they are merged: the logits are the same, float32."""
+"""Compares adapters with models that have them merged: the logits are equal in float32."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from tests.services.worker.rig import Rig
 
 
 def check_side_by_side(made: Checkpoint, given: Mapping[str, Checkpoint]) -> None:
-    """A sequence of each, in chunks and decodes; `given`: four, an adapter's name -> the merged model, "" -> `made`."""
+    """Runs one sequence per adapter in chunks and decodes; `given`: four adapter names with their merged models, "" ->
+    `made`."""
     rig = Rig(made.folder, lora={name: str(merged.folder) for name, merged in given.items() if name})
     news = [New(slot, prompt(9 + slot, slot), adapter=name) for slot, name in enumerate(given)]
     rig.step(news, {0: 9, 1: 10, 2: 5, 3: 12})
@@ -24,15 +25,15 @@ def check_side_by_side(made: Checkpoint, given: Mapping[str, Checkpoint]) -> Non
         rig.step()
     for slot, merged in enumerate(given.values()):
         assert error(rig, merged, slot) < MAX_ERROR
-        assert merged is made or error(rig, made, slot) > 0.05, "the adapter changes nothing that could be seen"
+        assert merged is made or error(rig, made, slot) > 0.05, "the adapter has no measurable effect"
 
 
 def check_over_a_quantized_base(
     layout: str, folder: Path, new: Callable[[Checkpoint, Path], Checkpoint], **base: Any
 ) -> None:
-    """Beside a sequence without it. `new`: an adapter of such a base, saved in a folder; `base`: what it is made of."""
+    """Runs a sequence with and one without the adapter. `new`: saves an adapter of such a base; `base`: its weights."""
     quantized = layouts.make(layouts.LAYOUTS[layout], folder / "base", **base)
-    made = Checkpoint(quantized.folder, quantized.model)  # the model of what the weights are once they are widened
+    made = Checkpoint(quantized.folder, quantized.model)  # the model with dequantized weights
     merged = new(made, folder / "a")
     rig = Rig(made.folder, lora={"a": str(merged.folder)})
     rig.step([New(0, prompt(9), adapter="a"), New(1, prompt(9, 1))], {0: 9, 1: 9})
@@ -44,7 +45,7 @@ def check_over_a_quantized_base(
 def check_on_the_tape(
     made: Checkpoint, folder: Path, new: Callable[[int], Checkpoint], seeds: tuple[int, int], **settings: object
 ) -> None:
-    """Adapters that come after everything was recorded, one after the other at the same number."""
+    """Loads adapters after everything was recorded, one after the other under the same number."""
     rig = rig_of(made, folder, attention_backend="auto", block_size=16, max_loras=1, **settings)
     for seed in seeds:
         merged = new(seed)

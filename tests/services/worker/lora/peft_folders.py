@@ -1,4 +1,4 @@
-"""Adapters with random weights, as PEFT saves them, and the models that they make when they are merged."""
+"""Adapters with random weights in PEFT's format, and models with these adapters merged."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Wanted = Callable[[str], bool]
 
 @dataclass
 class Draft:
-    """An adapter that is being made, and the model with it merged."""
+    """An adapter under construction, and the model with it merged."""
 
     merged: Any
     tensors: dict[str, torch.Tensor]
@@ -39,7 +39,7 @@ More = Callable[[Draft], None]
 
 
 def embedding(draft: Draft, name: str = "model.embed_tokens") -> None:
-    """Of vectors, not of an output head that has the same weight."""
+    """Adds an adapter of the embeddings, not of a tied output head."""
     module = draft.merged.get_submodule(name)
     vocab_size, size = module.weight.shape
     a = torch.randn(draft.rank, vocab_size, generator=draft.generator)
@@ -50,7 +50,7 @@ def embedding(draft: Draft, name: str = "model.embed_tokens") -> None:
 
 
 def head(draft: Draft) -> None:
-    """Of logits, not of an embedding that has the same weight."""
+    """Adds an adapter of the output head, not of tied embeddings."""
     module = draft.merged.get_submodule("lm_head")
     a, b = draft.matrices(*module.weight.shape)
     draft.tensors |= {"base_model.model.lm_head.lora_A.weight": a, "base_model.model.lm_head.lora_B.weight": b}
@@ -65,30 +65,30 @@ def _whole(draft: Draft, name: str) -> None:
 
 
 def whole_embedding(draft: Draft) -> None:
-    """One of its own (modules_to_save); an output head that has the same weight keeps it."""
+    """Replaces the embeddings (modules_to_save); a tied output head keeps the old weight."""
     _whole(draft, "model.embed_tokens")
 
 
 def whole_head(draft: Draft) -> None:
-    """The same of an output head."""
+    """Replaces the output head."""
     _whole(draft, "lm_head")
 
 
 def bases(draft: Draft) -> None:
-    """Copies of the model's own, as PEFT saves them: before `embedding` and `head`."""
+    """Adds copies of the model's own weights, as PEFT saves them; call it before `embedding` and `head`."""
     for name in ("model.embed_tokens", "lm_head"):
         weight = draft.merged.get_submodule(name).weight.data
         draft.tensors[f"base_model.model.{name}.base_layer.weight"] = weight.clone()
 
 
 def experts(merged: Any) -> list[tuple[str, Any]]:
-    """Modules that have the experts of a layer as two parameters, and their names."""
+    """Returns names and modules of layers whose experts are two stacked parameters."""
     return [(name, module) for name, module in merged.named_modules() if hasattr(module, "gate_up_proj")
             and getattr(module.gate_up_proj, "ndim", 0) == 3]  # fmt: skip
 
 
 def each_expert(draft: Draft) -> None:
-    """Apart, by the names of checkpoints; the second one's down is left alone."""
+    """Adds adapters of single experts by checkpoint names; the second expert's down projection has none."""
     is_mixtral = type(draft.merged).__name__.startswith("Mixtral")
     gate_name, up_name, down_name = ("w1", "w3", "w2") if is_mixtral else ("gate_proj", "up_proj", "down_proj")
     for name, module in experts(draft.merged):
@@ -105,7 +105,7 @@ def each_expert(draft: Draft) -> None:
 
 
 def all_experts(draft: Draft, *, outputs_first: bool = False) -> None:
-    """One parameter for all, as PEFT's target_parameters; `outputs_first`: as PEFT had them before 0.19."""
+    """Adds adapters of stacked expert parameters (PEFT's target_parameters); `outputs_first`: as before PEFT 0.19."""
     for name, module in experts(draft.merged):
         for end, weights in {".base_layer": module.gate_up_proj.data, "": module.down_proj.data}.items():
             turned = weights.transpose(1, 2) if outputs_first else weights
@@ -118,7 +118,7 @@ def all_experts(draft: Draft, *, outputs_first: bool = False) -> None:
 
 
 def projections(made: Checkpoint) -> dict[str, tuple[int, int]]:
-    """Out and in features of every linear layer that can have an adapter, by its name in the model."""
+    """Returns out and in features of every linear layer that can have an adapter, by its name in the model."""
     found = {}
     for name, module in made.model.named_modules():
         if name.endswith(NO_ADAPTERS):
@@ -140,8 +140,10 @@ def save(
     more: Sequence[More] = (),
     **config: Any,
 ) -> Checkpoint:
-    """Writes the adapter, of the projections `wanted` and of `more`; returns the model with it merged. Patterns in
-    `config` are by names that projections end in."""
+    """Writes the adapter of the projections `wanted` and of `more`; returns the model with it merged.
+
+    Patterns in `config` are by suffixes of the projections' names.
+    """
     folder.mkdir(parents=True)
     merged = copy.deepcopy(made.model)
     r, generator, tensors = rank, torch.Generator().manual_seed(seed), {}

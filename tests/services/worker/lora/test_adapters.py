@@ -1,5 +1,7 @@
-"""Logits of a sequence with an adapter equal those of a model with the adapter's weights merged into its own, whoever
-else is in the step. float32; tolerances as in test_logits.py."""
+"""A sequence with an adapter has the logits of a model with the adapter merged, whatever else is in the step.
+
+Computed in float32, with the tolerances of test_logits.py.
+"""
 
 from __future__ import annotations
 
@@ -25,14 +27,14 @@ from tests.services.worker.replica_internals import whole_model_of
 from tests.services.worker.rig import Rig
 from tests.services.worker.step.test_beam_moves import MAX_ERROR_OF_STATES
 
-# Projections apart and fused, rows in another order, biases, factors, the other way round, experts, latent vectors.
+# Separate and fused projections, reordered rows, biases, factors, transposed weights, experts, latent attention.
 FAMILIES = ("llama-biases-tied", "qwen3-tied", "glm4", "gemma3-tied", "granite", "phi3-partial", "cohere", "starcoder2",
             "gpt2", "opt", "mixtral", "deepseek-v3", "llama4")  # fmt: skip
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_are_those_of_merged_weights(checkpoint: Make, family: str, tmp_path: Path) -> None:
-    """Two adapters and a sequence without one, in chunks and decodes, side by side."""
+    """Runs two adapters and a sequence without one, in chunks and decodes, in the same steps."""
     made = checkpoint(family)
     first = peft_folders.save(made, tmp_path / "first", seed=1)
     second = peft_folders.save(made, tmp_path / "second", seed=2, rank=7, use_rslora=True)
@@ -45,7 +47,7 @@ def test_logits_are_those_of_merged_weights(checkpoint: Make, family: str, tmp_p
     assert error(rig, first, 0) < MAX_ERROR
     assert error(rig, made, 2) < MAX_ERROR
     assert error(rig, second, 3) < MAX_ERROR
-    assert error(rig, made, 0) > 0.1, "the adapter changes nothing that could be seen"
+    assert error(rig, made, 0) > 0.1, "the adapter has no measurable effect"
 
 
 def test_some_projections_of_a_fused_layer(checkpoint: Make, tmp_path: Path) -> None:
@@ -58,7 +60,7 @@ def test_some_projections_of_a_fused_layer(checkpoint: Make, tmp_path: Path) -> 
 
 
 def test_ranks_and_scales_of_some_projections(checkpoint: Make, tmp_path: Path) -> None:
-    """Also of projections that are one layer here."""
+    """Includes projections that are fused into one layer."""
     made = checkpoint("qwen3-tied")
     patterns = {"rank_pattern": {"k_proj": 9, "layers.1.mlp.up_proj": 2}, "alpha_pattern": {"v_proj": 1.5}}
     merged = peft_folders.save(made, tmp_path / "a", seed=3, **patterns)
@@ -68,10 +70,10 @@ def test_ranks_and_scales_of_some_projections(checkpoint: Make, tmp_path: Path) 
     assert error(rig, merged, 0) < MAX_ERROR
 
 
-# Biases, fused parts, rows in another order, factors, the other way round.
+# Biases, fused parts, reordered rows, factors, transposed weights.
 @pytest.mark.parametrize("family", ["llama-biases-tied", "phi3-partial", "glm4", "granite", "gpt2"])
-def test_dora_scales_what_the_layer_gives(checkpoint: Make, family: str, tmp_path: Path) -> None:
-    """Of all layers, and of one part of fused ones; beside a sequence without."""
+def test_dora_scales_the_layers_outputs(checkpoint: Make, family: str, tmp_path: Path) -> None:
+    """Adapts all layers, and one part of fused ones; another sequence has no adapter."""
     made = checkpoint(family)
     whole = peft_folders.save(made, tmp_path / "whole", seed=1, use_dora=True)
     some = peft_folders.save(made, tmp_path / "some", seed=2, use_dora=True, wanted=lambda name: "v_proj" not in name)
@@ -87,7 +89,7 @@ def test_dora_scales_what_the_layer_gives(checkpoint: Make, family: str, tmp_pat
 
 @pytest.mark.parametrize("layout", ["gptq", "fp8-blocks"])
 def test_dora_over_a_quantized_base(tmp_path: Path, layout: str) -> None:
-    """Sizes of rows are those of the weights that are computed with: `quantized.make` gives the model of those."""
+    """Row norms are those of the dequantized weights; `quantized.make` returns the model with these."""
     base = quantized.make(quantized.LAYOUTS[layout], tmp_path / "base")
     made = Checkpoint(base.folder, base.model)
     merged = peft_folders.save(made, tmp_path / "a", seed=1, use_dora=True)
@@ -99,8 +101,8 @@ def test_dora_over_a_quantized_base(tmp_path: Path, layout: str) -> None:
 
 
 @pytest.mark.parametrize("use_dora", [False, True])
-def test_gates_in_one_projection_with_what_they_gate(checkpoint: Make, tmp_path: Path, use_dora: bool) -> None:
-    """In another order than the checkpoint's."""
+def test_gates_fused_with_their_projection(checkpoint: Make, tmp_path: Path, use_dora: bool) -> None:
+    """The fused order differs from the checkpoint's."""
     made = checkpoint("qwen3-next")
     merged = peft_folders.save(made, tmp_path / "a", seed=5, use_dora=use_dora)
     rig = Rig(made.folder, lora={"a": str(merged.folder)}, block_size=16)
@@ -112,7 +114,7 @@ def test_gates_in_one_projection_with_what_they_gate(checkpoint: Make, tmp_path:
 
 @pytest.mark.parametrize("use_dora", [False, True])
 def test_outputs_of_one_layer_can_have_factors_of_their_own(checkpoint: Make, tmp_path: Path, use_dora: bool) -> None:
-    """Keys, gates, and five parts of what goes into a state space; inputs whose factors leave biases alone."""
+    """Covers keys, gates, and the five parts of a state space's input projection; input factors do not scale biases."""
     made = checkpoint("falcon-h1-norms")
     merged = peft_folders.save(made, tmp_path / "a", seed=5, use_dora=use_dora)
     rig = Rig(made.folder, lora={"a": str(merged.folder)})
@@ -140,7 +142,7 @@ def called(*_: object) -> torch.Tensor:
 
 @pytest.mark.skipif(**needs_library)
 def test_on_the_tape(checkpoint: Make, tmp_path: Path) -> None:
-    """Steps with and without adapters are replayed, and follow one another."""
+    """Replays alternating steps with and without adapters."""
     made = checkpoint("qwen3-tied")
     merged = peft_folders.save(made, tmp_path / "a", seed=5)
     rig = Rig(made.folder, lora={"a": str(merged.folder)}, attention_backend="auto", block_size=16)
@@ -155,7 +157,7 @@ def test_on_the_tape(checkpoint: Make, tmp_path: Path) -> None:
     assert len(rig.logits[0]) == 5
 
 
-def test_weights_and_scale_tell_adapters_of_one_name_apart(checkpoint: Make, tmp_path: Path) -> None:
+def test_the_digest_depends_on_weights_and_scale(checkpoint: Make, tmp_path: Path) -> None:
     made = checkpoint("qwen3-tied")
     ways = {"as it is": {}, "again": {}, "other weights": {"seed": 10}, "other scale": {"use_rslora": True}}
     digests = {
@@ -173,7 +175,7 @@ def test_an_unknown_adapter_fails_its_sequence_alone(checkpoint: Make, tmp_path:
     rig.step([New(0, prompt(8), adapter="b"), New(1, prompt(8), adapter="a")], {0: 8, 1: 8})
     (failure,) = rig.last_result.failures
     assert failure.slot == 0
-    assert "adapter: 'b' does not exist on this worker; there are a" in failure.error.message
+    assert "adapter: 'b' does not exist on this worker; available: a" in failure.error.message
     assert error(rig, merged, 1) < MAX_ERROR
 
 
@@ -208,7 +210,7 @@ def test_an_unknown_adapter_fails_its_sequence_alone(checkpoint: Make, tmp_path:
         ({"bias": "all"}, "lora: a: bias is 'all', only 'none' can be served"),
     ],
 )
-def test_what_cannot_be_served_is_refused_by_field(
+def test_unsupported_adapters_are_refused_by_field(
     checkpoint: Make, tmp_path: Path, config: dict[str, object], text: str
 ) -> None:
     made = checkpoint("qwen3-tied")
@@ -224,7 +226,7 @@ def test_what_cannot_be_served_is_refused_by_field(
 def test_initialisations_that_keep_the_models_weights_are_served(
     checkpoint: Make, tmp_path: Path, init: object
 ) -> None:
-    """EVA chooses A and ranks by activations and begins with B of zeros: the model's weights are unchanged."""
+    """EVA chooses A and the ranks by activations and starts with a zero B: the model's weights are unchanged."""
     folder = peft_folders.save(checkpoint("qwen3-tied"), tmp_path / "a", seed=7).folder
     path = folder / "adapter_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"init_lora_weights": init}))
@@ -235,7 +237,7 @@ def test_initialisations_that_keep_the_models_weights_are_served(
 def test_a_damaged_file_takes_no_other_adapter_away(
     checkpoint: Make, tmp_path: Path, left: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """`left`: bytes of it that are still there."""
+    """The other adapters are served; `left`: bytes of the file that remain."""
     made = checkpoint("qwen3-tied")
     whole = peft_folders.save(made, tmp_path / "whole", seed=6)
     cut = peft_folders.save(made, tmp_path / "cut", seed=7).folder
@@ -243,7 +245,7 @@ def test_a_damaged_file_takes_no_other_adapter_away(
     file.write_bytes(file.read_bytes()[:left])
     rig = Rig(made.folder, lora={"whole": str(whole.folder), "cut": str(cut)})
     assert [held.id.name for held in rig.replica.adapters.loaded()] == ["whole"]
-    assert "an adapter is left out" in caplog.text
+    assert "skipping an adapter" in caplog.text
     rig.step([New(0, prompt(8), adapter="whole"), New(1, prompt(8)), New(2, prompt(8), adapter="cut")], {0: 8, 1: 8})
     assert error(rig, whole, 0) < MAX_ERROR
     assert error(rig, made, 1) < MAX_ERROR
@@ -254,7 +256,7 @@ def test_a_damaged_file_takes_no_other_adapter_away(
     assert damaged_adapter_names(settings, NO_ADAPTERS) == ["cut", "whole"]
 
 
-def test_layers_that_the_model_does_not_have_are_named(checkpoint: Make, tmp_path: Path) -> None:
+def test_the_error_names_unknown_layers(checkpoint: Make, tmp_path: Path) -> None:
     made = checkpoint("qwen3-tied")
     folder = peft_folders.save(made, tmp_path / "a", seed=8).folder
     weights = load_file(folder / "adapter_model.safetensors")
@@ -265,7 +267,7 @@ def test_layers_that_the_model_does_not_have_are_named(checkpoint: Make, tmp_pat
         build_replica(Rig.settings(made.folder, lora={"a": str(folder)}))
 
 
-def test_a_name_that_is_the_models_is_refused(checkpoint: Make, tmp_path: Path) -> None:
+def test_the_models_name_is_refused_for_an_adapter(checkpoint: Make, tmp_path: Path) -> None:
     made = checkpoint("qwen3-tied")
     settings = Rig.settings(made.folder, lora={made.folder.name: "x"})
     with pytest.raises(InvalidArgument, match="is the model's own name"):

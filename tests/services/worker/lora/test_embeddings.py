@@ -1,4 +1,4 @@
-"""Adapters of embeddings and output heads: logits are those of a model with the merged weights, float32."""
+"""Adapters of embeddings and output heads: logits equal those of a model with the merged weights in float32."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def none(_: str) -> bool:
     return False
 
 
-# Weights of their own and one for both, scaled vectors, scaled logits, both scaled, experts.
+# Separate and tied weights, scaled embeddings, scaled logits, both scaled, experts.
 @pytest.mark.parametrize("family", ["llama", "qwen3-tied", "gemma3-tied", "cohere", "granite-tied", "mixtral"])
 def test_logits_are_those_of_merged_weights(checkpoint: Make, family: str, tmp_path: Path) -> None:
-    """Of both, of one of them, and a sequence without, in chunks and decodes, side by side."""
+    """Adapts both, or one of them; another sequence has no adapter, all in the same steps."""
     made = checkpoint(family)
     both = peft_folders.save(made, tmp_path / "both", seed=1, more=[embedding, head])
     vectors = peft_folders.save(made, tmp_path / "vectors", seed=2, rank=7, more=[embedding], wanted=none)
@@ -79,7 +79,7 @@ def test_an_output_head_in_dora(checkpoint: Make, tmp_path: Path) -> None:
 
 
 def test_log_probabilities_of_prompts(checkpoint: Make, tmp_path: Path) -> None:
-    """Rows that the output head reads beside those that are sampled from, of several sequences."""
+    """The output head reads prompt rows of several sequences besides the sampling rows."""
     made = checkpoint("llama")
     merged = peft_folders.save(made, tmp_path / "a", seed=1, more=[embedding, head])
     rig, prompts = Rig(made.folder, lora={"a": str(merged.folder)}), [prompt(12, seed) for seed in range(3)]
@@ -94,7 +94,7 @@ def test_log_probabilities_of_prompts(checkpoint: Make, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", ["tape", "reference"])
 def test_drafts_beside_adapters(tmp_path: Path, path: str) -> None:
-    """A layer that drafts reads embedding and output head as they are without; what it drafts is verified with."""
+    """A drafting layer uses the base embeddings and output head; its drafts are verified with the adapter."""
     made = mtp.forgetful(tmp_path / "base", mtp.OF_TOKEN)
     merged = peft_folders.save(made, tmp_path / "a", seed=1, rank=2, wanted=none, more=[embedding, head])
     backend = {"attention_backend": "reference"} if path == "reference" else {}
@@ -111,7 +111,7 @@ def test_drafts_beside_adapters(tmp_path: Path, path: str) -> None:
 
 
 def changed(folder: Path, **tensors: torch.Tensor) -> Path:
-    """`tensors` by names with two underscores for dots."""
+    """Saves a copy of the adapter with other `tensors`, whose names have double underscores for dots."""
     names = {f"base_model.model.{name.replace('__', '.')}": tensor for name, tensor in tensors.items()}
     save_file(load_file(folder / WEIGHTS) | names, folder / WEIGHTS)
     return folder
@@ -140,7 +140,7 @@ REJECTED = {
 
 
 @pytest.mark.parametrize("what", REJECTED)
-def test_what_does_not_fit_is_refused_by_name(checkpoint: Make, tmp_path: Path, what: str) -> None:
+def test_incompatible_adapters_are_refused_by_name(checkpoint: Make, tmp_path: Path, what: str) -> None:
     made = checkpoint("llama")
     tensors, text = REJECTED[what]
     folder = peft_folders.save(made, tmp_path / "a", seed=1, wanted=none, more=[bases, embedding, head]).folder
@@ -153,7 +153,7 @@ def test_what_does_not_fit_is_refused_by_name(checkpoint: Make, tmp_path: Path, 
         build_replica(Rig.settings(made.folder, lora={"a": str(folder)}))
 
 
-def test_one_of_another_base_that_comes_later_leaves_nothing_behind(checkpoint: Make, tmp_path: Path) -> None:
+def test_loading_an_adapter_of_another_base_leaves_no_trace(checkpoint: Make, tmp_path: Path) -> None:
     made = checkpoint("llama")
     right = peft_folders.save(made, tmp_path / "right", seed=1, more=[bases, embedding, head])
     wrong = peft_folders.save(made, tmp_path / "wrong", seed=2, more=[bases, embedding, head])
@@ -166,7 +166,7 @@ def test_one_of_another_base_that_comes_later_leaves_nothing_behind(checkpoint: 
     assert error(rig, right, 0) < MAX_ERROR
 
 
-def test_vectors_in_dora_are_refused(checkpoint: Make, tmp_path: Path) -> None:
+def test_dora_embeddings_are_refused(checkpoint: Make, tmp_path: Path) -> None:
     made = checkpoint("llama")
     folder = peft_folders.save(made, tmp_path / "a", seed=1, wanted=none, more=[embedding], use_dora=True).folder
     with pytest.raises(InvalidArgument, match=r"use_dora is True, which embeddings cannot have: model.embed_tokens"):

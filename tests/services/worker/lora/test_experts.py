@@ -1,4 +1,4 @@
-"""Adapters of experts: logits are those of a model with the merged weights, float32."""
+"""Adapters of experts: logits equal those of a model with the merged weights in float32."""
 
 from __future__ import annotations
 
@@ -28,10 +28,11 @@ from tests.services.worker.plans import New
 from tests.services.worker.rig import Rig
 
 
-# Other names in checkpoints, a shared expert, groups.
+# Other checkpoint names, a shared expert, expert groups.
 @pytest.mark.parametrize("family", ["mixtral", "qwen3-moe-tied", "qwen2-moe", "deepseek-v3"])
 def test_logits_are_those_of_merged_weights(checkpoint: Make, family: str, tmp_path: Path) -> None:
-    """Experts apart, all of them in one, both as older PEFT has it, and a sequence without; side by side."""
+    """Runs separate and stacked adapters, also in the older PEFT layout, and a sequence without one in the same
+    steps."""
     made = checkpoint(family)
     given = {
         "each": peft_folders.save(made, tmp_path / "each", seed=1, more=[each_expert]),
@@ -56,7 +57,7 @@ def test_on_the_tape_and_while_it_runs(checkpoint: Make, tmp_path: Path) -> None
 
 
 def test_parameters_that_have_inputs_first(checkpoint: Make, tmp_path: Path) -> None:
-    """And experts whose input has the weight of their choice."""
+    """Includes experts whose inputs are scaled by their routing weight."""
     made = checkpoint("llama4")
     given = [
         peft_folders.save(made, tmp_path / "new", seed=1, more=[all_experts]),
@@ -78,7 +79,7 @@ def test_over_quantized_experts(tmp_path: Path) -> None:
 
 
 def square(tmp_path: Path) -> Checkpoint:
-    """Whose gates and ups are as many as what goes in."""
+    """Builds a checkpoint whose gate and up projections have as many outputs as inputs."""
     return checkpoints.make("qwen3-moe-tied", tmp_path / "square", moe_intermediate_size=24)
 
 
@@ -92,7 +93,7 @@ def test_square_weights_are_read_as_their_version_has_them(tmp_path: Path, versi
     assert error(rig, merged, 0) < MAX_ERROR
 
 
-def test_square_weights_of_no_version_are_refused(tmp_path: Path) -> None:
+def test_square_weights_without_a_version_are_refused(tmp_path: Path) -> None:
     made = square(tmp_path)
     folder = peft_folders.save(made, tmp_path / "a", seed=1, more=[all_experts]).folder
     with pytest.raises(InvalidArgument, match=r"peft_version is '': versions differ in square weights like those of"):
@@ -100,12 +101,12 @@ def test_square_weights_of_no_version_are_refused(tmp_path: Path) -> None:
 
 
 def test_ranks_and_scales_of_all_experts(checkpoint: Make, tmp_path: Path) -> None:
-    """As PEFT writes them where it has joined adapters of gates and ups."""
+    """Uses PEFT's format for merged gate and up adapters."""
     made = checkpoint("mixtral")
     patterns = {"rank_pattern": {r".*\.gate_up_proj": 8}, "alpha_pattern": {r".*\.gate_up_proj": 12.0}}
 
     def doubled(draft: peft_folders.Draft) -> None:
-        """Ranks of gates and ups, so that their scale stays."""
+        """Doubles ranks and alphas of gates and ups, which keeps their scale."""
         all_experts(draft)
         for name in [name for name in draft.tensors if ".experts.base_layer." in name]:
             tensor, experts = draft.tensors[name], 4
@@ -134,7 +135,7 @@ def test_ranks_and_scales_of_all_experts(checkpoint: Make, tmp_path: Path) -> No
         ("block_sparse_moe.experts.9.w1.lora_A.weight", (4, 48), "has no .*experts.9.w1.lora_B.weight"),
     ],
 )
-def test_what_does_not_fit_is_refused_by_name(
+def test_incompatible_adapters_are_refused_by_name(
     checkpoint: Make, tmp_path: Path, name: str, shape: tuple[int, ...], text: str
 ) -> None:
     made = checkpoint("mixtral")
@@ -165,14 +166,14 @@ def test_experts_in_dora_are_refused(checkpoint: Make, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("family", ["gpt-oss", "granite-moe"])
-def test_experts_that_lie_otherwise_are_refused(checkpoint: Make, tmp_path: Path, family: str) -> None:
+def test_unsupported_expert_layouts_are_refused(checkpoint: Make, tmp_path: Path, family: str) -> None:
     made = checkpoint(family)
     folder = peft_folders.save(checkpoint("mixtral"), tmp_path / "a", seed=1, wanted=none, more=[all_experts]).folder
     with pytest.raises(InvalidArgument, match=r"mlp.experts is no linear layer, embedding or experts of this model"):
         build_replica(Rig.settings(made.folder, lora={"a": str(folder)}))
 
 
-def test_content_tells_adapters_of_experts_apart(checkpoint: Make, tmp_path: Path) -> None:
+def test_the_digest_depends_on_expert_weights(checkpoint: Make, tmp_path: Path) -> None:
     made = checkpoint("mixtral")
     folders = [
         peft_folders.save(made, tmp_path / str(i), seed=seed, wanted=none, more=[all_experts], lora_alpha=alpha).folder

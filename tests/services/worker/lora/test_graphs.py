@@ -1,4 +1,5 @@
-"""Recorded steps with adapters sample what steps launched kernel by kernel do. On the CPU: repeated, not recorded."""
+"""Recorded steps with adapters sample the same tokens as steps launched kernel by kernel; on the CPU they are repeated
+instead of recorded."""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ NAMES = ("", "a", "b")
 
 
 class AsRecorded(EagerRecorder):
-    """What a recording holds was decided when it was made: whether layers look for adapters."""
+    """Recorder that fixes at recording time whether layers apply adapters, as a CUDA graph does."""
 
     def __init__(self, rows: StepAdapterRows) -> None:
         self._rows = rows
@@ -59,7 +60,7 @@ class AsRecorded(EagerRecorder):
 
 
 def recorded_rig(made: Checkpoint, **settings: Any) -> tuple[Rig, DecodeGraphs, ChunkGraphs]:
-    """As on a GPU: memory of its own, recordings of steps with adapters and without."""
+    """Builds a rig as on a GPU: static memory, and recordings of steps with and without adapters."""
     rig = plain_rig(made, record_logits=False, num_blocks=400, **settings)
     replica = rig.replica
     runner, limits, table = runner_of(replica), replica.limits, replica.table
@@ -90,7 +91,7 @@ def recorded_rig(made: Checkpoint, **settings: Any) -> tuple[Rig, DecodeGraphs, 
 
 @torch.inference_mode()
 def test_random_work_samples_the_same_tokens(checkpoint: Make, tmp_path: Path) -> None:
-    """Admissions with adapters and without, chunks among decodes, releases, slots used again."""
+    """Mixes admissions with and without adapters, chunks, decodes, releases and reused slots."""
     made, more = checkpoint("qwen3-moe-tied"), [embedding, head, each_expert]
     folders = {
         name: str(peft_folders.save(made, tmp_path / name, seed=seed, more=more).folder)
@@ -102,7 +103,7 @@ def test_random_work_samples_the_same_tokens(checkpoint: Make, tmp_path: Path) -
     choose = random.Random(3)
     free, pending = set(range(8)), {}
     for step in range(150):
-        may_end = 0.3 if step % 30 > 24 else 0.05  # now and then nearly all have gone
+        may_end = 0.3 if step % 30 > 24 else 0.05  # periodically nearly all sequences end
         released = [slot for slot in rigs[1].scheduler.rows if choose.random() < may_end and slot not in pending]
         for each in rigs:
             for slot in released:
@@ -123,7 +124,7 @@ def test_random_work_samples_the_same_tokens(checkpoint: Make, tmp_path: Path) -
 
 @torch.inference_mode()
 def test_adapters_come_and_go_between_replays(checkpoint: Make, tmp_path: Path) -> None:
-    """What was recorded before holds for those that come later, at numbers that others have had."""
+    """Earlier recordings work with adapters that are loaded later under reused numbers."""
     made = checkpoint("qwen3-tied")
     kinds = {"a": [bases, embedding, head], "b": [whole_embedding, whole_head], "c": [bases, embedding, head]}
     names = ["embed_tokens", "lm_head"]
@@ -159,7 +160,9 @@ def test_adapters_come_and_go_between_replays(checkpoint: Make, tmp_path: Path) 
 
 
 @torch.inference_mode()
-def test_rows_that_stay_are_not_sent_again(checkpoint: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unchanged_rows_are_not_uploaded_again(
+    checkpoint: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = checkpoint("qwen3-tied")
     folder = peft_folders.save(made, tmp_path / "a", seed=1, more=[head]).folder
     rig, *_ = recorded_rig(made, lora={"a": str(folder)})

@@ -1,4 +1,4 @@
-"""Adapters that come and go while a worker runs: logits as in test_adapters.py, and where they may come from."""
+"""Adapters loaded and unloaded at run time: logits as in test_adapters.py, and the folders that they may come from."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ def unload(rig: Rig, adapter: AdapterId) -> None:
         rig.replica.adapters.remove(adapter)
 
 
-# Fused parts, rows in another order, a factor, the other way round, latent vectors.
+# Fused parts, reordered rows, a factor, transposed weights, latent attention.
 @pytest.mark.parametrize("family", ["qwen3-tied", "glm4", "granite", "gpt2", "deepseek-v3"])
 def test_logits_are_those_of_merged_weights(checkpoint: Make, family: str, tmp_path: Path) -> None:
-    """Loaded while another sequence runs, which does not notice."""
+    """Loads adapters while another sequence runs, which is unaffected."""
     made = checkpoint(family)
     first = peft_folders.save(made, tmp_path / "first", seed=1)
     rig = rig_of(made, tmp_path)
@@ -56,12 +56,12 @@ def test_logits_are_those_of_merged_weights(checkpoint: Make, family: str, tmp_p
     rig.step()
     assert error(rig, first, 0) < MAX_ERROR
     assert error(rig, made, 2) < MAX_ERROR
-    assert error(rig, made, 0) > 0.1, "the adapter changes nothing that could be seen"
+    assert error(rig, made, 0) > 0.1, "the adapter has no measurable effect"
 
 
 @pytest.mark.skipif(**needs_library)
 def test_on_the_tape(checkpoint: Make, tmp_path: Path) -> None:
-    """Which was recorded before the adapters came."""
+    """Loads adapters after the tape was recorded."""
     made = checkpoint("qwen3-tied")
     first = peft_folders.save(made, tmp_path / "first", seed=1)
     second = peft_folders.save(made, tmp_path / "second", seed=2, rank=7)
@@ -81,8 +81,8 @@ def test_on_the_tape(checkpoint: Make, tmp_path: Path) -> None:
     assert error(rig, made, 1) < MAX_ERROR
 
 
-def test_contents_of_one_name_are_side_by_side(checkpoint: Make, tmp_path: Path) -> None:
-    """Without a digest a sequence has the one that came last."""
+def test_several_contents_of_one_name_are_served(checkpoint: Make, tmp_path: Path) -> None:
+    """A sequence without a digest gets the newest content."""
     made = checkpoint("qwen3-tied")
     first = peft_folders.save(made, tmp_path / "first", seed=1)
     second = peft_folders.save(made, tmp_path / "second", seed=2)
@@ -101,26 +101,26 @@ def test_contents_of_one_name_are_side_by_side(checkpoint: Make, tmp_path: Path)
     assert [held.id for held in rig.replica.adapters.loaded()] == [old, new]
 
 
-def test_the_place_of_one_that_is_unloaded_is_free_at_once(checkpoint: Make, tmp_path: Path) -> None:
-    """Its sequences have ended; that the slot of one is still live, because no plan has come since, is no matter."""
+def test_an_unloaded_adapters_number_is_free_at_once(checkpoint: Make, tmp_path: Path) -> None:
+    """Its sequences have ended, although the slot of one is not released until the next plan."""
     made = checkpoint("qwen3-tied")
     first = peft_folders.save(made, tmp_path / "first", seed=1)
     second = peft_folders.save(made, tmp_path / "second", seed=2)
     rig = rig_of(made, tmp_path, max_loras=1)
     adapter = load(rig, first)
     rig.step([New(0, prompt(8), adapter="a")], {0: 8})
-    with pytest.raises(ResourceExhausted, match="there are 1 adapters, which is max_loras"):
+    with pytest.raises(ResourceExhausted, match="1 adapters are loaded, which is max_loras"):
         load(rig, second, "b")
     unload(rig, adapter)
     load(rig, second, "b")
     rig.step([New(1, prompt(8), adapter="b"), New(2, prompt(8), adapter="a")], {1: 8, 2: 8}, released=[0])
-    assert "'a' does not exist on this worker; there are b" in rig.last_result.failures[0].error.message
+    assert "'a' does not exist on this worker; available: b" in rig.last_result.failures[0].error.message
     rig.step()
     assert error(rig, second, 1) < MAX_ERROR
     assert [held.id.name for held in rig.replica.adapters.loaded()] == ["b"]
 
 
-def test_what_does_not_fit_the_model_leaves_nothing_behind(checkpoint: Make, tmp_path: Path) -> None:
+def test_loading_an_incompatible_adapter_leaves_no_trace(checkpoint: Make, tmp_path: Path) -> None:
     made = checkpoint("qwen3-tied")
     right = peft_folders.save(made, tmp_path / "right", seed=2)
     rig = rig_of(made, tmp_path, max_loras=1)
@@ -136,8 +136,8 @@ def test_what_does_not_fit_the_model_leaves_nothing_behind(checkpoint: Make, tmp
     assert error(rig, right, 0) < MAX_ERROR
 
 
-def test_a_report_names_what_is_held(checkpoint: Make, tmp_path: Path) -> None:
-    """The next scheduler is told."""
+def test_the_attach_report_names_loaded_adapters(checkpoint: Make, tmp_path: Path) -> None:
+    """The next scheduler learns which adapters are loaded."""
     made = checkpoint("qwen3-tied")
     saved = peft_folders.save(made, tmp_path / "first", seed=1)
     rig = rig_of(made, tmp_path)
@@ -147,7 +147,7 @@ def test_a_report_names_what_is_held(checkpoint: Make, tmp_path: Path) -> None:
 
 @pytest.fixture
 def saved(checkpoint: Make, tmp_path: Path) -> Path:
-    """In ok/a, beside ok a folder that is nobody's business."""
+    """Saves an adapter in ok/a, next to a folder outside of the allowed ones."""
     made = checkpoint("qwen3-tied")
     peft_folders.save(made, tmp_path / "ok" / "a", seed=1)
     peft_folders.save(made, tmp_path / "secret", seed=2)
@@ -157,7 +157,7 @@ def saved(checkpoint: Make, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_folders_that_were_named_are_read(saved: Path) -> None:
+def test_allowed_folders_are_read(saved: Path) -> None:
     folders = AdapterFolders([str(saved / "elsewhere"), str(saved / "ok")], 256)
     whole = folders.read("x", str(saved / "ok" / "a"))
     assert whole.name == "x"
@@ -166,18 +166,18 @@ def test_folders_that_were_named_are_read(saved: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["../secret", "link", "/", "{}/secret", "{}/nothing", "ok/../../secret", "../okay"])
-def test_nothing_else_is(saved: Path, path: str) -> None:
-    """And nobody learns what is there."""
+def test_other_folders_are_refused(saved: Path, path: str) -> None:
+    """The error does not disclose whether the path exists."""
     with pytest.raises(InvalidArgument, match="is not in a folder that this worker takes adapters from"):
         AdapterFolders([str(saved / "ok")], 256).read("x", path.format(saved))
 
 
-def test_neither_are_files_that_links_lead_to(saved: Path) -> None:
+def test_links_out_of_allowed_folders_are_refused(saved: Path) -> None:
     with pytest.raises(InvalidArgument, match=r"has a adapter_config\.json that lies outside of lora_folders"):
         AdapterFolders([str(saved / "ok")], 256).read("x", "half")
 
 
-def test_without_folders_there_is_nothing_to_read(saved: Path) -> None:
+def test_without_folders_everything_is_refused(saved: Path) -> None:
     with pytest.raises(InvalidArgument, match="lora_folders"):
         AdapterFolders([], 256).read("x", str(saved / "ok" / "a"))
 
@@ -190,7 +190,7 @@ def test_a_rank_that_is_too_large_is_refused(saved: Path) -> None:
 
 @pytest.mark.parametrize("file", [peft_folder.CONFIG, peft_folder.WEIGHTS])
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
-def test_what_is_no_file_is_refused_and_not_waited_for(saved: Path, file: str, make: Callable[[Path], None]) -> None:
+def test_special_files_are_refused_without_blocking(saved: Path, file: str, make: Callable[[Path], None]) -> None:
     path = saved / "ok" / "a" / file
     path.unlink()
     make(path)
@@ -200,7 +200,7 @@ def test_what_is_no_file_is_refused_and_not_waited_for(saved: Path, file: str, m
     assert f"{path} is no regular file" in refused.message
 
 
-def test_neither_is_one_that_is_too_large(saved: Path) -> None:
+def test_too_large_files_are_refused(saved: Path) -> None:
     weights = saved / "ok" / "a" / peft_folder.WEIGHTS
     size = weights.stat().st_size
     AdapterFolders([str(saved / "ok")], 256, size).read("x", "a")
@@ -212,8 +212,8 @@ def test_neither_is_one_that_is_too_large(saved: Path) -> None:
         AdapterFolders([str(saved / "ok")], 256).read("x", "a")
 
 
-def test_a_file_that_is_cut_short_later_does_no_harm(saved: Path) -> None:
-    """It was copied; mapped, reading on would end the worker with SIGBUS."""
+def test_truncating_a_loaded_file_does_no_harm(saved: Path) -> None:
+    """The file was copied; reading a mapped one further would end the worker with SIGBUS."""
     weights = saved / "ok" / "a" / peft_folder.WEIGHTS
     folder, digest = (
         AdapterFolders([str(saved / "ok")], 256).read("x", "a"),
@@ -239,8 +239,8 @@ def found(reader: AdapterReader, path: str, digest: bytes = b"") -> ReadResult:
     return outcome.result(60)
 
 
-def test_those_wanted_last_are_not_read_again(saved: Path) -> None:
-    """One that is wanted by its digest is there whatever has become of its folder; no other is taken for it."""
+def test_recently_used_adapters_are_not_read_again(saved: Path) -> None:
+    """An adapter requested by digest is served from the cache, whatever its folder holds now."""
     reader = AdapterReader(AdapterFolders([str(saved)], 256), most_kept=1)
     first, digest = found(reader, "ok/a")
     other, other_digest = found(reader, "secret")
@@ -254,12 +254,10 @@ def test_those_wanted_last_are_not_read_again(saved: Path) -> None:
 
 
 class Panic(BaseException):
-    """As libraries in Rust raise it: no Exception."""
+    """A panic of a Rust library, which is not an Exception."""
 
 
-def test_whoever_asked_is_answered_whatever_the_library_that_reads_raises(
-    saved: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_requests_are_answered_even_if_the_library_panics(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folders = AdapterFolders([str(saved / "ok")], 256)
 
     def panic(_name: str, _path: str) -> None:

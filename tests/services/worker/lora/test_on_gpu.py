@@ -1,4 +1,4 @@
-"""Adapters inside CUDA graphs. Run on a GPU machine: pytest -m gpu."""
+"""Adapters inside CUDA graphs, on a GPU machine: pytest -m gpu."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RANKS = {"a": 8, "b": 64, "c": 5}
 
 @torch.inference_mode()
 def test_texts_in_graphs_are_those_of_steps_launched_kernel_by_kernel(checkpoint: Make, tmp_path: Path) -> None:
-    """Chunks and decodes of three adapters and of none; plain choices are recorded, too."""
+    """Runs chunks and decodes of three adapters and of none, including recorded sampling."""
     made = checkpoint("llama")
     lora = {
         name: str(peft_folders.save(made, tmp_path / name, seed=rank, rank=rank).folder) for name, rank in RANKS.items()
@@ -80,7 +80,7 @@ def test_adapters_come_and_go_between_replays(checkpoint: Make, tmp_path: Path, 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_whole_embeddings_and_output_heads(tmp_path: Path, way: str) -> None:
-    """In the chain for single rows, then beside another adapter and a sequence without."""
+    """Runs in the single-row program, then with another adapter and a sequence without one."""
     made, names = checkpoints.make("qwen3-tied", tmp_path, **SINGLE_ROW_SIZES), ["embed_tokens", "lm_head"]
     more = [peft_folders.whole_embedding, peft_folders.whole_head]
     whole = peft_folders.save(made, tmp_path / "whole", seed=1, more=more, modules_to_save=names)
@@ -97,7 +97,7 @@ def test_whole_embeddings_and_output_heads(tmp_path: Path, way: str) -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_experts(tmp_path: Path, way: str) -> None:
-    """In the chain for single rows, then beside another adapter and a sequence without."""
+    """Runs in the single-row program, then with another adapter and a sequence without one."""
     made = checkpoints.make("qwen3-moe-tied", tmp_path, **SINGLE_ROW_SIZES)
     each = peft_folders.save(made, tmp_path / "each", seed=1, more=[peft_folders.each_expert])
     everyone = peft_folders.save(made, tmp_path / "all", seed=2, rank=9, more=[peft_folders.all_experts])
@@ -112,8 +112,8 @@ def test_experts(tmp_path: Path, way: str) -> None:
 
 
 @pytest.mark.parametrize("rank", [8, 200])
-def test_a_single_row_in_its_own_chain(tmp_path: Path, rank: int) -> None:
-    """Of all linear layers, and of one part of a fused one; then a sequence without."""
+def test_the_single_row_program(tmp_path: Path, rank: int) -> None:
+    """Adapts all linear layers, and one part of a fused one; then runs a sequence without an adapter."""
     made = checkpoints.make("qwen3-tied", tmp_path, **SINGLE_ROW_SIZES)
     whole = peft_folders.save(made, tmp_path / "whole", seed=1, rank=rank)
     some = peft_folders.save(made, tmp_path / "some", seed=2, wanted=lambda name: name.endswith("up_proj"))
@@ -128,7 +128,7 @@ def test_a_single_row_in_its_own_chain(tmp_path: Path, rank: int) -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_dora(tmp_path: Path, way: str) -> None:
-    """Alone, in the chain for single rows, then beside a sequence without."""
+    """Runs alone in the single-row program, then with a sequence without an adapter."""
     made = checkpoints.make("llama-biases-tied", tmp_path, **SINGLE_ROW_SIZES)
     merged = peft_folders.save(made, tmp_path / "a", seed=1, use_dora=True)
     rig = cuda_rig(made, lora={"a": str(merged.folder)}, **WAYS[way])
@@ -142,7 +142,7 @@ def test_dora(tmp_path: Path, way: str) -> None:
 
 
 def test_a_base_in_8_bits(tmp_path: Path) -> None:
-    """Adapters stay in the model's dtype: what they add is what they add without quantization, in graphs as well."""
+    """Adapters stay in the model's dtype and add the same as without quantization, also in graphs."""
     made = checkpoints.make("qwen3-tied", tmp_path, **SINGLE_ROW_SIZES)
     merged = peft_folders.save(made, tmp_path / "a", seed=1)
     rigs = [

@@ -1,5 +1,5 @@
-"""Embeddings and output heads that adapters have whole (modules_to_save): logits are those of a model with these, in
-float32 where nothing else is said."""
+"""Adapters that replace embeddings and output heads (modules_to_save): logits equal those of a model with the replaced
+weights, in float32 unless stated otherwise."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ ROOM = {"lora_modules_to_save": BOTH}
 
 
 def save(made: Checkpoint, folder: Path, *, seed: int = 1, **more: object) -> Checkpoint:
-    """Both whole, and low ranks elsewhere."""
+    """Saves an adapter that replaces both, with low ranks elsewhere."""
     given = {"more": [whole_embedding, whole_head], "modules_to_save": BOTH, **more}
     return peft_folders.save(made, folder, seed=seed, **given)
 
 
-# Weights of their own and one for both, scaled vectors, scaled logits, both scaled, experts.
+# Separate and tied weights, scaled embeddings, scaled logits, both scaled, experts.
 @pytest.mark.parametrize("family", ["llama", "qwen3-tied", "gemma3-tied", "cohere", "granite-tied", "mixtral"])
 def test_logits_are_those_of_the_saved_weights(checkpoint: Make, family: str, tmp_path: Path) -> None:
-    """Of both, of one of them beside a low rank of the other, and a sequence without, side by side."""
+    """Replaces both, or one with a low rank of the other; another sequence has no adapter, all in the same steps."""
     made = checkpoint(family)
     both = save(made, tmp_path / "both")
     vectors = save(
@@ -65,7 +65,7 @@ def test_on_the_tape_and_while_it_runs(checkpoint: Make, tmp_path: Path) -> None
     check_on_the_tape(made, tmp_path, new, (1, 2), **ROOM)
 
 
-def test_one_of_low_ranks_at_a_number_that_had_whole_weights(checkpoint: Make, tmp_path: Path) -> None:
+def test_a_low_rank_adapter_reuses_the_number_of_a_whole_one(checkpoint: Make, tmp_path: Path) -> None:
     made = checkpoint("qwen3-tied")
     rig = rig_of(made, tmp_path, max_loras=1, **ROOM)
     for slot, merged in enumerate((save(made, tmp_path / "whole"), peft_folders.save(made, tmp_path / "low", seed=2))):
@@ -79,8 +79,8 @@ def test_one_of_low_ranks_at_a_number_that_had_whole_weights(checkpoint: Make, t
 
 
 @pytest.mark.skipif(**needs_library)
-def test_in_bfloat16_logits_are_as_near_as_the_models_own(checkpoint: Make, tmp_path: Path) -> None:
-    """What was trained is in the place of the model's own weight, not added to what that has made of it."""
+def test_bfloat16_logits_are_as_accurate_as_the_models_own(checkpoint: Make, tmp_path: Path) -> None:
+    """The trained weight replaces the model's own; it is not added to that one's product."""
     made = checkpoint("llama")
     merged = save(made, tmp_path / "a", wanted=none)
     rig = Rig(made.folder, lora={"a": str(merged.folder)}, dtype="bfloat16", attention_backend="auto", block_size=16)
@@ -118,7 +118,7 @@ def test_drafts_of_the_models_own_weights_are_verified_with_the_saved_ones(tmp_p
 
 
 def test_saved_weights_are_part_of_the_digest(checkpoint: Make, tmp_path: Path) -> None:
-    """By one element, and by the module that has them."""
+    """The digest depends on every element, and on the module's name."""
     made = checkpoint("llama")
     folder = save(made, tmp_path / "a").folder
     tensors = load_file(folder / WEIGHTS)
@@ -185,7 +185,7 @@ REJECTED = {
 
 
 @pytest.mark.parametrize("what", REJECTED)
-def test_what_cannot_be_served_is_refused_by_name(checkpoint: Make, tmp_path: Path, what: str) -> None:
+def test_unsupported_adapters_are_refused_by_name(checkpoint: Make, tmp_path: Path, what: str) -> None:
     made = checkpoint("llama")
     config, tensors, text = REJECTED[what]
     folder = save(made, tmp_path / "a", **config).folder
@@ -197,13 +197,13 @@ def test_what_cannot_be_served_is_refused_by_name(checkpoint: Make, tmp_path: Pa
         build_replica(Rig.settings(made.folder, lora={"a": str(folder)}))
 
 
-def test_what_peft_adds_to_modules_to_save_need_not_be_there(checkpoint: Make, tmp_path: Path) -> None:
+def test_modules_that_peft_adds_may_be_missing(checkpoint: Make, tmp_path: Path) -> None:
     made = checkpoint("llama")
     folder = save(made, tmp_path / "a", modules_to_save=[*BOTH, "classifier", "score"]).folder
     assert set(peft_folder.read("a", folder).saved) == {"model.embed_tokens", "lm_head"}
 
 
-def test_without_room_for_it_one_that_comes_later_is_refused_with_its_bytes(checkpoint: Make, tmp_path: Path) -> None:
+def test_loading_without_reserved_memory_is_refused_with_the_size(checkpoint: Make, tmp_path: Path) -> None:
     made = checkpoint("llama")
     merged, low = save(made, tmp_path / "a"), peft_folders.save(made, tmp_path / "low", seed=2)
     rig = rig_of(made, tmp_path, lora_modules_to_save=["lm_head"])
@@ -218,9 +218,9 @@ def test_without_room_for_it_one_that_comes_later_is_refused_with_its_bytes(chec
     assert error(rig, low, 0) < MAX_ERROR
 
 
-def test_room_is_counted_for_each_that_may_come(checkpoint: Make, tmp_path: Path) -> None:
+def test_memory_is_reserved_for_each_adapter(checkpoint: Make, tmp_path: Path) -> None:
     made = checkpoint("llama")
-    one = (211 * 48 + 48 * 48) * 4  # float32, and an identity
+    one = (211 * 48 + 48 * 48) * 4  # float32 weight, and an identity matrix
     assert rig_of(made, tmp_path, max_loras=3).replica.adapters.reserved_bytes == 0
     rig = rig_of(made, tmp_path, max_loras=3, **ROOM)
     assert rig.replica.adapters.reserved_bytes == 3 * 2 * one + one
@@ -240,13 +240,13 @@ def test_room_is_counted_for_each_that_may_come(checkpoint: Make, tmp_path: Path
         ({"lora_modules_to_save": ["lm_head"]}, "lora_modules_to_save keeps room .* lora_folders, of which there are"),
     ],
 )
-def test_room_for_nothing_is_refused(checkpoint: Make, settings: dict[str, object], text: str) -> None:
+def test_reserving_for_unknown_layers_is_refused(checkpoint: Make, settings: dict[str, object], text: str) -> None:
     made = checkpoint("llama")
     with pytest.raises(InvalidArgument, match=text):
         build_replica(Rig.settings(made.folder, **settings))
 
 
-def test_room_that_is_not_there_is_refused_with_its_bytes(
+def test_reserving_more_than_the_memory_is_refused_with_the_size(
     checkpoint: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kv_memory, "free_host_bytes", lambda: 100_000)

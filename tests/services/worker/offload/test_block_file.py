@@ -48,8 +48,8 @@ def test_a_changed_bit_is_noticed_wherever_it_is(path: Path, place: int) -> None
     ("change", "said"),
     [
         (lambda path: os.truncate(path, 0), "shorter than its header"),
-        (lambda path: os.truncate(path, HEADER_BYTES + 100), "not as long as its header says"),
-        (lambda path: path.write_bytes(path.read_bytes() + b"x"), "not as long as its header says"),
+        (lambda path: os.truncate(path, HEADER_BYTES + 100), "its length differs from its header"),
+        (lambda path: path.write_bytes(path.read_bytes() + b"x"), "its length differs from its header"),
         (lambda path: os.truncate(path, HEADER_BYTES) or os.truncate(path, HEADER_BYTES + 2048), "checksum"),
     ],
 )
@@ -64,7 +64,7 @@ def test_what_is_another_block_or_another_models_is_noticed(path: Path) -> None:
         read(path, name=b"m" * 32)
     with pytest.raises(BlockMismatch, match="holds another block"):
         read(path, name=page_name(NAME, 1))
-    with pytest.raises(BlockMismatch, match="of other weights"):
+    with pytest.raises(BlockMismatch, match="other weights or another layout"):
         read(path, identity=b"j" * 32)
     with pytest.raises(BlockMismatch, match="holds 2048 bytes, and a block has 2047"):
         read(path, num_bytes=2047)
@@ -76,5 +76,5 @@ def test_what_is_no_file_is_not_read(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(elsewhere)
     with pytest.raises(OSError, match="symbolic link"):
         read(tmp_path / "link")
-    with pytest.raises(BlockMismatch, match="no file"):
+    with pytest.raises(BlockMismatch, match="not a regular file"):
         read(Path("/dev/null"))

@@ -210,7 +210,7 @@ def test_blocks_of_weights_that_were_changed_are_never_found_again(disk: Disk) -
 
 def test_a_folder_has_one_worker(disk: Disk) -> None:
     disk.start()
-    with pytest.raises(InvalidArgument, match=r"kv_offloading_disk: .* is another process's, which still runs"):
+    with pytest.raises(InvalidArgument, match=r"kv_offloading_disk: .* is in use by another process"):
         WorkerFolder(disk.path, "worker-0", "kv_offloading_disk")
     WorkerFolder(disk.path, "../worker/0", "kv_offloading_disk").close()
     assert sorted(path.name for path in disk.path.iterdir()) == ["..%2Fworker%2F0", "worker-0"]

@@ -154,7 +154,7 @@ def test_what_is_no_memory_is_refused(tmp_path: Path) -> None:
     if host_region.file_system(tmp_path) == "tmpfs":
         pytest.skip("here it is memory")
     folder = WorkerFolder(tmp_path, "w", "kv_offloading_region")
-    with pytest.raises(InvalidArgument, match=r"kv_offloading_region: .* memory is wanted, as in /dev/shm"):
+    with pytest.raises(InvalidArgument, match=r"kv_offloading_region: .* choose one in memory, as /dev/shm"):
         HostRegion(folder, OURS, 8, 64)
     folder.close()
 

@@ -50,7 +50,7 @@ def test_answers_to_commands_that_were_given_up_are_passed_over() -> None:
 def test_a_rank_that_failed_or_does_not_answer_is_named_with_the_reason() -> None:
     with pytest.raises(RankFailure, match="rank 3 failed: out of memory"):
         ScriptedRank([reply(5, b"out of memory", done=False)]).await_reply(6, 1.0)
-    with pytest.raises(RankFailure, match="rank 3 has not answered within 20 s"):
+    with pytest.raises(RankFailure, match="rank 3 has not replied within 20 s"):
         ScriptedRank([reply(5)]).await_reply(6, 20.0)
 
 
@@ -61,13 +61,13 @@ def test_a_rank_may_be_silent_for_some_checks_once_it_is_ready() -> None:
     rank.ready = True
     rank.check()
     rank.check()
-    with pytest.raises(RankFailure, match="rank 3 gives no sign of life"):
+    with pytest.raises(RankFailure, match="rank 3 has sent no heartbeat"):
         rank.check()
     rank = ScriptedRank(heartbeats=[7, 7, 8, 8, 8, 8])
     rank.ready = True
     for _ in range(5):
         rank.check()
-    with pytest.raises(RankFailure, match="no sign of life"):
+    with pytest.raises(RankFailure, match="has sent no heartbeat"):
         rank.check()
 
 

@@ -98,7 +98,7 @@ def test_a_rank_that_is_at_another_step_is_found(checkpoint: Make, ranks: Replic
     other = pb.StepPlan.FromString(plan.SerializeToString())
     other.counted_slots = other.token_counts = b""  # it computes nothing
     ticket = ranks.broadcast(decode_plan(other))
-    with pytest.raises(RankFailure, match="rank 1 derived another step"):
+    with pytest.raises(RankFailure, match="rank 1 derived a different step"):
         ranks.collect(ticket, rig.replica.launch(decode_plan(plan)).inputs)
 
 
@@ -145,8 +145,8 @@ def test_a_rank_that_dies_is_noticed_by_itself_and_by_the_next_step(checkpoint: 
     process = ranks.local.ranks[0].process
     assert process.pid
     os.kill(process.pid, signal.SIGKILL)
-    assert "rank 1 is gone" in await_failure(ranks).message
-    with pytest.raises(RankFailure, match="rank 1 is gone"):
+    assert "rank 1 has ended" in await_failure(ranks).message
+    with pytest.raises(RankFailure, match="rank 1 has ended"):
         step(rig, ranks, rig.scheduler.plan([New(0, prompt(7))], {0: 7}))
 
 
@@ -220,7 +220,7 @@ async def test_an_engine_ends_when_a_rank_dies(engine: Engine) -> None:
     os.kill(process.pid, signal.SIGKILL)
     process.join(60)
     engine.check_ranks()
-    with pytest.raises(RankFailure, match="rank 1 is gone"):
+    with pytest.raises(RankFailure, match="rank 1 has ended"):
         await asyncio.wait_for(engine.died, 60)
 
 

@@ -1,5 +1,7 @@
-"""What a rank of two sends in a step that samples, in bytes and in how many turns: python -m
-tests.services.worker.sampling.bench_rank_traffic"""
+"""Prints what a rank of two sends in a sampling step, in bytes and number of exchanges.
+
+Run: python -m tests.services.worker.sampling.bench_rank_traffic
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks that are threads of the test: collectives are lists that all fill, and what crosses is counted."""
+"""Ranks as threads of the test: collectives exchange tensors through lists and count the traffic."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ T = TypeVar("T")
 
 
 class RankThreads:
-    """Of `size` ranks, each of which does the same."""
+    """Runs the same function on `size` ranks."""
 
     def __init__(self, size: int) -> None:
         self.size = size
         self._barrier = threading.Barrier(size)
         self._brought: list[Any] = [None] * size
-        self.sent: list[Tensor] = []  # by the first rank
-        self.swapped: list[list[Sequence[Tensor]]] = []  # by swap: what each rank has for each
+        self.sent: list[Tensor] = []  # tensors that the first rank sent
+        self.swapped: list[list[Sequence[Tensor]]] = []  # per all-to-all: the parts of each rank for each rank
 
     def run(self, work: Callable[[Shard], T]) -> list[T]:
-        """What each rank makes of its shard."""
+        """Returns the result of `work` on each rank's shard."""
         with ThreadPoolExecutor(self.size) as pool:
             futures = [pool.submit(self._run_rank, rank, work) for rank in range(self.size)]
             return [future.result() for future in futures]
@@ -35,18 +35,20 @@ class RankThreads:
         if rank == 0:
             self.sent.append(x)
         found = self._exchange(rank, x.clone())
-        assert len({(each.shape, each.dtype) for each in found}) == 1, "ranks bring the same to a collective"
+        assert len({(each.shape, each.dtype) for each in found}) == 1, (
+            "ranks pass equal shapes and dtypes to a collective"
+        )
         return found
 
     def swap(self, rank: int, parts: Sequence[Tensor]) -> list[Tensor]:
-        """What every rank has for this one."""
+        """Returns every rank's part for this rank."""
         found = self._exchange(rank, [part.clone() for part in parts])
         if rank == 0:
             self.swapped.append(found)
         return [each[rank] for each in found]
 
-    def _exchange(self, rank: int, brought: T) -> list[T]:
-        self._brought[rank] = brought
+    def _exchange(self, rank: int, value: T) -> list[T]:
+        self._brought[rank] = value
         self._barrier.wait()
         found = [*self._brought]
         self._barrier.wait()

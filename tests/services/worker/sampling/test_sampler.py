@@ -1,4 +1,4 @@
-"""What each sampling feature does to the choice, and that it does nothing to its neighbours."""
+"""Each sampling feature affects its own rows as documented, and no others."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NEG_INF = float("-inf")
 
 @dataclass
 class Bench:
-    """A sampler whose slots count their own positions; every step starts from LOGITS."""
+    """A sampler whose slots count their positions; every step starts from LOGITS."""
 
     max_logprobs: int = MAX_LOGPROBS
     logprobs_mode: str = "raw_logprobs"
@@ -61,7 +61,7 @@ class Bench:
         self.sampler.release(slot)
 
     def run(self, *slots: int, logits: torch.Tensor = LOGITS) -> tuple[SampledTokens, torch.Tensor]:
-        """The choice, and the logits it was made from."""
+        """Returns the sampled tokens, and the logits that they were drawn from."""
         slots = slots or tuple(sorted(self.lengths))
         rows = logits.expand(len(slots), -1).clone()
         positions = np.array([self.lengths[slot] for slot in slots], dtype=np.int32)
@@ -77,14 +77,14 @@ class Bench:
         return self.run(*slots)[1]
 
 
-def test_greedy_slots_take_the_best() -> None:
+def test_greedy_slots_take_the_likeliest_token() -> None:
     bench = Bench()
     bench.admit(0)
     bench.admit(3, temperature=1e-6)
     assert bench.tokens() == [1, 1]
 
 
-def test_a_seeded_slot_samples_the_same_alone_and_in_company() -> None:
+def test_a_seeded_slot_samples_the_same_in_any_batch() -> None:
     alone, among = Bench(), Bench()
     for bench in (alone, among):
         bench.admit(2, temperature=1.3, seed=77, top_p=0.95)
@@ -94,8 +94,8 @@ def test_a_seeded_slot_samples_the_same_alone_and_in_company() -> None:
         assert alone.tokens() == among.tokens()[1:2]
 
 
-def test_a_moved_sequence_samples_as_it_would_have() -> None:
-    """Elsewhere, with the tokens so far as part of its admission."""
+def test_a_migrated_sequence_samples_the_same() -> None:
+    """The new worker gets the tokens so far with the admission."""
     stays, moves = Bench(), Bench()
     stays.admit(0, prompt=[4, 5], temperature=1.0, seed=9, presence_penalty=0.5)
     output = [stays.tokens()[0] for _ in range(5)]
@@ -104,8 +104,8 @@ def test_a_moved_sequence_samples_as_it_would_have() -> None:
         assert stays.tokens() == moves.tokens()
 
 
-def test_defaults_of_unset_fields_are_those_of_the_protocol() -> None:
-    """Temperature 1, no filter: over many positions everything is sampled."""
+def test_unset_fields_have_the_protocols_defaults() -> None:
+    """Temperature 1 and no filter: over many positions every token is sampled."""
     bench = Bench()
     admission = SlotAdmission(token_ids=columns.i32_bytes([0]), num_prompt_tokens=1)
     bench.sampler.admit(0, admission)
@@ -113,14 +113,14 @@ def test_defaults_of_unset_fields_are_those_of_the_protocol() -> None:
     assert {bench.tokens()[0] for _ in range(600)} == set(range(VOCAB_SIZE))
 
 
-def test_min_tokens_bans_ends_until_there_are_enough() -> None:
+def test_min_tokens_bans_end_tokens_until_the_minimum() -> None:
     bench = Bench()
     bench.admit(0, prompt=[0, 0, 0], min_tokens=2, stop_token_ids=[3, 99], eos=[1])
     bench.admit(1, prompt=[0])
     assert [bench.tokens() for _ in range(3)] == [[9, 1], [9, 1], [1, 1]]
 
 
-def test_min_tokens_counts_output_from_before_a_move() -> None:
+def test_min_tokens_counts_output_from_before_a_migration() -> None:
     bench = Bench()
     bench.admit(0, prompt=[0, 0, 0], output=[5], min_tokens=2, eos=[1])
     assert [bench.tokens()[0] for _ in range(2)] == [3, 1]
@@ -161,14 +161,14 @@ def test_bad_words_are_banned_where_they_would_be_completed() -> None:
     assert [bench.tokens() for _ in range(6)] == [[1, 1], [1, 1], [3, 1], [3, 1], [3, 1], [3, 1]]
 
 
-def test_bad_words_look_at_the_output_only_and_also_at_that_from_before_a_move() -> None:
+def test_bad_words_match_the_output_only_including_that_from_before_a_migration() -> None:
     bench = Bench()
     bench.admit(0, prompt=[7, 1], bad_words=[[1, 1]])
     bench.admit(1, prompt=[7], output=[1], bad_words=[[1, 1]])
     assert bench.tokens() == [1, 3]
 
 
-def test_a_longer_bad_word_that_comes_later_does_not_disturb_a_shorter_one() -> None:
+def test_admitting_a_longer_bad_word_keeps_shorter_ones_working() -> None:
     bench = Bench()
     bench.admit(0, bad_words=[[1, 1]])
     assert bench.tokens() == [1]
@@ -183,7 +183,7 @@ def penalised(logits: torch.Tensor, counts: dict[int, int], presence: float, fre
     return out
 
 
-def test_presence_and_frequency_penalties_look_at_the_output() -> None:
+def test_presence_and_frequency_penalties_count_the_output() -> None:
     bench = Bench()
     bench.admit(0, prompt=[1, 5], output=[3, 3, 9], presence_penalty=0.5, frequency_penalty=0.25)
     bench.admit(1)
@@ -194,7 +194,7 @@ def test_presence_and_frequency_penalties_look_at_the_output() -> None:
     torch.testing.assert_close(rows[0], penalised(LOGITS, {1: 1, 3: 2, 9: 1}, 0.5, 0.25))
 
 
-def test_repetition_penalty_looks_at_prompt_and_output() -> None:
+def test_repetition_penalty_counts_prompt_and_output() -> None:
     bench = Bench()
     bench.admit(0, prompt=[1, 6], output=[3], repetition_penalty=2.0)
     expected = LOGITS.clone()
@@ -203,7 +203,7 @@ def test_repetition_penalty_looks_at_prompt_and_output() -> None:
     torch.testing.assert_close(bench.logits()[0], expected)
 
 
-def test_a_slot_that_is_used_again_starts_without_penalties_or_counts() -> None:
+def test_a_reused_slot_starts_without_penalties_or_counts() -> None:
     bench = Bench()
     for slot in range(NUM_SLOTS):
         bench.admit(slot, output=[1, 1, 3], frequency_penalty=2.0, presence_penalty=2.0)
@@ -215,8 +215,8 @@ def test_a_slot_that_is_used_again_starts_without_penalties_or_counts() -> None:
     assert torch.equal(bench.logits(), LOGITS.expand(2, -1))
 
 
-def test_features_work_together_in_their_order() -> None:
-    """Allowed ids bound the rest; penalties come after bias."""
+def test_features_are_applied_in_order() -> None:
+    """Allowed ids limit all others; penalties come after bias."""
     bench = Bench()
     bench.admit(0, output=[5], allowed_token_ids=[5, 6], logit_bias={6: 6.0}, presence_penalty=1.0, bad_words=[[5]])
     assert bench.tokens() == [6]
@@ -225,7 +225,7 @@ def test_features_work_together_in_their_order() -> None:
     assert rows[0, 5] == NEG_INF
 
 
-def test_a_row_without_any_token_left_is_lost_alone() -> None:
+def test_a_row_without_allowed_tokens_fails_alone() -> None:
     bench = Bench()
     bench.admit(0, allowed_token_ids=[5], bad_words=[[5]])
     bench.admit(1)
@@ -253,7 +253,7 @@ def test_logprobs_of_the_sampled_token_and_the_best() -> None:
     assert found.ranks.tolist() == [1, 4]
 
 
-def test_logprobs_are_those_of_the_model_not_of_the_changed_logits() -> None:
+def test_raw_logprobs_ignore_changes_of_the_logits() -> None:
     bench = Bench()
     bench.admit(0, logprobs=2, temperature=0.5, logit_bias={6: 50.0}, seed=1)
     sampled, _ = bench.run()
@@ -272,7 +272,7 @@ def test_logprobs_of_the_whole_vocabulary() -> None:
     assert found.token_ids[1:].tolist() == LOGITS.argsort(descending=True).tolist()
 
 
-def test_rows_that_give_no_token_have_no_logprobs() -> None:
+def test_rows_without_a_token_have_no_logprobs() -> None:
     bench = Bench()
     for slot, fields in enumerate(({}, {"allowed_token_ids": [5], "bad_words": [[5]]}, {})):
         bench.admit(slot, logprobs=slot, **fields)
@@ -281,7 +281,7 @@ def test_rows_that_give_no_token_have_no_logprobs() -> None:
     assert found.ranks.tolist() == [1, 1]
 
 
-def test_a_refused_slot_asks_for_nothing() -> None:
+def test_a_refused_slot_samples_with_defaults() -> None:
     bench = Bench()
     bench.lengths[0] = 1
     with pytest.raises(InvalidArgument):
@@ -291,7 +291,7 @@ def test_a_refused_slot_asks_for_nothing() -> None:
     assert torch.equal(rows[0], LOGITS)
 
 
-def test_nobody_asked_for_logprobs() -> None:
+def test_logprobs_are_absent_unless_requested() -> None:
     bench = Bench()
     bench.admit(0)
     assert bench.run()[0].logprobs is None
@@ -307,7 +307,7 @@ def test_nobody_asked_for_logprobs() -> None:
         ({"bad_words": [[1, VOCAB_SIZE]]}, "bad_words"),
     ],
 )
-def test_what_would_go_wrong_is_refused(fields: dict[str, Any], field_name: str) -> None:
+def test_invalid_parameters_are_refused(fields: dict[str, Any], field_name: str) -> None:
     with pytest.raises(InvalidArgument) as refusal:
         Bench().admit(0, **fields)
     assert refusal.value.field == field_name
@@ -334,7 +334,7 @@ def test_more_names_than_the_vocabulary_has() -> None:
     assert found.token_ids.tolist() == [1, *[5] * 20, 1, 1]
 
 
-def test_all_of_the_vocabulary_may_be_asked_for_where_the_limit_is_off() -> None:
+def test_the_whole_vocabulary_may_be_requested_without_a_limit() -> None:
     bench = Bench(max_logprobs=-1)
     bench.admit(0, logprobs=-1)
     assert entries(bench.run()[0]).entry_counts.tolist() == [VOCAB_SIZE + 1]
@@ -354,7 +354,7 @@ PROCESSED[[1, 6]] = torch.tensor([2.0, 2.5]) / 0.5
     ],
 )
 def test_modes_of_logprobs(mode: str, values: torch.Tensor) -> None:
-    """Bias lifts 6 above 1, the temperature halves, the filter leaves two."""
+    """Bias raises token 6 above 1, the temperature halves logits, the filter keeps two tokens."""
     bench = Bench(logprobs_mode=mode)
     bench.admit(0)
     bench.admit(1, logprobs=2, temperature=0.5, top_k=2, logit_bias={6: 5.5}, seed=1)
@@ -380,14 +380,14 @@ def think(bench: Bench, slot: int, budget: int, **admission: Any) -> None:
 
 
 @pytest.mark.parametrize("budget", [0, 1, 3])
-def test_reasoning_that_the_prompt_opened_ends_within_its_budget(budget: int) -> None:
+def test_reasoning_opened_by_the_prompt_ends_within_its_budget(budget: int) -> None:
     bench = Bench()
     think(bench, 0, budget, prompt=[4, THINK])
     bench.admit(1)
     assert [bench.tokens() for _ in range(6)] == [[1, 1]] * budget + [[DONE, 1]] + [[1, 1]] * (5 - budget)
 
 
-def test_reasoning_that_the_output_opens_is_bounded_every_time() -> None:
+def test_every_reasoning_section_of_the_output_is_bounded() -> None:
     bench = Bench()
     think(bench, 0, 2)
     opens = LOGITS.clone()
@@ -398,7 +398,7 @@ def test_reasoning_that_the_output_opens_is_bounded_every_time() -> None:
         assert [bench.tokens()[0] for _ in range(4)] == [1, 1, DONE, 1]
 
 
-def test_reasoning_that_ends_by_itself_is_left_alone() -> None:
+def test_reasoning_within_the_budget_is_unchanged() -> None:
     bench = Bench()
     think(bench, 0, 3, prompt=[THINK])
     ends = LOGITS.clone()
@@ -407,7 +407,7 @@ def test_reasoning_that_ends_by_itself_is_left_alone() -> None:
     assert [bench.tokens()[0] for _ in range(6)] == [1] * 6
 
 
-def test_a_moved_sequence_goes_on_counting() -> None:
+def test_a_migrated_sequence_continues_counting() -> None:
     bench = Bench()
     think(bench, 0, 3, prompt=[DONE, THINK], output=[1, 1])
     think(bench, 1, 3, prompt=[THINK], output=[1, 1, 1, DONE])
@@ -415,7 +415,7 @@ def test_a_moved_sequence_goes_on_counting() -> None:
     assert [bench.tokens() for _ in range(3)] == [[1, 1, DONE], [DONE, 1, 1], [1, 1, 1]]
 
 
-def test_another_start_inside_a_section_does_not_begin_it_anew() -> None:
+def test_a_start_marker_inside_a_section_does_not_reset_the_count() -> None:
     bench = Bench()
     think(bench, 0, 3)
     opens = LOGITS.clone()
@@ -423,7 +423,7 @@ def test_another_start_inside_a_section_does_not_begin_it_anew() -> None:
     assert [bench.run(logits=opens)[0].token_ids.tolist()[0] for _ in range(5)] == [*[THINK] * 4, DONE]
 
 
-def test_marks_of_several_tokens_and_an_end_that_nothing_else_allows() -> None:
+def test_markers_of_several_tokens_and_an_end_that_other_features_ban() -> None:
     bench = Bench()
     marks = {"think_start_token_ids": [4, 4], "think_end_token_ids": [7, 7, 8]}
     think(bench, 0, 2, prompt=[4, 4], marks=marks, allowed_token_ids=[3, 4])
@@ -434,10 +434,10 @@ def test_marks_of_several_tokens_and_an_end_that_nothing_else_allows() -> None:
     ]  # fmt: skip
 
 
-def test_a_logits_processor_that_is_not_installed_is_refused_and_leaves_nothing() -> None:
+def test_an_unknown_logits_processor_is_refused_without_side_effects() -> None:
     bench = Bench()
     with pytest.raises(
-        InvalidArgument, match="logits_processors: 'nobodys' does not exist on this worker; there are none"
+        InvalidArgument, match="logits_processors: 'nobodys' does not exist on this worker; available: none"
     ):
         bench.admit(0, logits_processors={"nobodys": ""}, logit_bias={1: 100.0})
     bench.admit(0)

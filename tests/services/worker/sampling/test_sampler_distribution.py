@@ -1,6 +1,7 @@
-"""Every combination of filters, with and without what comes before them: each token as often as the protocol says.
+"""Every combination of filters, with and without earlier features, samples each token with its specified
+probability.
 
-The expected probabilities are computed here once more, token by token, in plain Python.
+The expected probabilities are computed token by token in plain Python.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ BEFORE: dict[str, dict[str, Any]] = {
 
 
 def expected(asked: dict[str, Any]) -> list[float]:
-    """Probability of each token: allowed, bad words, minimum, bias, penalties, temperature, min_p, top_k, top_p."""
+    """Returns the probability of each token: allowed ids, bad words, min_tokens, bias, penalties, temperature, min_p,
+    top_k, top_p."""
     logits = LOGITS.tolist()
     for token in range(VOCAB_SIZE):
         if token not in asked.get("allowed_token_ids", range(VOCAB_SIZE)):
@@ -84,7 +86,7 @@ def softmax(logits: list[float]) -> list[float]:
 
 
 def draw(asked: dict[str, Any]) -> list[int]:
-    """How often each token is taken, over as many seeds."""
+    """Counts how often each token is sampled, over as many seeds."""
     bad_words = asked.get("bad_words", [])
     params = {name: value for name, value in asked.items() if name != "bad_words"}
     device, ops = torch.device("cpu"), kernels.load("cpu")
@@ -105,7 +107,7 @@ def draw(asked: dict[str, Any]) -> list[int]:
 
 
 def critical(freedom: int) -> float:
-    """Chi-square that is passed with a probability of 1e-6 (Wilson and Hilferty 1931)."""
+    """Returns the chi-square value that is exceeded with a probability of 1e-6 (Wilson and Hilferty 1931)."""
     spread = 2 / (9 * freedom)
     return float(freedom * (1 - spread + 4.753 * math.sqrt(spread)) ** 3)
 
@@ -113,7 +115,7 @@ def critical(freedom: int) -> float:
 @pytest.mark.parametrize("temperature", [0.7, 1.6])
 @pytest.mark.parametrize("filters", FILTERS, ids=lambda chosen: "+".join(chosen) or "unfiltered")
 @pytest.mark.parametrize("before", BEFORE)
-def test_tokens_are_drawn_as_often_as_they_should(before: str, filters: dict[str, Any], temperature: float) -> None:
+def test_tokens_follow_the_expected_distribution(before: str, filters: dict[str, Any], temperature: float) -> None:
     asked = {"temperature": temperature, **BEFORE[before], **filters}
     shares, counts = expected(asked), draw(asked)
     assert [token for token, share in enumerate(shares) if not share and counts[token]] == []

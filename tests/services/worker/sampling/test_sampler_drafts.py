@@ -1,4 +1,4 @@
-"""Several rows for a slot: behind each draft the features see what they would have seen one token at a time."""
+"""Slots with several rows: after each draft the features see the same state as one token at a time."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def started(features: dict[str, Any]) -> Bench:
 
 
 def one_at_a_time(bench: Bench, slot: int, tokens: list[int]) -> list[torch.Tensor]:
-    """Logits before each of `tokens`, and behind the last."""
+    """Returns the logits before each of `tokens`, and after the last one."""
     seen = []
     for token in [*tokens, -1]:
         position = np.array([bench.lengths[slot]], dtype=np.int32)
@@ -60,7 +60,7 @@ def one_at_a_time(bench: Bench, slot: int, tokens: list[int]) -> list[torch.Tens
 
 
 def with_drafts(bench: Bench, accepted: dict[int, int]) -> dict[int, list[torch.Tensor]]:
-    """The same in one go; then the first so many drafts of each slot are taken."""
+    """Returns the same logits computed in one step; then accepts the given number of drafts of each slot."""
     slots = np.array([slot for slot, drafts in DRAFTS.items() for _ in range(len(drafts) + 1)])
     behind = [drafts[:count] for drafts in DRAFTS.values() for count in range(len(drafts) + 1)]
     ahead = torch.tensor([tokens + [-1] * (3 - len(tokens)) for tokens in behind], dtype=torch.int32)
@@ -80,20 +80,20 @@ def with_drafts(bench: Bench, accepted: dict[int, int]) -> dict[int, list[torch.
 
 @pytest.mark.parametrize("accepted", [{0: 3, 2: 1, 3: 0}, {0: 1, 2: 0, 3: 0}, {0: 2, 2: 1, 3: 0}])
 @pytest.mark.parametrize("features", FEATURES.values(), ids=list(FEATURES))
-def test_rows_behind_drafts_are_those_of_single_tokens(features: dict[str, Any], accepted: dict[int, int]) -> None:
+def test_rows_after_drafts_equal_those_of_single_tokens(features: dict[str, Any], accepted: dict[int, int]) -> None:
     single, drafting = started(features), started(features)
     seen = with_drafts(drafting, accepted)
     for slot, drafts in DRAFTS.items():
         for row, expected in zip(seen[slot], one_at_a_time(started(features), slot, drafts), strict=True):
             assert torch.equal(row, expected)
         one_at_a_time(single, slot, drafts[: accepted[slot]])
-    assert torch.equal(single.logits(), drafting.logits()), "what was refused must leave nothing behind"
+    assert torch.equal(single.logits(), drafting.logits()), "refused drafts must leave no state"
 
 
 @pytest.mark.parametrize("package", ["quire.kernels.cpu", "quire.kernels.reference"])
 @pytest.mark.parametrize("sampling", [{"top_k": 6}, {"top_p": 0.8}, {"min_p": 0.1}, {}], ids=str)
 def test_the_rejection_rule_reads_logits_before_they_are_overwritten(sampling: dict[str, Any], package: str) -> None:
-    """Temperature and filters count once: tokens come as often as the slots' distribution says."""
+    """Temperature and filters apply once: tokens follow the slots' distribution."""
     if package == "quire.kernels.cpu" and cpu.unavailable():
         pytest.skip(cpu.unavailable() or "")
     temperature, count = 0.6, 4000

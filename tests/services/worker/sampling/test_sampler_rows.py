@@ -1,4 +1,4 @@
-"""What is prepared for the rows of a step serves those behind it, as long as the same sequences sample."""
+"""Bindings prepared for the rows of a step are reused while the same sequences sample."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from quire.shared.pb.common.v1 import sampling_pb2
 
 
 def sampler_of(*slots: int) -> Sampler:
-    """Their seeds are their numbers."""
+    """Returns a sampler whose slots have their numbers as seeds."""
     sampler = Sampler(6, 12, 0, kernels.load("cpu", ()), torch.device("cpu"))
     for slot in slots:
         admit(sampler, slot, seed=slot)
@@ -33,8 +33,8 @@ def plain(sampler: Sampler, slots: Rows) -> PlainRows:
     return found
 
 
-def test_rows_that_another_array_named_first_are_compared_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A prompt's step and the decode steps behind it name the same slots by two arrays."""
+def test_equal_rows_in_another_array_are_compared_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prompt's step and the decode steps after it pass the same slots in two arrays."""
     sampler, of_prompt, of_decode = sampler_of(0, 3), np.array([0, 3]), np.array([0, 3])
     first = plain(sampler, of_prompt)
     assert plain(sampler, of_decode).choice is first.choice
@@ -48,7 +48,7 @@ def test_rows_that_another_array_named_first_are_compared_once(monkeypatch: pyte
         plain(sampler, of_prompt)
 
 
-def test_an_array_that_served_before_others_were_admitted_is_prepared_again() -> None:
+def test_admissions_invalidate_prepared_rows() -> None:
     sampler, slots = sampler_of(0, 3), np.array([0, 3])
     before = plain(sampler, slots)
     sampler.release(3)
@@ -58,6 +58,6 @@ def test_an_array_that_served_before_others_were_admitted_is_prepared_again() ->
     assert after.choice.seeds.tolist() == [0, 99]
 
 
-def test_other_rows_between_are_not_taken_for_the_ones_before() -> None:
+def test_different_rows_are_prepared_separately() -> None:
     sampler, both, one = sampler_of(0, 3), np.array([0, 3]), np.array([3])
     assert [plain(sampler, slots).choice.seeds.tolist() for slots in (both, one, both)] == [[0, 3], [3], [0, 3]]

@@ -1,4 +1,4 @@
-"""Samplers that have a part of the vocabulary each choose and tell what one does that has all of it."""
+"""Samplers with a shard of the vocabulary each return the same as one with the whole vocabulary."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PROMPT, OUTPUT = [4, 5, 1], [3, 3, 9]
 REST = {"prompt", "output", "eos", "bad_words", "marks"}
 SEEDED = {"temperature": 0.9, "seed": 7}
 
-# A slot each.
+# One slot per entry.
 ASKED: dict[str, dict[str, Any]] = {
     "greedy": {"logprobs": 3},
     "temperature": {"temperature": 1.3, "seed": -5, "logprobs": 0},
@@ -81,12 +81,12 @@ class Row:
 
     @property
     def known(self) -> list[int]:
-        """Without banned ones, which are all the same."""
+        """Token ids without banned tokens, whose order is arbitrary."""
         return [token for token, value in zip(self.ids, self.logprobs[1:], strict=True) if value > float("-inf")]
 
 
 def rows_of(sampled: SampledTokens) -> tuple[list[int], list[Row]]:
-    """All tokens, and the rows that have log-probabilities."""
+    """Returns all tokens, and the rows that have log-probabilities."""
     tokens: list[int] = sampled.token_ids.tolist()
     found = sampled.logprobs
     if found is None:
@@ -104,7 +104,7 @@ def sampler_of(
     *,
     batch_invariant: bool = False,
 ) -> Sampler:
-    """With a slot for each that asks."""
+    """Returns a sampler with one slot per request."""
     ops = kernels.load("cpu", ("quire.kernels.reference",))
     sampler = Sampler(
         len(asked),
@@ -125,7 +125,7 @@ def sampler_of(
 def samples(
     shard: Shard, asked: list[dict[str, Any]], steps: list[torch.Tensor], mode: str = "raw_logprobs"
 ) -> list[tuple[list[int], list[Row]]]:
-    """Of each of the `steps`' logits, all slots at once."""
+    """Samples all slots for each of the `steps`' logits."""
     sampler = sampler_of(shard, asked, steps[0].size(1), mode)
     lengths = np.array([len(PROMPT + fields.get("output", OUTPUT)) for fields in asked], dtype=np.int32)
     said = []
@@ -155,8 +155,8 @@ def assert_same(found: Any, want: Any) -> None:
 
 @pytest.mark.parametrize("mode", ["raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits"])
 @pytest.mark.parametrize(("size", "vocab_size"), [(2, 14), (2, 13), (3, 20), (4, 13), (8, 1001)])
-def test_parts_say_what_the_whole_says(size: int, vocab_size: int, mode: str) -> None:
-    """Everything that can be asked for, in one batch; vocabularies that ranks divide and such that they do not."""
+def test_shards_sample_like_the_whole_vocabulary(size: int, vocab_size: int, mode: str) -> None:
+    """Combines all parameters in one batch, with vocabularies that divide evenly among ranks and others."""
     asked = list(ASKED.values())
     steps = logits_of(12, len(asked), vocab_size)
     want = samples(WHOLE, asked, steps, mode)
@@ -165,7 +165,7 @@ def test_parts_say_what_the_whole_says(size: int, vocab_size: int, mode: str) ->
 
 
 @pytest.mark.parametrize("name", ASKED)
-def test_each_wish_alone(name: str) -> None:
+def test_each_parameter_alone(name: str) -> None:
     steps = logits_of(4, 1, 13)
     want = samples(WHOLE, [ASKED[name]], steps)
     for found in RankThreads(2).run(lambda shard: samples(shard, [ASKED[name]], steps)):
@@ -173,7 +173,7 @@ def test_each_wish_alone(name: str) -> None:
 
 
 def test_a_rank_without_any_token() -> None:
-    """The last of four has none of five."""
+    """The last of four ranks has none of five tokens."""
     asked = [{"logprobs": 4}, {**SEEDED, "top_p": 0.9, "logprobs": -1}, {**SEEDED, "frequency_penalty": 1.0}]
     asked = [{**fields, "output": [3]} for fields in asked]
     steps = logits_of(6, len(asked), 5)
@@ -185,8 +185,8 @@ def test_a_rank_without_any_token() -> None:
 FEW = [{}, {**SEEDED, "top_k": 3}, {**SEEDED, "top_k": 4, "top_p": 0.7}, {**SEEDED, "min_p": 0.1}, SEEDED]
 
 
-def test_what_becomes_of_a_row_does_not_hang_on_the_way_that_others_go() -> None:
-    """Where that is asked for all rows are searched alike: what crosses for a row is what crosses beside another."""
+def test_batch_invariant_rows_exchange_the_same_in_any_batch() -> None:
+    """With batch_invariant all rows take the same path: a row's traffic does not depend on the other rows."""
     crossed = []
     for others in ([], [{**SEEDED, "top_p": 0.5}]):
         threads, asked = RankThreads(2), [{**SEEDED, "top_k": 4, "top_p": 0.7}, *others]
@@ -204,8 +204,8 @@ def test_what_becomes_of_a_row_does_not_hang_on_the_way_that_others_go() -> None
 
 
 @pytest.mark.parametrize("more", [[], [{**SEEDED, "top_p": 0.5}]], ids=["few are kept", "many may be kept"])
-def test_of_equals_the_lowest_id_is_taken_and_equals_of_the_last_stay(more: list[dict[str, Any]]) -> None:
-    """Logits that are equal on several ranks, as those of 16 bits often are."""
+def test_ties_take_the_lowest_id_and_filters_keep_all_equal_values(more: list[dict[str, Any]]) -> None:
+    """Uses logits that are equal on several ranks, as 16-bit logits often are."""
     asked = [*FEW, *more]
     steps = [logits.round() for logits in logits_of(60, len(asked), 40, 1.0)]
     want = samples(WHOLE, asked, steps)
@@ -213,8 +213,8 @@ def test_of_equals_the_lowest_id_is_taken_and_equals_of_the_last_stay(more: list
         assert_same(found, want)
 
 
-def test_a_token_that_the_model_bans_and_something_forces() -> None:
-    """No token is less likely; what fills a part up is none."""
+def test_a_forced_token_that_the_model_bans() -> None:
+    """No token is less likely than a banned one, and padding is never sampled."""
     asked = [{**ASKED["thinking"], "thinking_token_budget": 0, "logprobs": 1}]
     steps = logits_of(2, 1, 13)
     for logits in steps:
@@ -228,7 +228,7 @@ def test_a_token_that_the_model_bans_and_something_forces() -> None:
 
 @pytest.mark.parametrize("place", [0, 12])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_a_row_that_is_lost_is_lost_on_all_ranks_and_alone(bad: float, place: int) -> None:
+def test_a_failed_row_fails_on_all_ranks_and_alone(bad: float, place: int) -> None:
     asked = [{**SEEDED, "top_p": 0.9, "logprobs": 1}] * 3
     steps = logits_of(2, 3, 13)
     steps[0][1, place] = bad
@@ -254,8 +254,8 @@ def test_a_row_that_is_lost_is_lost_on_all_ranks_and_alone(bad: float, place: in
         ({"top_n_sigma": 1.0}, 3 + 4),
     ],
 )
-def test_what_crosses_ranks_does_not_grow_with_the_vocabulary(fields: dict[str, Any], most: int) -> None:
-    """Elements that a rank sends in a step, of a row."""
+def test_rank_traffic_does_not_grow_with_the_vocabulary(fields: dict[str, Any], most: int) -> None:
+    """Counts the elements that a rank sends per step and row."""
     for vocab_size in (400, 4_000, 40_000):
         threads = RankThreads(2)
         threads.run(lambda shard, size=vocab_size: samples(shard, [fields] * 6, logits_of(1, 6, size)))
@@ -269,7 +269,7 @@ def chosen_for_drafts(
     logits: torch.Tensor,
     proposed: torch.Tensor | None = None,
 ) -> list[list[int]]:
-    """Two drafts of each slot, and what its three rows say. `proposed`: what drafts were drawn from."""
+    """Returns the tokens of three rows per slot, for two drafts each. `proposed`: the drafts' distributions."""
     sampler, slots = sampler_of(shard, asked, logits.size(1)), np.arange(len(asked))
     counts = np.full(len(asked), 2, dtype=np.int32)
     token_ids = np.arange(2 * len(asked), dtype=np.int32) * 5 % logits.size(1)
@@ -284,7 +284,7 @@ def chosen_for_drafts(
 
 @pytest.mark.parametrize("are_drawn", [False, True])
 @pytest.mark.parametrize("method", REJECTION_METHODS)
-def test_drafts_are_verified_as_by_the_whole(method: str, are_drawn: bool) -> None:
+def test_drafts_are_verified_like_with_the_whole_vocabulary(method: str, are_drawn: bool) -> None:
     asked = [fields for name, fields in ASKED.items() if name not in {"beam", "nothing is left"}] * 4
     logits, others = logits_of(2, 3 * len(asked), 13)
     proposed = logits[: 2 * len(asked)] + 0.3 * others[: 2 * len(asked)] if are_drawn else None
@@ -294,7 +294,7 @@ def test_drafts_are_verified_as_by_the_whole(method: str, are_drawn: bool) -> No
 
 
 @pytest.mark.parametrize("method", REJECTION_METHODS)
-def test_no_draft_brings_logits_together(method: str) -> None:
+def test_verifying_drafts_gathers_no_logits(method: str) -> None:
     threads = RankThreads(2)
     (logits,) = logits_of(1, 3 * 4, 4_000)
     threads.run(lambda shard: chosen_for_drafts(shard, method, [SEEDED] * 4, logits, logits[:8] / 2))
@@ -302,11 +302,11 @@ def test_no_draft_brings_logits_together(method: str) -> None:
     assert threads.num_sent <= 12 * 12
 
 
-def test_only_rows_that_ask_for_a_processor_of_whole_rows_are_brought_together() -> None:
+def test_only_rows_with_a_logits_processor_are_gathered() -> None:
     threads, asked = RankThreads(2), [{}, ASKED["processor"], {}, {}]
     threads.run(lambda shard: samples(shard, asked, logits_of(1, 4, 4_000)))
     assert [tuple(x.shape) for x in threads.sent if x.size(-1) >= 2_000] == [(1, 2_000)]
 
 
-def test_a_rank_of_its_own_has_the_kernels_as_they_are() -> None:
+def test_a_single_rank_uses_the_kernels_directly() -> None:
     assert not isinstance(open_vocabulary(WHOLE, 12, kernels.load("cpu")), ShardedVocabulary)

@@ -234,7 +234,7 @@ def test_pages_of_a_gpu_come_and_go_at_one_address(monkeypatch: pytest.MonkeyPat
     region.release()
     assert (driver.mapped, driver.handles) == ({}, {})
     driver.room = 600 * MIB
-    with pytest.raises(ResourceExhausted, match=r"0\.59 GiB free"):
+    with pytest.raises(ResourceExhausted, match=r"0\.59 GiB of free memory"):
         region.acquire()
     assert (driver.mapped, driver.handles) == ({}, {}), "nothing is half taken"
     driver.room = 700 * MIB

@@ -1,4 +1,4 @@
-"""Forward passes of drafters: where the tokens of their batches stand."""
+"""Forward passes of drafters: positions and KV places of their batches' tokens."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ LONGEST = 40
 LIMITS = WorkerLimits(block_size=4, max_num_seqs=6, max_num_batched_tokens=64, max_model_len=LONGEST, num_blocks=61)
 
 
-def test_no_draft_stands_behind_the_longest_sequence() -> None:
-    """One that is about to end has fewer drafts than those beside it, and models have tables for so many positions."""
+def test_drafts_do_not_exceed_the_maximum_position() -> None:
+    """A sequence close to its end has fewer drafts than others, and models have tables up to the maximum
+    position only."""
     table = SlotTable(LIMITS)
     table.block_table[:] = np.arange(1, 1 + table.block_table.size).reshape(table.block_table.shape)
     slots, starts, counts = np.array([1, 4]), np.array([LONGEST - 1, 9], np.int32), np.array([1, 4], np.int32)
@@ -24,4 +25,6 @@ def test_no_draft_stands_behind_the_longest_sequence() -> None:
     assert int(batches[0].positions[0]) == LONGEST - 1
     for batch in batches:
         assert int(batch.positions.max()) < LONGEST
-    assert [int(batch.slot_mapping[0]) for batch in batches[1:]] == [0, 0, 0], "its own blocks are not written again"
+    assert [int(batch.slot_mapping[0]) for batch in batches[1:]] == [0, 0, 0], (
+        "the sequence's blocks are not written again"
+    )

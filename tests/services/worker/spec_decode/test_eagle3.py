@@ -1,4 +1,4 @@
-"""EAGLE-3 heads as their authors publish them, against their definition in plain torch, and drafting."""
+"""EAGLE-3 heads in the authors' format, compared with their definition in plain torch, and drafting with them."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ HEAD: dict[str, Any] = MODEL | {
     "num_hidden_layers": 1,
     "draft_vocab_size": DRAFT_VOCAB,
 }
-TOKENS = torch.arange(DRAFT_VOCAB) * 3 % VOCAB  # of the model, that the head has
+TOKENS = torch.arange(DRAFT_VOCAB) * 3 % VOCAB  # the model's ids of the head's tokens
 MAPS = {"d2t": TOKENS - torch.arange(DRAFT_VOCAB), "t2d": torch.isin(torch.arange(VOCAB), TOKENS)}
 
 
 def head_tensors(scale: float = 1.0, layer: str = "midlayer", size: int = SIZE) -> Tensors:
-    """`scale`: of what the layer adds."""
+    """Returns random weights. `scale`: of the layer's contribution."""
     tensors = {}
     for i, (name, (rows, columns)) in enumerate(LAYER.items()):
         wide = 2 * columns if name.endswith(("q_proj", "k_proj", "v_proj")) else columns
@@ -63,7 +63,7 @@ def head_tensors(scale: float = 1.0, layer: str = "midlayer", size: int = SIZE) 
 
 
 def reference(tensors: Tensors, embedded: Tensor, features: Tensor, *, normed_residual: bool) -> Tensor:
-    """Of a whole sequence, without a cache."""
+    """Computes a whole sequence without a KV cache."""
     of = {name.partition(".")[2] if name.startswith("midlayer") else name: t for name, t in tensors.items()}
     normed = rms(features, of["hidden_norm.weight"])
     both = torch.cat((rms(embedded, of["input_layernorm.weight"]), normed), dim=-1)
@@ -85,8 +85,8 @@ def opened(folder: Path, given: Any) -> Eagle3:
 
 
 @pytest.mark.parametrize("normed_residual", [False, True])
-def test_a_head_computes_what_its_authors_say(normed_residual: bool, tmp_path: Path) -> None:
-    """A prompt in two chunks, then two drafts on its own features."""
+def test_a_head_computes_the_published_definition(normed_residual: bool, tmp_path: Path) -> None:
+    """Runs a prompt in two chunks, then two drafts from the head's own features."""
     tensors, given = head_tensors(), target()
     eagle = opened(folder_of(tmp_path, HEAD | {"norm_before_residual": normed_residual}, tensors), given)
     tokens, states = torch.arange(3, 23), drawn(20, 4 * SIZE, seed=1) * 8
@@ -111,8 +111,8 @@ def test_a_head_computes_what_its_authors_say(normed_residual: bool, tmp_path: P
     assert logits[:, ~MAPS["t2d"]].eq(float("-inf")).all()
 
 
-def test_what_layers_read_is_given_beside_the_hidden_states(tmp_path: Path) -> None:
-    """On the tape, and kernel by kernel: the same, for all tokens of a step and for some."""
+def test_kept_layer_inputs_follow_the_hidden_states(tmp_path: Path) -> None:
+    """Compares tape and separate kernels, for all tokens of a step and for some."""
     folder = ring_model(tmp_path / "model")
     found: list[Tensor] = []
     for backend in ("auto", "reference"):
@@ -161,7 +161,7 @@ def test_a_map_that_points_out_of_the_vocabulary_is_refused(tmp_path: Path) -> N
         opened(folder_of(tmp_path, HEAD, tensors), target())
 
 
-def test_the_checkpoint_says_that_it_is_one(tmp_path: Path) -> None:
+def test_an_eagle3_checkpoint_is_detected(tmp_path: Path) -> None:
     for config in (HEAD, MODEL | {"draft_vocab_size": 32, "num_hidden_layers": 1}):
         (tmp_path / "config.json").write_text(json.dumps(config))
         found = parse(json.dumps({"num_speculative_tokens": 2, "model": str(tmp_path)}))
@@ -169,7 +169,7 @@ def test_the_checkpoint_says_that_it_is_one(tmp_path: Path) -> None:
         assert found.method == "eagle3"
 
 
-def test_layers_are_the_authors_or_those_that_are_named() -> None:
+def test_layers_default_to_the_authors_choice() -> None:
     model = target().model.config
     deep = type(model)(**{name: getattr(model, name) for name in model.__dataclass_fields__} | {"num_layers": 32})
     assert read_eagle3(HEAD, deep).layers == (2, 16, 29)
@@ -179,8 +179,8 @@ def test_layers_are_the_authors_or_those_that_are_named() -> None:
 
 
 def right_head() -> Tensors:
-    """Its layer adds nothing and `fc` keeps what the model's first layer reads: the embedding of the token before the
-    last, of which the output head makes the successor's successor."""
+    """Returns a head whose drafts are always accepted: its layer adds nothing and `fc` selects the input of the model's
+    first layer, the embedding of the second to last token, whose second successor the output head returns."""
     embedding, _ = ring_of_tokens()
     tensors = {name: tensor for name, tensor in head_tensors(scale=0.0).items() if name not in MAPS}
     output = torch.zeros(VOCAB, SIZE)
@@ -197,8 +197,8 @@ def right_head() -> Tensors:
         pytest.param({"device": "cuda", "dtype": "bfloat16"}, marks=pytest.mark.gpu),
     ],
 )
-def test_a_right_head_is_believed_and_a_wrong_one_changes_nothing(settings: dict[str, Any], tmp_path: Path) -> None:
-    """On the tape, kernel by kernel, and in CUDA graphs."""
+def test_a_right_head_is_accepted_and_a_wrong_one_changes_no_text(settings: dict[str, Any], tmp_path: Path) -> None:
+    """Runs on the tape, kernel by kernel, and in CUDA graphs."""
     model, rates = ring_model(tmp_path / "model"), []
     for tensors, vocab_size in ((None, 0), (head_tensors(), DRAFT_VOCAB), (right_head(), VOCAB)):
         speculation = None
@@ -226,10 +226,9 @@ def test_a_right_head_is_believed_and_a_wrong_one_changes_nothing(settings: dict
 @pytest.mark.parametrize(
     "settings", [{}, pytest.param({"device": "cuda", "dtype": "bfloat16"}, marks=pytest.mark.gpu)], ids=str
 )
-def test_trees_of_a_head_that_knows_few_tokens_change_nothing_and_those_of_a_right_one_are_right(
-    settings: dict[str, Any], tmp_path: Path
-) -> None:
-    """What a head does not have is no guess: trees are then smaller."""
+def test_trees_of_a_head_with_a_small_vocabulary(settings: dict[str, Any], tmp_path: Path) -> None:
+    """Tokens outside of the head's vocabulary are never guessed, so that trees may be smaller; the text is
+    unchanged."""
     model, means = ring_model(tmp_path / "model"), []
     for tensors, vocab_size in ((head_tensors(), DRAFT_VOCAB), (right_head(), VOCAB)):
         folder = folder_of(tmp_path / "head", HEAD | {"draft_vocab_size": vocab_size}, tensors)

@@ -1,4 +1,4 @@
-"""Medusa heads under the names that vLLM reads compute what they do under those of their authors."""
+"""Medusa heads in vLLM's format compute the same as in the authors' format."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from quire.shared.errors import InvalidArgument
 from tests.services.worker.spec_decode.test_published_heads import SIZE, VOCAB, Tensors, drawn, folder_of, target
 
 CONFIG: dict[str, Any] = {"model_type": "medusa", "hidden_size": SIZE, "vocab_size": VOCAB, "num_heads": 3}
-KNOWN = torch.tensor([5, 0, 17, 63, 2])  # tokens of heads that have some only
+KNOWN = torch.tensor([5, 0, 17, 63, 2])  # token ids of heads with a reduced vocabulary
 
 
 def linears(num_blocks: int, *, biased: bool = False) -> Tensors:
@@ -53,13 +53,13 @@ def states(tensors: Tensors, head: int, num_blocks: int, features: torch.Tensor)
         (1, {}, outputs()),
         (2, {"num_hidden_layers": 2, "medusa_fc_bias": True}, outputs()),
         (1, {"original_lm_head": True}, {"lm_head.weight": drawn(VOCAB, SIZE, seed=300)}),
-        (1, {"original_lm_head": True}, outputs()),  # of which the first is taken
+        (1, {"original_lm_head": True}, outputs()),  # the first one is used
         (1, {"truncated_vocab_size": 5}, {**outputs(5), "token_map": KNOWN}),
         (1, {"truncated_vocab_size": VOCAB}, {**outputs(), "token_map": torch.arange(VOCAB)}),
     ],
     ids=["plain", "two-blocks-biased", "one-output", "first-output", "some-tokens", "all-tokens"],
 )
-def test_heads_compute_what_vllm_says(
+def test_heads_compute_the_same_as_in_vllm(
     num_blocks: int, config: dict[str, Any], more: Tensors, prefix: str, tmp_path: Path
 ) -> None:
     tensors = linears(num_blocks, biased=bool(config.get("medusa_fc_bias"))) | more
@@ -103,14 +103,14 @@ def test_heads_that_do_not_fit_are_refused_by_name(
 
 
 @torch.inference_mode()
-def test_weights_that_are_made_up_need_no_names(tmp_path: Path) -> None:
+def test_random_weights_need_no_tensor_names(tmp_path: Path) -> None:
     medusa, model = loaded(tmp_path, {"truncated_vocab_size": 5}, {"nothing": torch.ones(1)}, "dummy")
     logits = medusa.heads.logits(model, drawn(7, SIZE, seed=3), 2)
     assert logits[:, :5].isfinite().all()
     assert (logits[:, 5:] == float("-inf")).all()
 
 
-def test_the_checkpoint_says_how_it_drafts(tmp_path: Path) -> None:
+def test_a_medusa_checkpoint_is_detected(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     found = parse(json.dumps({"num_speculative_tokens": 2, "model": str(tmp_path)}))
     assert found is not None

@@ -1,5 +1,5 @@
-"""Multi-token prediction layers, as DeepSeek-V3's checkpoints have them: what they say is what their paper defines, and
-the text is that of the model alone."""
+"""Multi-token prediction layers in DeepSeek-V3's format: drafts follow the paper's definition, and the text is that of
+the model alone."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from tests.spec_decode.pair import Pair, build
 
 NUM_LAYERS, SIZE = 3, 48
 NORMS = ("enorm", "hnorm")
-PREFIX = f"model.layers.{NUM_LAYERS}"  # of the first of them
+PREFIX = f"model.layers.{NUM_LAYERS}"  # of the first prediction layer
 MTP = {"method": "mtp", "num_speculative_tokens": 3, "adaptive_length": False}
 
 
@@ -48,9 +48,11 @@ def drawn(*shape: int, seed: int) -> Tensor:
 
 
 def make(folder: Path, *inputs: Tensor, contribution: float = 1.0, **config: Any) -> tuple[Checkpoint, Any]:
-    """A model whose last layers became those that predict; and these, with all tensors. `inputs`: of the eh_proj of
-    each, `contribution`: of what all layers add to the residual stream; where it is less than all, norms leave
-    directions as they are."""
+    """Builds a model whose last layers are converted to prediction layers, and returns both with all tensors.
+
+    `inputs`: eh_proj of each prediction layer; `contribution`: scale of what all layers add to the residual stream; if
+    less than 1, norms keep directions.
+    """
     made = checkpoints.make("deepseek-v3", folder, num_hidden_layers=NUM_LAYERS + len(inputs), **config)
     for name, parameter in made.model.named_parameters():
         if name.endswith(("o_proj.weight", "down_proj.weight", "down_proj")):
@@ -71,14 +73,15 @@ def make(folder: Path, *inputs: Tensor, contribution: float = 1.0, **config: Any
 
 
 def _ends(tensors: dict[str, Tensor], seed: int, *, plain: bool) -> dict[str, Tensor]:
-    """What such a layer has besides a decoder's, its first product left out."""
+    """Returns the tensors of a prediction layer besides a decoder layer's, without its input projection."""
     repeated = {"embed_tokens": "model.embed_tokens", "shared_head.head": "lm_head", "shared_head.norm": "model.norm"}
     found = {name: tensors[f"{of}.weight"].clone() for name, of in repeated.items()}
     return found | {name: torch.ones(SIZE) if plain else drawn(SIZE, seed=seed + i) for i, name in enumerate(NORMS)}
 
 
 def forgetful(folder: Path, *inputs: Tensor) -> Checkpoint:
-    """What comes next depends on the last token for the most part: its embedding is nearly all of the stream."""
+    """Builds a checkpoint whose next token depends mostly on the last one: its embedding dominates the residual
+    stream."""
     return make(folder, *inputs, contribution=0.001)[0]
 
 
@@ -92,7 +95,7 @@ def prompts() -> list[list[int]]:
 
 
 @torch.inference_mode()
-def test_the_layer_is_what_its_paper_defines(tmp_path: Path) -> None:
+def test_the_layer_computes_the_published_definition(tmp_path: Path) -> None:
     made, ((behind,), tensors) = make(tmp_path, drawn(SIZE, 2 * SIZE, seed=9))
     config = read_model_config(json.loads((tmp_path / "config.json").read_text()))
     place = LayerPlacement(kernels.load("cpu"), torch.float32, torch.device("cpu"))
@@ -132,7 +135,7 @@ WAYS = [{"attention_backend": "cpu"}, {"attention_backend": "reference"}]
 
 
 @pytest.mark.parametrize("way", [*WAYS, pytest.param({"device": "cuda"}, marks=pytest.mark.gpu)], ids=str)
-def test_greedy_text_is_that_without_drafts_and_good_drafts_are_accepted(tmp_path: Path, way: dict[str, Any]) -> None:
+def test_greedy_text_is_unchanged_and_good_drafts_are_accepted(tmp_path: Path, way: dict[str, Any]) -> None:
     made = forgetful(tmp_path, OF_TOKEN)
     run = Pair(build(MTP, tmp_path, num_blocks=200, max_num_seqs=4, **way))
     asked = [run.ask(tokens, max_tokens=40, eos=()) for tokens in prompts()]
@@ -144,7 +147,7 @@ def test_greedy_text_is_that_without_drafts_and_good_drafts_are_accepted(tmp_pat
 
 
 def test_bad_drafts_are_refused_and_change_no_text(tmp_path: Path) -> None:
-    """This layer forgets the token behind the feature: what it says comes a position too early."""
+    """The layer ignores the token after the feature, so that it predicts one position too early."""
     made = forgetful(tmp_path, OF_FEATURE)
     run = Pair(build(MTP, tmp_path, num_blocks=200, max_num_seqs=4))
     asked = [run.ask(tokens, max_tokens=25, eos=()) for tokens in prompts()]
@@ -171,7 +174,7 @@ def test_prefix_hits_and_preemption_with_such_drafts(tmp_path: Path) -> None:
     assert run.core.counts.preemptions == 1
 
 
-def test_without_drafts_the_layer_is_passed_over(tmp_path: Path) -> None:
+def test_without_drafts_the_layer_is_not_loaded(tmp_path: Path) -> None:
     made = forgetful(tmp_path, OF_TOKEN)
     run = Pair(build(None, tmp_path, num_blocks=100))
     asked = run.ask(prompts()[1], max_tokens=8, eos=())
@@ -201,7 +204,7 @@ Make = Callable[[str], Checkpoint]
         ("llama", {}, {"model": "/somewhere"}, "model: '/somewhere': the method mtp drafts with a layer of the model"),
     ],
 )
-def test_models_that_have_none_are_refused_by_field_and_value(
+def test_models_without_prediction_layers_are_refused(
     checkpoint: Make, tmp_path: Path, family: str, changes: dict[str, Any], asked: dict[str, Any], text: str
 ) -> None:
     config = json.loads((checkpoint(family).folder / "config.json").read_text())
@@ -212,7 +215,7 @@ def test_models_that_have_none_are_refused_by_field_and_value(
 
 
 @pytest.mark.parametrize("there", [0, 1])
-def test_a_checkpoint_that_lacks_a_layer_is_refused_by_tensor(tmp_path: Path, there: int) -> None:
+def test_the_error_names_missing_tensors_of_a_layer(tmp_path: Path, there: int) -> None:
     make(tmp_path, *[OF_TOKEN] * there)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "num_nextn_predict_layers": there + 1}))

@@ -1,5 +1,4 @@
-"""Several multi-token prediction layers: drafts are what the paper of DeepSeek-V3 defines, and the text is that of the
-model alone."""
+"""Several multi-token prediction layers: drafts follow DeepSeek-V3's paper, and the text is that of the model alone."""
 
 from __future__ import annotations
 
@@ -32,12 +31,12 @@ from tests.services.worker.spec_decode.test_mtp import (
 )
 from tests.spec_decode.pair import Pair, build
 
-SMALL = {"block_size": 4, "max_num_batched_tokens": 16}  # prompts come in chunks
+SMALL = {"block_size": 4, "max_num_batched_tokens": 16}  # prompts are chunked
 
 
 @dataclass
 class Definition:
-    """Equations 21 to 23 of arXiv 2412.19437 in plain torch: whole sequences, nothing kept."""
+    """Equations 21 to 23 of arXiv 2412.19437 in plain torch, for whole sequences without a cache."""
 
     made: Checkpoint
     layers: Any
@@ -56,7 +55,7 @@ class Definition:
         features = given = model(torch.tensor([said[:-1]])).last_hidden_state[0]
         for k in range(count):
             depth = min(k, len(self.layers) - 1)
-            # The last module goes on from its own latest feature.
+            # The last module continues from its own latest feature.
             given = features if k == depth else torch.cat((given, features[-1:]))
             features = self._module(depth, given, said[depth + 1 :])
             said.append(int(self.made.model.lm_head(self._rms(depth, "shared_head.norm", features[-1])).argmax()))
@@ -80,7 +79,7 @@ class Definition:
         return self.tensors[f"model.layers.{NUM_LAYERS + depth}.{name}.weight"]
 
 
-Proposed = list[tuple[list[int], list[int]]]  # the known tokens of a sequence, and drafts
+Proposed = list[tuple[list[int], list[int]]]  # known tokens of a sequence, and its drafts
 
 
 @pytest.fixture
@@ -88,12 +87,12 @@ def proposed(monkeypatch: pytest.MonkeyPatch) -> Proposed:
     found: Proposed = []
     propose = FeatureProposer.propose
 
-    def recording(self: FeatureProposer, wanted: DraftRequest) -> Drafts | None:
-        drafts = propose(self, wanted)
+    def recording(self: FeatureProposer, request: DraftRequest) -> Drafts | None:
+        drafts = propose(self, request)
         if drafts is not None:
             tokens = iter(drafts.token_ids.tolist())
             for slot, count in zip(drafts.slots.tolist(), drafts.counts.tolist(), strict=True):
-                found.append((wanted.history.tokens_of(slot).tolist(), [next(tokens) for _ in range(count)]))
+                found.append((request.history.tokens_of(slot).tolist(), [next(tokens) for _ in range(count)]))
         return drafts
 
     monkeypatch.setattr(FeatureProposer, "propose", recording)
@@ -110,7 +109,8 @@ def some_right(num_modules: int) -> list[Tensor]:
 
 @pytest.fixture(scope="module")
 def defined(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, float], Definition]:
-    """By the number of modules and the layers' contribution; each is made once, and only read."""
+    """Returns definitions by number of modules and contribution of the layers; each is built once and shared
+    read-only."""
     known: dict[tuple[int, float], Definition] = {}
 
     def get(num_modules: int, contribution: float = 1.0) -> Definition:
@@ -140,7 +140,7 @@ def test_drafts_are_what_the_paper_defines(
     contribution: float,
     way: dict[str, Any],
 ) -> None:
-    """Of prompts in chunks and of outputs, behind drafts that were wrong, right, and right for a part."""
+    """Covers chunked prompts and outputs, after drafts that were wrong, right or partly right."""
     definition = defined(num_modules, contribution)
     made = definition.made
     run = Pair(build(asking(num_drafts), made.folder, num_blocks=200, max_num_seqs=4, **SMALL, **way))
@@ -155,10 +155,10 @@ def test_drafts_are_what_the_paper_defines(
 
 
 @pytest.mark.parametrize("num_modules", [2, 3])
-def test_behind_a_prefix_of_others_drafts_are_the_same(
+def test_drafts_are_the_same_after_a_shared_prefix(
     defined: Callable[[int], Definition], proposed: Proposed, num_modules: int
 ) -> None:
-    """Whose blocks hold what all modules kept: the sequence that filled them went on as this one does."""
+    """The blocks hold the KV of all modules: the sequence that filled them continued like this one."""
     definition = defined(num_modules)
     made = definition.made
     run = Pair(build(asking(4), made.folder, num_blocks=200, max_num_seqs=4, **SMALL))
@@ -174,9 +174,9 @@ def test_behind_a_prefix_of_others_drafts_are_the_same(
 
 
 @pytest.mark.parametrize("way", [*WAYS, pytest.param({"device": "cuda"}, marks=pytest.mark.gpu)], ids=str)
-def test_each_draft_comes_from_a_module_of_its_own_and_the_last_goes_on(tmp_path: Path, way: dict[str, Any]) -> None:
-    """One that forgets the token says what comes next a position too early; the text is that without drafts. Where two
-    tokens are nearly as likely, good layers may say the other one."""
+def test_each_draft_comes_from_its_module_and_further_ones_from_the_last(tmp_path: Path, way: dict[str, Any]) -> None:
+    """A module that ignores the token predicts one position too early; the text is that without drafts. If two tokens
+    are almost equally likely, good layers may draft the other one."""
     good = forgetful(tmp_path / "good", OF_TOKEN, OF_TOKEN, OF_TOKEN)
     run = Pair(build(asking(5), good.folder, num_blocks=200, max_num_seqs=4, **way))
     asked = [run.ask(tokens, max_tokens=40, eos=()) for tokens in prompts()]
@@ -196,7 +196,7 @@ def test_each_draft_comes_from_a_module_of_its_own_and_the_last_goes_on(tmp_path
     assert first >= second > 2 * later, counts
 
 
-def test_preemption_and_prefixes_that_end_otherwise(tmp_path: Path) -> None:
+def test_preemption_and_prefixes_with_different_continuations(tmp_path: Path) -> None:
     made = forgetful(tmp_path, OF_TOKEN, OF_TOKEN, OF_TOKEN)
     run = Pair(build(asking(3), tmp_path, num_blocks=200, max_num_seqs=4, **SMALL))
     first = run.ask(prompts()[0], max_tokens=12, eos=())
@@ -213,8 +213,8 @@ def test_preemption_and_prefixes_that_end_otherwise(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("num_drafts", [2, 6])
-def test_sampled_text_is_that_without_drafts(tmp_path: Path, num_drafts: int) -> None:
-    """Drafts of any length, from steps that nobody drafted in to full ones; blocks are short for some of the time."""
+def test_sampled_text_is_unchanged(tmp_path: Path, num_drafts: int) -> None:
+    """Varies the draft length from zero to the maximum; blocks run short for some of the time."""
     make(tmp_path, *some_right(3), contribution=0.01)
     said = []
     for speculation in (None, asking(num_drafts, adaptive_length=True), asking(num_drafts)):

@@ -1,4 +1,4 @@
-"""A draft model may be of another family than the model, if its tokens are the same."""
+"""A draft model may belong to another family than the model if its tokens are the same."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TOKENS = {f"t{number}": number for number in range(VOCAB_SIZE)}
 
 
 def tokens_of(folder: Path, path: Path, vocabulary: dict[str, int]) -> Path:
-    """The checkpoint, beside a tokenizer."""
+    """Copies the checkpoint and adds a tokenizer."""
     path.mkdir()
     for file in folder.iterdir():
         (path / file.name).symlink_to(file)
@@ -25,7 +25,7 @@ def tokens_of(folder: Path, path: Path, vocabulary: dict[str, int]) -> Path:
 
 
 def test_a_llama_drafts_for_a_qwen3(checkpoint: Callable[[str], Checkpoint], tmp_path: Path) -> None:
-    """Nothing about the text changes; a model that drafts for itself is nearly always right."""
+    """The text is unchanged; a model that drafts for itself is almost always accepted."""
     model = tokens_of(checkpoint("qwen3-tied").folder, tmp_path / "model", TOKENS)
     drafters = {name: tokens_of(checkpoint(name).folder, tmp_path / name, TOKENS) for name in ("llama", "qwen3-tied")}
     texts, accepted = [], []
@@ -48,7 +48,7 @@ def test_a_llama_drafts_for_a_qwen3(checkpoint: Callable[[str], Checkpoint], tmp
     assert accepted[2] > 0.9
 
 
-def test_another_tokenizer_is_refused_by_name_with_both_sides(
+def test_the_error_for_another_tokenizer_names_both_tokens(
     checkpoint: Callable[[str], Checkpoint], tmp_path: Path
 ) -> None:
     model = tokens_of(checkpoint("qwen3-tied").folder, tmp_path / "model", TOKENS)

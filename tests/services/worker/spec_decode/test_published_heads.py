@@ -1,4 +1,4 @@
-"""Heads as their authors publish them, against their papers' definitions in plain torch, and drafting."""
+"""EAGLE and Medusa heads in the authors' format, compared with the papers' definitions in plain torch, and drafting."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def folder_of(path: Path, config: dict[str, Any], tensors: Tensors, file: str = 
 
 
 def eagle_tensors(scale: float = 1.0) -> Tensors:
-    """`scale`: of what the layer adds."""
+    """Returns random weights. `scale`: of the layer's contribution."""
     tensors = {
         f"layers.0.{name}.weight": drawn(*shape, seed=i) * (scale if name.endswith(("o_proj", "down_proj")) else 1)
         for i, (name, shape) in enumerate(LAYER.items())
@@ -94,7 +94,7 @@ def norm_tensors() -> Tensors:
 
 
 def target(load_format: str = "auto") -> DraftTarget:
-    """A model that is nothing but its ends."""
+    """Returns a model without decoder layers."""
     embedding, output = drawn(VOCAB, SIZE, seed=40), drawn(VOCAB, SIZE, seed=41)
     model: Any = SimpleNamespace(
         config=LlamaForCausalLM.read(ConfigFile(MODEL)),
@@ -113,7 +113,7 @@ def rms(x: Tensor, weight: Tensor | None) -> Tensor:
 
 
 def rotated(x: Tensor, positions: Tensor) -> Tensor:
-    """[num_tokens, num_heads, head_dim], halves rotated as Llama's are."""
+    """Rotates [num_tokens, num_heads, head_dim] by halves, as Llama does."""
     angles = positions[:, None] * 10000.0 ** (-torch.arange(0, HEAD_DIM, 2) / HEAD_DIM)
     cos, sin = angles.cos()[:, None], angles.sin()[:, None]
     first, second = x.chunk(2, dim=-1)
@@ -121,7 +121,7 @@ def rotated(x: Tensor, positions: Tensor) -> Tensor:
 
 
 def reference_eagle(tensors: Tensors, embedded: Tensor, features: Tensor) -> Tensor:
-    """arXiv 2401.15077, figure 6: of a whole sequence, without a cache."""
+    """Computes a whole sequence without a KV cache (arXiv 2401.15077, figure 6)."""
     of = tensors.get
     both = torch.cat((rms(embedded, of("enorm.weight")), rms(features, of("hnorm.weight"))), dim=-1)
     x = F.linear(both, tensors["fc.weight"], of("fc.bias"))
@@ -142,7 +142,7 @@ def reference_eagle(tensors: Tensors, embedded: Tensor, features: Tensor) -> Ten
 
 
 def batch(tokens: Tensor, first: int) -> ForwardBatch:
-    """From position `first` on, in blocks 1 and 2."""
+    """Returns a batch from position `first` on, in blocks 1 and 2."""
     count, positions = len(tokens), torch.arange(first, first + len(tokens), dtype=torch.int32)
     lens = torch.tensor([first + count], dtype=torch.int32)
     tables, starts = torch.tensor([[1, 2]], dtype=torch.int32), torch.tensor([0, count], dtype=torch.int32)
@@ -167,10 +167,10 @@ QKV_BIASES = {
         (NORMS, norm_tensors()),
     ],
 )
-def test_an_eagle_head_computes_what_its_paper_says(
+def test_an_eagle_head_computes_the_published_definition(
     changes: dict[str, Any], more: Tensors, file: str, tmp_path: Path
 ) -> None:
-    """A prompt in two chunks, then two drafts on its own features."""
+    """Runs a prompt in two chunks, then two drafts from the head's own features."""
     tensors, given = eagle_tensors() | more, target()
     folder = folder_of(tmp_path, EAGLE | changes, tensors, file)
     eagle = Eagle(SpeculativeConfig(method="eagle", num_speculative_tokens=2, model=str(folder)), given)
@@ -203,10 +203,10 @@ def medusa_tensors(num_heads: int, num_blocks: int, *, own: bool) -> Tensors:
 
 @pytest.mark.parametrize("file", ["medusa_lm_head.safetensors", "medusa_lm_head.pt"])
 @pytest.mark.parametrize(("num_heads", "num_blocks", "own"), [(2, 1, True), (5, 1, True), (3, 2, True), (2, 1, False)])
-def test_medusa_heads_compute_what_their_paper_says(
+def test_medusa_heads_compute_the_published_definition(
     num_heads: int, num_blocks: int, own: bool, file: str, tmp_path: Path
 ) -> None:
-    """Published files hold more heads than their config.json says."""
+    """Published files contain more heads than their config.json states."""
     tensors, given = medusa_tensors(num_heads, num_blocks, own=own), target()
     folder = folder_of(tmp_path, MEDUSA | {"medusa_num_layers": num_blocks}, tensors, file)
     medusa = Medusa(SpeculativeConfig(method="medusa", num_speculative_tokens=2, model=str(folder)), given)
@@ -266,7 +266,7 @@ def test_medusa_heads_that_do_not_fit_are_refused_by_name(
         Medusa(SpeculativeConfig(method="medusa", num_speculative_tokens=2, model=str(folder)), target())
 
 
-def test_a_head_far_beyond_all_others_takes_no_memory(tmp_path: Path) -> None:
+def test_a_huge_head_number_allocates_no_memory(tmp_path: Path) -> None:
     tensors = medusa_tensors(1, 1, own=True) | {"99999999.1.weight": torch.ones(1, 1)}
     folder = folder_of(tmp_path, MEDUSA, tensors)
     with pytest.raises(InvalidArgument, match="a tensor of head 99999999; there are at most 128 heads"):
@@ -282,14 +282,14 @@ def test_a_head_far_beyond_all_others_takes_no_memory(tmp_path: Path) -> None:
         (MODEL, "draft_model"),
     ],
 )
-def test_the_checkpoint_says_how_it_drafts(config: dict[str, Any], method: str, tmp_path: Path) -> None:
+def test_the_method_is_detected_from_the_checkpoint(config: dict[str, Any], method: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     found = parse(json.dumps({"num_speculative_tokens": 2, "model": str(tmp_path)}))
     assert found is not None
     assert found.method == method
 
 
-def test_one_layer_alone_says_nothing(tmp_path: Path) -> None:
+def test_a_single_layer_is_ambiguous(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(EAGLE))
     with pytest.raises(InvalidArgument, match="num_hidden_layers is 1: is it an eagle head or a draft_model"):
         parse(json.dumps({"num_speculative_tokens": 2, "model": str(tmp_path)}))
@@ -300,7 +300,7 @@ def successor(token: Tensor) -> Tensor:
 
 
 def ring_of_tokens() -> tuple[Tensor, Tensor]:
-    """Embeddings, and an output embedding with which each token is followed by its successor."""
+    """Returns embeddings, and an output embedding with which each token is followed by its successor."""
     embedding, _ = torch.linalg.qr(torch.randn(VOCAB, SIZE, generator=torch.Generator().manual_seed(5)))
     output = torch.empty_like(embedding)
     output[successor(torch.arange(VOCAB))] = embedding
@@ -308,7 +308,7 @@ def ring_of_tokens() -> tuple[Tensor, Tensor]:
 
 
 def ring_model(path: Path) -> Path:
-    """Layers add nothing: a token's successor follows from it alone."""
+    """Writes a model whose layers add nothing, so that the next token depends on the last one alone."""
     embedding, output = ring_of_tokens()
     tensors = {"model.embed_tokens.weight": embedding, "lm_head.weight": output, "model.norm.weight": torch.ones(SIZE)}
     for index in range(MODEL["num_hidden_layers"]):
@@ -318,12 +318,12 @@ def ring_model(path: Path) -> Path:
 
 
 def right_eagle() -> Tensors:
-    """What follows from the token alone."""
+    """Returns an EAGLE head whose drafts follow from the token alone."""
     return eagle_tensors(scale=0.0) | {"fc.weight": torch.cat((torch.eye(SIZE), torch.zeros(SIZE, SIZE)), dim=1)}
 
 
 def right_medusa() -> Tensors:
-    """Head k follows the ring k + 2 times."""
+    """Returns Medusa heads of which head k follows the ring k + 2 times."""
     tensors, (embedding, _), ends = medusa_tensors(2, 1, own=True), ring_of_tokens(), successor(torch.arange(VOCAB))
     for head in range(2):
         ends = successor(ends)
@@ -340,7 +340,7 @@ def right_medusa() -> Tensors:
         ("medusa", MEDUSA, medusa_tensors(2, 1, own=True), right_medusa()),
     ],
 )
-def test_right_heads_are_believed_and_wrong_ones_change_nothing(
+def test_right_heads_are_accepted_and_wrong_ones_change_no_text(
     method: str, config: dict[str, Any], wrong: Tensors, right: Tensors, tmp_path: Path
 ) -> None:
     model, rates = ring_model(tmp_path / "model"), []

@@ -1,4 +1,4 @@
-"""Parts of speculative decoding in the worker, each against the rule that it follows."""
+"""Components of the worker's speculative decoding, each compared with its specification."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from quire.kernels import cpu
 from quire.services.worker.codec.step_codec import decode_plan
 from quire.services.worker.limits.worker_limits import WorkerLimits
 from quire.services.worker.sampling.accept import accept_drafts
-from quire.services.worker.spec_decode.acceptance_rates import MethodAcceptanceRates
+from quire.services.worker.spec_decode.acceptance_rates import SequenceAcceptanceRates
 from quire.services.worker.spec_decode.config import parse
 from quire.services.worker.spec_decode.history import TokenHistory
 from quire.services.worker.spec_decode.methods import ngram, past_outputs
@@ -37,7 +37,7 @@ LIMITS = WorkerLimits(block_size=4, max_num_seqs=6, max_num_batched_tokens=64, m
 
 @pytest.fixture(params=["compiled", "plain"])
 def plain(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the compiled library, where it is, and without."""
+    """Runs the test with the compiled library, if available, and without."""
     if request.param == "plain":
         monkeypatch.setattr(ngram.cpu, "unavailable", lambda: "not here")
     elif cpu.unavailable():
@@ -75,8 +75,8 @@ def slow_match(tokens: list[int], shortest: int, longest: int) -> int | None:
 
 
 @pytest.mark.parametrize(("length", "found"), [(1, 16), (30, 16), (31, 15), (34, 14), (500, 1)])
-def test_a_search_ends_by_what_was_read(length: int, found: int) -> None:
-    """Who had no turn is the first the next time."""
+def test_a_search_is_limited_by_the_tokens_read(length: int, found: int) -> None:
+    """Slots that were not searched come first in the next step."""
     asked: list[int] = []
     history = TokenHistory(WorkerLimits(4, 16, 64, 512, 61))
     for slot in range(16):
@@ -106,10 +106,10 @@ def test_a_slow_machine_finds_the_same_drafts() -> None:
     assert drafts_by_slot(drafts) == {slot: [slot] for slot in range(16)}
 
 
-def test_ngram_finds_what_a_plain_search_finds(monkeypatch: pytest.MonkeyPatch, plain: None) -> None:
+def test_ngram_finds_the_same_as_a_plain_search(monkeypatch: pytest.MonkeyPatch, plain: None) -> None:
     rng = random.Random(0)
     for _ in range(800):
-        monkeypatch.setattr(ngram, "MAX_SEARCHED_TOKENS", rng.choice([1, 20, 1000]))  # of a search
+        monkeypatch.setattr(ngram, "MAX_SEARCHED_TOKENS", rng.choice([1, 20, 1000]))  # per batched search
         texts = [[rng.randrange(3) for _ in range(rng.randrange(1, 14))] for _ in range(6)]
         shortest = rng.randrange(1, 4)
         longest = rng.randrange(shortest, 6)
@@ -127,7 +127,7 @@ def test_ngram_finds_what_a_plain_search_finds(monkeypatch: pytest.MonkeyPatch, 
         assert drafts_by_slot(found) == wanted, (texts, slots, shortest, longest)
 
 
-def test_ngrams_that_there_is_no_work_left_for_are_looked_for_next(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ngram_searches_over_the_budget_come_first_in_the_next_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ngram, "MAX_SEARCHED_TOKENS", 8)
     monkeypatch.setattr(ngram.cpu, "unavailable", lambda: None)
     monkeypatch.setattr(ngram.cpu, "ends_of_matches", lambda tokens, slots, *_: np.ones(len(slots), np.int32))
@@ -175,7 +175,7 @@ def test_suffix_drafts_as_much_as_matches() -> None:
     assert proposed(wide, history, 0, 2) == [4, 5]
 
 
-def test_suffix_goes_the_way_most_matches_went_while_it_is_likely() -> None:
+def test_suffix_follows_the_majority_while_it_is_likely() -> None:
     proposer, history = suffix(max_spec_factor=9, min_token_prob=0.5)
     history.start_sequence(0, array(7, 1, 2, 3, 8, 1, 2, 4, 9, 1, 2, 3, 6, 1))
     assert proposed(proposer, history, 0, 9) == [2, 3]  # 2 is certain, 3 follows twice out of three times
@@ -184,7 +184,7 @@ def test_suffix_goes_the_way_most_matches_went_while_it_is_likely() -> None:
     assert proposed(strict, history, 0, 9) == [2]
 
 
-def test_suffix_forgets_past_outputs_when_it_is_told_to() -> None:
+def test_clearing_the_history_drops_past_outputs() -> None:
     proposer, history = suffix()
     for forgets in (False, True):
         history.start_sequence(0, array(30))
@@ -197,7 +197,7 @@ def test_suffix_forgets_past_outputs_when_it_is_told_to() -> None:
         assert proposed(proposer, history, 1, 4) == ([] if forgets else [22])
 
 
-def test_suffix_remembers_outputs_of_ended_sequences_and_only_those() -> None:
+def test_suffix_searches_outputs_of_ended_sequences_only() -> None:
     proposer, history = suffix(past=2)
     for number in range(3):
         history.start_sequence(0, array(30, 31, 32))
@@ -212,7 +212,7 @@ def test_suffix_remembers_outputs_of_ended_sequences_and_only_those() -> None:
     assert kept == 2
 
 
-def test_past_outputs_are_indexed_some_at_a_time_and_found_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_past_outputs_are_indexed_incrementally(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(past_outputs, "INDEXED_AT_ONCE", 7)
     draw, past = random.Random(4), PastOutputs(6)
     outputs = [[draw.randrange(4) for _ in range(draw.randrange(2, 30))] for _ in range(5)]
@@ -242,8 +242,8 @@ def test_suffix_never_crosses_from_one_output_to_the_next() -> None:
     assert proposed(proposer, history, 1, 4) == [3]
 
 
-def test_sequences_whose_drafts_are_wrong_get_shorter_ones_and_another_chance() -> None:
-    acceptance = MethodAcceptanceRates(4)
+def test_sequences_with_wrong_drafts_get_shorter_ones_and_probes() -> None:
+    acceptance = SequenceAcceptanceRates(4)
     slots = np.array([0, 1])
     for slot in (0, 1):
         acceptance.reset(slot)
@@ -259,7 +259,7 @@ def test_sequences_whose_drafts_are_wrong_get_shorter_ones_and_another_chance() 
     assert acceptance.draft_lengths(slots)[1] >= 1
 
 
-def test_rows_say_what_is_ahead_of_them_and_what_they_confirm() -> None:
+def test_draft_rows_hold_preceding_drafts_and_the_next_draft() -> None:
     drafts = Drafts.of({4: np.array([7, 8, 9]), 1: np.array([5]), 3: np.array([], dtype=np.int32)})
     assert drafts is not None
     rows = DraftRows.of(np.array([0, 1, 4]), np.array([0, 1, 3], dtype=np.int32), drafts)
@@ -276,10 +276,10 @@ def test_rows_say_what_is_ahead_of_them_and_what_they_confirm() -> None:
         ([[1, 2, 3]], [[1, 5, 3, 4]], [[1, 5]]),
         ([[1, 2], [3]], [[1, 2, 5], [3, 4]], [[1, 2, 5], [3, 4]]),
         ([[1, 2, 3], [4, 5, 6]], [[1, 2, 7, 6], [4, 8, 6, 9]], [[1, 2, 7], [4, 8]]),
-        ([[], [4]], [[3], [-1, 2]], [[3], [-1]]),  # nothing could be chosen
+        ([[], [4]], [[3], [-1, 2]], [[3], [-1]]),  # no token could be sampled
     ],
 )
-def test_drafts_are_kept_up_to_the_first_wrong_one(
+def test_drafts_are_accepted_up_to_the_first_wrong_one(
     drafts: list[list[int]], chosen: list[list[int]], kept: list[list[int]]
 ) -> None:
     slots = np.arange(len(drafts)) * 2
@@ -296,7 +296,7 @@ def test_drafts_are_kept_up_to_the_first_wrong_one(
 
 
 class Table:
-    """A drafting table with a sequence of six tokens in slot 1, two blocks, its prompt computed."""
+    """A drafting slot table with a sequence of six tokens in slot 1, two blocks, and a computed prompt."""
 
     def __init__(self) -> None:
         self.table = DraftingSlotTable(LIMITS, 3)
@@ -304,7 +304,7 @@ class Table:
         self.step(admitted=[admission], counted_slots=u32(1), token_counts=u32(6), new_blocks=[(1, 5), (1, 6)])
 
     def step(self, new_blocks: list[tuple[int, int]], drafts: Drafts | None = None, **fields: object) -> list[int]:
-        """Most drafts by slot."""
+        """Resolves a plan and returns the maximum drafts by slot."""
         slots, ids = u32(*(slot for slot, _ in new_blocks)), u32(*(block for _, block in new_blocks))
         order = self.table.resolve(decode_plan(pb.StepPlan(new_block_slots=slots, new_block_ids=ids, **fields)))  # type: ignore[arg-type]
         self.last = self.table.advance(order, drafts)
@@ -317,7 +317,7 @@ def u32(*values: int) -> bytes:
     return columns.u32_bytes(list(values))
 
 
-def test_a_slot_drafts_what_is_ordered_and_what_has_room() -> None:
+def test_drafts_are_limited_by_the_order_and_by_blocks() -> None:
     table = Table()
     assert table.step([]) == []
     assert table.step([], num_draft_tokens=9) == [0, 0, 0, 0, 0, 0]  # position 7 is the last of two blocks
@@ -327,7 +327,7 @@ def test_a_slot_drafts_what_is_ordered_and_what_has_room() -> None:
     assert table.step([], num_draft_tokens=0) == []
 
 
-def test_a_slot_without_room_sits_out_and_keeps_its_place() -> None:
+def test_a_slot_without_blocks_skips_the_step() -> None:
     table = Table()
     table.step([])
     table.step([])
@@ -338,7 +338,7 @@ def test_a_slot_without_room_sits_out_and_keeps_its_place() -> None:
     assert (table.stalled, table.last.starts.tolist()) == ([], [8])
 
 
-def test_drafts_go_behind_the_last_token_and_count_once_they_are_right() -> None:
+def test_drafts_follow_the_last_token_and_count_once_accepted() -> None:
     table = Table()
     drafts = Drafts.of({1: np.array([30, 31], dtype=np.int32)})
     table.step([(1, 7)], drafts, num_draft_tokens=3)
@@ -370,7 +370,7 @@ def test_a_plan_that_breaks_the_rules_is_refused(fields: dict[str, bytes], text:
         table.resolve(decode_plan(pb.StepPlan(**fields)))  # type: ignore[arg-type]
 
 
-def test_what_is_ordered_by_name_must_have_room() -> None:
+def test_named_slots_must_have_blocks() -> None:
     table = Table()
     table.step([])
     table.step([])
@@ -378,7 +378,7 @@ def test_what_is_ordered_by_name_must_have_room() -> None:
         table.table.resolve(decode_plan(pb.StepPlan(counted_slots=u32(1), token_counts=u32(1))))
 
 
-def test_history_takes_several_tokens_of_each_slot() -> None:
+def test_history_appends_several_tokens_per_slot() -> None:
     history = TokenHistory(LIMITS)
     history.start_sequence(2, np.array([1, 2], dtype=np.int32))
     history.start_sequence(4, np.array([3], dtype=np.int32))
@@ -394,7 +394,7 @@ def test_history_takes_several_tokens_of_each_slot() -> None:
     [
         ("{", "speculative_config: not JSON"),
         ("[1]", "must be a JSON object"),
-        ('{"method": "magic", "num_speculative_tokens": 2}', "method: 'magic'; there are ngram, suffix"),
+        ('{"method": "magic", "num_speculative_tokens": 2}', "'magic' does not exist; available: ngram, suffix"),
         ('{"method": "ngram"}', "speculative_config.num_speculative_tokens: Field required"),
         ('{"method": "ngram", "num_speculative_tokens": 0}', "num_speculative_tokens: .* greater than or equal to 1"),
         ('{"method": "ngram", "num_speculative_tokens": 2, "topk": 1}', "speculative_config.topk: unknown setting"),
@@ -404,21 +404,21 @@ def test_history_takes_several_tokens_of_each_slot() -> None:
         ),
     ],
 )
-def test_a_wrong_configuration_is_named(text: str, problem: str) -> None:
+def test_an_invalid_configuration_is_reported_by_field(text: str, problem: str) -> None:
     with pytest.raises(InvalidArgument, match=problem):
         parse(text)
 
 
-def test_no_configuration_is_no_speculation() -> None:
+def test_an_empty_configuration_disables_speculation() -> None:
     assert parse("") is None
     config = parse('{"method": "ngram", "num_speculative_tokens": 3}')
     assert config is not None
     assert (config.shortest_match, config.prompt_lookup_max) == (5, 5)
 
 
-def test_the_history_is_what_came_however_it_is_read() -> None:
-    """Against plain lists: steps with a token for each slot, of the same slots or others, or with several; slots that
-    pass to other sequences between a step's launch and its tokens."""
+def test_the_history_equals_plain_lists() -> None:
+    """Mixes steps with one or several tokens per slot, of the same or other slots, and slots that change their sequence
+    between a step's launch and its tokens."""
     rng = random.Random(0)
     history = TokenHistory(LIMITS)
     longest = LIMITS.max_model_len + 1

@@ -1,4 +1,4 @@
-"""Trees of drafts: how they are written, which nodes are taken, which path turns out right, and what is refused."""
+"""Draft trees: their notation, the selected nodes, the accepted path, and refused configurations."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.spec_decode.questions import questions
 WORKED = TokenTree.parse("[(0, 0), (0,), (1, 0, 2), (1,), (1, 0)]")
 
 
-def test_a_tree_is_read_in_the_order_of_depth() -> None:
+def test_a_tree_is_parsed_in_order_of_depth() -> None:
     assert WORKED.paths == ((0,), (1,), (0, 0), (1, 0), (1, 0, 2))
     assert WORKED.parents.tolist() == [ROOT, ROOT, 0, 1, 3]
     assert WORKED.num_inner == 3
@@ -40,11 +40,11 @@ def test_a_tree_is_read_in_the_order_of_depth() -> None:
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"speculative_token_tree": "[(0,), (1, 0)]"}, r"\(1, 0\) is there without \(1,\)"),
+        ({"speculative_token_tree": "[(0,), (1, 0)]"}, r"\(1, 0\) has no parent \(1,\)"),
         ({"speculative_token_tree": "[(0,), (0,)]"}, "a path occurs twice"),
-        ({"speculative_token_tree": "[(0,), (-1,)]"}, r"\(-1,\) is no path"),
-        ({"speculative_token_tree": "[(0,), 1]"}, "1 is no path"),
-        ({"speculative_token_tree": "[(0,), (True,)]"}, "is no path"),
+        ({"speculative_token_tree": "[(0,), (-1,)]"}, r"\(-1,\) is not a path"),
+        ({"speculative_token_tree": "[(0,), 1]"}, "1 is not a path"),
+        ({"speculative_token_tree": "[(0,), (True,)]"}, "is not a path"),
         ({"speculative_token_tree": "[]"}, "must be a list of 1 to 256 paths"),
         ({"speculative_token_tree": "[(0,), (1)"}, "not a list of paths"),
         ({"speculative_token_tree": "[" * 9000}, "not a list of paths"),
@@ -54,7 +54,7 @@ def test_a_tree_is_read_in_the_order_of_depth() -> None:
             "num_speculative_tokens: 2 drafts of a speculative_token_tree of 1 paths",
         ),
         ({"speculative_token_tree": str([(i,) for i in range(80)]), "num_speculative_tokens": 63}, "at most 62"),
-        ({"speculative_token_tree": "[(0,), (0, 0), (0, 0, 0), (0, 0, 0, 0)]"}, "others stand behind 3 paths"),
+        ({"speculative_token_tree": "[(0,), (0, 0), (0, 0, 0), (0, 0, 0, 0)]"}, "3 paths have children"),
         ({"speculative_token_tree": "[(0,), (1,)]", "rejection_sample_method": "standard"}, "a rule for chains"),
         (
             {"speculative_token_tree": "[(0,), (1,)]", "method": "ngram"},
@@ -62,7 +62,7 @@ def test_a_tree_is_read_in_the_order_of_depth() -> None:
         ),
     ],
 )
-def test_what_is_no_tree_is_refused_by_name(changes: dict[str, Any], text: str) -> None:
+def test_invalid_trees_are_refused(changes: dict[str, Any], text: str) -> None:
     config = {"method": "eagle", "num_speculative_tokens": 2, "model": "somewhere"} | changes
     with pytest.raises(InvalidArgument, match=text) as caught:
         parse(json.dumps(config))
@@ -77,7 +77,7 @@ def test_what_is_no_tree_is_refused_by_name(changes: dict[str, Any], text: str) 
         ("medusa_tree", {}, "a path of 5 tokens, and 4 heads guess one each"),
     ],
 )
-def test_where_no_trees_can_be_is_said_at_the_start(config: str, settings: dict[str, Any], text: str) -> None:
+def test_settings_without_tree_support_are_refused_at_start(config: str, settings: dict[str, Any], text: str) -> None:
     deep = {"speculative_token_tree": str([(0,) * depth for depth in range(1, 6)]), "num_speculative_tokens": 5}
     with pytest.raises(InvalidArgument, match=text):
         build(TREES[config] | ({} if settings else deep), **settings)
@@ -87,7 +87,7 @@ def random_parents(draw: np.random.Generator, count: int) -> list[int]:
     return [int(draw.integers(-1, node)) for node in range(count)]
 
 
-def test_the_likeliest_nodes_hang_together() -> None:
+def test_the_selected_nodes_form_a_tree() -> None:
     draw = np.random.default_rng(5)
     for _ in range(200):
         parents = random_parents(draw, 12)
@@ -107,7 +107,7 @@ def test_the_likeliest_nodes_hang_together() -> None:
 
 
 def said_of(tokens: list[int], parents: list[int], chosen: list[int]) -> list[int]:
-    """Rows on the right path, one after the other: the rule of sequential sampling."""
+    """Returns the rows of the accepted path in order, by the rule of sequential sampling."""
     path, row = [0], 0
     while True:
         behind = [n + 1 for n, parent in enumerate(parents) if parent + 1 == row and tokens[n] == chosen[row]]
@@ -117,8 +117,8 @@ def said_of(tokens: list[int], parents: list[int], chosen: list[int]) -> list[in
         path.append(row)
 
 
-def test_the_path_that_is_said_is_kept_and_moves_into_its_place() -> None:
-    """Against the rule token by token, many slots at once, some of which have no drafts."""
+def test_the_accepted_path_is_kept_and_compacted() -> None:
+    """Compares many slots at once, some without drafts, with the rule applied token by token."""
     draw = np.random.default_rng(1)
     for _ in range(50):
         counts = draw.integers(0, 7, 5).astype(np.int32)
@@ -156,7 +156,7 @@ def test_the_path_that_is_said_is_kept_and_moves_into_its_place() -> None:
             assert (places[first : first + len(path)] - first).tolist() == path
 
 
-def test_rows_know_their_path_and_see_it_alone() -> None:
+def test_rows_see_their_own_path_only() -> None:
     rows = TreeRows.of(np.array([4, 0, 2], dtype=np.int32), np.arange(10, 16), np.array([ROOT, ROOT, 0, 2, ROOT, 0]))
     assert rows.depths.tolist() == [0, 1, 1, 2, 3, 0, 0, 1, 2]
     assert rows.preceding_drafts.tolist() == [
@@ -175,7 +175,7 @@ def test_rows_know_their_path_and_see_it_alone() -> None:
     assert hidden == [[], [], [1], [1], [2], [], [], [], []]
 
 
-def test_tails_hold_the_tokens_of_a_path_that_is_scattered_over_rows() -> None:
+def test_tails_collect_a_path_from_scattered_rows() -> None:
     tails = OutputTails(2, torch.device("cpu"))
     tails.start_slot(0, np.array([1, 2, 3], dtype=np.int32), 3)
     tails.start_slot(1, np.array([7], dtype=np.int32), 3)
@@ -184,7 +184,7 @@ def test_tails_hold_the_tokens_of_a_path_that_is_scattered_over_rows() -> None:
     assert tails.tokens.tolist() == [[3, 4, 5], [-2, 7, 8]]
 
 
-def test_forced_tokens_are_chains_beside_trees() -> None:
+def test_forced_tokens_are_chains_among_trees() -> None:
     trees = Drafts(np.array([1]), np.array([3], dtype=np.int32), np.array([5, 6, 7]), parents=np.array([ROOT, ROOT, 1]))
     found = {0: np.array([8, 9]), 1: np.array([5, 6, 7]), 4: np.array([3, 3])}
     drafts = _with_trees(found, trees)

@@ -1,6 +1,8 @@
-"""What constraining costs a worker: python -m tests.services.worker.structured.bench_structured [rows] [steps] [folder]
+"""Measures what constraints cost a worker.
 
-Decoding steps of `rows` sequences, each under a schema of its own, beside the same steps without schemas. The replica
+Run: python -m tests.services.worker.structured.bench_structured [rows] [steps] [folder]
+
+Runs decoding steps of `rows` sequences, each under a schema of its own, and the same steps without schemas. The replica
 runs in this process, one step after the other, as the engine runs it on a CPU.
 """
 
@@ -28,11 +30,11 @@ from tools.bench.structured import schema
 TINY = Path(__file__).parents[4] / "quire/tiny/model"
 PROMPT = list(range(40, 72))
 ROUNDS = 5
-WARM = 10  # steps
+WARM = 10  # steps before the measurement
 
 
 class Bench:
-    """One replica; each run begins an epoch of its own."""
+    """One replica; each run begins an epoch."""
 
     def __init__(self, folder: Path, rows: int, steps: int) -> None:
         self.rows, self.steps = rows, steps
@@ -46,7 +48,7 @@ class Bench:
         self.replica = build_replica(settings, self.grammars)
 
     def prepare(self) -> list[bytes]:
-        """A grammar for each row."""
+        """Compiles a grammar for each row."""
         names, done, slowest = [], threading.Semaphore(0), [0]
 
         def note(prepared: CompileResult) -> None:
@@ -66,7 +68,7 @@ class Bench:
         return names
 
     def run(self, grammars: list[bytes]) -> list[float]:
-        """Seconds of each decoding step."""
+        """Returns the seconds of each decoding step."""
         self.replica.end_epoch()
         paper = PaperScheduler(16, self.num_blocks)
         new = [
@@ -92,7 +94,7 @@ class Bench:
 
 
 def low(times: list[float]) -> float:
-    """The lower quartile: what a step takes when nothing else wants the machine."""
+    """Returns the lower quartile: the time of a step on an otherwise idle machine."""
     return statistics.quantiles(times, n=4)[0]
 
 

@@ -1,4 +1,4 @@
-"""Sequences under grammars, in a rig with the bundled model."""
+"""Helpers for sequences under grammars, in a rig with the bundled model."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ PERSON = {
 
 
 def prepare(rig: Rig, **constraint: Any) -> bytes:
-    """The grammar's name, once it is there."""
+    """Compiles a grammar and returns its id."""
     message = pb.StructuredOutput(**constraint)
     name = hashlib.sha256(message.SerializeToString(deterministic=True)).digest()
     outcomes: queue.SimpleQueue[CompileResult] = queue.SimpleQueue()
     rig.grammars.prepare(name, message, outcomes.put)
-    outcome = outcomes.get()  # a library's process may need minutes to begin, on a machine that has much to do
+    outcome = outcomes.get()  # a library's subprocess may take minutes to start on a busy machine
     if outcome.error is not None:
         raise outcome.error
     return name
@@ -55,12 +55,12 @@ def admit(tokenizer: Tokenizer, slot: int, grammar_id: bytes, output: list[int] 
 
 
 def step(rig: Rig, new: list[New] | None = None) -> dict[int, int]:
-    """Prompts are computed at once."""
+    """Runs a step that computes new prompts whole."""
     return rig.step(new=new, counts={sequence.slot: len(sequence.tokens) for sequence in new or []})
 
 
 def run(rig: Rig, new: list[New], steps: int = 120) -> dict[int, list[int]]:
-    """Tokens of each slot up to its end of sequence."""
+    """Returns the tokens of each slot up to its end of sequence."""
     said: dict[int, list[int]] = {sequence.slot: [] for sequence in new}
     arriving = new
     for _ in range(steps):

@@ -1,4 +1,4 @@
-"""Masks of automata over characters, against walking each token by itself."""
+"""Masks of automata over characters, compared with walking each token separately."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ import pytest
 from quire.services.worker.structured.backends.automaton_masks import Automaton, CharacterColumns
 
 TEXTS = {3: "a", 5: "ab", 7: "b", 8: "abab", 11: "c", 12: "cab", 20: "ba", 21: "é", 30: "aé", 31: "a" * 40}
-# Of (ab)*c: state 0 is between two pairs, 1 after an a, 2 after the c.
+# The automaton of (ab)*c: state 0 is between two pairs, 1 after an a, 2 after the c.
 PAIRS = {0: {0: 1, 2: 2}, 1: {1: 0}, 2: {}}
 SYMBOLS = {"a": 0, "b": 1, "c": 2}
 
 
-def test_tokens_that_a_state_allows() -> None:
+def test_allowed_tokens_of_a_state() -> None:
     tokens = CharacterColumns(TEXTS)
     automaton = Automaton.from_transitions(PAIRS, [SYMBOLS.get(character) for character in tokens.characters])
     assert sorted(automaton.allowed(0, tokens).tolist()) == [3, 5, 8, 11]
     assert sorted(automaton.allowed(1, tokens).tolist()) == [7, 20]
     assert automaton.allowed(2, tokens).tolist() == []
-    assert automaton.allowed(99, tokens).tolist() == [], "a state that the automaton does not have"
+    assert automaton.allowed(99, tokens).tolist() == [], "an unknown state allows nothing"
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_random_automata_allow_what_walking_each_token_allows(seed: int) -> None:
+def test_random_automata_allow_the_same_as_single_walks(seed: int) -> None:
     chance = random.Random(seed)
     texts = {i: "".join(chance.choices("abcd", k=chance.randrange(1, 7))) for i in range(0, 400, 2)}
     map_ = {s: {symbol: chance.randrange(6) for symbol in range(4) if chance.random() < 0.6} for s in range(6)}

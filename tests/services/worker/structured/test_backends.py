@@ -1,5 +1,5 @@
-"""Every grammar library on the same forms: what its masks let through fulfils the form, what it cannot do is refused by
-name."""
+"""Every grammar library on the same constraints: texts that its masks allow fulfil the constraint, and unsupported
+constraints are refused by name."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.services.worker.structured.grammar_rig import PERSON, TINY, admit, ho
 LIBRARIES = (LLGUIDANCE, XGRAMMAR, OUTLINES_CORE, LM_FORMAT_ENFORCER)
 OTHERS = LIBRARIES[1:]
 NUM_WORDS = 4096 // 32
-SPACES = re.compile(r".*\s")  # tokens that lm-format-enforcer allows in fewer places than characters
+SPACES = re.compile(r".*\s")  # tokens that lm-format-enforcer allows in fewer places than their characters
 Holds = Callable[[str], Any]
 
 RECORD = {
@@ -127,7 +127,7 @@ def allowed(mask: I32) -> list[int]:
 
 
 def walk(library: str, constraint: pb.StructuredOutput, seed: int) -> Iterator[int]:
-    """Tokens at random, an end where there may be one, and drafts taken back at each step."""
+    """Yields random allowed tokens, ends where possible, and takes drafts back at each step."""
     rng = random.Random(seed)
     matcher = backend(library).compile(constraint).start()
     while True:
@@ -149,7 +149,7 @@ def walk(library: str, constraint: pb.StructuredOutput, seed: int) -> Iterator[i
 
 @pytest.mark.parametrize("library", LIBRARIES)
 @pytest.mark.parametrize("form", FORMS)
-def test_what_a_library_lets_through_fulfils_the_form(library: str, form: str, tokenizer: Tokenizer) -> None:
+def test_allowed_texts_fulfil_the_constraint(library: str, form: str, tokenizer: Tokenizer) -> None:
     values, holds = FORMS[form]
     constraint = pb.StructuredOutput(**values)
     if (library, form) in REFUSED_FORMS:
@@ -158,19 +158,19 @@ def test_what_a_library_lets_through_fulfils_the_form(library: str, form: str, t
         return
     for seed in range(2):
         tokens = [*zip(walk(library, constraint, seed), range(300), strict=False)]
-        if len(tokens) < 300:  # else a number or a text goes on and on
+        if len(tokens) < 300:  # else a number or a text does not end
             said = tokenizer.decode([token for token, _ in tokens], skip_special_tokens=False)
             assert holds(said), said
 
 
 @pytest.mark.parametrize("library", OTHERS)
-def test_tokens_that_a_form_does_not_allow_are_not_taken(library: str, tokenizer: Tokenizer) -> None:
+def test_disallowed_tokens_are_not_accepted(library: str, tokenizer: Tokenizer) -> None:
     matcher = backend(library).compile(pb.StructuredOutput(regex="[0-9]+(,[0-9]+)?")).start()
     digits, letter = tokenizer.encode("47").ids, tokenizer.encode("a").ids
     assert matcher.accept([*digits, *letter]) == len(digits)
     assert matcher.can_end
     assert filler_of(library).accept([matcher], letter) == [False]
-    assert matcher.accept(tokenizer.encode(",").ids) == 1, "from a whole text to one that is not"
+    assert matcher.accept(tokenizer.encode(",").ids) == 1, "a complete text may be continued"
     assert not matcher.can_end
     assert matcher.accept(tokenizer.encode("5").ids) == 1
     assert matcher.can_end
@@ -179,7 +179,7 @@ def test_tokens_that_a_form_does_not_allow_are_not_taken(library: str, tokenizer
 @pytest.mark.slow
 @pytest.mark.parametrize("library", OTHERS)
 def test_sequences_under_a_library_in_a_worker(library: str, tokenizer: Tokenizer) -> None:
-    """Beside each other, at a high temperature, with a seed, and gone on with elsewhere in the middle of the form."""
+    """Runs sequences together at a high temperature with seeds, and migrates one in the middle of its output."""
     rig = Rig(TINY, num_blocks=512, block_size=16, attention_backend="auto", structured_output_backend=library)
     schema = {**PERSON, "properties": {**PERSON["properties"], "age": {"enum": [3, 5]}}}  # type: ignore[dict-item]
     name, digits = prepare(rig, json_schema=json.dumps(schema)), prepare(rig, regex=r"\d{3}")
@@ -206,7 +206,7 @@ CANNOT: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("reason", CANNOT)
-def test_what_a_library_would_leave_out_of_account_is_refused_by_name(reason: str) -> None:
+def test_keywords_that_a_library_ignores_are_refused(reason: str) -> None:
     schema: Any = None
     for library, asked in CANNOT[reason].items():
         schema = schema if asked is ... else asked
@@ -215,7 +215,7 @@ def test_what_a_library_would_leave_out_of_account_is_refused_by_name(reason: st
         assert refusal.value.message == f"structured_output: structured_output_backend: {library} {reason}"
 
 
-def test_auto_takes_llguidance_and_for_what_that_cannot_the_first_that_can() -> None:
+def test_auto_uses_llguidance_and_falls_back_to_the_first_that_supports_a_constraint() -> None:
     assert backend_selection.library_names("auto") == LIBRARIES
     assert backend_selection.library_names("outlines") == (OUTLINES_CORE,)
     either = open_backend("auto", TINY, 4096, [0])
@@ -231,14 +231,14 @@ def test_auto_takes_llguidance_and_for_what_that_cannot_the_first_that_can() -> 
     assert allowed(masks[2]) == tokens[:1]
 
 
-def test_one_that_is_not_installed_is_refused_at_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_that_is_not_installed_is_refused_at_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backend_selection.libraries, "is_installed", lambda name: name == XGRAMMAR)
     assert backend_selection.library_names("auto") == (LLGUIDANCE, XGRAMMAR)
     with pytest.raises(InvalidArgument, match="structured_output_backend: lm-format-enforcer is not installed here"):
         Rig(TINY, structured_output_backend=LM_FORMAT_ENFORCER)
 
 
-def test_drafts_that_a_form_forces_need_a_library_that_finds_them(tokenizer: Tokenizer) -> None:
+def test_grammar_drafts_need_a_library_that_finds_forced_tokens(tokenizer: Tokenizer) -> None:
     drafting = '{"method": "grammar", "num_speculative_tokens": 16}'
     with pytest.raises(InvalidArgument, match="structured_output_backend: outlines-core finds no tokens that a form"):
         Rig(TINY, structured_output_backend="outlines-core", speculative_config=drafting)
@@ -250,8 +250,8 @@ def test_drafts_that_a_form_forces_need_a_library_that_finds_them(tokenizer: Tok
 
 @pytest.mark.slow
 @pytest.mark.parametrize("library", OTHERS)
-def test_of_what_no_library_keeps_to_nothing_is_let_in(library: str, tokenizer: Tokenizer) -> None:
-    """oneOf is taken for anyOf by all."""
+def test_keywords_that_no_library_enforces_are_refused(library: str, tokenizer: Tokenizer) -> None:
+    """All libraries treat oneOf as anyOf."""
     for feature in FEATURES:
         constraint = pb.StructuredOutput(json_schema=json.dumps(feature.schema))
         if feature.name == "oneOf, overlapping" or backends.cannot(library, constraint):
@@ -271,10 +271,10 @@ def test_of_what_no_library_keeps_to_nothing_is_let_in(library: str, tokenizer: 
         pytest.param(LM_FORMAT_ENFORCER, "16 MiB", marks=pytest.mark.slow),
     ],
 )
-def test_a_bomb_ends_its_process_and_the_next_grammar_is_compiled(
+def test_an_exploding_grammar_ends_its_subprocess_only(
     library: str, bound: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """llguidance lets it in, because it follows automata without making them whole."""
+    """llguidance supports it, because it follows automata lazily."""
     bomb = pb.StructuredOutput(regex="(a|b)*a(a|b){25}")
     assert LLGuidanceBackend(TINY, 4096, [0]).compile(bomb)
     monkeypatch.setattr(compile_child, "SECONDS", 0.5 if bound == "8 s" else 60.0)
@@ -285,10 +285,10 @@ def test_a_bomb_ends_its_process_and_the_next_grammar_is_compiled(
     assert careful.compile(pb.StructuredOutput(regex="[ab]{3}"))
 
 
-def test_any_object_takes_a_part_of_the_time_that_a_process_has(
+def test_compiling_any_object_stays_within_the_time_limit(
     monkeypatch: pytest.MonkeyPatch, tokenizer: Tokenizer
 ) -> None:
-    """A quarter of it: a compiling process has the least share of a busy machine."""
+    """Allows a quarter of the limit: a compiling subprocess has low priority on a busy machine."""
     monkeypatch.setattr(compile_child, "SECONDS", compile_child.SECONDS / 4)
     grammar = open_backend(OUTLINES_CORE, TINY, 4096, [0]).compile(pb.StructuredOutput(json_object=True))
     for said, ends in (('{"a": {"b": [1, "x"]}}', True), ("{}", True), ('{"a": 1', False), ("[1]", False)):
@@ -306,7 +306,7 @@ def test_any_object_takes_a_part_of_the_time_that_a_process_has(
         ("[0-9]{2}|x", ("12", "x"), ("1", "123", "xx")),
     ],
 )
-def test_an_automaton_of_outlines_is_that_of_whole_texts(
+def test_outlines_automata_match_whole_texts(
     pattern: str, fits: tuple[str, ...], wrong: tuple[str, ...], tokenizer: Tokenizer
 ) -> None:
     grammar = backend(OUTLINES_CORE).compile(pb.StructuredOutput(regex=pattern))
@@ -318,11 +318,11 @@ def test_an_automaton_of_outlines_is_that_of_whole_texts(
     first = tokenizer.encode(fits[-1]).ids
     taken = began.accept(first)
     began.rollback(taken)
-    assert began.accept(first) == len(first), "as from the beginning"
+    assert began.accept(first) == len(first), "rollback returns to the start"
 
 
-def test_masks_inside_of_json_strings_allow_what_their_tokens_spell_one_by_one(tokenizer: Tokenizer) -> None:
-    """Text that needs no escape is walked without the library; so are automata of regular expressions."""
+def test_masks_inside_of_json_strings_equal_walks_of_single_tokens(tokenizer: Tokenizer) -> None:
+    """Covers text without escapes, which is walked without the library, and automata of regular expressions."""
     constraints = [
         pb.StructuredOutput(
             json_schema='{"items": {"type": "string", "minLength": 2, "maxLength": 4}, "type": "array"}'

@@ -1,5 +1,5 @@
-"""Schemas and samples at random, for every grammar library: what comes out is JSON and fulfils the schema, or the
-library refuses the schema by name."""
+"""Random schemas and samples for every grammar library: outputs are JSON and fulfil the schema, or the library refuses
+the schema by name."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ NAMES = ("a", "b", "c d", "é", "name")
 PATTERNS = ("^[a-c]+$", r"^\d{2}-x?$", "^(yes|no)$", "b", "^a", "[0-9]$", '^[^"]{2}$')
 FORMATS = ("date", "time", "date-time", "uuid", "email", "uri", "ipv4", "hostname")
 VALUES = (["a", "b"], ['x"y', "z\\"], [1, 2, 10], [1, "a", None], [True], ["é", "\n"], [1.5, 2])
-MAX_TOKENS = 150  # of a sample; one that goes on beyond says nothing
+MAX_TOKENS = 150  # per sample; longer ones are inconclusive
 CLOSING = frozenset(('"', "}", "]", ",", '":', '"}', '",'))
-CLOSES = 0.6  # how often a sample takes what closes something, so that most end
+CLOSES = 0.6  # probability of choosing a closing token, so that most samples end
 
 
 def schema(chance: random.Random, depth: int = 0) -> Json:
@@ -78,7 +78,7 @@ def marked(chance: random.Random, depth: int) -> Json:
 
 
 def sample(library: str, asked: Json, seed: int, tokenizer: Tokenizer) -> str | None:
-    """A text that the library's masks let through; None where it goes on for too long."""
+    """Returns a random text that the library's masks allow; None if it does not end within MAX_TOKENS."""
     chance, ids = random.Random(seed), list[int]()
     matcher = backend(library).compile(pb.StructuredOutput(json_schema=json.dumps(asked))).start()
     for _ in range(MAX_TOKENS):
@@ -89,13 +89,13 @@ def sample(library: str, asked: Json, seed: int, tokenizer: Tokenizer) -> str | 
         closing = [token for token in choices if tokenizer.decode([token]) in CLOSING]
         ids.append(chance.choice(closing if closing and chance.random() < CLOSES else choices))
         assert matcher.accept_sampled(ids[-1]), (
-            f"{tokenizer.decode(ids)!r} ends with what the mask allows and the matcher not"
+            f"{tokenizer.decode(ids)!r} ends in a token that the mask allows and the matcher does not"
         )
     return None
 
 
 def check(library: str, asked: Json, tokenizer: Tokenizer, num_samples: int = 3) -> bool:
-    """Returns whether the library takes the schema."""
+    """Returns whether the library accepts the schema."""
     try:
         said = [sample(library, asked, seed, tokenizer) for seed in range(num_samples)]
     except InvalidArgument:
@@ -108,7 +108,7 @@ def check(library: str, asked: Json, tokenizer: Tokenizer, num_samples: int = 3)
 
 EXTRA = {"type": "object", "properties": {"b": {"type": "integer"}}, "required": ["b", "extra"]}
 NESTED = {"type": "array", "items": EXTRA, "minItems": 1, "maxItems": 2}
-# By the library that once wrote what does not fulfil it.
+# Schemas by the library that once produced invalid output for them.
 ONCE_WRONG: list[tuple[str, Json, bool]] = [
     (XGRAMMAR, EXTRA, True),
     (XGRAMMAR, NESTED, True),
@@ -130,14 +130,14 @@ ONCE_WRONG: list[tuple[str, Json, bool]] = [
 
 
 @pytest.mark.parametrize(("library", "asked", "is_taken"), ONCE_WRONG)
-def test_what_a_library_wrote_wrongly_it_writes_rightly_or_refuses(
+def test_schemas_with_past_errors_are_fulfilled_or_refused(
     library: str, asked: Json, is_taken: bool, tokenizer: Tokenizer
 ) -> None:
     assert check(library, asked, tokenizer, 12) == is_taken
 
 
 @pytest.mark.parametrize("asked", [asked for library, asked, is_taken in ONCE_WRONG if not is_taken])
-def test_auto_has_another_library_for_what_one_refuses(asked: Json, tokenizer: Tokenizer) -> None:
+def test_auto_uses_another_library_for_refused_schemas(asked: Json, tokenizer: Tokenizer) -> None:
     constraint = pb.StructuredOutput(json_schema=json.dumps(asked))
     name, _, _ = backends.choose(constraint, LIBRARIES, lambda name: backend(name).compile(constraint))
     assert check(name, asked, tokenizer)
@@ -145,7 +145,7 @@ def test_auto_has_another_library_for_what_one_refuses(asked: Json, tokenizer: T
 
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_random_schemas_are_fulfilled_or_refused(library: str, tokenizer: Tokenizer) -> None:
-    """Twelve of those below."""
+    """Runs twelve of the schemas of test_many_random_schemas_are_fulfilled_or_refused."""
     assert sum(check(library, schema(random.Random(seed)), tokenizer) for seed in range(12)) > 0
 
 

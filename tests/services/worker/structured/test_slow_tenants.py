@@ -1,4 +1,4 @@
-"""A step's budget of slow masks between tenants."""
+"""Division of a step's budget for slow masks between tenants."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ def test_one_tenant_alone_has_the_whole_budget() -> None:
     assert SlowTenants(0.01).shares({"a": 0.5}) == {"a": 0.01}
 
 
-def test_who_asks_for_little_leaves_the_rest_to_the_others() -> None:
+def test_unused_shares_go_to_other_tenants() -> None:
     shares = SlowTenants(0.012).shares({"large": 0.1, "small": 0.003, "middle": 0.02})
     assert shares["small"] >= 0.003
     assert shares["large"] == pytest.approx(0.0045)
     assert shares["middle"] == pytest.approx(0.0045)
 
 
-def test_shares_add_up_to_the_budget_whatever_is_asked_for() -> None:
+def test_shares_add_up_to_the_budget() -> None:
     chance = random.Random(3)
     for _ in range(1000):
         asked = {str(number): chance.uniform(0, 0.05) for number in range(chance.randrange(1, 5))}
@@ -31,7 +31,7 @@ def test_shares_add_up_to_the_budget_whatever_is_asked_for() -> None:
             assert all(shares[tenant] >= asked[tenant] - 1e-9 for tenant in asked)
 
 
-def test_each_strike_leaves_less_and_never_less_than_usual_grammars_take() -> None:
+def test_strikes_reduce_a_share_down_to_a_minimum() -> None:
     tenants, shares = SlowTenants(0.01), []
     for _ in range(8):
         shares.append(tenants.shares({"a": 1.0, "b": 0.0})["a"])
@@ -41,7 +41,7 @@ def test_each_strike_leaves_less_and_never_less_than_usual_grammars_take() -> No
     assert tenants.shares({"b": 1.0}) == {"b": 0.01}
 
 
-def test_strikes_are_forgotten_after_many_masks_without_another() -> None:
+def test_strikes_expire_after_many_masks() -> None:
     tenants = SlowTenants(0.01)
     tenants.add_strike("a")
     for _ in range(MASKS_PER_STRIKE - 1):
@@ -51,7 +51,7 @@ def test_strikes_are_forgotten_after_many_masks_without_another() -> None:
     assert tenants.shares({"a": 1.0}) == {"a": 0.01}
 
 
-def test_only_so_many_tenants_are_remembered() -> None:
+def test_the_number_of_remembered_tenants_is_limited() -> None:
     tenants = SlowTenants(0.01, max_tenants=2)
     for name in ("a", "b", "a", "c"):
         tenants.add_strike(name)

@@ -1,4 +1,4 @@
-"""Constrained sequences in a worker: every output fulfils its grammar, whatever the model would rather say."""
+"""Constrained sequences in a worker: every output fulfils its grammar, whatever the model prefers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.services.worker.rig import Rig
 from tests.services.worker.structured.grammar_rig import EOS, PERSON, TINY, admit, hot, prepare, run, step, text
 
 
-def test_different_grammars_and_none_side_by_side(tiny: Rig, tokenizer: Tokenizer) -> None:
+def test_different_grammars_and_none_in_one_step(tiny: Rig, tokenizer: Tokenizer) -> None:
     schema = prepare(tiny, json_schema=json.dumps(PERSON))
     pattern = prepare(tiny, regex=r"[A-Z]{2}-\d{3,4}")
     choice = prepare(tiny, choice=pb.StructuredOutput.Choice(options=["über alles", "nothing"]))
@@ -60,7 +60,7 @@ def test_json_is_valid_at_any_temperature(tiny: Rig, tokenizer: Tokenizer, tempe
         tiny.step(released=list(range(8)))
 
 
-def test_neighbours_without_a_grammar_say_what_they_always_say(tiny: Rig, tokenizer: Tokenizer) -> None:
+def test_sequences_without_a_grammar_are_unaffected(tiny: Rig, tokenizer: Tokenizer) -> None:
     def free(slot: int) -> New:
         return admit(tokenizer, slot, b"", sampling=hot(9))
 
@@ -71,8 +71,8 @@ def test_neighbours_without_a_grammar_say_what_they_always_say(tiny: Rig, tokeni
     assert alone == beside
 
 
-def test_a_sequence_goes_on_in_the_middle_of_its_grammar(tiny: Rig, tokenizer: Tokenizer) -> None:
-    """As after a preemption, or on another worker: the tokens so far are replayed."""
+def test_a_sequence_resumes_in_the_middle_of_its_grammar(tiny: Rig, tokenizer: Tokenizer) -> None:
+    """The tokens so far are replayed, as after a preemption or on another worker."""
     schema = prepare(tiny, json_schema=json.dumps(PERSON))
     whole = run(tiny, [admit(tokenizer, 0, schema, sampling=hot(5))])[0]
     tiny.step(released=[0])
@@ -84,7 +84,7 @@ def test_a_sequence_goes_on_in_the_middle_of_its_grammar(tiny: Rig, tokenizer: T
 
 @pytest.mark.parametrize("count", [4000, 15_000])
 def test_one_of_thousands_of_choices_is_made(tiny: Rig, tokenizer: Tokenizer, count: int) -> None:
-    """That was once admitted and then refused, in the middle of the answer."""
+    """Such a constraint was once admitted and then failed in the middle of the output."""
     options = [f"w{number}" for number in range(count)]
     name = prepare(tiny, choice={"options": options})
     said = run(tiny, [admit(tokenizer, 0, name, sampling=hot(7))])[0]
@@ -92,7 +92,7 @@ def test_one_of_thousands_of_choices_is_made(tiny: Rig, tokenizer: Tokenizer, co
     assert tokenizer.decode(said) in options
 
 
-def test_a_token_that_a_grammar_refuses_is_no_fault_of_the_library(tokenizer: Tokenizer) -> None:
+def test_a_refused_token_is_not_reported_as_a_library_error(tokenizer: Tokenizer) -> None:
     backend = LLGuidanceBackend(TINY, 4096, [0])
     letter, digit = tokenizer.encode("a").ids[0], tokenizer.encode("1").ids[0]
     alone, one, other = (backend.compile(pb.StructuredOutput(regex="[0-9]{3}")).start() for _ in range(3))
@@ -112,7 +112,7 @@ def test_an_output_that_breaks_its_grammar_ends_with_an_error(tiny: Rig, tokeniz
     )
 
 
-def test_of_tokens_taken_together_the_wrong_one_ends_its_sequence_alone(tiny: Rig, tokenizer: Tokenizer) -> None:
+def test_a_wrong_token_in_a_batch_ends_its_sequence_alone(tiny: Rig, tokenizer: Tokenizer) -> None:
     letters, digits = prepare(tiny, regex="a+"), prepare(tiny, regex=r"\d+")
     step(tiny, [admit(tokenizer, 0, letters), admit(tokenizer, 1, digits), admit(tokenizer, 2, letters)])
     masks = runner_of(tiny.replica).sampler.grammar_masks
@@ -124,12 +124,12 @@ def test_of_tokens_taken_together_the_wrong_one_ends_its_sequence_alone(tiny: Ri
     assert before
     assert step_with_it
     assert list(step_with_it.faults()) == [1]
-    assert not before.faults()  # which was over by then
+    assert not before.faults()  # that step was finished before
     assert [sequence.is_live for sequence in sequences] == [True, False, True]
 
 
-def test_sequences_admitted_together_take_what_each_has_said(tiny: Rig, tokenizer: Tokenizer) -> None:
-    """Two tokens and none are as many as two sequences."""
+def test_sequences_admitted_together_replay_their_own_tokens(tiny: Rig, tokenizer: Tokenizer) -> None:
+    """Two tokens of one sequence and none of another are as many tokens as sequences."""
     digits = prepare(tiny, regex=r"\d{3}")
     output = tokenizer.encode("47").ids
     assert len(output) == 2
@@ -138,7 +138,7 @@ def test_sequences_admitted_together_take_what_each_has_said(tiny: Rig, tokenize
     assert [len(text(tokenizer, tokens)) for tokens in ([*output, *said[0]], said[1])] == [3, 3]
 
 
-def test_who_was_taken_for_slow_and_is_not_goes_on_with_the_others(tiny: Rig, tokenizer: Tokenizer) -> None:
+def test_a_sequence_that_is_fast_again_rejoins_the_batch(tiny: Rig, tokenizer: Tokenizer) -> None:
     letters = prepare(tiny, regex="a+")
     step(tiny, [admit(tokenizer, slot, letters) for slot in range(3)])
     masks = runner_of(tiny.replica).sampler.grammar_masks
@@ -151,7 +151,7 @@ def test_who_was_taken_for_slow_and_is_not_goes_on_with_the_others(tiny: Rig, to
     assert all(sequence.is_live and not sequence.advance_alone for sequence in sequences)
 
 
-def test_the_grammar_ends_the_sequence_though_eos_is_ignored(tiny: Rig, tokenizer: Tokenizer) -> None:
+def test_the_grammar_ends_the_sequence_even_with_ignore_eos(tiny: Rig, tokenizer: Tokenizer) -> None:
     exact = prepare(tiny, regex=r"[ab]{5}")
     said = run(tiny, [admit(tokenizer, 0, exact, sampling=hot(ignore_eos=True))])
     assert re.fullmatch("[ab]{5}", text(tokenizer, said[0]))
@@ -172,8 +172,8 @@ def test_min_tokens_holds_while_the_grammar_allows_more(tiny: Rig, tokenizer: To
     assert re.fullmatch("[ab]{3}", text(tokenizer, said[0]))
 
 
-def test_the_model_chooses_among_its_ends_of_sequence(tiny: Rig, tokenizer: Tokenizer) -> None:
-    """Where only these are left, they keep their logits."""
+def test_the_model_chooses_among_its_end_tokens(tiny: Rig, tokenizer: Tokenizer) -> None:
+    """If only end tokens are allowed, they keep their logits."""
     short = prepare(tiny, regex="a")
     other = tokenizer.token_to_id("<|im_end|>")
     for favourite in (EOS, other):
@@ -185,7 +185,7 @@ def test_the_model_chooses_among_its_ends_of_sequence(tiny: Rig, tokenizer: Toke
         tiny.step(released=[0])
 
 
-def test_what_the_grammar_needs_may_be_banned_otherwise_which_is_an_error(tiny: Rig, tokenizer: Tokenizer) -> None:
+def test_banning_the_only_allowed_token_is_an_error(tiny: Rig, tokenizer: Tokenizer) -> None:
     digits = prepare(tiny, regex=r"\d{3}")
     letter = tokenizer.encode("a").ids[:1]
     step(tiny, [admit(tokenizer, 0, digits, sampling=hot(allowed_token_ids=letter))])
@@ -193,8 +193,8 @@ def test_what_the_grammar_needs_may_be_banned_otherwise_which_is_an_error(tiny: 
     assert "every token is banned" in failure.error.message
 
 
-def test_bad_words_that_ban_all_that_the_grammar_allows_are_the_client_s_error(tiny: Rig, tokenizer: Tokenizer) -> None:
-    """vllm-project/vllm#54218: no error of the server, which a client could raise at will."""
+def test_bad_words_that_ban_all_allowed_tokens_are_a_client_error(tiny: Rig, tokenizer: Tokenizer) -> None:
+    """vllm-project/vllm#54218: a client must not be able to cause server errors."""
     answer = prepare(tiny, json_schema='{"type": "boolean"}')
     texts = [word[:length] for word in ("true", "false") for length in range(1, 6)]
     words = tuple((token,) for text in texts for token in tokenizer.encode(text).ids)
@@ -216,13 +216,13 @@ def test_equal_grammars_are_compiled_once(tiny: Rig) -> None:
     assert len(times - {0}) == 1
 
 
-def test_a_constraint_without_any_text_is_refused(tiny: Rig) -> None:
+def test_an_unsatisfiable_constraint_is_refused(tiny: Rig) -> None:
     with pytest.raises(InvalidArgument, match="nothing fulfils it"):
         prepare(tiny, json_schema=json.dumps({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}))
 
 
-def test_marks_of_reasoning_may_come_in_free_text_and_begin_a_tag(tiny: Rig, tokenizer: Tokenizer) -> None:
-    """The model's own tokens for them, which ordinary tokens do not spell."""
+def test_reasoning_markers_may_occur_in_free_text_and_begin_a_tag(tiny: Rig, tokenizer: Tokenizer) -> None:
+    """The markers are special tokens, which ordinary tokens do not spell."""
     arguments = {"type": "json_schema", "json_schema": {"enum": [1, 2]}}
     tag = {"type": "tag", "begin": "<tool_call>", "content": arguments, "end": "</tool_call>"}
     form = {"type": "triggered_tags", "triggers": ["<tool_call>"], "tags": [tag], "at_least_one": True}
@@ -235,8 +235,9 @@ def test_marks_of_reasoning_may_come_in_free_text_and_begin_a_tag(tiny: Rig, tok
         tiny.step(released=[0])
 
 
-def test_a_thinking_budget_ends_reasoning_where_the_form_has_any(tiny: Rig, tokenizer: Tokenizer) -> None:
-    """In a form without reasoning the section that the prompt began is never ended; the form holds all the same."""
+def test_a_thinking_budget_ends_reasoning_that_the_grammar_allows(tiny: Rig, tokenizer: Tokenizer) -> None:
+    """Under a grammar without reasoning a section opened by the prompt is never closed; the output still fulfils the
+    grammar."""
     think, end = (tokenizer.token_to_id(text) for text in ("<think>", "</think>"))
     thought = [{"type": "any_text"}, {"type": "const_string", "value": "</think>"}]
     form = {"type": "sequence", "elements": [*thought, {"type": "json_schema", "json_schema": PERSON}]}

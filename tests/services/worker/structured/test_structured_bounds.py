@@ -1,4 +1,4 @@
-"""Grammars that take too long: each ends its own sequence, and the worker goes on."""
+"""Limits of slow grammars: each ends its own sequence, and the worker continues."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from tests.services.worker.structured.grammar_rig import TINY, admit, hot, prepa
 from tests.waiting import until
 
 
-class Sequence_:
-    """As far as a filler looks at it."""
+class FakeSequence:
+    """The part of a sequence that a filler uses."""
 
     def __init__(self, seconds: float, tenant: str = "") -> None:
         self.matcher = seconds
@@ -46,8 +46,8 @@ class Sequence_:
         self.failed = text
 
 
-class Busy:
-    """Takes its time with every mask, and every token."""
+class SlowFiller:
+    """Filler that takes a given time for every mask and token."""
 
     def accept(self, matchers: Sequence[float], token_ids: Sequence[int]) -> list[bool]:
         self.fill(matchers, [], None)
@@ -60,9 +60,9 @@ class Busy:
                 pass
 
 
-def test_only_the_slow_one_of_many_ends() -> None:
-    sequences = [Sequence_(0), Sequence_(0.06), Sequence_(0)]
-    filler = FairFiller(Busy())  # type: ignore[arg-type]
+def test_only_the_slow_sequence_of_many_ends() -> None:
+    sequences = [FakeSequence(0), FakeSequence(0.06), FakeSequence(0)]
+    filler = FairFiller(SlowFiller())  # type: ignore[arg-type]
     for _ in range(4):
         filler.fill(sequences, [0, 1, 2], np.zeros((3, 1), dtype=np.int32))  # type: ignore[arg-type]
     assert [bool(s.failed) for s in sequences] == [False, True, False]
@@ -70,40 +70,40 @@ def test_only_the_slow_one_of_many_ends() -> None:
     assert not sequences[0].fill_alone
 
 
-def rounds(sequences: list[Sequence_], count: int) -> None:
-    """Steps with those that have not been ended."""
-    filler = FairFiller(Busy())  # type: ignore[arg-type]
+def rounds(sequences: list[FakeSequence], count: int) -> None:
+    """Runs steps with the sequences that have not ended."""
+    filler = FairFiller(SlowFiller())  # type: ignore[arg-type]
     for _ in range(count):
         live = [sequence for sequence in sequences if not sequence.failed]
         filler.fill(live, [*range(len(live))], np.zeros((len(live), 1), dtype=np.int32))  # type: ignore[arg-type]
 
 
-def test_slow_grammars_that_use_up_a_step_together_end_until_the_rest_is_within_its_budget() -> None:
-    """The most expensive first; none of them is too slow by itself."""
-    sequences = [Sequence_(seconds) for seconds in (0, 0.003, 0.006, 0.009, 0.004)]
+def test_slow_grammars_end_until_the_rest_is_within_the_step_budget() -> None:
+    """The most expensive ones end first; none of them is too slow alone."""
+    sequences = [FakeSequence(seconds) for seconds in (0, 0.003, 0.006, 0.009, 0.004)]
     rounds(sequences, 4)
     assert [bool(s.failed) for s in sequences] == [False, False, True, True, False]
     assert re.fullmatch(
-        r"a token takes \d+ ms and all slow grammars of the tenant \d+ in a step; at most 10 are given to them; .*",
+        r"a token takes \d+ ms and all slow grammars of the tenant \d+ in a step, which may take 10; .*",
         sequences[3].failed,
     )
 
 
-def test_many_quick_grammars_and_one_that_takes_most_of_a_step_are_within_the_budget() -> None:
-    sequences = [*(Sequence_(0.0005) for _ in range(60)), Sequence_(0.007)]
+def test_many_fast_grammars_and_a_slow_one_fit_the_budget() -> None:
+    sequences = [*(FakeSequence(0.0005) for _ in range(60)), FakeSequence(0.007)]
     rounds(sequences, 6)
     assert not any(sequence.failed for sequence in sequences)
 
 
-def test_a_slow_grammar_alone_keeps_to_the_budget_of_a_step_as_well() -> None:
-    alone = Sequence_(0.03)
+def test_a_single_slow_grammar_is_limited_by_the_step_budget() -> None:
+    alone = FakeSequence(0.03)
     rounds([alone], 3)
-    assert "at most 10 are given to them" in alone.failed
+    assert "which may take 10;" in alone.failed
 
 
-def test_a_slow_mask_now_and_then_ends_nothing() -> None:
-    """The first mask of a place may take far longer than those after it."""
-    rare, filler = Sequence_(0.0), FairFiller(Busy())  # type: ignore[arg-type]
+def test_an_occasional_slow_mask_ends_nothing() -> None:
+    """The first mask at a position may take far longer than later ones."""
+    rare, filler = FakeSequence(0.0), FairFiller(SlowFiller())  # type: ignore[arg-type]
     for number in range(24):
         rare.matcher = 0.04 if number % 8 == 7 else 0.0005
         filler.fill([rare], [0], np.zeros((1, 1), dtype=np.int32))  # type: ignore[arg-type]
@@ -111,19 +111,19 @@ def test_a_slow_mask_now_and_then_ends_nothing() -> None:
 
 
 def test_the_slow_grammars_of_one_tenant_end_and_none_of_another() -> None:
-    """vLLM and SGLang compile and fill for all clients alike; here each tenant has its share of a step."""
-    many = [Sequence_(0.004, "many") for _ in range(6)]
-    one = Sequence_(0.004, "one")
+    """vLLM and SGLang compile and fill for all clients alike; here each tenant has a share of a step."""
+    many = [FakeSequence(0.004, "many") for _ in range(6)]
+    one = FakeSequence(0.004, "one")
     rounds([one, *many], 8)
     assert not one.failed
     assert sum(bool(sequence.failed) for sequence in many) == 5
 
 
-def test_a_tenant_whose_sequences_were_ended_has_less_of_the_next_steps() -> None:
-    filler = FairFiller(Busy())  # type: ignore[arg-type]
+def test_a_tenant_with_ended_sequences_gets_a_smaller_share() -> None:
+    filler = FairFiller(SlowFiller())  # type: ignore[arg-type]
 
     def is_ended(seconds: float, tenant: str) -> bool:
-        sequence = Sequence_(seconds, tenant)
+        sequence = FakeSequence(seconds, tenant)
         for _ in range(4):
             filler.fill([sequence], [0], np.zeros((1, 1), dtype=np.int32))  # type: ignore[arg-type]
         return bool(sequence.failed)
@@ -134,23 +134,25 @@ def test_a_tenant_whose_sequences_were_ended_has_less_of_the_next_steps() -> Non
     assert not is_ended(0.007, "another")
 
 
-def test_who_takes_long_over_a_token_takes_the_next_alone() -> None:
-    sequences, filler = [Sequence_(0), Sequence_(0.005)], FairFiller(Busy())  # type: ignore[arg-type]
+def test_a_sequence_with_a_slow_token_advances_alone() -> None:
+    sequences, filler = [FakeSequence(0), FakeSequence(0.005)], FairFiller(SlowFiller())  # type: ignore[arg-type]
 
     def is_quick() -> bool:
-        alone = Sequence_(0)
+        alone = FakeSequence(0)
         filler.accept([alone], [7])  # type: ignore[arg-type]
         return not alone.advance_alone
 
-    assert any(is_quick() for _ in range(20))  # something else may have the processor
+    assert any(is_quick() for _ in range(20))  # other processes may use the CPU
     assert filler.accept(sequences, [7, 7]) == [True, True]  # type: ignore[arg-type]
     assert all(sequence.advance_alone for sequence in sequences)
     assert not any(sequence.fill_alone for sequence in sequences)
 
 
 @pytest.mark.parametrize("num_tokens", [500, 700])
-def test_an_ambiguous_grammar_ends_before_it_stalls_anybody(tiny: Rig, tokenizer: Tokenizer, num_tokens: int) -> None:
-    """Every token makes the next one, and the next mask, more expensive."""
+def test_an_ambiguous_grammar_ends_before_it_stalls_other_sequences(
+    tiny: Rig, tokenizer: Tokenizer, num_tokens: int
+) -> None:
+    """Every token makes the next token and mask more expensive."""
     ambiguous = prepare(tiny, grammar='start: s\ns: s s s | s s | "a" | "aa" | "aaa"')
     digits = prepare(tiny, regex=r"\d+")
     new = [
@@ -167,7 +169,7 @@ def test_an_ambiguous_grammar_ends_before_it_stalls_anybody(tiny: Rig, tokenizer
 
 
 def test_a_library_at_its_limits_ends_every_sequence_with_a_reason(tiny: Rig, tokenizer: Tokenizer) -> None:
-    """The error names the limit, also of those that meet it while they take a token alone."""
+    """The error names the limit, also for sequences that reach it while consuming a token separately."""
     bomb = prepare(tiny, regex="(.*a.{0,30}b.*){20}")
     new = [admit(tokenizer, slot, bomb, sampling=hot(slot, temperature=2.0)) for slot in range(8)]
     texts: dict[int, str] = {}
@@ -184,8 +186,8 @@ def test_a_library_at_its_limits_ends_every_sequence_with_a_reason(tiny: Rig, to
 
 
 @pytest.mark.parametrize("alone", [True, False], ids=["a token alone", "tokens together"])
-def test_a_limit_met_by_a_token_is_named(alone: bool) -> None:
-    """All sequences of a grammar share its lexer's states: those of one can be used up by another."""
+def test_the_error_names_a_limit_reached_by_a_token(alone: bool) -> None:
+    """All sequences of a grammar share its lexer states, so that one may exhaust them for another."""
     backend = LLGuidanceBackend(TINY, 4096, [0])
     grammar, filler = backend.compile(pb.StructuredOutput(regex="(.*a.{0,30}b.*){20}")), backend.filler()
     chance, masks = np.random.default_rng(2), np.zeros((8, 128), dtype=np.int32)
@@ -225,7 +227,7 @@ def test_a_grammar_that_was_too_slow_too_often_is_refused(tiny: Rig, tokenizer: 
     tiny.step(released=[0, 1])
 
 
-def test_slow_grammars_are_forgotten_one_by_one() -> None:
+def test_the_oldest_slow_grammars_are_dropped_first() -> None:
     slow = slow_grammars.SlowGrammars(remembered=2)
     for name in (b"a", b"b", b"a", b"a", b"c"):
         slow.record_ended(name)
@@ -252,7 +254,7 @@ def test_a_slow_grammar_is_refused_for_a_while_and_then_tried_again() -> None:
     assert refused == each + each
 
 
-def test_masks_that_never_come_end_the_step_and_not_the_worker(
+def test_a_hanging_filler_fails_the_step_and_not_the_worker(
     tiny: Rig, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     digits = prepare(tiny, regex=r"\d{3}")
@@ -263,7 +265,7 @@ def test_masks_that_never_come_end_the_step_and_not_the_worker(
     monkeypatch.setattr(filler, "fill", lambda *_: hanging.wait(60))
     with monkeypatch.context() as impatient:
         impatient.setattr(mask_builder, "MAX_WAIT_S", 0.2)
-        with pytest.raises(Internal, match="masks were not made within"):
+        with pytest.raises(Internal, match="grammar masks were not built within"):
             step(tiny, [admit(tokenizer, 0, digits)])
     tiny.end_epoch()
     said = run(tiny, [admit(tokenizer, 1, digits)])
@@ -271,8 +273,8 @@ def test_masks_that_never_come_end_the_step_and_not_the_worker(
     hanging.set()
 
 
-class Late(Future[None]):
-    """Is waited for in vain some times: the process stood still, or what makes it is slow."""
+class SlowFuture(Future[None]):
+    """A future that times out a given number of times, as if the process was stopped or the filler was slow."""
 
     def __init__(self, num_times: int) -> None:
         super().__init__()
@@ -289,20 +291,20 @@ class Late(Future[None]):
         raise TimeoutError
 
 
-def test_a_process_that_stands_still_for_long_loses_a_turn_of_waiting_and_no_step(tiny: Rig) -> None:
+def test_a_stopped_process_loses_a_wait_slice_and_no_step(tiny: Rig) -> None:
     builder = runner_of(tiny.replica).sampler.grammar_masks.builder
-    mask_builder.wait(late := Late(mask_builder.MAX_WAIT_SLICES - 1), builder)
+    mask_builder.wait(late := SlowFuture(mask_builder.MAX_WAIT_SLICES - 1), builder)
     assert late.done()
-    never = Late(mask_builder.MAX_WAIT_SLICES)
-    with pytest.raises(Internal, match="masks were not made within 5 s"):
+    never = SlowFuture(mask_builder.MAX_WAIT_SLICES)
+    with pytest.raises(Internal, match="grammar masks were not built within 5 s"):
         mask_builder.wait(never, builder)
     assert never.waited_s == pytest.approx(mask_builder.MAX_WAIT_S)
     assert builder.is_hung
     tiny.end_epoch()
 
 
-class Written:
-    """The number of a gate: another thread gives the masks up in the moment before it is first written."""
+class RacingCounter:
+    """Counter of a gate that another thread opens right before the counter's first write."""
 
     def __init__(self, gate: StreamGate) -> None:
         self.gate, self.value = gate, -1
@@ -313,40 +315,40 @@ class Written:
         self.value = int(value)
 
 
-def test_a_gate_that_is_opened_while_a_number_is_reached_stays_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else the device's stream would wait for the masks after it for ever, which nobody tells it of any more."""
+def test_a_gate_opened_during_an_advance_stays_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the device's stream would wait forever for later masks, which are never built."""
     here = SimpleNamespace(Stream=object, Event=object)
     zeros = lambda count, *, dtype, pin_memory: torch.zeros(count, dtype=dtype)  # noqa: E731
     monkeypatch.setattr(stream_gate, "torch", SimpleNamespace(zeros=zeros, int32=torch.int32, cuda=here))
     gate = StreamGate()
-    gate._number = number = Written(gate)  # type: ignore[assignment]
+    gate._number = number = RacingCounter(gate)  # type: ignore[assignment]
     gate.advance_to(1)
     assert number.value > stream_gate.FAR_AHEAD
 
 
-class Named(str):
-    """As far as a pool looks at a grammar."""
+class FakeGrammar(str):
+    """The part of a grammar that the pool uses."""
 
     num_bytes = 0
 
 
-class Hanging:
-    """Compiles until it is let go."""
+class BlockingBackend:
+    """Backend whose compile() blocks until it is released."""
 
     def __init__(self) -> None:
         self.let_go = threading.Event()
 
-    def compile(self, constraint: pb.StructuredOutput) -> Named:
+    def compile(self, constraint: pb.StructuredOutput) -> FakeGrammar:
         if constraint.regex == "hang":
             self.let_go.wait(60)
-        return Named(constraint.regex)
+        return FakeGrammar(constraint.regex)
 
 
 def test_the_vocabulary_is_read_before_the_first_grammar() -> None:
-    """That holds Python's lock, and so every stream: 60 ms for 4,096 tokens."""
-    backend, opened = Hanging(), threading.Event()
+    """Reading it holds the GIL, which stalls every stream: 60 ms for 4,096 tokens."""
+    backend, opened = BlockingBackend(), threading.Event()
 
-    def open_backend() -> Hanging:
+    def open_backend() -> BlockingBackend:
         opened.set()
         return backend
 
@@ -356,9 +358,9 @@ def test_the_vocabulary_is_read_before_the_first_grammar() -> None:
     assert pool.backend is backend
 
 
-def test_a_grammar_that_never_gets_compiled_is_given_up_and_others_are_compiled() -> None:
-    backend = Hanging()
-    bounds = CompileLimits(num_threads=1, max_wall_s=3)  # also for the one that is compiled
+def test_a_hanging_compilation_is_abandoned_and_others_run() -> None:
+    backend = BlockingBackend()
+    bounds = CompileLimits(num_threads=1, max_wall_s=3)  # the limit applies to the successful compilation as well
     pool = CompilePool(lambda: backend, bounds=bounds)  # type: ignore[arg-type, return-value]
     assert pool.backend is backend
     outcomes: queue.SimpleQueue[tuple[str, CompileResult]] = queue.SimpleQueue()
@@ -376,9 +378,9 @@ def test_a_grammar_that_never_gets_compiled_is_given_up_and_others_are_compiled(
     backend.let_go.set()
 
 
-def test_a_thread_that_comes_back_after_it_was_given_up_is_none_too_many() -> None:
-    """Else each slow grammar would leave one more, and one more process that compiles."""
-    before, backend = {*threading.enumerate()}, Hanging()
+def test_an_abandoned_thread_that_finishes_exits() -> None:
+    """Otherwise each slow grammar would leave one more thread and subprocess."""
+    before, backend = {*threading.enumerate()}, BlockingBackend()
     bounds = CompileLimits(num_threads=1, max_wall_s=0.05)
     pool = CompilePool(lambda: backend, bounds=bounds)  # type: ignore[arg-type, return-value]
     assert pool.backend is backend
@@ -396,8 +398,8 @@ def test_a_thread_that_comes_back_after_it_was_given_up_is_none_too_many() -> No
     until(lambda: own_threads() == 1)
 
 
-def test_time_to_compile_is_that_of_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A library's process that waits for a busy machine has a bound of its own, in its own time."""
+def test_the_compile_limit_counts_cpu_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A library's subprocess on a busy machine has a CPU limit of its own."""
     looks: list[float] = []
     began = threading.Timer.start
 
@@ -408,7 +410,7 @@ def test_time_to_compile_is_that_of_the_processor(monkeypatch: pytest.MonkeyPatc
         began(timer)
 
     monkeypatch.setattr(threading.Timer, "start", start)
-    backend = Hanging()
+    backend = BlockingBackend()
     pool = CompilePool(lambda: backend, bounds=CompileLimits(max_cpu_s=0.05))  # type: ignore[arg-type, return-value]
     assert pool.backend is backend
     outcomes: queue.SimpleQueue[CompileResult] = queue.SimpleQueue()
@@ -418,11 +420,11 @@ def test_time_to_compile_is_that_of_the_processor(monkeypatch: pytest.MonkeyPatc
 
 
 class Panic(BaseException):
-    """As libraries in Rust raise it: no Exception."""
+    """A panic of a Rust library, which is not an Exception."""
 
 
-def test_a_library_that_panics_has_answered() -> None:
-    """It is not waited for, and its thread goes on."""
+def test_a_panic_of_a_library_is_reported() -> None:
+    """The request fails at once, and the thread continues."""
 
     class Panicking:
         def compile(self, _: pb.StructuredOutput) -> None:
@@ -436,8 +438,8 @@ def test_a_library_that_panics_has_answered() -> None:
     assert error.message == "structured_output: Panic while compiling"
 
 
-def test_grammars_stay_while_they_are_needed_and_then_as_long_as_there_is_room() -> None:
-    pool = CompilePool(Hanging, bounds=CompileLimits(max_unused=2))  # type: ignore[arg-type]
+def test_grammars_stay_while_used_and_then_until_evicted() -> None:
+    pool = CompilePool(BlockingBackend, bounds=CompileLimits(max_unused=2))  # type: ignore[arg-type]
     outcomes: queue.SimpleQueue[CompileResult] = queue.SimpleQueue()
     names = [str(i).encode() for i in range(5)]
     for name in names:
@@ -448,12 +450,12 @@ def test_grammars_stay_while_they_are_needed_and_then_as_long_as_there_is_room()
     for name in names:
         pool.release(name)
     assert [pool.grammar(name) is not None for name in names] == [True, False, False, True, True]
-    pool.release(names[0])  # needed twice
+    pool.release(names[0])  # prepared twice
     assert [pool.grammar(name) is not None for name in names] == [True, False, False, False, True]
 
 
 @pytest.mark.parametrize("multiple", [2, 5, 0.01, 60, 100, 1000])
-def test_multiples_that_the_door_lets_in_can_be_followed(multiple: float) -> None:
+def test_supported_multiples_can_be_followed(multiple: float) -> None:
     backend = LLGuidanceBackend(TINY, 4096, [0])
     schema = f'{{"type": "number", "multipleOf": {multiple}, "minimum": 1, "maximum": 1000000}}'
     matcher = backend.compile(pb.StructuredOutput(json_schema=schema)).start()

@@ -1,4 +1,4 @@
-"""Constrained sequences on a GPU, whose stream waits for masks that the host has not made yet."""
+"""Constrained sequences on a GPU, whose stream waits for masks that the host has not built yet."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ pytestmark = pytest.mark.gpu
 @pytest.mark.parametrize("graphs", [True, False])
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("asked", [{}, {"top_p": 0.9}, {"min_tokens": 2}])
-def test_on_a_gpu_with_two_steps_under_way(
+def test_two_steps_in_flight_on_a_gpu(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, graphs: bool, late: bool, asked: dict[str, float]
 ) -> None:
-    """A step is launched before anybody has waited for the one before; its masks need that one's tokens."""
+    """Launches a step before the previous one is awaited, whose tokens its masks need."""
     rig = on_gpu(graphs)
     forms = [prepare(rig, json_schema=json.dumps({**PERSON, "title": str(i)})) for i in range(6)]
     new = [admit(tokenizer, slot, form, sampling=hot(slot, **asked)) for slot, form in enumerate(forms)]
@@ -68,9 +68,7 @@ def test_on_a_gpu_with_two_steps_under_way(
         assert json.loads(text(tokenizer, said[slot])).keys() == {"name", "age"}
 
 
-def test_on_a_gpu_nobody_waits_long_for_masks_that_never_come(
-    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hanging_masks_time_out_on_a_gpu(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mask_builder, "MAX_WAIT_S", 0.5)
     rig = on_gpu(graphs=True)
     digits = prepare(rig, regex=r"\d{3}")
@@ -79,7 +77,7 @@ def test_on_a_gpu_nobody_waits_long_for_masks_that_never_come(
     new = [admit(tokenizer, 0, digits)]
     with torch.inference_mode():
         flight = rig.replica.launch(decode_plan(rig.scheduler.plan(new, {0: len(new[0].tokens)})))
-        with pytest.raises(Internal, match="masks were not made within"):
+        with pytest.raises(Internal, match="grammar masks were not built within"):
             flight.launch.wait()
         torch.cuda.synchronize()
     rig.end_epoch()
@@ -88,10 +86,10 @@ def test_on_a_gpu_nobody_waits_long_for_masks_that_never_come(
     hanging.set()
 
 
-def test_a_gate_that_several_threads_open_stays_open() -> None:
+def test_a_gate_opened_by_several_threads_stays_open() -> None:
     gate = StreamGate()
     target, source = torch.zeros(3, device="cuda"), torch.ones(3).pin_memory()
-    torch.cuda.synchronize()  # the gate copies beside the stream that fills it with zeros
+    torch.cuda.synchronize()  # the gate's stream copies concurrently to the stream that zeroes the target
     gate.advance_to(1)
     gate.open_permanently()
     gate.open_permanently()

@@ -1,4 +1,4 @@
-"""Text with calls in it that begin with markers: what all formats with markers have in common."""
+"""Reader of text with calls that begin with markers, shared by all formats with markers."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ LONGEST_TAG = 300  # characters
 
 @dataclass(frozen=True, slots=True)
 class CallMarkup:
-    """The texts around a format's calls."""
+    """Markers around a format's calls."""
 
-    starts: tuple[str, ...]  # what a call, or several, begin with
-    ends: tuple[str, ...] = ()  # one of these follows
-    inner_starts: tuple[str, ...] = ()  # what further calls begin with before an end
-    inner_ends: tuple[str, ...] = ()  # end markers within, which a broken call may leave behind
-    openers: tuple[str, ...] = ()  # what tags within begin with, which a broken call may leave behind as well
-    stray_markup: re.Pattern[str] = NOTHING  # other markup within
+    starts: tuple[str, ...]  # markers that begin one or more calls
+    ends: tuple[str, ...] = ()  # one of these ends them
+    inner_starts: tuple[str, ...] = ()  # markers that begin further calls before an end
+    inner_ends: tuple[str, ...] = ()  # end markers within a call, which a broken call may leave over
+    openers: tuple[str, ...] = ()  # beginnings of tags within a call, which a broken call may leave over
+    stray_markup: re.Pattern[str] = NOTHING  # other markup within a call
     start_markers: Markers = field(init=False)
-    all_markers: Markers = field(init=False)  # while ends of a broken call may still come
-    inner_markers: Markers = field(init=False)  # after what seems to be a mention of a start
+    all_markers: Markers = field(init=False)  # used while end markers of a broken call may still come
+    inner_markers: Markers = field(init=False)  # used after a start marker that was only mentioned
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "start_markers", Markers(*self.starts))
@@ -35,32 +35,34 @@ class CallMarkup:
 
     @property
     def inside(self) -> tuple[str, ...]:
-        """What stands in calls only."""
+        """Returns the markers that occur only within calls."""
         return (*self.ends, *self.inner_ends, *self.openers)
 
     def without_stray_markup(self, text: str) -> str:
-        """The text of a broken call without its markup."""
+        """Returns the text of a broken call without its markup."""
         return self.all_markers.find.sub("", self.stray_markup.sub("", text))
 
 
 def call_blocks(
     scan: Scanner, writer: EventWriter, markup: CallMarkup, calls: Callable[[str], Steps[None]]
 ) -> Steps[None]:
-    """Content, and calls: `calls` reads them from behind a start, which it gets, up to an end.
+    """Reads a text with content and calls.
 
-    The end markers that belong to a broken call are left out of the content."""
+    `calls` reads calls from after a start marker, which it gets, up to an end marker. The end markers that belong to a
+    broken call are left out of the content.
+    """
     markers = markup.start_markers
-    while found := (yield from scan.read_until(markers, writer.content)):
-        if found not in markup.starts:
-            yield from _rest_of_tag(scan, found, markup)
+    while marker := (yield from scan.read_until(markers, writer.content)):
+        if marker not in markup.starts:
+            yield from _rest_of_tag(scan, marker, markup)
             scan.commit()
             continue
         markers, before = markup.start_markers, writer.num_calls
         try:
-            yield from calls(found)
+            yield from calls(marker)
         except Malformed:
             is_inside = bool(markup.inside) and (yield from scan.next_is(*markup.inside))
-            is_mention = reject_call(scan, writer, markup, found, called=is_inside or writer.num_calls > before)
+            is_mention = reject_call(scan, writer, markup, marker, called=is_inside or writer.num_calls > before)
             markers = markup.inner_markers if is_mention else markup.all_markers
         called = writer.num_calls > before
         if not (
@@ -82,12 +84,14 @@ def _rest_of_tag(scan: Scanner, marker: str, markup: CallMarkup) -> Steps[None]:
 def reject_call(
     scan: Scanner, writer: EventWriter, markup: CallMarkup | None = None, start: str = "", *, called: bool = False
 ) -> bool:
-    """Ends a reading that has met what it cannot read. Of a call that was announced, and of one that the text's end
-    cuts off, what has not gone out is dropped. A mention of the start alone is content (at the end, only where no call
-    came before), and so is what else cannot be read, without its markup.
+    """Ends the reading of a call that is malformed, and returns whether its start was merely mentioned.
 
-    `called`: a call was announced since `start`, or markup follows that only calls have. Returns whether it was a mere
-    mention."""
+    If the call was announced, or is cut off by the end of the text, its unsent part is dropped. A mere mention of the
+    start is content (at the end of the text only where no call came before). Any other malformed text is content
+    without its markup.
+
+    `called`: a call was announced since `start`, or markup follows that occurs only in calls.
+    """
     if writer.in_call:
         writer.abort_call()
         scan.commit()
@@ -111,8 +115,10 @@ def reject_call(
 def read_call_end(
     scan: Scanner, writer: EventWriter, ends: tuple[str, ...], starts: tuple[str, ...] = (), *, called: bool
 ) -> Steps[bool]:
-    """Behind calls: the white space around their end marker belongs to it. The text may also end in front of that, or
-    within it, or within one of `starts`. False if there is something else."""
+    """Reads the end marker after calls, with the white space around it; returns False if other text follows.
+
+    The text may also end before the marker, within it, or within one of `starts`.
+    """
     if not called:
         return True
     yield from scan.skip_space()

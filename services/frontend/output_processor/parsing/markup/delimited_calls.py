@@ -1,4 +1,4 @@
-"""Calls in which markers that no JSON holds say where the arguments end."""
+"""Calls whose arguments end at markers that cannot occur in JSON."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ FENCE = "```"
 
 
 def fence(text: str, start: int, end: int) -> int:
-    """Padding of markers behind a fenced block: the fence, and the white space around it."""
+    """Returns where the padding of a marker after a fenced block begins: the fence, and the white space around it."""
     begin = max(start, end - LONGEST_PADDING)
     body = text[begin:end].rstrip()
     ticks = len(body) - len(body.rstrip("`"))
@@ -19,17 +19,19 @@ def fence(text: str, start: int, end: int) -> int:
 
 
 def arguments(scan: Scanner, writer: EventWriter, out: ArgumentsWriter, ends: Markers) -> Steps[str]:
-    """Those of the call that was started last, up to one of `ends`, which is returned, or the end of the text. What
-    follows them in front of that is content. Malformed if they are not even begun."""
+    """Reads the arguments of the last started call up to one of `ends`, which is returned, or the end of the text.
+
+    Text between the arguments and the end marker is content. Raises Malformed if the arguments have not begun.
+    """
     pushed = IncrementalJson(out)
     yield from scan.skip_space()
-    found = yield from scan.read_until(ends, pushed.push)
-    if found:
+    end_marker = yield from scan.read_until(ends, pushed.push)
+    if end_marker:
         pushed.end()
     rest = pushed.rest
-    if not pushed.is_complete and (not found or (rest and not out.has_begun)):
+    if not pushed.is_complete and (not end_marker or (rest and not out.has_begun)):
         raise Malformed
     writer.end_call()
     if rest:
         writer.content(rest)
-    return found
+    return end_marker

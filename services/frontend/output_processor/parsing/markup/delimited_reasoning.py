@@ -15,10 +15,10 @@ from quire.services.frontend.output_processor.parsing.writer import EventWriter
 class ReasoningFrame:
     """Markup around the content."""
 
-    starts: tuple[str, ...]  # the one of them that comes
+    starts: tuple[str, ...]  # alternatives, one of which occurs
     end: str
-    may_be_open: bool = False  # the end belongs to the markup without a start as well, which the prompt may hold
-    after: str = ""  # what may follow the end, and is no content either
+    may_be_open: bool = False  # the end marker is markup also without a start, which the prompt may contain
+    after: str = ""  # text that may follow the end marker and is not content
     end_marker: Markers = field(init=False)
 
     def __post_init__(self) -> None:
@@ -36,9 +36,11 @@ def delimited_format(
     frame: ReasoningFrame | None = None,
     end_alone: bool = False,
 ) -> ReasoningFormat:
-    """A start that stands elsewhere is content: an answer may talk about it. A call ends reasoning as well.
+    """Returns the format of reasoning between `starts` and `ends`. A call ends reasoning as well.
 
-    `end_alone`: models begin answers without reasoning with its end."""
+    A start marker elsewhere in the answer is content: an answer may mention it. `end_alone`: models begin answers
+    without reasoning with the end marker.
+    """
     starts = (starts,) if isinstance(starts, str) else starts
     ends = (ends,) if isinstance(ends, str) else ends
 
@@ -78,10 +80,10 @@ def _markers(ends: tuple[str, ...], call_starts: tuple[str, ...]) -> Markers:
 
 
 def _reasoning(scan: Scanner, writer: EventWriter, markers: Markers, calls: CallProbe) -> Steps[None]:
-    """Up to the end marker, which is read, or to a call, which is not.
+    """Reads reasoning up to the end marker, which is consumed, or to a call, which is not.
 
-    What a probe has read is looked through for the end of reasoning once more, but not for calls, so that each
-    character is read twice at most.
+    Text that a probe has read is searched for the end of reasoning once more, but not for calls, so that each character
+    is read twice at most.
     """
     probed = 0
     while (found := (yield from scan.read_until(markers, writer.reasoning))) in calls.starts:

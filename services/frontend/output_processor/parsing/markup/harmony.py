@@ -1,11 +1,11 @@
-"""The stream of messages that gpt-oss writes, read in one go: reasoning, text and calls.
+"""Reader of gpt-oss's stream of messages: reasoning, text and calls.
 
 <|start|>assistant<|channel|>analysis<|message|>…<|end|><|start|>assistant<|channel|>commentary to=functions.add
 <|constrain|>json<|message|>{"a": 1}<|call|>
 
-A header has a role, a recipient (behind the role or behind the channel), a channel and a type of content; the prompt
-ends behind the role. Source: https://github.com/openai/harmony, docs/format.md. Models leave markers out, double them
-and put other text into headers: the markers never reach the user, and a message is known by what can be read.
+A header has a role, a recipient (after the role or after the channel), a channel and a content type; the prompt ends
+after the role. Source: https://github.com/openai/harmony, docs/format.md. Models omit markers, double them and put
+other text into headers: markers never reach the user, and a message is classified by what can be read.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ FUNCTIONS = "functions."
 ALL = Markers(*TOKENS)
 HEADER_ENDS = Markers(MESSAGE, END, CALL, RETURN, START)
 LONGEST_HEADER = 512  # characters
-MOST_HEADER_WORDS = 5  # role, recipient, channel, recipient, type of content
+MOST_HEADER_WORDS = 5  # role, recipient, channel, recipient, content type
 HEADER_WORDS = ("assistant", ANALYSIS, COMMENTARY, FINAL, "json", "to=")
 
 NAME = re.compile(r"[^\s<>]+")
 RECIPIENT = re.compile(r"to=\s*([^\s<>]+)")
 CHANNEL_NAME = re.compile(r"(?:<\|channel\|>|assistant|\A)[\W_]*(analysis|commentary|final)")
 OTHER_ROLE = re.compile(r"\s*(?:user|system|developer|tool|functions\.)")
-# The part of a header that can be read, for those whose end marker is missing.
+# The part of a header that can be read, for headers without an end marker.
 READABLE = re.compile(
     r"\s*(?:assistant)?\s*(?:to=\s*[^\s<>]+)?\s*(?:<\|channel\|>)*[\s–—-]*(?:analysis|commentary|final)?"
     r"\s*(?:to=\s*[^\s<>]+)?\s*(?:<\|constrain\|>\s*(?:json|code|text)?|json)?\s*"
 )
 CONTENT_TYPES = ("json", "code", "text")
-LEFT_BRACKETS = " \t\r\n}]"  # one too many behind arguments
+LEFT_BRACKETS = " \t\r\n}]"  # surplus brackets after arguments
 
 
 class MessageHeader(NamedTuple):
-    """The channel of a message and the tool that it calls, if any."""
+    """Channel of a message and the tool that it calls, if any."""
 
     channel: str = ""
     tool: str = ""
-    is_hidden: bool = False  # by another role, or for a recipient that is neither the user nor a function
+    is_hidden: bool = False  # from another role, or for a recipient that is neither the user nor a function
 
     @property
     def reasons(self) -> bool:
@@ -57,7 +57,7 @@ class MessageHeader(NamedTuple):
 
 
 def parsed(text: str, is_tool: IsName) -> MessageHeader:
-    """The header in `text`, which stands between <|start|> and <|message|>."""
+    """Returns the header in `text`, the text between <|start|> and <|message|>."""
     recipients = RECIPIENT.findall(text)
     channels = CHANNEL_NAME.findall(RECIPIENT.sub(" ", text))
     is_for_function = any(recipient.startswith(FUNCTIONS) for recipient in recipients)
@@ -66,7 +66,7 @@ def parsed(text: str, is_tool: IsName) -> MessageHeader:
 
 
 def _tool(recipients: Iterable[str], is_tool: IsName) -> str:
-    """The first of them that is a tool on offer; some models write the type of content right behind the name."""
+    """Returns the first recipient that is an offered tool; some models append the content type to the name directly."""
     for recipient in recipients:
         name = recipient.removeprefix(FUNCTIONS)
         for candidate in (name, recipient, name.removesuffix("json")):
@@ -76,19 +76,22 @@ def _tool(recipients: Iterable[str], is_tool: IsName) -> str:
 
 
 def _is_message(text: str, header: MessageHeader) -> bool:
-    """Whether text behind a header without <|message|> is its message, and not a word more or the start of a marker."""
+    """Returns whether text after a header without <|message|> is its message, not one more word or a partial marker."""
     if header.tool:
         return text.startswith("{")
     return header.channel in (ANALYSIS, FINAL) and not any(token.startswith(text.strip()) for token in TOKENS)
 
 
 def read_messages(scan: Scanner, writer: EventWriter, is_open: bool, is_tool: IsName) -> Steps[None]:
-    """`is_open`: the prompt ends inside of an analysis; `is_tool`: whether a call of that name may be announced."""
+    """Reads all messages of an answer.
+
+    `is_open`: the prompt ends within an analysis; `is_tool`: whether a call of that name may be announced.
+    """
     yield from _HarmonyReader(scan, writer, is_tool).run(is_open)
 
 
 class _HarmonyReader:
-    """One answer on its way."""
+    """Reader of one answer."""
 
     def __init__(self, scan: Scanner, writer: EventWriter, is_tool: IsName) -> None:
         self._scan = scan
@@ -110,22 +113,24 @@ class _HarmonyReader:
                 yield from self._text(reasons=header.reasons)
 
     def _header_comes(self) -> Steps[bool]:
-        """Also one without <|start|>, which a prompt has at its end and models forget; reads nothing."""
+        """Returns whether a header follows, also one without <|start|>, which the prompt contains or models omit;
+        consumes nothing."""
         begin = self._scan.at
-        found = False
+        is_header = False
         for _ in range(MOST_HEADER_WORDS + 1):
             yield from self._scan.skip_space()
-            found = yield from self._scan.next_is(START, CHANNEL)
-            found = found or (self._scan.at > begin and (yield from self._scan.next_is(MESSAGE, CONSTRAIN)))
-            if found or not (word := (yield from self._scan.try_text(*HEADER_WORDS))):
+            is_header = yield from self._scan.next_is(START, CHANNEL)
+            is_header = is_header or (self._scan.at > begin and (yield from self._scan.next_is(MESSAGE, CONSTRAIN)))
+            if is_header or not (word := (yield from self._scan.try_text(*HEADER_WORDS))):
                 break
-            if word == "to=" and (found := (yield from self._recipient_is_known())):
+            if word == "to=" and (is_header := (yield from self._recipient_is_known())):
                 break
         self._scan.at = begin
-        return found
+        return is_header
 
     def _recipient_is_known(self) -> Steps[bool]:
-        """Behind "to=": a function's name, or the text breaks off. Others may be text that looks like one."""
+        """Returns whether a function's name follows "to=", or the text ends there. Other text may merely look like a
+        header."""
         yield from self._scan.skip_space()
         try:
             name = yield from self._scan.read_run(NAME, LONGEST_NAME)
@@ -134,7 +139,7 @@ class _HarmonyReader:
         return name.startswith(FUNCTIONS) or not (yield from self._scan.peek())
 
     def _header(self) -> Steps[MessageHeader | None]:
-        """Up to where its message begins; None for a header without a message that could be recognized as one."""
+        """Reads a header up to its message; None for a header without a recognizable message."""
         yield from self._scan.skip_space()
         yield from self._scan.try_text(START)
         begin = self._scan.at
@@ -164,14 +169,14 @@ class _HarmonyReader:
         self._scan.commit()
 
     def _body(self, sink: Sink) -> Steps[None]:
-        """A message's text, without markers that do not belong there."""
-        while (found := (yield from self._scan.read_until(ALL, sink))) in (MESSAGE, CONSTRAIN):
+        """Reads a message's text and drops misplaced markers."""
+        while (marker := (yield from self._scan.read_until(ALL, sink))) in (MESSAGE, CONSTRAIN):
             pass
-        if found in (START, CHANNEL):
-            self._scan.at -= len(found)
+        if marker in (START, CHANNEL):
+            self._scan.at -= len(marker)
 
     def _separated(self, reasons: bool) -> Sink:
-        """Messages of one kind stand on lines of their own."""
+        """Returns a sink that puts messages of one kind on separate lines."""
         separator = "\n" if reasons in self._kinds_written else ""
 
         def write(text: str) -> None:
@@ -183,7 +188,7 @@ class _HarmonyReader:
         return write
 
     def _call(self, header: MessageHeader) -> Steps[None]:
-        """A call from its first argument on; text if its body is none of JSON."""
+        """Reads a call; its body is text if it is not JSON."""
         out = self._writer.start_call(header.tool)
         arguments, early = IncrementalJson(out), list[str]()
 
@@ -200,8 +205,10 @@ class _HarmonyReader:
         self._scan.commit()
 
     def _end_call(self, arguments: IncrementalJson, text: str, *, has_begun: bool) -> str:
-        """Closes the arguments. Returns what belongs to no call: text behind it, or instead of it. Arguments that broke
-        off before the first of them was known are neither."""
+        """Closes the arguments and returns the text that belongs to no call: after it, or in its place.
+
+        Arguments that end before the first of them is known are neither.
+        """
         if has_begun or not text:  # a tool without parameters
             self._writer.end_call()
             return arguments.rest.strip(LEFT_BRACKETS) if arguments.is_complete else ""

@@ -1,4 +1,4 @@
-"""Calls written as JSON objects that hold a name and arguments, one or several, in an array or not."""
+"""Calls written as JSON objects with a name and arguments: one or several, in an array or not."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ def any_name(name: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """What a format calls the members of a call."""
+    """Names that a format gives to the members of a call."""
 
     name: str = "name"
     arguments: tuple[str, ...] = ("arguments", "parameters")
     id: str = "id"
-    others: tuple[str, ...] | None = None  # members that a call may have besides; None: any
+    others: tuple[str, ...] | None = None  # other members that a call may have; None: any
 
     def allow(self, key: str) -> bool:
         return self.others is None or key in (self.name, *self.arguments, self.id, *self.others)
 
 
 class _Call:
-    """One object on its way. It is a call once its name is known and its arguments begin, or it ends."""
+    """Reader of one object, which is a call once its name is known and its arguments begin, or once it ends."""
 
     def __init__(self, scan: Scanner, writer: EventWriter, keys: Keys, is_name: IsName) -> None:
         self._scan = scan
@@ -81,10 +81,10 @@ class _Call:
         elif key == self._keys.id and (yield from self._scan.next_is(*json_text.PLAIN)):
             self._id = yield from json_text.short_string(self._scan, LONGEST_NAME)
         else:
-            yield from json_repair.value(self._scan, ArgumentsWriter(_nowhere))
+            yield from json_repair.value(self._scan, ArgumentsWriter(_discard))
 
     def _arguments(self) -> Steps[None]:
-        """An object; also one that was written into a string, and null for none."""
+        """Reads the arguments: an object, an object within a string, or null for none."""
         first = yield from self._scan.peek()
         if first == "{":
             yield from json_repair.value(self._scan, self._out())
@@ -107,14 +107,14 @@ class _Call:
         return self._writer.start_call(self._name, self._id)
 
 
-def _nowhere(_part: str) -> None:
-    """Of members that say nothing about the call."""
+def _discard(_part: str) -> None:
+    """Discards the text of members that are not part of the call."""
 
 
 def calls(
     scan: Scanner, writer: EventWriter, keys: Keys, is_name: IsName = any_name, between: str = ","
 ) -> Steps[None]:
-    """One object, several with `between` or white space between them, or an array of them."""
+    """Reads one object, several separated by `between` or white space, or an array of them."""
     yield from scan.skip_space()
     in_array = yield from scan.try_text("[")
     yield from scan.skip_space()

@@ -1,4 +1,4 @@
-"""Calls whose arguments are pairs of tags, one around a parameter's name and one around its plain text."""
+"""Calls whose arguments are pairs of elements: one with a parameter's name and one with its plain text."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ PLAIN = ("",)
 
 @dataclass(frozen=True, slots=True)
 class KeyValueTags:
-    """The tags of a format."""
+    """Tags of a format."""
 
-    suffixes: tuple[str, ...] = PLAIN  # of the tags' names: checkpoints of a family may differ in them
+    suffixes: tuple[str, ...] = PLAIN  # suffixes of the tags' names, which may differ between checkpoints of a family
     separator: str = ""  # name of the tag between a function's name and its arguments
     block: str = ""  # name of the tag around all calls
     starts: tuple[str, ...] = field(init=False)
@@ -103,7 +103,7 @@ def _grammar(tags: KeyValueTags, suffix: str) -> CallGrammar:
 
 
 class _CallReader:
-    """One text on its way."""
+    """Reader of the calls in one text."""
 
     def __init__(self, tags: KeyValueTags, scan: Scanner, writer: EventWriter, schemas: ToolSchemas) -> None:
         self._tags = tags
@@ -115,7 +115,7 @@ class _CallReader:
         yield from call_blocks(self._scan, self._writer, self._tags.markup, self._calls)
 
     def _calls(self, start: str) -> Steps[None]:
-        """From behind a call's start on up to its end, or from a block's start on up to that of the block."""
+        """Reads from after a call's start up to its end, or from after a block's start up to the block's end."""
         if start in self._tags.starts:
             yield from self._call()
             return
@@ -130,7 +130,7 @@ class _CallReader:
             more = bool((yield from self._scan.try_text(*self._tags.starts)))
 
     def _call(self) -> Steps[None]:
-        """A call from where its first parameter, an object of JSON or its end follows the name."""
+        """Reads a call, which a parameter, a JSON object or its end must follow after the name."""
         tags, scan = self._tags, self._scan
         yield from scan.skip_space()
         name = (yield from scan.read_run(NAME, LONGEST_NAME)).strip()
@@ -156,13 +156,14 @@ class _CallReader:
         yield from scan.expect(*tags.key_ends)
         yield from scan.skip_space()
         yield from scan.try_text(*tags.values)
-        found = yield from arguments.parameter(key, None, tags.after_value, partial(self._ends_value, arguments))
-        if found not in tags.value_ends:
-            scan.at -= len(found)
+        marker = yield from arguments.parameter(key, None, tags.after_value, partial(self._ends_value, arguments))
+        if marker not in tags.value_ends:
+            scan.at -= len(marker)
         yield from scan.skip_space()
 
     def _ends_value(self, arguments: TypedArguments, marker: str) -> Steps[bool]:
-        """A value's end is sometimes missing, or part of the value: what follows the marker decides."""
+        """Returns whether a marker ends the value. A value's end may be missing or part of the value, so that what
+        follows decides."""
         tags, scan = self._tags, self._scan
         if marker in tags.keys:
             try:

@@ -1,4 +1,4 @@
-"""Calls written with tags that all begin with a special token, a mark, which is part of no value."""
+"""Calls written with tags that all begin with a special token, the mark, which never occurs in values."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ATTRIBUTE = re.compile(r'\s+(\w+)="([^"]*)"')
 
 
 class Tag(NamedTuple):
-    """A tag that was read."""
+    """Parsed tag."""
 
     name: str
     is_end: bool
@@ -27,15 +27,15 @@ class Tag(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class MarkedTagSyntax:
-    """The texts around a tag's name."""
+    """Syntax of a format's tags."""
 
-    marks: Mapping[str, bool]  # in front of a tag; whether it is one that ends an element
-    opening: str = ""  # behind the mark; models sometimes leave it out
+    marks: Mapping[str, bool]  # marks that precede a tag, and whether it then ends an element
+    opening: str = ""  # text after the mark; models sometimes omit it
     closing: str = ">"
-    ends_with_slash: bool = False  # tags that end an element begin with one
-    names: tuple[str, ...] = ()  # of all tags; empty: any
+    ends_with_slash: bool = False  # tags that end an element begin with a slash
+    names: tuple[str, ...] = ()  # names of all tags; empty: any
     before_text: Markers = field(init=False)
-    in_values: Markers = field(init=False)  # where white space in front of a mark counts
+    in_values: Markers = field(init=False)  # for text in which white space before a mark is significant
     markup: CallMarkup = field(init=False)
 
     def __post_init__(self) -> None:
@@ -51,12 +51,12 @@ class MarkedTagSyntax:
         return not self.names or name in self.names
 
     def next_tag(self, scan: Scanner) -> Steps[Tag]:
-        """Reads a tag, its mark included."""
+        """Reads a tag including its mark."""
         yield from scan.skip_space()
         return (yield from self.tag(scan, (yield from scan.expect(*self.marks))))
 
     def tag(self, scan: Scanner, mark: str) -> Steps[Tag]:
-        """Reads a tag from behind its mark on."""
+        """Reads a tag from after its mark."""
         if self.opening:
             yield from scan.try_text(self.opening)
         text = yield from scan.read_run(TEXT, LONGEST_TAG)
@@ -73,11 +73,11 @@ def _unescaped(value: str) -> str:
 
 
 ReadCall = Callable[[Tag], Steps[bool]]
-"""Reads a call, or markup around calls, from behind a tag on; False, and nothing read, if the tag is neither."""
+"""Reads a call, or markup around calls, from after a tag; False, and nothing read, if the tag is neither."""
 
 
 def marked_calls(scan: Scanner, writer: EventWriter, tags: MarkedTagSyntax, call: ReadCall) -> Steps[None]:
-    """Content, and calls. Tags that a broken call leaves behind are no content."""
+    """Reads content and calls. Tags that a broken call leaves over are not content."""
     is_within = False
     while mark := (yield from scan.read_until(tags.before_text, writer.content)):
         before = writer.num_calls

@@ -1,4 +1,4 @@
-"""Calls written as Python does: add(a=1, b="two")."""
+"""Calls in Python syntax: add(a=1, b="two")."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ IsName = Callable[[str], bool]
 
 
 def call(scan: Scanner, writer: EventWriter, schemas: ToolSchemas, is_name: IsName) -> Steps[None]:
-    """It is a call from its bracket on."""
+    """Reads one call; the opening bracket makes it a call."""
     name = yield from scan.read_run(NAME, LONGEST_NAME)
     yield from scan.expect("(")
     if not is_name(name):
@@ -28,8 +28,8 @@ def call(scan: Scanner, writer: EventWriter, schemas: ToolSchemas, is_name: IsNa
 
 
 def arguments(scan: Scanner, writer: EventWriter, schemas: ToolSchemas, name: str) -> Steps[None]:
-    """Those of a call of `name`, from behind the bracket on. The ones without a name have those of the tool's
-    parameters, in order."""
+    """Reads the arguments of a call of `name` from after its bracket. Positional ones get the tool's parameter names in
+    order."""
     out = writer.start_call(name)
     out.begin("{")
     unnamed = iter(schemas.parameters(name))
@@ -49,7 +49,7 @@ def arguments(scan: Scanner, writer: EventWriter, schemas: ToolSchemas, name: st
 
 
 def _key(scan: Scanner) -> Steps[str]:
-    """Empty, and nothing read, in front of a value without one."""
+    """Reads the name of a keyword argument; empty, and nothing consumed, before a positional one."""
     begin = scan.at
     key = yield from scan.read_run(NAME, LONGEST_NAME)
     yield from scan.skip_space()
@@ -61,7 +61,7 @@ def _key(scan: Scanner) -> Steps[str]:
 
 
 def calls(scan: Scanner, writer: EventWriter, schemas: ToolSchemas, is_name: IsName) -> Steps[None]:
-    """Several, with commas between them."""
+    """Reads several calls with commas between them."""
     while True:
         yield from scan.skip_space()
         yield from call(scan, writer, schemas, is_name)
@@ -70,8 +70,8 @@ def calls(scan: Scanner, writer: EventWriter, schemas: ToolSchemas, is_name: IsN
             return
 
 
-def listed(scan: Scanner, writer: EventWriter, schemas: ToolSchemas, is_name: IsName) -> Steps[None]:
-    """Several in brackets."""
+def call_list(scan: Scanner, writer: EventWriter, schemas: ToolSchemas, is_name: IsName) -> Steps[None]:
+    """Reads several calls in square brackets."""
     yield from scan.skip_space()
     yield from scan.expect("[")
     yield from calls(scan, writer, schemas, is_name)
@@ -79,11 +79,14 @@ def listed(scan: Scanner, writer: EventWriter, schemas: ToolSchemas, is_name: Is
     scan.commit()
 
 
-def listed_first(scan: Scanner, writer: EventWriter, schemas: ToolSchemas, is_name: IsName, end: str) -> Steps[None]:
-    """Several in brackets at the beginning of an answer, with `end` behind them if there is one; else it was text."""
+def leading_call_list(
+    scan: Scanner, writer: EventWriter, schemas: ToolSchemas, is_name: IsName, end: str
+) -> Steps[None]:
+    """Reads several calls in brackets at the beginning of an answer and `end` after them, if any; otherwise it is
+    text."""
     before = writer.num_calls
     try:
-        yield from listed(scan, writer, schemas, is_name)
+        yield from call_list(scan, writer, schemas, is_name)
     except Malformed:
         reject_call(scan, writer, called=writer.num_calls > before)
     yield from read_call_end(scan, writer, (end,), called=writer.num_calls > before)

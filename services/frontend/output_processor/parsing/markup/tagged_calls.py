@@ -1,4 +1,4 @@
-"""Calls written with tags: one around the function, one around each parameter's plain text."""
+"""Calls written with tags: one around the function and one around each parameter's plain text."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ Types = frozenset[str] | None
 
 
 def padding_but_of(own: str) -> Padding:
-    """For values that have no line of their own: a line break belongs to a marker other than their `own` end."""
+    """Returns the padding of values that do not stand on separate lines.
+
+    A line break belongs to any marker other than the value's `own` end marker.
+    """
 
     def padding(text: str, start: int, end: int) -> int:
         return end if text.startswith(own, end) else one_newline(text, start, end)
@@ -43,25 +46,25 @@ def padding_but_of(own: str) -> Padding:
 
 
 def no_padding(_text: str, _start: int, end: int) -> int:
-    """White space at the end of a value counts."""
+    """Returns no padding: white space at the end of a value is significant."""
     return end
 
 
 @dataclass(frozen=True, slots=True)
 class CallTags:
-    """The texts of a format. Names stand between `function` and `named`, `parameter` and one of `keyed`."""
+    """Tags of a format. Names stand between `function` and `named`, and between `parameter` and one of `keyed`."""
 
     function: str
     named: str
     function_end: str
     parameter: str
-    keyed: Mapping[str, Types]  # with the types that the value then has; None: the tool's schema says
+    keyed: Mapping[str, Types]  # each with the types of the value after it; None: the tool's schema determines them
     parameter_end: str
-    blocks: tuple[tuple[str, str], ...] = ()  # starts and ends around functions; the first is what models have to write
-    literal: tuple[str, ...] = ()  # around a value that holds markup itself
+    blocks: tuple[tuple[str, str], ...] = ()  # starts and ends around functions; grammars use the first
+    literal: tuple[str, ...] = ()  # around a value that contains markup
     fillers: tuple[str, str] | tuple[()] = ()  # before and after a function, without meaning
-    on_lines: bool = False  # values stand on lines of their own: a line break before and after is none of theirs
-    bare_functions: bool = False  # a block for each
+    on_lines: bool = False  # values stand on separate lines: the line breaks around them are not part of them
+    bare_functions: bool = False  # a block for each function
     value_ends: Markers = field(init=False)
     markup: CallMarkup = field(init=False)
 
@@ -92,12 +95,12 @@ class CallTags:
 
     @property
     def after_parameter(self) -> tuple[str, ...]:
-        """What may follow a parameter's end."""
+        """Returns the texts that may follow a parameter's end."""
         return (self.parameter, *dict.fromkeys((self.function_end, *self.block_ends, *self.markup.starts)))
 
     @property
     def after_function(self) -> tuple[str, ...]:
-        """What may follow a function's end."""
+        """Returns the texts that may follow a function's end."""
         return (self.function, *self.block_ends, *self.block_starts, *self.fillers)
 
 
@@ -123,13 +126,13 @@ def _grammar(tags: CallTags) -> CallGrammar:
     if not tags.blocks:
         return CallGrammar(call, plain_texts=True)
     start, end = tags.blocks[0]
-    if tags.bare_functions:  # a block for each
+    if tags.bare_functions:  # a block for each function
         return CallGrammar(lambda tool: sequence(f"{start}\n", call(tool), f"\n{end}"), plain_texts=True)
     return CallGrammar(call, before=f"{start}\n", after=f"\n{end}", plain_texts=True)
 
 
 class _CallReader:
-    """Of one text."""
+    """Reader of the calls in one text."""
 
     def __init__(self, tags: CallTags, scan: Scanner, writer: EventWriter, schemas: ToolSchemas) -> None:
         self._tags = tags
@@ -141,7 +144,7 @@ class _CallReader:
         yield from call_blocks(self._scan, self._writer, self._tags.markup, self._functions)
 
     def _functions(self, start: str) -> Steps[None]:
-        """From behind a block's or a function's start on."""
+        """Reads functions from after the start of a block or a function."""
         if start != self._tags.function:
             yield from self._skip()
             yield from self._scan.expect(self._tags.function)
@@ -165,7 +168,8 @@ class _CallReader:
         return name
 
     def _function(self, name: str) -> Steps[None]:
-        """Its parameters, or an object of JSON in their place, up to its end; the block's end will do."""
+        """Reads a function's parameters, or a JSON object in their place, up to the end of the function or the
+        block."""
         arguments = TypedArguments(self._scan, self._writer, self._schemas, name)
         yield from self._scan.skip_space()
         if (yield from self._scan.next_is("{")):
@@ -181,9 +185,9 @@ class _CallReader:
         self._writer.end_call()
 
     def _comes_parameter(self) -> Steps[bool]:
-        """False at the end, the function's of which is read."""
-        found = yield from self._scan.try_text(self._tags.function_end)
-        if found or (self._tags.blocks and (yield from self._scan.next_is(*self._tags.block_ends))):
+        """Returns whether a parameter follows; at the end False, and the function's end marker is consumed."""
+        ended = yield from self._scan.try_text(self._tags.function_end)
+        if ended or (self._tags.blocks and (yield from self._scan.next_is(*self._tags.block_ends))):
             return False
         if not (yield from self._scan.next_is("<")):
             raise Malformed
@@ -197,12 +201,12 @@ class _CallReader:
             return
         if self._tags.on_lines:
             yield from self._scan.try_text("\n")
-        found = yield from arguments.parameter(key, types, self._tags.value_ends, partial(self._ends_value, arguments))
-        if found != self._tags.parameter_end:
-            self._scan.at -= len(found)
+        marker = yield from arguments.parameter(key, types, self._tags.value_ends, partial(self._ends_value, arguments))
+        if marker != self._tags.parameter_end:
+            self._scan.at -= len(marker)
 
     def _literal(self, arguments: TypedArguments, key: str, types: Types) -> Steps[None]:
-        """A value of which an end of a parameter or function is part, up to the end of the literal."""
+        """Reads a value that may contain the end of a parameter or function, up to the end of the literal."""
         end = Markers(self._tags.literal[-1], padding=no_padding)
         yield from arguments.parameter(key, types, end, self._ends_literal)
         yield from self._scan.skip_space()
@@ -214,7 +218,7 @@ class _CallReader:
         return followed or not (yield from self._scan.peek())
 
     def _named_tag(self, arguments: TypedArguments) -> Steps[None]:
-        """A parameter that stands in a tag of its name; any other tag that is whole is left unread."""
+        """Reads a parameter in a tag of the parameter's name; any other complete tag is not consumed."""
         begin = self._scan.at
         try:
             yield from self._scan.expect("<")
@@ -232,7 +236,8 @@ class _CallReader:
         yield from arguments.parameter(name, None, Markers(f"</{name}>", padding=padding))
 
     def _ends_value(self, arguments: TypedArguments, marker: str) -> Steps[bool]:
-        """A value's end is sometimes missing, or part of the value: what follows the marker decides."""
+        """Returns whether a marker ends the value. A value's end may be missing or part of the value, so that what
+        follows decides."""
         if marker == self._tags.parameter:
             try:
                 name = yield from self._name()

@@ -1,1 +1,1 @@
-"""Values as models write them: JSON, Python and plain text, streamed and repaired as JSON."""
+"""Parsers of values that models write as JSON, Python and plain text; they stream repaired JSON."""

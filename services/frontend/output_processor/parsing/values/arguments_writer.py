@@ -1,4 +1,4 @@
-"""Writes a call's arguments as JSON in pieces that can be closed at any time."""
+"""Incremental writer of a call's arguments as JSON that can be closed at any time."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ SEPARATOR = ", "
 
 
 class ArgumentsWriter:
-    """One JSON value. Brackets and keys are held until a value follows them, separators until a next item does.
+    """Writer of one JSON value. Brackets and keys are held until a value follows, separators until the next item.
 
-    So whatever has gone out becomes valid JSON by `finish`, and nothing goes out before the first value is there.
+    Text that has been emitted therefore becomes valid JSON by `finish`, and nothing is emitted before the first value.
     """
 
     __slots__ = ("_closers", "_has_key", "_held", "_num_out", "_separator", "_sink", "has_begun", "in_string")
@@ -19,12 +19,12 @@ class ArgumentsWriter:
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
         self._held: list[str] = []
-        self._closers: list[str] = []  # of the brackets that are open, the outermost first
-        self._num_out = 0  # of these brackets that have gone out
-        self._separator = ""  # in front of the next item
-        self._has_key = False  # the last text held is a key
+        self._closers: list[str] = []  # closing brackets of the open ones, the outermost first
+        self._num_out = 0  # number of them that have been emitted
+        self._separator = ""  # written before the next item
+        self._has_key = False  # the last held text is a key
         self.in_string = False
-        self.has_begun = False  # a piece has gone out
+        self.has_begun = False  # something has been emitted
 
     @property
     def depth(self) -> int:
@@ -32,7 +32,7 @@ class ArgumentsWriter:
 
     @property
     def in_object(self) -> bool:
-        """Whether a key is what comes next."""
+        """Whether a key comes next."""
         return bool(self._closers) and self._closers[-1] == "}" and not self._has_key
 
     def begin(self, bracket: str) -> None:
@@ -41,7 +41,7 @@ class ArgumentsWriter:
         self._separator, self._has_key = "", False
 
     def key(self, escaped: str) -> None:
-        """Takes the place of a key without a value."""
+        """Writes a key; replaces a preceding key without a value."""
         self.drop_key()
         self._held.append(f'{self._separator}"{escaped}": ')
         self._separator, self._has_key = "", True
@@ -52,12 +52,12 @@ class ArgumentsWriter:
             self._has_key = False
 
     def scalar(self, text: str) -> None:
-        """A number, true, false, null, or a whole value that is JSON already."""
+        """Writes a number, true, false, null, or a complete JSON value."""
         self._put(text)
         self._separator = SEPARATOR
 
     def string_part(self, escaped: str) -> None:
-        """More of a string, which begins with its first part and ends with `end_string`."""
+        """Writes a part of a string, which begins with its first part and ends with `end_string`."""
         if self.in_string:
             self._sink(escaped)
         else:
@@ -85,13 +85,13 @@ class ArgumentsWriter:
         return closer
 
     def end_up_to(self, closer: str) -> None:
-        """Closes brackets up to the innermost that `closer` closes; none if there is no such one."""
+        """Closes brackets up to the innermost one that `closer` closes, if any."""
         if closer in self._closers:
             while self.end() != closer:
                 pass
 
     def finish(self) -> bool:
-        """Closes what has gone out; False if nothing has."""
+        """Closes all emitted brackets; returns False if nothing was emitted."""
         if self.has_begun:
             closing = ('"' if self.in_string else "") + "".join(reversed(self._closers[: self._num_out]))
             if closing:

@@ -1,4 +1,4 @@
-"""The text of calls whose only argument is a text, out of the JSON that models write around it."""
+"""Extraction of a call's only text argument from the JSON that models write around it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LONGEST_KEY = 64
 
 
 class InputExtractor:
-    """push() the arguments of a call in pieces, finish() once; the texts returned add up to the input."""
+    """Incremental extractor: `push` the arguments in pieces, `finish` once. The returned texts add up to the input."""
 
     __slots__ = ("_found", "_parts", "_scan", "_steps", "_whole")
 
@@ -21,7 +21,7 @@ class InputExtractor:
         self._scan = Scanner()
         self._steps = self._read()
         self._parts: list[str] = []
-        self._whole: list[str] = []  # the arguments, as long as the input has not come
+        self._whole: list[str] = []  # all arguments so far, until the input is found
         self._found = False
 
     def push(self, arguments: str) -> str:
@@ -34,7 +34,7 @@ class InputExtractor:
         return self._take()
 
     def finish(self) -> str:
-        """The rest: of arguments under another name the only text, or else the arguments as they are."""
+        """Returns the rest: the only text of arguments under another name, or else the arguments unchanged."""
         self._scan.end()
         next(self._steps, None)
         return self._take() if self._found else _only_text("".join(self._whole))
@@ -74,10 +74,10 @@ class InputExtractor:
 
 def _only_text(arguments: str) -> str:
     try:
-        found = json.loads(arguments or "{}")
+        parsed = json.loads(arguments or "{}")
     except ValueError:
         return arguments
-    values = list(found.values()) if isinstance(found, dict) else [found]
+    values = list(parsed.values()) if isinstance(parsed, dict) else [parsed]
     if len(values) == 1 and isinstance(values[0], str):
         return values[0]
     return arguments if values else ""

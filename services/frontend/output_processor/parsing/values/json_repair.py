@@ -1,8 +1,7 @@
-"""JSON as models write it, read from text that comes in pieces and written out as valid JSON.
+"""Reader of JSON as models write it, in pieces, which writes it out as valid JSON.
 
 Repaired are: line breaks and quotation marks in strings, backslashes that escape nothing, Python's literals and quotes,
-bare words, missing and trailing commas, wrong brackets, keys without a value.
-Malformed is what nothing can be made of.
+bare words, missing and trailing commas, wrong brackets, keys without a value. Anything else is Malformed.
 """
 
 from __future__ import annotations
@@ -19,24 +18,25 @@ GAP = re.compile(r"[ \t\r\n,]+")
 WORD = re.compile(r"[\w+.\-$]+")
 NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 S = r"[ \t\r\n]"
-WHOLE = r'"[^"\\\x00-\x1f]*"'  # a string in which nothing is to be repaired
+WHOLE = r'"[^"\\\x00-\x1f]*"'  # a string that needs no repair
 KEY = re.compile(rf'"([^"\\\x00-\x1f]*)"{S}*:{S}*(?=[^ \t\r\n,}}\]])')
 BEGUN_KEY = re.compile(rf'"[^"\\\x00-\x1f]{{0,100}}(?:"{S}{{0,8}}(?::{S}{{0,8}})?)?\Z')
 LEAF = re.compile(rf"(?:{WHOLE}|{NUMBER.pattern}|true|false|null)(?={S}*[,}}\]])")
-# What may follow strings; a quotation mark is the next key's, where a comma is missing, or part of this string.
+# Text that may follow strings. A quotation mark begins the next key where a comma is missing, or is part of this
+# string.
 AFTER_VALUE = re.compile(rf"""{S}*[,}}\]<]|{S}+["']""")
 BEFORE_COLON = re.compile(rf"{S}*[:<]")
 NAMES = {
     "true": "true", "True": "true", "false": "false", "False": "false", "null": "null", "None": "null",
     "undefined": "null", "NaN": "null", "nan": "null", "Infinity": "null", "-Infinity": "null",
 }  # fmt: skip
-SHORTEST_PREFIX = 3  # of a literal that was broken off
+SHORTEST_PREFIX = 3  # shortest prefix of a literal that counts as the literal
 LONGEST_WORD = 400
 HEX = frozenset("0123456789abcdefABCDEF")
 
 
 def value(scan: Scanner, out: ArgumentsWriter) -> Steps[None]:
-    """One value, up to its end."""
+    """Reads one value up to its end."""
     outside = out.depth
     yield from _item(scan, out)
     while out.depth > outside:
@@ -63,7 +63,7 @@ def _wait(scan: Scanner) -> Steps[None]:
 
 
 def _key(scan: Scanner, out: ArgumentsWriter) -> Steps[None]:
-    """A key that may have to be repaired, up to its value; left out if it has none."""
+    """Reads a key, repaired if necessary, up to its value; drops a key without a value."""
     quote = yield from scan.peek()
     if quote in PLAIN:
         parts: list[str] = []
@@ -79,7 +79,7 @@ def _key(scan: Scanner, out: ArgumentsWriter) -> Steps[None]:
 
 
 def _item(scan: Scanner, out: ArgumentsWriter) -> Steps[None]:
-    """A string or a word; of an object or a list its bracket."""
+    """Reads a string or a word, or the opening bracket of an object or a list."""
     while not (first := scan.character):
         yield from _wait(scan)
     if found := scan.match(LEAF):
@@ -92,13 +92,13 @@ def _item(scan: Scanner, out: ArgumentsWriter) -> Steps[None]:
         out.end_string()
     else:
         word = yield from scan.read_run(WORD, LONGEST_WORD)
-        if not word or not (yield from scan.peek()):  # a word that may go on is worth nothing
+        if not word or not (yield from scan.peek()):  # the word may be incomplete
             raise Malformed
         out.scalar(scalar(word))
 
 
 def scalar(word: str) -> str:
-    """A word as JSON: a number, a literal, or a string."""
+    """Converts a word to JSON: a number, a literal, or a string."""
     if NUMBER.fullmatch(word):
         return word
     if word in NAMES:
@@ -114,7 +114,7 @@ def scalar(word: str) -> str:
 
 
 def number(word: str) -> int | float:
-    """Also 0x1f, 1_000, .5 and +1."""
+    """Parses a number, also 0x1f, 1_000, .5 and +1."""
     try:
         return int(word, 0)
     except ValueError:
@@ -122,7 +122,8 @@ def number(word: str) -> int | float:
 
 
 def _string(scan: Scanner, quote: str, sink: Sink, followers: re.Pattern[str]) -> Steps[None]:
-    """A string as it is written, without its quotation marks. One in front of what cannot follow is part of it."""
+    """Reads a string as written, without its quotation marks. A quotation mark not followed by `followers` is part of
+    it."""
     scan.at += 1
     plain = PLAIN[quote]
     while True:
@@ -141,7 +142,7 @@ def _string(scan: Scanner, quote: str, sink: Sink, followers: re.Pattern[str]) -
 
 
 def _ends(scan: Scanner, followers: re.Pattern[str]) -> Steps[bool]:
-    """Whether a string ends here, or with the text; may have to wait for what follows."""
+    """Returns whether a string ends here, or with the text; may wait for what follows."""
     begin = scan.at
     yield from scan.skip_space()
     at_end = not (yield from scan.peek())
@@ -150,7 +151,7 @@ def _ends(scan: Scanner, followers: re.Pattern[str]) -> Steps[bool]:
 
 
 def _escape(scan: Scanner) -> Steps[str]:
-    """From the backslash on. One that escapes nothing is a backslash."""
+    """Reads an escape from its backslash. A backslash that escapes nothing is kept."""
     begin = scan.at
     scan.at += 1
     kind = yield from scan.peek()
@@ -175,7 +176,7 @@ def _hex_digits(scan: Scanner) -> Steps[str]:
 
 
 def repaired(text: str) -> str:
-    """A whole object or list as JSON; empty if it is none."""
+    """Returns a complete object or list as JSON; empty if it is neither."""
     parts: list[str] = []
     scan = Scanner()
     scan.feed(text)
@@ -189,7 +190,7 @@ def repaired(text: str) -> str:
 
 
 class IncrementalJson:
-    """An object, bare or in a JSON string, whose text comes from elsewhere; what follows it is kept as `rest`."""
+    """Reader of an object, bare or within a JSON string, whose text is pushed; the text after it is kept as `rest`."""
 
     __slots__ = ("_out", "_scan", "_steps", "is_complete", "is_finished")
 
@@ -197,8 +198,8 @@ class IncrementalJson:
         self._scan = Scanner()
         self._out = out
         self._steps = self._read()
-        self.is_finished = False  # it has ended, or is no JSON
-        self.is_complete = False  # it has ended
+        self.is_finished = False  # the object has ended, or the text is not JSON
+        self.is_complete = False  # the object has ended
 
     def push(self, text: str) -> None:
         self._scan.feed(text)
@@ -206,7 +207,7 @@ class IncrementalJson:
             next(self._steps, None)
 
     def end(self) -> None:
-        """The text is whole: a word at its end is one, too."""
+        """Marks the text as complete, so that a word at its end is complete too."""
         if not self._out.in_string:
             self.push("\n")
         self._scan.end()
@@ -214,7 +215,7 @@ class IncrementalJson:
 
     @property
     def rest(self) -> str:
-        """What was not read, after the end."""
+        """Text after the end that was not read."""
         self._scan.commit()
         return self._scan.take_rest().strip()
 

@@ -1,4 +1,4 @@
-"""Strings of JSON that comes in pieces, decoded. What is none is Malformed at the first character that cannot be."""
+"""Incremental reader of JSON strings, which decodes them and raises Malformed at the first invalid character."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from quire.services.frontend.output_processor.parsing.scanner import Malformed, 
 
 PLAIN = {quote: re.compile(rf"[^\\{quote}]+") for quote in "\"'"}  # inside a string
 CONTROL = re.compile(r"[\x00-\x1f]")
-ESCAPED = frozenset('"\\/bfnrtu')  # what may follow a backslash
+ESCAPED = frozenset('"\\/bfnrtu')  # characters that may follow a backslash
 
 
 def quoted(text: str) -> str:
-    """As a JSON string, without its quotation marks. Half a surrogate pair becomes U+FFFD: it has no UTF-8."""
+    """Escapes text for a JSON string, without quotation marks. A lone surrogate becomes U+FFFD: it has no UTF-8
+    encoding."""
     return json.dumps(text.encode("utf-8", "replace").decode(), ensure_ascii=False)[1:-1]
 
 
 def string(scan: Scanner, sink: Sink) -> Steps[None]:
-    """A string, decoded; Python's quotation marks will do."""
+    """Reads and decodes a string; single quotation marks are accepted."""
     quote = yield from scan.expect(*PLAIN)
     while True:
         character = yield from scan.peek()
@@ -34,14 +35,14 @@ def string(scan: Scanner, sink: Sink) -> Steps[None]:
 
 
 def short_string(scan: Scanner, at_most: int) -> Steps[str]:
-    """A whole string, decoded; Malformed if it has more characters."""
+    """Reads and decodes a whole string; raises Malformed if it is longer than `at_most` characters."""
     parts: list[str] = []
     yield from string(scan, scan.bounded_sink(parts, at_most))
     return "".join(parts)
 
 
 def _escape(scan: Scanner) -> Steps[str]:
-    """From the backslash on; both halves of a surrogate pair."""
+    """Reads an escape from its backslash, both halves of a surrogate pair."""
     written = yield from _one_escape(scan)
     if 0xD800 <= ord(written) < 0xDC00 and (yield from scan.peek()) == "\\":
         begin = scan.at

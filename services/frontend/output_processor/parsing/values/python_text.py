@@ -1,4 +1,4 @@
-"""Python literals that come in pieces, written out as JSON: strings piece by piece, everything else value by value."""
+"""Incremental reader of Python literals, which writes them as JSON: strings in pieces, other values as a whole."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ESCAPE_DIGITS = {"x": 2, "u": 4, "U": 8}
 
 
 def value(scan: Scanner, out: ArgumentsWriter, depth: int = 0) -> Steps[None]:
-    """A string, number, name, list, tuple or dictionary; Malformed for anything else."""
+    """Reads a string, number, name, list, tuple or dictionary; raises Malformed for anything else."""
     first = yield from scan.peek()
     if depth > DEEPEST:
         raise Malformed
@@ -67,7 +67,7 @@ def _dictionary(scan: Scanner, out: ArgumentsWriter, depth: int) -> Steps[None]:
 
 
 def _key(scan: Scanner) -> Steps[str]:
-    """JSON has no keys but strings."""
+    """Reads a key as text, since JSON has only string keys."""
     if (yield from scan.peek()) not in QUOTES:
         return (yield from _scalar(scan))
     parts: list[str] = []
@@ -76,7 +76,7 @@ def _key(scan: Scanner) -> Steps[str]:
 
 
 def _next_item(scan: Scanner, end: str) -> Steps[bool]:
-    """Behind an item: whether another follows. A comma may stand behind the last one."""
+    """Returns whether another item follows; a trailing comma is accepted."""
     yield from scan.skip_space()
     if (yield from scan.expect(",", end)) == end:
         return False
@@ -85,7 +85,7 @@ def _next_item(scan: Scanner, end: str) -> Steps[bool]:
 
 
 def _scalar(scan: Scanner) -> Steps[str]:
-    """Malformed at the end of the text, too: the scalar may have gone on."""
+    """Reads a scalar; raises Malformed also at the end of the text, where it may be incomplete."""
     begin = scan.at
     text = yield from scan.read_run(SCALAR, LONGEST_SCALAR)
     if not (yield from scan.peek()):
@@ -98,7 +98,7 @@ def _scalar(scan: Scanner) -> Steps[str]:
 
 
 def _string(scan: Scanner, sink: Sink) -> Steps[None]:
-    """As the text of a JSON string, without its quotation marks."""
+    """Reads a string and emits it as JSON text without quotation marks."""
     quote = yield from scan.next()
     while True:
         character = yield from scan.peek()
@@ -114,7 +114,7 @@ def _string(scan: Scanner, sink: Sink) -> Steps[None]:
 
 
 def _escape(scan: Scanner) -> Steps[str]:
-    """From the backslash on. One that Python does not know stands for itself, backslash included."""
+    """Reads an escape from its backslash; an escape that Python does not know is kept, backslash included."""
     begin = scan.at
     scan.at += 1
     try:

@@ -1,4 +1,4 @@
-"""Arguments of formats that write parameters one by one as plain text; the tool's schema says which are no strings."""
+"""Arguments in formats that write parameters separately as plain text; the tool's schema gives their types."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from quire.services.frontend.output_processor.parsing.values.json_text import qu
 from quire.services.frontend.output_processor.parsing.writer import EventWriter
 
 STRING = frozenset({"string"})
-PYTHONS_OWN = {"True": "true", "False": "false", "None": "null"}
-WRAPPERS = ("arguments", "parameters")  # a parameter of this name, which the tool has not, may hold all arguments
+PYTHON_LITERALS = {"True": "true", "False": "false", "None": "null"}
+WRAPPERS = ("arguments", "parameters")  # a parameter of this name, unknown to the tool, may hold all arguments
 
 EndsHere = Callable[[str], Steps[bool]]
-"""Whether a marker ends the value in front of it, or is part of it; reads ahead and settles nothing."""
+"""Returns whether a marker ends the value before it or is part of it; reads ahead and commits nothing."""
 
 
 class TypedArguments:
-    """The arguments of a call of `function`, which grow by `parameter`."""
+    """Arguments of a call of `function`, extended by `parameter`."""
 
     def __init__(self, scan: Scanner, writer: EventWriter, schemas: ToolSchemas, function: str) -> None:
         self._scan = scan
@@ -31,29 +31,32 @@ class TypedArguments:
         self.names: set[str] = set()
 
     def body(self) -> Steps[None]:
-        """All arguments as one JSON object."""
+        """Reads all arguments as one JSON object."""
         yield from json_repair.value(self._scan, self._out)
 
     def parameter(
         self, name: str, types: frozenset[str] | None, markers: Markers, ends_here: EndsHere | None = None
     ) -> Steps[str]:
-        """Reads a value up to one of `markers` and returns it; Malformed if the text ends before. Strings go out as
-        they come. `types`: None for those of the schema; `ends_here`: None where every marker ends the value."""
+        """Reads a value up to one of `markers` and returns the marker; raises Malformed if the text ends before.
+
+        Strings are emitted as they arrive. `types`: None for those of the schema; `ends_here`: None where every marker
+        ends the value.
+        """
         if self._is_wrapper(name) and (yield from self._scan.next_is("{")):
             return (yield from self._wrapped(markers, ends_here))
         self._begin(name)
         types = types or self._schemas.types(self._function, name)
         if types == STRING:
-            found = yield from self._text(markers, ends_here, lambda text: self._out.string_part(quoted(text)))
+            marker = yield from self._text(markers, ends_here, lambda text: self._out.string_part(quoted(text)))
             self._out.end_string()
-            return found
+            return marker
         parts: list[str] = []
-        found = yield from self._text(markers, ends_here, parts.append)
+        marker = yield from self._text(markers, ends_here, parts.append)
         self._out.scalar(as_json("".join(parts), types))
-        return found
+        return marker
 
     def add(self, name: str, value: str) -> None:
-        """Writes a value that is JSON already."""
+        """Writes a value that is already JSON."""
         self._begin(name)
         self._out.scalar(value)
 
@@ -64,7 +67,7 @@ class TypedArguments:
         self._out.key(quoted(name))
 
     def may_begin(self, name: str) -> bool:
-        """Whether the tool has a parameter of this name that has not come yet."""
+        """Returns whether the tool has a parameter of this name that has not been written yet."""
         return self._schemas.declares(self._function, name) and name not in self.names
 
     def end(self) -> None:
@@ -77,27 +80,27 @@ class TypedArguments:
 
     def _wrapped(self, markers: Markers, ends_here: EndsHere | None) -> Steps[str]:
         pushed = json_repair.IncrementalJson(self._out)
-        found = yield from self._text(markers, ends_here, pushed.push)
+        marker = yield from self._text(markers, ends_here, pushed.push)
         pushed.end()
         if not pushed.is_complete:
             raise Malformed
-        return found
+        return marker
 
     def _text(self, markers: Markers, ends_here: EndsHere | None, sink: Sink) -> Steps[str]:
-        while found := (yield from self._scan.read_until(markers, sink)):
+        while marker := (yield from self._scan.read_until(markers, sink)):
             begin = self._scan.at
-            is_end = ends_here is None or (yield from ends_here(found))
+            is_end = ends_here is None or (yield from ends_here(marker))
             self._scan.at = begin
             if is_end:
-                return found
+                return marker
             sink(self._scan.marker)
         raise Malformed
 
 
 def as_json(text: str, types: frozenset[str]) -> str:
-    """The text itself if it is JSON of one of the types, or can be made so, else a string."""
+    """Returns the text itself if it is JSON of one of the types, or can be repaired to it, else a JSON string."""
     bare = text.strip(WHITE)
-    bare = PYTHONS_OWN.get(bare, bare)
+    bare = PYTHON_LITERALS.get(bare, bare)
     try:
         value = json.loads(bare, parse_constant=_refuse)
     except (ValueError, RecursionError):
@@ -107,7 +110,7 @@ def as_json(text: str, types: frozenset[str]) -> str:
 
 
 def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is no JSON")
+    raise ValueError(f"{constant} is not JSON")
 
 
 def _types_of(value: Any) -> frozenset[str]:

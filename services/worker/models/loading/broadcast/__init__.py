@@ -1,1 +1,1 @@
-"""Weights that a trainer broadcasts in a process group of torch.distributed."""
+"""Weights broadcast by a trainer in a process group of torch.distributed."""

@@ -1,6 +1,6 @@
-"""What one member of a group tells the others when it cannot go on, who would else wait until their time is up.
+"""Publishes a failure of one group member to the others, which would otherwise wait for their timeouts.
 
-It stands in the trainer's store, which all members know, on whichever host they are.
+Failures are written to the trainer's store, which all members know, on whichever host they run.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ GONE = Unavailable("a rank of the group is gone")
 
 
 class RemoteFailureError(Exception):
-    """Another member has said so."""
+    """Raised when another member of the group has published a failure."""
 
     def __init__(self, said: bytes) -> None:
         super().__init__(said)
         self.said = said
 
     def as_quire_error(self, where: str) -> QuireError:
-        """The same error."""
+        """Returns the published error as a QuireError of the same kind."""
         try:
             told = from_proto(finish_pb2.Error.FromString(self.said))
         except DecodeError:
@@ -38,7 +38,7 @@ class RemoteFailureError(Exception):
 
 
 def connect_store(order: pb.JoinWeightsGroup) -> TCPStore:
-    """The trainer's, as one who looks into it. Raises RuntimeError."""
+    """Connects to the trainer's store as a client. Raises RuntimeError."""
     timeout = timedelta(milliseconds=order.timeout_ms)
     host, port, size = order.master_address, order.master_port, order.world_size
     return TCPStore(host, port, size, is_master=False, timeout=timeout, wait_for_workers=False)
@@ -50,11 +50,14 @@ def encoded(error: BaseException) -> bytes:
 
 
 def publish_failure(store: TCPStore, name: str, error: BaseException) -> None:
-    """The first one counts. Returns when it stands there, so that others read it before connections to this member
-    break; soon in any case: a trainer that hangs has a store that does."""
+    """Publishes the failure; the first one of a group is kept.
+
+    Returns once it is stored, so that others read it before connections to this member break, or after a short timeout:
+    the store of a hanging trainer hangs as well.
+    """
 
     def put() -> None:
         store.compare_set(failed_key(name), "", encoded(error).hex())
 
-    with contextlib.suppress(RuntimeError, TimeoutError):  # the trainer is gone
+    with contextlib.suppress(RuntimeError, TimeoutError):  # the trainer has exited
         BackgroundThreads("failed group").submit(put).result(PATIENCE_S)

@@ -1,7 +1,7 @@
-"""A member of a gloo group that lives in a process of its own (gloo_receiver.py), and what it has received.
+"""Member of a gloo group in a child process (gloo_receiver.py), and the tensors it received.
 
-gloo ends the process that it runs in when more bytes come than were expected: a trainer that leaves a tensor out would
-end a worker. A process of its own can also be ended while it waits.
+gloo aborts its process when more bytes arrive than expected: a trainer that omits a tensor would abort the worker. A
+child process can also be killed while it waits.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from quire.services.worker.models.loading.broadcast import failures, gloo_receiv
 from quire.services.worker.models.loading.broadcast.failures import RemoteFailureError
 from quire.shared.pb.worker.v1 import worker_pb2 as pb
 
-# Of a process that may be slow on a busy machine, and imports torch: its own times are shorter, and end first.
+# For a child that imports torch on a possibly busy machine; its own timeouts are shorter.
 PATIENCE_S = 60.0
 
 
 class GlooMember:
-    """See GroupMember."""
+    """Implements GroupMember for gloo."""
 
     def __init__(self, order: pb.JoinWeightsGroup, rank: int) -> None:
-        """Returns when all members are there. Raises RuntimeError."""
+        """Joins the group; returns when all members have joined. Raises RuntimeError."""
         self._memory = os.memfd_create("quire-weights", os.MFD_CLOEXEC)
         self._process = subprocess.Popen(
             [sys.executable, "-P", gloo_receiver.__file__, str(self._memory)],
@@ -62,7 +62,7 @@ class GlooMember:
 
     def receive(self, shape: Sequence[int], dtype: torch.dtype, timeout_s: float) -> Tensor:
         num_bytes = math.prod(shape) * dtype.itemsize
-        if os.fstat(self._memory).st_size < num_bytes:  # it never shrinks: somebody may still look at what came before
+        if os.fstat(self._memory).st_size < num_bytes:  # never shrinks: earlier tensors may still be in use
             os.ftruncate(self._memory, num_bytes)
         self._ask(timeout_s + PATIENCE_S, num_bytes=num_bytes, timeout_s=timeout_s)
         content = mmap.mmap(self._memory, num_bytes)
@@ -80,7 +80,10 @@ class GlooMember:
         os.close(self._memory)
 
     def _ask(self, patience_s: float, **question: Any) -> None:
-        """Raises RuntimeError, ValueError, RemoteFailureError with what it answers."""
+        """Sends a request to the child and waits for its response.
+
+        Raises RuntimeError, ValueError or RemoteFailureError as the child reports.
+        """
         pipe, answers = self._process.stdin, self._process.stdout
         assert pipe is not None
         assert answers is not None

@@ -1,7 +1,7 @@
-"""A process that is a member of a gloo group and puts what is broadcast into memory that it shares with a worker.
+"""Child process that is a member of a gloo group and writes broadcasts to memory shared with a worker.
 
-Run as a script, with the descriptor of that memory. Questions come on stdin as lines of JSON, each is answered by one
-on stdout: the place in the group, keys for its store, and how many bytes the next broadcast has.
+Runs as a script with the descriptor of that memory. Requests arrive on stdin as JSON lines, each answered by one on
+stdout: the rank in the group, keys for its store, the size of the next broadcast.
 """
 
 from __future__ import annotations
@@ -20,34 +20,35 @@ from datetime import timedelta
 from queue import SimpleQueue
 from typing import Any
 
-LOOK_S, LISTEN_S = 0.0005, 0.05  # for what comes, and whether another member has failed
-ABORTED = -signal.SIGABRT  # what gloo does when more comes than there is room for
+LOOK_S, LISTEN_S = 0.0005, 0.05  # polling intervals for the broadcast and for failures of other members
+ABORTED = -signal.SIGABRT  # gloo aborts when more bytes arrive than expected
 MARK_BYTES = 16
-LEAST_MARKED = 8  # bytes: of fewer the right ones may be those of the mark
+LEAST_MARKED = 8  # bytes; shorter tensors may equal the mark by chance
 
 
 def failed_key(name: str) -> str:
-    """Under which the first member that fails says why, as hexadecimal digits."""
+    """Returns the store key of the first failure, whose value is in hexadecimal digits."""
     return f"{name}/failed"
 
 
 class Failures:
-    """Those of the other members."""
+    """Failures published by other members."""
 
     def __init__(self, store: Any, name: str) -> None:
         self._store, self._key = store, failed_key(name)
         self._next_at = 0.0
 
     def poll(self, *, at_once: bool = False) -> str:
-        """What one has said; empty: none has, or it is too soon to look again. Raises RuntimeError once the trainer is
-        gone."""
+        """Returns a published failure; empty: none, or polled too recently. Raises RuntimeError if the trainer has
+        exited."""
         if (now := time.monotonic()) < self._next_at and not at_once:
             return ""
         self._next_at = now + LISTEN_S
         return self._store.get(self._key).decode() if self._store.check([self._key]) else ""
 
     def reason_for(self, error: RuntimeError) -> str:
-        """What one has said before it left, which is what others hear first. Raises the error if none has."""
+        """Returns the failure that caused `error`, which other members notice first. Raises `error` if none was
+        published."""
         with contextlib.suppress(RuntimeError):
             if said := self.poll(at_once=True):
                 return said
@@ -55,10 +56,10 @@ class Failures:
 
 
 class GlooReceiver:
-    """Of one group."""
+    """Receiver of one group."""
 
     def __init__(self, memory: int, place: dict[str, Any]) -> None:
-        """Returns when all members are there. Raises RuntimeError, OSError."""
+        """Joins the group; returns when all members have joined. Raises RuntimeError, OSError."""
         from torch import distributed
         from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
@@ -66,8 +67,8 @@ class GlooReceiver:
         host, port, name, size = place["host"], place["port"], place["name"], place["size"]
         timeout = timedelta(seconds=place["timeout_s"])
         self._store = TCPStore(host, port, size, is_master=False, timeout=timeout, wait_for_workers=False)
-        self.announce(f"{name}/joining/{place['rank']}")  # to a trainer that waits for it
-        # The keys that torch.distributed gives a group of this name on a store that is prefixed with it.
+        self.announce(f"{name}/joining/{place['rank']}")  # a trainer may wait for this key
+        # Keys that torch.distributed uses for a group of this name on a prefixed store.
         prefixed = PrefixStore("cpu/", PrefixStore(f"{name}/", PrefixStore(name, self._store)))
         gloo: Any = distributed.ProcessGroupGloo
         options = gloo._Options()
@@ -81,12 +82,14 @@ class GlooReceiver:
         self._store.set(key, "1")
 
     def end(self) -> None:
-        """Whoever asked is gone: the others hear of it. Any thread may call."""
+        """Reports that the worker has exited to the other members. Thread-safe."""
         self._store.compare_set(failed_key(self._name), "", self._gone)
 
     def receive(self, num_bytes: int, timeout_s: float) -> dict[str, str]:
-        """Returns what is wrong with what has come, or what another member has said. Its memory has a mark at its end,
-        to see whether the trainer has sent so much: gloo fills as much as comes."""
+        """Receives one broadcast; returns errors of its content or of another member.
+
+        A mark at the end of the memory shows whether the trainer sent that many bytes: gloo accepts fewer.
+        """
         import torch
         from torch.distributed import BroadcastOptions
 
@@ -99,7 +102,7 @@ class GlooReceiver:
         work = self._group.broadcast([content], options)
         while not work.is_completed():
             if failed := self._failures.poll():
-                self._unfinished = memory, work  # which still writes there
+                self._unfinished = memory, work  # still writes to this memory
                 return {"failed": failed}
             time.sleep(LOOK_S)
         try:
@@ -113,7 +116,7 @@ class GlooReceiver:
 
 
 def _address_towards(host: str, port: int) -> str:
-    """Of this machine, as seen from there. Nothing is sent."""
+    """Returns this machine's address as seen from `host`. Sends nothing."""
     family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind, protocol) as towards:
         towards.connect(address)
@@ -121,7 +124,7 @@ def _address_towards(host: str, port: int) -> str:
 
 
 class RequestReader:
-    """On stdin. Whoever asks may be gone while the group is waited for."""
+    """Reads requests from stdin on a thread, so that a closed pipe is noticed while joining."""
 
     def __init__(self) -> None:
         self.receiver: GlooReceiver | None = None

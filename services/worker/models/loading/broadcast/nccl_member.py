@@ -1,4 +1,4 @@
-"""A member of an NCCL group, in the worker's own process: what is broadcast lies on its GPU."""
+"""Member of an NCCL group in the worker's own process: broadcasts arrive on its GPU."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 
 
 class NcclMember:
-    """See GroupMember."""
+    """Implements GroupMember for NCCL."""
 
     def __init__(self, order: pb.JoinWeightsGroup, rank: int, device: torch.device) -> None:
-        """Members meet with the first broadcast. Raises RuntimeError."""
+        """Creates the member; members connect with the first broadcast. Raises RuntimeError."""
         self._device, timeout = device, timedelta(milliseconds=order.timeout_ms)
         name, size = order.group_name, order.world_size
         self._name, self._store = name, failures.connect_store(order)
         self._others, self._is_interrupted = gloo_receiver.Failures(self._store, name), False
-        self.announce(f"{name}/joining/{rank}")  # to a trainer that waits for it
-        # The keys that torch.distributed gives a group of this name on a store that is prefixed with it.
+        self.announce(f"{name}/joining/{rank}")  # a trainer may wait for this key
+        # Keys that torch.distributed uses for a group of this name on a prefixed store.
         prefixed = PrefixStore("cuda/", PrefixStore(f"{name}/", PrefixStore(name, self._store)))
         options = distributed.ProcessGroupNCCL.Options()
         options._timeout = timeout
         before = os.environ.get(ERRORS)
-        os.environ[ERRORS] = "0"  # read when a group is made: a trainer that is gone must not end this process
+        os.environ[ERRORS] = "0"  # read when a group is created: an exited trainer must not abort this process
         try:
             self._group: Any = distributed.ProcessGroupNCCL(prefixed, rank, size, options)
         finally:
@@ -49,7 +49,7 @@ class NcclMember:
         self._store.set(key, "1")
 
     def receive(self, shape: Sequence[int], dtype: torch.dtype, timeout_s: float) -> Tensor:
-        """Its end has a mark, as gloo's."""
+        """Receives one broadcast, with a mark at its end as for gloo."""
         content = torch.empty(math.prod(shape), dtype=dtype, device=self._device)
         end = content.view(torch.uint8)[-MARK_BYTES:]
         mark = torch.randint(256, end.shape, dtype=torch.uint8, device=self._device)
@@ -58,7 +58,7 @@ class NcclMember:
         options.rootRank, options.timeout = 0, timedelta(seconds=timeout_s)
         deadline = time.monotonic() + timeout_s
         work = self._group.broadcast([content], options)
-        while not work.is_completed():  # NCCL's own wait ends the process when it has been too long
+        while not work.is_completed():  # NCCL's own wait aborts the process on a timeout
             if time.monotonic() >= deadline:
                 raise RuntimeError("too late")
             if self._is_interrupted:

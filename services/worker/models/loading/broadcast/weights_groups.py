@@ -1,7 +1,7 @@
-"""Process groups of torch.distributed in which a trainer is rank 0, and the tensors that it broadcasts in them.
+"""Process groups of torch.distributed in which a trainer is rank 0 and broadcasts weights.
 
-They are groups of their own, beside the one of a worker's ranks. What their members have sent or received is not known
-any more once something has failed, so that such a group is left.
+They are separate from the group of a worker's ranks. After a failure the state of a group's members is unknown, so the
+group is left.
 """
 
 from __future__ import annotations
@@ -22,46 +22,51 @@ from quire.shared.errors import FailedPrecondition, InvalidArgument, Unavailable
 from quire.shared.pb.common.v1.weights_stream_pb2 import TensorHead
 from quire.shared.pb.worker.v1 import worker_pb2 as pb
 
-# As safetensors names them.
+# Names of safetensors.
 DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
     "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
     "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
 }  # fmt: skip
 DEFAULT_TIMEOUT_MS = 120_000
-TOLERANCE_S = 0.01  # torch counts in milliseconds
+TOLERANCE_S = 0.01  # torch rounds to milliseconds
 
 
 class GroupMember(Protocol):
-    """This rank, in one group. Raises RuntimeError for what does not come, ValueError for what is something else, and
-    RemoteFailureError where another member has said that it has failed."""
+    """This rank's membership in one group.
+
+    Raises RuntimeError for missing broadcasts, ValueError for unexpected content, RemoteFailureError if another member
+    has published a failure.
+    """
 
     def announce(self, key: str) -> None:
-        """To a trainer that looks for this key in the store."""
+        """Sets the key in the store, for a trainer that waits for it."""
 
     def receive(self, shape: Sequence[int], dtype: torch.dtype, timeout_s: float) -> Tensor:
-        """The next broadcast; good until the one after it."""
+        """Returns the next broadcast; valid until the one after it."""
 
     def interrupt(self) -> None:
-        """Whoever receives now hears a RuntimeError. Any thread may call."""
+        """Makes a concurrent receive() raise RuntimeError. Thread-safe."""
 
     def report_failure(self, error: BaseException) -> None:
-        """The others are told why nothing comes of it, and wait for nothing more."""
+        """Publishes the failure to the other members, which then stop waiting."""
 
     def close(self) -> None: ...
 
 
 class WeightsGroups:
-    """Of one rank of a worker. One thread at a time."""
+    """Groups of one rank of a worker. Not thread-safe, except interrupt()."""
 
     def __init__(self, device: torch.device, rank: int = 0) -> None:
-        """`rank`: among those of the worker."""
+        """Creates an empty set of groups; `rank` is this rank among those of the worker."""
         self._device, self._rank = device, rank
         self._groups: dict[str, WeightsGroup] = {}
 
     def join(self, order: pb.JoinWeightsGroup) -> None:
-        """Returns when all members are there; one of the same name is left: its trainer has begun anew. Raises
-        QuireError."""
+        """Joins a group; returns when all members have joined.
+
+        Leaves an earlier group of the same name, whose trainer has restarted. Raises QuireError.
+        """
         self.leave(name := order.group_name)
         if order.backend == "nccl" and self._device.type != "cuda":
             text = f"backend: nccl is for GPUs, and this worker computes on {self._device.type}: gloo is for both"
@@ -76,7 +81,7 @@ class WeightsGroups:
         self._groups[name] = WeightsGroup(name, member)
 
     def find(self, name: str) -> WeightsGroup:
-        """Raises FailedPrecondition."""
+        """Returns the group. Raises FailedPrecondition if it was not joined."""
         if name not in self._groups:
             text = f"group_name: this worker is in no group {name!r}: init_weights_update_group has it join one"
             raise FailedPrecondition(text, field="group_name")
@@ -84,9 +89,11 @@ class WeightsGroups:
 
     @contextmanager
     def receiving(self, expected: pb.ExpectedBroadcast) -> Iterator[Iterator[tuple[str, Tensor]]]:
-        """All tensors, each good until the next is asked for. What fails meanwhile ends the group, here and for all
-        others: of what does not come it raises Unavailable, of what is something else InvalidArgument, and what another
-        rank has failed with."""
+        """Yields the tensors of an update, each valid until the next one.
+
+        A failure ends the group on this rank and on all others. Raises Unavailable for missing broadcasts,
+        InvalidArgument for unexpected content, and the error of another rank that failed.
+        """
         name = expected.content.group_name
         group = self.find(name)
         try:
@@ -98,27 +105,27 @@ class WeightsGroups:
             raise
 
     def interrupt(self, name: str) -> None:
-        """It is to be left: nothing is waited for in it any more. Any thread may call."""
+        """Interrupts receiving in a group that will be left. Thread-safe."""
         group = self._groups.get(name)
         if group is not None:
             group.member.interrupt()
 
     def leave(self, name: str) -> None:
-        """Whether there is one or not."""
+        """Leaves the group, if it was joined."""
         group = self._groups.pop(name, None)
         if group is not None:
             group.member.close()
 
 
 class WeightsGroup:
-    """One group, as one that receives."""
+    """One group, as a receiver."""
 
     def __init__(self, name: str, member: GroupMember) -> None:
         self._name, self.member = name, member
         self._num_updates = 0
 
     def tensors(self, heads: Sequence[TensorHead], timeout_s: float) -> Iterator[tuple[str, Tensor]]:
-        """Those that have elements are broadcast."""
+        """Yields the tensors; empty ones are not broadcast."""
         deadline = time.monotonic() + timeout_s
         for number, head in enumerate(heads, 1):
             where = f"group {self._name!r}: {head.name} (tensor {number} of {len(heads)})"
@@ -136,7 +143,7 @@ class WeightsGroup:
                 raise Unavailable(f"{where} {what}") from None
 
     def _say_ready(self) -> None:
-        """To a trainer that waits for it, so that it sends nothing that is refused."""
+        """Announces readiness, so that a waiting trainer sends nothing that would be refused."""
         self.member.announce(f"{self._name}/receiving/{self._num_updates}")
         self._num_updates += 1
 
@@ -148,5 +155,5 @@ class WeightsGroup:
 
 
 def _said(error: Exception) -> str:
-    """Of several lines and addresses of code the first."""
+    """Returns the first line of an error that may include code addresses."""
     return (str(error).splitlines() or [type(error).__name__])[0][:200]

@@ -194,4 +194,4 @@ async def test_more_names_than_are_looked_at_are_refused(path: str, body: dict[s
     async with scheduler(script), running(tool_model_folder(tmp_path / "talking"), script.address) as frontend:
         answer = await frontend.http.post(path, json={**FEW[path], **body})
     assert answer.status_code == 400, answer.text
-    assert f"more than {MAX_NAMES} fields that are not known: leave them out" in answer.text
+    assert f"more than {MAX_NAMES} unknown fields: remove them" in answer.text

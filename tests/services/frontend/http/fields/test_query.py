@@ -39,7 +39,7 @@ async def test_every_such_route_refuses_an_unknown_one_by_name(frontend: Running
                 continue
             asked += 1
             answer = await frontend.http.request(method, re.sub("{.*}", "x", path), params={"limt": "1"}, headers=SHOWN)
-            message = f"'limt' is no query parameter here; there are: {', '.join(there) or 'none'}"
+            message = f"unknown query parameter 'limt'; available: {', '.join(there) or 'none'}"
             if (answer.status_code, answer.json()["error"]["message"]) != (400, message):
                 wrong.append((method, path, answer.text))
             assert answer.json()["error"]["param"] == "limt"

@@ -1,4 +1,4 @@
-"""Hostile and impossible constraints at the door: each is refused, soon, and the next one is judged as ever."""
+"""Tests of hostile and impossible constraints: each is refused soon, and the next one is checked as usual."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def ref(name: str) -> dict[str, str]:
 
 
 def fan(depth: int, kind: str) -> dict[str, Any]:
-    """Each definition needs the next one twice: 2 ** depth ways."""
+    """Returns a schema in which each definition refers to the next one twice: 2 ** depth paths."""
     bodies = {f"d{i}": {kind: [{"$ref": f"#/$defs/d{i + 1}"}] * 2} for i in range(depth)}
     return {"$ref": "#/$defs/d0", "$defs": {**bodies, f"d{depth}": {"type": "object"}}}
 
@@ -78,7 +78,7 @@ HOSTILE: dict[str, dict[str, Any]] = {
         + "".join(f'r{i}: "{i}"\n' for i in range(9000))},
 }  # fmt: skip
 
-# What looks as bad, and is not: grammars are parsed as they are followed.
+# Constraints that look as bad but are harmless, since grammars are parsed lazily.
 HARMLESS: dict[str, dict[str, Any]] = {
     "catastrophic backtracking": {"regex": "^(([a-z])+.)+[A-Z]([a-z])+$"},
     "exponential as an automaton": {"regex": "(a|b)*a(a|b){25}"},
@@ -98,7 +98,7 @@ def validator() -> Iterator[GrammarValidator]:
 
 
 @pytest.fixture(autouse=True)
-def _short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+def _short_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grammar_validator, "SLOW_LANE_CPU_S", 1.5)
 
 
@@ -113,41 +113,41 @@ async def test_hostile_constraints_are_refused(validator: GrammarValidator, name
 
 
 @pytest.mark.parametrize("name", HARMLESS)
-async def test_what_only_looks_hostile_is_let_in(validator: GrammarValidator, name: str) -> None:
+async def test_constraints_that_only_look_hostile_are_accepted(validator: GrammarValidator, name: str) -> None:
     await validator.check(pb.StructuredOutput(**HARMLESS[name]))
 
 
-async def test_others_are_judged_while_one_takes_long(
+async def test_other_grammars_are_checked_during_a_long_check(
     validator: GrammarValidator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow = pb.StructuredOutput(regex="slow+")
-    asked, go_on, verdict = threading.Event(), threading.Event(), grammar_validator.GrammarCompiler.verdict
+    asked, proceed, verdict = threading.Event(), threading.Event(), grammar_validator.GrammarCompiler.verdict
 
-    def wait_with_slow(probe: grammar_validator.GrammarCompiler, message: bytes, cpu_limit_s: float) -> str:
+    def wait_with_slow(compiler: grammar_validator.GrammarCompiler, message: bytes, cpu_limit_s: float) -> str:
         if message == grammar_process.encode_constraint(slow, ()):
             asked.set()
-            go_on.wait(60)
-        return verdict(probe, message, cpu_limit_s)
+            proceed.wait(60)
+        return verdict(compiler, message, cpu_limit_s)
 
     monkeypatch.setattr(grammar_validator.GrammarCompiler, "verdict", wait_with_slow)
-    judged = asyncio.ensure_future(validator.check(slow))
+    checked = asyncio.ensure_future(validator.check(slow))
     await asyncio.to_thread(asked.wait, 60)
     for number in range(10):
         await validator.check(pb.StructuredOutput(regex=f"a{number}+"))
-    assert not judged.done()
-    go_on.set()
-    await judged
+    assert not checked.done()
+    proceed.set()
+    await checked
 
 
-async def test_whoever_sends_many_that_take_long_waits_for_them_alone(
+async def test_slow_constraints_delay_only_slow_constraints(
     validator: GrammarValidator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tried, go_on = list[bytes](), threading.Event()
+    tried, proceed = list[bytes](), threading.Event()
 
     def verdict(_: grammar_validator.GrammarCompiler, message: bytes, cpu_limit_s: float) -> str:
         tried.append(message)
         if b"long" in message:
-            go_on.wait(60)
+            proceed.wait(60)
             raise grammar_validator.CompileTimeout
         return ""
 
@@ -156,29 +156,29 @@ async def test_whoever_sends_many_that_take_long_waits_for_them_alone(
     await eventually(lambda: len(tried) >= grammar_validator.NUM_FAST_COMPILERS)
     other = asyncio.ensure_future(validator.check(pb.StructuredOutput(regex="other")))
     await loop_turns()
-    go_on.set()
+    proceed.set()
     await other
     refused = await asyncio.gather(*many, return_exceptions=True)
     assert all(isinstance(refusal, InvalidArgument) for refusal in refused)
     assert [b"other" in message for message in tried].index(True) <= 2 * grammar_validator.NUM_FAST_COMPILERS + 1
 
 
-async def test_time_is_that_of_the_processor_and_leaves_it_to_others(validator: GrammarValidator) -> None:
-    """A machine that has much to do refuses nothing that it would else let in."""
+async def test_the_limit_is_processor_time_at_low_priority(validator: GrammarValidator) -> None:
+    """Checks that a busy machine accepts the same constraints as an idle one."""
     await validator.check(pb.StructuredOutput(regex="first"))
     stopped = validator.pids
     assert stopped
     assert all(map(has_stepped_back, stopped))
-    judged = asyncio.ensure_future(validator.check(pb.StructuredOutput(regex="second")))
+    checked = asyncio.ensure_future(validator.check(pb.StructuredOutput(regex="second")))
     for pid in stopped:
         os.kill(pid, signal.SIGSTOP)
     await asyncio.sleep(2 * grammar_validator.SLOW_LANE_CPU_S)
     for pid in stopped:
         os.kill(pid, signal.SIGCONT)
-    await judged
+    await checked
 
 
-async def test_a_probe_that_was_killed_is_replaced(validator: GrammarValidator) -> None:
+async def test_a_killed_process_is_replaced(validator: GrammarValidator) -> None:
     await validator.check(pb.StructuredOutput(regex="before"))
     assert validator.pids
     for pid in validator.pids:
@@ -193,8 +193,8 @@ async def test_tokens_that_the_model_has_may_be_named(validator: GrammarValidato
         await validator.check(pb.StructuredOutput(grammar='start: "x" <|nothing|> "y"'))
 
 
-async def test_what_the_workers_libraries_cannot_do_is_refused_by_name(validator: GrammarValidator) -> None:
-    """And remembered for these libraries only."""
+async def test_features_that_the_workers_libraries_lack_are_refused_by_name(validator: GrammarValidator) -> None:
+    """Checks that the result is cached for these libraries only."""
     lark, looks = pb.StructuredOutput(grammar='start: "x"'), pb.StructuredOutput(regex="((?!ab)[ab])+")
     with pytest.raises(InvalidArgument, match="structured_output_backend: xgrammar takes no grammar in Lark"):
         await validator.check(lark, ("xgrammar",))
@@ -207,7 +207,9 @@ async def test_what_the_workers_libraries_cannot_do_is_refused_by_name(validator
         await validator.check(pb.StructuredOutput(json_schema='{"type": "integer", "minimum": 2}'), ("outlines-core",))
 
 
-async def test_what_every_library_lacks_is_refused_with_what_each_says(validator: GrammarValidator) -> None:
+async def test_constraints_that_no_library_offers_are_refused_with_each_librarys_reason(
+    validator: GrammarValidator,
+) -> None:
     unique = pb.StructuredOutput(json_schema='{"type": "array", "uniqueItems": true}')
     with pytest.raises(
         InvalidArgument, match="backend: llguidance cannot compile it: failed to compile JSON schema: Un"
@@ -239,7 +241,7 @@ TAG = {
         ({"grammar": 'start: "ab" (T | U)\nT: /c[^\\x00-\\x{10FFFF}]/\nU: "d" T'}, ""),
     ],
 )
-async def test_what_cannot_be_met_is_refused_before_the_first_token(
+async def test_unsatisfiable_constraints_are_refused_before_the_first_token(
     validator: GrammarValidator, constraint: dict[str, Any], reason: str
 ) -> None:
     with pytest.raises(InvalidArgument) as refusal:
@@ -247,8 +249,8 @@ async def test_what_cannot_be_met_is_refused_before_the_first_token(
     assert reason in refusal.value.message
 
 
-async def test_a_text_that_dies_in_the_middle_is_refused_with_what_was_written(validator: GrammarValidator) -> None:
-    """Behind `score`, the library looks for another name that matches, and there is none."""
+async def test_a_grammar_with_a_dead_end_is_refused_with_the_text_before_it(validator: GrammarValidator) -> None:
+    """Checks a schema in which the library, after `score`, requires another matching name that does not exist."""
     dying = {**SCORE, "patternProperties": {"^sc(ore)$": {"type": "integer"}}}
     with pytest.raises(InvalidArgument, match=r"""after '\{"score" ?: .*, ' nothing may follow"""):
         await validator.check(pb.StructuredOutput(**schema(dying)), EVERY)
@@ -264,7 +266,7 @@ async def test_a_text_that_dies_in_the_middle_is_refused_with_what_was_written(v
         (schema({"not": {"type": "null"}}), "lm-format-enforcer does not keep to 'not'"),
     ],
 )
-async def test_what_no_library_can_is_refused_with_what_each_says(
+async def test_constraints_that_all_libraries_reject_are_refused_with_each_librarys_reason(
     validator: GrammarValidator, constraint: dict[str, Any], reason: str
 ) -> None:
     with pytest.raises(InvalidArgument) as refusal:
@@ -273,7 +275,7 @@ async def test_what_no_library_can_is_refused_with_what_each_says(
     assert "\n" not in refusal.value.message
 
 
-async def test_what_llguidance_lacks_is_left_to_a_library_that_can(validator: GrammarValidator) -> None:
+async def test_constraints_that_llguidance_lacks_are_left_to_other_libraries(validator: GrammarValidator) -> None:
     names = pb.StructuredOutput(**schema({"type": "object", "propertyNames": {"minLength": 3}}))
     with pytest.raises(InvalidArgument, match="propertyNames"):
         await validator.check(names)
@@ -282,7 +284,7 @@ async def test_what_llguidance_lacks_is_left_to_a_library_that_can(validator: Gr
 
 
 async def test_the_text_of_a_grammar_is_in_no_refusal(validator: GrammarValidator) -> None:
-    """A strict tool beside free text."""
+    """Checks the constraint of a strict tool together with free text."""
     tag = {**TAG, "content": {"type": "json_schema", "json_schema": {"type": "array", "uniqueItems": True}}}
     tags = {"type": "triggered_tags", "triggers": ["<call>"], "tags": [tag]}
     with pytest.raises(InvalidArgument) as refusal:

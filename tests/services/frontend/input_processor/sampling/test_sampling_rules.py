@@ -1,4 +1,4 @@
-"""Every sampling field: what is refused, and what its sender reads."""
+"""Tests of every sampling field: refused values and their error messages."""
 
 from __future__ import annotations
 
@@ -107,14 +107,14 @@ def test_values_out_of_range_are_refused_naming_field_and_value(given: dict[str,
     ],
     ids=lambda asked: next(iter(asked)),
 )
-def test_what_beam_search_does_not_go_with(asked: dict[str, Any]) -> None:
+def test_parameters_that_beam_search_excludes(asked: dict[str, Any]) -> None:
     (field,) = asked
     with pytest.raises(InvalidArgument, match=f"^{field} is not offered together with beam search.$") as refusal:
         sampling_rules.check(sampling_rules.build({**asked, "beam_search": BeamSearch(2)}, NO_DEFAULTS))
     assert refusal.value.field == field
 
 
-def test_a_models_taste_in_sampling_does_not_bind_beam_search() -> None:
+def test_the_models_recommended_sampling_does_not_apply_to_beam_search() -> None:
     defaults = GenerationDefaults({"repetition_penalty": 1.1, "temperature": 0.6})
     built = sampling_rules.build({"beam_search": BeamSearch(2), "n": 2, "stop": [], "temperature": 0.0}, defaults)
     sampling_rules.check(built)
@@ -122,7 +122,7 @@ def test_a_models_taste_in_sampling_does_not_bind_beam_search() -> None:
 
 
 @pytest.mark.parametrize("penalty", [-1e300, -32.5, 33.0, float("inf"), float("nan")])
-def test_a_length_to_a_power_that_is_no_number_is_not_asked_for(penalty: float) -> None:
+def test_a_length_penalty_out_of_range_is_refused(penalty: float) -> None:
     with pytest.raises(InvalidArgument, match=r"length_penalty must be in \[-32, 32\], got") as refused:
         sampling_rules.check(sampling_rules.build({"beam_search": BeamSearch(2, penalty)}, NO_DEFAULTS))
     assert refused.value.field == "length_penalty"
@@ -174,7 +174,7 @@ def test_values_at_the_bounds_are_accepted(given: dict[str, Any]) -> None:
         ({"logprobs": -1}, "Requested sample logprobs of 100, which is greater than max allowed: 5"),
     ],
 )
-def test_what_the_model_or_the_workers_cannot_do_is_refused(given: dict[str, Any], text: str) -> None:
+def test_options_that_the_model_or_the_workers_lack_are_refused(given: dict[str, Any], text: str) -> None:
     with pytest.raises(InvalidArgument) as refusal:
         sampling_rules.check_model(sampling_rules.build(given, NO_DEFAULTS), vocab_size=100, max_logprobs=5)
     assert refusal.value.message == text
@@ -204,13 +204,13 @@ def test_only_logits_processors_that_all_workers_have_can_be_named() -> None:
         logits_processors.check_known(asked, frozenset({"a", "b"}))
 
 
-def test_request_beats_the_model_beats_the_protocol() -> None:
+def test_the_request_overrides_the_model_and_the_model_the_protocol() -> None:
     defaults = GenerationDefaults({"temperature": 0.6, "top_k": 20}, max_new_tokens=99)
     built = sampling_rules.build({"temperature": 0.1, "top_p": None}, defaults)
     assert (built.temperature, built.value("top_k"), built.value("top_p"), built.max_tokens) == (0.1, 20, 1.0, None)
 
 
-def test_equal_meanings_get_one_spelling() -> None:
+def test_equivalent_values_are_normalized() -> None:
     greedy = sampling_rules.normalize(
         sampling_rules.build({"temperature": 1e-6, "top_p": 0.5, "top_k": 7}, NO_DEFAULTS)
     )
@@ -229,7 +229,7 @@ def test_equal_meanings_get_one_spelling() -> None:
         ("functions", [{"name": "f"}]),
     ],
 )
-def test_features_to_come_are_refused_by_name(name: str, value: Any) -> None:
+def test_unsupported_features_are_refused_by_name(name: str, value: Any) -> None:
     with pytest.raises(Unimplemented) as refusal:
         unsupported_fields.reject_unsupported({name: value})
     assert refusal.value.field == name
@@ -246,7 +246,7 @@ def test_features_to_come_are_refused_by_name(name: str, value: Any) -> None:
         ("an unknown name", 1),
     ],
 )
-def test_values_that_ask_for_nothing_pass(name: str, value: Any) -> None:
+def test_no_op_values_are_accepted(name: str, value: Any) -> None:
     assert name not in unsupported_fields.NO_OP_VALUES or value in unsupported_fields.NO_OP_VALUES[name]
     unsupported_fields.reject_unsupported({name: value})
 
@@ -276,7 +276,7 @@ def test_a_recommendation_that_is_no_number_is_named(tmp_path: Path, name: str, 
 
 
 def test_recommendations_are_read_as_transformers_reads_them(tmp_path: Path) -> None:
-    """A top_p of 0 leaves the most likely token; integers come as floats, and null says nothing."""
+    """Checks that a top_p of 0 keeps only the most likely token, integers may be floats, and null means unset."""
     sent = {"top_p": 0.0, "top_k": 20.0, "max_new_tokens": 99, "temperature": None}
     tokenizer = Tokenizer(write_folder(tmp_path, generation_config=sent), threads=1)
     InputProcessor(tokenizer, vocab_size=1000, max_samples=10)
@@ -285,7 +285,7 @@ def test_recommendations_are_read_as_transformers_reads_them(tmp_path: Path) -> 
     assert sampling_rules.build({"top_p": 0.5}, tokenizer.defaults).value("top_p") == 0.5
 
 
-def test_a_plain_parameter_is_refused_by_name_and_beside_beams() -> None:
+def test_a_plain_parameter_is_refused_by_name_and_with_beam_search() -> None:
     for value in (-1.0, math.inf, math.nan):
         with pytest.raises(InvalidArgument, match="top_n_sigma must be 0") as refused:
             sampling_rules.check(sampling_rules.build({"top_n_sigma": value}, GenerationDefaults()))

@@ -1,4 +1,4 @@
-"""Samplers of other servers: refused where they would change the text, read over where they are off."""
+"""Tests of other servers' samplers: refused where they would change the text, ignored where they are off."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from tests.services.frontend.running import Running, running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, count_up, scheduler
 from tests.services.frontend.tool_model import tool_model_folder
 
-SAID = [{"role": "user", "content": "hi"}]
+MESSAGES = [{"role": "user", "content": "hi"}]
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "hi", "max_tokens": 3},
-    "/v1/chat/completions": {"messages": SAID, "max_tokens": 3},
+    "/v1/chat/completions": {"messages": MESSAGES, "max_tokens": 3},
     "/v1/responses": {"input": "hi", "max_output_tokens": 3},
-    "/v1/messages": {"messages": SAID, "max_tokens": 3},
+    "/v1/messages": {"messages": MESSAGES, "max_tokens": 3},
 }
-# Defaults as llama.cpp's, text-generation-webui's, TabbyAPI's and KoboldCpp's clients send them with every request.
+# Defaults that llama.cpp's, text-generation-webui's, TabbyAPI's and KoboldCpp's clients send with every request.
 DEFAULTS: list[dict[str, Any]] = [
     {
         "samplers": None, "typical_p": 1.0, "xtc_probability": 0.0, "xtc_threshold": 0.1, "dry_multiplier": 0.0,
@@ -58,7 +58,7 @@ async def frontend(tmp_path: Path) -> AsyncIterator[Running]:
 
 
 @pytest.mark.parametrize("path", BODIES)
-async def test_samplers_that_are_off_are_read_over(frontend: Running, path: str) -> None:
+async def test_samplers_that_are_off_are_ignored(frontend: Running, path: str) -> None:
     for fields in DEFAULTS:
         answer = await frontend.http.post(path, json={**BODIES[path], **fields})
         assert answer.status_code == 200, answer.text
@@ -73,7 +73,7 @@ async def test_a_sampler_that_would_change_the_text_is_refused_with_a_remedy(fro
 
 
 async def test_ollamas_options_know_the_same_samplers(frontend: Running) -> None:
-    body: dict[str, Any] = {"messages": SAID, "stream": False}
+    body: dict[str, Any] = {"messages": MESSAGES, "stream": False}
     off = {"num_predict": 3, "mirostat": 0, "mirostat_tau": 5.0, "typical_p": 1.0, "xtc_probability": 0}
     answer = await frontend.http.post("/api/chat", json={**body, "options": off})
     assert answer.status_code == 200, answer.text
@@ -82,7 +82,7 @@ async def test_ollamas_options_know_the_same_samplers(frontend: Running) -> None
     assert "options.xtc_probability is not offered by this server yet; leave it out" in answer.text
 
 
-def test_each_sampler_has_a_value_that_asks_for_nothing() -> None:
+def test_each_sampler_has_a_no_op_value() -> None:
     for name, neutral in UNSUPPORTED_SAMPLERS.items():
         assert None in neutral
         for value in neutral:

@@ -1,4 +1,7 @@
-"""A long fuzz of parsers: `python -m tests.services.frontend.output_processor.fuzz --cases 5000 --family hermes`."""
+"""Runs a long fuzz of the parsers.
+
+Usage: `python -m tests.services.frontend.output_processor.fuzz --cases 5000 --family hermes`.
+"""
 
 from __future__ import annotations
 

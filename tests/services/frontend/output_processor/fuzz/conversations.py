@@ -1,4 +1,4 @@
-"""What models are made to say by the fuzz: reasoning, text, and calls with arguments of all types."""
+"""Answers that the fuzz lets models write: reasoning, text, and calls with arguments of all types."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ TOOLS = (
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call of a tool."""
+    """Call of one tool."""
 
     name: str
     arguments: dict[str, Any]
@@ -53,7 +53,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One answer of a model; any part may be missing."""
+    """Answer of a model, any part of which may be missing."""
 
     reasoning: str
     text: str

@@ -1,4 +1,4 @@
-"""Answers with the faults of real models: a token dropped, doubled, out of order, misspelled, or nothing more."""
+"""Mutations of answers with the faults of real models: a token dropped, doubled, out of order, misspelled, or a cut."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def misspelled(found: Tokens, random: Random) -> Tokens:
 
 
 def _place(found: Sequence[str], random: Random) -> int:
-    """Markup as often as everything else together."""
+    """Returns a random position; markup is as likely as everything else together."""
     tags = [place for place, token in enumerate(found) if re.fullmatch(TAG, token)]
     return random.choice(tags) if tags and random.random() < 0.5 else random.randrange(len(found))
 
@@ -51,7 +51,7 @@ MUTATIONS: tuple[Callable[[Tokens, Random], Tokens], ...] = (dropped, doubled, s
 
 
 def mutated(text: str, random: Random) -> str:
-    """With one fault, sometimes two."""
+    """Returns the text with one fault, sometimes two."""
     found = tokens(text)
     for _ in range(random.choice((1, 1, 1, 2))):
         if len(found) > 2:

@@ -1,4 +1,4 @@
-"""Answers read as a frontend reads them, and what has to hold for whatever comes out."""
+"""Reading of answers as a frontend does it, and rules that hold for every result."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NO_PROMPT = PreparedPrompt(
 
 
 class Failure(NamedTuple):
-    """A text and what does not hold for it."""
+    """Text, and the rule that it violates."""
 
     rule: str
     text: str
@@ -41,7 +41,7 @@ class Failure(NamedTuple):
 
 
 class FamilyReader:
-    """One family's parsers, as settings choose them."""
+    """Parsers of one family, as settings choose them."""
 
     def __init__(self, family: Family, tokenizer: Tokenizer) -> None:
         self._formats = AnswerFormats(family.tools, family.reasoning or "none", tokenizer)
@@ -53,7 +53,7 @@ class FamilyReader:
         self._markup = tuple(dict.fromkeys((*markup, *(thoughts.tokens if thoughts is not None else ()))))
 
     def read(self, parts: Sequence[str]) -> list[Part]:
-        """Joined, as a client joins them."""
+        """Reads an answer and joins its parts as a client does."""
         parsers = self._formats.parsers(self._request, [NO_PROMPT])
         assert parsers is not None
         found: list[Part] = []
@@ -62,12 +62,12 @@ class FamilyReader:
         return found
 
     def failure(self, text: str, random: Random) -> Failure | None:
-        """The first rule that does not hold for the text."""
+        """Returns the first rule that the text violates."""
         try:
             whole = self.read([text])
             cuts = [random.randrange(len(text) + 1) for _ in range(random.randrange(1, 8))]
             others = [self.read(list(text)), self.read(pieces(text, cuts))]
-        except Exception as error:  # whatever it is, it is what the fuzz looks for
+        except Exception as error:  # any exception is a finding
             return Failure("no exception", text, repr(error))
         if any(other != whole for other in others):
             return Failure("the same however it is cut", text, f"{whole}\n{others}")
@@ -91,7 +91,7 @@ def _is_object(text: str) -> bool:
 
 
 def failures(family: Family, tokenizer: Tokenizer, answers: Sequence[Answer], seeds: range) -> list[Failure]:
-    """Of mutated answers, one for each seed."""
+    """Returns the failures of mutated answers, one answer per seed."""
     reader = FamilyReader(family, tokenizer)
     found = []
     for seed in seeds:
@@ -103,7 +103,7 @@ def failures(family: Family, tokenizer: Tokenizer, answers: Sequence[Answer], se
 
 
 def expected(answer: Answer, family: Family) -> list[Part]:
-    """The parts of an answer without a fault, but for the calls' arguments and white space."""
+    """Returns the parts of a faultless answer, without the calls' arguments and white space."""
     thoughts = [Reasoning(answer.reasoning.strip())] if family.reasoning and answer.reasoning else []
     has_text = answer.text and not (answer.calls and family.calls_alone)
     text = [Content(answer.text.strip())] if has_text else []
@@ -111,7 +111,7 @@ def expected(answer: Answer, family: Family) -> list[Part]:
 
 
 def marked_tokenizer(folder: Path) -> Tokenizer:
-    """One that has all markup as special tokens which families' tokenizers have as such."""
+    """Returns a tokenizer with all markup as special tokens that is special in any family's tokenizer."""
     tables = ((registry.TOOL_PARSERS, registry.tool_format), (registry.REASONING_PARSERS, registry.reasoning_format))
     tokens = {token for table, load in tables for name in table for token in load(name).tokens}
     made = byte_level_tokenizer()

@@ -1,4 +1,4 @@
-"""How each family writes an answer: its reasoning, its text and its calls."""
+"""Formats in which each family writes an answer: its reasoning, its text and its calls."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ WriteCalls = Callable[[tuple[Call, ...]], str]
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A pair of parsers and how the models behind them write."""
+    """Pair of parsers and the format of their models."""
 
     tools: str
     reasoning: str  # empty: none
     calls: WriteCalls
-    markup: tuple[str, ...]  # beside the formats' own tokens: what never belongs into content
+    markup: tuple[str, ...]  # markup that never belongs to content, besides the formats' own tokens
     begin_reasoning: str = ""
     end_reasoning: str = ""
     begin_text: str = ""
     end_text: str = ""
-    is_open: bool = False  # the prompt writes the beginning of the reasoning
+    is_open: bool = False  # the prompt contains the beginning of the reasoning
     calls_alone: bool = False  # an answer with calls has no text
 
     def write(self, answer: Answer) -> str:
@@ -43,7 +43,7 @@ def dump(value: Any) -> str:
 
 
 def typed(value: Any) -> str:
-    """Strings as they are, everything else as JSON."""
+    """Returns strings unchanged, everything else as JSON."""
     return value if isinstance(value, str) else dump(value)
 
 
@@ -66,7 +66,10 @@ def each(begin: str, end: str, arguments: str = "arguments") -> WriteCalls:
 def tagged(
     block: str, function: str, parameter: str, end: str, *, line: str = "", each_block: bool = False
 ) -> WriteCalls:
-    """`block`, `function`, `parameter`: tags with NAME or KEY; `end`: their ends in this order, parted by spaces."""
+    """Returns a writer of tagged calls.
+
+    `block`, `function`, `parameter`: tags with NAME or KEY; `end`: their end tags in this order, separated by spaces.
+    """
     block_end, function_end, parameter_end = end.split(" ")
 
     def begin(key: str, value: Any) -> str:

@@ -1,7 +1,8 @@
-"""Every tool format with its reasoning format on answers with faults: the outcome does not depend on how the text came,
-calls are of offered tools with whole arguments, and no markup reaches the content.
+"""Tests of every tool format with its reasoning format on faulty answers.
 
-`python -m tests.services.frontend.output_processor.fuzz` does more of it than a test has time for."""
+The result does not depend on how the text is split, calls are of offered tools with complete arguments, and no markup
+reaches the content. `python -m tests.services.frontend.output_processor.fuzz` runs more cases than a test has time for.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=label)
-def test_answers_without_a_fault_are_read_whole(family: Family, tokenizer: Tokenizer) -> None:
+def test_correct_answers_are_read_completely(family: Family, tokenizer: Tokenizer) -> None:
     reader = FamilyReader(family, tokenizer)
     for answer in ANSWERS:
         found = reader.read([family.write(answer)])
@@ -42,10 +43,10 @@ def test_answers_without_a_fault_are_read_whole(family: Family, tokenizer: Token
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=label)
-def test_answers_with_a_fault_give_whole_calls_or_text(family: Family, tokenizer: Tokenizer) -> None:
+def test_faulty_answers_give_complete_calls_or_text(family: Family, tokenizer: Tokenizer) -> None:
     assert failures(family, tokenizer, ANSWERS, range(NUM_CASES)) == []
 
 
-def test_every_format_is_tried() -> None:
+def test_mutation_tests_cover_every_format() -> None:
     assert {family.tools for family in FAMILIES} == set(registry.TOOL_PARSERS)
     assert {family.reasoning for family in FAMILIES} - {""} == set(registry.REASONING_PARSERS)

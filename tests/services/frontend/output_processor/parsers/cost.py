@@ -1,4 +1,4 @@
-"""What taking an answer apart costs a token: `python -m tests.services.frontend.output_processor.parsers.cost`."""
+"""Measures the cost of parsing per token: `python -m tests.services.frontend.output_processor.parsers.cost`."""
 
 from __future__ import annotations
 

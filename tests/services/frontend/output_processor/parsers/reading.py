@@ -1,4 +1,4 @@
-"""Formats at work on texts cut into pieces."""
+"""Helpers that run formats on texts split into pieces."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def calls_in(parser: str, parts: Sequence[str], tools: tuple[Tool, ...] = TOOLS)
 
 
 def answer_in(reasoning: str, tools: str, parts: Sequence[str], *, is_open: bool = True) -> list[Part]:
-    """Both parsers, one after the other, as an answer is read."""
+    """Reads an answer with both parsers, one after the other."""
     thoughts, calls, schemas = reasoning_format(reasoning), tool_format(tools), ToolSchemas(TOOLS)
     probe = CallProbe(calls.read, calls.starts, schemas)
     parser = AnswerParser(
@@ -66,7 +66,7 @@ def reasoning_in(parser: str, parts: Sequence[str], *, is_open: bool = False) ->
 
 
 def _read(reader: MarkupReader, parts: Sequence[str]) -> list[Event]:
-    """Joined, as a client joins them."""
+    """Reads the parts and joins the events as a client does."""
     events = [event for part in parts for event in reader.push(part)] + reader.finish()
     joined: list[Event] = []
     for event in events:

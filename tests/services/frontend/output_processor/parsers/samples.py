@@ -1,4 +1,4 @@
-"""Answers as models of each family write them, and what is in them."""
+"""Answers in the format of each family, and their expected parts."""
 
 from __future__ import annotations
 
@@ -284,7 +284,7 @@ CALLS: tuple[tuple[str, str, list[Expected]], ...] = (
         '<|close|>call<|sep|><|open|>call tool="a&quot;b&amp;" index="2"<|sep|><|close|>call<|sep|>',
         [("add", {"a": 1}), ('a"b&', {})],
     ),
-    (  # vllm's test_minimax_m3_tool_parser: elements in elements, one name twice
+    (  # vllm's test_minimax_m3_tool_parser: nested elements, one name twice
         "minimax_m3",
         'I do.\n]<]minimax[>[<tool_call>\n]<]minimax[>[<invoke name="add">]<]minimax[>[<a>1]<]minimax[>[</a>'
         "]<]minimax[>[<b>x < <b>y</b>]<]minimax[>[</b>]<]minimax[>[<d>]<]minimax[>[<item>true]<]minimax[>[</item>"
@@ -308,7 +308,7 @@ CALLS: tuple[tuple[str, str, list[Expected]], ...] = (
     *(
         (name, *rest)
         for name, block in (("deepseek_v32", "tool_calls"), ("deepseek_v4", "function_calls"))
-        for rest in (  # V4's outer tag with V3.2's parser, and the other way round
+        for rest in (  # V4's outer tag with V3.2's parser, and vice versa
             (
                 f'<｜DSML｜{block}>\n<｜DSML｜invoke name="now">\n</｜DSML｜invoke>\n</｜DSML｜{block}>',
                 [("now", {})],
@@ -322,7 +322,7 @@ CALLS: tuple[tuple[str, str, list[Expected]], ...] = (
         "to=functions.now<|channel|>commentary json<|message|>{}<|call|>",
         [("add", {"a": 1}), ("now", {})],
     ),
-    (  # openai/harmony#38: dashes in front of the channel
+    (  # openai/harmony#38: dashes before the channel
         "openai",
         '<|start|>assistant<|channel|>––commentary to=functions.add <|constrain|>json<|message|>{"a": 1}<|call|>',
         [("add", {"a": 1})],
@@ -341,10 +341,10 @@ CALLS: tuple[tuple[str, str, list[Expected]], ...] = (
     ),
 )
 
-# parser, the text, where a call is broken off or wrong: what comes out
+# parser, a text in which a call is cut off or malformed, the expected result
 BROKEN: tuple[tuple[str, str, list[Expected]], ...] = (
     ("hermes", '<tool_call>\n{"name": "ad', []),
-    ("hermes", 'Hm.\n<tool_call>{"name": "add", "arguments": {"a": 1', ["Hm."]),  # which may have been 12
+    ("hermes", 'Hm.\n<tool_call>{"name": "add", "arguments": {"a": 1', ["Hm."]),  # it may have been 12
     ("hermes", '<tool_call>{"name": "add", "arguments": {"a": 1, "b": "x', [("add", {"a": 1, "b": "x"})]),
     ("hermes", '<tool_call>{"name": "add", "arguments": {"a": 1, "d": [tr', [("add", {"a": 1})]),
     ("hermes", '<tool_call>{"name": "add", "arguments": {"a": 1}', [("add", {"a": 1})]),
@@ -424,7 +424,7 @@ BROKEN: tuple[tuple[str, str, list[Expected]], ...] = (
     ("gemma4", '<|tool_call>call:add{a:1,b:<|"|>x', [("add", {"a": 1, "b": "x"})]),
     ("openai", "<|channel|>commentary to=functions.add", []),
     ("openai", "<|channel|>" + "word " * 200 + "<|message|>x", ["word " * 199 + "wordx"]),
-    # opencode#1680: a list that is cut off behind a call
+    # opencode#1680: a list that is cut off after a call
     (
         "mistral",
         '[TOOL_CALLS] [{"name": "add", "arguments": {"a": 1}}, {"name": "add", "arguments":',

@@ -1,7 +1,7 @@
-"""Parsers on texts that are anything but what they should be: made of markup, JSON, code and words in any order.
+"""Tests of parsers on arbitrary texts, made of markup, JSON, code and words in any order.
 
-Whatever the text: no exception, the same result however it is cut, arguments that are JSON, and no word lost or
-doubled, but for those of a call that the end cuts off.
+For every text: no exception, the same result for every split, arguments that are JSON, and no word lost or doubled,
+except those of a call that the end cuts off.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ WORDS = (" w{} ", "w{}", '{{"a": "w{}"}}', '"name": "w{}"', '"arguments": {{"b":
 
 
 def markup(samples: list[str]) -> tuple[str, ...]:
-    """What these samples are made of: their tags and what is between them."""
+    """Returns the fragments of the samples: their tags and the texts between them."""
     parts = (part for sample in samples for part in re.split(r"(<[^<>]*>|\[/?[A-Z_]+\]|[{}\[\]])", sample))
     return tuple(dict.fromkeys(part for part in parts if part))
 
@@ -62,7 +62,7 @@ CUTS = st.lists(st.integers(0, 10_000), max_size=12)
 
 
 @pytest.mark.parametrize("file", FORMATS)
-def test_tool_parsers_find_the_same_however_the_text_is_cut(file: str) -> None:
+def test_tool_parsers_find_the_same_for_every_split(file: str) -> None:
     samples = [text for name, text, _ in CALLS if registry.TOOL_PARSERS[name] == file]
 
     @settings(max_examples=40, deadline=None)
@@ -71,7 +71,7 @@ def test_tool_parsers_find_the_same_however_the_text_is_cut(file: str) -> None:
         whole = calls_in(NAMES[file], [text])
         assert calls_in(NAMES[file], pieces(text, cuts)) == whole
         assert calls_in(NAMES[file], list(text)) == whole
-        "".join(_texts(whole)).encode()  # raises for what cannot be sent
+        "".join(_texts(whole)).encode()  # raises if the text cannot be encoded
         assert all(isinstance(json.loads(event.text), dict) for event in whole if isinstance(event, CallArguments))
 
     check()
@@ -89,8 +89,8 @@ def test_tool_parsers_lose_no_word(file: str) -> None:
         text = "".join(numbered)
         words, found = _words([text]), _words(_texts(calls_in(NAMES[file], [text])))
         assert found <= words
-        if file != "openai":  # headers and broken arguments are left out
-            assert words - found == Counter(WORD.findall(text)[found.total() :])  # what was cut off
+        if file != "openai":  # headers and malformed arguments are dropped
+            assert words - found == Counter(WORD.findall(text)[found.total() :])  # the words that were cut off
 
     check()
 
@@ -107,7 +107,7 @@ def test_reasoning_parsers_find_the_same_and_lose_no_word(file: str) -> None:
         whole = reasoning_in(THINKER_NAMES[file], [text], is_open=is_open)
         assert reasoning_in(THINKER_NAMES[file], pieces(text, cuts), is_open=is_open) == whole
         assert reasoning_in(THINKER_NAMES[file], list(text), is_open=is_open) == whole
-        if file == "openai_gptoss":  # headers without a message are left out
+        if file == "openai_gptoss":  # headers without a message are dropped
             assert _words(_texts(whole)) <= _words([text])
         else:
             assert _words(_texts(whole)) == _words([text])

@@ -1,4 +1,4 @@
-"""What models are made to write when they must call is what their parser reads, and what grammars can enforce."""
+"""Tests that the parser reads the calls that its grammar enforces, and that grammars can be compiled from them."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from quire.services.frontend.request.tool_offer import text_tool
 from quire.shared.structured_output.literals import NO_SPECIAL_TOKENS
 from tests.services.frontend.output_processor.parsers.reading import TOOLS, calls_in, reasoning_in
 
-WORDED = sorted(name for name in registry.TOOL_PARSERS if registry.tool_format(name).grammars)
+WITH_GRAMMARS = sorted(name for name in registry.TOOL_PARSERS if registry.tool_format(name).grammars)
 VALUES = {"integer": 5, "string": "some text", "array": [True]}
 
 
 def written(format: dict[str, Any], random: Random) -> str:
-    """A text that the format allows."""
+    """Returns a random text that the format allows."""
     inner = format.get("content")
     parts = {
         "const_string": lambda: str(format["value"]),
@@ -46,11 +46,11 @@ def instance(schema: dict[str, Any]) -> Any:
     return [True] if "$ref" in schema else VALUES.get(schema.get("type", ""))
 
 
-@pytest.mark.parametrize("name", WORDED)
+@pytest.mark.parametrize("name", WITH_GRAMMARS)
 def test_enforced_calls_are_read_back(name: str) -> None:
-    for way in registry.tool_format(name).grammars:
+    for grammar_format in registry.tool_format(name).grammars:
         for seed in range(30):
-            text = written(call_grammar.calls(way, TOOLS, only_one=False), Random(seed))
+            text = written(call_grammar.calls(grammar_format, TOOLS, only_one=False), Random(seed))
             events = calls_in(name, [text])
             assert {type(event) for event in events} == {CallStart, CallArguments}
             for start, arguments in zip(events[::2], events[1::2], strict=True):
@@ -69,21 +69,21 @@ def validator() -> Iterator[GrammarValidator]:
     made.close()
 
 
-@pytest.mark.parametrize("name", WORDED)
-def test_grammars_can_be_made_of_them(name: str, validator: GrammarValidator) -> None:
-    for way in registry.tool_format(name).grammars:
+@pytest.mark.parametrize("name", WITH_GRAMMARS)
+def test_grammars_of_the_formats_compile(name: str, validator: GrammarValidator) -> None:
+    for grammar_format in registry.tool_format(name).grammars:
         for only_one in (False, True):
-            answer = call_grammar.calls(way, TOOLS, only_one=only_one)
+            answer = call_grammar.calls(grammar_format, TOOLS, only_one=only_one)
             for place in AnswerStart:
                 reasoning = registry.reasoning_format("openai_gptoss" if name == "openai" else "qwen3")
                 form = constraint.structural_tag(constraint.after_reasoning(answer, reasoning, place), None)
                 asyncio.run(validator.check(form))
 
 
-def test_only_one_call_is_allowed_where_one_is_asked_for() -> None:
-    way = registry.tool_format("hermes").grammars[0]
+def test_a_named_function_allows_only_one_call() -> None:
+    grammar_format = registry.tool_format("hermes").grammars[0]
     for seed in range(20):
-        text = written(call_grammar.calls(way, TOOLS, only_one=True), Random(seed))
+        text = written(call_grammar.calls(grammar_format, TOOLS, only_one=True), Random(seed))
         assert text.count("<tool_call>") == 1
 
 
@@ -93,7 +93,7 @@ def test_reasoning_may_come_first() -> None:
         answer = call_grammar.sequence(found.content_start, "Yes.")
         for place, is_open in ((AnswerStart.BEFORE_REASONING, False), (AnswerStart.IN_REASONING, True)):
             if found.content_start and is_open:
-                continue  # its prompts never begin any
+                continue  # its prompts never begin reasoning
             texts = [written(constraint.after_reasoning(answer, found, place), Random(seed)) for seed in range(20)]
             for text in texts:
                 events = reasoning_in(name, [text], is_open=is_open)
@@ -109,7 +109,7 @@ def test_reasoning_may_come_first() -> None:
         ("hy_v3", "lark", 'start: "a" /b+/', "abb", True),
         ("kimi_k3", "regex", "ab+", "abb", True),
         ("hermes", "regex", "ab+", "abb", True),
-        ("hermes", "lark", 'start: "a" /b+/', "abb", False),  # the text stands in a JSON string
+        ("hermes", "lark", 'start: "a" /b+/', "abb", False),  # the text is part of a JSON string
     ],
 )
 def test_the_input_of_a_custom_tool_fits_its_grammar(
@@ -117,9 +117,9 @@ def test_the_input_of_a_custom_tool_fits_its_grammar(
 ) -> None:
     grammar = {"syntax": syntax, "definition": definition}
     tool = text_tool("tools[0]", "patch", None, {"type": "grammar"}, grammar)
-    way = registry.tool_format(name).grammars[-1]
-    assert way.enforces(tool) is is_held
-    answer = call_grammar.calls(way, [tool], only_one=True)
+    grammar_format = registry.tool_format(name).grammars[-1]
+    assert grammar_format.enforces(tool) is is_held
+    answer = call_grammar.calls(grammar_format, [tool], only_one=True)
     kinds = {"lark": '"type": "grammar"', "regex": definition}
     assert (kinds[syntax] in json.dumps(answer)) is is_held
     asyncio.run(validator.check(constraint.structural_tag(answer, None)))
@@ -129,7 +129,7 @@ def test_the_input_of_a_custom_tool_fits_its_grammar(
 
 
 def answer_with(format: dict[str, Any], said: str) -> str:
-    """A text that the format allows, in which the input of the tool is `said`."""
+    """Returns a text that the format allows, with the tool's input `said`."""
     match format["type"]:
         case "const_string":
             return str(format["value"])

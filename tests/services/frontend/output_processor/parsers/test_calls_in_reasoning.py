@@ -1,4 +1,4 @@
-"""A call ends open reasoning; a mere mention of its markup does not."""
+"""Tests that a call ends open reasoning, and that a mere mention of its markup does not."""
 
 from __future__ import annotations
 
@@ -57,13 +57,13 @@ CALLS = {
     '<steptml:parameter name="a">1</steptml:parameter></steptml:invoke><｜tool_call_end｜><｜tool_calls_end｜>',
     "xlam": '<tool_call>[{"name": "add", "arguments": {"a": 1}}]</tool_call>',
 }
-THINKERS = sorted(set(registry.REASONING_PARSERS.values()) - {"openai_gptoss"})  # which has channels for calls
+THINKERS = sorted(set(registry.REASONING_PARSERS.values()) - {"openai_gptoss"})  # has channels for calls
 ENDS = {name: registry.reasoning_format(name).ends[0] for name in registry.REASONING_PARSERS}
 NAMES = {file: name for name, file in registry.REASONING_PARSERS.items()}
 
 
 def found(thinker: str, caller: str, text: str) -> list[Part]:
-    """The same however it is cut."""
+    """Returns the parts, which must be equal for every split."""
     whole = answer_in(thinker, caller, [text])
     assert answer_in(thinker, caller, list(text)) == whole
     random = Random(text)
@@ -79,14 +79,14 @@ def call(arguments: str = '{"a": 1}', call_id: str = "call-0") -> CallDelta:
 @pytest.mark.parametrize("caller", sorted(CALLS))
 @pytest.mark.parametrize("file", THINKERS)
 def test_a_call_ends_open_reasoning(file: str, caller: str) -> None:
-    """vllm#39056: a call without the end of reasoning before it was lost in the reasoning."""
+    """Checks vllm#39056: a call without a preceding end of reasoning was lost in the reasoning."""
     call_id = "functions.add:0" if caller == "kimi_k2" else "call-0"
     for after in ("", ENDS[NAMES[file]]):  # llxprt-code#749: the end of reasoning follows the call
         parts = found(NAMES[file], caller, f"thinking about it\n{CALLS[caller]}{after}")
         assert parts == [Reasoning("thinking about it"), call(call_id=call_id)]
 
 
-def test_every_format_with_markers_is_tried() -> None:
+def test_marker_tests_cover_every_format_with_markers() -> None:
     tried = {registry.TOOL_PARSERS[name] for name in CALLS}
     marked = {file for name, file in registry.TOOL_PARSERS.items() if registry.tool_format(name).starts}
     assert {file.partition(":")[0] for file in marked} == {file.partition(":")[0] for file in tried}
@@ -123,13 +123,13 @@ def test_a_mention_of_a_call_is_reasoning(caller: str, thoughts: str) -> None:
         (" <|tool_calls_section_begin|> ", ""),
     ],
 )
-def test_kimi_leaves_its_section_out_or_spells_it_otherwise(section: str, end: str) -> None:
+def test_kimi_may_omit_or_replace_its_section_marker(section: str, end: str) -> None:
     text = f'hm {section}{K_CALL}functions.add:0{K_ARGS}{{"a": 1}}{K_END}{end}'
     assert found("kimi_k2", "kimi_k2", text) == [Reasoning("hm"), call(call_id="functions.add:0")]
 
 
-def test_what_follows_such_a_call() -> None:
-    """The end of reasoning is dropped once, in the content; in arguments, and later, it is text."""
+def test_the_end_of_reasoning_after_a_call_is_dropped_once() -> None:
+    """Checks that the end of reasoning is dropped once, in the content; in arguments, and later, it is text."""
     text = f"hm{CALLS['hermes']}</think>\n\nDone </think> now."
     assert found("qwen3", "hermes", text) == [Reasoning("hm"), call(), Content("Done </think> now.")]
     text = 'hm<tool_call>{"name": "add", "arguments": {"b": "</think>"}}</tool_call></think>'
@@ -139,7 +139,7 @@ def test_what_follows_such_a_call() -> None:
     assert found("qwen3", "hermes", text) == [Reasoning("hm"), call(), Content("so"), more]
 
 
-def test_an_end_of_reasoning_that_ended_some_stays() -> None:
+def test_end_markers_of_open_reasoning_are_not_dropped() -> None:
     text = f"hm</think>Yes </think> no{CALLS['hermes']}</think>"
     assert found("qwen3", "hermes", text) == [
         Reasoning("hm"),

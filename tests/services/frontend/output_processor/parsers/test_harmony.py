@@ -1,4 +1,4 @@
-"""gpt-oss's messages: headers as models really write them, and what becomes of their calls."""
+"""Tests of gpt-oss's messages: headers as models really write them, and the resulting calls."""
 
 from __future__ import annotations
 
@@ -146,21 +146,21 @@ def check(text: str, expected: list[Found]) -> None:
 
 
 @pytest.mark.parametrize("header", [header for _, header in HEADERS], ids=[what for what, _ in HEADERS])
-def test_a_call_is_known_by_its_recipient(header: str) -> None:
+def test_calls_are_recognized_by_their_recipient(header: str) -> None:
     check(header + BODY, [WEATHER])
     check(f"{ANALYSIS}{START if not header.startswith(START) else ''}{header}{BODY}", [HM, WEATHER])
 
 
 @pytest.mark.parametrize(("text", "expected"), [row[1:] for row in ANSWERS], ids=[row[0] for row in ANSWERS])
-def test_messages_are_told_apart(text: str, expected: list[Found]) -> None:
+def test_messages_are_distinguished(text: str, expected: list[Found]) -> None:
     check(text, expected)
 
 
-def test_a_prompt_may_have_begun_the_analysis() -> None:
+def test_the_prompt_may_begin_the_analysis() -> None:
     assert read([f"Hm.<|end|>{START}{FINAL}"], is_open=True) == [HM, HI]
 
 
-def test_a_call_that_is_cut_anywhere_has_whole_arguments_or_is_none() -> None:
+def test_truncated_calls_have_complete_arguments_or_are_dropped() -> None:
     arguments = {"city": 'Malmö "Süd"\n', "days": [1, -2.5, {"a": None}], "units": {"wind": True}}
     text = f" to=functions.get_weather<|channel|>commentary <|constrain|>json<|message|>{json.dumps(arguments)}"
     for end in range(len(text)):
@@ -171,7 +171,7 @@ def test_a_call_that_is_cut_anywhere_has_whole_arguments_or_is_none() -> None:
     assert read([text]) == [("get_weather", arguments)]
 
 
-def test_both_parsers_one_after_the_other_find_the_same() -> None:
+def test_reasoning_and_tool_parsers_in_sequence_find_the_same() -> None:
     text = f"{ANALYSIS}{START} to=functions.now<|channel|>commentary <|constrain|>json<|message|>{{}}<|call|>"
     assert answer_in("openai_gptoss", "openai", [text], is_open=False) == [HM, CallDelta(0, "call-0", "now", "{}")]
 
@@ -217,7 +217,7 @@ BAD_JSON = [
 
 
 @pytest.mark.parametrize(("text", "expected"), BAD_JSON)
-def test_arguments_are_made_an_object_whatever_they_are(text: str, expected: Any) -> None:
+def test_arguments_become_objects(text: str, expected: Any) -> None:
     for parts in ([text], list(text)):
         written: list[str] = []
         out = ArgumentsWriter(written.append)

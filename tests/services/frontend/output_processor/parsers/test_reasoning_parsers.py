@@ -1,4 +1,4 @@
-"""Every reasoning parser: what it sets apart, wherever the answer is cut."""
+"""Tests of every reasoning parser: its result is the same for every split of the answer."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ ANSWERS: list[tuple[str, str, list[Event]]] = [
         "<|START_THINKING|>A<|END_THINKING|><|START_ACTION|>[]<|END_ACTION|>",
         [R("A"), C("<|START_ACTION|>[]<|END_ACTION|>")],
     ),
-    # vllm's test_minimax_m3_reasoning_parser: an end alone in front of an answer, and within one
+    # vllm's test_minimax_m3_reasoning_parser: a lone end before an answer, and within one
     ("minimax_m3", "<mm:think>A</mm:think>Yes.", [R("A"), C("Yes.")]),
     ("minimax_m3", "</mm:think>Yes.", [C("Yes.")]),
     ("minimax_m3", "Yes</mm:think>.", [C("Yes</mm:think>.")]),
@@ -80,7 +80,7 @@ ANSWERS: list[tuple[str, str, list[Event]]] = [
         '<|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": "<|x|>" }<|call|>',
         [R("A"), C("First."), CallStart("f"), CallArguments('{"a": "<|x|>"}')],
     ),
-    # openai/harmony#60: another word behind <|constrain|>
+    # openai/harmony#60: another word after <|constrain|>
     ("openai_gptoss", "<|channel|>final <|constrain|>response<|message|>Hello<|return|>", [C("Hello")]),
     # llama.cpp#27720: a header without a message
     (
@@ -100,14 +100,14 @@ def test_reasoning_is_found_whole_or_cut_anywhere(parser: str, text: str, expect
     assert all(reasoning_in(parser, pieces(text, [cut])) == expected for cut in range(1, len(text)))
 
 
-def test_a_prompt_may_have_begun_it() -> None:
+def test_the_prompt_may_begin_the_reasoning() -> None:
     for text in ("A</think>Yes.", "<think>A</think>Yes.", "\nA\n</think>\n\nYes."):
         assert reasoning_in("deepseek_r1", [text], is_open=True) == [R("A"), C("Yes.")]
     assert reasoning_in("deepseek_r1", ["</think>Yes."], is_open=True) == [C("Yes.")]
     assert reasoning_in("deepseek_r1", ["A</think>Yes."]) == [C("A</think>Yes.")]
 
 
-def test_a_prompt_of_apriel_begins_the_reasoning() -> None:
+def test_apriels_prompt_begins_the_reasoning() -> None:
     text = "It is so.\n[BEGIN FINAL RESPONSE]\nYes.\n[END FINAL RESPONSE]"
     assert reasoning_in("apriel", [text], is_open=True) == [R("It is so."), C("Yes.")]
 

@@ -1,5 +1,8 @@
-"""Calls as models really wrote them where they did not keep to their format: what is to be read is read, what is not is
-text, no call is announced without its arguments, and no markup reaches the content."""
+"""Tests of calls in which real models violated their format.
+
+Readable calls are read, the rest is text, no call is announced without its arguments, and no markup reaches the
+content.
+"""
 
 from __future__ import annotations
 
@@ -70,9 +73,9 @@ REPAIRED: tuple[tuple[str, str, list[Expected]], ...] = (
         [HELLO],
     ),
     ("deepseek_v32", dsml('<｜DSML｜parameter name="path" string="true">/x'), [X]),
-    # and of the function (vLLM's expression for Qwen3-Coder allows for it)
+    # the end of the function is missing (vLLM's expression for Qwen3-Coder allows for it)
     ("qwen3_coder", qwen(f"{PATH}<parameter=content>\nhello\n</parameter>", "\n</tool_call>"), [HELLO]),
-    # vllm#44060: the end of a parameter inside of a value
+    # vllm#44060: the end of a parameter within a value
     (
         "minimax_m2",
         '<minimax:tool_call><invoke name="write"><parameter name="content"><a><parameter>x</parameter></a></parameter>'
@@ -105,19 +108,19 @@ REPAIRED: tuple[tuple[str, str, list[Expected]], ...] = (
     ("qwen3_coder", qwen('{"path": "/x", "content": "hello"}'), [HELLO]),
     ("glm45", '<tool_call>read\n{"path": "/x"}\n</tool_call>', [X]),
     ("glm45", "<tool_call>read\n<arg_key>path</arg_key>\n/x\n</tool_call>", [X]),
-    # and tags of the parameters' names
+    # tags with the parameters' names
     ("qwen3_coder", qwen("<path>/x</path>\n<content>\nhello\n</content>"), [HELLO]),
     ("minimax_m2", '<minimax:tool_call><invoke name="read"><path>/x</path></invoke></minimax:tool_call>', [X]),
     ("deepseek_v32", dsml("<path>/x</path>"), [X]),
     ("qwen3_coder", qwen("<b>/x</b>"), ["\n\n<b>/x</b>"]),
     ("pythonic", '[write("/x", content="hello")]', [HELLO]),
     ("pythonic", '[write("/x", "hello", 7)]', [("write", {"path": "/x", "content": "hello", "mode": 7})]),
-    # vllm PR 32146: an id of Kimi's in front of a whole call
+    # vllm PR 32146: an id in Kimi's form before a complete call
     ("kimi_k2", kimi("call_abc123", '{"name": "read", "arguments": {"path": "/x"}}'), [X]),
     ("kimi_k2", kimi("call_1", '[{"name": "read", "arguments": "{\\"path\\": \\"/x\\"}"}]'), [X]),
     ("kimi_k2", kimi("functions.fly:0", '{"a": 1}'), [("fly", {"a": 1}, "functions.fly:0")]),
     ("kimi_k2", kimi("call_1", '{"path": "/x"}'), ['call_1{"path": "/x"}']),
-    # JSON that is none
+    # malformed JSON
     ("hermes", "<tool_call>{'name': 'read', 'arguments': {'path': '/x'}}</tool_call>", [X]),
     ("hermes", "<tool_call>{'name': 'read', 'arguments': '{\"path\": \"/x\"}', 'id': 'a\\'b'}</tool_call>", [X]),
     ("hermes", hermes("{'path': '/x', 'content': 'hello'}"), [HELLO]),
@@ -177,7 +180,7 @@ def found(events: list[Event]) -> list[Expected]:
 
 
 @pytest.mark.parametrize(("parser", "text", "expected"), REPAIRED)
-def test_what_models_write_otherwise_is_read(parser: str, text: str, expected: list[Expected]) -> None:
+def test_malformed_calls_are_repaired(parser: str, text: str, expected: list[Expected]) -> None:
     whole = calls_in(parser, [text], FILES)
     assert found(whole) == expected
     assert calls_in(parser, list(text), FILES) == whole
@@ -186,7 +189,7 @@ def test_what_models_write_otherwise_is_read(parser: str, text: str, expected: l
 
 
 def is_part(value: Any, whole: Any) -> bool:
-    """Whether `value` is `whole`, or as much of it as had come."""
+    """Returns whether `value` is `whole` or a prefix of it."""
     if isinstance(value, dict) and isinstance(whole, dict):
         return all(key in whole and is_part(value[key], whole[key]) for key in value)
     if isinstance(value, list) and isinstance(whole, list):
@@ -195,29 +198,30 @@ def is_part(value: Any, whole: Any) -> bool:
 
 
 @pytest.mark.parametrize(("parser", "text", "expected"), CALLS)
-def test_an_answer_that_is_cut_off_holds_calls_or_none(parser: str, text: str, expected: list[Expected]) -> None:
-    """At every character: arguments are JSON and no others than those of the whole, and no markup is content."""
+def test_truncated_answers_have_complete_calls_or_none(parser: str, text: str, expected: list[Expected]) -> None:
+    """Cuts the answer at every character: arguments are JSON and a prefix of the complete ones, and no markup is
+    content."""
     if any(isinstance(part, str) and part == text for part in expected) or parser == "openai":
-        return  # no call; and what gpt-oss writes between calls is the reasoning parser's
+        return  # no call; and text of gpt-oss between calls belongs to the reasoning parser
     calls = [part for part in expected if not isinstance(part, str)]
     markers = tool_format(parser).tokens
     for cut in range(1, len(text)):
         parts = found(calls_in(parser, [text[:cut]]))
-        begun = [part for part in parts if not isinstance(part, str)]
-        for part, whole in zip(begun, calls, strict=False):
+        found_calls = [part for part in parts if not isinstance(part, str)]
+        for part, whole in zip(found_calls, calls, strict=False):
             assert part[0] == whole[0]
             assert is_part(part[1], whole[1]), (text[:cut], part)
         content = "".join(part for part in parts if isinstance(part, str))
-        if begun:
+        if found_calls:
             assert not any(marker in content for marker in markers), (text[:cut], content)
 
 
-def test_every_format_is_cut() -> None:
+def test_split_tests_cover_every_format() -> None:
     assert {parser for parser, _, _ in CALLS} == set(TOOL_PARSERS)
 
 
 def test_a_call_is_announced_with_its_first_value() -> None:
-    """A client that runs calls as soon as they are named must not run one without arguments that has some."""
+    """Checks that a client that runs calls as soon as they are named never runs one without its arguments."""
     for parser, text, rest in (
         ("hermes", '<tool_call>{"name": "read", "arguments": {"path":', ' "/x"'),
         ("qwen3_coder", "<tool_call><function=read><parameter=path>", "/x"),

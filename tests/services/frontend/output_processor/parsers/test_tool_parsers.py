@@ -1,4 +1,4 @@
-"""Every tool parser: what it finds in a family's answers, wherever they are cut, and what becomes of broken ones."""
+"""Tests of every tool parser: its result for a family's answers, split anywhere, and for malformed ones."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.services.frontend.output_processor.parsers.samples import BROKEN, CAL
 
 
 def found(events: list[Event]) -> list[Expected]:
-    """Content and calls, in order."""
+    """Returns content and calls in order."""
     result: list[Expected] = []
     for place, event in enumerate(events):
         if isinstance(event, Content):
@@ -47,7 +47,7 @@ def test_every_parser_has_an_answer_here() -> None:
 
 
 def test_strings_stream_before_they_end() -> None:
-    """Large arguments, a file's content say, must not wait for their last character."""
+    """Checks that large arguments, such as a file's content, do not wait for their last character."""
     for parser, text in (
         ("hermes", '<tool_call>{"name": "add", "arguments": {"b": "first words'),
         ("qwen3_coder", "<function=add><parameter=b>first words"),
@@ -61,7 +61,7 @@ def test_strings_stream_before_they_end() -> None:
         assert reader.push(text)[-1] == CallArguments('{"b": "first words')
 
 
-def test_an_unknown_parser_is_told_which_there_are() -> None:
+def test_the_error_for_an_unknown_parser_lists_the_known_ones() -> None:
     with pytest.raises(InvalidArgument, match=r"unknown parser 'hermez'; there are .*hermes, "):
         registry.tool_format("hermez")
     with pytest.raises(InvalidArgument, match=r"reasoning_parser: unknown parser 'x'; there are .*qwen3"):
@@ -69,7 +69,7 @@ def test_an_unknown_parser_is_told_which_there_are() -> None:
 
 
 def test_null_is_a_value_of_a_nullable_parameter() -> None:
-    """opencode#44262, dynamo frontend-crates PR 251: null of {type: integer, nullable: true} came out as a string."""
+    """Checks opencode#44262, dynamo frontend-crates PR 251: null of {type: integer, nullable: true} became a string."""
     for name, nullable, types in (("integer", True, {"integer", "null"}), ("string", False, {"string"})):
         tool = Tool("add", {"properties": {"a": {"type": name, "nullable": nullable}}})
         assert ToolSchemas((tool,)).types("add", "a") == types

@@ -154,5 +154,5 @@ def test_a_driver_that_refuses_is_told_before_anything_is_added_up(name: str) ->
 
 
 def test_a_driver_without_waiting_streams() -> None:
-    with pytest.raises(PeerMemoryError, match="has no cuStreamW"):
+    with pytest.raises(PeerMemoryError, match="does not provide cuStreamW"):
         CopyEngineSums(PeerDriver(Library()), torch.zeros(1024, dtype=torch.uint8), 1, OneAfterTheOther()).probe_peer()

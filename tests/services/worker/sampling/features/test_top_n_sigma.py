@@ -1,4 +1,4 @@
-"""top_n_sigma against plain numpy, and beside what bans tokens before it."""
+"""Compares top_n_sigma with plain numpy, also after features that ban tokens."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def kept(logits: torch.Tensor) -> list[int]:
 
 @pytest.mark.parametrize("sigma", [0.25, 0.5, 1.0, 2.0, 10.0])
 @pytest.mark.parametrize("temperature", [0.5, 1.5])
-def test_what_is_far_below_the_largest_is_dropped(sigma: float, temperature: float) -> None:
+def test_tokens_far_below_the_largest_are_dropped(sigma: float, temperature: float) -> None:
     bench = Bench()
     bench.admit(0, temperature=temperature)
     bench.admit(2, temperature=temperature, top_n_sigma=sigma)
@@ -38,19 +38,19 @@ def test_banned_tokens_do_not_widen_the_deviation() -> None:
     assert kept(bench.logits()[0]) == expected(allowed, 1.0) == [3, 5, 9]
 
 
-def test_one_token_that_is_left_stays() -> None:
+def test_a_single_allowed_token_is_kept() -> None:
     bench = Bench()
     bench.admit(0, temperature=1.0, top_n_sigma=0.01, allowed_token_ids=[6])
     assert bench.tokens() == [6]
 
 
-def test_a_greedy_choice_is_the_same() -> None:
+def test_greedy_sampling_is_unchanged() -> None:
     bench = Bench()
     bench.admit(0, top_n_sigma=0.5)
     assert bench.tokens() == [1]
 
 
-def test_a_slot_forgets_it() -> None:
+def test_a_released_slot_is_not_filtered() -> None:
     bench = Bench()
     bench.admit(0, temperature=1.0, top_n_sigma=0.1)
     bench.release(0)
@@ -58,7 +58,7 @@ def test_a_slot_forgets_it() -> None:
     assert len(kept(bench.logits()[0])) == len(LOGITS)
 
 
-def test_unused_it_leaves_the_choice_to_the_graph() -> None:
+def test_rows_without_the_filter_can_use_graphs() -> None:
     bench = Bench()
     bench.admit(0, temperature=1.0)
     bench.admit(1, temperature=1.0, top_n_sigma=1.0)

@@ -1,4 +1,4 @@
-"""A rehearsed worker drafts, and says what one says that was not rehearsed."""
+"""A worker warmed up with drafts generates the same as one that was not warmed up."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.spec_decode.pair import Pair, build
 from tests.spec_decode.questions import questions
 
 
-def rehearsed(method: str) -> Replica:
+def warmed_up(method: str) -> Replica:
     replica = build(METHODS[method])
     assert isinstance(replica.speculation, Speculation)
     with torch.inference_mode():
@@ -23,7 +23,7 @@ def rehearsed(method: str) -> Replica:
 
 
 def drafts_of_steps(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
-    """How many each sequence had, by step of the rehearsal."""
+    """Returns the drafts per sequence, by step of the warm-up."""
     counts: list[list[int]] = []
     launch = runner_of(replica).launch
 
@@ -40,7 +40,7 @@ def drafts_of_steps(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> list[l
 
 
 def said(replica: Replica) -> tuple[list[list[int]], int]:
-    """And how many drafts were right."""
+    """Returns the outputs and the number of accepted drafts."""
     pair = Pair(replica)
     answers = [pair.ask(prompt, 24, temperature=0.8, seed=7) for prompt in questions()]
     pair.run()
@@ -48,8 +48,8 @@ def said(replica: Replica) -> tuple[list[list[int]], int]:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_it_leaves_no_trace(method: str) -> None:
-    replica = rehearsed(method)
+def test_the_warm_up_leaves_no_trace(method: str) -> None:
+    replica = warmed_up(method)
     assert len(replica.end_epoch().block_ids) == 0
     (tokens, accepted), (expected, usual) = said(replica), said(build(METHODS[method]))
     assert tokens == expected
@@ -61,7 +61,7 @@ def test_every_size_has_steps_with_drafts(monkeypatch: pytest.MonkeyPatch) -> No
     assert [len(each) for each in counts[2::3]] == list(draft_warmup.SIZES)
 
 
-def test_a_worker_too_small_for_it_is_left_alone() -> None:
+def test_a_worker_too_small_for_a_warm_up_skips_it() -> None:
     replica = build(METHODS["ngram"], num_blocks=3, max_num_seqs=1)
     assert isinstance(replica.speculation, Speculation)
     with torch.inference_mode():

@@ -1,0 +1,1 @@
+"""Pictures that requests contain: fetched under a policy, decoded in processes of their own."""

@@ -1,0 +1,81 @@
+"""Processes that decode pictures, so that a hostile file costs neither the event loop nor the frontend's memory."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from concurrent.futures import ThreadPoolExecutor
+
+from quire.services.frontend.media import decoder_process
+from quire.services.frontend.media.pictures import Picture
+from quire.services.frontend.media.policy import MediaBounds
+from quire.shared.errors import InvalidArgument
+from quire.shared.media.picture_sizes import FixedSize
+from quire.shared.process.child import Child, ChildEnded
+
+ATTEMPTS = 2  # a process can be killed from outside
+SLACK = 3.0  # elapsed time for a second of processor time, on a busy machine
+
+
+class PictureDecoder:
+    """Owns a fixed number of processes, started when they are first needed; callers wait for a free one."""
+
+    def __init__(self, bounds: MediaBounds, num_processes: int) -> None:
+        self._bounds = bounds
+        self._children = [
+            Child(decoder_process.__name__, decoder_process.introduction(bounds)) for _ in range(num_processes)
+        ]
+        self._free: asyncio.Queue[Child] = asyncio.Queue()
+        for child in self._children:
+            self._free.put_nowait(child)
+        self._threads = ThreadPoolExecutor(num_processes, "pictures")
+        self._num_waiting = 0
+
+    @property
+    def num_waiting(self) -> int:
+        """Pictures that wait for a process or are being decoded."""
+        return self._num_waiting
+
+    async def decode(self, content: bytes, size: FixedSize | None = None) -> Picture:
+        """Returns the picture as a model wants it; without `size` in its own.
+
+        Raises InvalidArgument for what is no picture, or is too large to decode within the bounds."""
+        self._num_waiting += 1
+        child: Child | None = None
+        try:
+            child = await self._free.get()
+            return await asyncio.shield(self._started(child, decoder_process.question(content, size)))
+        finally:
+            self._num_waiting -= 1
+
+    def _started(self, child: Child, question: bytes) -> asyncio.Future[Picture]:
+        """Has `child` decode; it is free again when it has answered, also where the caller has left."""
+        loop = asyncio.get_running_loop()
+        future = loop.run_in_executor(self._threads, self._ask, child, question)
+
+        def release(done: asyncio.Future[Picture]) -> None:
+            self._free.put_nowait(child)
+            if not done.cancelled():
+                done.exception()  # the caller may have left: nothing else asks for it
+
+        future.add_done_callback(release)
+        return future
+
+    def _ask(self, child: Child, question: bytes) -> Picture:
+        for _ in range(ATTEMPTS):
+            try:
+                return decoder_process.decode(child.ask(question, self._bounds.decode_s * SLACK + 1.0))
+            except ChildEnded as ended:
+                if ended.status in (None, -signal.SIGXCPU):
+                    raise InvalidArgument(decoder_process.over_time(self._bounds), field="messages") from None
+        raise InvalidArgument(decoder_process.OVER_MEMORY, field="messages")
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of those that run."""
+        return [child.pid for child in self._children if child.pid is not None]
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        for child in self._children:
+            child.close()

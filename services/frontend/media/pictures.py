@@ -1,0 +1,115 @@
+"""Pictures as arrays: what a file's bytes mean, for every kind of file that is read.
+
+Runs in a decoder process (decoder_process.py). Orientation from EXIF is applied; transparency is blended on white;
+palettes, 16-bit, grey, CMYK and floating-point pictures become 8-bit RGB; of an animation the first frame is taken.
+"""
+
+from __future__ import annotations
+
+import io
+import warnings
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image, ImageFile, ImageOps, UnidentifiedImageError
+
+from quire.services.frontend.media.policy import MediaBounds
+from quire.shared.errors import InvalidArgument
+from quire.shared.media.picture_sizes import FixedSize
+
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")  # JPEG 2000, EPS and PSD have had worse decoders
+WHITE = (255, 255, 255)
+SIXTEEN_BITS = frozenset({"I;16", "I;16L", "I;16B", "I;16N"})
+FAILURES = (
+    OSError,
+    ValueError,
+    SyntaxError,
+    TypeError,
+    EOFError,
+    IndexError,
+    KeyError,
+    OverflowError,
+    ZeroDivisionError,
+)
+
+
+class Picture(NamedTuple):
+    """A decoded picture."""
+
+    pixels: npt.NDArray[np.uint8]  # [height, width, 3], RGB
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Returns (height, width)."""
+        return self.pixels.shape[0], self.pixels.shape[1]
+
+
+def decode(content: bytes, bounds: MediaBounds, size: FixedSize | None = None) -> Picture:
+    """Decodes a file, and resizes it as a model wants its pictures; None: leaves its size.
+
+    Raises InvalidArgument; its text never repeats the decoder's own, which may hold addresses."""
+    ImageFile.LOAD_TRUNCATED_IMAGES = False
+    Image.MAX_IMAGE_PIXELS = None  # checked below, with our own words
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            with Image.open(io.BytesIO(content), formats=FORMATS) as image:
+                _check_size(image, bounds)
+                shown = _rgb(image)
+                return Picture(np.asarray(shown if size is None else _resized(shown, size), dtype=np.uint8))
+        except UnidentifiedImageError:
+            raise _refused(f"it is none of {', '.join(FORMATS)}") from None
+        except Image.DecompressionBombError:
+            raise _refused("it is larger than its header says") from None
+        except FAILURES:
+            raise _refused("the file is damaged or cut off") from None
+
+
+def _check_size(image: Image.Image, bounds: MediaBounds) -> None:
+    """Raises InvalidArgument for a picture that is too large, which its header says before anything is decoded."""
+    width, height = image.size
+    if width * height > bounds.pixels or max(width, height) > bounds.side:
+        raise InvalidArgument(
+            f"Image dimensions {width}x{height} ({width * height} pixels) exceed the maximum of {bounds.pixels} pixels "
+            f"and {bounds.side} on a side. Send a smaller picture.",
+            field="messages",
+        )
+    if width == 0 or height == 0:
+        raise _refused("it has no pixels")
+
+
+def _rgb(image: Image.Image) -> Image.Image:
+    image.load()
+    if image.mode in SIXTEEN_BITS:
+        image = _eight_bits(image, 65535.0)
+    elif image.mode in {"I", "F"}:
+        image = _eight_bits(image, 65535.0 if image.mode == "I" else 1.0)
+    turned = ImageOps.exif_transpose(image)
+    if (turned.mode == "P" and "transparency" in turned.info) or turned.mode in {"LA", "PA", "La", "RGBa"}:
+        turned = turned.convert("RGBA")
+    if turned.mode == "RGBA":
+        background = Image.new("RGBA", turned.size, (*WHITE, 255))
+        return Image.alpha_composite(background, turned).convert("RGB")
+    return turned.convert("RGB")
+
+
+def _resized(image: Image.Image, size: FixedSize) -> Image.Image:
+    plan = size.resize(image.height, image.width)
+    resampling = Image.Resampling[size.resampling.upper()]
+    scaled = image.resize((plan.width, plan.height), resampling)
+    return scaled.crop((plan.left, plan.top, plan.left + plan.crop_width, plan.top + plan.crop_height))
+
+
+def _eight_bits(image: Image.Image, most: float) -> Image.Image:
+    """Scales [0, most] to [0, 255]; values beyond are clipped, and what is no number is black."""
+    values = np.nan_to_num(np.asarray(image, dtype=np.float64), nan=0.0, posinf=most, neginf=0.0)
+    scaled = Image.fromarray((values.clip(0.0, most) * (255.0 / most) + 0.5).astype(np.uint8), "L")
+    scaled.info, exif = dict(image.info), image.getexif()
+    if exif:
+        scaled.getexif().update(exif)
+    return scaled
+
+
+def _refused(reason: str) -> InvalidArgument:
+    return InvalidArgument(f"Failed to load image: {reason}", field="messages")

@@ -1,0 +1,1 @@
+"""Vision towers: pictures to rows that stand in the place of token embeddings."""

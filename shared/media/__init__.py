@@ -1,0 +1,1 @@
+"""What frontends and workers have to know alike of media: sizes, numbers of embeddings, identifiers."""

@@ -1,0 +1,111 @@
+"""How a model wants its pictures, read from preprocessor_config.json as transformers does; without torch and Pillow."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from quire.shared.errors import InvalidArgument
+
+FILES = ("preprocessor_config.json", "processor_config.json")
+RESAMPLINGS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}  # numbers of Pillow
+CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+MOST_ASPECT = 200  # of the sides of a picture, as transformers has it for Qwen
+
+
+class Resize(NamedTuple):
+    """What is done to a picture: scaled to `height` x `width`, then cut to the box, both in pixels."""
+
+    height: int
+    width: int
+    top: int
+    left: int
+    crop_height: int
+    crop_width: int
+
+
+@dataclass(frozen=True, slots=True)
+class FixedSize:
+    """Every picture gets one size: by its shorter side and a cut from the middle, or without its aspect."""
+
+    height: int
+    width: int
+    shortest_edge: int = 0  # 0: scaled to height x width
+    resampling: str = "bicubic"
+
+    def resize(self, height: int, width: int) -> Resize:
+        """Plans for a picture of this size."""
+        if not self.shortest_edge:
+            return Resize(self.height, self.width, 0, 0, self.height, self.width)
+        short, long = sorted((height, width))
+        longest = int(self.shortest_edge * long / short)
+        if longest > MOST_ASPECT * self.shortest_edge:
+            raise InvalidArgument(
+                f"absolute aspect ratio must be smaller than {MOST_ASPECT}, got {long / short:.0f}", field="messages"
+            )
+        scaled = (longest, self.shortest_edge) if width < height else (self.shortest_edge, longest)
+        top, left = (scaled[0] - self.height) // 2, (scaled[1] - self.width) // 2
+        return Resize(*scaled, top, left, self.height, self.width)
+
+
+@dataclass(frozen=True, slots=True)
+class PictureProcessor:
+    """How pictures are brought into a model's form: 8-bit pixels by the frontend, normalised by the worker."""
+
+    size: FixedSize
+    mean: tuple[float, float, float] = CLIP_MEAN
+    std: tuple[float, float, float] = CLIP_STD
+    factor: float = 1 / 255  # of 8-bit values, before mean and standard deviation
+
+
+def read_processor(folder: Path) -> PictureProcessor:
+    """Reads a model's folder. Raises InvalidArgument for a processing that would be done otherwise than it is meant."""
+    for name in FILES:
+        path = folder / name
+        if path.is_file():
+            values = json.loads(path.read_text())
+            return _processor(values.get("image_processor", values), name)
+    raise InvalidArgument(f"model: {folder} has no {FILES[0]}, which says how pictures are resized", field="model")
+
+
+def _processor(values: dict[str, Any], name: str) -> PictureProcessor:
+    for key in ("do_resize", "do_rescale", "do_normalize"):
+        if values.get(key) is False:
+            raise InvalidArgument(f"{name}: {key} is false, which is not supported", field="model")
+    return PictureProcessor(
+        _fixed_size(values, name),
+        _triple(values, "image_mean", CLIP_MEAN, name),
+        _triple(values, "image_std", CLIP_STD, name),
+        float(values.get("rescale_factor", 1 / 255)),
+    )
+
+
+def _fixed_size(values: dict[str, Any], name: str) -> FixedSize:
+    size, crop = values.get("size") or {}, values.get("crop_size") or {}
+    if isinstance(size, int):
+        size = {"shortest_edge": size}
+    if isinstance(crop, int):
+        crop = {"height": crop, "width": crop}
+    resampling = RESAMPLINGS.get(values.get("resample", 3))
+    if resampling is None:
+        raise InvalidArgument(f"{name}: resample is {values['resample']!r}; supported: {RESAMPLINGS}", field="model")
+    if "shortest_edge" in size and values.get("do_center_crop", True) and crop:
+        return FixedSize(int(crop["height"]), int(crop["width"]), int(size["shortest_edge"]), resampling)
+    if {"height", "width"} <= size.keys():
+        return FixedSize(int(size["height"]), int(size["width"]), 0, resampling)
+    raise InvalidArgument(f"{name}: size is {size!r} and crop_size {crop!r}, which give no one size", field="model")
+
+
+def _triple(
+    values: dict[str, Any], key: str, default: tuple[float, float, float], name: str
+) -> tuple[float, float, float]:
+    found = values.get(key) or default
+    if (
+        not isinstance(found, (list, tuple))
+        or len(found) != 3
+        or not all(isinstance(one, (int, float)) for one in found)
+    ):
+        raise InvalidArgument(f"{name}: {key} is {found!r}: three numbers are needed", field="model")
+    return float(found[0]), float(found[1]), float(found[2])
