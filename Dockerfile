@@ -1,4 +1,4 @@
-# The images of Quire, a target each: frontend, scheduler, worker (CPU), worker-cuda.
+# The images of Quire, one target each: frontend, scheduler, worker (CPU), worker-cuda.
 # From the repository's root:
 #   docker build --target frontend --tag quire-frontend:0.1.0 .
 #   docker build --target scheduler --tag quire-scheduler:0.1.0 .
@@ -6,16 +6,16 @@
 #   docker build --target worker-cuda --tag quire-worker:0.1.0-cuda .
 # torch: PyPI's build for x86-64 runs on CPUs too, but brings several GB of CUDA libraries. For a small CPU image name
 # the package index of torch's CPU builds: --build-arg PIP_EXTRA_INDEX_URL=...
-# DL3008 is ignored below: of Debian's packages the version with the latest security fixes is wanted.
+# DL3008 is ignored below: Debian packages should have the latest security fixes.
 ARG PYTHON=3.12
 # Any image of Debian with Python 3.11 or newer as `python`, with venv: tests/deploy/images makes one. By digest, so that a
 # build can be repeated: --build-arg BASE=python@sha256:...
 ARG BASE=python:${PYTHON}-slim-bookworm
-# What images are made on: anything with the same Python at the same place. It needs neither a shell nor packages' tools.
-# The one for GPUs is made on BASE, whose gcc Triton needs.
+# Base of the final images: anything with the same Python at the same path. It needs no shell and no package manager.
+# The GPU image is based on BASE, whose gcc Triton needs.
 ARG RUNTIME=${BASE}
 
-# ---------------------------------------------------------------- what builds
+# ---------------------------------------------------------------- build stages
 FROM ${BASE} AS tools
 ARG PIP_INDEX_URL
 ARG PIP_EXTRA_INDEX_URL
@@ -28,13 +28,13 @@ RUN groupadd --gid 10001 quire \
     && useradd --uid 10001 --gid quire --no-create-home --shell /usr/sbin/nologin quire \
     && mkdir /var/cache/quire
 WORKDIR /src
-# What pyproject.toml asks for, here and in the stages below, before any source: these layers live until a requirement changes.
+# Requirements of pyproject.toml, here and below, before any source: these layers are cached until a requirement changes.
 COPY pyproject.toml LICENSE ./
 COPY shared/version.py shared/
 RUN --mount=type=cache,target=/root/.cache/pip \
     python -m venv /opt/build && /opt/build/bin/pip install '.[build]'
 
-# What frontends and schedulers share, with the protocols' modules.
+# Code shared by frontends and schedulers, with the protocol modules.
 FROM tools AS sources
 COPY protos protos
 COPY shared shared
@@ -63,7 +63,7 @@ ARG CPU_ARCH=x86-64-v3
 ARG QUIRE_COMMIT=
 RUN QUIRE_COMMIT="${QUIRE_COMMIT}" KERNELS_ARCH="${CPU_ARCH}" /opt/build/bin/pip wheel --no-deps --no-build-isolation --wheel-dir /wheel .
 
-# What runs a service without a GPU: its user, its settings file, no code yet.
+# Runtime of a service without a GPU: user and settings file, no code yet.
 FROM ${RUNTIME} AS runtime
 COPY --from=tools /etc/passwd /etc/group /etc/
 COPY k8s/base/quire.yaml /etc/quire/quire.yaml
@@ -77,7 +77,7 @@ STOPSIGNAL SIGTERM
 ENTRYPOINT ["quire"]
 
 # ---------------------------------------------------------------- frontend
-# Text in, text out. No torch, no model weights; the bundled model's tokenizer is inside.
+# Serves clients. No torch, no model weights; contains the bundled model's tokenizer.
 FROM tools AS build-frontend
 ARG PIP_INDEX_URL
 ARG PIP_EXTRA_INDEX_URL
@@ -88,7 +88,7 @@ COPY services/frontend services/frontend
 RUN --mount=type=cache,target=/root/.cache/pip \
     /opt/build/bin/pip --python /opt/quire install --no-deps --force-reinstall . \
     && find /opt/quire -type d -name tests -prune -exec rm -r {} +
-# Debug information is most of some libraries. Those of numpy were rewritten when its wheel was made, and are left alone.
+# Debug information is most of some libraries. numpy's wheel contains rewritten libraries, which are not stripped.
 RUN find /opt/quire -name '*.so' -not -path '*/numpy*' -exec strip --strip-unneeded {} +
 WORKDIR /
 RUN find /opt/quire/lib/python*/site-packages/quire/tiny -name '*.safetensors' -delete \
@@ -109,7 +109,7 @@ HEALTHCHECK --interval=5s --timeout=4s --start-period=60s --retries=6 \
 CMD ["frontend"]
 
 # ---------------------------------------------------------------- scheduler
-# Decides what runs next, in which KV blocks, on which worker. No torch, no text, no model.
+# Plans every step. No torch, no tokenizer, no model.
 FROM tools AS build-scheduler
 ARG PIP_INDEX_URL
 ARG PIP_EXTRA_INDEX_URL
@@ -158,7 +158,7 @@ LABEL org.opencontainers.image.title="quire-worker" \
       org.opencontainers.image.description="Quire: executes steps on GPUs" \
       org.opencontainers.image.version="0.1.0" \
       org.opencontainers.image.licenses="Apache-2.0"
-# gcc and Python's headers, which images of python have: Triton builds what starts its kernels when they are first used.
+# gcc and Python's headers, which python images have: Triton compiles its launchers on first use.
 # hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends gcc libc6-dev \

@@ -12,11 +12,11 @@ help: ## list the targets
 
 setup: $(READY) ## install Quire and what its development needs into .venv
 
-# With an older Python pip would speak of packages that it does not find, before it says what is wrong.
+# pip's error would be misleading on older Pythons.
 NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11) and "make: Quire needs Python 3.11 or newer, and \
 	$(PYTHON) is " + sys.version.split()[0] + "; PYTHON=COMMAND names another")
 
-# The package's build (setup.py) generates the protocols and compiles the kernels.
+# The package's build (setup.py) generates the protocol modules and compiles the kernels.
 $(READY): pyproject.toml setup.py $(shell find protos kernels/cpu -name '*.proto' -o -name '*.cpp' -o -name '*.h')
 	@$(BIN)/python -m pip --version > /dev/null 2>&1 || { $(PYTHON) -c '$(NEW_ENOUGH)' && $(PYTHON) -m venv $(VENV); }
 	@echo "Installing Quire and what it needs into $(VENV): some minutes the first time, most of them for torch."
@@ -32,18 +32,18 @@ demo: setup ## start a cluster, chat with it, stop it
 up: setup ## start a cluster and stay in the foreground
 	$(BIN)/quire up $(ARGS)
 
-# Tests start hundreds of processes, which must not compile every module anew where the environment says so.
+# Tests start hundreds of processes, which should not recompile every module if the environment disables caching.
 export PYTHONDONTWRITEBYTECODE :=
 
-# Two processes for a core, because many tests wait. A file's tests stay together, so that what they share is made once.
-# One that dies ends the run: xdist would wait for ever for the rest of its file.
+# Two processes per core, because many tests wait. A file's tests stay together, so that their fixtures are created once.
+# A crashed process ends the run: xdist would wait for the rest of its file for ever.
 PROCESSES := $(shell $(PYTHON) -c 'import os; print(min(8, 2 * os.cpu_count()))')
 PYTEST := $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadscope --no-loadscope-reorder --max-worker-restart 0
 
 test: setup ## all tests that need no GPU
 	$(PYTEST) $(ARGS)
 
-# What each change has to pass besides: more faults, more surroundings, more random operations.
+# Also required for every change: more faults, more environments, more random operations.
 test-slow: setup ## more faults, more environments, more random operations
 	$(PYTEST) -m 'slow and not gpu and not sweep' $(ARGS)
 
@@ -51,7 +51,7 @@ test-slow: setup ## more faults, more environments, more random operations
 test-all: setup ## both, and every case of the sweeps
 	$(PYTEST) -m 'not gpu' $(ARGS)
 
-# Types take as long as all the rest.
+# Type checking takes as long as everything else.
 lint: setup ## types, style, layers, protocols, deployment files
 	@$(MAKE) --no-print-directory --jobs 2 lint-types lint-rest
 
@@ -85,17 +85,17 @@ bench: setup ## measure (ARGS='serve tiny')
 wheel: setup ## build a wheel for this machine's CPU into dist
 	$(BIN)/python -m pip wheel --no-deps --no-build-isolation --wheel-dir dist .
 
-# The images from the Dockerfile without a Docker engine, and a cluster out of them that is talked to. Needs root for
+# The images from the Dockerfile without a Docker engine, and a test cluster that runs them. Needs root for
 # the chroots, and `apt-get install buildah mmdebstrap`. IMAGES='frontend scheduler worker', which is the default, or
-# worker-cuda, with 25 GB of room. ARGS='--build-arg NAME=VALUE' reaches the Dockerfile.
+# worker-cuda, which takes 25 GB of disk. ARGS='--build-arg NAME=VALUE' reaches the Dockerfile.
 OF_IMAGES := $(if $(IMAGES),--images $(IMAGES))
 images: setup ## build the container images without a Docker engine
 	$(BIN)/python -m tests.deploy.images build $(OF_IMAGES) $(ARGS)
 
-test-images: images ## start a cluster out of the images and talk to it
+test-images: images ## start a cluster from the images and query it
 	$(BIN)/python -m tests.deploy.images test $(OF_IMAGES)
 
-# What is built already. TO=docker://REGISTRY/PATH (buildah login REGISTRY comes first) or TO=oci-archive:/FOLDER
+# Pushes images that are already built. TO=docker://REGISTRY/PATH (buildah login REGISTRY comes first) or TO=oci-archive:/FOLDER
 push-images: setup ## push the images (TO=docker://REGISTRY/PATH)
 	$(BIN)/python -m tests.deploy.images push $(OF_IMAGES) --to $(TO)
 

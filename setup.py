@@ -1,4 +1,4 @@
-"""What a build of the package makes besides copying: the protocols' modules and, where a compiler is, the CPU kernels.
+"""Build steps of the package: generates the protocol modules and, where a compiler exists, compiles the CPU kernels.
 
 pyproject.toml has the rest. The kernels are for this machine's CPU; KERNELS_ARCH names another, as in -march. A wheel
 that is installed on a machine whose CPU lacks something compiles them again there, at the first start.
@@ -28,12 +28,12 @@ ARCH = os.environ.get("KERNELS_ARCH", "native")
 
 
 class BuildPy(build_py):
-    """An editable install has both in the source tree, a wheel in the folder that becomes it."""
+    """Adds generated files: to the source tree for an editable install, to the build folder for a wheel."""
 
     def run(self) -> None:
         root = ROOT if self.editable_mode else Path(self.build_lib)
         if not self.editable_mode:
-            shutil.rmtree(root, ignore_errors=True)  # setuptools would keep modules that are gone
+            shutil.rmtree(root, ignore_errors=True)  # setuptools would keep deleted modules
         super().run()
         with tempfile.TemporaryDirectory() as scratch:
             generate.generate(Path(scratch))
@@ -51,7 +51,7 @@ def write_commit(target: Path) -> None:
 
 
 class BdistWheel(bdist_wheel):
-    """Any Python, one platform: the library is bound with ctypes."""
+    """Tags the wheel for any Python on one platform, because the library is loaded with ctypes."""
 
     def get_tag(self) -> tuple[str, str, str]:
         return "py3", "none", super().get_tag()[2]
@@ -63,7 +63,7 @@ class PlatformDistribution(Distribution):
 
 
 def compile_kernels(target: Path) -> None:
-    """In the source tree, so that the next build finds what has not changed."""
+    """Compiles in the source tree, so that the next build reuses unchanged objects."""
     compiler = build.find_compiler()
     if compiler is None:
         print("quire: no C++ compiler: the package will compute with plain torch on CPUs", file=sys.stderr)

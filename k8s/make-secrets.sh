@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# k8s/make-secrets.sh [NAMESPACE]: the Secret `trust` that every service mounts: what they prove to each other, and Redis's
-# password. Made once: where it is there already, nothing changes. Nothing of it is on a command line or stays on disk.
+# k8s/make-secrets.sh [NAMESPACE]: the Secret `trust` that every service mounts: the cluster secret, and Redis's
+# password. Created once: an existing one is not changed. Its contents never appear on a command line or on disk.
 set -euo pipefail
 namespace=${1:-quire}
 if kubectl -n "$namespace" get secret trust >/dev/null 2>&1; then

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import socket
 
-# Below those that the system gives to whoever names none: only a bind by number takes one of these.
+# Below the ephemeral range: only an explicit bind takes one of these.
 QUIET = range(20_000, 32_000)
 
 

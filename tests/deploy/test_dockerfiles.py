@@ -176,6 +176,6 @@ def test_the_health_command_asks_the_service(
     servicer.set("", NOT_SERVING)
     assert not healthy(port)
     if target == "frontend":  # the commands differ in their ports only
-        with socket.socket() as silent:  # nobody listens there, nor can anybody else
+        with socket.socket() as silent:  # bound but not listening
             silent.bind(("127.0.0.1", 0))
             assert not healthy(silent.getsockname()[1])

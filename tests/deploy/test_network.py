@@ -24,7 +24,7 @@ from tests.deploy.paths import GRAFANA, K8S, KUSTOMIZATIONS
 from tests.deploy.test_manifests import BUILDS, SERVICES, named, of_kind, settings_of, workloads
 
 NAMESPACE = "quire"
-ADMIN, SSH = 40_000, 22  # what may listen in a pod besides; nobody gets there
+ADMIN, SSH = 40_000, 22  # other ports in a pod, which must be unreachable
 every = pytest.mark.parametrize("folder", KUSTOMIZATIONS)
 
 
@@ -38,7 +38,7 @@ class Arrow(NamedTuple):
 
 QUIRE = {"app.kubernetes.io/name": "quire"}
 NAMES = Pod("names", "kube-system", {"k8s-app": "kube-dns"}, {"dns": 53})
-# The same labels as somebody of ours, in the wrong namespace or with half of them, and nobody at all.
+# Outsiders: with Quire's labels in the wrong namespace, with half of the labels, and without any.
 STRANGERS = (
     Pod("nobody", NAMESPACE),
     Pod("a frontend of something else", NAMESPACE, {"app.kubernetes.io/component": "frontend"}),
@@ -143,7 +143,7 @@ def test_what_gets_through_is_what_the_settings_need(folder: str) -> None:
     needed, doors, policies = arrows(folder), open_to_all(folder), network(folder)
     known = {pod.name for pod in everybody(folder)}
     needed = {arrow for arrow in needed if arrow.source in known}
-    silent = {*SERVICES[folder], "grafana"}  # who may dial nobody but those that they need
+    silent = {*SERVICES[folder], "grafana"}  # pods with restricted egress
     through = set()
     for source, target in product(everybody(folder), pods(folder)):
         if source.name == target.name:

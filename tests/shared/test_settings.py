@@ -53,7 +53,7 @@ def test_a_missing_file_is_named() -> None:
 def test_what_is_missing_is_named_and_a_secret_that_is_there_is_not_shown() -> None:
     with pytest.raises(InvalidArgument) as refused:
         load(FrontendSettings, SERVICES, {}, {"QUIRE_FRONTEND_API_KEY": "sesame"})
-    assert refused.value.message == "frontend.model: is needed, and nothing sets it"
+    assert refused.value.message == "frontend.model: is required and not set"
     assert refused.value.field == "model"
 
 

@@ -109,8 +109,8 @@ def _number(rng: Random) -> str:
     return v.digits(rng, rng.randint(4, 6))
 
 
-# Subjects are told apart by words, not by numbers. Numbered boxes were tried: of 16 mistakes in recall, 15 were about
-# them, and an instrument must not have doubts of its own.
+# Subjects are distinguished by words, not by numbers. Numbered boxes were tried: 15 of 16 recall errors were about
+# them, and a measurement must not add errors of its own.
 RELATIONS: tuple[Relation, ...] = (
     Relation(
         "code",
@@ -249,7 +249,7 @@ Subjects = dict[Sampler, list[str]]
 """The subjects a document has named so far, by the sampler that made them."""
 
 REUSE = 0.35
-"""Share of facts about somebody already named: answering then takes the relation too, not the name alone."""
+"""Share of facts about a subject already named: answering then takes the relation too, not the name alone."""
 
 
 def sample_fact(rng: Random, split: Split, named: Subjects) -> Fact:

@@ -34,7 +34,7 @@ class Item:
 
     `key` is the content that decides the split (a pair of summands, a fact): equal keys are always on the same side.
     `max_tokens` is enough for the expected answer and its end; a longer answer is a wrong one. `ends` is False where
-    the answer goes on for ever: then `max_tokens` ends it, and `expected` is longer than what it lets through.
+    the answer is endless: then `max_tokens` ends it, and `expected` is longer than what it lets through.
     """
 
     skill: str

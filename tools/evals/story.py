@@ -129,7 +129,7 @@ ROUNDS = ("2", "1", "3")
 
 
 HEROES = ("fox", *(hero for hero in (*v.ANIMALS, *v.FOLK) if hero != "fox"))
-"""Who a story is about when nobody says."""
+"""Heroes of stories whose request names none."""
 
 _SLOT = re.compile(r"\{(\w+)\}")
 

@@ -12,7 +12,7 @@ from tests.deploy.chart import templates, values
 from tests.deploy.paths import GRAFANA, K8S, PROMETHEUS
 
 CHART = K8S / "chart"
-MADE = "# Made of the kustomizations beside it: python -m tests.deploy.chart\n"
+MADE = "# Generated from the kustomizations in k8s by python -m tests.deploy.chart\n"
 OVERLAYS = {
     "cpu-demo": "overlays/cpu-demo",
     "gpu": "overlays/gpu",
@@ -22,15 +22,15 @@ OVERLAYS = {
     "gateway": "overlays/gateway",
 }
 WORDS = {
-    "roles": "Prefill apart from decode, each on workers of its own: `prefill` and `worker` below",
-    "cuda": "One NVIDIA GPU a worker, whose image and resources are then set below (values/gpu.yaml)",
+    "roles": "Prefill and decode on separate workers: `prefill` and `worker` below",
+    "cuda": "One NVIDIA GPU per worker; set the worker's image and resources below (values/gpu.yaml)",
     "models": "A volume with model folders at /models",
-    "kvTiers": "Volumes for KV at /dev/shm and /var/lib/quire/kv, which `settings` then name (values/gpu-tiers.yaml)",
+    "kvTiers": "Volumes for KV tiers at /dev/shm and /var/lib/quire/kv; named in `settings` (values/gpu-tiers.yaml)",
     "monitoring": "A small Prometheus, and Grafana",
     "prometheusOperator": "PodMonitor, rules and dashboard for clusters that have the operator",
-    "autoscaling": "KEDA. toZero: no worker while nobody asks; roles: either by its own load; prometheus: an address "
-    "that KEDA's namespace knows",
-    "inferenceGateway": "Frontends as an InferencePool, and a route to it (docs/operations/kubernetes.md)",
+    "autoscaling": "KEDA. toZero: 0 workers without requests; roles: each by its own load; "
+    "prometheus: its address for KEDA",
+    "inferenceGateway": "An InferencePool of the frontends and an HTTPRoute to it (docs/operations/kubernetes.md)",
     "settings": "Settings of every service, as in base/quire.yaml",
 }
 

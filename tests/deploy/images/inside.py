@@ -24,7 +24,13 @@ from pathlib import Path
 USER = 10001
 OURS = Path(sys.prefix)
 FEWEST_AUTHORITIES = 100
-OF_OTHER_EXTRAS = {"interegular", "lmformatenforcer", "outlines_core", "redis", "xgrammar"}  # bills tell of one's own
+OF_OTHER_EXTRAS = {
+    "interegular",
+    "lmformatenforcer",
+    "outlines_core",
+    "redis",
+    "xgrammar",
+}  # each image's bill lists its own
 
 
 def main(role: str) -> int:

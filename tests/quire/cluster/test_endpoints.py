@@ -65,7 +65,7 @@ def test_closed_connections_do_not_keep_a_port_from_the_next_cluster(endpoints: 
     port = first.hold_port("http_port")
     with listener(port, share=True) as service:
         client = socket.create_connection((LOOPBACK, port))
-        service.accept()[0].close()  # whoever closes first remembers the connection for a minute
+        service.accept()[0].close()  # the side that closes first keeps the connection in TIME_WAIT
         client.close()
     first.close()
     assert endpoints.hold_port("http_port", LOOPBACK, port) == port

@@ -93,7 +93,7 @@ def test_a_terminal_shows_requests_as_they_run_and_is_left_as_it_was(ending: str
             if ending == "q":
                 os.write(main, b"xq")
             else:
-                top.send_signal(signal.SIGTERM)  # SIGINT may be ignored by whoever runs the tests
+                top.send_signal(signal.SIGTERM)  # SIGINT may be ignored in the test run's environment
             seen += read_until(main, "\033[?1049l")
             assert top.wait(30) == 0
             assert termios.tcgetattr(other) == before

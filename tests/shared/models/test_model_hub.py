@@ -94,7 +94,7 @@ def hub() -> Iterator[Hub]:
 def find(
     home: Path, url: str, model: str, *, revision: str = "", weights: bool = True, first: str = "", **more: str
 ) -> tuple[str, str]:
-    """The folder, and what is told, from a process of its own: huggingface_hub reads its variables once. `first`: what
+    """Returns the folder and the output of a separate process: huggingface_hub reads its variables once. `first`: what
     that process does before."""
     script = (
         f"{first}\n"

@@ -20,7 +20,7 @@ from tests.deploy.test_dockerfiles import DOCKERFILE
 pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
 
 # Threads that hold a piece each, all at the same time, then pieces of 400 bytes that are freed: how many arenas there
-# are, and how much is counted as in use that nobody uses.
+# are, and how much memory counts as in use without being used.
 SCRIPT = """
 import ctypes, json, re, sys, threading
 libc = ctypes.CDLL(None)

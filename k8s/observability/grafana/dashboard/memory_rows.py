@@ -13,7 +13,7 @@ ROWS: dict[str, list[Panel]] = {
                 Query("sum(quire_scheduler_blocks_cached{MODEL})", "cached"),
                 Query("sum(quire_scheduler_blocks_free{MODEL})", "free"),
             ],
-            text="All workers: owned by sequences, free but still to be hit, free.",
+            text="KV blocks of all workers: owned by sequences, free but still cached, free and empty.",
             stacked=True,
         ),
         curves(
@@ -28,7 +28,7 @@ ROWS: dict[str, list[Panel]] = {
                     "all",
                 ),
             ],
-            text="Share of the prompt tokens found cached.",
+            text="Share of prompt tokens found in the prefix cache.",
             unit="percentunit",
             highest=1,
         ),
@@ -41,13 +41,13 @@ ROWS: dict[str, list[Panel]] = {
                     "computed",
                 ),
             ],
-            text="Found cached, and computed.",
+            text="Prompt tokens found cached, and prompt tokens computed.",
             stacked=True,
         ),
         curves(
             "Preemptions",
             [Query("sum by (engine) (increase(vllm:num_preemptions_total{MODEL}[$__rate_interval]))", "{{engine}}")],
-            text="Sequences that lost their blocks and are computed again.",
+            text="Preemptions: sequences that lost their blocks and are recomputed.",
         ),
         curves(
             "Blocks, as workers see them",
@@ -68,7 +68,7 @@ ROWS: dict[str, list[Panel]] = {
                 Query("sum by (engine) (quire_scheduler_host_blocks_held{MODEL})", "held {{engine}}"),
                 Query("sum by (engine) (quire_scheduler_host_blocks_total{MODEL})", "room {{engine}}"),
             ],
-            text="Of workers with --kv-offloading-size. Full is how it should be: the least recently used go.",
+            text="Workers with --kv-offloading-size. Full is normal: the least recently used blocks are evicted.",
         ),
         curves(
             "Blocks moved",
@@ -77,7 +77,7 @@ ROWS: dict[str, list[Panel]] = {
                 Query("sum(rate(quire_scheduler_host_blocks_fetched_total{MODEL}[$__rate_interval]))", "brought back"),
                 Query("sum(rate(quire_scheduler_transfers_failed_total{MODEL}[$__rate_interval]))", "transfers failed"),
             ],
-            text="A second. What is brought back is not computed again.",
+            text="Blocks per second. Loaded blocks are not recomputed.",
             unit="ops",
         ),
         curves(
@@ -86,7 +86,7 @@ ROWS: dict[str, list[Panel]] = {
                 average("quire_scheduler_transfer_seconds", ""),
                 *quantiles("quire_scheduler_transfer_seconds", 0.5, 0.99, selector=""),
             ],
-            text="As workers tell it: steps go on meanwhile, the sequences that wait for it do not.",
+            text="As reported by workers. Steps continue meanwhile; the sequences that wait for the transfer do not.",
             unit="s",
         ),
     ],
@@ -97,7 +97,7 @@ ROWS: dict[str, list[Panel]] = {
                 Query("sum by (engine) (quire_scheduler_disk_blocks_held{MODEL})", "held {{engine}}"),
                 Query("sum by (engine) (quire_scheduler_disk_blocks_total{MODEL})", "room {{engine}}"),
             ],
-            text="Of workers with --kv-offloading-disk. They outlive the worker.",
+            text="Workers with --kv-offloading-disk. The blocks survive a restart of the worker.",
         ),
         curves(
             "Blocks moved to and from disk",
@@ -107,7 +107,7 @@ ROWS: dict[str, list[Panel]] = {
                 Query("sum(rate(quire_scheduler_disk_blocks_dropped_total{MODEL}[$__rate_interval]))", "not written"),
                 Query("sum(rate(quire_scheduler_disk_blocks_lost_total{MODEL}[$__rate_interval]))", "lost"),
             ],
-            text="A second. What is lost is computed again.",
+            text="Blocks per second. Lost blocks are recomputed.",
             unit="ops",
         ),
         curves(
@@ -126,13 +126,13 @@ ROWS: dict[str, list[Panel]] = {
         curves(
             "Fetches",
             [Query("sum by (outcome) (rate(quire_scheduler_fetches_total[$__rate_interval]))", "{{outcome}}")],
-            text="A second. One that failed cost a computation.",
+            text="Per second. A failed transfer costs a recomputation.",
             unit="ops",
         ),
         curves(
             "Tokens not computed",
             [Query("sum by (worker) (rate(quire_scheduler_fetched_tokens_total[$__rate_interval]))", "{{worker}}")],
-            text="A second: their KV came from another worker.",
+            text="Tokens per second whose KV came from another worker.",
         ),
         curves(
             "Time of a fetch",
@@ -140,7 +140,7 @@ ROWS: dict[str, list[Panel]] = {
                 average("quire_scheduler_fetch_seconds", ""),
                 *quantiles("quire_scheduler_fetch_seconds", 0.5, 0.99, selector=""),
             ],
-            text="First byte to last.",
+            text="From the first byte to the last.",
             unit="s",
         ),
     ],

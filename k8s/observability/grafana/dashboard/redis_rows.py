@@ -9,13 +9,13 @@ ROWS: dict[str, list[Panel]] = {
         stat(
             "Schedulers that have it",
             [Query("sum(quire_scheduler_redis_up)", "")],
-            text="Redis answered them the last time. 0 also where none is used.",
+            text="1 if the last call to Redis succeeded. 0 also without Redis.",
             red_below=1,
         ),
         stat(
             "Frontends that have it",
             [Query("sum(quire_frontend_redis_up)", "")],
-            text="The same of frontends.",
+            text="The same for frontends.",
             red_below=1,
         ),
         stat(
@@ -26,7 +26,7 @@ ROWS: dict[str, list[Panel]] = {
         stat(
             "Behind by",
             [Query("max(quire_scheduler_index_lag_seconds)", "")],
-            text="Age of the oldest change that is not published; at most 0.05 s where all is well.",
+            text="Age of the oldest unpublished change; at most 0.05 s normally.",
             unit="s",
             red_from=5,
         ),
@@ -35,12 +35,12 @@ ROWS: dict[str, list[Panel]] = {
         curves(
             "Blocks published, over time",
             [Query("quire_scheduler_index_entries", "{{instance}}")],
-            text="Of each scheduler's workers.",
+            text="Per scheduler, of its workers.",
         ),
         curves(
             "Lag",
             [Query("quire_scheduler_index_lag_seconds", "{{instance}}")],
-            text="Age of the oldest change that is not published. It grows while Redis is away; serving goes on.",
+            text="Age of the oldest unpublished change. It grows while Redis is unreachable; serving continues.",
             unit="s",
         ),
         curves(
@@ -49,12 +49,12 @@ ROWS: dict[str, list[Panel]] = {
                 Query("rate(quire_scheduler_redis_errors_total[$__rate_interval])", "scheduler {{instance}}"),
                 Query("rate(quire_frontend_access_errors_total[$__rate_interval])", "keys {{instance}}"),
             ],
-            text="Attempts to reach Redis that failed, a second; of frontends those for API keys and their use.",
+            text="Failed calls to Redis per second; for frontends, those for API keys and their usage.",
         ),
         curves(
             "Published again",
             [Query("increase(quire_scheduler_index_republished_total[$__rate_interval])", "{{instance}}")],
-            text="Whole caches of workers: when they attach, and after Redis was away.",
+            text="Complete cache snapshots of workers: at attachment, and after Redis was unreachable.",
         ),
         curves(
             "Look-ups",
@@ -74,7 +74,7 @@ ROWS: dict[str, list[Panel]] = {
                 average("quire_frontend_prefix_lookup_seconds", selector=EVERYTHING),
                 *quantiles("quire_frontend_prefix_lookup_seconds", 0.5, 0.99, selector=EVERYTHING),
             ],
-            text="What it took of a request's time; it is cut off at its budget.",
+            text="Time the lookup adds to a request; limited by its budget.",
             unit="s",
         ),
     ],

@@ -9,7 +9,7 @@ ROWS: dict[str, list[Panel]] = {
         stat(
             "Workers attached",
             [Query("count(quire_scheduler_blocks_used) or vector(0)", "")],
-            text="Workers that a scheduler gives work to.",
+            text="Workers that a scheduler assigns sequences to.",
             red_below=1,
         ),
         stat("Sequences running", [Query("sum(vllm:num_requests_running{MODEL})", "")]),
@@ -17,7 +17,7 @@ ROWS: dict[str, list[Panel]] = {
         stat(
             "Tokens per second",
             [Query("sum(quire_scheduler_tokens_per_second{MODEL})", "")],
-            text="Tokens generated, as the schedulers see it.",
+            text="Tokens generated per second, as counted by the schedulers.",
         ),
         stat(
             "Prefix hits",
@@ -27,7 +27,7 @@ ROWS: dict[str, list[Panel]] = {
                     "",
                 )
             ],
-            text="Share of the prompt tokens found cached.",
+            text="Share of prompt tokens found in the prefix cache.",
             unit="percentunit",
         ),
         stat(
@@ -113,7 +113,7 @@ ROWS: dict[str, list[Panel]] = {
                 *quantiles("vllm:request_queue_time_seconds", 0.99, 0.9),
                 average("vllm:request_queue_time_seconds"),
             ],
-            text="In the scheduler's queue before the first step.",
+            text="Time in the scheduler's queue before the first step.",
             unit="s",
         ),
         curves(
@@ -128,7 +128,7 @@ ROWS: dict[str, list[Panel]] = {
                     "decode",
                 ),
             ],
-            text="Per sample: to its first token without the time in the queue, and from there to its last.",
+            text="Per sample: from leaving the queue to its first token, and from there to its last.",
             unit="s",
         ),
         curves(
@@ -137,7 +137,7 @@ ROWS: dict[str, list[Panel]] = {
                 *quantiles("vllm:request_max_num_generation_tokens", 0.99, 0.95, 0.9, 0.5),
                 average("vllm:request_max_num_generation_tokens"),
             ],
-            text="Tokens of a request's longest sample.",
+            text="Output tokens of a request's longest sample.",
         ),
     ],
 }

@@ -18,7 +18,7 @@ ROWS: dict[str, list[Panel]] = {
         curves(
             "Workers lost",
             [Query("sum by (reason) (increase(quire_scheduler_workers_lost_total[$__rate_interval]))", "{{reason}}")],
-            text="Given up, by reason.",
+            text="Aborted requests per second, by reason.",
         ),
         curves(
             "Sequences moved",
@@ -46,13 +46,13 @@ ROWS: dict[str, list[Panel]] = {
                     "sum by (reason) (rate(quire_scheduler_refused_total[$__rate_interval]))", "scheduler: {{reason}}"
                 ),
             ],
-            text="Requests refused as too many.",
+            text="Requests refused because of overload.",
             unit="reqps",
         ),
         curves(
             "Cancelled",
             [Query("sum by (reason) (rate(quire_frontend_cancellations_total[$__rate_interval]))", "{{reason}}")],
-            text="Samples ended before the model ended them.",
+            text="Samples ended by something other than the model.",
             unit="reqps",
         ),
         curves(
@@ -61,12 +61,12 @@ ROWS: dict[str, list[Panel]] = {
                 Query("sum(increase(quire_worker_sessions_broken_total[$__rate_interval]))", "sessions"),
                 Query("sum(increase(quire_worker_slot_failures_total[$__rate_interval]))", "sequences"),
             ],
-            text="Attachments ended because something was wrong; sequences that a worker could not go on with.",
+            text="Attachments ended by an error; sequences that a worker could not continue.",
         ),
         curves(
             "Attachments",
             [Query("sum by (instance) (increase(quire_worker_attached_total[$__rate_interval]))", "{{instance}}")],
-            text="Of workers to a scheduler.",
+            text="Of workers, at a scheduler.",
         ),
     ],
     "Resumable streams": [
@@ -77,7 +77,7 @@ ROWS: dict[str, list[Panel]] = {
                 Query("sum(quire_frontend_streams)", "made, kept or followed"),
                 Query("sum(quire_frontend_stream_readers)", "readers"),
             ],
-            text="That go on without their client, responses in the background among them, and who reads them.",
+            text="Streams that continue without their client, including background responses, and their readers.",
         ),
         curves(
             "Streams begun and taken up",
@@ -87,25 +87,25 @@ ROWS: dict[str, list[Panel]] = {
                 Query("sum(rate(quire_frontend_stream_takeovers_total[$__rate_interval]))", "gone on with elsewhere"),
                 Query("sum(rate(quire_frontend_streams_unkept_total[$__rate_interval]))", "not kept by Redis"),
             ],
-            text="A second. Gone on with elsewhere: the frontend that made it was gone.",
+            text="Per second. Continued elsewhere: the frontend that created the stream was lost.",
             unit="reqps",
         ),
         curves(
             "Streams ended",
             [Query("sum by (reason) (rate(quire_frontend_streams_ended_total[$__rate_interval]))", "{{reason}}")],
-            text="A second. Unread: nobody came within the retention. Elsewhere: another frontend goes on with it.",
+            text="Per second. Unread: no reader within the retention. Elsewhere: another frontend continues it.",
             unit="reqps",
         ),
         curves(
             "Streams refused",
             [Query("sum by (reason) (rate(quire_frontend_streams_refused_total[$__rate_interval]))", "{{reason}}")],
-            text="A second. Full: stream_limits. Not found: another tenant's, or its time is over.",
+            text="Per second. Full: stream_limits. Not found: another tenant's, or expired.",
             unit="reqps",
         ),
         curves(
             "Memory of streams",
             [Query("quire_frontend_stream_bytes", "{{instance}}")],
-            text="Of each frontend; stream_limits has frontend_bytes for it.",
+            text="Per frontend; limited by frontend_bytes in stream_limits.",
             unit="bytes",
         ),
     ],
@@ -117,7 +117,7 @@ ROWS: dict[str, list[Panel]] = {
                     "sum by (outcome) (increase(quire_scheduler_adapter_loads_total[$__rate_interval]))", "{{outcome}}"
                 )
             ],
-            text="By workers, those that take turns included. Lost: the worker was gone before it said how it went.",
+            text="Loads on workers, reloads into device slots included. Lost: the worker was lost before it reported.",
         ),
         curves(
             "Weight updates",
@@ -126,20 +126,20 @@ ROWS: dict[str, list[Panel]] = {
                     "sum by (outcome) (increase(quire_scheduler_weight_updates_total[$__rate_interval]))", "{{outcome}}"
                 )
             ],
-            text="Dropped: whoever asked has left, or another scheduler's workers refused.",
+            text="Dropped: the caller left, or another scheduler's workers refused.",
         ),
     ],
     "Batches": [
         curves(
             "Requests of batches",
             [Query("sum by (outcome) (rate(quire_frontend_batch_requests_total[$__rate_interval]))", "{{outcome}}")],
-            text="Lines of /v1/batches answered, a second.",
+            text="Lines of /v1/batches answered per second.",
             unit="reqps",
         ),
         curves(
             "Batches ended",
             [Query("sum by (status) (increase(quire_frontend_batches_ended_total[$__rate_interval]))", "{{status}}")],
-            text="Of /v1/batches. Failed: the file of requests was refused.",
+            text="Batches of /v1/batches. Failed: the input file was refused.",
         ),
     ],
     "Frontends": [
@@ -155,7 +155,7 @@ ROWS: dict[str, list[Panel]] = {
                     "average {{instance}}",
                 ),
             ],
-            text="How late a timer fires: what streams wait for the process itself.",
+            text="Event-loop lag: how late a timer fires. Every stream waits that long.",
             unit="s",
         ),
         curves(
@@ -165,7 +165,7 @@ ROWS: dict[str, list[Panel]] = {
                 Query("quire_frontend_waiting_for_scheduler", "waiting for a scheduler {{instance}}"),
                 Query("quire_frontend_held_requests", "held, for want of a worker {{instance}}"),
             ],
-            text="Samples being worked on; submissions that no session can take now; requests that wait for a first worker.",
+            text="Samples in progress; submissions waiting for a session; requests waiting for a first worker.",
         ),
         curves(
             "Tokens promised",
@@ -198,7 +198,7 @@ ROWS: dict[str, list[Panel]] = {
                     "closed a second: {{reason}}",
                 ),
             ],
-            text="Of HTTP, and those that this side closed.",
+            text="HTTP connections, and those that the frontend closed.",
         ),
         curves(
             "Without a good key",
@@ -208,13 +208,13 @@ ROWS: dict[str, list[Panel]] = {
                     "{{reason}}",
                 )
             ],
-            text="Calls refused for their API key, a second.",
+            text="Calls refused because of their API key, per second.",
             unit="reqps",
         ),
         curves(
             "CPU of frontends",
             [Query('rate(process_cpu_seconds_total{job="quire-frontend"}[$__rate_interval])', "cores {{instance}}")],
-            text="A frontend is one event loop: at one core it is full.",
+            text="A frontend is one event loop: one core is its maximum.",
         ),
     ],
 }

@@ -284,7 +284,7 @@ def test_a_schema_nested_too_deeply_is_left_to_its_own_check(kind: str) -> None:
 def test_limits_are_settings() -> None:
     made = FrontendSettings(model="x", limits={"max_tools": "7"})
     assert made.request_limits == RequestLimits(max_tools=7)
-    with pytest.raises(ValueError, match="there is no limit 'max_tolls'; there are max_values, "):
+    with pytest.raises(ValueError, match="unknown limit 'max_tolls'; known limits: max_values, "):
         FrontendSettings(model="x", limits={"max_tolls": 7})
     with pytest.raises(ValueError, match="greater than 0"):
         FrontendSettings(model="x", limits={"max_tools": 0})
