@@ -22,7 +22,7 @@ TOWER, PROJECTOR = "vision_tower", "multi_modal_projector"
 
 @dataclass(frozen=True, slots=True)
 class LlavaVisionConfig:
-    """What config.json says of the part that sees."""
+    """Configuration of the vision tower, read from config.json."""
 
     tower: ViTConfig
     text_size: int  # width of the text model's embeddings
