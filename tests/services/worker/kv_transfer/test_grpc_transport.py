@@ -144,7 +144,7 @@ async def test_pages_require_the_secret_on_both_sides(tmp_path: Path) -> None:
         assert np.array_equal(await fetch(order, Dialler("worker b", secret=right)), memory.pages[order.blocks])
         with pytest.raises(Unauthenticated, match="does not know the cluster secret"):
             await fetch(order, Dialler("worker b", secret=wrong))
-        with pytest.raises(Unavailable, match="lets in who proves to know its cluster secret"):
+        with pytest.raises(Unavailable, match="requires proof of its cluster secret"):
             await fetch(order)
 
 
