@@ -69,7 +69,7 @@ def inline_commands() -> dict[Words, str]:
 
 
 def _lines(text: str) -> Iterator[str]:
-    """Yields the lines of a script; one whose quotation goes on in the next lines is joined with them."""
+    """Yields the lines of a script; a line with an open quotation is joined with the lines up to its end."""
     begun = ""
     for line in re.sub(r"\\\n", " ", text).splitlines():
         begun = f"{begun} {line}" if begun else line.removeprefix("$ ")
