@@ -33,7 +33,7 @@ def root_hash(adapter: str = "", salt: str = "") -> bytes:
 
 
 class MediaRange(NamedTuple):
-    """Where a media item stands in a sequence."""
+    """Position of a media item in a sequence."""
 
     identifier: bytes  # 32 bytes
     offset: int  # position of its first token

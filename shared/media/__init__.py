@@ -1,1 +1,1 @@
-"""What frontends and workers have to know alike of media: sizes, numbers of embeddings, identifiers."""
+"""Facts of media that frontends and workers share: sizes, numbers of embeddings, identifiers."""

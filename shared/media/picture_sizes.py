@@ -16,7 +16,7 @@ MOST_ASPECT = 200  # of the sides of a picture, as transformers has it for Qwen
 
 
 class Resize(NamedTuple):
-    """What is done to a picture: scaled to `height` x `width`, then cut to the box, both in pixels."""
+    """Plan for one picture: scaled to `height` x `width`, then cut to the box, both in pixels."""
 
     height: int
     width: int

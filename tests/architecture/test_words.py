@@ -31,13 +31,56 @@ RIDDLES = re.compile(
 )
 # Names that were metaphors; each has a name of the field now.
 RETIRED_CLASSES = frozenset(
-    ("Letter", "Told", "Made", "Found", "Held", "News", "Behind", "Arrived", "Open", "Work", "Asked", "Given", "Kept")
-    + ("Taken", "Seen", "Heard", "Door", "GrpcDoor", "HttpDoor", "Entrance", "Ink", "Players", "Lane", "Judge")
-    + ("Borrowed", "Deposed", "Meeting", "Neighbourhood", "Patience", "Moment", "Passes", "OneByOne")
+    {
+        "Letter",
+        "Told",
+        "Made",
+        "Found",
+        "Held",
+        "News",
+        "Behind",
+        "Arrived",
+        "Open",
+        "Work",
+        "Asked",
+        "Given",
+        "Kept",
+        "Taken",
+        "Seen",
+        "Heard",
+        "Door",
+        "GrpcDoor",
+        "HttpDoor",
+        "Entrance",
+        "Ink",
+        "Players",
+        "Lane",
+        "Judge",
+        "Borrowed",
+        "Deposed",
+        "Meeting",
+        "Neighbourhood",
+        "Patience",
+        "Moment",
+        "Passes",
+        "OneByOne",
+    }
 )
 RETIRED_FUNCTIONS = frozenset(
-    ("told", "sit_out", "part_with", "believe_pages", "_bequeath", "_forgive", "hurry", "take_in", "sight")
-    + ("take_away", "give_slot", "as_sent")
+    {
+        "told",
+        "sit_out",
+        "part_with",
+        "believe_pages",
+        "_bequeath",
+        "_forgive",
+        "hurry",
+        "take_in",
+        "sight",
+        "take_away",
+        "give_slot",
+        "as_sent",
+    }
 )
 FEWEST_WORDS = 5
 MOST_SHORT = 0.05  # of all docstrings

@@ -27,7 +27,7 @@ class Holds:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldConnections:
     """Result of one attack."""
 
     statuses: dict[str, int]
@@ -65,9 +65,9 @@ async def frontend() -> AsyncIterator[Target]:
         gc.unfreeze()
 
 
-async def hold(name: str, target: Target) -> Held:
+async def hold(name: str, target: Target) -> HeldConnections:
     async with attacker(name, target) as go:
         memory = Memory([os.getpid()])
         with watched() as holds:
             answer = await go()
-        return Held(answer["statuses"], answer["bytes"], holds.longest, memory.growth())
+        return HeldConnections(answer["statuses"], answer["bytes"], holds.longest, memory.growth())

@@ -78,7 +78,7 @@ class PatientClient(AsyncClient):
         await self._channel.channel_ready()
 
 
-class Lane:
+class StallWorker:
     """One cluster, disturbed by one stall after the other."""
 
     def __init__(self, cluster: Cluster, num_streams: int) -> None:
@@ -171,12 +171,12 @@ class Lane:
 
 
 @asynccontextmanager
-async def lanes(count: int, num_streams: int) -> AsyncIterator[list[Lane]]:
+async def lanes(count: int, num_streams: int) -> AsyncIterator[list[StallWorker]]:
     async with AsyncExitStack() as stack:
         found = []
         for _ in range(count):
             running = running_cluster(**SETTINGS)
-            found.append(Lane(await asyncio.to_thread(running.__enter__), num_streams))
+            found.append(StallWorker(await asyncio.to_thread(running.__enter__), num_streams))
             stack.push_async_callback(asyncio.to_thread, running.__exit__, None, None, None)
         yield found
 
@@ -186,7 +186,7 @@ async def programme(stalls: Sequence[Stall], num_lanes: int, num_streams: int) -
     left = list(stalls)
     outcomes: list[Outcome] = []
 
-    async def drive(lane: Lane, said: Sequence[Said]) -> None:
+    async def drive(lane: StallWorker, said: Sequence[Said]) -> None:
         while left:
             outcome = await lane.disturb(left.pop(), said)
             outcomes.append(outcome)

@@ -33,7 +33,7 @@ WITHOUT_S = 3.0  # that something is wrong
 
 
 @dataclass
-class Kept:
+class StoredRequest:
     """A cluster with TLS, secrets and keys, all in separate files per service."""
 
     cluster: Cluster
@@ -73,7 +73,7 @@ def certify(folder: Path, authority: trustme.CA, role: str, *, expired: bool = F
 
 
 @pytest.fixture
-def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kept]:
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StoredRequest]:
     authority, keys = trustme.CA(), tmp_path / "keys.yaml"
     write_keys(keys)
     settings: dict[str, dict[str, object]] = {}
@@ -86,14 +86,14 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kept]:
     settings["frontend"] |= {"api_keys": keys, "unavailable_after_s": 120}
     monkeypatch.setenv("QUIRE_API_KEY", KEY)
     with running_cluster(**settings) as cluster:
-        yield Kept(cluster, tmp_path, authority)
+        yield StoredRequest(cluster, tmp_path, authority)
 
 
 def write_keys(path: Path) -> None:
     secret_file.write(path, json.dumps({"keys": [{"name": "chaos", "key": KEY}]}))
 
 
-async def status_with(kept: Kept, key: str) -> int:
+async def status_with(kept: StoredRequest, key: str) -> int:
     async with httpx.AsyncClient(base_url=f"http://{kept.cluster.http_address}", timeout=60) as client:
         return (await client.get("/v1/models", headers={"authorization": f"Bearer {key}"})).status_code
 
@@ -101,7 +101,7 @@ async def status_with(kept: Kept, key: str) -> int:
 @pytest.mark.parametrize("name", ["scheduler-0", "worker-0"])
 @pytest.mark.slow
 async def test_a_certificate_that_has_expired_is_a_pause_until_there_is_another(
-    kept: Kept, undisturbed: dict[str, Said], name: str
+    kept: StoredRequest, undisturbed: dict[str, Said], name: str
 ) -> None:
     """Open connections continue; after a restart the service is rejected until its certificate is renewed."""
 
@@ -117,7 +117,7 @@ async def test_a_certificate_that_has_expired_is_a_pause_until_there_is_another(
 
 
 @pytest.mark.slow
-async def test_certificates_of_another_authority_take_over(kept: Kept, undisturbed: dict[str, Said]) -> None:
+async def test_certificates_of_another_authority_take_over(kept: StoredRequest, undisturbed: dict[str, Said]) -> None:
     """All certificates are replaced one by one between two restarts; services without common trust retry meanwhile."""
 
     async def renew() -> None:
@@ -131,7 +131,7 @@ async def test_certificates_of_another_authority_take_over(kept: Kept, undisturb
 
 @pytest.mark.slow
 async def test_wrong_secret_after_a_restart_is_a_pause_until_corrected(
-    kept: Kept, undisturbed: dict[str, Said]
+    kept: StoredRequest, undisturbed: dict[str, Said]
 ) -> None:
     async def exchange() -> None:
         kept.secret("scheduler", WRONG)
@@ -145,7 +145,7 @@ async def test_wrong_secret_after_a_restart_is_a_pause_until_corrected(
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["torn", "removed"])
 async def test_corrupt_or_missing_key_files_keep_the_old_ones_in_force(
-    kept: Kept, undisturbed: dict[str, Said], how: str
+    kept: StoredRequest, undisturbed: dict[str, Said], how: str
 ) -> None:
     """Keys, secrets and certificates at once; a worker that starts meanwhile attaches when they are restored."""
     files = [path for path in kept.folder.iterdir() if path.suffix in {".key", ".cert", ".secret", ".yaml"}]

@@ -149,7 +149,7 @@ original(weights, pairs[half:])
         yield made
 
 
-def told(model: Path) -> list[int]:
+def greedy_tokens(model: Path) -> list[int]:
     """Outputs of an engine started with these weights."""
     with LLMEngine(str(model), threads=1, num_blocks=100) as engine:
         return list(engine.generate(PROMPT, SHORT)[0].outputs[0].token_ids)
@@ -212,7 +212,7 @@ async def test_service_is_killed_while_weights_are_staged(
     await until_done(lambda: client.update_weights_from_disk("step-1", "two", "keep"))
     await operated.until_both(lambda worker: worker.weight_version == "two")
     await asyncio.to_thread(until, lambda: client.generate(PROMPT, SHORT)[0].weight_version == "two")
-    wanted = await asyncio.to_thread(told, tmp_path / "folders" / "step-1")
+    wanted = await asyncio.to_thread(greedy_tokens, tmp_path / "folders" / "step-1")
     for _ in range(2):  # on either worker
         (after,) = client.generate(PROMPT, SHORT)
         assert (after.weight_version, after.outputs[0].token_ids) == ("two", wanted)
@@ -224,7 +224,7 @@ async def test_service_is_killed_while_weights_are_swapped(
 ) -> None:
     """All workers have the new weights then: requests sent meanwhile use only these, and streams continue with them."""
     client, new = swapping.client, tmp_path / "folders" / "step-1"
-    wanted, old = [await asyncio.to_thread(told, folder) for folder in (new, new.with_name("model"))]
+    wanted, old = [await asyncio.to_thread(greedy_tokens, folder) for folder in (new, new.with_name("model"))]
     assert wanted != old
     asked: list[asyncio.Future[list[RequestOutput]]] = []
 

@@ -37,7 +37,7 @@ def small() -> Iterator[Cluster]:
 
 
 @dataclass
-class Seen:
+class ObservedAnswers:
     """Observations of the clients of one run; seconds."""
 
     served: list[float] = field(default_factory=list)
@@ -45,7 +45,7 @@ class Seen:
     hints_ms: set[int] = field(default_factory=set)
 
 
-async def insist(client: AsyncClient, until: float, seen: Seen) -> None:
+async def insist(client: AsyncClient, until: float, seen: ObservedAnswers) -> None:
     """Sends requests repeatedly, with a short pause after a refusal."""
     params = SamplingParams(temperature=0, max_tokens=32, ignore_eos=True)
     while time.monotonic() < until:
@@ -59,7 +59,7 @@ async def insist(client: AsyncClient, until: float, seen: Seen) -> None:
             await asyncio.sleep(refusal.retry_after_ms / 1000)
 
 
-async def offer(address: str, clients: int, seconds: float, seen: Seen) -> None:
+async def offer(address: str, clients: int, seconds: float, seen: ObservedAnswers) -> None:
     client = AsyncClient(address)
     until = time.monotonic() + seconds
     await asyncio.gather(*(insist(client, until, seen) for _ in range(clients)))
@@ -74,8 +74,8 @@ def resident_bytes(cluster: Cluster) -> dict[str, int]:
 @pytest.mark.slow
 @pytest.mark.sweep  # seconds of it are in tests/services/frontend/test_limits.py
 async def test_ten_times_the_capacity_is_refused_quickly_without_harm(small: Cluster) -> None:
-    usual, crowded = Seen(), Seen()
-    await offer(small.grpc_address, CAPACITY, USUAL_S, Seen())  # all is there
+    usual, crowded = ObservedAnswers(), ObservedAnswers()
+    await offer(small.grpc_address, CAPACITY, USUAL_S, ObservedAnswers())  # all is there
     before = resident_bytes(small)
     for _ in range(ROUNDS):  # in turn, so that whatever else this machine does is beside both
         await offer(small.grpc_address, CAPACITY, USUAL_S, usual)

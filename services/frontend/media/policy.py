@@ -1,4 +1,4 @@
-"""Which places media may be read from, and how much of them."""
+"""Policy of reading media: allowed sources, and limits of size and time."""
 
 from __future__ import annotations
 

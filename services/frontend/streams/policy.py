@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 from quire.services.frontend.request.request import Request
-from quire.services.frontend.streams.store import StoreLimits, StreamKey
+from quire.services.frontend.streams.store import StoreLimits, StoreUnavailable, StreamKey
 from quire.services.frontend.streams.stream import Stream
 from quire.shared.errors import (
     FailedPrecondition,
@@ -18,6 +19,8 @@ from quire.shared.errors import (
     Unimplemented,
 )
 from quire.shared.settings.stream_limits import StreamLimits
+
+Result = TypeVar("Result")
 
 RETRY_MS = 1000
 LIMIT_SCOPES = {"per_tenant": "a tenant", "all_tenants": "all tenants together", "kept_bytes": "all tenants together"}
@@ -123,6 +126,14 @@ def store_unavailable() -> Unavailable:
     """Returns the error for an unavailable store."""
     text = "Redis, which stores resumable streams, is unavailable: attach again later"
     return Unavailable(text, field="request_id", retry_after_ms=RETRY_MS)
+
+
+async def answer_of_store(command: Awaitable[Result]) -> Result:
+    """Returns the store's answer. Raises Unavailable."""
+    try:
+        return await command
+    except StoreUnavailable:
+        raise store_unavailable() from None
 
 
 def refusal_reason(error: QuireError) -> str | None:

@@ -7,9 +7,9 @@ import random
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 from quire.services.frontend.access.access import Caller
 from quire.services.frontend.calls.calls import Call, Calls
@@ -24,23 +24,17 @@ from quire.services.frontend.streams.local_stream import (
 )
 from quire.services.frontend.streams.policy import (
     StreamPolicy,
+    answer_of_store,
     check_resumable,
     not_found,
     refusal_reason,
-    store_unavailable,
     stream_exists,
 )
 from quire.services.frontend.streams.producer import LeaseLost, MessageWriter, StreamProducer
-from quire.services.frontend.streams.store import StoreUnavailable, StreamKey, StreamStore, StreamUsage, parse_request
+from quire.services.frontend.streams.store import StoreUnavailable, StreamKey, StreamStore, parse_request
 from quire.services.frontend.streams.stream import Stream
-from quire.shared.errors import (
-    FailedPrecondition,
-    Internal,
-    QuireError,
-    ResourceExhausted,
-    Unavailable,
-    transport,
-)
+from quire.services.frontend.streams.usage_report import report_usage
+from quire.shared.errors import FailedPrecondition, Internal, QuireError, ResourceExhausted, Unavailable, transport
 from quire.shared.logs import logger
 from quire.shared.metrics.streams import StreamMetrics
 from quire.shared.pb.frontend.v1 import stream_pb2 as pb
@@ -52,9 +46,6 @@ HEARTBEAT_S = 1.0  # a third of a lease
 AT_ONCE = 64  # concurrent lease renewals
 UNREAD_S = 10.0  # a remote stream without local readers is dropped after this time
 RETRYABLE = (Unavailable, ResourceExhausted)
-
-
-Result = TypeVar("Result")
 
 
 class Streams:
@@ -110,7 +101,7 @@ class Streams:
         check_resumable(request)
         seed = random.getrandbits(62) if request.sampling.seed is None else request.sampling.seed
         request = replace(request, deadline_s=None, sampling=replace(request.sampling, seed=seed))
-        key = StreamKey(_tenant(call.caller, request.tenant), request.request_id)
+        key = StreamKey(request.tenant if call.caller is None else call.caller.tenant, request.request_id)
         self._check_limits(key, call.address)
         stored.request_id, stored.tenant, stored.seed = key.request_id, key.tenant, seed
         stored.key_name = "" if call.caller is None else call.caller.key.name
@@ -248,7 +239,7 @@ class Streams:
             raise not_found(key, is_shared=True)
         if key not in self.known or self._may_be_deleted(self.known[key]):
             self.policy.check_memory("request_id", self.known.values())
-            kept = await self._store_answer(self.store.request(key))
+            kept = await answer_of_store(self.store.request(key))
             if kept is None:
                 if found is not None:  # a new stream may have started under this id meanwhile; it stays
                     self.forget(found)
@@ -274,22 +265,15 @@ class Streams:
         key = StreamKey(tenant, request_id)
         if key in self.local:
             self.local[key].producer.cancel()
-        elif not await self._store_answer(self.store.cancel(key)):
+        elif not await answer_of_store(self.store.cancel(key)):
             raise not_found(key, is_shared=self.store.is_shared)
 
     async def delete(self, stream: Stream) -> None:
         """Deletes an ended stream. Raises FailedPrecondition while it runs, Unavailable."""
         if not stream.has_ended:
             raise FailedPrecondition(f"{stream.key.request_id!r} is still running: cancel it first", field="request_id")
-        await self._store_answer(self.store.delete(stream.key))
+        await answer_of_store(self.store.delete(stream.key))
         self.forget(stream)
-
-    @staticmethod
-    async def _store_answer(command: Awaitable[Result]) -> Result:
-        try:
-            return await command
-        except StoreUnavailable:
-            raise store_unavailable() from None
 
     @contextmanager
     def reading(self, stream: Stream) -> Iterator[None]:
@@ -366,21 +350,9 @@ class Streams:
         leased = [local for local in self.local.values() if local.producer.needs_renewal]
         for start in range(0, len(leased), AT_ONCE):
             await asyncio.gather(*map(self._renew, leased[start : start + AT_ONCE]))
-        await self._report_usage()
+        await report_usage(self.store, self.local.values(), self._metrics)
         for stream in list(self.known.values()):
             self.expire(stream)
-
-    async def _report_usage(self) -> None:
-        """Reports the memory use of local streams to the store; that of an ended stream for a last time."""
-        reported = [local for local in self.local.values() if not local.producer.is_usage_final]
-        uses = [StreamUsage(local.stream.key, local.stream.memory_bytes, local.producer.ttl_ms) for local in reported]
-        ended = [local for local in reported if not local.producer.needs_renewal and local.stream.has_ended]
-        with suppress(StoreUnavailable):
-            total = await self.store.report_usage(uses)
-            for local in ended:
-                local.producer.is_usage_final = True
-            self._metrics.of_all.set(total.num_streams)
-            self._metrics.bytes_of_all.set(total.num_bytes)
 
     async def _renew(self, local: LocalStream) -> None:
         try:
@@ -426,7 +398,3 @@ class Streams:
             *(local.producer.release_lease() for local in self.local.values() if local.producer.needs_renewal)
         )
         await self.store.close()
-
-
-def _tenant(caller: Caller | None, claimed: str) -> str:
-    return claimed if caller is None else caller.tenant

@@ -24,7 +24,7 @@ def questions(count: int = 7) -> list[list[dict[str, str]]]:
     return [item.messages for item in items if len(item.messages[0]["content"]) > LONG][:count]
 
 
-def told(cluster: Cluster, name: str) -> float:
+def metric_total(cluster: Cluster, name: str) -> float:
     """Value of a scheduler metric, summed over labels."""
     scheduler = next(process for process in cluster.processes if process.spec.role == "scheduler")
     page = httpx.get(f"http://{scheduler.addresses['metrics']}/metrics").text
@@ -43,9 +43,9 @@ def test_prompts_are_fetched_from_the_worker_that_has_them(client: Client) -> No
     ):
         rounds = [[two.chat(messages, GREEDY)[0] for messages in asked] for _ in range(3)]
         assert [[answer.text for answer in answers] for answers in rounds] == [expected] * 3
-        assert told(cluster, "quire_scheduler_fetches_total") > 0
-        assert told(cluster, "quire_scheduler_fetched_tokens_total") >= 2 * 16
-        assert told(cluster, "quire_scheduler_blocks_unowned") == 0
+        assert metric_total(cluster, "quire_scheduler_fetches_total") > 0
+        assert metric_total(cluster, "quire_scheduler_fetched_tokens_total") >= 2 * 16
+        assert metric_total(cluster, "quire_scheduler_blocks_unowned") == 0
 
 
 APART = {"prefill_threshold": 16}
@@ -76,6 +76,6 @@ def test_prompts_are_computed_by_one_worker_and_decoded_by_another(client: Clien
         Client(cluster.grpc_address) as two,
     ):
         assert answers(two, asked) == expected
-        assert told(cluster, "quire_scheduler_handovers_total") >= 1
-        assert told(cluster, "quire_scheduler_blocks_unowned") == 0
-        assert told(cluster, "quire_scheduler_role_missing") == 0
+        assert metric_total(cluster, "quire_scheduler_handovers_total") >= 1
+        assert metric_total(cluster, "quire_scheduler_blocks_unowned") == 0
+        assert metric_total(cluster, "quire_scheduler_role_missing") == 0

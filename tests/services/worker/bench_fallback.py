@@ -31,7 +31,7 @@ MOST_SEQUENCES = 32
 
 
 @dataclass(frozen=True)
-class Work:
+class BenchWorkload:
     """Prompts that arrive at once, and the decoding steps after them."""
 
     name: str
@@ -40,13 +40,13 @@ class Work:
 
 
 WORK = (
-    Work("1 x 128", (128,), 64),
-    Work("32 x 32..128", tuple(32 + 96 * i // 31 for i in range(MOST_SEQUENCES)), 64),
-    Work("1 x 1024", (1024,), 0),
+    BenchWorkload("1 x 128", (128,), 64),
+    BenchWorkload("32 x 32..128", tuple(32 + 96 * i // 31 for i in range(MOST_SEQUENCES)), 64),
+    BenchWorkload("1 x 1024", (1024,), 0),
 )
 
 
-class Taken(NamedTuple):
+class BenchTime(NamedTuple):
     """Seconds of the prompts' step and of all others; chosen tokens by sequence."""
 
     prompts: float
@@ -54,7 +54,7 @@ class Taken(NamedTuple):
     tokens: list[list[int]]
 
 
-Side = Callable[[Work], Taken]
+Side = Callable[[BenchWorkload], BenchTime]
 
 
 def quire_side(folder: Path, dtype: str) -> Side:
@@ -79,7 +79,7 @@ def quire_side(folder: Path, dtype: str) -> Side:
         rig.scheduler.take(result)
         return took
 
-    def run(work: Work) -> Taken:
+    def run(work: BenchWorkload) -> BenchTime:
         new = [New(slot, ids(slot, count, vocab_size)) for slot, count in enumerate(work.prompts)]
         prompts = step(new, dict(enumerate(work.prompts)))
         decoding = sum(step() for _ in range(work.steps))
@@ -87,7 +87,7 @@ def quire_side(folder: Path, dtype: str) -> Side:
         for slot in range(len(work.prompts)):
             rig.scheduler.give_back(slot)
         rig.end_epoch()
-        return Taken(prompts, decoding, tokens)
+        return BenchTime(prompts, decoding, tokens)
 
     return run
 
@@ -98,7 +98,7 @@ def transformers_side(folder: Path, dtype: str, attention: str) -> Side:
     ).eval()
     torch.set_num_threads(1)
 
-    def run(work: Work) -> Taken:
+    def run(work: BenchWorkload) -> BenchTime:
         longest = max(work.prompts)
         mask = torch.tensor([[0] * (longest - count) + [1] * count for count in work.prompts])
         rows = [ids(slot, count, model.config.vocab_size) for slot, count in enumerate(work.prompts)]
@@ -121,7 +121,7 @@ def transformers_side(folder: Path, dtype: str, attention: str) -> Side:
                 mask = torch.cat((mask, mask.new_ones(len(mask), 1)), 1)
             times.append(time.process_time())
         tokens = [list(column) for column in zip(*chosen, strict=True)]
-        return Taken(times[1] - times[0], times[-1] - times[1], tokens)
+        return BenchTime(times[1] - times[0], times[-1] - times[1], tokens)
 
     return run
 
@@ -154,8 +154,8 @@ def sides_of(folder: Path, dtype: str) -> dict[str, Side]:
 
 
 @torch.inference_mode()
-def compare(title: str, sides: dict[str, Side], work: Work, runs: int) -> None:
-    taken: dict[str, list[Taken]] = {name: [] for name in sides}
+def compare(title: str, sides: dict[str, Side], work: BenchWorkload, runs: int) -> None:
+    taken: dict[str, list[BenchTime]] = {name: [] for name in sides}
     for _ in range(runs):
         for name, run in sides.items():
             taken[name].append(run(work))

@@ -64,8 +64,8 @@ def test_a_part_that_ends_unasked_ends_the_process_with_a_reason() -> None:
     assert (process.returncode, errors) == (1, "quire: http ended unexpectedly\n")
 
 
-class Work:
-    """Work items, pending and done."""
+class EndingPart:
+    """EndingPart items, pending and done."""
 
     def __init__(self) -> None:
         self.there = self.done = 0
@@ -75,7 +75,7 @@ class Work:
 
 
 def test_who_has_work_and_does_not_get_ahead_is_dead_until_it_does() -> None:
-    living, work = Liveness(), Work()
+    living, work = Liveness(), EndingPart()
     living.watch(work.progress, 5 * liveness.LOOK_S)
     for _ in range(20):
         living.look()
@@ -92,7 +92,7 @@ def test_who_has_work_and_does_not_get_ahead_is_dead_until_it_does() -> None:
 
 
 def test_who_is_slow_is_alive() -> None:
-    living, work = Liveness(), Work()
+    living, work = Liveness(), EndingPart()
     living.watch(work.progress, 5 * liveness.LOOK_S)
     work.there = 1
     for look in range(50):

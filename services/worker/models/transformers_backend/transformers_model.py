@@ -125,13 +125,13 @@ class _OutputModel:
     def __init__(self, model: Any) -> None:
         from torch import nn
 
-        class Given(nn.Module):
+        class GivenHiddenStates(nn.Module):
             hidden: Tensor
 
             def forward(self, *_: Any, **__: Any) -> _DecoderOutput:
                 return _DecoderOutput(self.hidden)
 
-        self._model, self._given, self._prefix = model, Given(), model.base_model_prefix
+        self._model, self._given, self._prefix = model, GivenHiddenStates(), model.base_model_prefix
 
     def __call__(self, hidden: Tensor) -> Tensor:
         modules = self._model._modules

@@ -65,7 +65,7 @@ def cases() -> Iterator[tuple[str, Any]]:
     yield "invariant mixture", replace(plain, batch_invariant=True, experts=mixture, attention_sinks=True)
 
 
-class Asked:
+class RequestedLaunch:
     """Kernels requested from Triton, as digests of their signatures, constants and compiler options."""
 
     def __init__(self, capability: int) -> None:
@@ -98,7 +98,7 @@ def of_capability(capability: int) -> Launches:
     """Collects the kernels of a capability; has to run in a separate process."""
     from quire.kernels.triton.precompile.calls import precompile_calls
 
-    asked, launches = Asked(capability), {}
+    asked, launches = RequestedLaunch(capability), {}
     for name, shape in cases():
         for call in precompile_calls(shape):
             call()

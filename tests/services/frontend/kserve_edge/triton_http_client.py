@@ -23,7 +23,7 @@ def inputs(text: str, *, binary: bool = True, **more: Any) -> list[http.InferInp
     return tensors
 
 
-def told(result: http.InferResult) -> dict[str, Any]:
+def outputs_of(result: http.InferResult) -> dict[str, Any]:
     """Returns, by tensor, its elements and whether they were sent as bytes."""
     found = {}
     for output in result.get_response()["outputs"]:
@@ -46,7 +46,7 @@ with http.InferenceServerClient(address, concurrency=4) as client:
     asked = inputs("Grüß dich. ", sampling_parameters='{"temperature": 0}', return_num_output_tokens=True)
     as_text = [http.InferRequestedOutput("text_output", binary_data=False)]
     under_way = [client.async_infer(model, inputs(f"{number}. "), request_id=str(number)) for number in range(3)]
-    several = [told(one.get_result())["text_output"][0] for one in under_way]
+    several = [outputs_of(one.get_result())["text_output"][0] for one in under_way]
     print(
         json.dumps(
             {
@@ -54,12 +54,14 @@ with http.InferenceServerClient(address, concurrency=4) as client:
                 "ready": [client.is_server_ready(), client.is_model_ready(model), client.is_model_ready("other")],
                 "extensions": client.get_server_metadata()["extensions"],
                 "outputs": [one["name"] for one in client.get_model_metadata(model)["outputs"]],
-                "binary": told(client.infer(model, asked)),
-                "text": told(client.infer(model, inputs("Hm? ", binary=False), outputs=as_text)),
-                "mixed": told(client.infer(model, inputs("Hm? ", binary=False))),
+                "binary": outputs_of(client.infer(model, asked)),
+                "text": outputs_of(client.infer(model, inputs("Hm? ", binary=False), outputs=as_text)),
+                "mixed": outputs_of(client.infer(model, inputs("Hm? ", binary=False))),
                 "several": several,
                 "compressed": [
-                    told(client.infer(model, inputs("Hm? "), request_compression_algorithm=name))["text_output"][0]
+                    outputs_of(client.infer(model, inputs("Hm? "), request_compression_algorithm=name))["text_output"][
+                        0
+                    ]
                     for name in ("gzip", "deflate")
                 ],
                 "refused": refused(client),

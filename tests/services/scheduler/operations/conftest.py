@@ -19,7 +19,7 @@ class PauseRecorder:
     def __init__(self) -> None:
         self.begun = asyncio.Event()
 
-    def told(self, held: bool) -> None:
+    def record_paused(self, held: bool) -> None:
         if held:
             self.begun.set()
 
@@ -38,9 +38,9 @@ class PauseRecorder:
 def holding(monkeypatch: pytest.MonkeyPatch) -> PauseRecorder:
     seen, hold = PauseRecorder(), WorkerCluster.set_paused
 
-    def told(cluster: WorkerCluster, reason: PauseReason, held: bool) -> None:
+    def record_paused(cluster: WorkerCluster, reason: PauseReason, held: bool) -> None:
         hold(cluster, reason, held)
-        seen.told(held)
+        seen.record_paused(held)
 
-    monkeypatch.setattr(WorkerCluster, "set_paused", told)
+    monkeypatch.setattr(WorkerCluster, "set_paused", record_paused)
     return seen

@@ -166,7 +166,7 @@ class ParkingRecorder:
     def __init__(self) -> None:
         self.begun, self.ended = asyncio.Event(), asyncio.Event()
 
-    def told(self, parking: bool) -> None:
+    def record_paused(self, parking: bool) -> None:
         (self.begun if parking else self.ended).set()
         (self.ended if parking else self.begun).clear()
 
@@ -174,7 +174,9 @@ class ParkingRecorder:
 @pytest.fixture
 def parking(monkeypatch: pytest.MonkeyPatch) -> ParkingRecorder:
     seen, park = ParkingRecorder(), WorkerCluster.set_parking
-    monkeypatch.setattr(WorkerCluster, "set_parking", lambda self, parking: (park(self, parking), seen.told(parking)))
+    monkeypatch.setattr(
+        WorkerCluster, "set_parking", lambda self, parking: (park(self, parking), seen.record_paused(parking))
+    )
     return seen
 
 

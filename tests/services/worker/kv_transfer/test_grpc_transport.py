@@ -166,20 +166,29 @@ PAGES = np.arange(2 * PAGE_BYTES, dtype=np.uint32).astype(np.uint8).reshape(2, P
 HASHES = [bytes([block]) * 32 for block in (1, 2)]
 
 
-def part(data: bytes, told: U32 | None = None) -> pb.FetchResponse:
-    return pb.FetchResponse(part=pb.PagePart(data=data, checksums=b"" if told is None else told.tobytes()))
+def part(data: bytes, checksums: U32 | None = None) -> pb.FetchResponse:
+    return pb.FetchResponse(part=pb.PagePart(data=data, checksums=b"" if checksums is None else checksums.tobytes()))
 
 
-def told(hashes: list[bytes] = HASHES, layout: bytes = LAYOUT) -> U32:
+def checksum_column(hashes: list[bytes] = HASHES, layout: bytes = LAYOUT) -> U32:
     return checksums(layout, hashes, PAGES)
 
 
 LIES: dict[str, tuple[Callable[[], list[pb.FetchResponse]], str]] = {
-    "another page": (lambda: [part(PAGES.tobytes(), told(HASHES[::-1]))], "page 0 of a does not match its checksum"),
-    "another layout": (lambda: [part(PAGES.tobytes(), told(layout=b"m" * 32))], "page 0 of a does not match"),
-    "a bit": (lambda: [part(PAGES.tobytes()[:-1] + b"\x01", told())], "page 1 of a does not match its checksum"),
-    "too short": (lambda: [part(PAGES.tobytes()[:-1], told())], "a sent 600001 bytes for 2 pages of 300001"),
-    "too long": (lambda: [part(PAGES.tobytes() + b"x", told())], "a sent more than 2 pages"),
+    "another page": (
+        lambda: [part(PAGES.tobytes(), checksum_column(HASHES[::-1]))],
+        "page 0 of a does not match its checksum",
+    ),
+    "another layout": (
+        lambda: [part(PAGES.tobytes(), checksum_column(layout=b"m" * 32))],
+        "page 0 of a does not match",
+    ),
+    "a bit": (
+        lambda: [part(PAGES.tobytes()[:-1] + b"\x01", checksum_column())],
+        "page 1 of a does not match its checksum",
+    ),
+    "too short": (lambda: [part(PAGES.tobytes()[:-1], checksum_column())], "a sent 600001 bytes for 2 pages of 300001"),
+    "too long": (lambda: [part(PAGES.tobytes() + b"x", checksum_column())], "a sent more than 2 pages"),
     "no checksums": (lambda: [part(PAGES.tobytes())], "a sent 0 checksums for 2 pages"),
     "too many checksums": (lambda: [part(b"x", np.zeros(3, dtype=np.uint32))], "more checksums than pages"),
     "half a checksum": (lambda: [pb.FetchResponse(part=pb.PagePart(data=b"x", checksums=b"12"))], "invalid checksums"),
@@ -199,7 +208,7 @@ async def test_wrong_responses_are_detected(lie: str) -> None:
 
 async def test_the_truth_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """The correct response, of which the wrong ones are variations."""
-    async with serving(Liar(part(PAGES.tobytes(), told()))) as address:
+    async with serving(Liar(part(PAGES.tobytes(), checksum_column()))) as address:
         assert np.array_equal(await fetch(wanted(address, 1, 2)), PAGES)
 
 
@@ -258,7 +267,7 @@ class RefusesOne(kv_transfer_pb2_grpc.KVTransferServiceServicer):
         await context.write(part(data[:100]))
         self.in_the_middle.set()
         await self.goes_on.wait()
-        await context.write(part(data[100:], told()))
+        await context.write(part(data[100:], checksum_column()))
 
 
 async def every(order: WantedPages, transport: GrpcTransport) -> np.ndarray:
@@ -310,7 +319,7 @@ async def test_a_call_that_ends_while_its_request_does_is_an_error_like_others(m
 
 async def test_evicted_connections_do_not_end_running_fetches() -> None:
     servicer, transport = RefusesOne(), GrpcTransport(Dialler(), PIECE_BYTES, bounds=FetchBounds(max_channels=1))
-    async with serving(servicer) as address, serving(Liar(part(PAGES.tobytes(), told()))) as elsewhere:
+    async with serving(servicer) as address, serving(Liar(part(PAGES.tobytes(), checksum_column()))) as elsewhere:
         other = asyncio.create_task(every(wanted(address, 1, 2), transport))
         await servicer.in_the_middle.wait()
         assert np.array_equal(await every(wanted(elsewhere, 1, 2), transport), PAGES)

@@ -115,7 +115,7 @@ def test_all_ranks_continue_with_rank_0_tokens(checkpoint: Make) -> None:
 
 @pytest.mark.slow
 def test_vectors_and_prompt_logprobs_are_gathered_from_all_ranks(checkpoint: Make) -> None:
-    def told(rig: Rig) -> tuple[list[float], list[float]]:
+    def vectors_and_scores(rig: Rig) -> tuple[list[float], list[float]]:
         vectors, entries = [], []
         tells = sampling_pb2.SamplingParams(temperature=0.0, prompt_logprobs=2)
         rig.step([New(0, prompt(150, 1), pooling=MEAN), New(2, prompt(90, 3), sampling=tells)], {0: 70, 2: 50})
@@ -126,9 +126,9 @@ def test_vectors_and_prompt_logprobs_are_gathered_from_all_ranks(checkpoint: Mak
         return vectors, entries
 
     folder = checkpoint("llama").folder
-    expected = told(Rig(folder, **ROOM))
+    expected = vectors_and_scores(Rig(folder, **ROOM))
     with ranked(folder, size=1, contexts=2, **ROOM) as rig:
-        found = told(rig)
+        found = vectors_and_scores(rig)
     for mine, theirs in zip(found, expected, strict=True):
         assert len(mine) == len(theirs) > 0
         np.testing.assert_allclose(mine, theirs, atol=1e-4)

@@ -128,7 +128,7 @@ def test_vectors_and_prompt_logprobs_use_the_last_stage_output(checkpoint: Make)
     mean = pooling_pb2.PoolingParams(pooler=pooling_pb2.POOLER_MEAN)
     tells = sampling_pb2.SamplingParams(temperature=0.0, prompt_logprobs=2)
 
-    def told(rig: Rig) -> tuple[list[Any], list[Any], list[int]]:
+    def answers_of(rig: Rig) -> tuple[list[Any], list[Any], list[int]]:
         vectors, entries = [], []
         rig.step([New(0, prompt(20, 1), pooling=mean), New(2, prompt(14, 3), sampling=tells)], {0: 7, 2: 5})
         for counts in ({0: 7, 2: 5}, {0: 6, 2: 4}, {}):
@@ -137,9 +137,9 @@ def test_vectors_and_prompt_logprobs_use_the_last_stage_output(checkpoint: Make)
             vectors.append(f32(rig.last_result.pooled.values))
         return vectors, entries, [*rig.tokens(2)]
 
-    expected = told(Rig(checkpoint("llama").folder))
+    expected = answers_of(Rig(checkpoint("llama").folder))
     with ranked(checkpoint("llama").folder, size=1, stages=2) as rig:
-        found = told(rig)
+        found = answers_of(rig)
         # Every stage refuses what is wrong, so that all know which hidden states are read.
         wrong = pooling_pb2.PoolingParams(classify=True)
         rig.step([New(1, prompt(9, 1), pooling=wrong), New(3, prompt(9, 2))], {1: 9, 3: 9})

@@ -42,7 +42,7 @@ def said_alone(made: Checkpoint, sequences: list[tuple[New, list[int]]]) -> None
         assert whole.tokens(0) == tokens
 
 
-class Work:
+class CountedWork:
     """Random admissions, chunks, pauses, releases and preemptions, alternating between micro-batches."""
 
     def __init__(self, pipeline: Pipeline, samplings: list[sampling_pb2.SamplingParams], seed: int) -> None:
@@ -129,7 +129,7 @@ def test_random_work_samples_the_same_tokens(
 ) -> None:
     made = checkpoint(family)
     pipeline = Pipeline(made.folder, num_stages, recorded, cuda_graph_chunks=chunks, **ROOM)
-    work = Work(pipeline, [*SAMPLINGS, TELLS], seed=7)
+    work = CountedWork(pipeline, [*SAMPLINGS, TELLS], seed=7)
     work.run(100)
     assert work.num_preempted > 1
     for number in range(num_stages):

@@ -32,43 +32,45 @@ def settings() -> WorkerSettings:
 
 
 @pytest.fixture
-def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def received_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Input of the compile process, recorded by a fake module."""
-    told = tmp_path / "told"
+    received_settings = tmp_path / "received_settings"
     (tmp_path / "echo.py").write_text(
-        f"import pathlib, sys\npathlib.Path({str(told)!r}).write_text(sys.stdin.read())\n"
+        f"import pathlib, sys\npathlib.Path({str(received_settings)!r}).write_text(sys.stdin.read())\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.setattr(compile_process, "MODULE", "echo")
-    return told
+    return received_settings
 
 
-def test_process_receives_the_settings(settings: WorkerSettings, told: Path) -> None:
+def test_process_receives_the_settings(settings: WorkerSettings, received_settings: Path) -> None:
     process = start(settings)
     assert process is not None
     assert process.wait()
-    assert WorkerSettings.model_validate_json(told.read_text()) == settings
+    assert WorkerSettings.model_validate_json(received_settings.read_text()) == settings
 
 
-def test_a_worker_waits_for_the_one_that_was_begun(settings: WorkerSettings, told: Path) -> None:
+def test_a_worker_waits_for_the_one_that_was_begun(settings: WorkerSettings, received_settings: Path) -> None:
     KernelCompilation(settings, start(settings)).wait()
-    assert told.exists()
+    assert received_settings.exists()
 
 
-def test_a_worker_begins_one_where_another_model_s_kernels_are(settings: WorkerSettings, told: Path) -> None:
+def test_a_worker_begins_one_where_another_model_s_kernels_are(
+    settings: WorkerSettings, received_settings: Path
+) -> None:
     (cache_folder() / "quire-0.compiled").touch()
     assert start(settings) is None
     KernelCompilation(settings).wait()
-    assert told.exists()
+    assert received_settings.exists()
 
 
-def test_it_is_not_begun_where_kernels_are_on_disk(settings: WorkerSettings, told: Path) -> None:
+def test_it_is_not_begun_where_kernels_are_on_disk(settings: WorkerSettings, received_settings: Path) -> None:
     lacking = missing(settings)
     assert lacking is not None
     lacking.leave_marker()
     assert start(settings) is None
     KernelCompilation(settings).wait()
-    assert not told.exists()
+    assert not received_settings.exists()
 
 
 def test_one_that_dies_is_no_reason_to_fail(
@@ -80,20 +82,20 @@ def test_one_that_dies_is_no_reason_to_fail(
 
 
 def test_one_that_hangs_is_ended_with_its_children(
-    settings: WorkerSettings, told: Path, monkeypatch: pytest.MonkeyPatch
+    settings: WorkerSettings, received_settings: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (told.parent / "echo.py").write_text(
+    (received_settings.parent / "echo.py").write_text(
         "import os, pathlib, time\n"
         "if not os.fork():\n"
-        f"    pathlib.Path({str(told)!r}).write_text(str(os.getpid()))\n"
+        f"    pathlib.Path({str(received_settings)!r}).write_text(str(os.getpid()))\n"
         "time.sleep(100)\n"
     )
     process = start(settings)
     assert process is not None
-    until(lambda: told.exists() and told.read_text())
+    until(lambda: received_settings.exists() and received_settings.read_text())
     monkeypatch.setattr(compile_process, "MAX_WAIT_S", 0.1)
     assert not process.wait()
-    until(lambda: has_ended(int(told.read_text())))
+    until(lambda: has_ended(int(received_settings.read_text())))
 
 
 def test_missing_model_is_not_reported_by_the_process() -> None:
