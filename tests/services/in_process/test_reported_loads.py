@@ -13,6 +13,7 @@ import pytest
 from quire import LLMEngine, LoRARequest, RequestOutput, SamplingParams, StructuredOutput
 from quire.bundled import ADAPTERS, FOLDER
 from quire.shared.errors import InvalidArgument, QuireError
+from tests.services.in_process.engine_parts import engine_core_of
 
 SETTINGS: dict[str, Any] = {"threads": 1, "num_blocks": 300, "dtype": "float32", "max_num_seqs": 16}
 NGRAM = json.dumps({"method": "ngram", "num_speculative_tokens": 3})
@@ -32,7 +33,7 @@ def run(engine: LLMEngine) -> dict[str, RequestOutput]:
     ended: dict[str, RequestOutput] = {}
     while engine.has_unfinished_requests():
         ended |= {output.request_id: output for output in engine.step() if output.finished}
-    core = engine._engine._engine_core.core
+    core = engine_core_of(engine).core
     assert (core.has_work, core.kv.use.used) == (False, 0)
     return ended
 
