@@ -30,7 +30,8 @@ WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 NAME = re.compile(r"(?!us_)[a-z]\w*_\w+|[A-Z][a-z]+[A-Z]\w*|QUIRE_\w+")  # snake_case, CamelCase, variables
 OF_OTHERS = set(  # names of other programs, and beginnings or placeholders of names
     WORD.findall(
-        """DeprecationWarning EngineDeadError OLLAMA_HOST QUIRE_WORKER_LOG_LEVEL QUIRE_WORKER_MAX_NUM_SEQS ReadWriteOncePod RssAnon bash_
+        """DeprecationWarning EngineDeadError OLLAMA_HOST QUIRE_WORKER_LOG_LEVEL QUIRE_WORKER_MAX_NUM_SEQS
+        ReadWriteOncePod RssAnon bash_
         memory_ text_editor_ raw_ init_custom_process_group launch_server session_params special_token
         trust_remote_code"""
     )
