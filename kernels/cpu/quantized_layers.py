@@ -52,6 +52,8 @@ Packed = PackedCodes | PackedEightBits | PackedWeight | LinearWeight
 
 
 def prepare_quantized_linear(weight: QuantizedWeight, dtype: torch.dtype) -> Packed:
+    """Packs a weight for products with activations of `dtype`: as 8-bit integers or as codes where the processor,
+    `dtype` and the weight's shape permit it, otherwise dequantized."""
     if _meets_integers(weight, dtype):
         return _prepare_integers(weight)
     lanes = LIBRARY.quire_has_codes()

@@ -48,7 +48,7 @@ def document_of(rows: Sequence[Row], typed: Sequence[str]) -> dict[str, Any]:
 
 
 def command(words: Sequence[str]) -> str:
-    """Returns the command line that repeats a measurement."""
+    """Returns the shell-quoted arguments that repeat a measurement: `words` without the flags for its output."""
     kept: list[str] = []
     words = iter(words)  # type: ignore[assignment]
     for word in words:

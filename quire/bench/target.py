@@ -57,7 +57,9 @@ def configure(parser: CommandParser) -> None:
 
 
 def targets(arguments: argparse.Namespace, scratch: Path) -> Generator[Target]:
-    """Yields a target for every requested model, one after the other; each lives until the next one is requested."""
+    """Yields the servers to measure: the running cluster of --address, or one target per model of --model, either the
+    server of --base-url or a cluster started here, which is stopped when the next target is requested. Raises
+    InvalidArgument if adapters are requested for a server that already runs."""
     num_adapters = getattr(arguments, "lora_adapters", 0)  # only modes that send requests with adapters have the flag
     if num_adapters and (arguments.address or arguments.base_url):
         text = f"lora_adapters: {num_adapters}: adapters are made for clusters that are started here"

@@ -36,6 +36,8 @@ def _located(settings: Settings) -> Settings:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Runs the service that the subcommand names, with settings from the flags, until it ends. Returns its exit status,
+    or exits the process with it if the process was started as a command."""
     flags = vars(arguments)
     role = flags.pop("command")
     settings = _located(load(SERVICES[role], SERVICES, flags))

@@ -148,6 +148,7 @@ class AsyncFiles(_OfTenant):
         return b"".join([piece async for piece in self.pieces(file_id)])
 
     async def pieces(self, file_id: str, offset: int = 0) -> AsyncIterator[bytes]:
+        """Yields the contents in pieces, from byte `offset` on, as the server sends them. Raises QuireError."""
         call = self._stub.DownloadFile(pb.DownloadFileRequest(file_id=file_id, offset=offset, tenant=self._tenant))
         try:
             async for message in call:

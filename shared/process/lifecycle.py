@@ -78,6 +78,7 @@ def run(service: Callable[[Shutdown], Coroutine[Any, Any, None]]) -> int:
     1 if a part of it ended unexpectedly."""
 
     async def main() -> None:
+        """Runs the service with signal handlers, and with a watchdog that is stopped at the end."""
         _own_process.append(True)
         shutdown = Shutdown()
         shutdown.install()

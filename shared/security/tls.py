@@ -50,6 +50,8 @@ class _ReloadingValue(Generic[Value]):
         return True
 
     def _load(self) -> Value:
+        """Returns a new value made from the current files. Raises InvalidArgument, naming them, if they are
+        unusable."""
         try:
             return self._make(self._tls)
         except (OSError, ssl.SSLError) as error:

@@ -208,7 +208,12 @@ def experts_in_tiles(
     tile: Tile,
     **options: object,
 ) -> torch.Tensor:
-    """Computes the layer with given tiles; `options`: of the compiler."""
+    """Computes a mixture-of-experts layer with the given tiles and returns the weighted sums by token.
+
+    x [num_tokens, size]; ids, weights [num_tokens, top_k], where a negative id selects no expert. `shared`: output of
+    the shared expert, which is added, scaled by the sigmoid of `shared_gate` if given; `load`: the number of tokens of
+    each expert is added to it; `added`: low-rank updates of adapters; `options`: compiler options of the kernels.
+    """
     x, (num_tokens, size) = x.contiguous(), x.shape
     out = torch.empty_like(x)
     if not num_tokens:

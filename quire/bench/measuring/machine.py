@@ -18,7 +18,7 @@ GIB = 1 << 30
 
 @functools.cache
 def describe() -> dict[str, Any]:
-    """Returns the processor, its load at the first call, and the GPUs."""
+    """Returns the processor, cores, memory, load average, and the GPUs with their driver; cached at the first call."""
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     machine = {
         "cpu": _cpu_name(),

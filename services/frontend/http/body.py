@@ -48,7 +48,7 @@ class BufferedRequest(Request):
         tail: memoryview | None = None,
     ) -> None:
         """Wraps a request. `error`: why the body is not JSON, if known. `ids_begin`: offset of an extracted id list.
-        `behind`: bytes after the JSON part, if the headers announced any."""
+        `tail`: bytes after the JSON part, if the headers announced any."""
         super().__init__(request.scope if tail is None else _as_json(request.scope), request.receive)
         self.tail = tail
         self._ids = None if ids_begin is None else long_ids.unpack_ids(memoryview(body)[ids_begin:])
@@ -100,8 +100,14 @@ class BodyReader:
         json_bytes: JsonBytes = json_only,
         any_type: bool = False,
     ) -> Response:
-        """Reads the body and calls `handler`. `at_once`: the handler does its work without waiting, so the loop's slot
-        is kept for it. `any_type`: the body is JSON whatever its content type. Raises InvalidArgument."""
+        """Reads and checks the body, calls `handler` with the buffered request and returns its response, or one with
+        status 499 if the client disconnects. Raises InvalidArgument.
+
+        `at_once`: the handler does not wait for other work, so the slot for heavy work is held until it returns;
+        otherwise the slot is released before the call, and a disconnect cancels the handler. `json_bytes`: returns the
+        length of the JSON part of a body that also has a binary part. `any_type`: the body is read as JSON regardless
+        of its content type.
+        """
         with Spool() as spool:
             async for chunk in request.stream():  # request.body() would keep all chunks
                 spool.append(chunk)

@@ -283,7 +283,8 @@ def _check_paths(hello: worker_pb2.WorkerHello, service: str) -> None:
 
 
 def check_name(field: str, value: str, *, needed: bool = True) -> None:
-    """Raises FailedPrecondition if `value` is not a valid name."""
+    """Raises FailedPrecondition if `value` is longer than MAX_NAME_LENGTH characters, or is empty although `needed`.
+    Any other text is a valid name."""
     if (needed and not value) or len(value) > MAX_NAME_LENGTH:
         shown = f"{value[:40]!r} ({len(value)} characters)"
         raise FailedPrecondition(f"{field}: {shown} is not a name of 1 to {MAX_NAME_LENGTH} characters", field=field)

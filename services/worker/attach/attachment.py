@@ -211,6 +211,8 @@ class Attachment:
                 self._engine.fetch_blocks(self, message.fetch_blocks)
 
     def _dispatch_order(self, order: pb.DeviceOrder) -> None:
+        """Submits an order to the engine; weights that come as a stream are downloaded in the background first. Clears
+        the fields that only ranks of one worker set for each other."""
         if not order.HasField("stage_weights"):
             self._num_weight_drops += order.HasField("drop_weights")
             self._engine.device_order(self, order)

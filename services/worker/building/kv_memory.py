@@ -108,7 +108,9 @@ def _measure(
     loaded: LoadedModel,
     steps: StepExecution,
 ) -> int:
-    """Returns the number of blocks that fit into free memory, including the drafter's memory per block."""
+    """Measures how many KV blocks fit into memory: on the CPU into the configured size, on a GPU into what
+    remains of `gpu_memory_utilization` after the largest steps have run and the largest CUDA graphs have been recorded.
+    A block includes the drafter's memory."""
     block_bytes = loaded.shape.num_bytes + (steps.drafter.block_bytes if steps.drafter else 0)
     if settings.device == "cpu":
         return kv_memory.cpu_budget(settings.cpu_kv_cache_gib) // block_bytes

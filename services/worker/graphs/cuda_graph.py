@@ -172,6 +172,8 @@ class EagerRecorder:
     """Runs the work anew at each replay, on any device. For tests."""
 
     def record(self, first: Recordable, *others: Callable[[Tensor], Tensor]) -> list[Recording]:
+        """Returns one recording per step, without running it. Each replay runs the step again; a later step gets the
+        result of the last replay of the previous recording."""
         recordings = [_EagerRecording(first)]
         for step in others:
             recordings.append(_EagerRecording(functools.partial(_chained, step, recordings[-1])))

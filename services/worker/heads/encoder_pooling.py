@@ -69,6 +69,9 @@ class EncoderPoolingHead:
         self._places: dict[int, I32] = {}  # positions of tokens with a vector each, by slot
 
     def admit(self, slot: int, admission: SlotAdmission) -> None:
+        """Stores the pooling parameters of the sequence in `slot`, the positions of its tokens if each gets a vector,
+        and its role in late interaction. Raises QuireError if the parameters are missing or the model does not support
+        them."""
         params = admission.pooling
         if params is None:
             raise InvalidArgument("model: it reads texts and generates none: it is an encoder", field="model")

@@ -75,6 +75,8 @@ class LateInteractionScorer:
         return late
 
     def _reserve_vectors(self, name: bytes, num_tokens: int) -> None:
+        """Counts `num_tokens` vectors of the query `name` against the capacity of the cache, in place of an earlier
+        count of the same query; allocates no memory. Raises FailedPrecondition if the capacity is exceeded."""
         others = sum(count for other, count in self._num_tokens.items() if other != name)
         if others + num_tokens > self.max_query_vectors:
             text = (

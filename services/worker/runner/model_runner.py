@@ -201,7 +201,8 @@ class ModelRunner:
     def _launch_kernels(
         self, inputs: StepInputs, new_blocks: NewBlocks, step_heads: StepHeads, model: Model
     ) -> StageLaunch:
-        """Launches a step kernel by kernel, or on the CPU as a tape, which supports all heads."""
+        """Launches a step without a CUDA graph, with any heads: kernel by kernel, or on the CPU as a tape.
+        Context-parallel ranks compute a large step in shares, always kernel by kernel."""
         marks = self._timer.begin(short=False)
         batches = self._batches
         up = batches.upload(inputs, new_blocks)

@@ -24,7 +24,8 @@ log = logs.logger("worker.simulated")
 
 
 async def serve(settings: WorkerSettings, shutdown: lifecycle.Shutdown) -> None:
-    """Runs `simulated_workers` workers until `shutdown`; their scheduler then migrates the work to others."""
+    """Runs `simulated_workers` simulated workers and a gRPC server in this process until `shutdown` or a failure. At
+    `shutdown` the scheduler migrates their sequences to other workers."""
     logs.configure(settings.name, settings.log_level, settings.log_format)
     server = Server(settings.host, settings.grpc_port, (), tls=settings.tls)
     address = settings.reachable(server.port)

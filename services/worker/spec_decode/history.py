@@ -104,6 +104,8 @@ class TokenHistory:
         self._lengths[slots] = lengths + count
 
     def _append(self, slots: Rows, counts: I32, token_ids: I32) -> None:
+        """Appends counts[i] tokens to slots[i]; `token_ids` has the tokens of all slots, slot after slot. Stores
+        missing tokens (-1) as 0 and drops those beyond the end of a row."""
         lengths, longest = self._lengths[slots], self._tokens.shape[1]
         within = np.arange(len(token_ids)) - np.repeat(np.cumsum(counts) - counts, counts)
         rows, places = np.repeat(slots, counts), np.repeat(lengths, counts) + within

@@ -138,6 +138,8 @@ class CompilePool:
         done(CompileResult(None, 0))
 
     def release(self, grammar_id: bytes) -> None:
+        """Decrements the use count of a grammar. An unused grammar stays cached until the unused ones exceed their
+        limits."""
         with self._lock:
             self._use_counts[grammar_id] -= 1
             if self._use_counts[grammar_id] <= 0:

@@ -97,7 +97,8 @@ class CallScope:
 
 
 def _id_headers(call: Call, scope: Scope) -> list[tuple[bytes, bytes]]:
-    """Returns headers with the request's id; before the request is read, the client's id or a generated one."""
+    """Returns response headers with the request's id. If no request has been parsed, the id is the client's or a
+    generated one, and is stored in `call.generated_id`."""
     if call.request is not None:
         return request_id_headers(call.request.request_id)
     call.generated_id = client_request_id(scope["headers"])

@@ -143,7 +143,9 @@ class AdmittingHttpProtocol(HttpToolsProtocol):
                 return
 
     def eof_received(self) -> bool:
-        """Handles a half-close. Returns whether an answer is still to be written; TLS cannot be half-closed."""
+        """Handles a half-close by the client. Returns True, which keeps the connection open, if a complete request
+        still awaits its response; TLS cannot be half-closed. An incomplete request is answered with status 400, unless
+        another response is being written, and the connection is closed."""
         if not self._is_kept or self._is_over or self.scheme == "https":
             return False
         cycle = self.cycle

@@ -103,6 +103,8 @@ class HttpServer:
             self._server.tls_listener = TlsListener(self._socket, context, connections)
 
     async def run(self) -> None:
+        """Serves on the bound socket until stop() is called and the running calls have been answered or the drain
+        timeout has passed. Then closes the listening sockets."""
         try:
             await self._server.serve(sockets=[self._socket])
         finally:

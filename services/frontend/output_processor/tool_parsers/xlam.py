@@ -16,7 +16,8 @@ KEYS = Keys(others=("type",))
 
 
 def read(scan: Scanner, writer: EventWriter, schemas: ToolSchemas) -> Steps[None]:
-    """Reads an answer, which may be any JSON: only names of offered tools count."""
+    """Reads JSON tool calls at the beginning of the answer and after every marker. JSON without the name of an offered
+    tool is content, as is all other text."""
     yield from scan.skip_space()
     is_marker = yield from scan.next_is(*STARTS)
     while True:

@@ -128,6 +128,7 @@ class Fair:
             tenant.counter += num_uncached_tokens / tenant.weight
 
     def charge_output(self, running: Running, slots: Slots) -> None:
+        """Adds one output token, divided by the tenant's weight, to the tenant's counter for each entry of `slots`."""
         indices, counts = np.unique(running.tenants[slots], return_counts=True)
         for index, count in zip(indices.tolist(), counts.tolist(), strict=True):
             tenant = self._by_index.get(index)

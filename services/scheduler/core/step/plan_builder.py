@@ -75,8 +75,9 @@ class PlanBuilder:
         self._counted[slot] = 0
 
     def add_chunk(self, slot: int, num_tokens: int, *, implied: bool, samples: bool, drafts: bool = False) -> None:
-        """Schedules part of a prompt. `implied`: the slot need not be named; `samples`: the prompt ends; `drafts`: the
-        slot drafts after it."""
+        """Schedules `num_tokens` prompt tokens of `slot`, or a beam's token. `implied`: the worker infers their number
+        from its slot table, so that the plan does not list the slot; `samples`: the prompt ends and a token is sampled;
+        `drafts`: the slot also computes `num_drafts` draft tokens."""
         self.num_tokens += num_tokens
         self._chunks[slot] = num_tokens
         if not implied:

@@ -86,6 +86,8 @@ class LLGuidanceFiller:
         return list(self._executor.consume_token_par(pairs))
 
     def fill(self, matchers: Sequence[Any], places: Sequence[int], masks: I32) -> None:
+        """Fills masks[places[i]] with the tokens that matchers[i] allows next, without end tokens. A single mask is
+        filled in the caller's thread."""
         assert masks.flags.c_contiguous
         num_bytes = masks.strides[0]
         if len(matchers) == 1:
