@@ -37,7 +37,7 @@ FIRST_CASES = {
     "tests/chaos/test_network.py::test_a_cut_connection_costs_a_pause": 1,
     "tests/chaos/test_schedulers.py::test_the_scheduler_is_killed": 1,
     "tests/e2e/kv/test_prefix_parts.py::test_concurrent_requests_in_few_blocks_are_unchanged": 1,
-    "tests/services/frontend/bounds/test_garbage.py::test_a_refused_prompt_leaves_no_tokens_behind": 1,
+    "tests/services/frontend/bounds/test_garbage.py::test_a_refused_prompt_leaves_no_tokens_in_memory": 1,
     "tests/services/worker/ranks/test_dispatch.py::test_experts_that_move_at_every_step": 1,
     "tests/services/worker/ranks/test_dispatch.py::test_more_ranks_some_of_them_without_rows": 2,
     "tests/services/worker/ranks/test_dispatch.py::test_dispatching_ranks_match_one": 4,

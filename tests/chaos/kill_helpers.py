@@ -14,7 +14,7 @@ from quire.shared.errors import Unavailable
 from quire.shared.pb.admin.v1 import admin_pb2
 from tests.chaos.conftest import services
 from tests.chaos.test_workers import pid
-from tests.e2e.kv.test_kv_handover import told
+from tests.e2e.kv.test_kv_handover import metric_total
 from tests.e2e.observability.test_metrics import page
 from tests.waiting import until
 
@@ -65,5 +65,5 @@ def has_work(cluster: Cluster, victim: str) -> bool:
 def num_interrupted(cluster: Cluster, victim: str) -> float:
     """Number of sequences that the victim had when it was killed, counted by surviving services."""
     if victim.startswith("worker"):
-        return told(cluster, "quire_scheduler_sequences_moved_total")
+        return metric_total(cluster, "quire_scheduler_sequences_moved_total")
     return page(cluster.http_address)["quire_frontend_resubmitted_sequences_total"]

@@ -17,7 +17,7 @@ from quire.cluster import Cluster
 from quire.shared.errors import Unavailable
 from quire.shared.pb.admin.v1 import admin_pb2
 from tests.chaos.conftest import FRONTEND, WORKER, leaves_nothing_behind
-from tests.chaos.test_operations import PATIENCE_S, PROMPT, SHORT, told
+from tests.chaos.test_operations import PATIENCE_S, PROMPT, SHORT, greedy_tokens
 from tests.chaos.test_workers import pid
 from tests.e2e.conftest import running_cluster
 from tests.e2e.operations.mismatched_tensors import with_odd
@@ -70,7 +70,7 @@ def test_a_worker_is_killed_while_it_receives(cluster: Cluster, tmp_path: Path) 
         assert (after.weight_version, after.outputs) == ("0", before.outputs)
         with patiently(lambda: WeightsUpdateGroup(client, backend="gloo")) as another:
             assert patiently(lambda: another.update(tensors.items(), "one", "keep")) == "one"
-        wanted = told(tmp_path / "step-1")
+        wanted = greedy_tokens(tmp_path / "step-1")
         for _ in range(2):  # on either worker
             (after,) = client.generate(PROMPT, SHORT)
             assert (after.weight_version, after.outputs[0].token_ids) == ("one", wanted)

@@ -13,7 +13,7 @@ from tests.chaos.conftest import FRONTEND, SCHEDULER, WORKER, Said, leaves_nothi
 from tests.chaos.streams import Crowd, greedy, same
 from tests.chaos.test_workers import pid
 from tests.e2e.conftest import running_cluster
-from tests.e2e.kv.test_kv_handover import told
+from tests.e2e.kv.test_kv_handover import metric_total
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
@@ -27,7 +27,7 @@ VICTIMS = ["worker-0", "worker-1", "scheduler-0"]  # the prefill worker, the dec
 async def test_streams_survive(victim: str, undisturbed: dict[str, Said]) -> None:
     with running_cluster(apart=(1, 1), worker=WORKER, scheduler=APART, frontend=FRONTEND) as cluster:
         crowd = Crowd(cluster.grpc_address, greedy)
-        await eventually(lambda: asyncio.to_thread(told, cluster, HANDOVERS))
+        await eventually(lambda: asyncio.to_thread(metric_total, cluster, HANDOVERS))
         os.kill(pid(cluster, victim), signal.SIGKILL)
         await crowd.finished()
         assert not crowd.errors
@@ -46,7 +46,7 @@ async def test_streams_survive_while_all_of_it_is_on_its_way(victim: str, undist
         try:
             crowd = Crowd(cluster.grpc_address, greedy)
             await eventually(lambda: any(stream.arrivals for stream in crowd.streams))
-            assert not await asyncio.to_thread(told, cluster, HANDOVERS)
+            assert not await asyncio.to_thread(metric_total, cluster, HANDOVERS)
             os.kill(pid(cluster, victim), signal.SIGKILL)
         finally:
             if victim != "worker-1":

@@ -14,7 +14,7 @@ from quire.cluster import Cluster
 from quire.outputs import RequestOutput
 from quire.params import SamplingParams
 from tests.e2e.conftest import running_cluster
-from tests.e2e.kv.test_kv_handover import questions, told
+from tests.e2e.kv.test_kv_handover import metric_total, questions
 from tests.e2e.outputs.test_mixed_streams import STREAMS, ask, conversations
 from tests.e2e.outputs.test_same_text import QUESTION, through_openai, through_reflection
 from tests.waiting import until_idle, worker_of
@@ -144,6 +144,6 @@ def test_prompts_computed_apart_get_the_same_answers_on_gpus() -> None:
     apart = {"prefill_threshold": 16}
     with running_cluster(apart=(1, 1), worker=worker, scheduler=apart) as cluster, Client(cluster.grpc_address) as two:
         same = sum(a == b for a, b in zip(say(two), expected, strict=True))
-        assert told(cluster, "quire_scheduler_handovers_total") >= 4
-        assert told(cluster, "quire_scheduler_blocks_unowned") == 0
+        assert metric_total(cluster, "quire_scheduler_handovers_total") >= 4
+        assert metric_total(cluster, "quire_scheduler_blocks_unowned") == 0
     assert same >= 5, "rounding differs with what is computed together"

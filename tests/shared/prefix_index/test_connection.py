@@ -222,8 +222,8 @@ async def test_a_password_is_exchanged_in_its_file_while_others_are_connected(
 @pytest.mark.parametrize(
     ("url", "complaint"),
     [
-        ("memcached://127.0.0.1", "unknown kind of URL 'memcached://127.0.0.1'"),
-        ("127.0.0.1:6379", "unknown kind of URL '127.0.0.1:6379'"),
+        ("memcached://127.0.0.1", "unsupported URL 'memcached://127.0.0.1'; supported"),
+        ("127.0.0.1:6379", "unsupported URL '127.0.0.1:6379'; supported"),
         ("redis+sentinel://127.0.0.1:26379", "names no service"),
         ("redis+sentinel://127.0.0.1/quire", "names no port for '127.0.0.1'"),
     ],

@@ -270,7 +270,7 @@ async def test_refusals(tool_model: Path, more: dict[str, Any], text: str) -> No
 async def test_errors_have_the_classes_of_anthropics_client(tool_model: Path) -> None:
     async with serving(tool_model, "x", api_key="secret", max_request_bytes=2000) as (frontend, client, script):
         assert (await client.messages.create(**asked())).content[0].text == "x"
-        with pytest.raises(anthropic.AuthenticationError, match="API key is not known"):
+        with pytest.raises(anthropic.AuthenticationError, match="unknown API key"):
             await client.with_options(api_key="wrong").messages.create(**asked())
         with pytest.raises(anthropic.NotFoundError, match="The model `other` does not exist"):
             await client.messages.create(**asked(model="other"))

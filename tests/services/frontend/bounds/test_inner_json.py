@@ -22,8 +22,8 @@ from tests.services.frontend.tool_model import tool_model_folder
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 WRONG = {
-    "half of a pair": ('{"a": [{"b": "x\\ud83d"}]}', "a[0].b holds \\ud83d, half of a surrogate pair"),
-    "half of a pair in a name": ('{"\\udc00": 1}', "\\udc00 holds \\udc00, half of a surrogate pair"),
+    "half of a pair": ('{"a": [{"b": "x\\ud83d"}]}', "a[0].b contains \\ud83d, half of a surrogate pair"),
+    "half of a pair in a name": ('{"\\udc00": 1}', "\\udc00 contains \\udc00, half of a surrogate pair"),
     "too many digits": ('{"a": ' + "1" * 5000 + "}", "4300 digits"),
     "no number": ('{"a": NaN}', "NaN is not JSON"),
     "no JSON": ("{", "Expecting"),

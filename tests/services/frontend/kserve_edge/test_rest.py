@@ -115,7 +115,12 @@ async def test_a_stream_of_events(http: httpx.AsyncClient) -> None:
         ("infer", infer(tensor("image", "x")), 400, "there is no input 'image'"),
         ("infer", infer(tensor("stream", True)), 400, "stream needs /generate_stream, or gRPC"),
         ("infer", infer(tensor("sampling_parameters", 5)), 400, "sampling_parameters is BYTES, got int"),
-        ("infer", infer(text="x") | {"inputs": [tensor("text_input", "x", shape=[2])]}, 400, "text_input has one"),
+        (
+            "infer",
+            infer(text="x") | {"inputs": [tensor("text_input", "x", shape=[2])]},
+            400,
+            "text_input must have one",
+        ),
         ("infer", infer(parameters={"top_p": 7}), 400, "top_p must be in (0, 1], got 7.0."),
         ("generate", {"text_input": "x", "stream": True}, 400, "stream=True needs the other path"),
         ("generate", {"text_input": "x", "temprature": 1}, 400, "Unrecognized request argument supplied: temprature"),

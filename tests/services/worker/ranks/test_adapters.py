@@ -92,5 +92,5 @@ def test_what_ranks_cannot_do_is_refused_by_name(checkpoint: Make, tmp_path: Pat
     made = checkpoint("qwen3-tied")
     folder = peft_folders.save(made, tmp_path / "a", seed=1, use_dora=True).folder
     adapters = {"lora_folders": [str(tmp_path)]} if field == "lora_folders" else {"lora": {"a": str(folder)}}
-    with pytest.raises(InvalidArgument, match=f"{field}.*beside tensor_parallel_size 2"):
+    with pytest.raises(InvalidArgument, match=f"{field}.* with tensor_parallel_size 2"):
         build_replica(Rig.settings(made.folder, tensor_parallel_size=2, **adapters))

@@ -33,7 +33,7 @@ from quire.shared.security.tls_files import Tls
 from quire.shared.settings import WorkerSettings
 from tests.ports import quiet_port
 from tests.services.worker.checkpoints import Checkpoint
-from tests.services.worker.models.test_weights import shaken
+from tests.services.worker.models.test_weights import perturbed
 from tests.services.worker.ranks.test_context import long_steps
 from tests.services.worker.ranks.test_pipeline import SLOTS, by_turns, prefill
 from tests.services.worker.ranks.test_sharding import RankedRig
@@ -350,7 +350,7 @@ def _gone_when_told(channel: Channel) -> None:
 
 def test_a_node_with_other_weights_is_refused(checkpoint: Make, tmp_path: Path) -> None:
     ours = checkpoint("llama").folder
-    theirs = shaken(ours, tmp_path / "theirs")
+    theirs = perturbed(ours, tmp_path / "theirs")
     welcome = start.welcome_for(Rig.settings(ours, tensor_parallel_size=2), placement.RankPlacement(0, 2))
     with pytest.raises(FailedPrecondition, match="node 0 serves other weights of the same model"):
         start.part_builder(WorkerSettings(model=str(theirs), node_rank=1, nnodes=2), welcome)

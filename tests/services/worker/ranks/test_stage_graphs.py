@@ -160,7 +160,7 @@ def test_padding_is_zeroed(checkpoint: Make, chunks: bool) -> None:
     runner: Any = runner_of(pipeline.rigs[1].replica)
     graphs = chunk_graphs_of(pipeline.rigs[1].replica) if chunks else decode_graphs_of(pipeline.rigs[1].replica)
     with torch.inference_mode():
-        graphs._model.stage.arrived.fill_(torch.nan)
+        graphs._model.stage.input_rows.fill_(torch.nan)
     new = [New(slot, prompt(5, slot)) for slot in (0, 2, 4)]
     counts = dict.fromkeys((0, 2, 4), 5)
     for _ in range(3):

@@ -16,7 +16,7 @@ from quire.services.worker.ranks.group import RankFailure
 from quire.shared.errors import InvalidArgument
 from quire.shared.pb.worker.v1 import worker_pb2 as pb
 from quire.shared.settings import WorkerSettings
-from tests.kv_groups.test_tiers import COUNT, check, say
+from tests.kv_groups.test_tiers import COUNT, check, generate_all
 from tests.kv_groups.test_windows import prompt
 from tests.services.worker import checkpoints
 from tests.services.worker.checkpoints import Checkpoint
@@ -37,8 +37,8 @@ def test_evicted_prompts_return_on_both_ranks(family: str, tmp_path: Path) -> No
     checkpoint = checkpoints.make(family, tmp_path)
     with two_ranks(checkpoint, *FAMILIES[family]) as run:
         prompts = [prompt(50, seed) for seed in range(4)]
-        answers = say(run, prompts)
-        answers += say(run, prompts)
+        answers = generate_all(run, prompts)
+        answers += generate_all(run, prompts)
         assert run.core.counts.fetched_blocks > 0
         assert run.core.counts.cached_tokens >= 4 * 48
         waiting = [run.ask(tokens, max_tokens=COUNT, eos=()) for tokens in prompts]  # at once, and preempted
@@ -54,20 +54,20 @@ def test_evicted_prompts_return_on_both_ranks(family: str, tmp_path: Path) -> No
 def test_a_rank_that_cannot_move_its_part_ends_the_group_before_a_result_leaves_it(tmp_path: Path) -> None:
     checkpoint = checkpoints.make("llama", tmp_path)
     with two_ranks(checkpoint, 40) as run, torch.inference_mode():
-        say(run, [prompt(50, 0)])
+        generate_all(run, [prompt(50, 0)])
         run.group.move_blocks(pb.Transfer(transfer_id=9, to_host=True))  # of nothing: rank 1 refuses it
         with pytest.raises(RankFailure, match="rank 1 failed: PlanViolation"):
-            say(run, [prompt(20, 1)])
+            generate_all(run, [prompt(20, 1)])
 
 
 @pytest.mark.slow
 def test_a_rank_that_dies_while_it_moves_is_found(tmp_path: Path) -> None:
     checkpoint = checkpoints.make("llama", tmp_path)
     with two_ranks(checkpoint, 40) as run:
-        say(run, [prompt(50, 0)])
+        generate_all(run, [prompt(50, 0)])
         os.kill(run.group.pids[0], signal.SIGKILL)
         with pytest.raises((RankFailure, RuntimeError)):  # a sum that waits for it may hear of it first
-            say(run, [prompt(50, 1)])
+            generate_all(run, [prompt(50, 1)])
 
 
 @pytest.mark.parametrize(

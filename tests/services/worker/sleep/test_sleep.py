@@ -22,7 +22,7 @@ from quire.shared.pb.common.v1 import model_pb2
 from quire.shared.pb.worker.v1 import worker_pb2 as pb
 from tests.pointers import pointee
 from tests.services.worker.checkpoints import Checkpoint
-from tests.services.worker.models.test_weights import rows, shaken
+from tests.services.worker.models.test_weights import perturbed, rows
 from tests.services.worker.rig import Rig
 
 MIB = 1 << 20
@@ -79,7 +79,7 @@ def test_no_steps_are_run_meanwhile_and_nothing_is_cached_afterwards(checkpoint:
 
 def test_weights_that_slept_at_level_2_are_those_of_the_last_update(checkpoint: Make, tmp_path: Path) -> None:
     folder = checkpoint("llama-biases-tied").folder
-    first, second = (shaken(folder, tmp_path / name) for name in ("first", "second"))
+    first, second = (perturbed(folder, tmp_path / name) for name in ("first", "second"))
     wanted = rows(Rig(first))
     rig = Rig(folder, weights_folders=(str(tmp_path),))
     execute_order(rig, stage(first), swap(), sleep(2), wake())
@@ -99,7 +99,7 @@ def test_worker_does_not_wake_up_with_other_weights(checkpoint: Make, tmp_path: 
     rig = Rig(folder, attention_backend="auto")
     before = rows(rig)
     execute_order(rig, sleep(2))
-    shutil.copytree(shaken(whole, tmp_path / "other"), folder, dirs_exist_ok=True)
+    shutil.copytree(perturbed(whole, tmp_path / "other"), folder, dirs_exist_ok=True)
     with pytest.raises(FailedPrecondition, match="are not those that were loaded from there"):
         execute_order(rig, wake())
     shutil.copytree(whole, folder, dirs_exist_ok=True)
@@ -264,7 +264,7 @@ def test_gpu_memory_returns_and_graphs_stay_valid(checkpoint: Make, level: int) 
 @pytest.mark.gpu
 def test_a_gpu_changes_its_weights_in_the_memory_of_its_kv(checkpoint: Make, tmp_path: Path) -> None:
     folder = checkpoint("qwen3-tied").folder
-    other = shaken(folder, tmp_path / "other")
+    other = perturbed(folder, tmp_path / "other")
     settings = {"device": "cuda", "dtype": "bfloat16", "num_blocks": 4000, "enable_sleep_mode": True}
     wanted = rows(Rig(other, **settings))
     rig = Rig(folder, weights_folders=(str(tmp_path),), **settings)
