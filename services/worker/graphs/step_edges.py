@@ -28,7 +28,7 @@ LAST_SAMPLED = -1
 
 
 class StepInputColumns(Protocol):
-    """Columns read at the start of a step: int32, of equal length, on the device."""
+    """Columns read by StepEdges.begin_step: int32, of equal length, on the device (DecodeColumns, ChunkColumns)."""
 
     @property
     def slots(self) -> Tensor: ...
@@ -47,7 +47,11 @@ class StepEdges(Protocol):
     """Work before and after the model in a recorded step; one kernel each on CUDA, six in plain torch."""
 
     def begin_step(self, columns: StepInputColumns, memory: SlotMemory) -> Tensor:
-        """Writes the new block ids to the tables; returns token ids, 0 for slots without a sampled token."""
+        """Writes the new block ids to the flat block tables; returns token ids, the slot's last sampled token where
+        `given` is LAST_SAMPLED.
+
+        Slots without a sampled token get 0.
+        """
 
     def end_step(self, slots: Tensor, memory: SlotMemory, token_ids: Tensor) -> None:
         """Stores `token_ids` as the last tokens of `slots`."""
