@@ -52,6 +52,8 @@ class GPT2LMHeadModel(LearnedPositions):
 
     @staticmethod
     def read(config: ConfigFile) -> DecoderConfig:
+        """Reads config.json under GPT-2's field names. Raises InvalidArgument for scores scaled by layer and for
+        cross-attention."""
         for unknown in ("scale_attn_by_inverse_layer_idx", "add_cross_attention"):
             if config.flag(unknown):
                 raise refusal(unknown, True, "there is no such attention here")
@@ -83,6 +85,6 @@ class GPT2LMHeadModel(LearnedPositions):
 
     @property
     def passed_over(self) -> tuple[str, ...]:
-        """Includes attention masks stored in old checkpoints."""
+        """Names of checkpoint tensors to ignore, including attention masks stored in old checkpoints."""
         layers = [f"transformer.h.{i}.attn" for i in range(self.config.num_layers)]
         return (*super().passed_over, *(f"{name}.{mask}" for name in layers for mask in ("bias", "masked_bias")))

@@ -22,7 +22,8 @@ NAMES = ExpertNames(module="block_sparse_moe", router="router.layer", gate="inpu
 
 
 class WholeExperts(Experts):
-    """Experts whose checkpoint tensors have the layer's memory layout."""
+    """Experts whose checkpoint has one tensor of all experts, in the memory layout of this layer: gates and ups, and
+    downs."""
 
     takes_adapters = False
 

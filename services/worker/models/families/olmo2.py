@@ -42,6 +42,7 @@ class Olmo2Attention(Attention):
             yield from norm.destinations()
 
     def _projected(self, x: Tensor) -> Tensor:
+        """Returns queries, keys and values [num_tokens, width] with queries and keys normalized over all heads."""
         import torch
 
         q_size, kv_size = self._sizes
@@ -64,11 +65,13 @@ class Olmo2Layer(DecoderLayer):
     def store(
         self, x: Tensor | None, residual: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor
     ) -> Tensor:
+        """Adds `x` to the residual, stores keys and values and returns the queries; the input is not normalized."""
         if x is not None:
             residual += x
         return self._attention.store(residual, batch, cache, cos_sin)
 
     def complete(self, q: Tensor, residual: Tensor, cache: LayerCache, metadata: AttentionMetadata) -> Tensor:
+        """Attends, adds the normalized result to the residual, and returns the normalized feed-forward."""
         residual += self._attention_norm(self._attention.attend(q, cache, metadata))
         return self._mlp_norm(self.mlp(residual))
 

@@ -48,7 +48,7 @@ DUMMY_PERIOD = 1_048_573  # prime, so that repeating it does not repeat a weight
 
 @dataclass(frozen=True, slots=True)
 class Loader:
-    """Loads models as configured."""
+    """Loads models from their folders, or with random weights (load_format "dummy")."""
 
     load_format: str
     seed: int
@@ -66,7 +66,11 @@ class Loader:
     def load(
         self, model: LoadableModel, folder: Path, is_on_other_stage: Callable[[str], bool] = lambda _: False
     ) -> None:
-        """Loads the model; `is_on_other_stage` selects tensors that belong to other pipeline stages."""
+        """Fills and finishes the model: with random weights, by its own library, or from the folder's files.
+
+        `is_on_other_stage`: selects checkpoint tensors to ignore, because another pipeline stage has them. Raises
+        InvalidArgument for missing, unexpected, misshapen or unreadable tensors.
+        """
         if self.load_format == "dummy":
             fill_dummy(model, self.seed)
         elif isinstance(model, SelfLoadingModel):
@@ -81,13 +85,15 @@ def load_checkpoint(
     is_on_other_stage: Callable[[str], bool] = lambda _: False,
     progress: Progress | None = None,
 ) -> None:
+    """Fills and finishes a model from the folder's files, on GPUs with several threads. Raises as Loader.load()."""
     first = next((memory_of(destination) for _, destination in model.destinations()), None)
     num_threads = 0 if first is None else threads_for(first.device)
     _load(model, named_tensors(folder), str(folder), is_on_other_stage, num_threads=num_threads, progress=progress)
 
 
 def load_tensors(model: LoadableModel, tensors: Iterable[tuple[str, Tensor]]) -> None:
-    """Loads a model from tensors named as in a checkpoint."""
+    """Fills and finishes a model from tensors named as in a checkpoint. Raises InvalidArgument for missing, unexpected
+    or misshapen ones."""
     sources = (
         (name, TensorSource(tensor.shape, partial(torch.Tensor.contiguous, tensor), tensor)) for name, tensor in tensors
     )
@@ -109,11 +115,16 @@ def _load(
     num_threads: int = 0,
     progress: Progress | None = None,
 ) -> None:
+    """Copies the sources into the model, layer by layer where weights are quantized at load, and finishes it.
+
+    `given`: what errors call the sources. The model stays partly filled if an error is raised.
+    """
     progress = progress or Progress()
     copies = WeightCopier(num_threads, progress)
     storage = LayerStorage(model, copies.wait)
 
     def take(name: str, source: TensorSource, destination: Destination, covered: Collection[str]) -> None:
+        """Allocates the layer of `covered`, copies the tensor, and finishes the layer after its last one."""
         storage.allocate(covered)
         _copy(name, source, destination, copies)
         storage.release(covered)
@@ -135,7 +146,11 @@ def _place(
     *,
     progress: Progress | None = None,
 ) -> None:
-    """Matches checkpoint tensors to the model's; calls `take` with each and with the model tensors it covers."""
+    """Matches checkpoint tensors to the model's; calls `take` with each and with the model tensors it covers.
+
+    Ignores derived, passed-over and other stages' tensors. An output head stands in for a missing tied embedding.
+    Raises InvalidArgument for missing and unexpected tensors, after all others were taken.
+    """
     missing, alternatives = dict(model.destinations()), model.alternatives
     if progress is not None:
         progress.total_bytes += sum(memory_of(destination).nbytes for destination in missing.values())
@@ -169,7 +184,11 @@ def _place(
 
 
 def fill_dummy(model: LoadableModel, seed: int) -> None:
-    """Fills the model with random weights that keep activations near 1 at any depth; norms are 1, biases 0."""
+    """Fills the model with random weights that keep activations near 1 at any depth and finishes it; norms are 1,
+    biases 0.
+
+    The same `seed` gives the same weights.
+    """
     destinations = [(name, memory_of(destination)) for name, destination in model.destinations()]
     noise = torch.randn(DUMMY_PERIOD, generator=torch.Generator().manual_seed(seed))
     noise = noise.to(destinations[0][1].device)  # on the device: host threads are slow while kernels are compiled
@@ -205,7 +224,7 @@ class Slices(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TensorSource:
-    """Tensor of a checkpoint, read lazily."""
+    """Tensor of a checkpoint, read lazily, whole (`read`) or in parts."""
 
     shape: Sequence[int]
     read: Callable[[], Tensor]
@@ -213,11 +232,16 @@ class TensorSource:
     stored: StoredTensor | None = None  # None: not stored in a file in this form
 
     def outliving_its_file(self) -> TensorSource:
+        """Returns a source that can still be read when its file's iteration has ended."""
         parts = self.parts
         return replace(self, read=lambda: parts[(slice(None),)])
 
 
 def _copy(name: str, source: TensorSource, destination: Destination, copies: WeightCopier) -> None:
+    """Checks a tensor against its destination and copies it: a part, straight from its file, or read whole.
+
+    A destination of size 0 is resized to the tensor. Raises InvalidArgument for other shapes and kinds of dtypes.
+    """
     if isinstance(destination, TensorPart):
         _copy_parts(name, source, destination, copies)
         return
@@ -233,6 +257,7 @@ def _copy(name: str, source: TensorSource, destination: Destination, copies: Wei
 
 
 def _check(name: str, source: TensorSource, destination: Destination) -> None:
+    """Raises the errors of _copy() without copying."""
     if isinstance(destination, TensorPart):
         _check_shape(name, source.shape, destination.shape)
         _check_kind(name, source.read(), destination.tensor)
@@ -241,12 +266,14 @@ def _check(name: str, source: TensorSource, destination: Destination) -> None:
 
 
 def _check_tensor(name: str, tensor: Tensor, destination: Tensor) -> None:
+    """Raises InvalidArgument for another kind of dtype or another shape; destinations of size 0 accept any shape."""
     _check_kind(name, tensor, destination)
     if destination.numel() and not tensor.numel() == destination.numel() == 1:
         _check_shape(name, tensor.shape, destination.shape)
 
 
 def _copy_parts(name: str, source: TensorSource, destination: TensorPart, copies: WeightCopier) -> None:
+    """Copies this rank's ranges of a tensor one after the other into its memory; reads only those."""
     _check_shape(name, source.shape, destination.shape)
     before, at = (slice(None),) * destination.dim, 0
     for taken in destination.taken:
@@ -257,6 +284,7 @@ def _copy_parts(name: str, source: TensorSource, destination: TensorPart, copies
 
 
 def _check_kind(name: str, tensor: Tensor, destination: Tensor) -> None:
+    """Raises InvalidArgument if one of both is floating-point and the other is not; other dtypes are converted."""
     if tensor.is_floating_point() != destination.is_floating_point():
         raise InvalidArgument(
             f"model: tensor {name} holds {tensor.dtype}, config.json implies {destination.dtype}", field="model"
@@ -271,7 +299,10 @@ def _check_shape(name: str, shape: Sequence[int], wanted: Sequence[int]) -> None
 
 
 def named_tensors(folder: Path) -> Iterator[tuple[str, TensorSource]]:
-    """Yields the tensors of a folder's files by their stored names. Raises InvalidArgument."""
+    """Yields the tensors of a folder's files by their stored names; each source is valid until the next file is opened.
+
+    Raises InvalidArgument for missing, unreadable and invalid files.
+    """
     for path in files(folder):
         _check_file(path)
         try:
@@ -292,6 +323,7 @@ def named_tensors(folder: Path) -> Iterator[tuple[str, TensorSource]]:
 
 
 def _stored(path: Path) -> dict[str, StoredTensor]:
+    """Returns where the tensors of a safetensors file lie."""
     with path.open("rb", buffering=0) as file:
         return stored_tensors(path, file.fileno())
 
@@ -305,7 +337,10 @@ def _source(held: Tensor) -> TensorSource:
 
 
 def _pickled(path: Path) -> Iterator[tuple[str, TensorSource]]:
-    """Yields the tensors of PyTorch's pickle format; only tensors are loaded, no code is run."""
+    """Yields the tensors of a file in PyTorch's pickle format; only tensors are loaded, no code is run.
+
+    Raises InvalidArgument if the file has anything but tensors by name.
+    """
     held = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     if not isinstance(held, dict) or not all(isinstance(tensor, Tensor) for tensor in held.values()):
         raise InvalidArgument(f"model: {path} holds something else than tensors by name", field="model")
@@ -314,8 +349,11 @@ def _pickled(path: Path) -> Iterator[tuple[str, TensorSource]]:
 
 
 def files(folder: Path) -> list[Path]:
-    """Returns the files to read, in order: those of the index, else a single-file model, else all of the preferred
-    format."""
+    """Returns the weight files of a folder, in order: those of its index, else a single-file model, else all of the
+    preferred format.
+
+    Raises InvalidArgument without any, and for an invalid index.
+    """
     for index in (folder / INDEX, folder / OLDER_INDEX):
         if index.exists():
             return [folder / name for name in _names_in(index)]
@@ -329,6 +367,8 @@ def files(folder: Path) -> list[Path]:
 
 
 def _names_in(index: Path) -> list[str]:
+    """Returns the file names in an index, sorted. Raises InvalidArgument for invalid ones and for paths outside of the
+    folder."""
     try:
         if index.stat().st_size > MOST_INDEX_BYTES:
             raise InvalidArgument(f"model: {index} has more than {MOST_INDEX_BYTES} bytes", field="model")
@@ -350,7 +390,8 @@ def _is_file_name(name: str) -> bool:
 
 
 def _check_file(path: Path) -> None:
-    """Raises InvalidArgument with the system's reason for files that cannot be opened. Does not wait for pipes."""
+    """Raises InvalidArgument for files that cannot be opened, are no regular files (pipes are not waited for) or are
+    pointers of Git LFS."""
     try:
         if not stat.S_ISREG(path.stat().st_mode):
             raise InvalidArgument(f"model: {path} is no regular file", field="model")
@@ -364,6 +405,7 @@ def _check_file(path: Path) -> None:
 
 
 def _complain(given: str, what: str, names: list[str]) -> None:
+    """Raises InvalidArgument that names the first few of `names`; does nothing without names."""
     if names:
         named = ", ".join(names[:NAMED_IN_ERRORS])
         more = f" and {len(names) - NAMED_IN_ERRORS} more" if len(names) > NAMED_IN_ERRORS else ""

@@ -16,10 +16,10 @@ class WeightFolders:
         self._allowed = AllowedFolders(roots) if roots else None
 
     def find(self, path: str) -> Path:
-        """Resolves `path`, absolute or relative to one of the folders.
+        """Resolves `path`, absolute or relative to one of the folders, to an existing folder of regular files.
 
-        Raises FailedPrecondition if there are no folders, and InvalidArgument, with the same text whether the target
-        exists or not, if the path leads outside.
+        Raises FailedPrecondition if there are no folders, and InvalidArgument if the path or one of its files leads
+        outside, with the same text whether the target exists or not.
         """
         if self._allowed is None:
             text = "weights_folders: this worker was started with none: it reads no weights while it runs"
