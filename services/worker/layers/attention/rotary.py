@@ -12,7 +12,12 @@ if TYPE_CHECKING:
 
 
 def cos_sin_table(rope: RopeConfig, head_dim: int, num_positions: int) -> Tensor:
-    """Returns cosines, then sines, of every position's angles: float32 [num_positions, head_dim], on the CPU."""
+    """Returns the rotary table: cosines, then sines, of every position's angles, float32 [num_positions, head_dim], on
+    the CPU.
+
+    Pairs beyond the rotated fraction have angle 0; YaRN's and LongRoPE's attention factor is included. LongRoPE uses
+    its long factors if `num_positions` exceeds the original context.
+    """
     import torch  # lazy: families are also read without torch
 
     rotated = int(head_dim * rope.share)
@@ -43,7 +48,7 @@ def row_order(rope: RopeConfig, head_dim: int) -> Tensor | None:
 
 
 def _plain(rope: RopeConfig, head_dim: int) -> Tensor:
-    """Returns the angle per position of each pair, [head_dim / 2]."""
+    """Returns the angle per position of each pair, in radians, [head_dim / 2]."""
     import torch
 
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
@@ -85,6 +90,7 @@ def _yarn(rope: RopeConfig, head_dim: int) -> Tensor:
 
 
 def _none(_rope: RopeConfig, head_dim: int) -> Tensor:
+    """Returns zeros: no pair is rotated."""
     import torch
 
     return torch.zeros(head_dim // 2)

@@ -54,7 +54,8 @@ class GroupedRMSNorm:
         return normed.view(x.shape) * self._weight
 
     def _of_shared(self, x: Tensor, collectives: Collectives) -> Tensor:
-        """Normalizes [num_tokens, parts of groups, elements of a part] with squares of all ranks."""
+        """Normalizes x with the squares of all ranks; returns [num_tokens, parts of groups, elements of a part], not
+        yet weighted."""
         import torch
 
         wide = x.float().unflatten(1, (self._num_parts, -1))

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class HeadRates:
-    """Per-head parameter in float32."""
+    """Float32 parameter with one number for each head of this rank."""
 
     def __init__(self, name: str, heads: range, total: int, place: LayerPlacement) -> None:
         """Allocates the values of this rank's `heads`, out of `total`."""
@@ -29,7 +29,7 @@ class HeadRates:
 
 
 class Convolution:
-    """Weights of the short convolution."""
+    """Weights [channels, width] and optional bias of this rank's channels of the short convolution."""
 
     def __init__(
         self, name: str, taken: tuple[range, ...], total: int, width: int, place: LayerPlacement, *, bias: bool = False
@@ -47,6 +47,7 @@ class Convolution:
             yield f"{self._name}.bias", portion(self.bias, 0, self._taken, self._total)
 
     def reorder(self, channels: Tensor) -> None:
+        """Permutes the channels of weight and bias in place."""
         for part in (self.weight, self.bias):
             if part is not None:
                 part.copy_(part[channels])
