@@ -78,5 +78,6 @@ class ReferenceAttention:
     def attend_latent(
         self, q: Tensor, q_rotated: Tensor, cache: Tensor, metadata: AttentionMetadata, *, scale: float
     ) -> Tensor:
+        """Computes latent attention in plain torch, without tree masks."""
         tables, starts, lens = metadata.block_tables, metadata.query_start, metadata.seq_lens
         return reference.latent_attention(q, q_rotated, cache, tables, starts, lens, scale)

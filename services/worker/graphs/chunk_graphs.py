@@ -36,7 +36,7 @@ NONE: I32 = np.zeros(0, np.int32)
 
 @dataclass(frozen=True, slots=True, order=True)
 class ChunkShape:
-    """Sizes of a recorded graph."""
+    """Numbers of tokens and rows of a recorded graph; smaller steps are padded to them."""
 
     num_tokens: int
     num_rows: int  # including the padding row; also the number of samples
@@ -118,8 +118,11 @@ class ChunkGraphs:
         self._flat = torch.zeros(most_words, dtype=torch.int32, device=memory.last_tokens.device)
 
     def leave_out_compute_bound(self) -> None:
-        """Removes the shapes whose steps compute longer than they launch, by running a step of padding for each number
-        of tokens, in ascending order up to the first such."""
+        """Removes the shapes whose steps compute longer than they launch.
+
+        Finds the smallest such number of tokens by a binary search that runs steps of padding; all ranks must call it
+        together.
+        """
         self._tokens = self._tokens[: bisect_left(self._tokens, True, key=self._is_compute_bound)]
         self._shapes = [shape for shape in self._shapes if shape.num_tokens in self._tokens]
 

@@ -172,6 +172,7 @@ class _EagerRecording:
         return self.found
 
     def replay(self) -> None:
+        """Runs the work and copies its result into fixed memory, allocated at the first replay."""
         result = self.work()
         if self.found is None:
             self.found = torch.empty_like(result)
@@ -182,6 +183,7 @@ class EagerRecorder:
     """Runs the work anew at each replay, on any device. For tests."""
 
     def record(self, first: Recordable, *others: Callable[[Tensor], Tensor]) -> list[Recording]:
+        """Wraps the steps without running them; each after the first reads the previous one's last result."""
         recordings = [_EagerRecording(first)]
         for step in others:
             recordings.append(_EagerRecording(functools.partial(_chained, step, recordings[-1])))

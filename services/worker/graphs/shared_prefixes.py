@@ -22,7 +22,7 @@ LEAST_SAVED = 8192
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Rows that share their leading blocks."""
+    """Rows of a decode step that share their leading blocks, and how many of these."""
 
     rows: Rows  # ascending
     num_blocks: int

@@ -117,7 +117,7 @@ class SampleGraphs:
         self._staging.upload_into(columns, [slots, positions], [self._memory.scratch_slot, 0])
 
     def _columns(self, size: int) -> Tensor:
-        """Returns columns filled with padding."""
+        """Returns the static columns of `size` samples (slots, positions), int32 [2, stride], filled with padding."""
         columns = self._flat[: 2 * aligned(size)].view(2, aligned(size))
         self._fill(columns, *[np.zeros(0, np.int32)] * 2)
         return columns

@@ -61,6 +61,7 @@ class TorchStepEdges:
     """Implementation in plain torch, for tests and devices without Triton."""
 
     def begin_step(self, columns: StepInputColumns, memory: SlotMemory) -> Tensor:
+        """Writes the new block ids to the flat block tables and returns the token ids, int32 [num_rows]."""
         memory.block_tables.view(-1).index_copy_(0, columns.places.long(), columns.block_ids)
         last = memory.last_tokens.index_select(0, columns.slots).clamp(min=0)
         return columns.given.where(columns.given >= 0, last)
@@ -70,7 +71,7 @@ class TorchStepEdges:
 
 
 class TritonStepEdges:
-    """Implementation with one Triton kernel each."""
+    """Implementation with one Triton kernel each for begin_step() and end_step()."""
 
     def __init__(self) -> None:
         from quire.kernels.triton import step_edges
@@ -78,6 +79,7 @@ class TritonStepEdges:
         self._kernels: Any = step_edges
 
     def begin_step(self, columns: StepInputColumns, memory: SlotMemory) -> Tensor:
+        """Writes the new block ids and computes the token ids in one kernel."""
         token_ids: Tensor = self._kernels.begin_step(
             columns.slots, columns.given, columns.places, columns.block_ids, memory.last_tokens, memory.block_tables
         )

@@ -154,7 +154,7 @@ class TiedOutputHead:
             self.adapters.finish()
 
     def _product(self, x: Tensor) -> Tensor:
-        """Computes this rank's logits without adapters."""
+        """Computes this rank's logits [num_rows, allocated rows] without adapters and without masking the padding."""
         return self._ops.linear(x, self.packed)
 
     def __call__(self, x: Tensor, rows: AdaptedRows | None = None) -> Tensor:

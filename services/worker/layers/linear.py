@@ -91,7 +91,7 @@ class DenseParts:
 
     @property
     def is_quantized(self) -> bool:
-        """Whether the packed weight is quantized."""
+        """Whether pack() returns a quantized weight, for ops.quantized_linear."""
         return self._quantization != "none"
 
     def dequantized(self) -> Tensor:

@@ -83,7 +83,7 @@ class LoadableModel(Loadable, Protocol):
 
     @property
     def alternatives(self) -> Mapping[str, Alternative]:
-        """Alternative checkpoint tensors by name."""
+        """Checkpoint tensors, by name, that may come in place of some of those in destinations()."""
 
     @property
     def passed_over(self) -> tuple[str, ...]:

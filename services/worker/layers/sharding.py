@@ -152,7 +152,7 @@ class Shard:
 
     @property
     def expert_ranks(self) -> int:
-        """Ranks with disjoint sets of experts."""
+        """Number of ranks with disjoint sets of experts; 1 if every rank has a part of all."""
         return self.size if self.whole_experts else 1
 
     def part(self, total: int, what: str) -> range:
@@ -215,7 +215,7 @@ class TensorPart:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of the whole tensor."""
+        """Shape of the whole tensor in the checkpoint, not of this rank's memory."""
         return (*self.tensor.shape[: self.dim], self.size, *self.tensor.shape[self.dim + 1 :])
 
 

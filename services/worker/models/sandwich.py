@@ -31,7 +31,7 @@ class NormNames:
 
 
 class SandwichLayer(DecoderLayer):
-    """Decoder layer with four norms."""
+    """Decoder layer with norms before and after both attention and feed-forward, as in Gemma 2 and 3 and GLM-4-0414."""
 
     def __init__(
         self, index: int, config: DecoderConfig, names: NormNames, backend: AttentionBackend, place: LayerPlacement

@@ -63,7 +63,8 @@ class StepLayers(Protocol):
 
 
 class StepContext(Protocol):
-    """Decides whether context-parallel ranks partition the tokens of a step."""
+    """Decides whether context-parallel ranks partition the tokens of a step (shares), computes the hidden states of a
+    partitioned step (hidden), and makes all ranks use the same samples (agree)."""
 
     def shares(self, inputs: StepInputs, recordings: Recordings) -> TokenShares | None:
         """Partitions the step; None if each rank computes it by itself."""
@@ -112,7 +113,7 @@ class LocalLayers:
 
 
 class LocalSteps:
-    """Computes all tokens of a step on each rank."""
+    """Context of a single rank, or of ranks that all compute the whole step: partitions nothing."""
 
     def shares(self, inputs: StepInputs, recordings: Recordings) -> None:
         return None
@@ -131,4 +132,4 @@ class LocalSteps:
         raise AssertionError("no step is shared out")
 
     def agree(self, sampled: SampledTokens, memory: SlotMemory) -> None:
-        """Does nothing: samples are local."""
+        """Does nothing: there are no context-parallel ranks."""

@@ -19,8 +19,8 @@ TRIAL_TOKENS = 8
 
 
 def run_largest_steps(runner: ModelRunner, limits: WorkerLimits, kept_drafts: int = 0) -> None:
-    """Runs one prompt that fills a step, then a decode of every slot with the most expensive sampling parameters, and
-    waits for both.
+    """Runs one prompt that fills a step, then a decode of every slot, with the sampling parameters that need the most
+    memory, and waits for both.
 
     KV goes to the null block; all slots are admitted to the heads before and released afterwards. `kept_drafts`: drafts
     kept per slot by recurrent layers, which then allocate their memory.

@@ -38,7 +38,7 @@ class StageLaunch(Protocol):
 
 
 class LogitsModel(Protocol):
-    """Maps hidden states to logits."""
+    """Model as far as step endings use it: maps hidden states to logits."""
 
     def logits(self, hidden: Tensor, *adapted: AdaptedRows) -> Tensor: ...
 
@@ -100,7 +100,7 @@ class StepEnding:
         return Launch(self._timer, marks, self._staging, sampled, drafts=inputs.drafts, endings=endings)
 
     def _sampled(self, inputs: StepInputs, up: Uploaded | None, step_heads: StepHeads, hidden: Tensor) -> SampledTokens:
-        """Computes logits and samples one token for each sample of the step; arguments as in end().
+        """Computes logits and samples a token for each row whose successor is wanted; arguments as in end().
 
         Replays a recorded output head if no other head runs and there is one. `hidden` may hold all tokens of the step
         or begin with the sampled ones, as `step_heads` requires.

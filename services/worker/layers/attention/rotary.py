@@ -56,12 +56,14 @@ def _plain(rope: RopeConfig, head_dim: int) -> Tensor:
 
 
 def _linear(rope: RopeConfig, head_dim: int) -> Tensor:
-    """Applies position interpolation (arXiv 2306.15595)."""
+    """Returns the angles of position interpolation (arXiv 2306.15595): all slowed by the same factor; [head_dim /
+    2]."""
     return _plain(rope, head_dim) / rope.factor
 
 
 def _llama3(rope: RopeConfig, head_dim: int) -> Tensor:
-    """Applies Llama 3.1's scaling: low frequencies are slowed, high ones kept, those between interpolated."""
+    """Returns the angles of Llama 3.1's scaling, [head_dim / 2]: low frequencies are slowed, high ones kept, those
+    between interpolated."""
     import torch
 
     plain = _plain(rope, head_dim)
@@ -71,7 +73,8 @@ def _llama3(rope: RopeConfig, head_dim: int) -> Tensor:
 
 
 def _yarn(rope: RopeConfig, head_dim: int) -> Tensor:
-    """Applies YaRN: NTK by parts (arXiv 2309.00071, section 3.2)."""
+    """Returns the angles of YaRN's NTK by parts (arXiv 2309.00071, section 3.2), [head_dim / 2]: interpolated between
+    kept and slowed."""
     import torch
 
     plain = _plain(rope, head_dim)
@@ -97,7 +100,10 @@ def _none(_rope: RopeConfig, head_dim: int) -> Tensor:
 
 
 def _longrope(rope: RopeConfig, head_dim: int, *, beyond: bool) -> Tensor:
-    """Applies LongRoPE; `beyond`: sequences may exceed the original context and all use the long factors."""
+    """Returns the angles of LongRoPE, [head_dim / 2], each stretched by a factor of its own.
+
+    `beyond`: sequences may exceed the original context and all use the long factors.
+    """
     import torch
 
     return _plain(rope, head_dim) / torch.tensor(rope.long_factors if beyond else rope.short_factors)

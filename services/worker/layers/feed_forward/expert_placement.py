@@ -42,7 +42,7 @@ class ExpertPlacement:
 
     @property
     def placement(self) -> PlacementMap:
-        """Current placement; waits for the device."""
+        """Current placement int64 [ranks, places], copied to the host; waits for the device."""
         held: PlacementMap = self._held.cpu().numpy()
         return held
 

@@ -116,6 +116,7 @@ class Experts:
         return f"{gate}.weight", f"{up}.weight", f"{down}.weight"
 
     def _modules(self, expert: int) -> tuple[str, str, str]:
+        """Returns the checkpoint names of an expert's gate, up and down projections, without ".weight"."""
         names: ExpertNames = self._names
         one = f"{self._name}.{expert}"
         return f"{one}.{names.gate}", f"{one}.{names.up}", f"{one}.{names.down}"
@@ -220,7 +221,7 @@ class SparseMLP:
 
     @property
     def alternatives(self) -> Mapping[str, Alternative]:
-        """Stacked tensors of all experts."""
+        """Stacked tensors of all experts, by name, in place of one per expert."""
         return self.experts.alternatives
 
     def finish(self) -> None:

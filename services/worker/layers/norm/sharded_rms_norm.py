@@ -57,7 +57,7 @@ class ShardedRMSNorm:
         yield f"{self._name}.weight", portion(self._weight, 0, self._taken, self._total)
 
     def finish(self) -> None:
-        """Does nothing: used as it is."""
+        """Does nothing: the weight is used as loaded, without packing."""
 
     def __call__(self, x: Tensor) -> Tensor:
         """Normalizes [num_tokens, size of this rank] -> the same shape."""

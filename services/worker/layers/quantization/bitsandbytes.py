@@ -105,9 +105,10 @@ class Int8Rows:
     """Scheme of int8 elements; a row's scale is its largest magnitude."""
 
     def check(self, name: str, out_features: int, in_features: int) -> None:
-        """Accepts any size."""
+        """Does nothing: any size is supported."""
 
     def tensors(self, out_features: int, in_features: int) -> Mapping[str, CheckpointTensor]:
+        """Returns shapes and dtypes of the int8 weight and of SCB, the largest magnitude of each row."""
         import torch
 
         return {

@@ -17,6 +17,8 @@ def matches(name: str, listed: tuple[str, ...]) -> bool:
 
 
 def _matches(name: str, listed: str) -> bool:
+    """Returns whether one entry matches: a regular expression from the name's start, or consecutive dotted parts of the
+    name."""
     if listed.startswith(PATTERN):
         return re.match(listed.removeprefix(PATTERN), name) is not None
     return f".{listed}." in f".{name}."

@@ -75,6 +75,8 @@ class GatedDeltaNet(RecurrentLayer):
         mixed = self._mixed(x)
 
         def change(given: Tensors, rows: Rows) -> Tensors:
+            """Updates states by convolution and delta rule; `given`: convolution inputs and gates of the rows'
+            tokens."""
             where = (pages, *rows, cache.block_size)
             strength, step = given[1].chunk(2, dim=1)
             qkv = ops.short_convolution(given[0], self._convolution.weight, *where)

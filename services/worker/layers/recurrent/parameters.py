@@ -25,7 +25,7 @@ class HeadRates:
         yield self._name, portion(self.values, 0, (self._heads,), self._total)
 
     def finish(self) -> None:
-        """Does nothing: used as it is."""
+        """Does nothing: the layer may change the loaded values itself."""
 
 
 class Convolution:
@@ -53,4 +53,4 @@ class Convolution:
                 part.copy_(part[channels])
 
     def finish(self) -> None:
-        """Does nothing: used as they are."""
+        """Does nothing: weight and bias are used as loaded."""

@@ -25,8 +25,8 @@ class Recurrence:
         self._kept: Tensors = ()  # [num_places, width] each; allocated with the first drafts
 
     def run(self, inputs: Tensors, batch: ForwardBatch, change: Change) -> Tensors:
-        """Runs the recurrence over a step: applies accepted drafts of earlier steps and certain tokens to the states,
-        drafts only to copies.
+        """Applies accepted drafts of earlier steps and certain tokens to the states; drafts of this step read the
+        states but leave them unchanged.
 
         `inputs`: the layer's inputs, [num_tokens, width] each. `change` updates the states of rows with such inputs and
         returns the outputs, [num_tokens, ...] each. Returns the outputs of all tokens in order.

@@ -125,6 +125,7 @@ class StateSpace(RecurrentLayer):
         mixed, gates, steps = self._mixed(x).split((channels, sizes.values, sizes.num_heads), dim=1)
 
         def change(inputs: Tensors, rows: Rows) -> Tensors:
+            """Updates states by convolution and scan; returns the scan's outputs and the convolved values."""
             where = (pages, *rows, cache.block_size)
             qkv = ops.short_convolution(inputs[0], conv.weight, *where, conv.bias)
             found = ops.state_space_scan(qkv, inputs[1], self._rate.values, self._step_bias.values, *where)

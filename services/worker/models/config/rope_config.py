@@ -94,6 +94,7 @@ def _read_longrope(section: ConfigFile, theta: float, config: ConfigFile) -> Rop
 
 
 def _read_llama3(section: ConfigFile, theta: float, original: int) -> RopeConfig:
+    """Reads Llama 3.1's scaling; all factors must be in the section. `original`: context length before extension."""
     return RopeConfig(
         theta,
         "llama3",

@@ -35,7 +35,8 @@ class EncoderLayer(Protocol):
 
 
 class EncoderModel(ABC):
-    """Encoder-only model: tokens to hidden states."""
+    """Encoder-only model: maps the tokens of whole prompts to hidden states, without KV caches and without
+    generation."""
 
     base: ClassVar[str]  # prefix of the encoder in checkpoints with a head
     unused: ClassVar[tuple[str, ...]] = ()  # checkpoint tensors that are ignored
@@ -68,7 +69,7 @@ class EncoderModel(ABC):
     @property
     @abstractmethod
     def parts(self) -> Sequence[Loadable]:
-        """Modules before and after the layers."""
+        """Modules with weights before and after the layers: embeddings and norms."""
 
     @abstractmethod
     def embed(self, batch: ForwardBatch) -> Tensor:

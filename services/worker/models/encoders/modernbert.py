@@ -66,7 +66,8 @@ class ModernBertLayer:
 
 
 class ModernBert(EncoderModel):
-    """ModernBertModel and ModernBertForSequenceClassification."""
+    """ModernBertModel and ModernBertForSequenceClassification: local attention in most layers, a norm after the
+    last."""
 
     base: ClassVar[str] = "model"
     unused: ClassVar[tuple[str, ...]] = HEAD

@@ -73,7 +73,7 @@ def read_cohere(config: ConfigFile) -> DecoderConfig:
 
 
 class CohereForCausalLM(CausalLM):
-    """Command R: rotates neighbouring pairs."""
+    """Command R: rotary positions in neighbouring pairs, the same attention in all layers."""
 
     @staticmethod
     def read(config: ConfigFile) -> DecoderConfig:

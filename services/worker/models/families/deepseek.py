@@ -40,6 +40,7 @@ class DeepseekForCausalLM(MixtureForCausalLM):
 
     @staticmethod
     def layer(index: int, config: DecoderConfig, backend: AttentionBackend, place: LayerPlacement) -> MixtureLayer:
+        """Returns the layer at `index` with latent attention, which `backend` must support."""
         assert isinstance(backend, LatentBackend), "chosen for this model"
         attention = LatentAttention(f"model.layers.{index}.self_attn", config, backend, place)
         return MixtureLayer(index, config, backend, place, attention=attention)

@@ -36,7 +36,8 @@ def read_gemma(config: ConfigFile, rope: RopeConfig | None = None) -> DecoderCon
 
 
 class GemmaForCausalLM(LlamaForCausalLM):
-    """Gemma, first generation."""
+    """Gemma of the first generation: Llama's layers with another activation and scales; neither taped nor in fused
+    kernels."""
 
     taped_functions: ClassVar[tuple[str, ...]] = ()
 

@@ -35,7 +35,7 @@ def read_glm(config: ConfigFile) -> DecoderConfig:
 
 
 class GlmForCausalLM(LlamaForCausalLM):
-    """GLM-4 models of 2024."""
+    """GLM-4 models of 2024, with Llama's layers: two norms each."""
 
     @staticmethod
     def read(config: ConfigFile) -> DecoderConfig:

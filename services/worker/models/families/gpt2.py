@@ -45,7 +45,7 @@ class Gpt2Attention(Attention):
 
 
 class GPT2LMHeadModel(LearnedPositions):
-    """GPT-2: biases in all projections."""
+    """GPT-2: learned positions, biases in all projections, tied output head by default."""
 
     embedding_name: ClassVar[str] = "transformer.wte"
     positions_name: ClassVar[str] = "transformer.wpe"
@@ -69,6 +69,7 @@ class GPT2LMHeadModel(LearnedPositions):
 
     @staticmethod
     def layer(index: int, config: DecoderConfig, backend: AttentionBackend, place: LayerPlacement) -> PrenormLayer:
+        """Returns the pre-norm layer at `index`, whose checkpoint weights are transposed."""
         name, size, eps = f"transformer.h.{index}", config.hidden_size, config.rms_norm_eps
         up = Projection(f"{name}.mlp.c_fc", config.intermediate_size, transposed=True)
         down = Projection(f"{name}.mlp.c_proj", size, transposed=True)

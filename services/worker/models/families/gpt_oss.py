@@ -134,7 +134,7 @@ def _gates_first(rows: Tensor) -> Tensor:
 
 
 class GptOssForCausalLM(MixtureForCausalLM):
-    """gpt-oss: experts in every layer."""
+    """gpt-oss: attention sinks, windows in every other layer, experts in every layer."""
 
     @staticmethod
     def read(config: ConfigFile) -> DecoderConfig:
@@ -163,6 +163,7 @@ class GptOssForCausalLM(MixtureForCausalLM):
 
     @staticmethod
     def layer(index: int, config: DecoderConfig, backend: AttentionBackend, place: LayerPlacement) -> MixtureLayer:
+        """Returns the layer at `index`, with experts in the checkpoint's layout: MXFP4 or interleaved floats."""
         assert config.experts is not None
         name = f"model.layers.{index}.{config.experts.names.module}"
         layout = Mxfp4Experts if config.experts.in_mxfp4 else InterleavedExperts

@@ -41,6 +41,7 @@ class GraniteMoeForCausalLM(MixtureForCausalLM):
 
     @staticmethod
     def read(config: ConfigFile) -> DecoderConfig:
+        """Reads config.json; the residual multiplier becomes the scale of the routing weights."""
         decoder, num_experts = GraniteForCausalLM.read(config), read_num_experts(config, "num_local_experts")
         experts = ExpertsConfig(
             num_experts,
@@ -54,6 +55,7 @@ class GraniteMoeForCausalLM(MixtureForCausalLM):
 
     @staticmethod
     def layer(index: int, config: DecoderConfig, backend: AttentionBackend, place: LayerPlacement) -> MixtureLayer:
+        """Returns the layer at `index`, whose experts are stacked in the checkpoint."""
         assert config.experts is not None
         name = f"model.layers.{index}.{NAMES.module}"
         whole = WholeExperts(name, config.hidden_size, config.experts, place)

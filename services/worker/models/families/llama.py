@@ -37,6 +37,8 @@ class LlamaLayer(DecoderLayer):
     def __call__(
         self, x: Tensor | None, residual: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor
     ) -> Tensor:
+        """Runs the whole layer: adds `x` and attention's output to the residual in place and returns the feed-forward's
+        update."""
         x = normed(self.input_norm, x, residual)
         x = self.attention(x, batch, cache, cos_sin)
         return self._feed(x, residual)

@@ -77,10 +77,11 @@ class Olmo2Layer(DecoderLayer):
 
 
 class Olmo2ForCausalLM(CausalLM):
-    """OLMo 2: no biases, no windows."""
+    """OLMo 2: norms after attention and feed-forward, biases of attention by a flag, no windows."""
 
     @staticmethod
     def read(config: ConfigFile) -> DecoderConfig:
+        """Reads config.json; biases of all attention projections by the flag attention_bias."""
         if config.flag("attention_bias"):
             return replace(read_decoder(config), attention=AttentionConfig(qkv_bias=True, o_bias=True))
         return read_decoder(config)

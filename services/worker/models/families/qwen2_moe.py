@@ -35,6 +35,7 @@ class Qwen2MoeForCausalLM(MixtureForCausalLM):
 
     @staticmethod
     def read(config: ConfigFile) -> DecoderConfig:
+        """Reads config.json with a gated shared expert; biases of queries, keys and values by default."""
         experts = replace(
             read_qwen_experts(config),
             shared_intermediate_size=config.integer("shared_expert_intermediate_size"),

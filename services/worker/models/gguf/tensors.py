@@ -94,6 +94,7 @@ def _heads(header: Header) -> Callable[[str], int]:
     architecture = values.text("general.architecture")
 
     def of(part: str) -> int:
+        """Returns the number of heads of projection `part` ("attn_q", "attn_k") for the Llama architecture, else 0."""
         if architecture != INTERLEAVED or part not in HEADS:
             return 0
         queries = values.integer(f"{architecture}.{HEADS['attn_q']}")

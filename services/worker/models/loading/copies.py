@@ -83,6 +83,8 @@ class WeightCopier:
             stream.synchronize()
 
     def close(self) -> None:
+        """Cancels copies that have not started, waits for the others and closes the files; raises none of their
+        errors."""
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
         while self._files:

@@ -19,7 +19,8 @@ class LayerStorage:
     """Allocates a layer's weights before its first tensor and releases them after its last."""
 
     def __init__(self, model: LoadableModel, settle: Callable[[], None]) -> None:
-        """Finds the layers whose tensors have no memory yet, and allocates such tensors outside of layers for good.
+        """Finds the layers whose tensors have no memory yet; allocates such tensors elsewhere at once, until the model
+        is finished.
 
         `settle`: waits until the tensors passed to release() have arrived.
         """

@@ -292,6 +292,7 @@ def _check_kind(name: str, tensor: Tensor, destination: Tensor) -> None:
 
 
 def _check_shape(name: str, shape: Sequence[int], wanted: Sequence[int]) -> None:
+    """Raises InvalidArgument, naming both shapes, if `shape` is not `wanted`."""
     if list(shape) != list(wanted):
         raise InvalidArgument(
             f"model: tensor {name} has shape {list(shape)}, config.json implies {list(wanted)}", field="model"

@@ -45,7 +45,8 @@ class WeightSpool:
 
     @contextmanager
     def open_stream(self) -> Iterator[SpooledStream]:
-        """Opens a stream, one at a time; on exit it is deleted unless kept, and a kept one replaces older ones.
+        """Opens a stream, one at a time; on exit it is deleted unless kept, and a kept one replaces all but the active
+        one.
 
         Raises ResourceExhausted if it cannot be written, also from within the block.
         """
@@ -185,6 +186,7 @@ class SpooledStream:
             raise InvalidArgument(f"content: more than the {self._num_due} bytes of all tensors", field="content")
 
     def _write(self, content: bytes | memoryview) -> None:
+        """Appends content to the file. Raises InvalidArgument if there is more than the heads announce."""
         self._check_room(len(content))
         self._begun().write(content)
         self._num_written += len(content)

@@ -170,7 +170,7 @@ class Weights:
         self._copy([*_pairs(self._model, fresh, set())])
 
     def discard_staged(self) -> None:
-        """Discards staged and preallocated weights."""
+        """Discards staged and preallocated weights and frees their memory; the current ones stay."""
         self._staged = self._expected = None
 
     def check_updatable(self) -> None:

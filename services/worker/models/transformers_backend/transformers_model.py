@@ -34,7 +34,7 @@ if TYPE_CHECKING:  # this module is also imported without torch, to check a conf
 class TransformersCausalLM(CausalLM):
     """Decoder implemented by a class of transformers, whose attention is replaced by paged attention.
 
-    Supports one rank without quantization, fused kernels or adapters.
+    Supports no tensor parallelism, quantization, fused kernels or adapters.
     """
 
     def __init__(
@@ -167,8 +167,8 @@ class _DecoderOutput:
 
 
 def _check(place: LayerPlacement) -> None:
-    """Raises InvalidArgument for settings that the backend does not support: quantization, batch invariance, several
-    ranks."""
+    """Raises InvalidArgument for settings that the backend does not support: quantization, batch invariance, tensor
+    parallelism."""
     asked = {
         "quantization": place.quantization != "none",
         "batch_invariant": place.batch_invariant,

@@ -31,7 +31,7 @@ class LlavaVisionConfig:
 
     @property
     def num_embeddings(self) -> int:
-        """Rows of one picture."""
+        """Rows of text embeddings that one picture takes: one for each patch."""
         return self.tower.num_patches
 
 

@@ -36,7 +36,7 @@ class ViTConfig:
 
     @property
     def num_patches(self) -> int:
-        """Patches of one picture."""
+        """Patches of one picture, without the class token."""
         return (self.image_size // self.patch_size) ** 2
 
 

@@ -83,6 +83,7 @@ class GlooMember:
         failures.publish_failure(self._store, self._name, error)
 
     def close(self) -> None:
+        """Kills the child, waits for its exit and closes the shared memory."""
         self._process.kill()
         self._process.communicate()
         os.close(self._memory)
