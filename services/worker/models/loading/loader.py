@@ -66,11 +66,9 @@ class Loader:
     def load(
         self, model: LoadableModel, folder: Path, is_on_other_stage: Callable[[str], bool] = lambda _: False
     ) -> None:
-        """Fills and finishes the model: with random weights, by its own library, or from the folder's files.
-
-        `is_on_other_stage`: selects checkpoint tensors to ignore, because another pipeline stage has them. Raises
-        InvalidArgument for missing, unexpected, misshapen or unreadable tensors.
-        """
+        """Fills and finishes the model: with random weights, by its own library, or from the folder's files. Raises
+        InvalidArgument for missing, unexpected, misshapen or unreadable tensors. `is_on_other_stage`: selects tensors
+        to ignore."""
         if self.load_format == "dummy":
             fill_dummy(model, self.seed)
         elif isinstance(model, SelfLoadingModel):
@@ -92,8 +90,7 @@ def load_checkpoint(
 
 
 def load_tensors(model: LoadableModel, tensors: Iterable[tuple[str, Tensor]]) -> None:
-    """Fills and finishes a model from tensors named as in a checkpoint. Raises InvalidArgument for missing, unexpected
-    or misshapen ones."""
+    """Fills and finishes a model from tensors named as in a checkpoint. Raises InvalidArgument as Loader.load()."""
     sources = (
         (name, TensorSource(tensor.shape, partial(torch.Tensor.contiguous, tensor), tensor)) for name, tensor in tensors
     )
@@ -115,16 +112,12 @@ def _load(
     num_threads: int = 0,
     progress: Progress | None = None,
 ) -> None:
-    """Copies the sources into the model, layer by layer where weights are quantized at load, and finishes it.
-
-    `given`: what errors call the sources. The model stays partly filled if an error is raised.
-    """
+    """Copies the sources, which errors call `given`, and finishes the model; after an error it stays partly filled."""
     progress = progress or Progress()
     copies = WeightCopier(num_threads, progress)
     storage = LayerStorage(model, copies.wait)
 
     def take(name: str, source: TensorSource, destination: Destination, covered: Collection[str]) -> None:
-        """Allocates the layer of `covered`, copies the tensor, and finishes the layer after its last one."""
         storage.allocate(covered)
         _copy(name, source, destination, copies)
         storage.release(covered)
@@ -146,11 +139,9 @@ def _place(
     *,
     progress: Progress | None = None,
 ) -> None:
-    """Matches checkpoint tensors to the model's; calls `take` with each and with the model tensors it covers.
-
-    Ignores derived, passed-over and other stages' tensors. An output head stands in for a missing tied embedding.
-    Raises InvalidArgument for missing and unexpected tensors, after all others were taken.
-    """
+    """Matches checkpoint tensors to the model's; calls `take` with each and with the model tensors it covers. Raises
+    InvalidArgument for missing and unexpected ones at the end. An output head stands in for a missing tied
+    embedding."""
     missing, alternatives = dict(model.destinations()), model.alternatives
     if progress is not None:
         progress.total_bytes += sum(memory_of(destination).nbytes for destination in missing.values())
@@ -184,11 +175,8 @@ def _place(
 
 
 def fill_dummy(model: LoadableModel, seed: int) -> None:
-    """Fills the model with random weights that keep activations near 1 at any depth and finishes it; norms are 1,
-    biases 0.
-
-    The same `seed` gives the same weights.
-    """
+    """Fills and finishes the model with random weights, equal for equal seeds, that keep activations near 1 at any
+    depth; norms are 1, biases 0."""
     destinations = [(name, memory_of(destination)) for name, destination in model.destinations()]
     noise = torch.randn(DUMMY_PERIOD, generator=torch.Generator().manual_seed(seed))
     noise = noise.to(destinations[0][1].device)  # on the device: host threads are slow while kernels are compiled
@@ -238,10 +226,8 @@ class TensorSource:
 
 
 def _copy(name: str, source: TensorSource, destination: Destination, copies: WeightCopier) -> None:
-    """Checks a tensor against its destination and copies it: a part, straight from its file, or read whole.
-
-    A destination of size 0 is resized to the tensor. Raises InvalidArgument for other shapes and kinds of dtypes.
-    """
+    """Checks a tensor against its destination and copies it: a part, straight from its file, or read whole. Raises
+    InvalidArgument for other shapes and kinds of dtypes; a destination of size 0 is resized."""
     if isinstance(destination, TensorPart):
         _copy_parts(name, source, destination, copies)
         return
@@ -292,7 +278,6 @@ def _check_kind(name: str, tensor: Tensor, destination: Tensor) -> None:
 
 
 def _check_shape(name: str, shape: Sequence[int], wanted: Sequence[int]) -> None:
-    """Raises InvalidArgument, naming both shapes, if `shape` is not `wanted`."""
     if list(shape) != list(wanted):
         raise InvalidArgument(
             f"model: tensor {name} has shape {list(shape)}, config.json implies {list(wanted)}", field="model"
@@ -300,10 +285,8 @@ def _check_shape(name: str, shape: Sequence[int], wanted: Sequence[int]) -> None
 
 
 def named_tensors(folder: Path) -> Iterator[tuple[str, TensorSource]]:
-    """Yields the tensors of a folder's files by their stored names; each source is valid until the next file is opened.
-
-    Raises InvalidArgument for missing, unreadable and invalid files.
-    """
+    """Yields the tensors of a folder's files by their stored names, readable until the next file is opened. Raises
+    InvalidArgument for missing, unreadable and invalid files."""
     for path in files(folder):
         _check_file(path)
         try:
@@ -324,7 +307,6 @@ def named_tensors(folder: Path) -> Iterator[tuple[str, TensorSource]]:
 
 
 def _stored(path: Path) -> dict[str, StoredTensor]:
-    """Returns where the tensors of a safetensors file lie."""
     with path.open("rb", buffering=0) as file:
         return stored_tensors(path, file.fileno())
 
@@ -338,10 +320,8 @@ def _source(held: Tensor) -> TensorSource:
 
 
 def _pickled(path: Path) -> Iterator[tuple[str, TensorSource]]:
-    """Yields the tensors of a file in PyTorch's pickle format; only tensors are loaded, no code is run.
-
-    Raises InvalidArgument if the file has anything but tensors by name.
-    """
+    """Yields the tensors of a file in PyTorch's pickle format; no code is run. Raises InvalidArgument for other
+    content."""
     held = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     if not isinstance(held, dict) or not all(isinstance(tensor, Tensor) for tensor in held.values()):
         raise InvalidArgument(f"model: {path} holds something else than tensors by name", field="model")
@@ -351,10 +331,7 @@ def _pickled(path: Path) -> Iterator[tuple[str, TensorSource]]:
 
 def files(folder: Path) -> list[Path]:
     """Returns the weight files of a folder, in order: those of its index, else a single-file model, else all of the
-    preferred format.
-
-    Raises InvalidArgument without any, and for an invalid index.
-    """
+    preferred format. Raises InvalidArgument without any, and for an invalid index."""
     for index in (folder / INDEX, folder / OLDER_INDEX):
         if index.exists():
             return [folder / name for name in _names_in(index)]
@@ -368,8 +345,7 @@ def files(folder: Path) -> list[Path]:
 
 
 def _names_in(index: Path) -> list[str]:
-    """Returns the file names in an index, sorted. Raises InvalidArgument for invalid ones and for paths outside of the
-    folder."""
+    """Returns the file names in an index, sorted. Raises InvalidArgument if it is invalid or names other folders."""
     try:
         if index.stat().st_size > MOST_INDEX_BYTES:
             raise InvalidArgument(f"model: {index} has more than {MOST_INDEX_BYTES} bytes", field="model")
@@ -391,8 +367,7 @@ def _is_file_name(name: str) -> bool:
 
 
 def _check_file(path: Path) -> None:
-    """Raises InvalidArgument for files that cannot be opened, are no regular files (pipes are not waited for) or are
-    pointers of Git LFS."""
+    """Raises InvalidArgument for files that cannot be opened, are not regular (pipes) or are pointers of Git LFS."""
     try:
         if not stat.S_ISREG(path.stat().st_mode):
             raise InvalidArgument(f"model: {path} is no regular file", field="model")
