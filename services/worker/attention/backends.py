@@ -65,6 +65,11 @@ def choose_attention(name: str, spec: AttentionSpec) -> AttentionBackend:
 
 
 def _best(spec: AttentionSpec) -> AttentionBackend:
+    """Returns the fastest backend that accepts `spec`, or a pair if decodes and chunks differ; logs the choice and the
+    refusals.
+
+    Raises FailedPrecondition if all refuse.
+    """
     refusals: dict[str, str] = {}
     usable: dict[str, AttentionBackend] = {}
     for_decodes, for_chunks = _candidates(spec)
@@ -75,7 +80,8 @@ def _best(spec: AttentionSpec) -> AttentionBackend:
 
 
 def _candidates(spec: AttentionSpec) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Returns the candidates for decodes and for chunks, fastest first."""
+    """Returns the names of the candidates for decodes and for chunks, fastest first, by GPU generation and batch
+    invariance."""
     if spec.batch_invariant:
         return BATCH_INVARIANT_ORDER, BATCH_INVARIANT_ORDER
     return DECODE_ORDER, CHUNK_ORDER_BEFORE_HOPPER if spec.capability < SM90 else CHUNK_ORDER
@@ -84,7 +90,8 @@ def _candidates(spec: AttentionSpec) -> tuple[tuple[str, ...], tuple[str, ...]]:
 def _first_accepting(
     names: tuple[str, ...], spec: AttentionSpec, usable: dict[str, AttentionBackend], refusals: dict[str, str]
 ) -> str:
-    """Returns the first backend of `names` that accepts `spec`; adds the loaded ones to `usable` or `refusals`.
+    """Returns the first backend of `names` that accepts `spec`; adds each one loaded to `usable` or, with its reason,
+    to `refusals`.
 
     Raises FailedPrecondition if all refuse, which the reference backend never does.
     """
@@ -103,7 +110,10 @@ def _first_accepting(
 
 
 def reject_reason_of(backend: AttentionBackend, spec: AttentionSpec) -> str | None:
-    """Returns why `backend` cannot serve `spec`, including latent attention and draft trees, or None."""
+    """Returns why `backend` cannot serve `spec`, or None.
+
+    Adds to the backend's own reasons the lack of the extension protocols: latent attention and draft trees.
+    """
     if spec.latent_rank and not isinstance(backend, LatentBackend):
         return "has no latent attention"
     if spec.has_trees and not (isinstance(backend, TreeBackend) and backend.masks_trees):
@@ -112,5 +122,6 @@ def reject_reason_of(backend: AttentionBackend, spec: AttentionSpec) -> str | No
 
 
 def load_backend(name: str) -> AttentionBackend:
+    """Imports and instantiates a backend of this project or of a plugin; `name` must be known."""
     backend: AttentionBackend = plugins.load(plugins.known(GROUP, BACKENDS)[name])()
     return backend

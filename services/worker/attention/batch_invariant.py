@@ -13,7 +13,8 @@ PACKAGE = "quire.kernels.triton.batch_invariant"
 
 
 class BatchInvariantAttention:
-    """Attention whose result for a row has the same bits as a decode, in a prompt, in a chunk and in any batch."""
+    """Attention on CUDA whose result for a row has the same bits as a decode, in a prompt, in a chunk and in any
+    batch."""
 
     records_decodes = records_chunks = True
 
@@ -25,6 +26,7 @@ class BatchInvariantAttention:
         return 0
 
     def reject_reason(self, spec: AttentionSpec) -> str | None:
+        """Returns why the kernels cannot run, or None; the kernels are loaded at acceptance."""
         if spec.device != "cuda":
             return f"runs on CUDA, not on {spec.device}"
         package, reason = kernels.find(PACKAGE)
@@ -48,6 +50,7 @@ class BatchInvariantAttention:
         softcap: float = 0.0,
         chunked: bool = False,
     ) -> Tensor:
+        """Calls the decode kernel for steps of one token a row, else the chunk kernel; arguments as in the port."""
         tables, lens, rest = metadata.block_tables, metadata.seq_lens, (sinks, softcap, chunked)
         if metadata.is_decode:
             return self._decode(q, k_cache, v_cache, tables, lens, scale, window, metadata.order, *rest)

@@ -47,6 +47,7 @@ class ContextParallelAttention:
         softcap: float = 0.0,
         chunked: bool = False,
     ) -> Tensor:
+        """Exchanges the layer's stored keys and values between the ranks if the step is partitioned, then attends."""
         if metadata.exchange is not None:
             metadata.exchange(k_cache, v_cache)
         options: dict[str, Any] = {"sinks": sinks, "softcap": softcap, "chunked": chunked}
@@ -55,6 +56,7 @@ class ContextParallelAttention:
     def attend_latent(
         self, q: Tensor, q_rotated: Tensor, cache: Tensor, metadata: AttentionMetadata, *, scale: float
     ) -> Tensor:
+        """Exchanges the layer's stored latent vectors between the ranks if the step is partitioned, then attends."""
         assert isinstance(self.backend, LatentBackend), "it has accepted the model"
         if metadata.exchange is not None:
             metadata.exchange(cache)

@@ -28,6 +28,7 @@ class CpuAttention:
         return 0
 
     def reject_reason(self, spec: AttentionSpec) -> str | None:
+        """Returns why the library cannot serve `spec` (other device, quantized cache, not built), or None."""
         if spec.device != "cpu":
             return f"runs on the CPU, not on {spec.device}"
         if spec.kv_dtype != spec.dtype:
@@ -49,6 +50,8 @@ class CpuAttention:
         softcap: float = 0.0,
         chunked: bool = False,
     ) -> Tensor:
+        """Calls the library's paged attention for decodes and chunks alike, including tree masks; arguments as in the
+        port."""
         assert self._attend is not None
         return self._attend(
             q,
@@ -68,6 +71,7 @@ class CpuAttention:
     def attend_latent(
         self, q: Tensor, q_rotated: Tensor, cache: Tensor, metadata: AttentionMetadata, *, scale: float
     ) -> Tensor:
+        """Calls the library's latent attention; no tree masks."""
         assert self._attend_latent is not None
         tables, starts, lens = metadata.block_tables, metadata.query_start, metadata.seq_lens
         return self._attend_latent(q, q_rotated, cache, tables, starts, lens, scale)

@@ -27,7 +27,8 @@ LONG_QUERY = 1024  # passed for every chunk: a short maximum would compile anoth
 
 
 class FlashAttention:
-    """Calls flash_attn_varlen_func over pages; pages of 128 use the copy engine, other sizes slower copies."""
+    """Calls flash_attn_varlen_func over KV pages; pages of 128 positions use the copy engine, other sizes slower
+    copies."""
 
     records_decodes = records_chunks = False  # host side takes 57 us a call and compiles on first use
 
@@ -38,6 +39,10 @@ class FlashAttention:
         return 0
 
     def reject_reason(self, spec: AttentionSpec) -> str | None:
+        """Returns why the package cannot serve `spec`, or None; imports the package at acceptance.
+
+        Sets the environment variables of its compile cache and ignores one of its warnings before the import.
+        """
         if spec.device != "cuda" or spec.capability[0] != SM90[0]:
             return "runs on Hopper GPUs"
         if spec.dtype == "float32" or spec.head_dim not in HEAD_DIMS:
@@ -71,6 +76,8 @@ class FlashAttention:
         softcap: float = 0.0,
         chunked: bool = False,
     ) -> Tensor:
+        """Calls the package for decodes and chunks alike; supports no sinks, soft caps, chunked windows or tree
+        masks."""
         assert sinks is None
         assert not softcap
         assert not chunked
@@ -94,9 +101,11 @@ class FlashAttention:
 
 
 def _use_compile_cache() -> None:
-    """Keeps compiled kernels (2 to 3 s each) in the user's cache directory.
+    """Sets the package's environment variables so that compiled kernels (2 to 3 s each) are kept in the user's cache
+    directory.
 
-    The package's default is a predictable name in /tmp.
+    The package's default is a predictable name in /tmp. Values set by the user stay; without a writable directory
+    kernels are compiled at every start.
     """
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = home / "quire" / "flash-attn-4"
@@ -107,6 +116,7 @@ def _use_compile_cache() -> None:
 
 
 def _reject_reason(spec: AttentionSpec) -> str | None:
+    """Returns the first feature of `spec` that the package lacks on Hopper, or None."""
     faults = (
         (spec.has_sinks, "has no attention sinks"),
         (spec.has_softcap, "has no soft caps here"),

@@ -38,9 +38,12 @@ class FlashAttention2:
         return 0
 
     def reject_reason(self, spec: AttentionSpec) -> str | None:
+        """Returns why the package cannot serve `spec`, or None; imports the package at acceptance."""
         return _reject_reason(spec) or self._load()
 
     def _load(self) -> str | None:
+        """Imports the package and stores it; returns why that is impossible (absent, other version, fails to import),
+        or None."""
         try:
             version = importlib.metadata.version(PACKAGE)
         except importlib.metadata.PackageNotFoundError:
@@ -66,6 +69,8 @@ class FlashAttention2:
         softcap: float = 0.0,
         chunked: bool = False,
     ) -> Tensor:
+        """Calls the decode or the chunk function of the package; supports no sinks, soft caps, chunked windows or tree
+        masks."""
         assert sinks is None
         assert not softcap
         assert not chunked
@@ -104,6 +109,7 @@ class FlashAttention2:
 
 
 def _reject_reason(spec: AttentionSpec) -> str | None:
+    """Returns the first requirement of `spec` that the package does not meet, or None; needs no package."""
     heads = f"takes heads of multiples of {HEAD_DIM_STEP} up to {MAX_HEAD_DIM}, not {spec.head_dim}"
     needs = f"needs compute capability {_version_text(MIN_CAPABILITY)}, not {_version_text(spec.capability)}"
     faults = (

@@ -38,6 +38,7 @@ class PerPhaseAttention:
         return self.decode.rows_per_prefix_tile(spec)
 
     def reject_reason(self, spec: AttentionSpec) -> str | None:
+        """Returns why one of the two backends cannot serve `spec`, or None."""
         return self.decode.reject_reason(spec) or self.chunk.reject_reason(spec)
 
     def attend(
@@ -53,6 +54,7 @@ class PerPhaseAttention:
         softcap: float = 0.0,
         chunked: bool = False,
     ) -> Tensor:
+        """Attends with the backend of the step's phase."""
         backend = self._backend(metadata)
         options: dict[str, Any] = {"sinks": sinks, "softcap": softcap, "chunked": chunked}
         return backend.attend(q, k_cache, v_cache, metadata, scale=scale, window=window, **options)
@@ -60,10 +62,13 @@ class PerPhaseAttention:
     def attend_latent(
         self, q: Tensor, q_rotated: Tensor, cache: Tensor, metadata: AttentionMetadata, *, scale: float
     ) -> Tensor:
+        """Computes latent attention with the backend of the step's phase; both backends must support it."""
         backend = self._backend(metadata)
         assert isinstance(backend, LatentBackend), "both have accepted the model"
         return backend.attend_latent(q, q_rotated, cache, metadata, scale=scale)
 
     def _backend(self, metadata: AttentionMetadata) -> AttentionBackend:
+        """Returns the backend of a step: `decode` for one token a row, else `chunk` or, in a CUDA graph, the one that
+        records chunks."""
         chunk = self._recorded_chunk if metadata.is_recorded else self.chunk
         return self.decode if metadata.is_decode else chunk

@@ -46,7 +46,8 @@ class Exchange(Protocol):
     """Exchange of keys and values between context-parallel ranks."""
 
     def __call__(self, *caches: Tensor) -> None:
-        """Makes the keys and values that each rank stored for its tokens available in the `caches` of all ranks."""
+        """Makes the keys and values that each rank stored for its tokens available in the `caches` of all ranks, in
+        place."""
 
 
 @step_value
@@ -116,7 +117,8 @@ class AttentionBackend(Protocol):
 
 @runtime_checkable
 class TreeBackend(Protocol):
-    """Extension of backends that apply AttentionMetadata.tree_mask; others are not used with draft trees."""
+    """Extension of backends that apply AttentionMetadata.tree_mask; backends without it are rejected if draft trees are
+    used."""
 
     @property
     def masks_trees(self) -> bool: ...

@@ -12,7 +12,7 @@ from quire.services.worker.attention.port import AttentionMetadata, AttentionSpe
 
 
 class ReferenceAttention:
-    """Calls quire.kernels.reference.attention.paged_attention."""
+    """Calls quire.kernels.reference.attention.paged_attention; accepts every model and device and is never recorded."""
 
     masks_trees = True
     records_decodes = records_chunks = False
@@ -39,6 +39,8 @@ class ReferenceAttention:
         softcap: float = 0.0,
         chunked: bool = False,
     ) -> Tensor:
+        """Computes attention in plain torch; decodes of several rows gather their key positions once a step for all
+        layers."""
         is_decode = metadata.is_decode and q.size(0) > 1
         parts = self._decode_parts(q, k_cache, metadata, window, chunked) if is_decode else None
         return reference.paged_attention(
@@ -60,7 +62,10 @@ class ReferenceAttention:
     def _decode_parts(
         self, q: Tensor, k_cache: Tensor, metadata: AttentionMetadata, window: int, chunked: bool
     ) -> DecodeParts:
-        """Returns the gathered key positions of a decode step, shared by layers with the same window and shapes."""
+        """Returns the gathered key positions of a decode step, shared by layers with the same window and shapes.
+
+        Computed at the step's first such layer; those of the previous step are discarded.
+        """
         step, parts = self._parts
         if step is not metadata:
             self._parts = _, parts = metadata, {}
@@ -73,5 +78,6 @@ class ReferenceAttention:
     def attend_latent(
         self, q: Tensor, q_rotated: Tensor, cache: Tensor, metadata: AttentionMetadata, *, scale: float
     ) -> Tensor:
+        """Computes latent attention in plain torch, without tree masks."""
         tables, starts, lens = metadata.block_tables, metadata.query_start, metadata.seq_lens
         return reference.latent_attention(q, q_rotated, cache, tables, starts, lens, scale)

@@ -14,7 +14,8 @@ PACKAGE = "quire.kernels.triton"
 
 
 class TritonAttention:
-    """Calls quire.kernels.triton and uses what is known of decode rows: order by length and shared prefixes."""
+    """Calls the kernels of quire.kernels.triton; decodes use the order of rows by length and shared prefixes, if the
+    step has them."""
 
     records_decodes = records_chunks = masks_trees = True
 
@@ -27,12 +28,15 @@ class TritonAttention:
         self._latent_chunk: Callable[..., Tensor]
 
     def rows_per_prefix_tile(self, spec: AttentionSpec) -> int:
+        """Returns the rows of a shared-prefix tile; 0 for windows, sinks, soft caps and latent attention, which that
+        kernel lacks."""
         from quire.kernels.triton.attention.shared_prefix import rows_per_tile
 
         reads_all = spec.has_window or spec.has_sinks or spec.has_softcap or spec.latent_rank
         return 0 if reads_all else rows_per_tile(spec.num_q_heads, spec.num_kv_heads)
 
     def reject_reason(self, spec: AttentionSpec) -> str | None:
+        """Returns why the kernels cannot run, or None; the kernels are loaded at acceptance."""
         if spec.device != "cuda":
             return f"runs on CUDA, not on {spec.device}"
         package, reason = kernels.find(PACKAGE)
@@ -61,6 +65,10 @@ class TritonAttention:
         softcap: float = 0.0,
         chunked: bool = False,
     ) -> Tensor:
+        """Calls the chunk, decode or shared-prefix kernel, as the step requires; arguments as in the port.
+
+        Steps with tree masks use the chunk kernel, even with one token a row.
+        """
         tables, lens, rest = metadata.block_tables, metadata.seq_lens, (sinks, softcap, chunked)
         if not metadata.is_decode or metadata.tree_mask is not None:
             starts, masks = metadata.query_start, metadata.tree_mask
@@ -78,6 +86,7 @@ class TritonAttention:
     def attend_latent(
         self, q: Tensor, q_rotated: Tensor, cache: Tensor, metadata: AttentionMetadata, *, scale: float
     ) -> Tensor:
+        """Calls the latent decode kernel for steps of one token a row, else the latent chunk kernel."""
         tables, lens = metadata.block_tables, metadata.seq_lens
         if metadata.is_decode:
             return self._latent_decode(q, q_rotated, cache, tables, lens, scale, metadata.order)

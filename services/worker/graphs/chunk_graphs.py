@@ -36,17 +36,17 @@ NONE: I32 = np.zeros(0, np.int32)
 
 @dataclass(frozen=True, slots=True, order=True)
 class ChunkShape:
-    """Sizes of a recorded graph."""
+    """Numbers of tokens and rows of a recorded graph; smaller steps are padded to them."""
 
     num_tokens: int
     num_rows: int  # including the padding row; also the number of samples
 
 
 def chunk_shapes(limits: WorkerLimits, samples_per_row: int) -> list[ChunkShape]:
-    """Returns the shapes to record, ascending; none exceeds the maximum sequence length, because padding is one
-    sequence.
+    """Returns the shapes to record, ascending, as far as steps within `limits` can use them.
 
-    `samples_per_row`: 1 plus the drafts of a row.
+    No shape has more tokens than the maximum sequence length, because the padding is one sequence. `samples_per_row`: 1
+    plus the drafts of a row.
     """
     most_tokens = min(limits.max_num_batched_tokens, limits.max_model_len)
     most_rows = limits.max_num_seqs * samples_per_row + 1
@@ -61,7 +61,7 @@ def chunk_shapes(limits: WorkerLimits, samples_per_row: int) -> list[ChunkShape]
 
 @dataclass(frozen=True, slots=True)
 class ChunkColumns:
-    """Inputs of a step. All int32, on the device."""
+    """Inputs of a step with chunks, as views of one array; all int32, on the device."""
 
     # [num_tokens]
     slots: Tensor
@@ -81,6 +81,7 @@ class ChunkColumns:
 
     @classmethod
     def of(cls, columns: Tensor, shape: ChunkShape) -> ChunkColumns:
+        """Returns views of `columns` int32 [NUM_COLUMNS, stride], each cut to the size it has in `shape`."""
         sizes = [shape.num_tokens] * 6 + [shape.num_rows] * 5 + [shape.num_rows + 1]
         return cls(*(column[:size] for column, size in zip(columns, sizes, strict=True)))
 
@@ -117,7 +118,11 @@ class ChunkGraphs:
         self._flat = torch.zeros(most_words, dtype=torch.int32, device=memory.last_tokens.device)
 
     def leave_out_compute_bound(self) -> None:
-        """Removes the shapes whose steps compute longer than they launch."""
+        """Removes the shapes whose steps compute longer than they launch.
+
+        Finds the smallest such number of tokens by a binary search that runs steps of padding; all ranks must call it
+        together.
+        """
         self._tokens = self._tokens[: bisect_left(self._tokens, True, key=self._is_compute_bound)]
         self._shapes = [shape for shape in self._shapes if shape.num_tokens in self._tokens]
 
@@ -186,23 +191,28 @@ class ChunkGraphs:
         return ReadyStep(step, self._model.choice, num_rows, of_rows=False, hidden=hidden, stage_input=arriving)
 
     def _shape_of(self, inputs: StepInputs, new_blocks: NewBlocks) -> ChunkShape | None:
-        """Returns the smallest shape with room for the padding row, all samples and all new blocks."""
+        """Returns the smallest shape with room for the padding row, all samples and all new blocks; None if none
+        has."""
         tokens = _fitting(self._tokens, max(inputs.num_tokens, len(new_blocks.ids)))
         rows = _fitting(self._rows, max(inputs.num_rows + 1, inputs.num_samples))
         return ChunkShape(tokens, rows) if tokens and rows else None
 
     def _step(self, shape: ChunkShape) -> RecordedStep:
+        """Returns the recording of a shape, with or without adapters as the next step is; records it if it is
+        missing."""
         key = shape, self._model.is_adapted
         if key not in self._steps:
             self._steps[key] = self._record(shape)
         return self._steps[key]
 
     def _is_compute_bound(self, num_tokens: int) -> bool:
+        """Runs padding of `num_tokens` tokens and returns whether computing it takes longer than launching it."""
         shape = max(shape for shape in self._shapes if shape.num_tokens == num_tokens)
         columns, column = self._of_padding(shape)
         return not self._recorder.is_launch_bound(lambda: self._forward(columns, column, shape))
 
     def _record(self, shape: ChunkShape) -> RecordedStep:
+        """Records the forward pass of `shape` over the static columns, and the sampling if the recording samples."""
         columns, column = self._of_padding(shape)
         choice = self._model.choice
         return RecordedStep.of(
@@ -213,7 +223,8 @@ class ChunkGraphs:
         )
 
     def _of_padding(self, shape: ChunkShape) -> tuple[Tensor, ChunkColumns]:
-        """Returns inputs that consist of padding, and their columns."""
+        """Fills the static columns with a step of padding; returns them as an array [num_columns, stride] and by
+        name."""
         stride = _stride(shape)
         columns = self._flat[: self._num_columns * stride].view(self._num_columns, stride)
         only_padding = [NONE, np.array([shape.num_tokens])]
@@ -241,6 +252,11 @@ class ChunkGraphs:
         masks: list[Array],
         mappings: list[Array],
     ) -> None:
+        """Copies a step's arrays into the static `columns` and pads each to its size in `shape`.
+
+        `tokens`, `rows`, `samples` and `query_start` are in the order of ChunkColumns; `masks` and `mappings` are the
+        additional columns.
+        """
         scratch = self._memory.scratch_slot
         behind_tokens: list[Array | int] = [scratch, 0, 0, 0, scratch * self._memory.table_width, 0]
         behind_rows: list[Array | int] = [scratch, 0]
@@ -256,7 +272,8 @@ class ChunkGraphs:
         )
 
     def _halves(self, inputs: StepInputs) -> list[Array]:
-        """Returns the mask halves of each token; everything is visible in steps without trees."""
+        """Returns the 32-bit mask halves of each token; empty arrays, which padding makes all visible, in steps without
+        trees."""
         if inputs.tree_mask is None:
             return [NONE] * self._num_masks
         assert self._num_masks, "drafts are chains"
@@ -264,6 +281,11 @@ class ChunkGraphs:
         return [halves[::2], halves[1::2]]
 
     def _forward(self, columns: Tensor, column: ChunkColumns, shape: ChunkShape) -> Tensor:
+        """Runs the forward pass over the static columns and returns logits [num_rows, vocab_size], or a stage's output.
+
+        Writes new block ids to the block tables and, if the model keeps hidden states, those of all tokens to their
+        memory.
+        """
         token_ids = self._model.edges.begin_step(column, self._memory)
         tables, *others = (tables.index_select(0, column.row_slots) for tables in self._memory.group_tables)
         attention = AttentionMetadata(
@@ -285,22 +307,25 @@ class ChunkGraphs:
         return kept.head(hidden.index_select(0, column.sampling_tokens))
 
     def _tree_mask(self, columns: Tensor, num_tokens: int) -> Tensor | None:
+        """Returns the tree masks of the tokens, int64 [num_tokens], joined from the halves; None without trees."""
         if not self._num_masks:
             return None
         halves = columns[NUM_COLUMNS : NUM_COLUMNS + NUM_HALVES, :num_tokens]
         return halves.t().contiguous().view(torch.int64).squeeze(1)
 
     def _choose(self, choice: PlainChoice, logits: Tensor, column: ChunkColumns) -> Tensor:
+        """Samples a token for each row of `logits` and stores it as the slot's last token."""
         token_ids = choice.choose(logits, column.sample_positions)
         self._model.edges.end_step(column.sampling_slots, self._memory, token_ids)
         return token_ids
 
 
 def _fitting(sizes: list[int], wanted: int) -> int:
-    """Returns the least of `sizes` that is not below `wanted`; 0 if there is none."""
+    """Returns the least of the ascending `sizes` that is not below `wanted`; 0 if there is none."""
     at = bisect_left(sizes, wanted)
     return sizes[at] if at < len(sizes) else 0
 
 
 def _stride(shape: ChunkShape) -> int:
+    """Returns the length of a column that has room for all inputs of `shape`, aligned."""
     return aligned(max(shape.num_tokens, shape.num_rows + 1))

@@ -39,6 +39,8 @@ class Recorder(Protocol):
 
 @dataclass
 class _CudaRecording:
+    """CUDA graph and the memory of its result, which the graph does not own."""
+
     graph: torch.cuda.CUDAGraph
     result: Tensor
 
@@ -52,7 +54,7 @@ COMPUTE_BOUND_RATIO = 1.6
 
 
 class CudaRecorder:
-    """Records CUDA graphs that share one memory pool."""
+    """Records CUDA graphs that share one memory pool, so that a replay overwrites the results of the others."""
 
     def __init__(self, least: Callable[[int], int]) -> None:
         """Takes `least`, the minimum over all ranks, which record the same graphs."""
@@ -62,10 +64,10 @@ class CudaRecorder:
         self._has_run = False
 
     def record(self, first: Recordable, *others: Callable[[Tensor], Tensor]) -> list[Recording]:
-        """Records the steps; the first ones also run once before, because libraries allocate at first calls.
+        """Captures the steps as CUDA graphs, one each, on a side stream.
 
-        Code of later ones is loaded while they are captured (62 graphs of the 8B shape in 1.0 s; 1.5 to 1.9 s with a
-        run before each).
+        The first call also runs its steps once before, because libraries allocate at first calls. Code of later ones is
+        loaded while they are captured (62 graphs of the 8B shape in 1.0 s; 1.5 to 1.9 s with a run before each).
         """
         with self._side_stream():
             if not self._has_run:
@@ -77,6 +79,10 @@ class CudaRecorder:
                 return self._captured(first, others)
 
     def is_launch_bound(self, work: Recordable) -> bool:
+        """Runs `work` twice, times the second run, and returns whether a recording pays on all ranks.
+
+        All ranks must call it together: they record the same graphs.
+        """
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         with self._side_stream():
             work()
@@ -91,6 +97,7 @@ class CudaRecorder:
         return bool(self._least(int(pays)))  # all ranks record a step or none does
 
     def _captured(self, first: Recordable, others: tuple[Callable[[Tensor], Tensor], ...]) -> list[Recording]:
+        """Captures each step as a graph of its own, whose input is the previous step's result."""
         graph, result = self._capture(first)
         recordings: list[Recording] = [_CudaRecording(graph, _non_owning(result))]
         for step in others:
@@ -99,6 +106,7 @@ class CudaRecorder:
         return recordings
 
     def _capture(self, work: Recordable) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+        """Captures `work` as a graph in the shared pool; returns the graph and its result."""
         graph = torch.cuda.CUDAGraph()
         # thread_local: the thread that waits for results may query events meanwhile
         graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
@@ -153,6 +161,8 @@ def _non_owning(tensor: Tensor) -> Tensor:
 
 @dataclass
 class _EagerRecording:
+    """Stand-in for a recording that runs `work` at each replay and copies its result to fixed memory."""
+
     work: Recordable
     found: Tensor | None = None
 
@@ -162,6 +172,7 @@ class _EagerRecording:
         return self.found
 
     def replay(self) -> None:
+        """Runs the work and copies its result into fixed memory, allocated at the first replay."""
         result = self.work()
         if self.found is None:
             self.found = torch.empty_like(result)
@@ -172,14 +183,14 @@ class EagerRecorder:
     """Runs the work anew at each replay, on any device. For tests."""
 
     def record(self, first: Recordable, *others: Callable[[Tensor], Tensor]) -> list[Recording]:
-        """Returns one recording per step, without running it. Each replay runs the step again; a later step gets the
-        result of the last replay of the previous recording."""
+        """Wraps the steps without running them; each after the first reads the previous one's last result."""
         recordings = [_EagerRecording(first)]
         for step in others:
             recordings.append(_EagerRecording(functools.partial(_chained, step, recordings[-1])))
         return list(recordings)
 
     def is_launch_bound(self, _work: Recordable) -> bool:
+        """Returns True without running the work, so that all shapes are kept."""
         return True
 
 

@@ -35,21 +35,25 @@ FOLLOWING = slice(
 
 
 def graph_sizes(max_num_seqs: int) -> list[int]:
-    """Returns 1, then multiples of 8: for 2 rows cuBLAS takes at least as long as for 8 (12 us against 5.8 for 1024 x
-    2048, H200)."""
+    """Returns the numbers of rows to record, ascending up to `max_num_seqs`: 1, then multiples of 8.
+
+    For 2 rows cuBLAS takes at least as long as for 8 (12 us against 5.8 for 1024 x 2048, H200).
+    """
     sizes = [1, *range(8, 257, 8), *range(272, 513, 16), *range(544, max_num_seqs + 32, 32)]
     return [*(size for size in sizes if size < max_num_seqs), max_num_seqs]
 
 
 def shared_sizes(max_num_seqs: int) -> list[int]:
-    """Returns the sizes of graphs with shared prefixes: fewer, because they are additional; at most a third is
-    padding."""
+    """Returns the numbers of rows of graphs with shared prefixes, ascending up to `max_num_seqs`.
+
+    They are fewer, because they are additional; at most a third of a graph is padding.
+    """
     steps = [size for doubled in range(3, 12) for size in (2**doubled, 3 * 2 ** (doubled - 1))]
     return [*(size for size in steps if size < max_num_seqs), max_num_seqs]
 
 
 def fitting(sizes: list[int], num_rows: int) -> int:
-    """Returns the least of the ascending `sizes` that has room for the rows."""
+    """Returns the least of the ascending `sizes` that has room for the rows. Raises IndexError if none has."""
     return sizes[bisect_left(sizes, num_rows)]
 
 
@@ -145,12 +149,19 @@ class DecodeGraphs:
         return fitting(self._sizes, num_rows)
 
     def _graph(self, size: int, *, shared: bool) -> RecordedStep:
+        """Returns the recording of `size` rows, with or without adapters as the next step is; records it if it is
+        missing."""
         key = size, shared, self._model.is_adapted
         if key not in self._graphs:
             self._graphs[key] = self._record(size, shared)
         return self._graphs[key]
 
     def _record(self, size: int, shared: bool) -> RecordedStep:
+        """Fills the static columns with padding and records the forward pass over `size` rows, and the sampling if the
+        recording samples.
+
+        Discards the step in the columns, so the next one is uploaded.
+        """
         self._filled = None
         stride = aligned(size)
         columns = self._flat[: self._num_columns * stride].view(self._num_columns, stride)
@@ -166,7 +177,10 @@ class DecodeGraphs:
         )
 
     def _forward(self, column: DecodeColumns, mappings: list[Tensor], prefixes: SharedPrefixes | None) -> Tensor:
-        """Runs the forward pass over the columns; `mappings`: slot mappings of the other KV groups."""
+        """Runs the forward pass over the static columns; returns logits [size, vocab_size] or a stage's output.
+
+        Writes the new block ids to the block tables. `mappings`: slot mappings of the other KV groups.
+        """
         token_ids = self._model.edges.begin_step(column, self._memory)
         tables, *others = (tables.index_select(0, column.slots) for tables in self._memory.group_tables)
         attention = AttentionMetadata(
@@ -182,11 +196,13 @@ class DecodeGraphs:
         return self._model.forward(batch.with_groups(others, mappings))
 
     def _choose(self, choice: PlainChoice, logits: Tensor, column: DecodeColumns) -> Tensor:
+        """Samples a token for each row of `logits` and stores it as the slot's last token."""
         token_ids = choice.choose(logits, column.seq_lens)
         self._model.edges.end_step(column.slots, self._memory, token_ids)
         return token_ids
 
     def _fill(self, columns: Tensor, inputs: StepInputs, new_blocks: NewBlocks, facts: RowFacts) -> None:
+        """Uploads the step's inputs into the static `columns` in one copy; surplus rows are padding."""
         given = np.full(inputs.num_rows, LAST_SAMPLED, dtype=np.int32)
         if len(inputs.prev_sampled_tokens) < inputs.num_rows:
             given[:] = inputs.token_ids
@@ -205,7 +221,8 @@ class DecodeGraphs:
         self._staging.upload_into(columns, arrays, self._padding(inputs.num_rows, columns.size(1)))
 
     def _padding(self, num_rows: int, stride: int) -> list[Array | int]:
-        """Returns the padding value of each column; surplus rows come last in the order."""
+        """Returns the padding value of each column for rows from `num_rows` to `stride`; surplus rows come last in the
+        order."""
         scratch = self._memory.scratch_slot
         place = scratch * self._memory.table_width
         return [scratch, 0, 0, 0, 0, np.arange(num_rows, stride), place, 0, *[0] * (self._num_columns - NUM_COLUMNS)]
@@ -221,12 +238,14 @@ class _PrefixMemory:
         self._held: tuple[PrefixTiles, int] | None = None  # and its number of rows
 
     def of(self, num_rows: int) -> SharedPrefixes:
+        """Returns the views of the static memory from which a graph of `num_rows` rows reads its prefixes."""
         per_tile = self._rows_per_tile
         tiles = shared_prefixes.num_tiles(num_rows, per_tile)
         parts = self._flat[: (per_tile + 2) * tiles + num_rows].split((per_tile * tiles, tiles, tiles, num_rows))
         return SharedPrefixes(parts[0].view(tiles, per_tile), *parts[1:])
 
     def fill(self, tiles: PrefixTiles, num_rows: int, staging: Staging) -> None:
+        """Uploads `tiles` for a graph of `num_rows` rows, unless the same object is there already."""
         if self._held is not None and self._held[0] is tiles and self._held[1] == num_rows:
             return
         self._held = tiles, num_rows

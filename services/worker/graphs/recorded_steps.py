@@ -80,13 +80,15 @@ class RecordedStep:
     def of(
         cls, recorder: Recorder, columns: Tensor, forward: Recordable, choose: Callable[[Tensor], Tensor] | None
     ) -> RecordedStep:
+        """Records `forward` and, if it is not None, `choose` on its result, with `columns` as their static inputs."""
         first, *others = recorder.record(forward, *(() if choose is None else (choose,)))
         return cls(columns, first, others[0] if others else None)
 
 
 @step_value
 class ReadyStep:
-    """Step whose inputs are uploaded: call forward(), then choose() if needed, before the next step is prepared."""
+    """Step whose inputs are uploaded, to be replayed: forward(), then choose() if needed, before the next step is
+    prepared."""
 
     _step: RecordedStep
     _choice: PlainChoice | None
@@ -98,12 +100,16 @@ class ReadyStep:
     )
 
     def forward(self) -> Tensor:
-        """Returns [num_logits, vocab_size], or a stage's output; valid until the next step."""
+        """Replays the forward pass; returns [num_logits, vocab_size], or a stage's output, valid until the next
+        step."""
         self._step.forward.replay()
         return self._step.forward.result[: self._num_rows]
 
     def choose(self, choice: BoundChoice) -> Tensor:
-        """Returns token ids sampled from the current logits and stores them as the slots' last tokens."""
+        """Replays the recorded sampling with the parameters in `choice`; returns the token ids [num_rows].
+
+        Stores them as the slots' last tokens. Only for recordings that sample.
+        """
         assert self._choice is not None, "it ends in logits"
         assert self._step.choose is not None, "it ends in logits"
         self._choice.load(choice, self._num_rows)
@@ -112,7 +118,7 @@ class ReadyStep:
 
 
 class StepGraphs(Protocol):
-    """Recordings of one kind of step."""
+    """Recordings of one kind of step (decodes, or steps with chunks), made on demand for selected sizes."""
 
     one_token_per_row: bool  # steps have one token per row
 
@@ -132,7 +138,8 @@ class StepGraphs(Protocol):
         """Discards cached facts about rows, after slots were released or admitted."""
 
     def accepts(self, inputs: StepInputs, new_blocks: NewBlocks) -> bool:
-        """Returns whether one of the recordings has room for this step."""
+        """Returns whether one of the recordings has room for this step; recordings not made yet count."""
 
     def prepare(self, inputs: StepInputs, new_blocks: NewBlocks) -> ReadyStep:
-        """Uploads the inputs of a step that accepts() allows."""
+        """Uploads the inputs of a step that accepts() allows into the static memory of its recording; records it if it
+        is missing."""

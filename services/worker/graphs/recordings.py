@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class NoGraphs:
-    """Null object for a kind of step that is not recorded."""
+    """Null object for a kind of step that is not recorded: accepts no step."""
 
     one_token_per_row, keeps_hidden = False, False
     most_tokens = count = 0
@@ -41,17 +41,20 @@ class Recordings:
         self._kinds: list[StepGraphs] = []  # in the order in which they are tried
 
     def use_decodes(self, graphs: StepGraphs) -> None:
+        """Sets the recordings of decode steps, which are tried before others."""
         self.decodes = graphs
         self._kinds.insert(0, graphs)
 
     def use_chunks(self, graphs: StepGraphs) -> None:
+        """Sets the recordings of steps with chunks, which are tried after those of decodes."""
         self.chunks = graphs
         self._kinds.append(graphs)
 
     def find(self, inputs: StepInputs, new_blocks: NewBlocks, *, samples_alone: bool) -> StepGraphs | None:
-        """Returns the recordings that have room for the step and can end in its heads, or None.
+        """Returns the recordings that have room for the step and can end in its heads, or None to launch kernels.
 
-        Steps with drafts of recurrent models are not recorded: their state updates have varying numbers of rows.
+        `samples_alone`: no head besides sampling runs. Steps with drafts of recurrent models are not recorded: their
+        state updates have varying numbers of rows. Discards cached facts about rows if `inputs.rows_changed`.
         """
         if inputs.rows_changed:
             self.decodes.forget_rows()

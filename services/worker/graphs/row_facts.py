@@ -23,14 +23,15 @@ class RowFacts:
 
 
 class RowWatch:
-    """Recomputes the facts when other rows decode or a slot passes to another sequence."""
+    """Cache of RowFacts that recomputes them when other rows decode or a slot passes to another sequence."""
 
     def __init__(
         self, block_table: npt.NDArray[np.int32], block_size: int, rows_per_prefix_tile: int, *, num_kept: int = 1
     ) -> None:
-        """Creates the cache.
+        """Creates an empty cache over the host's `block_table`.
 
-        `rows_per_prefix_tile`: 0: prefixes are not shared; `num_kept`: micro-batches, which alternate.
+        `rows_per_prefix_tile`: rows of a shared-prefix tile; 0: prefixes are not shared. `num_kept`: number of
+        micro-batches whose facts are kept, because they alternate.
         """
         self._block_table = block_table
         self._block_size = block_size
@@ -42,7 +43,10 @@ class RowWatch:
         self._kept.clear()
 
     def facts(self, inputs: StepInputs, graph_rows: int) -> RowFacts:
-        """Returns the facts of a decode step, with prefixes for a graph of `graph_rows` rows."""
+        """Returns the order and the shared prefixes of a decode step, with prefixes for a graph of `graph_rows` rows.
+
+        Steps of the same slots get the same object, computed at the first of them.
+        """
         for slots, facts in self._kept:
             if inputs.slots is slots or np.array_equal(inputs.slots, slots):
                 return facts
@@ -52,6 +56,7 @@ class RowWatch:
         return facts
 
     def _shared(self, inputs: StepInputs, graph_rows: int) -> PrefixTiles | None:
+        """Returns the shared prefixes of the rows as tiles; None if sharing is off or saves too little."""
         if not self._rows_per_tile:
             return None
         groups = find_groups(self._block_table, inputs.slots, inputs.seq_lens, self._block_size)

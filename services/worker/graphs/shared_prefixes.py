@@ -22,17 +22,21 @@ LEAST_SAVED = 8192
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Rows that share their leading blocks."""
+    """Rows of a decode step that share their leading blocks, and how many of these."""
 
     rows: Rows  # ascending
     num_blocks: int
 
     def saved_blocks(self) -> int:
+        """Returns the block reads that sharing saves: all rows but one."""
         return (len(self.rows) - 1) * self.num_blocks
 
 
 def find_groups(block_table: npt.NDArray[np.int32], slots: Rows, seq_lens: I32, block_size: int) -> list[Group]:
-    """Returns the groups worth sharing, largest saving first. The last position of each row is not computed yet."""
+    """Returns the groups of rows worth sharing, largest saving first: from LEAST_ROWS rows and LEAST_SAVED positions.
+
+    Blocks that are not full are never shared, nor the one with a row's last position, which is not computed yet.
+    """
     num_full = (seq_lens - 1) // block_size
     candidates = np.flatnonzero(num_full > 0)
     first_blocks, member_of, sizes = np.unique(
@@ -60,12 +64,17 @@ class PrefixTiles:
 
 
 def num_tiles(num_rows: int, rows_per_tile: int) -> int:
-    """Returns the tiles for one group of all rows plus spare ones for partly filled tiles, in multiples of four."""
+    """Returns the number of tiles to allocate for `num_rows` rows: one group of all rows plus spare tiles for partly
+    filled ones, in multiples of four."""
     return -(-(-(-num_rows // rows_per_tile) + 8) // 4) * 4
 
 
 def cut(groups: list[Group], num_rows: int, rows_per_tile: int, block_size: int) -> PrefixTiles | None:
-    """Cuts groups into tiles, in order, as long as num_tiles() suffice; None if there is no group."""
+    """Cuts groups into tiles for a graph of `num_rows` rows, in order; groups that num_tiles() leaves no room for are
+    not shared.
+
+    Returns None if no group is shared.
+    """
     most = num_tiles(num_rows, rows_per_tile)
     tiles = PrefixTiles(
         members=np.full((most, rows_per_tile), -1, dtype=np.int32),

@@ -28,7 +28,7 @@ from quire.services.worker.step.step_inputs import StepInputs
 
 
 class StageLayers:
-    """The layers of this stage."""
+    """Forward pass of one pipeline stage's layers, as it is recorded."""
 
     def __init__(
         self,
@@ -40,9 +40,10 @@ class StageLayers:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        """Allocates the input rows.
+        """Allocates the memory for the previous stage's rows, except on the first stage.
 
-        `most_tokens`: of a recording; `single_row`: None: steps of one token are computed like all others.
+        `most_tokens`: tokens of the largest recording. `single_row`: fused kernels for steps of one token; None: those
+        are computed like all others.
         """
         self._model, self._caches, self._single_row = model, caches, single_row
         arrived = None
@@ -51,7 +52,10 @@ class StageLayers:
         self.recorded = RecordedStage(arrived, outputs_all_tokens=not model.stage.is_last)
 
     def forward(self, batch: ForwardBatch) -> Tensor:
-        """Returns this stage's output: [num_tokens, hidden_size], on the last stage [num_samples, hidden_size]."""
+        """Runs the stage's layers on the received rows, on the first stage on the embeddings.
+
+        Returns [num_tokens, hidden_size], on the last stage the normed hidden states [num_samples, hidden_size].
+        """
         model, caches = self._model, self._caches
         arrived, num_tokens = self.recorded.input_rows, batch.token_ids.size(0)
         residual = model.embed(batch) if arrived is None else arrived[:num_tokens]
@@ -84,7 +88,7 @@ class SampleGraphs:
         self._flat = torch.zeros(2 * aligned(sizes[-1]), dtype=torch.int32, device=hidden.device)
 
     def record(self, most: int = 0) -> None:
-        """Records the `most` largest (0: all), largest first.
+        """Records the `most` largest sizes (0: all), largest first, so that smaller ones reuse their memory.
 
         Runs once without recording before: the recorder's own first run covered layers, and this code is loaded at its
         first call.
@@ -99,9 +103,10 @@ class SampleGraphs:
         return len(self._steps)
 
     def prepare(self, inputs: StepInputs, hidden: Tensor) -> ReadyStep:
-        """Copies `hidden` [num_samples, hidden_size], at least one row, in the order of the step's samples.
+        """Copies `hidden` [num_samples, hidden_size], at least one row, in the order of the step's samples, and uploads
+        their slots and positions.
 
-        Until the returned step has been launched, no other may be prepared.
+        Until the returned step has been launched, no other may be prepared. Records a missing size.
         """
         step = self._step(fitting(self._sizes, inputs.num_samples))
         self._fill(step.columns, inputs.sampling_slots, inputs.sample_positions)
@@ -112,12 +117,13 @@ class SampleGraphs:
         self._staging.upload_into(columns, [slots, positions], [self._memory.scratch_slot, 0])
 
     def _columns(self, size: int) -> Tensor:
-        """Returns columns filled with padding."""
+        """Returns the static columns of `size` samples (slots, positions), int32 [2, stride], filled with padding."""
         columns = self._flat[: 2 * aligned(size)].view(2, aligned(size))
         self._fill(columns, *[np.zeros(0, np.int32)] * 2)
         return columns
 
     def _step(self, size: int) -> RecordedStep:
+        """Returns the recording of `size` rows; records output head and sampling if it is missing."""
         if size not in self._steps:
             columns = self._columns(size)
             slots, positions = columns[:, :size]
@@ -130,6 +136,7 @@ class SampleGraphs:
         return self._steps[size]
 
     def _choose(self, logits: Tensor, slots: Tensor, positions: Tensor) -> Tensor:
+        """Samples a token for each row of `logits` and stores it as the slot's last token."""
         token_ids = self._choice.choose(logits, positions)
         self._edges.end_step(slots, self._memory, token_ids)
         return token_ids

@@ -28,7 +28,7 @@ LAST_SAMPLED = -1
 
 
 class StepInputColumns(Protocol):
-    """Columns read at the start of a step: int32, of equal length, on the device."""
+    """Columns read by StepEdges.begin_step: int32, of equal length, on the device (DecodeColumns, ChunkColumns)."""
 
     @property
     def slots(self) -> Tensor: ...
@@ -47,7 +47,11 @@ class StepEdges(Protocol):
     """Work before and after the model in a recorded step; one kernel each on CUDA, six in plain torch."""
 
     def begin_step(self, columns: StepInputColumns, memory: SlotMemory) -> Tensor:
-        """Writes the new block ids to the tables; returns token ids, 0 for slots without a sampled token."""
+        """Writes the new block ids to the flat block tables; returns token ids, the slot's last sampled token where
+        `given` is LAST_SAMPLED.
+
+        Slots without a sampled token get 0.
+        """
 
     def end_step(self, slots: Tensor, memory: SlotMemory, token_ids: Tensor) -> None:
         """Stores `token_ids` as the last tokens of `slots`."""
@@ -57,6 +61,7 @@ class TorchStepEdges:
     """Implementation in plain torch, for tests and devices without Triton."""
 
     def begin_step(self, columns: StepInputColumns, memory: SlotMemory) -> Tensor:
+        """Writes the new block ids to the flat block tables and returns the token ids, int32 [num_rows]."""
         memory.block_tables.view(-1).index_copy_(0, columns.places.long(), columns.block_ids)
         last = memory.last_tokens.index_select(0, columns.slots).clamp(min=0)
         return columns.given.where(columns.given >= 0, last)
@@ -66,7 +71,7 @@ class TorchStepEdges:
 
 
 class TritonStepEdges:
-    """Implementation with one Triton kernel each."""
+    """Implementation with one Triton kernel each for begin_step() and end_step()."""
 
     def __init__(self) -> None:
         from quire.kernels.triton import step_edges
@@ -74,6 +79,7 @@ class TritonStepEdges:
         self._kernels: Any = step_edges
 
     def begin_step(self, columns: StepInputColumns, memory: SlotMemory) -> Tensor:
+        """Writes the new block ids and computes the token ids in one kernel."""
         token_ids: Tensor = self._kernels.begin_step(
             columns.slots, columns.given, columns.places, columns.block_ids, memory.last_tokens, memory.block_tables
         )

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Classifier:
-    """Linear classifier with a row of weights per class."""
+    """Linear classifier of a single vector, with a row of float32 weights per class and no bias."""
 
     def __init__(self, name: str, num_classes: int, hidden_size: int, place: LayerPlacement) -> None:
         self._name = name

@@ -30,7 +30,7 @@ class Peers(Protocol):
 
 
 class _SinglePeer:
-    """Collectives of a rank that computes all tokens."""
+    """Collectives of a rank that computes all tokens: each returns its own value."""
 
     def all_gather(self, x: Tensor) -> Tensor:
         return x.unsqueeze(0)
@@ -44,7 +44,7 @@ class _SinglePeer:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """Rank in the group that partitions the tokens."""
+    """Rank and size of the context-parallel group that partitions the tokens, with its collectives."""
 
     rank: int = 0
     size: int = 1

@@ -22,7 +22,7 @@ NO_TOKEN = float("-inf")
 
 
 class Embedding:
-    """Token embedding table; ranks hold parts of its rows."""
+    """Token embedding table; ranks hold parts of its rows, and the vectors are all-reduced."""
 
     def __init__(
         self,
@@ -35,10 +35,10 @@ class Embedding:
         sharded: bool = True,
         adapted: bool = False,
     ) -> None:
-        """Builds the table.
+        """Allocates this rank's rows of the table; rows past the vocabulary are zero.
 
-        `scale`: factor of the vectors. `sharded`: each rank holds a part of the rows. `adapted`: adapters may add to
-        it.
+        `scale`: factor of the vectors, folded into the table. `sharded`: each rank holds a part of the rows, else all.
+        `adapted`: adapters may add to it.
         """
         self._name, self._scale = name, scale
         self._ops, self._shard = place.ops, place.shard if sharded else WHOLE
@@ -67,14 +67,15 @@ class Embedding:
             self.adapters.finish()
 
     def __call__(self, token_ids: Tensor) -> Tensor:
-        """Embeds tokens without adapters."""
+        """Embeds token ids: int32 [num_tokens] -> [num_tokens, hidden_size] on all ranks, without adapters."""
         return self._embed(token_ids, None)
 
     def embed_step(self, token_ids: Tensor) -> Tensor:
-        """Embeds all tokens of the current step, including adapters."""
+        """Embeds all tokens of the current step, including the adapters of their rows; result in new memory."""
         return self._embed(token_ids, self.adapters)
 
     def _embed(self, token_ids: Tensor, adapters: EmbeddingAdapters | None) -> Tensor:
+        """Looks up the tokens in this rank's rows, adds adapters, and all-reduces if other ranks have rows."""
         places, is_here = token_ids, None
         if not self._shard.is_whole:
             places = token_ids - self.rows.start
@@ -86,12 +87,12 @@ class Embedding:
         return embedded if is_here is None else self._shard.collectives.all_reduce(embedded * is_here.unsqueeze(1))
 
     def _products(self, x: Tensor) -> Tensor:
-        """Multiplies x [num_rows, hidden_size] with this rank's rows."""
+        """Returns this rank's logits of x [num_rows, hidden_size], for adapters of the table."""
         return x @ self.table[: len(self.rows)].t()
 
 
 class OutputHead(Linear):
-    """Output head with its own projection."""
+    """Output head with its own projection; never quantized at load."""
 
     def __init__(self, vocab_size: int, hidden_size: int, place: LayerPlacement, name: str = "lm_head") -> None:
         rows = place.shard.rows(vocab_size)
@@ -102,15 +103,17 @@ class OutputHead(Linear):
         return adapters.for_output_head(shape, self._product)
 
     def __call__(self, x: Tensor, rows: AdaptedRows | None = None) -> Tensor:
-        """Computes logits: [num_rows, hidden_size] -> [num_rows, tokens of this rank]. `rows`: which rows have an
-        adapter."""
+        """Computes logits: [num_rows, hidden_size] -> [num_rows, tokens of this rank].
+
+        `rows`: which rows have an adapter; None: none has.
+        """
         logits = self._product(x)
         if rows is not None and self.adapters is not None:
             self.adapters.add_to(rows, x, logits)
         return logits
 
     def pad_vocab(self, logits: Tensor) -> Tensor:
-        """Pads to the same number of columns on all ranks, with -inf."""
+        """Appends columns of -inf, so that all ranks have equally many; returns `logits` itself if none is missing."""
         if not self._missing:
             return logits
         from torch.nn import functional
@@ -118,12 +121,12 @@ class OutputHead(Linear):
         return functional.pad(logits, (0, self._missing), value=NO_TOKEN)
 
     def all_gather_vocab(self, logits: Tensor) -> Tensor:
-        """Gathers the padded logits of all ranks: [num_rows, vocab_size]."""
+        """Gathers the padded logits of all ranks and cuts the padding: [num_rows, vocab_size] on all ranks."""
         return _gathered(logits, self._shard, self._vocab_size)
 
 
 class TiedOutputHead:
-    """Output head tied to the embedding table.
+    """Output head that uses the embedding table and loads no tensor of its own.
 
     Some checkpoints repeat it as lm_head.weight, which loader.py ignores.
     """
@@ -151,29 +154,30 @@ class TiedOutputHead:
             self.adapters.finish()
 
     def _product(self, x: Tensor) -> Tensor:
-        """Computes this rank's logits without adapters."""
+        """Computes this rank's logits [num_rows, allocated rows] without adapters and without masking the padding."""
         return self._ops.linear(x, self.packed)
 
     def __call__(self, x: Tensor, rows: AdaptedRows | None = None) -> Tensor:
-        """Computes logits as OutputHead, already with the columns that pad_vocab() fills."""
+        """Computes logits as OutputHead, but already with the columns that pad_vocab() sets to -inf."""
         logits = self._product(x)
         if rows is not None and self.adapters is not None:
             self.adapters.add_to(rows, x, logits)
         return logits
 
     def pad_vocab(self, logits: Tensor) -> Tensor:
-        """Pads as OutputHead.pad_vocab(), in place."""
+        """Sets the columns past this rank's tokens to -inf, in place."""
         count = len(self._embedding.rows)
         if count < logits.size(1):
             logits[:, count:] = NO_TOKEN
         return logits
 
     def all_gather_vocab(self, logits: Tensor) -> Tensor:
-        """Gathers logits as OutputHead.all_gather_vocab()."""
+        """Gathers the logits of all ranks and cuts the padding: [num_rows, vocab_size] on all ranks."""
         return _gathered(logits, self._shard, self._embedding.vocab_size)
 
 
 def _gathered(logits: Tensor, shard: Shard, vocab_size: int) -> Tensor:
+    """Concatenates the columns of all ranks and cuts them to `vocab_size`; returns `logits` itself on a single rank."""
     if shard.is_whole:
         return logits
     gathered = shard.collectives.all_gather_columns(logits)

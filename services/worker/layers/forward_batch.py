@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @step_value
 class ForwardBatch:
-    """Tokens of a step, concatenated by sequence. All int32."""
+    """Tokens of a step, concatenated by sequence, with KV placement and attention metadata. Tensors are int32."""
 
     token_ids: Tensor  # [num_tokens]
     positions: Tensor  # [num_tokens]
@@ -33,12 +33,15 @@ class ForwardBatch:
     num_seen: Tensor | None = None  # [num_seqs] leading tokens visible to others; None: all
 
     def for_cache(self, cache: LayerCache) -> ForwardBatch:
-        """Returns the batch of a layer with this cache."""
+        """Returns the batch of a layer with this cache: block tables and slot mapping of the cache's KV group.
+
+        If the layer has a second cache, that one's batch is `second`.
+        """
         of_group = self.other_groups[cache.group - 1] if cache.group else self
         return of_group if cache.second is None else replace(of_group, second=self.for_cache(cache.second))
 
     def with_groups(self, tables: Sequence[Tensor], mappings: Sequence[Tensor]) -> ForwardBatch:
-        """Adds the batches of further KV groups, with their block tables and slot mappings."""
+        """Returns the batch with those of further KV groups, each with its block tables and slot mapping."""
         if not tables:
             return self
         others = [
@@ -48,7 +51,10 @@ class ForwardBatch:
         return replace(self, other_groups=tuple(others))
 
     def with_exchanges(self, exchanges: Sequence[Exchange], of_last: int) -> ForwardBatch:
-        """Adds exchanges between context-parallel ranks, by KV group; `of_last`: the last layer's group."""
+        """Returns the batch with exchanges between context-parallel ranks, one for each KV group.
+
+        `of_last`: KV group of the last layer, whose exchange the metadata `last` gets.
+        """
         last = None if self.last is None else replace(self.last, exchange=exchanges[of_last])
         batches = [
             replace(batch, last=last, attention=replace(batch.attention, exchange=exchange))

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """Projection as stored in the checkpoint."""
+    """Projection as stored in the checkpoint: name, size, and the output features that this rank takes."""
 
     name: str  # without ".weight"
     out_features: int
@@ -37,7 +37,10 @@ class Projection:
 
 
 class DenseParts:
-    """Projections with floating-point elements in the checkpoint."""
+    """Projections with floating-point elements in the checkpoint, loaded into one weight.
+
+    May be quantized to fp8 when packed.
+    """
 
     def __init__(
         self,
@@ -49,7 +52,11 @@ class DenseParts:
         columns: range,
         quantization: str,
     ) -> None:
-        """Allocates the weight; `quantization` is applied at load."""
+        """Allocates this rank's weight and bias.
+
+        `columns`: input features of this rank. `quantization`: applied by pack(); other than "none", the weight has
+        memory only while its layer is loaded.
+        """
         self._parts, self._ops, self._quantization = parts, place.ops, quantization
         self._in_features, self._columns = in_features, columns
         total = sum(part.num_rows for part in parts)
@@ -63,6 +70,7 @@ class DenseParts:
         yield from self._destinations
 
     def _views(self) -> Iterator[tuple[str, Destination]]:
+        """Yields each tensor's name and its rows of the fused weight or bias as its destination."""
         row = 0
         for part in self._parts:
             weight, dims = self._weight.narrow(0, row, part.num_rows), (0, 1)
@@ -83,7 +91,7 @@ class DenseParts:
 
     @property
     def is_quantized(self) -> bool:
-        """Whether the packed weight is quantized."""
+        """Whether pack() returns a quantized weight, for ops.quantized_linear."""
         return self._quantization != "none"
 
     def dequantized(self) -> Tensor:
@@ -91,20 +99,24 @@ class DenseParts:
         return self._weight
 
     def drop_bias(self) -> None:
+        """Sets the bias to zero, on ranks that must not add it."""
         if self._bias is not None:
             self._bias.zero_()
 
     def select_rows(self, rows: Tensor) -> None:
+        """Permutes the outputs of weight and bias in place."""
         self._weight.copy_(self._weight[rows])
         if self._bias is not None:
             self._bias.copy_(self._bias[rows])
 
     def scale(self, factors: Tensor, of_bias: Tensor) -> None:
+        """Multiplies outputs in place: the weight's rows by `factors`, the bias by `of_bias`, [out_features] each."""
         self._weight *= factors.unsqueeze(1)
         if self._bias is not None:
             self._bias *= of_bias
 
     def pack(self) -> Any:
+        """Returns the weight in the kernels' layout, quantized to fp8 (by row or by block) if the setting says so."""
         if self._quantization == "none":
             return self._ops.prepare_linear(self._weight, self._bias)
         from quire.kernels.reference.fp8_weight import quantize_to_fp8
@@ -123,7 +135,11 @@ def by_rows(factors: Sequence[float], sizes: Sequence[int]) -> Tensor:
 def parts_of(
     parts: Sequence[Projection], in_features: int, bias: bool, place: LayerPlacement, *, columns: range, quantized: bool
 ) -> DenseParts | QuantizedParts:
-    """Returns the parts in the checkpoint's format. `quantized`: subject to the setting `quantization`."""
+    """Returns loadable parts in the checkpoint's format, quantized or dense.
+
+    `quantized`: dense weights are subject to the setting `quantization`. Raises InvalidArgument if the parts' schemes
+    differ.
+    """
     scheme = scheme_of(parts, place)
     if scheme is not None:
         return QuantizedParts(parts, scheme, in_features, bias, place, columns=columns)
@@ -132,7 +148,7 @@ def parts_of(
 
 
 class Linear:
-    """Fused projections, outputs concatenated in order.
+    """Fused projections of one input, outputs concatenated in order, with adapters and the all-reduce.
 
     A rank holds a part of the output features (`Projection.taken`), a part of the input features (`columns`), or
     everything.
@@ -190,6 +206,7 @@ class Linear:
             self.adapters.scale(of_bias * of_input)
 
     def finish(self) -> None:
+        """Packs the loaded weights for the kernels and frees them; with partial inputs only rank 0 keeps the bias."""
         if self._is_partial and self._shard.rank:
             self._loaded.drop_bias()  # added by one rank alone
         self.packed = self._loaded.pack()
@@ -198,19 +215,23 @@ class Linear:
             self.adapters.finish()
 
     def defer_all_reduce(self, *, deferred: bool = True) -> None:
-        """Makes the output a partial sum that the caller reduces, or complete again."""
+        """Leaves the output a partial sum that the caller reduces (`deferred`), or makes it complete again."""
         self._reduce_results = self._is_partial and not deferred
 
     def _adapters_of(self, adapters: AdapterManager, shape: LayerShape) -> LinearAdapters | None:
         return adapters.for_linear(shape, self._product)
 
     def _product(self, x: Tensor) -> Tensor:
-        """Multiplies without adapters and without the all-reduce."""
+        """Multiplies this rank's weight, without adapters and without the all-reduce."""
         result: Tensor = self._multiply(x, self.packed)
         return result
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Multiplies this rank's parts: [num_tokens, in_features] -> [num_tokens, out_features of all parts]."""
+        """Multiplies x [num_tokens, in_features of this rank] -> [num_tokens, out_features of all parts], including
+        adapters.
+
+        Partial sums are all-reduced unless deferred, overlapped with the product in steps without adapters.
+        """
         is_adapted = (
             self.adapters is not None and self.adapters.is_active
         )  # adapters index rows by their position in the step
@@ -223,6 +244,7 @@ class Linear:
 
 
 def adapted_shape(parts: Sequence[Projection], in_features: int, columns: range) -> LayerShape:
+    """Returns names and sizes of a layer's projections, and this rank's part of them, for adapters."""
     from quire.services.worker.lora.linear_adapters import AdaptedProjection, LayerShape
 
     adapted = [AdaptedProjection(part.name, part.out_features, part.rows) for part in parts]

@@ -28,7 +28,7 @@ def memory_of(destination: Destination) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class LayerPlacement:
-    """Device, dtype, kernels and parallel ranks of a layer."""
+    """Environment of a layer: kernels, dtype, device, quantization, and its place among parallel ranks."""
 
     ops: Ops
     dtype: torch.dtype
@@ -42,7 +42,8 @@ class LayerPlacement:
     context: Context = ALL_TOKENS
 
     def min_over_ranks(self, value: int) -> int:
-        """Returns the minimum of all ranks' values."""
+        """Returns the minimum of all ranks' values, over stages, context and tensor parallelism; all ranks must call
+        it."""
         if not self.stage.is_whole:
             return self.stage.link.min_over_ranks(value)
         return self.context.peers.min_over_ranks(self.shard.collectives.min_over_ranks(value))
@@ -52,18 +53,18 @@ class LayerPlacement:
 
 
 class Loadable(Protocol):
-    """Layer as the loader sees it."""
+    """Layer or model as the loader sees it: names and memory of its tensors, then finish()."""
 
     def destinations(self) -> Iterator[tuple[str, Destination]]:
         """Yields the names of the layer's checkpoint tensors and the memory to copy them into."""
 
     def finish(self) -> None:
-        """Called once all destinations are filled; the layer may then pack them."""
+        """Called once after all destinations are filled; the layer may pack its tensors and free the loaded ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """Checkpoint tensor that replaces others that the model asks for."""
+    """Checkpoint tensor that may stand in for several others that the model asks for."""
 
     destination: Destination
     instead_of: tuple[str, ...]
@@ -82,7 +83,7 @@ class LoadableModel(Loadable, Protocol):
 
     @property
     def alternatives(self) -> Mapping[str, Alternative]:
-        """Alternative checkpoint tensors by name."""
+        """Checkpoint tensors, by name, that may come in place of some of those in destinations()."""
 
     @property
     def passed_over(self) -> tuple[str, ...]:

@@ -37,7 +37,7 @@ class FloatLinear:
 
 
 class PooledClassifier:
-    """Classifier: dense layer, activation, optional norm, class weights."""
+    """Classifier of pooled vectors: dense layer, activation, optional norm, class weights, all in float32."""
 
     def __init__(
         self, dense: str, classes: str, config: EncoderConfig, place: LayerPlacement, *, norm: str = ""

@@ -40,7 +40,10 @@ class Collectives(Protocol):
         """
 
     def all_reduce_rms_norm(self, residual: Tensor, x: Tensor, weight: Tensor, eps: float) -> Tensor | None:
-        """Adds the sum to `residual` and returns its RMS norm, in one kernel; None, without effect, if unsupported."""
+        """Adds the sum over all ranks to `residual` in place and returns its RMS norm, in one kernel.
+
+        Returns None, without effect, if the sizes are unsupported.
+        """
 
     def overlapped_all_reduce(self, rows: Tensor, make: Callable[[Tensor], Tensor]) -> Tensor:
         """Returns the sum over all ranks of make(rows): [num_rows, n] -> [num_rows, m].
@@ -64,9 +67,10 @@ class Collectives(Protocol):
         """Overwrites `x` with rank 0's values."""
 
     def exchange(self, sent: Sequence[tuple[Tensor, int]], received: Sequence[tuple[Tensor, int]]) -> None:
-        """Sends tensors to ranks and receives others; any two ranks name their exchanges in the same order.
+        """Sends each tensor to its rank and receives others, as (tensor, rank) pairs.
 
-        Received tensors are ready for subsequent work on the device.
+        Any two ranks name their exchanges in the same order. Received tensors are ready for subsequent work on the
+        device.
         """
 
     def all_to_all(self, rows: Tensor, sent: list[int], into: Tensor, received: list[int]) -> None:
@@ -74,7 +78,7 @@ class Collectives(Protocol):
 
 
 class _SingleRank:
-    """Collectives of a rank that has the whole model."""
+    """Collectives of a rank that has the whole model: sums and gathers return their input."""
 
     fuses_residual_add = True
     fuses_rms_norm = False
@@ -115,7 +119,7 @@ class _SingleRank:
 
 @dataclass(frozen=True, slots=True)
 class HeadShare:
-    """Attention heads of a rank."""
+    """Attention heads of a rank: consecutive query heads, and the key heads that they use."""
 
     queries: range
     # Index in the whole model of each key head of this rank; ranks that use the same one have copies.
@@ -133,7 +137,7 @@ class HeadShare:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Tensor-parallel part of a model."""
+    """Tensor-parallel part of a model: rank, size, collectives, and how experts are distributed."""
 
     rank: int = 0
     size: int = 1
@@ -148,28 +152,36 @@ class Shard:
 
     @property
     def expert_ranks(self) -> int:
-        """Ranks with disjoint sets of experts."""
+        """Number of ranks with disjoint sets of experts; 1 if every rank has a part of all."""
         return self.size if self.whole_experts else 1
 
     def part(self, total: int, what: str) -> range:
-        """Returns this rank's part of `total` features. Raises InvalidArgument if they do not divide evenly."""
+        """Returns this rank's half-open part of `total` features.
+
+        `what`: name of the features in errors. Raises InvalidArgument if the ranks do not divide them evenly.
+        """
         if total % self.size:
             raise InvalidArgument(f"{FIELD}: {self.size} ranks do not divide {what}, {total}", field=FIELD)
         count = total // self.size
         return range(self.rank * count, (self.rank + 1) * count)
 
     def experts(self, count: int, size: int) -> tuple[range, range]:
-        """Returns this rank's experts and its part of their `size` intermediate features."""
+        """Returns this rank's experts and its part of their `size` intermediate features.
+
+        Whole experts with expert parallelism, else a part of each. Raises InvalidArgument if the ranks do not divide
+        them evenly.
+        """
         if self.whole_experts:
             return self.part(count, "the experts"), range(size)
         return range(count), self.part(size, "the experts' intermediate_size")
 
     def room(self, total: int) -> int:
-        """Returns the rows allocated on every rank for a table of `total` rows."""
+        """Returns the rows allocated on every rank for a table of `total` rows, its part rounded up."""
         return -(-total // self.size)
 
     def rows(self, total: int) -> range:
-        """Returns this rank's rows of a table that need not divide evenly; the last ranks may have fewer."""
+        """Returns this rank's half-open range of rows of a table that need not divide evenly; the last ranks may have
+        fewer or none."""
         count = self.room(total)
         return range(min(self.rank * count, total), min((self.rank + 1) * count, total))
 
@@ -177,7 +189,7 @@ class Shard:
         """Divides the query heads evenly; each rank gets the key heads its queries use.
 
         Key heads are repeated if this rank's queries per key differ. `what`: name of the query heads in the
-        configuration.
+        configuration. Raises InvalidArgument if the ranks do not divide the query heads.
         """
         queries = self.part(num_q_heads, what)
         group = num_q_heads // num_kv_heads
@@ -194,7 +206,7 @@ WHOLE = Shard()
 
 @dataclass(frozen=True, slots=True)
 class TensorPart:
-    """Memory for a part of a checkpoint tensor."""
+    """Memory for a part of a checkpoint tensor: ranges along one dimension, concatenated."""
 
     tensor: Tensor
     dim: int
@@ -203,17 +215,21 @@ class TensorPart:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of the whole tensor."""
+        """Shape of the whole tensor in the checkpoint, not of this rank's memory."""
         return (*self.tensor.shape[: self.dim], self.size, *self.tensor.shape[self.dim + 1 :])
 
 
 def portion(tensor: Tensor, dim: int, taken: tuple[range, ...], size: int) -> Tensor | TensorPart:
-    """Returns the destination of a part; the tensor itself if all of it is taken in order."""
+    """Returns the destination of the ranges `taken` along `dim` of a checkpoint tensor that has `size` there.
+
+    Returns the tensor itself if all of it is taken in order.
+    """
     runs = _joined(taken)
     return tensor if runs == (range(size),) else TensorPart(tensor, dim, runs, size)
 
 
 def _joined(parts: Iterable[range]) -> tuple[range, ...]:
+    """Merges consecutive ranges that touch; keeps their order."""
     runs: list[range] = []
     for part in parts:
         joins = runs and runs[-1].stop == part.start
@@ -226,6 +242,6 @@ def shifted(part: range, offset: int) -> range:
 
 
 def head_features(heads: tuple[int, ...] | range, head_dim: int, offset: int = 0) -> tuple[range, ...]:
-    """Returns the feature ranges of `heads`, in this order; `offset`: of head 0."""
+    """Returns the feature ranges of `heads`, in this order, touching ones merged; `offset`: first feature of head 0."""
     starts = (offset + head * head_dim for head in heads)
     return _joined(range(start, start + head_dim) for start in starts)

@@ -21,10 +21,10 @@ FIELD = "pipeline_parallel_size"
 
 
 class ReturningStates(Protocol):
-    """Hidden states on their way back to the first stage."""
+    """Handle of hidden states on their way from the last stage back to the first."""
 
     def wait(self) -> None:
-        """Blocks until they have arrived; called once, on one thread. Raises nothing."""
+        """Blocks until they have arrived or failed; called once, on one thread. Raises nothing."""
 
     def take(self) -> Tensor:
         """Returns [num_rows, hidden_size] for subsequent work, waiting as necessary. Raises errors of the transfer."""
@@ -53,7 +53,7 @@ class StageLink(Protocol):
 
 
 class _NoLink:
-    """Links of a stage that has all layers."""
+    """Links of a stage that has all layers: sending and receiving raise AssertionError."""
 
     def send(self, x: Tensor) -> None:
         raise AssertionError("there is no other stage")
@@ -76,7 +76,7 @@ class _NoLink:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Position in a pipeline."""
+    """Position of a rank's layers in a pipeline, and its links to the other stages."""
 
     number: int = 0
     size: int = 1
@@ -95,7 +95,8 @@ class Stage:
         return self.number == self.size - 1
 
     def layers(self, num_layers: int, head_layers: float) -> range:
-        """Returns the layers of this stage. Raises InvalidArgument if there are too few.
+        """Returns the half-open range of this stage's layers. Raises InvalidArgument if there are fewer layers than
+        stages.
 
         `head_layers`: cost of the output head in layers; the first stage, which runs it, gets that many fewer.
         """
@@ -107,7 +108,7 @@ class Stage:
 
 
 def _bounds(num_layers: int, size: int, head_layers: float) -> Sequence[int]:
-    """Returns the first layer of each stage, [size + 1]."""
+    """Returns the first layer of each stage and the end, [size + 1]; each stage has at least one layer."""
     share = (num_layers + head_layers) / size
     ends = [round(share * stage - head_layers) for stage in range(1, size)]
     bounds = [0]

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def deallocate(tensor: Tensor) -> None:
-    """Releases the storage of a tensor; it and its views keep their shapes."""
+    """Releases the storage of a tensor and of all its views; they keep their shapes and must not be read."""
     tensor.untyped_storage().resize_(0)
 
 

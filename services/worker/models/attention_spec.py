@@ -22,7 +22,11 @@ def attention_spec(
     *,
     has_trees: bool = False,
 ) -> AttentionSpec:
-    """Returns the attention requirements of a rank's part; `kv_dtype`: None: the model's dtype."""
+    """Returns what one rank's part of a model requires of its attention backend: sizes per rank, dtypes, device and
+    variants.
+
+    `kv_dtype`: dtype of the KV cache; None: the model's. `has_trees`: draft trees are verified (AttentionSpec).
+    """
     heads, latent = place.shard.heads(config.num_q_heads, config.num_kv_heads), config.latent
     return AttentionSpec(
         device=place.device.type,
@@ -44,9 +48,10 @@ def attention_spec(
 
 
 def block_size_for(settings: WorkerSettings, config: DecoderConfig, *, has_trees: bool = False) -> int:
-    """Returns the block size that block_size=0 stands for; 0: the device's default.
+    """Returns the block size in tokens that suits the attention backend, for block_size=0; 0: the device's default.
 
-    Called before any device is opened. `has_trees`: see AttentionSpec.
+    Called before any device is opened, so "auto" is a guess from settings and configuration. `has_trees`: see
+    AttentionSpec.
     """
     name = settings.attention_backend
     if name == AUTO and not has_trees and _flash_attn_may_compute_prompts(settings, config):
@@ -55,6 +60,8 @@ def block_size_for(settings: WorkerSettings, config: DecoderConfig, *, has_trees
 
 
 def _flash_attn_may_compute_prompts(settings: WorkerSettings, config: DecoderConfig) -> bool:
+    """Returns whether "auto" is likely to choose flash-attn 4 for prompts: CUDA, a model that it supports, and an
+    installed package."""
     if settings.device != "cuda" or settings.batch_invariant or settings.kv_cache_dtype != "auto":
         return False
     plain = config.latent is None and config.recurrent is None and not config.attention.softcap

@@ -68,17 +68,22 @@ class CausalLM(ABC):
         return self._stack.normed(residual, batch, caches), []
 
     def first_layers(self, residual: Tensor, batch: ForwardBatch, caches: list[LayerCache]) -> Tensor:
-        """Returns the residual stream after this stage's layers if other stages follow; may change `residual`."""
+        """Returns the residual stream [num_tokens, hidden_size] after this stage's layers, for the next stage; may
+        change `residual`."""
         return residual.add_(self._stack.through(residual, batch, caches))
 
     def last_layers(self, residual: Tensor, batch: ForwardBatch, caches: list[LayerCache]) -> Tensor:
-        """Returns the hidden states, as forward(), from the last stage's input; may change `residual`."""
+        """Runs this stage's layers and the final norm; returns the hidden states, as forward(). May change `residual`,
+        the previous stage's output."""
         return self._stack.normed(residual, batch, caches)
 
     def __init__(
         self, config: DecoderConfig, backend: AttentionBackend, place: LayerPlacement, num_positions: int
     ) -> None:
-        """Builds the layers of this stage; `num_positions` is the longest sequence that will be run."""
+        """Builds the layers of this pipeline stage without weights; embedding and output head only on the first stage.
+
+        `num_positions`: length of the rotary tables, the longest sequence that will be run.
+        """
         self.config, self._logit_cap = config, config.scales.logit_cap
         self.stage, self.shard = place.stage, place.shard
         self._edges: tuple[Loadable, ...] = ()
@@ -131,7 +136,8 @@ class CausalLM(ABC):
 
     @staticmethod
     def kv_specs(config: DecoderConfig) -> tuple[LayerSpec, ...]:
-        """Returns what each layer caches of earlier tokens."""
+        """Returns what each layer caches of earlier tokens: keys and values (all or a window), a latent vector, a
+        recurrent state, or a pair of these."""
         if config.latent is not None:
             return (Latent(config.latent.kv_rank, config.latent.rope_dim),) * config.num_layers
         attended: tuple[KVSpec, ...] = tuple(Window(length) if length else FULL for length in config.sliding_windows)
@@ -144,12 +150,14 @@ class CausalLM(ABC):
 
     @staticmethod
     def single_row(config: DecoderConfig, place: LayerPlacement) -> str | None:
-        """Returns why decode steps of one token cannot run as fused kernels (single_row.py), or None."""
+        """Returns the reason why decode steps of one token cannot run as fused kernels (single_row.py), or None if they
+        can."""
         return "this family has no chain of fused kernels"
 
     @property
     def passed_over(self) -> tuple[str, ...]:
-        """Checkpoint tensors to ignore, because the model has them under another name."""
+        """Names of checkpoint tensors to ignore, because the model has them under another name or not at all; a name
+        that ends with "." is a prefix."""
         return (TIED_HEAD,) if self.config.tie_word_embeddings else ()
 
     def is_on_other_stage(self, name: str) -> bool:
@@ -179,19 +187,21 @@ class CausalLM(ABC):
         self._finished.add(index)
 
     def finish(self) -> None:
+        """Finishes all parts after their tensors are loaded, except layers already finished by finish_layer()."""
         done = [self.layers[index] for index in self._finished]
         for part in self._parts:
             if part not in done:
                 part.finish()
 
     def embed(self, batch: ForwardBatch) -> Tensor:
-        """Returns the start of the residual stream, [num_tokens, hidden_size], in memory of its own."""
+        """Returns the start of the residual stream, [num_tokens, hidden_size], in new memory that layers may change."""
         return self.embedding.embed_step(batch.token_ids)
 
     def keep_states(self, layers: tuple[int, ...]) -> None:
-        """Makes forward() append the inputs of these layers, in this order.
+        """Makes forward() append the inputs of the layers at these indices to the hidden states, in this order, for a
+        drafter.
 
-        Raises InvalidArgument for models that cannot.
+        Widens `hidden_width`. Raises InvalidArgument if the layers are distributed over pipeline stages.
         """
         if not self.stage.is_whole:
             text = "speculative_config: its drafts need what layers read, and here these lie in stages"
@@ -200,7 +210,7 @@ class CausalLM(ABC):
         self._defer_all_reduces()
 
     def _defer_all_reduces(self) -> None:
-        """Defers all-reduces to the next norms.
+        """Moves the all-reduce at the end of each layer into the next norm, where the collectives support it.
 
         A stage followed by others passes on the residual stream without a norm after its last layer.
         """
@@ -213,7 +223,7 @@ class CausalLM(ABC):
         return self.config.hidden_size * (1 + len(self.kept_layers))
 
     def logits(self, hidden: Tensor, *adapted: AdaptedRows) -> Tensor:
-        """Returns logits [num_samples, tokens of this rank] in the model's dtype.
+        """Returns logits [num_samples, tokens of this rank] in the model's dtype, soft-capped if the model has a cap.
 
         `hidden` is [num_samples, hidden_size or more]. All ranks have equally many columns, the last ones may be
         padding (-inf). `adapted`: rows with adapters on the output head, if there are any.
@@ -224,12 +234,15 @@ class CausalLM(ABC):
         return self.head.pad_vocab(logits.div_(cap).tanh_().mul_(cap) if cap else logits)
 
     def whole_logits(self, hidden: Tensor) -> Tensor:
-        """Returns logits [num_samples, vocab_size] on all ranks, without adapters."""
+        """Returns logits [num_samples, vocab_size], gathered from all ranks, on all ranks; without adapters."""
         return self.head.all_gather_vocab(self.logits(hidden))
 
 
 def head_layers(config: DecoderConfig) -> float:
-    """Returns the weight of the output head in units of layers, by elements read per step, including all experts."""
+    """Returns the weight of the output head in units of layers, by elements read per step, including all experts.
+
+    Used to balance pipeline stages: the first one has the head.
+    """
     attention = config.head_dim * (2 * config.num_q_heads + 2 * config.num_kv_heads)
     experts = config.experts
     rows = config.intermediate_size if experts is None else experts.num_experts * experts.intermediate_size

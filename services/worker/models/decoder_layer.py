@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 
 class Norm(Protocol):
-    """Normalization; with a residual it first adds x to the residual in place."""
+    """Normalization over the last axis; with a residual it first adds x to the residual in place and normalizes the
+    sum."""
 
     def destinations(self) -> Iterator[tuple[str, Destination]]: ...
 
@@ -48,11 +49,18 @@ class DecoderLayer(ABC):
     def store(
         self, x: Tensor | None, residual: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor
     ) -> Tensor:
-        """Runs the first half, up to the KV cache: stores keys and values and returns the queries."""
+        """Runs the first half, up to the KV cache: adds `x` to the residual, stores keys and values and returns the
+        queries [num_tokens, ...].
+
+        A layer with a recurrent state updates it and returns its output in place of queries.
+        """
 
     @abstractmethod
     def complete(self, q: Tensor, residual: Tensor, cache: LayerCache, metadata: AttentionMetadata) -> Tensor:
-        """Runs the second half for the tokens in `metadata`."""
+        """Runs the second half, attention and feed-forward, for the tokens in `metadata`; returns the layer's update.
+
+        `q` and `residual` are the rows of these tokens, which may be fewer than in store().
+        """
 
     def destinations(self) -> Iterator[tuple[str, Destination]]:
         for part in self._parts:
@@ -64,5 +72,6 @@ class DecoderLayer(ABC):
 
 
 def normed(norm: Norm, x: Tensor | None, residual: Tensor) -> Tensor:
-    """Normalizes the residual stream after adding `x`, if there is a previous layer."""
+    """Normalizes the residual stream after adding the previous layer's update `x` to it in place; `x` is None for the
+    first layer."""
     return norm(residual) if x is None else norm(x, residual)

@@ -30,7 +30,7 @@ class CompletingNorm(Protocol):
 
 @runtime_checkable
 class DeferringLayer(Protocol):
-    """Layer with such a norm at its start and such a feed-forward layer at its end, as LlamaLayer."""
+    """Layer whose first norm can complete an all-reduce and whose feed-forward can defer one, such as LlamaLayer."""
 
     input_norm: CompletingNorm
     mlp: DeferringFeedForward
@@ -56,4 +56,5 @@ def defer_all_reduces(
 
 
 def _completing(norm: object) -> CompletingNorm | None:
+    """Returns `norm` if it can complete an all-reduce, else None."""
     return norm if isinstance(norm, RMSNorm) else None

@@ -25,12 +25,17 @@ class LayerStack:
         norm: Norm,
         gather_rows: Callable[[Tensor, Tensor], Tensor],
     ) -> None:
-        """Takes the layers in order; `gather_rows` selects rows (indices, matrix)."""
+        """Takes the layers in order, a rotary table for each, and the norm after the last.
+
+        `gather_rows`: function of (int32 indices, matrix) that selects rows.
+        """
         self._layers, self._norm, self._gather_rows = [*zip(layers, tables, strict=True)], norm, gather_rows
 
     def through(self, residual: Tensor, batch: ForwardBatch, caches: Sequence[LayerCache]) -> Tensor:
-        """Runs all layers; returns the last update of the residual stream, [num_tokens, hidden_size], adding others in
-        place."""
+        """Runs all layers; returns the last one's update of the residual stream, [num_tokens, hidden_size].
+
+        The updates of all other layers are added to `residual` in place.
+        """
         x: Tensor | None = None
         for (layer, cos_sin), cache in zip(self._layers, caches, strict=True):
             x = layer(x, residual, batch.for_cache(cache), cache, cos_sin)
@@ -38,7 +43,11 @@ class LayerStack:
         return x
 
     def normed(self, residual: Tensor, batch: ForwardBatch, caches: Sequence[LayerCache]) -> Tensor:
-        """Returns the normalized hidden states of sampled tokens, [num_samples, hidden_size]."""
+        """Runs all layers and the norm; returns the hidden states [num_samples, hidden_size] of batch.logit_tokens, or
+        of all tokens.
+
+        The last layer completes only the sampled tokens if the batch has metadata for them (`last`).
+        """
         wanted = batch.logit_tokens
         if wanted is not None and batch.for_cache(caches[-1]).last is not None:
             return self._normed_of_samples(residual, batch, caches, wanted)
@@ -63,7 +72,7 @@ class LayerStack:
     def normed_and_kept(
         self, kept: Sequence[int], residual: Tensor, batch: ForwardBatch, caches: Sequence[LayerCache]
     ) -> tuple[Tensor, list[State]]:
-        """Returns normed() and, for a drafter, the inputs of the layers at the indices `kept`."""
+        """Returns normed() and, for a drafter, the inputs of the layers at the indices `kept`, in that order."""
         wanted, states, x = batch.logit_tokens, dict[int, State](), None
         for index, ((layer, cos_sin), cache) in enumerate(zip(self._layers, caches, strict=True)):
             if index in kept:
@@ -73,19 +82,22 @@ class LayerStack:
         return self._last_normed(x, residual, wanted), [states[index] for index in kept]
 
     def _last_normed(self, x: Tensor, residual: Tensor, wanted: Tensor | None) -> Tensor:
+        """Adds the last update to the residual and normalizes the rows `wanted`, or all."""
         if wanted is not None:
             x, residual = self._gather_rows(wanted, x), self._gather_rows(wanted, residual)
         return self._norm(x, residual)
 
     def _state(self, x: Tensor | None, residual: Tensor, wanted: Tensor | None) -> State:
-        """Copies the layer input, because layers change the residual."""
+        """Copies a layer's input for the rows `wanted`, or all, because layers change the residual; returns its
+        summands."""
         if wanted is None:
             return (residual.clone() if x is None else x + residual,)
         return tuple(self._gather_rows(wanted, t) for t in (x, residual) if t is not None)
 
 
 def joined(hidden: Tensor, kept: Sequence[State]) -> Tensor:
-    """Concatenates hidden states and kept layer inputs along the last axis."""
+    """Concatenates hidden states [num_samples, hidden_size] and kept layer inputs along the last axis; returns `hidden`
+    itself if none is kept."""
     if not kept:
         return hidden
     import torch

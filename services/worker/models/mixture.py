@@ -34,7 +34,7 @@ class MixtureLayer(LlamaLayer):
         *,
         attention: Mixer | None = None,
     ) -> None:
-        """Builds the layer.
+        """Builds the layer of one index, with experts if the configuration says so.
 
         `experts`, `attention`: replace those of the configuration; an MLP makes the layer dense.
         """
@@ -48,12 +48,15 @@ class MixtureLayer(LlamaLayer):
         self._defer_all_reduces(place)
 
     def _defer_all_reduces(self, place: LayerPlacement) -> None:
-        """Leaves attention's all-reduce to expert dispatch, which combines it with its own exchange."""
+        """Leaves attention's all-reduce to expert dispatch, which combines it with its own exchange; nothing without
+        dispatch."""
         if self.experts is not None and self.experts.dispatches:
             self.attention.defer_all_reduce()
             self.middle_norm.complete_all_reduce(place.shard.collectives)
 
     def _feed(self, attended: Tensor, residual: Tensor) -> Tensor:
+        """Adds attention's output to the residual and returns the feed-forward, with rows dispatched to their experts'
+        ranks if the layer does so."""
         if self.experts is None or not self.experts.dispatches:
             return super()._feed(attended, residual)
         return self.experts.forward_dispatched(attended, residual, self.middle_norm)
@@ -67,6 +70,7 @@ class MixtureForCausalLM(LlamaForCausalLM):
     def __init__(
         self, config: DecoderConfig, backend: AttentionBackend, place: LayerPlacement, num_positions: int
     ) -> None:
+        """Builds the layers and gives each mixture its row of the token counters `expert_counts`."""
         super().__init__(config, backend, place, num_positions)
         import torch  # lazy: families are also read without torch
 
@@ -101,12 +105,13 @@ class MixtureForCausalLM(LlamaForCausalLM):
 
     @property
     def passed_over(self) -> tuple[str, ...]:
-        """Includes the experts of other ranks."""
+        """Names of checkpoint tensors to ignore, including the experts of other ranks."""
         layers = (layer.experts for layer in self._mixture_layers if layer.experts is not None)
         return (*super().passed_over, *(name for experts in layers for name in experts.experts.absent))
 
     @property
     def alternatives(self) -> Mapping[str, Alternative]:
+        """Stacked tensors of all experts, by name, that checkpoints may have in place of one per expert."""
         return {
             name: alternative
             for layer in self._mixture_layers

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class LearnedPositions(CausalLM):
-    """Adds a learned vector for the position to each token's embedding."""
+    """Decoder that adds a learned vector for the position to each token's embedding, on the first pipeline stage."""
 
     positions_name: ClassVar[str]
     first_row: ClassVar[int] = 0  # table row of position 0
@@ -38,5 +38,6 @@ class LearnedPositions(CausalLM):
             yield from self._positions.destinations()
 
     def embed(self, batch: ForwardBatch) -> Tensor:
+        """Returns token embeddings plus position embeddings, [num_tokens, hidden_size], in new memory."""
         rows = batch.positions + self.first_row if self.first_row else batch.positions
         return super().embed(batch).add_(self._positions(rows))

@@ -27,8 +27,10 @@ class PrenormLayer(DecoderLayer):
     def store(
         self, x: Tensor | None, residual: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor
     ) -> Tensor:
+        """Normalizes the input, stores keys and values and returns the queries."""
         x = normed(self._first, x, residual)
         return self._attention.store(x, batch, cache, cos_sin)
 
     def complete(self, q: Tensor, residual: Tensor, cache: LayerCache, metadata: AttentionMetadata) -> Tensor:
+        """Attends and returns the feed-forward of the normed sum, which it adds to the residual in place."""
         return self.mlp(self._second(self._attention.attend(q, cache, metadata), residual))

@@ -68,7 +68,7 @@ ENCODERS = {
 
 
 def find_encoder(values: dict[str, Any]) -> type[EncoderModel] | None:
-    """Returns the encoder class for `values` (config.json), or None for other architectures."""
+    """Imports and returns the encoder class for `values` (config.json), or None for other architectures."""
     family = encoder_families.family_of(values)
     if family is None:
         return None
@@ -77,7 +77,8 @@ def find_encoder(values: dict[str, Any]) -> type[EncoderModel] | None:
 
 
 def read_encoder_config(values: dict[str, Any]) -> EncoderConfig:
-    """Reads the configuration of an encoder. Raises InvalidArgument for unsupported features."""
+    """Reads the configuration of an encoder, with the number of its classes. Raises InvalidArgument for unsupported
+    features."""
     encoder = find_encoder(values)
     assert encoder is not None
     check_sizes(values)
@@ -85,7 +86,8 @@ def read_encoder_config(values: dict[str, Any]) -> EncoderConfig:
 
 
 def check_config(values: dict[str, Any], implementation: Implementation = "auto") -> DecoderConfig | EncoderConfig:
-    """Raises InvalidArgument for a config.json that no worker could run."""
+    """Reads the configuration of an encoder or decoder; raises InvalidArgument for a config.json that no worker could
+    run."""
     if find_encoder(values) is not None:
         if implementation == "transformers":
             text = "model_impl: encoders run with code of their own, not with that of transformers"
@@ -95,7 +97,11 @@ def check_config(values: dict[str, Any], implementation: Implementation = "auto"
 
 
 def find_model(values: dict[str, Any], implementation: Implementation = "auto") -> type[CausalLM]:
-    """Returns the decoder class for `values` (config.json). Raises InvalidArgument for unknown architectures."""
+    """Imports and returns the decoder class for `values` (config.json): of this project, of a plugin, or the backend of
+    transformers.
+
+    `implementation` forces one of both; "auto" prefers native code. Raises InvalidArgument for unknown architectures.
+    """
     names = [name.replace(CLASSIFIER_SUFFIX, DECODER_SUFFIX) for name in ConfigFile(values).get("architectures", [])]
     known = plugins.known(GROUP, ARCHITECTURES)
     name = next((name for name in names if name in known), None)
@@ -114,9 +120,9 @@ def find_model(values: dict[str, Any], implementation: Implementation = "auto") 
 
 
 def read_model_config(values: dict[str, Any], implementation: Implementation = "auto") -> DecoderConfig:
-    """Reads the configuration of a decoder from `values` (config.json).
+    """Reads the configuration of a decoder from `values` (config.json), completed by its class's defaults.
 
-    Raises InvalidArgument for unsupported features.
+    Classifiers get num_classes and no output head of their own. Raises InvalidArgument for unsupported features.
     """
     check_sizes(values)
     names = ConfigFile(values).get("architectures", [])

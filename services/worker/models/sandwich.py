@@ -31,7 +31,7 @@ class NormNames:
 
 
 class SandwichLayer(DecoderLayer):
-    """Decoder layer with four norms."""
+    """Decoder layer with norms before and after both attention and feed-forward, as in Gemma 2 and 3 and GLM-4-0414."""
 
     def __init__(
         self, index: int, config: DecoderConfig, names: NormNames, backend: AttentionBackend, place: LayerPlacement
@@ -61,9 +61,11 @@ class SandwichLayer(DecoderLayer):
     def store(
         self, x: Tensor | None, residual: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor
     ) -> Tensor:
+        """Normalizes the input, stores keys and values and returns the queries."""
         x = normed(self._before_attention, x, residual)
         return self._attention.store(x, batch, cache, cos_sin)
 
     def complete(self, q: Tensor, residual: Tensor, cache: LayerCache, metadata: AttentionMetadata) -> Tensor:
+        """Attends, adds the normed result to the residual in place, and returns the normed feed-forward."""
         attended = self._after_attention(self._attention.attend(q, cache, metadata))
         return self._after_mlp(self.mlp(self._before_mlp(attended, residual)))

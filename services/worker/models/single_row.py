@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def model_reject_reason(model: CausalLM, place: LayerPlacement) -> str | None:
-    """Returns why a model's single-token steps cannot run as a chain, or None.
+    """Returns why a model's single-token steps cannot run as a chain of fused kernels, or None.
 
     A plugin's family may inherit from one that offers the chain but compute something else around its layers.
     """
@@ -40,7 +40,8 @@ def model_reject_reason(model: CausalLM, place: LayerPlacement) -> str | None:
 
 
 def reject_reason(config: DecoderConfig, place: LayerPlacement) -> str | None:
-    """Returns why a chain of attention and gated feed-forward layers cannot run here, or None."""
+    """Returns why a chain of attention and gated feed-forward layers cannot run with this configuration on this device,
+    or None."""
     if place.batch_invariant:
         return "sums in an order of its own"
     if not place.shard.collectives.fuses_residual_add:
@@ -53,12 +54,14 @@ def reject_reason(config: DecoderConfig, place: LayerPlacement) -> str | None:
 
 
 def _weights_reject_reason(place: LayerPlacement) -> str | None:
+    """Returns why the chain cannot read the checkpoint's quantized weights, or None."""
     if place.checkpoint is None or place.checkpoint.supports_single_row:
         return None
     return f"{place.checkpoint.method} has other weights here than those of 4 bits, and of 8 with a scale for each row"
 
 
 def _sizes_reject_reason(config: DecoderConfig, place: LayerPlacement) -> str | None:
+    """Returns why the chain's kernels do not support the model's sizes on this rank, or None."""
     from quire.kernels.reference.fp8_weight import BLOCK
     from quire.kernels.triton.single_row.row_attention import row_attention_takes
     from quire.kernels.triton.single_row.row_linear import row_linear_takes
@@ -75,7 +78,8 @@ def _sizes_reject_reason(config: DecoderConfig, place: LayerPlacement) -> str | 
 
 
 def experts_reject_reason(experts: ExpertsConfig, shard: Shard) -> str | None:
-    """Returns why the chain cannot run with these experts, or None."""
+    """Returns why the chain cannot run with these experts (sharded, with biases, a shared one, too many per token), or
+    None."""
     from quire.kernels.triton.single_row.row_experts import row_experts_takes
 
     if not shard.is_whole:
@@ -88,7 +92,7 @@ def experts_reject_reason(experts: ExpertsConfig, shard: Shard) -> str | None:
 
 
 class RowLinear(Protocol):
-    """Linear layer in the chain."""
+    """Linear layer in the chain: packed weights and optional adapters."""
 
     packed: Any
     adapters: LinearAdapters | None
@@ -98,7 +102,10 @@ class RowKernels:
     """Operations on one row that layers of the chain use."""
 
     def __init__(self, cos_sin: Tensor, shard: Shard, *, pdl: bool) -> None:
-        """Binds the kernels; `pdl`: the device supports programmatic dependent launch."""
+        """Imports and binds the Triton kernels.
+
+        `cos_sin`: the model's rotary table; `pdl`: the device supports programmatic dependent launch.
+        """
         from quire.kernels.triton.single_row.row_attention import row_attention
         from quire.kernels.triton.single_row.row_experts import row_experts
         from quire.kernels.triton.single_row.row_linear import RowNorm, row_linear
@@ -122,7 +129,10 @@ class RowKernels:
         norm: RMSNorm | None = None,
         gated: bool = False,
     ) -> Tensor:
-        """Multiplies x, normalized if `norm` is given; `gated`: silu of the first half times the second."""
+        """Multiplies one row x [1, in_features], normalized first if `norm` is given, including adapters.
+
+        `gated`: returns silu of the first half of the product times the second.
+        """
         normed = self._norm(norm.weight, norm.eps) if norm is not None else None
         narrow = self._narrow_of(x, layer.adapters)
         if narrow is None:
@@ -170,7 +180,8 @@ class RowKernels:
         scale: float,
         window: int,
     ) -> Tensor:
-        """Runs query and key norms, rotation, KV store and attention: [1, num_q_heads * head_dim]."""
+        """Runs query and key norms, rotation, KV store and attention on the projected row; returns [1, num_q_heads *
+        head_dim]."""
         return self._attention(
             qkv,
             *norm_weights,
@@ -215,7 +226,7 @@ class RowLayer(Protocol):
 
 
 class SingleRowProgram:
-    """Runs a model as a chain (CausalLM.single_row); created after its weights are loaded."""
+    """Runs a model's decode steps of one token as a chain of fused kernels; created after its weights are loaded."""
 
     def __init__(self, model: CausalLM, *, pdl: bool) -> None:
         """Takes a loaded model; `pdl`: the device supports programmatic dependent launch."""

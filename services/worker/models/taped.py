@@ -25,7 +25,7 @@ SEES_ALL = -1  # tree mask of a token that sees everything
 
 
 def reject_reason(model: CausalLM, backend: AttentionBackend, place: LayerPlacement) -> str | None:
-    """Returns why the model's steps cannot be recorded on a tape, or None."""
+    """Returns why the model's steps cannot be recorded on a tape (device, ranks, family, kernels, dtype), or None."""
     if place.device.type != "cpu":
         return f"runs on the CPU, not on {place.device.type}"
     if not (place.shard.is_whole and place.stage.is_whole):
@@ -43,10 +43,13 @@ def reject_reason(model: CausalLM, backend: AttentionBackend, place: LayerPlacem
 
 
 class TapedModel:
-    """Replaces `model` for the caches that its tape was recorded with."""
+    """Replaces `model` in the runner by its recorded tape, for the KV caches that the tape was recorded with."""
 
     def __init__(self, model: CausalLM, caches: list[LayerCache], limits: WorkerLimits, *, trees: bool = False) -> None:
-        """Records the tape; `trees`: drafts may be trees."""
+        """Allocates inputs of the largest step within `limits` and records the forward pass over them and `caches`.
+
+        `trees`: drafts may be trees, so inputs include tree masks.
+        """
         from quire.kernels.cpu.tape import Tape
 
         self._model, self._caches = model, caches
@@ -71,7 +74,10 @@ class TapedModel:
             self._hidden, self._kept = model.run(self._inputs, caches)
 
     def forward(self, batch: ForwardBatch, caches: list[LayerCache]) -> Tensor:
-        """Returns hidden states [num_samples, hidden_width], valid until the next step."""
+        """Copies the batch into the tape's inputs and replays it; returns hidden states [num_samples, hidden_width].
+
+        Valid until the next step. `caches` must be those of the recording.
+        """
         assert caches is self._caches
         num_tokens, num_seqs = batch.token_ids.size(0), batch.attention.seq_lens.size(0)  # len() takes 1 us each
         wanted = self._every[:num_tokens] if batch.logit_tokens is None else batch.logit_tokens
@@ -88,6 +94,7 @@ class TapedModel:
         return self._model.logits(hidden, *adapted)
 
     def _put(self, batch: ForwardBatch, wanted: Tensor) -> None:
+        """Copies the batch, and the tokens `wanted`, into the tape's inputs."""
         inputs, given = self._inputs, batch.attention
         _put_group(inputs, batch)
         for of_group, given_to_it in zip(inputs.other_groups, batch.other_groups, strict=True):
@@ -101,6 +108,7 @@ class TapedModel:
             self._put_mask(mask, given.tree_mask)
 
     def _put_mask(self, place: Tensor, mask: Tensor | None) -> None:
+        """Copies the step's tree mask and resets that of the previous step's other tokens to "sees everything"."""
         if self._num_masked:
             place[: self._num_masked] = SEES_ALL
         self._num_masked = 0 if mask is None else len(mask)
@@ -109,14 +117,14 @@ class TapedModel:
 
 
 def _put_group(place: ForwardBatch, batch: ForwardBatch) -> None:
-    """Copies the inputs that differ between KV groups."""
+    """Copies the inputs that differ between KV groups: block tables and slot mapping."""
     tables = batch.attention.block_tables
     place.attention.block_tables[: tables.size(0), : tables.size(1)] = tables
     place.slot_mapping[: batch.slot_mapping.size(0)] = batch.slot_mapping
 
 
 def _inputs(num_tokens: int, num_seqs: int, num_samples: int, width: int, num_groups: int) -> ForwardBatch:
-    """Allocates inputs of the largest step; zeros refer to the null block."""
+    """Allocates zeroed inputs of the largest step, for all KV groups; zeros refer to the null block."""
 
     def zeros(*shape: int) -> Tensor:
         return torch.zeros(shape, dtype=torch.int32)

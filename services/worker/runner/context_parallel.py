@@ -55,13 +55,13 @@ class PageExchange:
 
 
 def _words(cache: Tensor) -> Tensor:
-    """Returns a view of the cache as [num_positions, words per position]."""
+    """Returns a view of the cache as [num_positions, words per position], int64 or, for odd sizes, uint8."""
     row = cache[0, 0].nbytes
     return cache.view(cache.size(0) * cache.size(1), -1).view(torch.int64 if row % WORD_BYTES == 0 else torch.uint8)
 
 
 class ContextParallel:
-    """Context parallelism of a rank in a group of several."""
+    """Partitions long steps over the context-parallel ranks and gathers the hidden states from all of them."""
 
     def __init__(self, context: Context, adapters: StepAdapters) -> None:
         self._context, self._adapters = context, adapters
@@ -85,9 +85,11 @@ class ContextParallel:
         tokens: I32,
         only_samples: bool,
     ) -> Tensor:
-        """Returns the hidden states [num_wanted, hidden_width] of `tokens`, gathered from all ranks.
+        """Computes this rank's share of the step and returns the hidden states [num_wanted, hidden_width] of `tokens`,
+        gathered from all ranks in the order of `tokens`.
 
-        `only_samples`: only tokens with sampled successors are requested.
+        Uploads the share's inputs and its adapter rows; afterwards restores the adapter rows of the whole step, which
+        the heads read. `only_samples`: `tokens` are the sampled tokens, so the last layer may skip all others.
         """
         wanted = shares.wanted(tokens)
         own = shares.of(self._context.rank, wanted)
@@ -101,11 +103,15 @@ class ContextParallel:
         return gathered.index_select(0, order)
 
     def agree(self, sampled: SampledTokens, memory: SlotMemory) -> None:
-        """Broadcasts rank 0's sampled tokens after every sampling step."""
+        """Overwrites the sampled tokens and every slot's last token with rank 0's, on all ranks.
+
+        Called after every step that samples, partitioned or not.
+        """
         self._context.peers.broadcast(sampled.token_ids)
         self._context.peers.broadcast(memory.last_tokens)
 
     def _with_exchanges(self, batch: ForwardBatch, shares: TokenShares, batches: StepBatches) -> ForwardBatch:
+        """Returns `batch` with one PageExchange for each KV group; uploads the slot mappings of all ranks."""
         num_groups = 1 + len(batch.other_groups)
         (flat,) = batches.staging.upload([shares.slot_mappings(num_groups).ravel()])
         mappings = flat.long().view(num_groups, shares.size, shares.most)

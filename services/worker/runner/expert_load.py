@@ -22,7 +22,11 @@ class ExpertLoad:
         self._known: Tensor = torch.zeros_like(counts, device="cpu")
 
     def read(self) -> LoadByLayer:
-        """Returns the counts by layer; on CUDA those of an earlier call."""
+        """Returns the token counts of each expert by layer, accumulated since the model was built, without waiting for
+        the device.
+
+        On CUDA each call starts a copy and returns the last copy that has arrived, zeros at first.
+        """
         if self._counts.is_cuda:
             self._take_what_arrived()
         else:
@@ -30,7 +34,8 @@ class ExpertLoad:
         return dict(zip(self._layers, self._known.numpy(), strict=True))
 
     def _take_what_arrived(self) -> None:
-        """Takes the last copy if it is complete, then starts another one."""
+        """Stores the pending copy as the known counts and starts the next one; does nothing while a copy is in
+        flight."""
         if self._arriving is not None:
             copy, event = self._arriving
             if not event.query():

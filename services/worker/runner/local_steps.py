@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Forward(Protocol):
-    """The layers of a model."""
+    """Model whose layers map a batch to hidden states."""
 
     def forward(self, batch: ForwardBatch, caches: list[LayerCache]) -> Tensor: ...
 
@@ -43,12 +43,17 @@ class StepLayers(Protocol):
         end: EndStep,
         marks: list[Any] | None,
     ) -> StageLaunch:
-        """Launches a step kernel by kernel, or as a tape."""
+        """Launches this rank's layers kernel by kernel, or as a tape, and passes the hidden states to `end`, which
+        launches the heads.
+
+        On a pipeline stage `end` runs later or never. `marks`: the step's timer marks (StepTimer).
+        """
 
     def replay(
         self, step: ReadyStep, inputs: StepInputs, ending: StepEnding, step_heads: StepHeads, marks: list[Any] | None
     ) -> StageLaunch:
-        """Replays a recorded step."""
+        """Replays the recording `step`; `ending` launches the heads in `step_heads`, later or never on a pipeline
+        stage."""
 
     def launch_oldest_heads(self) -> None:
         """Launches the heads of the oldest step that waits for remote layers."""
@@ -58,7 +63,8 @@ class StepLayers(Protocol):
 
 
 class StepContext(Protocol):
-    """Decides whether context-parallel ranks partition the tokens of a step."""
+    """Decides whether context-parallel ranks partition the tokens of a step (shares), computes the hidden states of a
+    partitioned step (hidden), and makes all ranks use the same samples (agree)."""
 
     def shares(self, inputs: StepInputs, recordings: Recordings) -> TokenShares | None:
         """Partitions the step; None if each rank computes it by itself."""
@@ -78,7 +84,7 @@ class StepContext(Protocol):
 
 
 class LocalLayers:
-    """All layers are on this rank: no step waits for others."""
+    """Runs all layers on this rank: the heads are launched at once, and no step waits for other ranks."""
 
     def launch(
         self,
@@ -90,11 +96,13 @@ class LocalLayers:
         end: EndStep,
         marks: list[Any] | None,
     ) -> StageLaunch:
+        """Runs the model and launches the heads at once; a step without tokens runs no layers."""
         return end(model.forward(batch, caches) if inputs.num_tokens else None)
 
     def replay(
         self, step: ReadyStep, inputs: StepInputs, ending: StepEnding, step_heads: StepHeads, marks: list[Any] | None
     ) -> StageLaunch:
+        """Replays the recording including its logits, then samples and launches the other heads."""
         return ending.end_recorded(step, inputs, step_heads, marks)
 
     def launch_oldest_heads(self) -> None:
@@ -105,7 +113,7 @@ class LocalLayers:
 
 
 class LocalSteps:
-    """Computes all tokens of a step on each rank."""
+    """Context of a single rank, or of ranks that all compute the whole step: partitions nothing."""
 
     def shares(self, inputs: StepInputs, recordings: Recordings) -> None:
         return None
@@ -120,7 +128,8 @@ class LocalSteps:
         tokens: I32,
         only_samples: bool,
     ) -> Tensor:
+        """Raises AssertionError: shares() never partitions a step."""
         raise AssertionError("no step is shared out")
 
     def agree(self, sampled: SampledTokens, memory: SlotMemory) -> None:
-        """Does nothing: samples are local."""
+        """Does nothing: there are no context-parallel ranks."""

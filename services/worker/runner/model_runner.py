@@ -92,10 +92,11 @@ class ModelRunner:
         return self.heads.sampling.sampler
 
     def prepare(self, caches: list[LayerCache], block_table: npt.NDArray[np.int32], num_groups: int = 0) -> None:
-        """Sets the KV memory and the host's `block_table` [max_num_seqs, num_groups * max_blocks_per_seq].
+        """Sets the KV caches and the host's `block_table` [max_num_seqs, num_groups * max_blocks_per_seq], allocates
+        the per-slot state on the device and discards all recordings.
 
-        Discards all recordings. `num_groups`: 0: every group has a layer here. The CPU reads the table in place; other
-        devices have a copy that every step updates.
+        `num_groups`: number of KV groups; 0: derived from `caches`, if every group has a layer on this rank. The CPU
+        reads the table in place; other devices have a copy that every step updates.
         """
         self.caches, self._model, self.recordings = caches, self._eager_model, Recordings()
         num_slots, width = block_table.shape
@@ -123,7 +124,10 @@ class ModelRunner:
         )
 
     def use_stage(self, make: Callable[[StepTimer, Staging], RunnerStage]) -> None:
-        """Makes steps run one stage's layers of a pipeline. Call before prepare()."""
+        """Makes steps run one pipeline stage's layers, made by `make` from the runner's timer and staging buffers.
+
+        Call before prepare().
+        """
         stage = make(self._timer, self._staging)
         self._layers = stage
         self._components.insert(0, stage)  # its waits come before other components
@@ -133,6 +137,7 @@ class ModelRunner:
         self._context = ContextParallel(context, self.adapters)
 
     def add_component(self, component: RunnerComponent) -> None:
+        """Appends a component that prepares each later step, after those added before."""
         self._components.append(component)
 
     def launch_pending_heads(self, slots: Rows | None = None) -> None:
@@ -201,8 +206,10 @@ class ModelRunner:
     def _launch_kernels(
         self, inputs: StepInputs, new_blocks: NewBlocks, step_heads: StepHeads, model: Model
     ) -> StageLaunch:
-        """Launches a step without a CUDA graph, with any heads: kernel by kernel, or on the CPU as a tape.
-        Context-parallel ranks compute a large step in shares, always kernel by kernel."""
+        """Launches a step without a recording: kernel by kernel, or on the CPU as a tape, which supports all heads.
+
+        A step that context-parallel ranks partition always runs the eager model.
+        """
         marks = self._timer.begin(short=False)
         batches = self._batches
         up = batches.upload(inputs, new_blocks)
@@ -221,6 +228,7 @@ class ModelRunner:
     def _launch_graph(
         self, graphs: StepGraphs, inputs: StepInputs, new_blocks: NewBlocks, step_heads: StepHeads
     ) -> StageLaunch:
+        """Uploads the step's inputs into a recording of `graphs` and replays it; the heads follow."""
         marks = self._timer.begin(short=True)
         step = graphs.prepare(inputs, new_blocks)
         self._timer.mark(marks)

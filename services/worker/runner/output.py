@@ -25,7 +25,8 @@ NO_FAULTS: Mapping[int, QuireError] = {}
 
 
 class RunnerOutput(NamedTuple):
-    """Results of a step on the host."""
+    """Results of a step on the host: sampled tokens by slot, logprobs, results of other heads, timings and failed
+    sequences."""
 
     token_ids: I32  # sampled tokens, concatenated by slot; -1 if no token could be sampled
     token_counts: I32  # [num_slots]
@@ -39,6 +40,7 @@ class RunnerOutput(NamedTuple):
 
     @property
     def drafted(self) -> bool:
+        """Whether the step verified draft tokens, so that slots may have several tokens."""
         return self.rejected_tokens is not None
 
     @property
@@ -47,9 +49,11 @@ class RunnerOutput(NamedTuple):
         return self.token_ids if not self.drafted else self.token_ids[np.cumsum(self.token_counts) - 1]
 
     def in_place(self, tokens: I32, sampling_tokens: I32) -> I32:
-        """Returns `tokens` of the step, replaced by the accepted drafts that move to their places.
+        """Returns the token indices in `tokens` with those of moved tree drafts replaced by the indices they were
+        computed at.
 
-        `sampling_tokens`: token index of each sample.
+        An accepted draft of a tree moves to the place of its position in the sequence (`token_moves`).
+        `sampling_tokens`: token index of each sample. Returns `tokens` itself if nothing moved.
         """
         if self.token_moves is None:
             return tokens
@@ -99,7 +103,10 @@ class Launch:
         """Returns at once: a single-stage step has no remote stage to wait for."""
 
     def wait(self) -> RunnerOutput:
-        """Blocks until the step's results are on the host; called once, on any thread. Raises device errors."""
+        """Blocks until the step's results are on the host and returns them, without the tokens after rejected drafts.
+
+        Called once, on any thread. Raises device errors; errors of single sequences are in `faults`.
+        """
         sampled = self._sampled
         faults = sampled.faults()  # first: the device may be waiting for grammar masks that failed
         timings = self._timer.wait(self._marks)
@@ -116,6 +123,7 @@ class Launch:
         return output if self._drafts is None else _verified(self._drafts, output)
 
     def _answers(self, arrays: list[Array]) -> tuple[HeadResult, ...]:
+        """Passes each head its part of the downloaded arrays and returns the heads' results, in launch order."""
         return tuple(
             ending.finish(arrays[begin:end])
             for ending, (begin, end) in zip(self._endings, pairwise(self._bounds), strict=True)
@@ -123,7 +131,8 @@ class Launch:
 
 
 def _verified(drafts: DraftRows, output: RunnerOutput) -> RunnerOutput:
-    """Removes the tokens after rejected drafts from the output."""
+    """Removes the rejected samples from the output and sets tokens per slot, rejected samples and, for draft trees, the
+    moves of accepted tokens."""
     kept, counts = output.token_ids != REJECTED, drafts.counted(output.token_ids)
     refused, moved = ~kept, None
     if drafts.tree is not None:

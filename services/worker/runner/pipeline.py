@@ -36,7 +36,10 @@ if TYPE_CHECKING:
 
 
 class PendingStep:
-    """Step of the first stage that waits for the hidden states of the last stage."""
+    """Step of the first stage that waits for the hidden states of the last stage.
+
+    Life cycle: await_remote_stages() on a waiting thread, launch_heads() on the launching thread, then wait().
+    """
 
     def __init__(self, inputs: StepInputs, arrival: ReturningStates | None, num_wanted: int, end: EndStep) -> None:
         self.inputs = inputs
@@ -46,6 +49,7 @@ class PendingStep:
 
     @property
     def heads_launched(self) -> bool:
+        """Whether launch_heads() has run, successfully or not."""
         return self._launch is not None or self._error is not None
 
     def await_remote_stages(self) -> None:
@@ -54,7 +58,10 @@ class PendingStep:
             self._arrival.wait()
 
     def launch_heads(self) -> None:
-        """Launches the step's heads; wait() raises the errors."""
+        """Waits for the hidden states and launches the step's heads on them.
+
+        Stores an error instead of raising it; wait() raises it.
+        """
         try:
             hidden = None if self._arrival is None else self._arrival.take()[: self._num_wanted]
             self._launch = self._end(hidden)
@@ -62,6 +69,8 @@ class PendingStep:
             self._error = error
 
     def wait(self) -> RunnerOutput:
+        """Blocks until the results are on the host; the heads must have been launched. Raises the errors of
+        launch_heads() and device errors."""
         if self._error is not None:
             raise self._error
         assert self._launch is not None, "the heads are launched"
@@ -104,7 +113,11 @@ class PipelineStage(Protocol):
 
 
 class FirstStage:
-    """First stage: runs on the rank with the scheduler's stream and its tensor-parallel peers."""
+    """First stage: sends hidden states to the next stage, keeps steps pending until they return, and launches their
+    heads in step order.
+
+    Runs on the rank with the scheduler's stream and its tensor-parallel peers.
+    """
 
     def __init__(self, stage: Stage, hidden_size: int, dtype: torch.dtype, num_slots: int) -> None:
         self._link, self._hidden_size, self._dtype = stage.link, hidden_size, dtype
@@ -113,6 +126,10 @@ class FirstStage:
         self._num_naming = np.zeros(num_slots, dtype=np.int32)
 
     def launch(self, part: StagePart | None, inputs: StepInputs, end: EndStep, marks: list[Any] | None) -> PendingStep:
+        """Runs the layers, sends their output to the next stage and registers the receive of the last stage's output.
+
+        Returns a pending step without launching heads; they follow by launch_oldest_heads().
+        """
         arrival, num_wanted = None, 0
         if part is not None:
             self._link.send(part.compute(None))
@@ -125,14 +142,17 @@ class FirstStage:
         return step
 
     def launch_heads_before(self, inputs: StepInputs) -> None:
+        """Launches heads, oldest step first, until no pending step samples a token that `inputs` reads."""
         while self._pending and self._num_sampling[inputs.prev_sampled_slots].any():
             self.launch_oldest_heads()
 
     def launch_heads_of(self, slots: Rows) -> None:
+        """Launches heads, oldest step first, until no pending step names one of `slots`."""
         while self._pending and self._num_naming[slots].any():
             self.launch_oldest_heads()
 
     def launch_oldest_heads(self) -> None:
+        """Removes the oldest pending step and launches its heads; waits for its hidden states."""
         step = self._pending.popleft()
         self._num_sampling[step.inputs.sampling_slots] -= 1
         self._num_naming[step.inputs.slots] -= 1
@@ -148,6 +168,11 @@ class LaterStage:
     def launch(
         self, part: StagePart | None, inputs: StepInputs, end: EndStep, marks: list[Any] | None
     ) -> NonSamplingStep:
+        """Receives the previous stage's hidden states, runs the layers and sends the result to the next stage or, from
+        the last one, back to the first.
+
+        Never calls `end`: heads run on the first stage.
+        """
         if part is not None:
             link, arrived = self._stage.link, part.stage_input()
             link.receive(arrived)
@@ -183,6 +208,7 @@ class RunnerStage:
         )
 
     def prepare_step(self, inputs: StepInputs) -> None:
+        """Launches the heads of pending steps whose sampled tokens `inputs` reads."""
         self._steps.launch_heads_before(inputs)
 
     def prepare_launch(self, inputs: StepInputs, *, one_token_per_row: bool) -> None:
@@ -198,12 +224,18 @@ class RunnerStage:
         end: EndStep,
         marks: list[Any] | None,
     ) -> StageLaunch:
+        """Runs this stage's layers kernel by kernel; the first stage calls `end` when the last stage's output arrives.
+
+        Ignores `model`: its own model has this stage's layers.
+        """
         part = EagerStagePart(self._model, self._dtype, batch, caches) if inputs.num_tokens else None
         return self._steps.launch(part, inputs, end, marks)
 
     def replay(
         self, step: ReadyStep, inputs: StepInputs, ending: StepEnding, step_heads: StepHeads, marks: list[Any] | None
     ) -> StageLaunch:
+        """Replays this stage's recorded layers; the first stage launches the heads when the last stage's output
+        arrives."""
         part = RecordedStagePart(step, inputs, self._staging, is_last=self._model.stage.is_last)
         return self._steps.launch(part, inputs, partial(ending.end, inputs, None, step_heads, marks=marks), marks)
 

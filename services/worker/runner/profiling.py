@@ -19,9 +19,11 @@ TRIAL_TOKENS = 8
 
 
 def run_largest_steps(runner: ModelRunner, limits: WorkerLimits, kept_drafts: int = 0) -> None:
-    """Runs one prompt that fills a step, then a decode of every slot; KV goes to the null block.
+    """Runs one prompt that fills a step, then a decode of every slot, with the sampling parameters that need the most
+    memory, and waits for both.
 
-    `kept_drafts`: drafts kept per slot by recurrent layers, which then allocate their memory.
+    KV goes to the null block; all slots are admitted to the heads before and released afterwards. `kept_drafts`: drafts
+    kept per slot by recurrent layers, which then allocate their memory.
     """
     for slot in range(limits.max_num_seqs):
         runner.heads.admit(slot, SlotAdmission(sampling=COSTLY))
@@ -60,9 +62,10 @@ def _inputs(num_rows: int, count: int, limits: WorkerLimits) -> StepInputs:
 
 
 def run_trial_steps(runner: ModelRunner, limits: WorkerLimits) -> None:
-    """Runs a short prompt and a decode for a model class of transformers.
+    """Runs a short prompt and a decode, so that a model class of transformers that does not work here fails at start,
+    not at the first request.
 
-    Raises InvalidArgument with what that class cannot do, so that the worker fails at start, not at its first request.
+    Raises InvalidArgument with the first line of that class's error; errors of this project are passed through.
     """
     short = replace(limits, max_num_batched_tokens=min(TRIAL_TOKENS, limits.block_size), max_num_seqs=1)
     try:

@@ -35,7 +35,7 @@ class StagePart(Protocol):
 
 
 class EagerStagePart:
-    """Launches the stage's layers kernel by kernel."""
+    """Launches the stage's layers kernel by kernel on the step's batch."""
 
     def __init__(self, model: CausalLM, dtype: torch.dtype, batch: ForwardBatch, caches: list[LayerCache]) -> None:
         self._model, self._dtype, self._batch, self._caches = model, dtype, batch, caches
@@ -46,17 +46,25 @@ class EagerStagePart:
         return int(wanted.size(0))
 
     def stage_input(self) -> Tensor:
+        """Returns new memory [num_tokens, hidden_size] for the previous stage's hidden states."""
         tokens, size = self._batch.token_ids, self._model.config.hidden_size
         return torch.empty((tokens.size(0), size), dtype=self._dtype, device=tokens.device)
 
     def compute(self, arrived: Tensor | None) -> Tensor:
+        """Runs the layers on `arrived` (None: on the embeddings of the step's tokens); may overwrite `arrived`.
+
+        Returns [num_tokens, hidden_size], on the last stage [num_wanted, hidden_size].
+        """
         model, batch = self._model, self._batch
         residual = model.embed(batch) if arrived is None else arrived
         return (model.last_layers if model.stage.is_last else model.first_layers)(residual, batch, self._caches)
 
 
 class RecordedStagePart:
-    """Replays the stage's recording, for steps that end in samples alone."""
+    """Replays the stage's recording, for steps that end in samples alone.
+
+    The last stage of a decode step with rows that do not sample (`step.of_rows`) sends only the sampled rows.
+    """
 
     def __init__(self, step: ReadyStep, inputs: StepInputs, staging: Staging, *, is_last: bool) -> None:
         self._step, self.num_wanted = step, inputs.num_samples
@@ -69,5 +77,10 @@ class RecordedStagePart:
         return self._step.stage_input
 
     def compute(self, arrived: Tensor | None) -> Tensor:
+        """Replays the recording, whose static input memory holds the received hidden states, and returns a copy of its
+        result.
+
+        `arrived` is not read.
+        """
         rows = self._step.forward()
         return rows.clone() if self._wanted is None else rows.index_select(0, self._wanted)

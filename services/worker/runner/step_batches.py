@@ -61,6 +61,7 @@ class StepBatches:
         self._num_slots = len(memory.last_tokens)  # including the scratch slot; len() of a tensor takes 2 us
 
     def upload(self, inputs: StepInputs, new_blocks: NewBlocks) -> Uploaded:
+        """Copies the step's arrays and the new blocks' ids and places to the device, as int32, in one staged upload."""
         places = new_blocks.slots * self._width + new_blocks.columns
         return Uploaded(
             *self.staging.upload(
@@ -84,7 +85,7 @@ class StepBatches:
         )
 
     def batch(self, inputs: StepInputs, up: Uploaded, wanted: Tensor | None, *, only_last: bool) -> ForwardBatch:
-        """Builds the batch of a forward pass.
+        """Builds the batch of a forward pass and writes the new blocks to the device's block tables.
 
         `wanted`: int32 [num_wanted] tokens whose hidden states are read; None: all. `only_last`: they are
         up.sampling_tokens, and the last layer may skip all others.
@@ -116,10 +117,10 @@ class StepBatches:
         return batch.with_groups(others, mappings) if others else batch
 
     def _last(self, inputs: StepInputs, up: Uploaded, tables: list[Tensor]) -> AttentionMetadata | None:
-        """Returns attention metadata of the sampled tokens alone, each as a row; None if more is read or nothing is
-        saved.
+        """Returns attention metadata for a last layer that completes only the sampled tokens, each as a decode row.
 
-        `tables`: block tables by KV group.
+        Returns None if nothing is cached or would be saved, and for steps with drafts or adapters. `tables`: block
+        tables by KV group.
         """
         if not self.caches or inputs.drafts is not None or inputs.num_tokens == inputs.num_rows:
             return None
@@ -135,7 +136,11 @@ class StepBatches:
         )
 
     def _feed(self, inputs: StepInputs, up: Uploaded) -> Tensor:
-        """Returns the step's token ids with the last sampled tokens filled in."""
+        """Returns the step's token ids int32 [num_tokens] with tokens sampled by earlier steps filled in from device
+        memory.
+
+        Writes into `up.token_ids`; slots without a sampled token (-1) get 0.
+        """
         if not len(inputs.prev_sampled_tokens):
             return up.token_ids
         fed = self._memory.last_tokens.index_select(0, up.prev_sampled_slots).clamp_(min=0)
@@ -145,7 +150,11 @@ class StepBatches:
         return up.token_ids
 
     def _tables_of(self, inputs: StepInputs, up: Uploaded) -> list[Tensor]:
-        """Returns block tables int32 [num_rows, width] by KV group, no wider than the longest sequence needs."""
+        """Writes the new blocks to the device's tables and returns the rows' block tables by KV group, int32 [num_rows,
+        num_blocks].
+
+        num_blocks is what the longest sequence of the step needs.
+        """
         if len(up.block_ids) and not self._device.is_synchronous:
             self._memory.block_tables.view(-1).index_copy_(0, up.block_places.long(), up.block_ids)
         return [tables[:, : inputs.num_blocks].index_select(0, up.slots) for tables in self._group_tables]

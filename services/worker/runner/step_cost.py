@@ -30,7 +30,7 @@ HEAD = re.compile(r"(^|\.)lm_head\.")
 
 @dataclass(frozen=True, slots=True)
 class WeightCounts:
-    """Numbers of elements of the matrices."""
+    """Numbers of elements of a model's weight matrices, by how often a step multiplies them."""
 
     dense: int  # multiplied with every token
     routed: int  # of all routed experts
@@ -41,10 +41,10 @@ class WeightCounts:
     def of(
         cls, destinations: Iterable[tuple[str, Destination]], config: DecoderConfig, *, expert_ranks: int = 1
     ) -> WeightCounts:
-        """Counts the elements of a model's tensors, unsharded.
+        """Counts the elements of the matrices of all ranks, by kind: dense, routed experts, output head.
 
         `destinations`: names and tensors of the model as it is loaded. `expert_ranks`: ranks that own disjoint sets of
-        experts.
+        experts. Vectors and embeddings count as nothing.
         """
         dense = routed = 0
         element_bytes = 1
@@ -65,9 +65,10 @@ class WeightCounts:
 
 
 class CostModel:
-    """Cost of a worker's steps, asked in order.
+    """Computes a lower bound of the floating-point operations and bytes of a worker's steps.
 
-    Costs a few array operations a step; none if steps follow from each other and no layer has a window.
+    Steps must be passed in order. Costs a few array operations a step; none if steps follow from each other and no
+    layer has a window.
     """
 
     def __init__(self, config: DecoderConfig, weights: WeightCounts, kv_element_bytes: int) -> None:
@@ -99,6 +100,7 @@ class CostModel:
         self._last, self._last_read = 0, 0  # number of the previous step and the tokens its rows read
 
     def of(self, inputs: StepInputs) -> StepCost:
+        """Returns a step's floating-point operations and the bytes it reads and writes."""
         num_tokens, num_samples = inputs.num_tokens, inputs.num_samples
         attended, kept = self._in_windows(inputs) if self._has_windows else self._without_windows(inputs)
         weight_bytes = self._dense_bytes + (self._head_bytes if num_samples else 0.0)
@@ -113,7 +115,10 @@ class CostModel:
         )
 
     def _without_windows(self, inputs: StepInputs) -> tuple[int, int]:
-        """Returns the tokens attended to by the step's tokens and those read by its rows, over all layers."""
+        """Returns the tokens attended to by the step's tokens and those read by its rows, over all layers.
+
+        Remembers the step: if the next one follows from it, each row has grown by one token and no array is summed.
+        """
         follows = inputs.follows
         if follows and follows == self._last:  # each row grew by one token
             looked_at = read = self._last_read + inputs.num_tokens
@@ -124,7 +129,8 @@ class CostModel:
         return self._num_layers * looked_at, self._num_layers * read
 
     def _in_windows(self, inputs: StepInputs) -> tuple[int, int]:
-        """Returns the same numbers for models with sliding or chunked windows."""
+        """Returns the tokens attended to by the step's tokens and those read by its rows, over all layers, for models
+        with sliding or chunked windows."""
         attended = kept = 0
         for window, num_layers in self._layers:
             if window and self._chunked:
@@ -137,12 +143,14 @@ class CostModel:
 
 
 def _in_chunks(inputs: StepInputs, chunk: int) -> tuple[int, int]:
-    """Returns the tokens attended to and read with chunked windows: none before the chunk of a row's first token."""
+    """Returns the tokens attended to and read in one layer with chunked windows: none before the chunk of a row's first
+    token."""
     first_positions = inputs.seq_lens - np.diff(inputs.query_start)
     return _sum(inputs.positions % chunk + 1, 0), _sum(inputs.seq_lens - first_positions // chunk * chunk, 0)
 
 
 def _sum(lengths: np.ndarray, window: int) -> int:
+    """Sums `lengths`, each cut to `window`; 0: uncut."""
     return int(np.add.reduce(np.minimum(lengths, window) if window else lengths, dtype=np.int64))
 
 

@@ -26,7 +26,8 @@ EndStep = Callable[[Tensor | None], Launch]  # launches the heads on the hidden 
 
 
 class StageLaunch(Protocol):
-    """Launched step on a pipeline stage."""
+    """Launched step of a runner or of one pipeline stage; wait() returns its results (Launch, PendingStep,
+    NonSamplingStep)."""
 
     @property
     def heads_launched(self) -> bool: ...
@@ -37,13 +38,13 @@ class StageLaunch(Protocol):
 
 
 class LogitsModel(Protocol):
-    """Maps hidden states to logits."""
+    """Model as far as step endings use it: maps hidden states to logits."""
 
     def logits(self, hidden: Tensor, *adapted: AdaptedRows) -> Tensor: ...
 
 
 class StepEnding:
-    """Launches output head, sampler and other heads of steps over the prepared memory."""
+    """Launches what follows the layers of a step: output head, sampler, other heads, and the copies to the host."""
 
     def __init__(
         self,
@@ -70,9 +71,11 @@ class StepEnding:
         hidden: Tensor | None,
         marks: list[Any] | None,
     ) -> Launch:
-        """Launches the heads on the hidden states `hidden` of the wanted tokens (None: the step has none).
+        """Launches the heads on the hidden states `hidden` of the wanted tokens (None: the step has none) and starts
+        the copies of their results.
 
-        `up`: None for recorded steps of a pipeline whose sampling is recorded separately.
+        `up`: None for recorded steps of a pipeline whose sampling is recorded separately. Stores the sampled tokens as
+        the slots' last tokens.
         """
         self._timer.mark(marks)
         sampled, endings = self._none_sampled, []
@@ -86,7 +89,8 @@ class StepEnding:
     def end_recorded(
         self, step: ReadyStep, inputs: StepInputs, step_heads: StepHeads, marks: list[Any] | None
     ) -> Launch:
-        """Replays a recording up to the logits and launches the remaining heads."""
+        """Replays a recording up to the logits, samples from them, launches the other heads and starts the copies of
+        their results."""
         logits = step.forward()
         self._timer.mark(marks)
         sampled = self._chosen(step, logits, inputs)
@@ -96,7 +100,11 @@ class StepEnding:
         return Launch(self._timer, marks, self._staging, sampled, drafts=inputs.drafts, endings=endings)
 
     def _sampled(self, inputs: StepInputs, up: Uploaded | None, step_heads: StepHeads, hidden: Tensor) -> SampledTokens:
-        """Computes logits and samples; arguments as in end()."""
+        """Computes logits and samples a token for each row whose successor is wanted; arguments as in end().
+
+        Replays a recorded output head if no other head runs and there is one. `hidden` may hold all tokens of the step
+        or begin with the sampled ones, as `step_heads` requires.
+        """
         if not step_heads.rows and self._recordings.samples is not None:
             step = self._recordings.samples.prepare(inputs, hidden)
             return self._chosen(step, step.forward(), inputs)
@@ -114,7 +122,11 @@ class StepEnding:
         return sampled
 
     def _chosen(self, step: ReadyStep, logits: Tensor, inputs: StepInputs) -> SampledTokens:
-        """Samples from a recording's logits, within the recording if the sampling parameters allow it."""
+        """Samples from a recording's logits [num_rows or num_samples, vocab_size].
+
+        Replays the recorded sampling if each row has one sample and the sampling parameters allow it; else launches the
+        sampler on the sampled rows.
+        """
         if not inputs.num_samples:
             return self._none_sampled
         one_each = inputs.num_samples == inputs.num_rows if step.of_rows else inputs.drafts is None

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Sinks:
-    """Attention sinks: a score per head that takes part in the softmax without a value."""
+    """Attention sinks of this rank's heads: a score per head that takes part in the softmax without a value."""
 
     def __init__(self, name: str, num_q_heads: int, place: LayerPlacement) -> None:
         self._name, self._total = name, num_q_heads
@@ -34,11 +34,12 @@ class Sinks:
         yield self._name, portion(self._given, 0, (self._heads,), self._total)
 
     def finish(self) -> None:
+        """Converts the loaded scores to float32."""
         self.scores = self._given.float()
 
 
 class Attention:
-    """Grouped-query attention with rotary positions and optional norms per head."""
+    """Grouped-query attention with rotary positions and optional norms per head, sinks, soft cap and sliding window."""
 
     def __init__(
         self,
@@ -50,7 +51,11 @@ class Attention:
         *,
         reduce_results: bool = True,
     ) -> None:
-        """Builds this rank's part; `reduce_results`: all-reduces the output, else it stays a partial sum."""
+        """Builds this rank's heads without weights.
+
+        `name`: of the module in the checkpoint; `window`: positions visible to a token, 0: all. `reduce_results`:
+        all-reduces the output, else it stays a partial sum.
+        """
         head_dim, q_size = config.head_dim, config.num_q_heads * config.head_dim
         kv_size = config.num_kv_heads * head_dim
         self._heads = place.shard.heads(config.num_q_heads, config.num_kv_heads)
@@ -77,7 +82,11 @@ class Attention:
 
     @staticmethod
     def inputs(name: str, q_size: int, kv_size: int, config: DecoderConfig) -> list[Projection]:
-        """Returns the projections of queries, keys and values, in this order, as named in the checkpoint."""
+        """Returns the projections of queries, keys and values, in this order, as named in the checkpoint: three, or one
+        fused.
+
+        Families override it for other names or layouts.
+        """
         if config.attention.fused_qkv:
             return [Projection(f"{name}.qkv_proj", q_size + 2 * kv_size)]
         return [
@@ -100,6 +109,7 @@ class Attention:
             yield from part.destinations()
 
     def finish(self) -> None:
+        """Reorders rotated pairs, folds in the residual scale and packs the loaded weights."""
         self._reorder()
         if self._config.scales.residual != 1:
             self.output.scale(self._config.scales.residual)
@@ -107,7 +117,7 @@ class Attention:
             part.finish()
 
     def _reorder(self) -> None:
-        """Reorders query and key rows so that rotated pairs are where the kernels expect them."""
+        """Permutes query and key rows, and head norms, so that rotated pairs are where the kernels expect them."""
         import torch
 
         from quire.services.worker.layers.attention.rotary import row_order
@@ -135,7 +145,7 @@ class Attention:
         return (self._norms[0].weight, self._norms[1].weight) if self._norms else (None, None)
 
     def defer_all_reduce(self) -> None:
-        """Makes the output a rank's partial sum, which the caller adds up."""
+        """Leaves the output a rank's partial sum, which the caller adds up."""
         self.output.defer_all_reduce()
 
     def __call__(self, x: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor) -> Tensor:
@@ -143,10 +153,14 @@ class Attention:
         return self.attend(self.store(x, batch, cache, cos_sin), cache, batch.attention)
 
     def store(self, x: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor) -> Tensor:
-        """Stores keys and values in the cache; returns the queries, [num_tokens, num_q_heads, head_dim]."""
+        """Projects x, normalizes and rotates queries and keys, and stores keys and values in the cache.
+
+        Returns the queries, [num_tokens, num_q_heads, head_dim].
+        """
         return self._store(self._projected(x), batch, cache, cos_sin)
 
     def _store(self, qkv: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor) -> Tensor:
+        """Normalizes and rotates `qkv` [num_tokens, width], stores keys and values, and returns the queries."""
         q_weight, k_weight = self._norm_weights
         return self._ops.qk_norm_rope_store(
             qkv,
@@ -163,11 +177,12 @@ class Attention:
         )
 
     def _projected(self, x: Tensor) -> Tensor:
-        """Returns concatenated queries, keys and values, before head norms and rotation."""
+        """Returns concatenated queries, keys and values [num_tokens, width], before head norms and rotation."""
         return self.qkv(x)
 
     def attend(self, q: Tensor, cache: LayerCache, metadata: AttentionMetadata) -> Tensor:
-        """Attends with the queries of the tokens in `metadata`; returns [num_tokens, hidden_size]."""
+        """Attends with the queries of the tokens in `metadata` and projects the result; returns [num_tokens,
+        hidden_size]."""
         return self.output(self._attended(q, cache, metadata).flatten(1))
 
     def _attended(self, q: Tensor, cache: LayerCache, metadata: AttentionMetadata) -> Tensor:
@@ -203,7 +218,7 @@ class Attention:
 
 
 def _of_heads(inputs: list[Projection], heads: HeadShare, config: DecoderConfig) -> list[Projection]:
-    """Returns this rank's rows of the query, key and value projections, which may be one tensor."""
+    """Returns the query, key and value projections with this rank's rows, whether they are three tensors or one."""
     head_dim, fused = config.head_dim, len(inputs) == 1
     first_key, first_value = config.num_q_heads, config.num_q_heads + config.num_kv_heads
     taken = [

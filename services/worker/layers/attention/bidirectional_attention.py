@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class BidirectionalAttention:
-    """Projections around the kernel ragged_attention."""
+    """Encoder attention: projections around the kernel ragged_attention, without a KV cache, on one rank."""
 
     def __init__(
         self,
@@ -27,8 +27,10 @@ class BidirectionalAttention:
         *,
         layer: int,
     ) -> None:
-        """Builds the layer; `inputs`: projections of queries, keys and values, in this order, in one tensor or
-        three."""
+        """Builds the attention of the layer at index `layer`, whose window the configuration gives.
+
+        `inputs`: projections of queries, keys and values, in this order, in one tensor or three.
+        """
         self._input = Linear(inputs, config.hidden_size, config.attention_bias, place)
         self._output = Linear([output], config.hidden_size, config.attention_bias, place)
         self._heads, self._head_dim, self._reach = config.num_heads, config.head_dim, config.half_window(layer)
@@ -44,7 +46,8 @@ class BidirectionalAttention:
         self._output.finish()
 
     def __call__(self, x: Tensor, batch: ForwardBatch, cos_sin: Tensor) -> Tensor:
-        """Attends: x [num_tokens, hidden_size] -> the same shape."""
+        """Attends within each prompt of the step, or within a window around each token: x [num_tokens, hidden_size] ->
+        the same shape."""
         qkv = self._input(x).view(x.size(0), 3, self._heads, self._head_dim)
         if self._is_rotated:
             _rotate(qkv, cos_sin.index_select(0, batch.positions))

@@ -39,7 +39,8 @@ class GatedAttention(Attention):
         return [*range(num_q), *range(2 * num_q, 2 * num_q + self._heads.num_kv)]
 
     def store(self, x: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor) -> Tensor:
-        """Stores keys and values; returns queries followed by gates, [num_tokens, 2 * num_q_heads, head_dim]."""
+        """Stores keys and values; returns queries followed by gates, [num_tokens, 2 * num_q_heads, head_dim], for
+        attend()."""
         import torch
 
         num_q, size = self._heads.num_q, self._config.head_dim
@@ -51,6 +52,10 @@ class GatedAttention(Attention):
         return torch.cat((q, gates.unflatten(1, (num_q, size))), dim=1)
 
     def attend(self, q: Tensor, cache: LayerCache, metadata: AttentionMetadata) -> Tensor:
+        """Attends with the queries, multiplies the result by the sigmoid of the gates and projects it.
+
+        `q`: as store() returned it; returns [num_tokens, hidden_size].
+        """
         queries, gates = q.chunk(2, dim=1)
         attended = self._attended(queries.contiguous(), cache, metadata)
         return self.output((attended * gates.sigmoid()).flatten(1))

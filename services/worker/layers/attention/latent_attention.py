@@ -61,6 +61,7 @@ class LatentUpProjection:
         yield from self._loaded.destinations()
 
     def finish(self) -> None:
+        """Splits the loaded weight into those of keys and values, packs both by head and frees it."""
         latent = self._latent
         weight = self._loaded.dequantized().view(self._num_heads, -1, latent.kv_rank)
         keys, values = weight.split((latent.nope_dim, latent.value_dim), dim=1)
@@ -78,7 +79,11 @@ class LatentUpProjection:
 
 
 class LatentAttention:
-    """Attention with compressed keys and values; a head's keys have a part without and one with rotation."""
+    """Multi-head latent attention: caches one compressed vector per token for all heads.
+
+    A head's keys have a part without and one with rotation. Builds this rank's heads; the compressed vector is on every
+    rank.
+    """
 
     def __init__(self, name: str, config: DecoderConfig, backend: LatentBackend, place: LayerPlacement) -> None:
         assert config.latent is not None
@@ -117,7 +122,8 @@ class LatentAttention:
             part.finish()
 
     def _reorder(self) -> None:
-        """Reorders rotated pairs: one element in the first half, the other in the second."""
+        """Permutes the rotated rows of queries and keys: one element of each pair in the first half, the other in the
+        second."""
         import torch
 
         from quire.services.worker.layers.attention.rotary import row_order
@@ -136,7 +142,7 @@ class LatentAttention:
         self._kv_down.reorder(behind(latent.kv_rank))
 
     def defer_all_reduce(self) -> None:
-        """Makes the output a rank's partial sum, which the caller adds up."""
+        """Leaves the output a rank's partial sum, which the caller adds up."""
         self._output.defer_all_reduce()
 
     def __call__(self, x: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor) -> Tensor:
@@ -144,7 +150,10 @@ class LatentAttention:
         return self.attend(self.store(x, batch, cache, cos_sin), cache, batch.attention)
 
     def store(self, x: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor) -> Tensor:
-        """Stores compressed vectors in the cache; returns the queries, [num_tokens, num_heads, head_dim]."""
+        """Stores each token's normalized compressed vector and rotated key in the cache.
+
+        Returns the queries, [num_tokens, num_heads, head_dim], rotated in their last rope_dim elements.
+        """
         q = self._q_up(x if self._q_down is None or self._q_norm is None else self._q_norm(self._q_down(x)))
         q = q.view(q.size(0), self._num_heads, self._config.head_dim)
         norm = self._kv_norm
@@ -154,7 +163,8 @@ class LatentAttention:
         return q
 
     def attend(self, q: Tensor, cache: LayerCache, metadata: AttentionMetadata) -> Tensor:
-        """Attends with the queries of the tokens in `metadata`; returns [num_tokens, hidden_size]."""
+        """Attends in the compressed space with the queries of the tokens in `metadata`; returns [num_tokens,
+        hidden_size]."""
         unrotated, rotated = q.split((self._latent.nope_dim, self._latent.rope_dim), dim=2)
         latent_outputs = self._backend.attend_latent(
             self._made.queries(unrotated), rotated, cache.k, metadata, scale=self._scale

@@ -12,7 +12,12 @@ if TYPE_CHECKING:
 
 
 def cos_sin_table(rope: RopeConfig, head_dim: int, num_positions: int) -> Tensor:
-    """Returns cosines, then sines, of every position's angles: float32 [num_positions, head_dim], on the CPU."""
+    """Returns the rotary table: cosines, then sines, of every position's angles, float32 [num_positions, head_dim], on
+    the CPU.
+
+    Pairs beyond the rotated fraction have angle 0; YaRN's and LongRoPE's attention factor is included. LongRoPE uses
+    its long factors if `num_positions` exceeds the original context.
+    """
     import torch  # lazy: families are also read without torch
 
     rotated = int(head_dim * rope.share)
@@ -43,7 +48,7 @@ def row_order(rope: RopeConfig, head_dim: int) -> Tensor | None:
 
 
 def _plain(rope: RopeConfig, head_dim: int) -> Tensor:
-    """Returns the angle per position of each pair, [head_dim / 2]."""
+    """Returns the angle per position of each pair, in radians, [head_dim / 2]."""
     import torch
 
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
@@ -51,12 +56,14 @@ def _plain(rope: RopeConfig, head_dim: int) -> Tensor:
 
 
 def _linear(rope: RopeConfig, head_dim: int) -> Tensor:
-    """Applies position interpolation (arXiv 2306.15595)."""
+    """Returns the angles of position interpolation (arXiv 2306.15595): all slowed by the same factor; [head_dim /
+    2]."""
     return _plain(rope, head_dim) / rope.factor
 
 
 def _llama3(rope: RopeConfig, head_dim: int) -> Tensor:
-    """Applies Llama 3.1's scaling: low frequencies are slowed, high ones kept, those between interpolated."""
+    """Returns the angles of Llama 3.1's scaling, [head_dim / 2]: low frequencies are slowed, high ones kept, those
+    between interpolated."""
     import torch
 
     plain = _plain(rope, head_dim)
@@ -66,7 +73,8 @@ def _llama3(rope: RopeConfig, head_dim: int) -> Tensor:
 
 
 def _yarn(rope: RopeConfig, head_dim: int) -> Tensor:
-    """Applies YaRN: NTK by parts (arXiv 2309.00071, section 3.2)."""
+    """Returns the angles of YaRN's NTK by parts (arXiv 2309.00071, section 3.2), [head_dim / 2]: interpolated between
+    kept and slowed."""
     import torch
 
     plain = _plain(rope, head_dim)
@@ -85,13 +93,17 @@ def _yarn(rope: RopeConfig, head_dim: int) -> Tensor:
 
 
 def _none(_rope: RopeConfig, head_dim: int) -> Tensor:
+    """Returns zeros: no pair is rotated."""
     import torch
 
     return torch.zeros(head_dim // 2)
 
 
 def _longrope(rope: RopeConfig, head_dim: int, *, beyond: bool) -> Tensor:
-    """Applies LongRoPE; `beyond`: sequences may exceed the original context and all use the long factors."""
+    """Returns the angles of LongRoPE, [head_dim / 2], each stretched by a factor of its own.
+
+    `beyond`: sequences may exceed the original context and all use the long factors.
+    """
     import torch
 
     return _plain(rope, head_dim) / torch.tensor(rope.long_factors if beyond else rope.short_factors)

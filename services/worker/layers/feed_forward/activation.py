@@ -20,9 +20,9 @@ KNOWN = (*SILU, *GELU_TANH, QUICK_GELU, "gelu", "relu")
 
 
 def activate(name: str, place: LayerPlacement) -> Callable[[Tensor], Tensor]:
-    """Returns the activation `name` of KNOWN.
+    """Returns the elementwise activation `name`, one of KNOWN.
 
-    Raises InvalidArgument if it is not batch invariant but has to be.
+    Raises InvalidArgument if batch invariance is required and torch computes it otherwise on the CPU.
     """
     if place.batch_invariant and place.device.type == "cpu" and name != "relu":
         text = f"batch_invariant: {name} is computed by torch on the CPU, other for a tensor's last elements"
@@ -39,7 +39,10 @@ def activate(name: str, place: LayerPlacement) -> Callable[[Tensor], Tensor]:
 
 
 def gated(name: str, place: LayerPlacement) -> Callable[[Tensor], Tensor]:
-    """Returns a function of [num_tokens, 2 * size]: activation of the first half times the second."""
+    """Returns a function of x [num_tokens, 2 * size]: activation `name` of the first half times the second.
+
+    Raises InvalidArgument as activate().
+    """
     act = activate(name, place)
 
     def gate(x: Tensor) -> Tensor:

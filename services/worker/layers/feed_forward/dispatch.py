@@ -35,7 +35,7 @@ class ExpertChoices:
 
 @dataclass(frozen=True, slots=True)
 class RowRoutes:
-    """Routes of rows between ranks, including a rank's rows to itself."""
+    """Routes of rows between ranks for one layer, including a rank's rows to itself."""
 
     sent: list[int]  # rows to send, by rank
     received: list[int]  # rows to receive, by rank
@@ -58,7 +58,7 @@ def route_counts(wanted: Tensor) -> Tensor:
 
 
 def _filled(x: Tensor, num_rows: int) -> Tensor:
-    """Pads with zero rows; returns `x` itself if it has enough rows."""
+    """Pads x with zero rows to `num_rows`; returns `x` itself if it has enough."""
     missing = num_rows - x.size(0)
     if not missing:
         return x
@@ -68,7 +68,10 @@ def _filled(x: Tensor, num_rows: int) -> Tensor:
 
 
 class ExpertDispatch:
-    """Dispatch and combine of one layer."""
+    """Dispatch and combine of one layer's rows between expert-parallel ranks.
+
+    All ranks must call its methods in the same order.
+    """
 
     def __init__(self, shard: Shard, places: ExpertPlacement) -> None:
         self._shard, self._places = shard, places
@@ -110,7 +113,10 @@ class ExpertDispatch:
         return ExpertChoices(both[:, :top_k].contiguous(), both[:, top_k:].contiguous().view(torch.float32))
 
     def routes(self, ids: Tensor) -> RowRoutes:
-        """Computes the routes for ids [num_tokens, top_k] of all rows. Waits for the device: send sizes are needed."""
+        """Computes the routes of all rows from their chosen experts, ids [num_tokens, top_k].
+
+        Waits for the device, because the host needs the numbers of rows to send.
+        """
         needed = needed_by(self._places.ranks_of(ids), self._shard.size)
         counts, rank = route_counts(needed).tolist(), self._shard.rank
         rows = self.own_rows(len(ids))
@@ -119,10 +125,11 @@ class ExpertDispatch:
         return RowRoutes(counts[rank], [owner[rank] for owner in counts], sent_rows, received_rows)
 
     def run_experts(self, own: Tensor, choices: ExpertChoices, places: Tensor, run: ExpertFunction) -> Tensor:
-        """Runs all experts on this rank's rows: own [room, n] -> float32 of the same shape.
+        """Runs the chosen experts of this rank's rows on the ranks that have them: own [room, n] -> float32 sums of the
+        same shape.
 
-        `places` [num_tokens, top_k]: local indices of all rows' experts. A rank may get all rows of a step and always
-        allocates for them, so the memory of a step does not depend on its choices.
+        `places` [num_tokens, top_k]: local indices of all rows' experts; `run`: runs this rank's experts. A rank may
+        get all rows of a step and always allocates for them, so the memory of a step does not depend on its choices.
         """
         import torch
 
@@ -143,7 +150,8 @@ class ExpertDispatch:
 
 
 def _summed(own: Tensor, routes: RowRoutes, returned: Tensor) -> Tensor:
-    """Adds the returned sums in rank order, so that a row has the same bits each time."""
+    """Adds the sums returned by other ranks to each own row, in rank order, so that a row has the same bits each
+    time."""
     import torch
 
     out = torch.zeros(own.shape, dtype=torch.float32, device=own.device)

@@ -23,9 +23,9 @@ TURNS = 12
 
 
 class ExpertPlacement:
-    """Placement tables in device memory that CUDA graphs read, so they may change between replays.
+    """Tables of one layer in device memory that map experts to ranks and places.
 
-    Reloading weights resets them to those of a fresh model.
+    CUDA graphs read them, so they may change between replays. Reloading weights resets them to those of a fresh model.
     """
 
     def __init__(self, num_experts: int, shard: Shard, device: torch.device) -> None:
@@ -42,12 +42,16 @@ class ExpertPlacement:
 
     @property
     def placement(self) -> PlacementMap:
-        """Current placement; waits for the device."""
+        """Current placement int64 [ranks, places], copied to the host; waits for the device."""
         held: PlacementMap = self._held.cpu().numpy()
         return held
 
     def assign(self, placement: PlacementMap) -> None:
-        """Applies a placement from the next step on; all ranks have to pass the same one."""
+        """Replaces the placement int64 [ranks, places] from the next step on; all ranks have to pass the same one.
+
+        Changes tables only: the experts' weights must be moved before. Consecutive tokens alternate between copies of
+        an expert.
+        """
         import torch
 
         places = np.full(self._places.shape, NO_EXPERT, dtype=np.int32)
@@ -62,14 +66,17 @@ class ExpertPlacement:
         self._ranks.copy_(torch.from_numpy(ranks))
 
     def of(self, ids: Tensor) -> Tensor:
-        """Maps ids int32 [num_tokens, top_k] to local places; NO_EXPERT for other ranks' experts."""
+        """Maps expert ids int32 [num_tokens, top_k] to places on this rank; NO_EXPERT for those that other ranks
+        compute."""
         return self._by_turn(self._places, ids)
 
     def ranks_of(self, ids: Tensor) -> Tensor:
-        """Maps ids int32 [num_tokens, top_k] to the ranks that compute them."""
+        """Maps expert ids int32 [num_tokens, top_k] to the ranks that compute them."""
         return self._by_turn(self._ranks, ids)
 
     def _by_turn(self, table: Tensor, ids: Tensor) -> Tensor:
+        """Looks up each id in the table [TURNS, num_experts], in the row of its token's turn; in row 0 without
+        copies."""
         import torch
 
         if not self._has_copies:

@@ -28,7 +28,10 @@ if TYPE_CHECKING:
 
 
 class Experts:
-    """Stacked weights of the experts, from checkpoints with one tensor per expert or one for all."""
+    """Stacked weights of this rank's experts, loaded from one checkpoint tensor per expert or one for all.
+
+    A rank has whole experts (expert parallelism) or a part of the intermediate features of all.
+    """
 
     takes_adapters: ClassVar[bool] = True
     inputs_first: ClassVar[bool] = False  # input features come first in stacked parameters of transformers
@@ -50,6 +53,7 @@ class Experts:
             self.adapters = place.adapters.for_experts(self._adapted_shapes(hidden_size))
 
     def _adapted_shapes(self, hidden_size: int) -> ExpertShapes:
+        """Returns names and sizes of the expert projections to which adapters may add."""
         from quire.services.worker.lora.expert_adapters import ExpertShapes
         from quire.services.worker.lora.expert_stacks import ExpertSizes
 
@@ -63,6 +67,7 @@ class Experts:
         )
 
     def destinations(self) -> Iterator[tuple[str, Destination]]:
+        """Yields gate, up and down tensors of each expert on this rank, by their names in the checkpoint."""
         for expert, gate_up, down in zip(self.here, self._gate_up, self._down, strict=True):
             gate, up = (portion(part, 0, (self._features,), self._total) for part in gate_up.chunk(2))
             down_part = portion(down, 1, (self._features,), self._total)
@@ -70,6 +75,8 @@ class Experts:
 
     @property
     def alternatives(self) -> Mapping[str, Alternative]:
+        """Stacked gate_up and down tensors of all experts that checkpoints may have in place of one tensor per
+        expert."""
         from quire.services.worker.layers.placement import Alternative
 
         parts = [self._part_names(expert) for expert in self.here]
@@ -81,7 +88,7 @@ class Experts:
 
     @property
     def _all_gates_and_ups(self) -> Destination:
-        """Destination of a stacked tensor with an expert's gates before its ups."""
+        """Destination of a stacked tensor [num_experts, 2 * size, hidden_size], an expert's gates before its ups."""
         both = (self._features, shifted(self._features, self._total))
         return self._of_stacked(self._gate_up, 1, both, 2 * self._total)
 
@@ -90,14 +97,17 @@ class Experts:
         return self._of_stacked(self._down, 2, (self._features,), self._total)
 
     def _of_stacked(self, tensor: Tensor, dim: int, taken: tuple[range, ...], total: int) -> Destination:
-        """Returns the destination of a stacked tensor [num_experts, ...]: whole experts, or `taken` of each."""
+        """Returns the destination of a stacked tensor [num_experts, ...] in `tensor`.
+
+        Reads whole experts, or of each expert the ranges `taken` along `dim`, whose whole size is `total`.
+        """
         if self._whole:
             return portion(tensor, 0, (self.here,), self._num_experts)
         return portion(tensor, dim, taken, total)
 
     @property
     def absent(self) -> tuple[str, ...]:
-        """Checkpoint tensors of experts on other ranks."""
+        """Names of the checkpoint tensors of experts on other ranks."""
         others = (expert for expert in range(self._num_experts) if expert not in self.here)
         return tuple(name for expert in others for name in self._part_names(expert))
 
@@ -106,16 +116,18 @@ class Experts:
         return f"{gate}.weight", f"{up}.weight", f"{down}.weight"
 
     def _modules(self, expert: int) -> tuple[str, str, str]:
+        """Returns the checkpoint names of an expert's gate, up and down projections, without ".weight"."""
         names: ExpertNames = self._names
         one = f"{self._name}.{expert}"
         return f"{one}.{names.gate}", f"{one}.{names.up}", f"{one}.{names.down}"
 
     def finish(self) -> None:
+        """Packs the loaded weights for the kernels and frees them."""
         self._pack(self._gate_up, self._down)
         del self._gate_up, self._down
 
     def _pack(self, *weights: Tensor) -> None:
-        """Packs the weights, with room for copies of other ranks' experts."""
+        """Packs weights (and biases) for the kernels, with room for copies of other ranks' experts."""
         if self._spare:
             import torch  # lazy: families are also read without torch
 
@@ -124,7 +136,7 @@ class Experts:
 
 
 class ScoreCorrectionBias:
-    """Bias of the experts' scores, used for choosing them only, to balance their load (arXiv 2408.15664)."""
+    """Float32 bias of the experts' scores, used for choosing them only, to balance their load (arXiv 2408.15664)."""
 
     def __init__(self, name: str, num_experts: int, place: LayerPlacement) -> None:
         self._name = f"{name}.e_score_correction_bias"
@@ -143,7 +155,7 @@ def shared_expert_placement(place: LayerPlacement) -> LayerPlacement:
 
 
 class SparseMLP:
-    """Mixture-of-experts layer: weighted sum of each token's best experts, plus the shared expert."""
+    """Mixture-of-experts layer: weighted sum of each token's best experts, plus an optional shared expert."""
 
     def __init__(
         self,
@@ -155,10 +167,10 @@ class SparseMLP:
         *,
         shared: MLP | None = None,
     ) -> None:
-        """Builds the layer.
+        """Builds router, experts and shared expert without weights.
 
         `name`: of the module in the checkpoint; `experts`: replaces the default layout; `shared`: a shared expert built
-        elsewhere with shared_expert_placement().
+        elsewhere with shared_expert_placement(). Raises InvalidArgument for quantization at load.
         """
         if place.quantization != "none":
             raise InvalidArgument(
@@ -209,7 +221,7 @@ class SparseMLP:
 
     @property
     def alternatives(self) -> Mapping[str, Alternative]:
-        """Stacked tensors of all experts."""
+        """Stacked tensors of all experts, by name, in place of one per expert."""
         return self.experts.alternatives
 
     def finish(self) -> None:
@@ -217,6 +229,10 @@ class SparseMLP:
             part.finish()
 
     def __call__(self, x: Tensor) -> Tensor:
+        """Runs the layer without dispatch: x [num_tokens, hidden_size] -> the same shape, all-reduced unless deferred.
+
+        Adds the tokens of each expert to `load`.
+        """
         rows, ids, weights = self._routed(x)
         shared = None if self._shared is None else self._shared_part(self._shared, x)
         gate = None if self._shared_gate is None else self._shared_gate(x)
@@ -227,19 +243,20 @@ class SparseMLP:
         return self._shard.collectives.all_reduce(output) if self._reduce_results else output
 
     def defer_all_reduce(self, *, deferred: bool = True) -> None:
-        """Makes the output a rank's partial sum, or the whole sum again."""
+        """Leaves the output a rank's partial sum (`deferred`), or makes it the whole sum again."""
         self._reduce_results = not deferred
 
     @property
     def dispatches(self) -> bool:
-        """Whether forward_dispatched() is used."""
+        """Whether rows are sent to the ranks of their experts; callers then use forward_dispatched()."""
         return self._dispatch is not None
 
     def forward_dispatched(self, attended: Tensor, residual: Tensor, norm: RMSNorm) -> Tensor:
-        """Runs the layer with dispatch, including the all-reduce of attention and the norm.
+        """Runs attention's all-reduce, the norm and the layer, with rows dispatched to the ranks of their experts.
 
         attended [num_tokens, hidden_size]: this rank's partial sum of attention; `norm` accepts partial sums. Returns
-        the update of the residual, including attention's sum unless it was added already.
+        the update of the residual, including attention's sum unless it was added already. In CUDA graphs runs the norm
+        and the layer without dispatch.
         """
         dispatch, num_tokens = self._dispatch, len(attended)
         assert dispatch is not None
@@ -257,17 +274,19 @@ class SparseMLP:
         return dispatch.all_gather_rows(added.to(x.dtype), num_tokens)
 
     def _routed(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns the experts' inputs, the chosen experts of each row and their weights."""
+        """Returns the experts' inputs [num_tokens, hidden_size] and, [num_tokens, top_k] each, chosen experts and their
+        weights."""
         bias = None if self._score_bias is None else self._score_bias.values
         return x, *self._ops.route(self.router(x), self._routing, bias)
 
     def _run_experts(self, rows: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
-        """Runs this rank's experts."""
+        """Runs this rank's experts on dispatched rows; `ids` are local indices."""
         output: Tensor = self._ops.experts(rows, ids, weights, self.experts.packed)
         return output
 
     def _shared_part(self, shared: MLP, x: Tensor) -> Tensor:
-        """Returns this rank's partial sum of the shared expert: a part of its features, or its own rows."""
+        """Returns this rank's partial sum of the shared expert: from a part of its features or, with dispatch, for its
+        own rows."""
         if self._dispatch is None:
             return shared(x)
         own, part = self._dispatch.own_rows(len(x)), x.new_zeros(x.shape)
@@ -277,13 +296,14 @@ class SparseMLP:
 
     @property
     def _expert_additions(self) -> ExpertAdditions | None:
-        """Adapter weights of the experts in the current step."""
+        """Adapter weights of the experts in the current step; None without any."""
         return None if self.experts.adapters is None else self.experts.adapters.added
 
     def _local_ids(self, ids: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Returns local expert indices (-1 for other ranks' experts) and the counter still to be updated.
+        """Maps expert ids to local indices (-1 for other ranks' experts); also returns the token counter that the
+        kernel has to update.
 
-        With whole experts every rank counts the tokens of all experts here.
+        With whole experts every rank counts the tokens of all experts here and returns None for the counter.
         """
         if self.places is None:
             return ids, self.load
@@ -293,9 +313,9 @@ class SparseMLP:
         return self.places.of(ids), None
 
     def run_row(self, kernels: RowKernels, residual: Tensor, norm: RMSNorm) -> None:
-        """Adds the layer's output for the normalized `residual` to it, in fused kernels; for steps of one token.
+        """Adds the layer's output for the normalized `residual` to it in place; for steps of one token.
 
-        The chain does not support adapters on experts.
+        Uses fused kernels, except in steps with adapters on experts.
         """
         if self._expert_additions is not None:
             residual.add_(self(norm(residual)))

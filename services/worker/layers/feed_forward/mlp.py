@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class PlainMLP:
-    """Feed-forward layer: down(activation(up(x)))."""
+    """Feed-forward layer without gates: down(activation(up(x))), its features sharded over ranks."""
 
     def __init__(
         self, up: Projection, down: Projection, hidden_size: int, bias: bool, place: LayerPlacement, *, activation: str
@@ -38,11 +38,12 @@ class PlainMLP:
         self._down.finish()
 
     def __call__(self, x: Tensor) -> Tensor:
+        """Runs the layer: x [num_tokens, hidden_size] -> the same shape, all-reduced."""
         return self._down(self._activate(self._up(x)))
 
 
 class MLP:
-    """Gated feed-forward layer: down(activation(gate(x)) * up(x))."""
+    """Gated feed-forward layer: down(activation(gate(x)) * up(x)), its features sharded over ranks."""
 
     def __init__(
         self,
@@ -59,11 +60,11 @@ class MLP:
         gate_scale: float = 1.0,
         reduce_results: bool = True,
     ) -> None:
-        """Builds the layer.
+        """Builds this rank's features without weights.
 
         `fused`: gate and up are one checkpoint tensor, the first of `names`; the second is that of down. `scale`:
-        factor of the output; `gate_scale`: factor of the activation's input. `reduce_results`: all-reduces the output,
-        else it stays a partial sum.
+        factor of the output; `gate_scale`: factor of the activation's input; both are folded into the weights.
+        `reduce_results`: all-reduces the output, else it stays a partial sum.
         """
         features = place.shard.part(intermediate_size, "intermediate_size")
         gate_up = [Projection(f"{name}.{part}_proj", intermediate_size, taken=(features,)) for part in ("gate", "up")]
@@ -81,6 +82,7 @@ class MLP:
         yield from self.down.destinations()
 
     def finish(self) -> None:
+        """Folds the scales into the loaded weights and packs them."""
         if self._scale != 1:
             self.down.scale(self._scale)
         if self._gate_scale != 1:
@@ -97,6 +99,7 @@ class MLP:
         self.down.defer_all_reduce(deferred=deferred)
 
     def __call__(self, x: Tensor) -> Tensor:
+        """Runs the layer: x [num_tokens, hidden_size] -> the same shape, all-reduced unless deferred."""
         return self.down(self._gate(self.gate_up(x)))
 
     def run_row(self, kernels: RowKernels, residual: Tensor, norm: RMSNorm) -> None:

@@ -15,9 +15,10 @@ SCALE_BIAS = 127  # E8M0 exponent bias
 
 
 def dequantized(blocks: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
-    """Dequantizes to `dtype` [rows, groups * GROUP].
+    """Dequantizes MXFP4 to `dtype` [rows, groups * GROUP].
 
-    blocks: uint8 [rows, groups, GROUP_BYTES], low nibble first; scales: uint8 [rows, groups].
+    blocks: uint8 [rows, groups, GROUP_BYTES], two numbers a byte, low nibble first; scales: uint8 [rows, groups],
+    biased powers of two.
     """
     import torch
 

@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 
 class QuantizedExperts(Experts):
-    """Experts whose gate and up projections share a quantization scheme."""
+    """Experts of a quantized checkpoint, dequantized by finish(); gate and up projections share a scheme.
+
+    Raises InvalidArgument with expert parallelism and if some experts are not quantized.
+    """
 
     def __init__(self, name: str, hidden_size: int, config: ExpertsConfig, place: LayerPlacement) -> None:
         if place.shard.whole_experts:
@@ -39,6 +42,7 @@ class QuantizedExperts(Experts):
         return {}
 
     def finish(self) -> None:
+        """Dequantizes each expert into the stacked weights, frees its loaded tensors, and packs the stacks."""
         for stacked, given in ((self._gate_up, self._gates_and_ups), (self._down, self._downs)):
             for expert in stacked:
                 expert.copy_(given.pop(0).weight.dequantized())  # frees the loaded tensors
@@ -46,6 +50,8 @@ class QuantizedExperts(Experts):
 
 
 def _quantized(parts: list[Projection], in_features: int, columns: range, place: LayerPlacement) -> QuantizedParts:
+    """Returns loadable parts of one product of an expert. Raises InvalidArgument if they are not quantized or differ in
+    their schemes."""
     scheme = scheme_of(parts, place)
     if scheme is None:
         raise InvalidArgument(f"model: {parts[0].name} is not quantized, but other experts are", field="model")
@@ -53,7 +59,7 @@ def _quantized(parts: list[Projection], in_features: int, columns: range, place:
 
 
 def experts_of(name: str, hidden_size: int, config: ExpertsConfig, place: LayerPlacement) -> Experts:
-    """Returns the layout of experts that the checkpoint has."""
+    """Returns experts in the checkpoint's layout: quantized or not, judged by the first expert's gate projection."""
     first = f"{name}.0.{config.names.gate}"
     quantized = place.checkpoint is not None and place.checkpoint.scheme(first) is not None
     return (QuantizedExperts if quantized else Experts)(name, hidden_size, config, place)

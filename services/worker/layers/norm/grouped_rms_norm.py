@@ -43,7 +43,7 @@ class GroupedRMSNorm:
         yield f"{self._name}.weight", portion(self._weight, 0, (self._taken,), self._total)
 
     def finish(self) -> None:
-        """Does nothing: used as it is."""
+        """Does nothing: the weight is used as loaded, without packing."""
 
     def __call__(self, x: Tensor) -> Tensor:
         """Normalizes [num_tokens, elements of this rank] -> the same shape."""
@@ -54,7 +54,8 @@ class GroupedRMSNorm:
         return normed.view(x.shape) * self._weight
 
     def _of_shared(self, x: Tensor, collectives: Collectives) -> Tensor:
-        """Normalizes [num_tokens, parts of groups, elements of a part] with squares of all ranks."""
+        """Normalizes x with the squares of all ranks; returns [num_tokens, parts of groups, elements of a part], not
+        yet weighted."""
         import torch
 
         wide = x.float().unflatten(1, (self._num_parts, -1))

@@ -17,7 +17,7 @@ class LayerNorm:
     def __init__(
         self, name: str, size: int, eps: float, place: LayerPlacement, *, bias: bool = True, scale: float = 1.0
     ) -> None:
-        """Builds the norm; `scale` is a factor of the result."""
+        """Builds the norm; `scale` is a factor of the result, folded into weight and bias."""
         self._name, self._size, self._eps, self._scale = name, size, eps, scale
         self.weight: Tensor = place.empty(size)
         self.bias: Tensor | None = place.empty(size) if bias else None
@@ -34,6 +34,7 @@ class LayerNorm:
                 self.bias *= self._scale
 
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """Normalizes x [num_tokens, size]; with `residual` it adds x to it in place and normalizes the sum."""
         from torch.nn import functional
 
         if residual is not None:

@@ -28,7 +28,7 @@ class RMSNorm:
     ) -> None:
         """Builds the norm with the weight (offset + the checkpoint's) * scale.
 
-        `reduce_results`: x is a rank's partial sum, which is all-reduced first.
+        `reduce_results`: x is a rank's partial sum, which is all-reduced before it is added to the residual.
         """
         self._collectives = place.shard.collectives if reduce_results else None
         self._name, self._offset, self._scale, self.size = name, offset, scale, size
@@ -44,14 +44,16 @@ class RMSNorm:
             self.weight.copy_((self.weight.float() + self._offset) * self._scale)
 
     def complete_all_reduce(self, collectives: Collectives | None) -> None:
-        """Sets the collectives that reduce x; None: x is complete."""
+        """Sets the collectives that reduce x before it is added to the residual; None: x is complete."""
         self._collectives = collectives
 
     def after_all_reduce(self, x: Tensor, residual: Tensor) -> Tensor:
-        """Normalizes x that has been reduced already."""
+        """Adds x, which is reduced already, to the residual in place and returns the normed sum."""
         return self._ops.add_rms_norm(x, residual, self.weight, self.eps)
 
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """Normalizes x [num_tokens, size]; with `residual` it all-reduces x if it is partial, adds it in place and
+        normalizes the sum."""
         if residual is None:
             return self._ops.rms_norm(x, self.weight, self.eps)
         if self._collectives is not None:

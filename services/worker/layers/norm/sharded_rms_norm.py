@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def sharded_rms_norms(name: str, config: DecoderConfig, place: LayerPlacement) -> list[RMSNorm | ShardedRMSNorm]:
-    """Returns the norms of queries and of keys."""
+    """Returns the norms over all heads of queries and of keys, in this order: plain ones on a single rank."""
     names, totals = (f"{name}.q_norm", f"{name}.k_norm"), (config.num_q_heads, config.num_kv_heads)
     if place.shard.is_whole:
         return [
@@ -33,7 +33,7 @@ def sharded_rms_norms(name: str, config: DecoderConfig, place: LayerPlacement) -
 
 
 class ShardedRMSNorm:
-    """RMS norm over all heads; squares are all-reduced."""
+    """RMS norm over all heads of the model, of which a rank has some; squares are all-reduced."""
 
     def __init__(
         self, name: str, heads: list[tuple[int, bool]], total: int, place: LayerPlacement, *, head_dim: int, eps: float
@@ -57,10 +57,10 @@ class ShardedRMSNorm:
         yield f"{self._name}.weight", portion(self._weight, 0, self._taken, self._total)
 
     def finish(self) -> None:
-        """Does nothing: used as it is."""
+        """Does nothing: the weight is used as loaded, without packing."""
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Normalizes [num_tokens, size] -> the same shape."""
+        """Normalizes [num_tokens, size of this rank] -> the same shape."""
         import torch
 
         wide = x.float()

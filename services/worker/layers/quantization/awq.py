@@ -34,12 +34,15 @@ class Awq:
 
     @property
     def packed(self) -> tuple[int, float | None]:
+        """Group size and common zero point of the 4-bit weights (CheckpointQuantization); 8 without zero points."""
         return self.group_size, None if self.zero_points else 8.0
 
     def scheme(self, name: str) -> Awq | None:
+        """Returns the only scheme; None for projections that are not quantized."""
         return None if name_patterns.matches(name, self.ignored) else self
 
     def check(self, name: str, out_features: int, in_features: int) -> None:
+        """Raises InvalidArgument unless groups divide the inputs and words of eight the outputs."""
         if in_features % (self.group_size or 1) or out_features % len(ORDER):
             raise InvalidArgument(
                 f"model: {name} is {out_features} x {in_features}, but AWQ has {len(ORDER)} outputs in a word and "
@@ -48,6 +51,7 @@ class Awq:
             )
 
     def tensors(self, out_features: int, in_features: int) -> Mapping[str, CheckpointTensor]:
+        """Returns shapes and dtypes of qweight, scales and, with zero points, qzeros, by suffix."""
         import torch
 
         words, groups = out_features // len(ORDER), in_features // (self.group_size or in_features)
@@ -58,6 +62,7 @@ class Awq:
         return stored | ({"qzeros": CheckpointTensor((groups, words), torch.int32)} if self.zero_points else {})
 
     def unpack(self, tensors: Mapping[str, Tensor], out_features: int, in_features: int) -> QuantizedWeight:
+        """Unpacks the words to codes [out_features, in_features] with scales and zero points by group."""
         import torch
 
         from quire.kernels.reference.quantized_linear import QuantizedWeight
@@ -72,6 +77,8 @@ class Awq:
 
 
 def read(fields: Fields) -> Awq:
+    """Reads the configuration: bits, version, group size, zero points. Raises InvalidArgument for unsupported
+    values."""
     fields.one_of("bits" if fields.get("bits") is not None else "w_bit", (BITS,))
     fields.one_of("version", ("gemm", "GEMM"), default="gemm")
     size = fields.integer("group_size", "q_group_size")

@@ -13,7 +13,7 @@ WORD = 32
 def unpacked(words: Tensor, bits: int, dim: int, *, order: tuple[int, ...] | None = None) -> Tensor:
     """Unpacks int32 words to uint8 codes, WORD / bits times as many along `dim`.
 
-    `order`: code held by each field of a word; None: in sequence.
+    `order`: index of the code that each field of a word has, lowest bits first; None: in sequence.
     """
     import torch
 

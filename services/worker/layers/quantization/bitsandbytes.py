@@ -29,7 +29,7 @@ LARGEST_INT8 = 127
 
 @dataclass(frozen=True, slots=True)
 class BitsAndBytes:
-    """Quantization configuration with one scheme, except for listed projections."""
+    """Quantization configuration with one scheme for all projections except those in `ignored`."""
 
     all: Scheme
     ignored: tuple[str, ...]
@@ -49,12 +49,14 @@ class FourBitTable:
     nested: bool  # scales are quantized to bytes
 
     def check(self, name: str, out_features: int, in_features: int) -> None:
+        """Raises InvalidArgument unless blocks of 64 divide the rows."""
         if in_features % BLOCK:
             raise InvalidArgument(
                 f"model: {name} has rows of {in_features}, which blocks of {BLOCK} do not divide", field="model"
             )
 
     def tensors(self, out_features: int, in_features: int) -> Mapping[str, CheckpointTensor]:
+        """Returns shapes and dtypes of weight, scales, table and quantization state, by suffix."""
         import torch
 
         count = out_features * in_features
@@ -71,6 +73,8 @@ class FourBitTable:
         return stored
 
     def unpack(self, tensors: Mapping[str, Tensor], out_features: int, in_features: int) -> QuantizedWeight:
+        """Splits bytes into indices [out_features, in_features] with scales by block and the table of the
+        checkpoint."""
         import torch
 
         from quire.kernels.reference.quantized_linear import QuantizedWeight
@@ -87,6 +91,7 @@ class FourBitTable:
         )
 
     def _scales(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """Returns the scales, float32 [blocks], dequantized if they are nested."""
         if not self.nested:
             return tensors["weight.absmax"]
         state = json.loads(bytes(tensors[f"weight.quant_state.bitsandbytes__{self.table}"].tolist()))
@@ -100,9 +105,10 @@ class Int8Rows:
     """Scheme of int8 elements; a row's scale is its largest magnitude."""
 
     def check(self, name: str, out_features: int, in_features: int) -> None:
-        """Accepts any size."""
+        """Does nothing: any size is supported."""
 
     def tensors(self, out_features: int, in_features: int) -> Mapping[str, CheckpointTensor]:
+        """Returns shapes and dtypes of the int8 weight and of SCB, the largest magnitude of each row."""
         import torch
 
         return {
@@ -111,6 +117,7 @@ class Int8Rows:
         }
 
     def unpack(self, tensors: Mapping[str, Tensor], out_features: int, in_features: int) -> QuantizedWeight:
+        """Returns the int8 codes with a scale per row, the largest magnitude over 127; activations stay in floats."""
         from quire.kernels.reference.quantized_linear import QuantizedWeight
 
         scales = (tensors["SCB"] / LARGEST_INT8).unsqueeze(1)
@@ -118,6 +125,8 @@ class Int8Rows:
 
 
 def read(fields: Fields) -> BitsAndBytes:
+    """Reads the configuration: int8 rows, or a 4-bit table. Raises InvalidArgument unless one of both is set, and for
+    other storage types."""
     ignored = (*fields.names("llm_int8_skip_modules"), *name_patterns.NEVER_QUANTIZED)
     if fields.flag("load_in_8bit", False):
         return BitsAndBytes(Int8Rows(), ignored)

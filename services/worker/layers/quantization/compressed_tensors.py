@@ -31,6 +31,7 @@ class CompressedTensors:
 
     @property
     def supports_single_row(self) -> bool:
+        """Whether all groups have 4-bit weights, or 8 bits with a scale per row and 8-bit activations."""
         return all(
             scheme.by_row if isinstance(scheme, EightBits) else isinstance(scheme, PackedIntegers) and scheme.bits == 4
             for _, scheme in self.groups
@@ -38,6 +39,8 @@ class CompressedTensors:
 
     @property
     def packed(self) -> tuple[int, float | None] | None:
+        """Group size and common zero point of 4-bit weights if all groups share such a scheme without act-order; else
+        None."""
         schemes = {scheme for _, scheme in self.groups}
         only = next(iter(schemes)) if len(schemes) == 1 else None
         if not isinstance(only, PackedIntegers) or only.bits != 4 or only.act_order:
@@ -45,6 +48,8 @@ class CompressedTensors:
         return only.group_size, None if only.zero_points else 8.0
 
     def scheme(self, name: str) -> Scheme | None:
+        """Returns the scheme of the first group that names the projection, else that of the first group for all; None
+        if it is ignored."""
         if name_patterns.matches(name, self.ignored):
             return None
         named = (scheme for targets, scheme in self.groups if name_patterns.matches(name, targets))
@@ -53,6 +58,7 @@ class CompressedTensors:
 
 
 def read(fields: Fields) -> CompressedTensors:
+    """Reads format and groups. Raises InvalidArgument for sparse or uncompressed weights and unsupported schemes."""
     form = fields.one_of("format", (*PLAIN, PACKED), default="naive-quantized")
     fields.one_of("quantization_status", ("compressed",), default="compressed")
     sparsity = fields.section("sparsity_config")
@@ -66,6 +72,8 @@ def read(fields: Fields) -> CompressedTensors:
 
 
 def _scheme(group: Fields, form: str) -> Scheme:
+    """Reads the scheme of one group; `form`: format of the whole checkpoint. Raises InvalidArgument for unsupported
+    combinations."""
     form = group.one_of("format", (*PLAIN, PACKED), default=form)
     weights, inputs = group.section("weights"), group.section("input_activations")
     if weights is None:
@@ -94,6 +102,11 @@ def _scheme(group: Fields, form: str) -> Scheme:
 
 
 def _activations(inputs: Fields, kind: str, weights: str) -> Activations:
+    """Returns how activations are quantized: static per tensor, or dynamic per token.
+
+    `kind`: type of the weights, which activations must share; `weights`: their strategy. Raises InvalidArgument for
+    others.
+    """
     inputs.one_of("num_bits", (8,))
     inputs.one_of("type", (kind,), default="int")
     inputs.one_of("symmetric", (True,), default=True)

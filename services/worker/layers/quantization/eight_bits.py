@@ -22,7 +22,7 @@ Activations = Literal["none", "static", "token"]
 
 @dataclass(frozen=True, slots=True)
 class EightBits:
-    """Scheme of float8_e4m3fn or int8 weights."""
+    """Scheme of float8_e4m3fn or int8 weights with scales per tensor, row, group or block."""
 
     kind: Literal["fp8", "int8"]
     weight: Strategy  # granularity of weight scales
@@ -36,6 +36,7 @@ class EightBits:
         return self.weight in ("tensor", "channel") and self.activations != "none" and not self.zero_points
 
     def check(self, name: str, out_features: int, in_features: int) -> None:
+        """Raises InvalidArgument if groups do not divide the rows; any other size is accepted."""
         if self.weight == "group" and in_features % self.group_size:
             raise InvalidArgument(
                 f"model: {name} has rows of {in_features}, which groups of {self.group_size} do not divide",
@@ -43,6 +44,8 @@ class EightBits:
             )
 
     def tensors(self, out_features: int, in_features: int) -> Mapping[str, CheckpointTensor]:
+        """Returns shapes and dtypes of weight, scales and, if the scheme has them, zero points and the input scale, by
+        suffix."""
         import torch
 
         scales = {
@@ -63,6 +66,7 @@ class EightBits:
         return stored
 
     def unpack(self, tensors: Mapping[str, Tensor], out_features: int, in_features: int) -> QuantizedWeight:
+        """Returns the codes with scales expanded to rows, and how activations are quantized."""
         from quire.kernels.reference.quantized_linear import QuantizedActivations, QuantizedWeight
 
         codes = tensors["weight"]

@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class Fields:
-    """Object of a config.json with its path."""
+    """Typed access to one object of a config.json; errors (InvalidArgument) name the field's path and value."""
 
     def __init__(self, values: dict[str, Any], path: str = SECTION) -> None:
         self._values, self._path = values, path
@@ -25,6 +25,8 @@ class Fields:
         return refusal(f"{self._path}.{key}", value, reason)
 
     def one_of(self, key: str, known: tuple[T, ...], default: T | None = None) -> T:
+        """Returns the field, or the default if it is missing or null. Raises InvalidArgument if it is not in `known`;
+        true is not 1."""
         value: T = self.get(key, default)
         if value not in known or isinstance(value, bool) != isinstance(known[0], bool):
             raise self.refusal(key, value, f"there is {', '.join(map(str, known))}")
@@ -34,7 +36,7 @@ class Fields:
         return self.one_of(key, (True, False), default)
 
     def integer(self, *keys: str) -> int:
-        """Returns the first of `keys` that is present."""
+        """Returns the first of `keys` that is present. Raises InvalidArgument if none is or it is no integer."""
         key = next((key for key in keys if self.get(key) is not None), keys[0])
         value = self.get(key)
         if not isinstance(value, int) or isinstance(value, bool):
@@ -42,12 +44,15 @@ class Fields:
         return value
 
     def names(self, key: str) -> tuple[str, ...]:
+        """Returns a list of strings, empty if it is missing. Raises InvalidArgument for other values."""
         value = self.get(key, [])
         if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
             raise self.refusal(key, value, "a list of names is needed")
         return tuple(value)
 
     def section(self, key: str) -> Fields | None:
+        """Returns an object field with its path; None if it is missing or null. Raises InvalidArgument for other
+        values."""
         value = self.get(key)
         if value is None:
             return None
@@ -56,7 +61,7 @@ class Fields:
         return Fields(value, f"{self._path}.{key}")
 
     def sections(self) -> list[tuple[str, Fields]]:
-        """Returns all entries, each of which has to be an object."""
+        """Returns all entries by key, each of which has to be an object; null ones are left out."""
         return [(key, section) for key in self._values if (section := self.section(key)) is not None]
 
     def reject_fields(self, *keys: str) -> None:

@@ -41,6 +41,10 @@ class Fp8:
 
 
 def read(fields: Fields) -> Fp8:
+    """Reads the configuration: scales per tensor or per block of 128 x 128, static or dynamic activations.
+
+    Raises InvalidArgument for other blocks and for blocks with static activations.
+    """
     fields.one_of("fmt", ("e4m3",), default="e4m3")
     static = fields.one_of("activation_scheme", ("dynamic", "static"), default="dynamic") == "static"
     blocks = fields.get("weight_block_size")

@@ -43,13 +43,15 @@ class Gptq:
 
     @property
     def packed(self) -> tuple[int, float | None] | None:
-        """Group size and common zero point of packed 4-bit weights; symmetric checkpoints store zero points as well."""
+        """Group size and common zero point of 4-bit weights without act-order, else None; symmetric checkpoints store
+        zero points as well."""
         return (self.group_size, 8.0 if self.symmetric else None) if self.bits == 4 and not self.act_order else None
 
     def scheme(self, name: str) -> Gptq | None:
         return None if name_patterns.matches(name, self.ignored) else self
 
     def check(self, name: str, out_features: int, in_features: int) -> None:
+        """Raises InvalidArgument unless groups divide the inputs and words both inputs and outputs."""
         count = WORD // self.bits
         if in_features % (self.group_size or 1) or in_features % count or out_features % count:
             raise InvalidArgument(
@@ -59,6 +61,7 @@ class Gptq:
             )
 
     def tensors(self, out_features: int, in_features: int) -> Mapping[str, CheckpointTensor]:
+        """Returns shapes and dtypes of qweight, qzeros, scales and, with act-order, g_idx, by suffix."""
         import torch
 
         count, groups = WORD // self.bits, in_features // (self.group_size or in_features)
@@ -70,6 +73,8 @@ class Gptq:
         return stored | ({"g_idx": CheckpointTensor((in_features,), torch.int32)} if self.act_order else {})
 
     def unpack(self, tensors: Mapping[str, Tensor], out_features: int, in_features: int) -> QuantizedWeight:
+        """Unpacks the words to codes [out_features, in_features] with scales and zero points by group, columns sorted
+        by group."""
         codes = unpacked(tensors["qweight"], self.bits, 0).t()
         zeros = unpacked(tensors["qzeros"], self.bits, 1).t()
         if self.zeros_less_one:
@@ -81,6 +86,8 @@ class Gptq:
 
 
 def read(fields: Fields) -> Gptq:
+    """Reads the configuration: bits, group size, act-order, version. Raises InvalidArgument for overrides by module and
+    other values."""
     fields.reject_fields("dynamic", "modules_in_block_to_quantize", "lm_head")
     bits = fields.one_of("bits", (4, 8))
     size = fields.integer("group_size")

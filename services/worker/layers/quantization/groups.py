@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 def grouped(
     codes: Tensor, scales: Tensor, zeros: Tensor, groups: Tensor | None, *, group_size: int, bits: int
 ) -> QuantizedWeight:
-    """Builds a weight with contiguous groups.
+    """Builds a weight with contiguous groups, sorting its columns by group if they are not (act-order).
 
     codes [out_features, in_features]; scales, zeros [out_features, groups]; `groups`: int32 [in_features] of each
-    column, or None if they are contiguous.
+    column, or None if they are contiguous. The weight's `order` then permutes inputs alike.
     """
     import torch
 

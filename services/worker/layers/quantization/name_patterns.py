@@ -11,11 +11,14 @@ NEVER_QUANTIZED = ("lm_head", "score", "mlp.gate", "shared_expert_gate", "router
 
 
 def matches(name: str, listed: tuple[str, ...]) -> bool:
-    """Returns whether an entry is the name, an enclosing module, its last parts, or a pattern matching its start."""
+    """Returns whether an entry of `listed` is the name, an enclosing module, consecutive parts of it, or a pattern
+    ("re:...") matching its start."""
     return any(_matches(name, one) for one in listed)
 
 
 def _matches(name: str, listed: str) -> bool:
+    """Returns whether one entry matches: a regular expression from the name's start, or consecutive dotted parts of the
+    name."""
     if listed.startswith(PATTERN):
         return re.match(listed.removeprefix(PATTERN), name) is not None
     return f".{listed}." in f".{name}."

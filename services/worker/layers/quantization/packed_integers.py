@@ -31,6 +31,7 @@ class PackedIntegers:
     act_order: bool = False
 
     def check(self, name: str, out_features: int, in_features: int) -> None:
+        """Raises InvalidArgument if groups do not divide the rows."""
         if in_features % (self.group_size or 1):
             raise InvalidArgument(
                 f"model: {name} has rows of {in_features}, which groups of {self.group_size} do not divide",
@@ -38,6 +39,7 @@ class PackedIntegers:
             )
 
     def tensors(self, out_features: int, in_features: int) -> Mapping[str, CheckpointTensor]:
+        """Returns shapes and dtypes of packed weight, scales, zero points and column groups, by suffix."""
         import torch
 
         groups = in_features // (self.group_size or in_features)
@@ -53,6 +55,8 @@ class PackedIntegers:
         return stored
 
     def unpack(self, tensors: Mapping[str, Tensor], out_features: int, in_features: int) -> QuantizedWeight:
+        """Unpacks the words to codes [out_features, in_features] with scales and zero points by group, columns sorted
+        by group."""
         import torch
 
         codes = unpacked(tensors["weight_packed"], self.bits, 1)[:, :in_features]

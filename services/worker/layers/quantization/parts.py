@@ -34,7 +34,11 @@ class QuantizedParts:
         *,
         columns: range,
     ) -> None:
-        """Allocates the tensors; `columns`: input features of this rank."""
+        """Allocates whole checkpoint tensors of all parts.
+
+        `columns`: input features of this rank. Raises InvalidArgument for transposed parts and for sizes that the
+        scheme does not support.
+        """
         import torch
 
         self._columns = columns
@@ -64,7 +68,7 @@ class QuantizedParts:
 
     @property
     def weight(self) -> QuantizedWeight:
-        """Weight of all parts, once they are loaded."""
+        """Fused weight of this rank's share; the first access unpacks the loaded tensors and frees them."""
         if self._unpacked is None:
             from quire.kernels.reference.quantized_linear import side_by_side
 
@@ -83,6 +87,8 @@ class QuantizedParts:
         return self.weight.dequantized().to(self._dtype)
 
     def _share_of(self, weight: QuantizedWeight) -> QuantizedWeight:
+        """Returns this rank's rows and columns of the fused weight. Raises InvalidArgument if ranks would share a group
+        of columns."""
         import torch
 
         if any(part.taken for part in self._parts):
@@ -102,7 +108,7 @@ class QuantizedParts:
         return weight
 
     def select_rows(self, rows: Tensor) -> None:
-        """Keeps the outputs `rows`, in that order."""
+        """Keeps the outputs `rows` (indices), in that order."""
         self._unpacked = self.weight.select_rows(rows)
 
     def drop_bias(self) -> None:
@@ -116,7 +122,7 @@ class QuantizedParts:
 
 
 def scheme_of(parts: Sequence[Projection], place: LayerPlacement) -> Scheme | None:
-    """Returns the common scheme of the parts; None if they are not quantized.
+    """Returns the common quantization scheme of the parts of one product; None if they are not quantized.
 
     Raises InvalidArgument if their schemes differ.
     """

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointTensor:
-    """Shape and dtype of a checkpoint tensor."""
+    """Shape and dtype of a checkpoint tensor of a quantized projection."""
 
     shape: tuple[int, ...]  # (0,): sized as in the checkpoint
     dtype: torch.dtype
@@ -25,13 +25,14 @@ class Scheme(Protocol):
     """Storage format of a projection [out_features, in_features]."""
 
     def check(self, name: str, out_features: int, in_features: int) -> None:
-        """Raises InvalidArgument for unsupported sizes."""
+        """Raises InvalidArgument if the scheme does not support these sizes; `name`: of the projection, for the
+        error."""
 
     def tensors(self, out_features: int, in_features: int) -> Mapping[str, CheckpointTensor]:
-        """Returns the tensors by the suffix of their names after the projection's."""
+        """Returns shape and dtype of each stored tensor, by the suffix of its name after the projection's."""
 
     def unpack(self, tensors: Mapping[str, Tensor], out_features: int, in_features: int) -> QuantizedWeight:
-        """Converts the tensors to the weight used by the kernels."""
+        """Converts the loaded tensors, by suffix, to the unpacked weight that the kernels' ops accept."""
 
 
 class CheckpointQuantization(Protocol):

@@ -19,7 +19,10 @@ READERS: dict[str, Callable[[Fields], CheckpointQuantization]] = {
 
 
 def read_quantization(config: ConfigFile) -> CheckpointQuantization | None:
-    """Reads the quantization; None if there is none. Raises InvalidArgument for unknown or unsupported ones."""
+    """Reads `quantization_config` with the reader of its method; None if there is none.
+
+    Raises InvalidArgument for unknown methods and unsupported values.
+    """
     section = config.section(SECTION)
     if section is None or not section.values:
         return None

@@ -27,7 +27,10 @@ if TYPE_CHECKING:
 
 
 class GatedDeltaNet(RecurrentLayer):
-    """Gated DeltaNet of Qwen3-Next: projections are grouped by key head, with the values that read it."""
+    """Gated DeltaNet of Qwen3-Next; this rank has a part of the heads.
+
+    Input projections are grouped by key head, with the values that read it, until finish() reorders them.
+    """
 
     def __init__(self, name: str, config: DecoderConfig, place: LayerPlacement) -> None:
         whole = config.recurrent
@@ -49,12 +52,14 @@ class GatedDeltaNet(RecurrentLayer):
         super().__init__(output, (*own, output))
 
     def finish(self) -> None:
+        """Reorders and packs the loaded weights, and replaces A_log by the decay rates -exp(A_log)."""
         self._reorder()
         super().finish()
         self._rate.values.exp_().neg_()
 
     def _reorder(self) -> None:
-        """Reorders to all queries, keys, values, gates; and to all strengths, then step sizes."""
+        """Permutes the input projections from groups by key head to all queries, keys, values, gates; and to all
+        strengths, then step sizes."""
         sizes, device = self._sizes, self._place.device
         values = sizes.values // sizes.num_key_heads
         self._mixed.reorder(_side_by_side((sizes.key_dim, sizes.key_dim, values, values), sizes.num_key_heads, device))
@@ -62,10 +67,16 @@ class GatedDeltaNet(RecurrentLayer):
         self._gates.reorder(_side_by_side((each, each), sizes.num_key_heads, device))
 
     def store(self, x: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor) -> Tensor:
+        """Runs projections, convolution and gated delta rule, updating the states in the cache's pages.
+
+        Returns the gated, normalized outputs, [num_tokens, num_heads * value_dim].
+        """
         sizes, ops, pages = self._sizes, self._ops, StatePages(cache.k, cache.v, self._shape)
         mixed = self._mixed(x)
 
         def change(given: Tensors, rows: Rows) -> Tensors:
+            """Updates states by convolution and delta rule; `given`: convolution inputs and gates of the rows'
+            tokens."""
             where = (pages, *rows, cache.block_size)
             strength, step = given[1].chunk(2, dim=1)
             qkv = ops.short_convolution(given[0], self._convolution.weight, *where)
@@ -76,7 +87,7 @@ class GatedDeltaNet(RecurrentLayer):
 
 
 def _inputs(name: str, whole: RecurrentConfig, heads: HeadShare) -> tuple[Projection, Projection]:
-    """Returns this rank's rows of both input projections."""
+    """Returns both input projections, in_proj_qkvz and in_proj_ba, with this rank's rows."""
     mixed = tuple(_of_groups(whole, heads, 2 * whole.key_dim, (whole.value_dim, whole.value_dim)))
     gates = tuple(_of_groups(whole, heads, 0, (1, 1)))
     return (
@@ -101,13 +112,14 @@ def _of_groups(whole: RecurrentConfig, heads: HeadShare, of_key: int, of_values:
 
 
 def _channels(whole: RecurrentConfig, heads: HeadShare) -> tuple[range, ...]:
-    """Returns this rank's convolution channels: queries, keys, values."""
+    """Returns this rank's convolution channels, as ranges of the model's: queries, keys, values."""
     queries, keys = (head_features(heads.keys, whole.key_dim, first) for first in (0, whole.keys))
     return (*queries, *keys, *head_features(heads.queries, whole.value_dim, 2 * whole.keys))
 
 
 def _side_by_side(sizes: tuple[int, ...], num_groups: int, device: torch.device) -> Tensor:
-    """Returns the permutation from grouped parts to all first parts, then all second ones, and so on."""
+    """Returns the permutation from groups, each with parts of these `sizes`, to all first parts, then all second ones,
+    and so on."""
     import torch
 
     features = torch.arange(num_groups * sum(sizes), device=device).view(num_groups, -1)

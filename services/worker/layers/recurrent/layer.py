@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RecurrentConfig:
-    """Sizes of recurrent layers, and which layers are recurrent."""
+    """Sizes of recurrent layers (heads, keys, values, convolution), and which layers are recurrent."""
 
     heads_field: ClassVar[str] = "linear_num_value_heads"  # field of config.json for num_heads
 
@@ -42,6 +42,7 @@ class RecurrentConfig:
 
     @property
     def values(self) -> int:
+        """Elements of a token's values, all heads together."""
         return self.num_heads * self.value_dim
 
     def heads_of(self, shard: Shard) -> HeadShare:
@@ -55,6 +56,7 @@ class RecurrentConfig:
 
     @property
     def state(self) -> StateShape:
+        """Shape of a sequence's state in one layer: convolution inputs and a key_dim x value_dim matrix per head."""
         channels = 2 * self.keys + self.values
         return StateShape(channels, self.conv_width, self.num_heads, self.key_dim, self.value_dim)
 
@@ -65,7 +67,7 @@ class RecurrentConfig:
 
 
 class RecurrentLayer(ABC):
-    """Recurrent layer, used in place of attention or besides it."""
+    """Recurrent layer with the interface of attention, used in place of it or besides it."""
 
     def __init__(self, output: Linear, parts: tuple[Loadable, ...]) -> None:
         """Takes the output projection and all parts with weights, `output` included."""
@@ -80,7 +82,7 @@ class RecurrentLayer(ABC):
             part.finish()
 
     def defer_all_reduce(self) -> None:
-        """Makes the output a rank's partial sum, which the caller adds up."""
+        """Leaves the output a rank's partial sum, which the caller adds up."""
         self._output.defer_all_reduce()
 
     def __call__(self, x: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor) -> Tensor:
@@ -89,8 +91,9 @@ class RecurrentLayer(ABC):
 
     @abstractmethod
     def store(self, x: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor) -> Tensor:
-        """Updates the states; returns their outputs, [num_tokens, num_heads * value_dim]."""
+        """Updates the rows' states in the cache; returns their outputs, [num_tokens, num_heads * value_dim]."""
 
     def attend(self, q: Tensor, cache: LayerCache, metadata: AttentionMetadata) -> Tensor:
-        """Projects the states' outputs for the tokens in `metadata`; returns [num_tokens, hidden_size]."""
+        """Projects the states' outputs `q` for the tokens in `metadata`; returns [num_tokens, hidden_size]. Reads no
+        cache."""
         return self._output(q)

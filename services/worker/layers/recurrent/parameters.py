@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class HeadRates:
-    """Per-head parameter in float32."""
+    """Float32 parameter with one number for each head of this rank."""
 
     def __init__(self, name: str, heads: range, total: int, place: LayerPlacement) -> None:
         """Allocates the values of this rank's `heads`, out of `total`."""
@@ -25,11 +25,11 @@ class HeadRates:
         yield self._name, portion(self.values, 0, (self._heads,), self._total)
 
     def finish(self) -> None:
-        """Does nothing: used as it is."""
+        """Does nothing: the layer may change the loaded values itself."""
 
 
 class Convolution:
-    """Weights of the short convolution."""
+    """Weights [channels, width] and optional bias of this rank's channels of the short convolution."""
 
     def __init__(
         self, name: str, taken: tuple[range, ...], total: int, width: int, place: LayerPlacement, *, bias: bool = False
@@ -47,9 +47,10 @@ class Convolution:
             yield f"{self._name}.bias", portion(self.bias, 0, self._taken, self._total)
 
     def reorder(self, channels: Tensor) -> None:
+        """Permutes the channels of weight and bias in place."""
         for part in (self.weight, self.bias):
             if part is not None:
                 part.copy_(part[channels])
 
     def finish(self) -> None:
-        """Does nothing: used as they are."""
+        """Does nothing: weight and bias are used as loaded."""

@@ -19,16 +19,17 @@ Change = Callable[[Tensors, Rows], Tensors]
 
 
 class Recurrence:
-    """Recurrence of one layer; owns the kept inputs of drafts."""
+    """Recurrence of one layer; keeps the inputs of drafts until it is known which are accepted."""
 
     def __init__(self) -> None:
         self._kept: Tensors = ()  # [num_places, width] each; allocated with the first drafts
 
     def run(self, inputs: Tensors, batch: ForwardBatch, change: Change) -> Tensors:
-        """Runs the recurrence over a step.
+        """Applies accepted drafts of earlier steps and certain tokens to the states; drafts of this step read the
+        states but leave them unchanged.
 
         `inputs`: the layer's inputs, [num_tokens, width] each. `change` updates the states of rows with such inputs and
-        returns the outputs, [num_tokens, ...] each.
+        returns the outputs, [num_tokens, ...] each. Returns the outputs of all tokens in order.
         """
         rows, drafted = batch.attention, batch.drafted_states
         if drafted is None:
@@ -43,9 +44,9 @@ class Recurrence:
     def _read(
         self, inputs: Tensors, outputs: Tensors, rows: AttentionMetadata, drafted: DraftedStates, change: Change
     ) -> Tensors:
-        """Computes the drafts' outputs; state updates go to the null block.
+        """Keeps the drafts' inputs, computes their outputs and merges them with `outputs`, those of the certain tokens.
 
-        `outputs`: outputs of certain tokens.
+        The states after drafts are stored in the null block, so they are lost.
         """
         tables = rows.block_tables.new_zeros(len(drafted.rows), 2)
         tables[:, 0] = rows.block_tables[drafted.rows, drafted.blocks]
@@ -62,7 +63,8 @@ class Recurrence:
 
 
 def _sure(part: Tensor, kept: Tensor, drafted: DraftedStates) -> Tensor:
-    """Merges kept and certain inputs: [num_kept + num_certain, width]."""
+    """Merges accepted drafts' kept inputs and certain tokens' inputs in sequence order: [num_kept + num_certain,
+    width]."""
     rows = part.new_empty(len(drafted.kept_indices) + len(drafted.certain_indices), part.size(1))
     rows.index_copy_(0, drafted.certain_indices, part.index_select(0, drafted.certain))
     return rows.index_copy_(0, drafted.kept_indices, kept.index_select(0, drafted.kept_places))

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SpaceConfig(RecurrentConfig):
-    """Sizes of a state space: keys are the state's inputs (B), queries its outputs (C)."""
+    """Sizes and variants of a state space: keys are the state's inputs (B), queries its outputs (C)."""
 
     heads_field: ClassVar[str] = "mamba_n_heads"
 
@@ -37,7 +37,7 @@ class SpaceConfig(RecurrentConfig):
 
 @dataclass(frozen=True, slots=True)
 class SpaceScales:
-    """Constant multipliers that are folded into the weights."""
+    """Constant multipliers that are folded into the projections' weights."""
 
     input: float = 1.0
     parts: tuple[float, ...] = (1.0,) * 5  # of the projection: gates, values, B, C, step sizes
@@ -45,7 +45,7 @@ class SpaceScales:
 
 
 class StateSpace(RecurrentLayer):
-    """State space layer.
+    """State space layer of Mamba 2; this rank has a part of the heads.
 
     The checkpoint orders convolution channels as values, B, C; here they are C, B, values, as the kernels' queries,
     keys and values.
@@ -60,7 +60,11 @@ class StateSpace(RecurrentLayer):
         *,
         reduce_results: bool = True,
     ) -> None:
-        """Builds this rank's part; `reduce_results`: all-reduces the output, else it stays a partial sum."""
+        """Builds this rank's part without weights.
+
+        `scales`: multipliers of the family; None: only the residual scale. `reduce_results`: all-reduces the output,
+        else it stays a partial sum.
+        """
         whole = config.recurrent
         assert isinstance(whole, SpaceConfig)
         hidden, heads, total = config.hidden_size, whole.heads_of(place.shard), whole.num_heads
@@ -85,6 +89,8 @@ class StateSpace(RecurrentLayer):
         super().__init__(output, (*own, *([] if self._norm is None else [self._norm]), output))
 
     def finish(self) -> None:
+        """Folds in the scales, reorders and packs the loaded weights, and replaces A_log by the decay rates
+        -exp(A_log)."""
         sizes, scales = self._sizes, self._scales
         if scales.input != 1 or any(scale != 1 for scale in scales.parts):
             parts = (sizes.values, sizes.values, sizes.keys, sizes.keys, sizes.num_heads)
@@ -96,7 +102,8 @@ class StateSpace(RecurrentLayer):
         self._rate.values.exp_().neg_()
 
     def _reorder(self) -> None:
-        """Reorders the projection to C, B, values, gates, step sizes."""
+        """Permutes the input projection to C, B, values, gates, step sizes, and the convolution's channels to C, B,
+        values."""
         import torch
 
         sizes, device = self._sizes, self._place.device
@@ -109,11 +116,16 @@ class StateSpace(RecurrentLayer):
         self._mixed.reorder(torch.cat((turned + sizes.values, gates, steps)))
 
     def store(self, x: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor) -> Tensor:
+        """Runs projection, convolution and scan, updating the states in the cache's pages.
+
+        Returns the gated (and usually normalized) outputs, [num_tokens, num_heads * value_dim].
+        """
         sizes, ops, channels = self._sizes, self._ops, self._shape.num_channels
         pages, conv = StatePages(cache.k, cache.v, self._shape), self._convolution
         mixed, gates, steps = self._mixed(x).split((channels, sizes.values, sizes.num_heads), dim=1)
 
         def change(inputs: Tensors, rows: Rows) -> Tensors:
+            """Updates states by convolution and scan; returns the scan's outputs and the convolved values."""
             where = (pages, *rows, cache.block_size)
             qkv = ops.short_convolution(inputs[0], conv.weight, *where, conv.bias)
             found = ops.state_space_scan(qkv, inputs[1], self._rate.values, self._step_bias.values, *where)
@@ -123,7 +135,8 @@ class StateSpace(RecurrentLayer):
         return self._gated(found, values, gates)
 
     def _gated(self, found: Tensor, values: Tensor, gates: Tensor) -> Tensor:
-        """Adds the skip connection (D), then applies gate and norm, or norm and gate."""
+        """Adds the skip connection (D), then applies gate and norm, or norm and gate; returns [num_tokens, num_heads *
+        value_dim]."""
         from torch.nn import functional
 
         sizes = self._sizes
@@ -137,7 +150,7 @@ class StateSpace(RecurrentLayer):
 
 
 def _input(name: str, whole: SpaceConfig, heads: HeadShare) -> Projection:
-    """Returns this rank's rows of the input projection: gates, convolution channels, step sizes."""
+    """Returns the input projection with this rank's rows: gates, convolution channels, step sizes."""
     gates = head_features(heads.queries, whole.value_dim)
     channels = _channels(whole, heads, whole.values)
     first_step = whole.values + whole.state.num_channels
@@ -146,7 +159,7 @@ def _input(name: str, whole: SpaceConfig, heads: HeadShare) -> Projection:
 
 
 def _channels(whole: SpaceConfig, heads: HeadShare, offset: int = 0) -> tuple[range, ...]:
-    """Returns this rank's channels: values, B, C; `offset`: of the first channel."""
+    """Returns this rank's channels, as ranges of the model's: values, B, C; `offset`: of the first channel."""
     first = offset + whole.values
     ins, outs = (head_features(heads.keys, whole.key_dim, start) for start in (first, first + whole.keys))
     return (*head_features(heads.queries, whole.value_dim, offset), *ins, *outs)

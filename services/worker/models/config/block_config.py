@@ -30,7 +30,7 @@ class FeedForwardConfig:
 
 @dataclass(frozen=True, slots=True)
 class ScaleConfig:
-    """Constant factors that are folded into the weights, and the cap of logits."""
+    """Constant factors folded into the weights of embedding, layers and norms, and the soft cap of logits."""
 
     embedding: float = 1.0
     residual: float = 1.0  # of the layers' updates of the residual stream

@@ -47,7 +47,8 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
 
 
 def with_defaults(values: Mapping[str, Any], architecture: str) -> dict[str, Any]:
-    """Returns config.json with the defaults of its class.
+    """Returns config.json's `values`, completed by the defaults of the architecture's class; given values, null
+    included, stay.
 
     Defaults of a whole rope section apply only if config.json has no rope fields.
     """

@@ -58,7 +58,7 @@ class DecoderConfig:
 
     @property
     def attends(self) -> tuple[bool, ...]:
-        """Whether each layer caches keys and values."""
+        """Whether each layer has attention and so caches keys and values; False for purely recurrent layers."""
         if self.recurrent is None or self.recurrent.beside_attention:
             return (True,) * self.num_layers
         return tuple(not recurs for recurs in self.recurrent.layers)
@@ -69,7 +69,8 @@ class DecoderConfig:
         return self.head_dim if self.latent is None else self.latent.rope_dim
 
     def with_next_layers(self) -> DecoderConfig:
-        """Returns a configuration in which multi-token prediction layers are ordinary layers."""
+        """Returns a configuration in which the multi-token prediction layers follow as ordinary layers, with full
+        attention and experts as in the last layer."""
         count, experts = self.num_next_layers, self.experts
         if experts is not None:
             behind = (experts.sparse_layers[-1],) * count
@@ -78,6 +79,7 @@ class DecoderConfig:
         return replace(self, num_layers=self.num_layers + count, sliding_windows=windows, experts=experts)
 
     def __post_init__(self) -> None:
+        """Raises InvalidArgument for a quantized checkpoint whose experts are stacked in one tensor."""
         if self.quantization is not None and self.experts is not None and not self.experts.by_expert:
             raise refusal(
                 "quantization_config.quant_method", self.quantization.method, "there is none for these experts here"
@@ -89,7 +91,8 @@ def read_decoder(
 ) -> DecoderConfig:
     """Reads the fields that all families share; each family replaces what it decides itself (windows, biases, norms).
 
-    `rope`: as read by the family; None: read here. `activations`: those that its layers support.
+    `rope`: as read by the family; None: read here. `activations`: names that the family's layers support. Raises
+    InvalidArgument for missing, inconsistent or unsupported fields.
     """
     activation = _activation(config, activations)
     rope = rope or read_rope(config)
@@ -118,7 +121,7 @@ def read_decoder(
 
 
 def _activation(config: ConfigFile, known: tuple[str, ...]) -> str:
-    """Raises InvalidArgument for unsupported activations."""
+    """Returns the activation's name, "silu" by default. Raises InvalidArgument if it is not in `known`."""
     name = "hidden_activation" if config.has("hidden_activation") else "hidden_act"
     activation = config.get(name, "silu")
     if activation not in known:

@@ -40,7 +40,8 @@ class ExpertsConfig:
 
 
 def read_num_experts(config: ConfigFile, *fields: str) -> int:
-    """Reads the number of experts from the first of `fields` that the file has."""
+    """Reads the number of experts from the first of `fields` that the file has. Raises InvalidArgument outside 1 to
+    MOST_EXPERTS."""
     field = next((field for field in fields if config.has(field)), fields[0])
     count = config.integer(field)
     if not 1 <= count <= MOST_EXPERTS:
@@ -49,6 +50,7 @@ def read_num_experts(config: ConfigFile, *fields: str) -> int:
 
 
 def read_top_k(config: ConfigFile, num_experts: int, field: str = "num_experts_per_tok") -> int:
+    """Reads the number of routed experts per token. Raises InvalidArgument outside 1 to `num_experts`."""
     top_k = config.integer(field)
     if not 1 <= top_k <= num_experts:
         raise refusal(field, top_k, f"a token can take 1 to {num_experts} experts")
@@ -56,8 +58,11 @@ def read_top_k(config: ConfigFile, num_experts: int, field: str = "num_experts_p
 
 
 def read_sparse_layers(config: ConfigFile) -> tuple[bool, ...]:
-    """Returns which layers have experts: numbers (from 1) divisible by `decoder_sparse_step`, except `mlp_only_layers`
-    (from 0)."""
+    """Returns by layer whether it has experts, for Qwen: numbers (from 1) divisible by `decoder_sparse_step`, except
+    those in `mlp_only_layers` (from 0).
+
+    Raises InvalidArgument for a step below 1 and for a list with other values than integers.
+    """
     step, dense = config.integer("decoder_sparse_step", 1), config.get("mlp_only_layers", [])
     if step < 1:
         raise refusal("decoder_sparse_step", step, "must be 1 or more")

@@ -37,13 +37,20 @@ NO_ROPE = RopeConfig(1.0, "none")
 
 
 def read_rope(config: ConfigFile, *, partial: bool = False) -> RopeConfig:
-    """Reads the rotary configuration; `partial`: the family may rotate a part of each head."""
+    """Reads the rotary configuration from rope_parameters, rope_scaling or the fields at the top of the file.
+
+    `partial`: the family may rotate a part of each head. Raises InvalidArgument for unknown kinds and for a part in
+    other families.
+    """
     section = config.section("rope_parameters") or config.section("rope_scaling") or ConfigFile({})
     return read_section(section, config, partial=partial)
 
 
 def read_section(section: ConfigFile, config: ConfigFile, *, partial: bool = False) -> RopeConfig:
-    """Reads one rotary section, for families with several."""
+    """Reads one rotary section, for families with several; fields that it lacks are read from `config`.
+
+    Raises InvalidArgument as read_rope().
+    """
     theta = section.number("rope_theta", config.number("rope_theta", DEFAULT_THETA))
     kind = section.get("rope_type") or section.get("type") or "default"
     kind = EARLIER_NAMES.get(kind, kind) if isinstance(kind, str) else kind
@@ -56,6 +63,8 @@ def read_section(section: ConfigFile, config: ConfigFile, *, partial: bool = Fal
 
 
 def _read_kind(kind: str, theta: float, section: ConfigFile, config: ConfigFile) -> RopeConfig:
+    """Reads the fields of one kind of rotation; "dynamic" becomes "default", because positions never exceed the trained
+    ones."""
     if kind in ("default", "dynamic"):  # dynamic only differs beyond max_position_embeddings, which is never exceeded
         return RopeConfig(theta)
     if kind == "linear":
@@ -67,7 +76,8 @@ def _read_kind(kind: str, theta: float, section: ConfigFile, config: ConfigFile)
 
 
 def _read_longrope(section: ConfigFile, theta: float, config: ConfigFile) -> RopeConfig:
-    """Reads LongRoPE (arXiv 2402.13753), as Phi-3 uses it."""
+    """Reads LongRoPE (arXiv 2402.13753), as Phi-3 uses it; without a stated attention factor it follows from the
+    extension of the context."""
     longest = config.integer("max_position_embeddings")
     stated = section.get("original_max_position_embeddings")
     original = config.integer("original_max_position_embeddings", stated or longest)
@@ -84,6 +94,7 @@ def _read_longrope(section: ConfigFile, theta: float, config: ConfigFile) -> Rop
 
 
 def _read_llama3(section: ConfigFile, theta: float, original: int) -> RopeConfig:
+    """Reads Llama 3.1's scaling; all factors must be in the section. `original`: context length before extension."""
     return RopeConfig(
         theta,
         "llama3",
@@ -95,6 +106,7 @@ def _read_llama3(section: ConfigFile, theta: float, original: int) -> RopeConfig
 
 
 def _read_yarn(section: ConfigFile, theta: float, original: int, config: ConfigFile) -> RopeConfig:
+    """Reads YaRN (arXiv 2309.00071); without a stated factor it is the ratio of extended to original context."""
     factor = section.number("factor", config.integer("max_position_embeddings") / original)
     return RopeConfig(
         theta,
@@ -109,7 +121,8 @@ def _read_yarn(section: ConfigFile, theta: float, original: int, config: ConfigF
 
 
 def _yarn_attention_factor(section: ConfigFile, factor: float) -> float:
-    """Computes equation 22 of arXiv 2309.00071, or DeepSeek's form with two scales."""
+    """Returns the factor of rotated queries and keys: the stated one, else equation 22 of arXiv 2309.00071, or
+    DeepSeek's ratio of two scales."""
     if section.has("attention_factor"):
         return section.number("attention_factor")
 
@@ -121,7 +134,8 @@ def _yarn_attention_factor(section: ConfigFile, factor: float) -> float:
 
 
 def max_positions(config: ConfigFile, rope: RopeConfig) -> int:
-    """Returns the longest sequence that the checkpoint's positions allow."""
+    """Returns the longest sequence in tokens that the checkpoint's positions allow, including extension by linear
+    scaling or YaRN."""
     stated = config.integer("max_position_embeddings")
     if rope.kind == "linear":
         return int(stated * rope.factor)

@@ -35,7 +35,10 @@ BOUNDS: Mapping[str, tuple[int, int]] = {
 
 
 def check_sizes(values: Mapping[str, Any]) -> None:
-    """Raises InvalidArgument naming field, value and bounds. Values that are no integers are left to their readers."""
+    """Raises InvalidArgument, naming field, value and bounds, for a size in config.json outside BOUNDS.
+
+    Values that are no integers are left to their readers.
+    """
     for name, (least, most) in BOUNDS.items():
         value = values.get(name)
         if isinstance(value, int) and not isinstance(value, bool) and not least <= value <= most:

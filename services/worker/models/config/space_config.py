@@ -13,9 +13,10 @@ NO_LIMIT = [0.0, float("inf")]
 def read_space(
     config: ConfigFile, values: int, layers: tuple[bool, ...], *, named: str = "mamba_expand * hidden_size"
 ) -> SpaceConfig:
-    """Reads the configuration.
+    """Reads the configuration of Mamba 2 layers. Raises InvalidArgument for sizes that do not divide and for limits of
+    time steps.
 
-    `values`: elements of all heads together, named `named` in errors; `layers`: which ones are recurrent.
+    `values`: elements of all heads together, named `named` in errors; `layers`: by layer, whether it is recurrent.
     """
     heads, groups = config.integer("mamba_n_heads", 128), config.integer("mamba_n_groups", 1)
     if heads < 1 or values < 1 or values % heads:

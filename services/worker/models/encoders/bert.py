@@ -53,6 +53,7 @@ class BertLayer:
             part.finish()
 
     def __call__(self, x: Tensor, batch: ForwardBatch, cos_sin: Tensor) -> Tensor:
+        """Runs the layer: x [num_tokens, hidden_size] -> the same shape; `cos_sin` is not used."""
         x = self._first(self._attention(x, batch, cos_sin), x)
         return self._second(self._mlp(x), x)
 
@@ -80,6 +81,7 @@ class Bert(EncoderModel):
 
     @staticmethod
     def read(config: ConfigFile) -> EncoderConfig:
+        """Reads config.json with two token types by default. Raises InvalidArgument for unsupported features."""
         return replace(read_encoder(config), num_token_types=config.integer("type_vocab_size", 2))
 
     @classmethod
@@ -92,6 +94,8 @@ class Bert(EncoderModel):
 
     @property
     def passed_over(self) -> tuple[str, ...]:
+        """Names of checkpoint tensors to ignore: heads of pre-training, and the pooler, which only a classifier
+        loads."""
         return (*self.unused, *(f"{self.base}.{name}" for name in POOLER))
 
     @property
@@ -99,6 +103,10 @@ class Bert(EncoderModel):
         return (self._words, self._positions, *(() if self._types is None else (self._types,)), self._norm)
 
     def embed(self, batch: ForwardBatch) -> Tensor:
+        """Returns the normalized sum of word, position and token type embeddings, [num_tokens, hidden_size].
+
+        Steps without token types use type 0 for all tokens.
+        """
         first = self.config.first_position
         x: Tensor = self._words(batch.token_ids)
         x += self._positions(batch.positions + first if first else batch.positions)

@@ -35,13 +35,17 @@ class EncoderLayer(Protocol):
 
 
 class EncoderModel(ABC):
-    """Encoder-only model: tokens to hidden states."""
+    """Encoder-only model: maps the tokens of whole prompts to hidden states, without KV caches and without
+    generation."""
 
     base: ClassVar[str]  # prefix of the encoder in checkpoints with a head
     unused: ClassVar[tuple[str, ...]] = ()  # checkpoint tensors that are ignored
 
     def __init__(self, config: EncoderConfig, place: LayerPlacement, num_positions: int) -> None:
-        """Builds the layers; `num_positions` is the longest prompt that will be run."""
+        """Builds the layers without weights, and a classifier if the configuration has classes.
+
+        `num_positions`: length of the rotary tables, the longest prompt that will be run.
+        """
         self.config = config
         self.layers = [self.layer(index, config, place) for index in range(config.num_layers)]
         self.classifier = self.classifier_of(config, place) if config.num_classes else None
@@ -65,14 +69,15 @@ class EncoderModel(ABC):
     @property
     @abstractmethod
     def parts(self) -> Sequence[Loadable]:
-        """Modules before and after the layers."""
+        """Modules with weights before and after the layers: embeddings and norms."""
 
     @abstractmethod
     def embed(self, batch: ForwardBatch) -> Tensor:
         """Returns the input of the first layer, [num_tokens, hidden_size]."""
 
     def finalize(self, x: Tensor) -> Tensor:
-        """Computes hidden states from the last layer's output."""
+        """Computes hidden states from the last layer's output for the wanted tokens; the default returns them
+        unchanged."""
         return x
 
     @property
@@ -96,7 +101,8 @@ class EncoderModel(ABC):
             part.finish()
 
     def forward(self, batch: ForwardBatch, caches: list[LayerCache]) -> Tensor:
-        """Returns the hidden states of the wanted tokens, or of all; there are no caches."""
+        """Returns the hidden states [num_wanted, hidden_size] of batch.logit_tokens, or of all tokens; `caches` are not
+        used."""
         x = self.embed(batch)
         for layer, cos_sin in zip(self.layers, self._rotations, strict=True):
             x = layer(x, batch, cos_sin)
@@ -105,5 +111,6 @@ class EncoderModel(ABC):
         return self.finalize(x)
 
     def logits(self, hidden: Tensor, *_: object) -> Tensor:
-        """Returns logits without a valid token, for rejected slots that are still part of a step."""
+        """Returns zeros [num_rows, vocab_size], for slots that were rejected but are still part of a step: encoders do
+        not generate."""
         return hidden.new_zeros(hidden.size(0), self.config.vocab_size)

@@ -48,7 +48,10 @@ class EncoderConfig:
 
 
 def read_encoder(config: ConfigFile) -> EncoderConfig:
-    """Reads the fields that BERT and its successors share. Raises InvalidArgument."""
+    """Reads the fields that BERT and its successors share.
+
+    Raises InvalidArgument for decoders, cross-attention, other than absolute positions, and quantized checkpoints.
+    """
     hidden_size, num_heads = config.integer("hidden_size"), config.integer("num_attention_heads")
     if hidden_size % num_heads:
         raise refusal("num_attention_heads", num_heads, f"must divide hidden_size, {hidden_size}")
@@ -73,6 +76,7 @@ def read_encoder(config: ConfigFile) -> EncoderConfig:
 
 
 def read_activation(config: ConfigFile, name: str) -> str:
+    """Reads the name of an activation, "gelu" by default. Raises InvalidArgument for unknown ones."""
     activation = config.get(name, "gelu")
     if activation not in KNOWN:
         raise refusal(name, activation, f"there is {', '.join(KNOWN)}")

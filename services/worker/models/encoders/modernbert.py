@@ -59,13 +59,15 @@ class ModernBertLayer:
             part.finish()
 
     def __call__(self, x: Tensor, batch: ForwardBatch, cos_sin: Tensor) -> Tensor:
+        """Runs the layer: x [num_tokens, hidden_size] -> the same shape; `cos_sin` is the layer's rotary table."""
         normed = x if self._first is None else self._first(x)
         x = x + self._attention(normed, batch, cos_sin)
         return x.add_(self._down(self._gate(self._up(self._second(x)))))
 
 
 class ModernBert(EncoderModel):
-    """ModernBertModel and ModernBertForSequenceClassification."""
+    """ModernBertModel and ModernBertForSequenceClassification: local attention in most layers, a norm after the
+    last."""
 
     base: ClassVar[str] = "model"
     unused: ClassVar[tuple[str, ...]] = HEAD
@@ -79,6 +81,8 @@ class ModernBert(EncoderModel):
 
     @staticmethod
     def read(config: ConfigFile) -> EncoderConfig:
+        """Reads config.json: local and global layers with their own rotary bases, flags for biases. Raises
+        InvalidArgument for other poolings or activations."""
         pooler = config.get("classifier_pooling", CLS)
         if pooler not in (CLS, MEAN):
             raise refusal("classifier_pooling", pooler, f"there is {CLS}, {MEAN}")
@@ -122,7 +126,10 @@ class ModernBert(EncoderModel):
 
 
 def _kinds(config: ConfigFile, num_layers: int) -> list[str]:
-    """Returns each layer's attention type."""
+    """Returns each layer's attention type: layer_types, else global attention in every third layer, from the first on.
+
+    The interval is global_attn_every_n_layers. Raises InvalidArgument for unknown types or a wrong number of them.
+    """
     every = config.integer("global_attn_every_n_layers", 3)
     kinds = config.get("layer_types") or [LOCAL if index % every else GLOBAL for index in range(num_layers)]
     if not isinstance(kinds, list) or len(kinds) != num_layers or not {*kinds} <= {GLOBAL, LOCAL}:
@@ -131,7 +138,7 @@ def _kinds(config: ConfigFile, num_layers: int) -> list[str]:
 
 
 def _rope(config: ConfigFile, kind: str) -> RopeConfig:
-    """Reads the rotary configuration in the notation of transformers 5 or earlier."""
+    """Reads the rotary configuration of layers of one attention type, in the notation of transformers 5 or earlier."""
     theta = config.get("global_rope_theta", 160_000.0) if kind == GLOBAL else config.get("local_rope_theta", 10_000.0)
     sections = config.section("rope_parameters") or ConfigFile({})
     section = sections.section(kind) or ConfigFile({"rope_type": "default", "rope_theta": float(theta or 10_000.0)})

@@ -24,6 +24,7 @@ class Roberta(Bert):
 
     @staticmethod
     def read(config: ConfigFile) -> EncoderConfig:
+        """Reads config.json: positions start after the padding token's row, which shortens the longest prompt."""
         encoder = read_encoder(config)
         first = config.integer("pad_token_id", 1) + 1
         if encoder.max_positions <= first:

@@ -38,20 +38,27 @@ class CohereLayer(DecoderLayer):
     def __call__(
         self, x: Tensor | None, residual: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor
     ) -> Tensor:
+        """Runs the layer with one norm for both halves, where store() and complete() compute it twice."""
         x = normed(self._norm, x, residual)
         return self._attention(x, batch, cache, cos_sin).add_(self.mlp(x))
 
     def store(
         self, x: Tensor | None, residual: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor
     ) -> Tensor:
+        """Stores keys and values of the normalized input and returns the queries; see DecoderLayer."""
         x = normed(self._norm, x, residual)
         return self._attention.store(x, batch, cache, cos_sin)
 
     def complete(self, q: Tensor, residual: Tensor, cache: LayerCache, metadata: AttentionMetadata) -> Tensor:
+        """Attends and adds the feed-forward, for which it normalizes the residual again."""
         return self._attention.attend(q, cache, metadata).add_(self.mlp(self._norm(residual)))
 
 
 def read_cohere(config: ConfigFile) -> DecoderConfig:
+    """Reads the fields that Command R and A share: tied embeddings, scaled logits, rotation of neighbouring pairs.
+
+    Raises InvalidArgument for checkpoints that normalize queries and keys.
+    """
     if config.flag("use_qk_norm"):
         raise refusal("use_qk_norm", True, "queries and keys are not normalised here")
     defaults = {"tie_word_embeddings": True, **config.values}
@@ -66,7 +73,7 @@ def read_cohere(config: ConfigFile) -> DecoderConfig:
 
 
 class CohereForCausalLM(CausalLM):
-    """Command R: rotates neighbouring pairs."""
+    """Command R: rotary positions in neighbouring pairs, the same attention in all layers."""
 
     @staticmethod
     def read(config: ConfigFile) -> DecoderConfig:
@@ -78,6 +85,7 @@ class CohereForCausalLM(CausalLM):
 
     @staticmethod
     def final_norm(config: DecoderConfig, place: LayerPlacement) -> LayerNorm:
+        """Returns a LayerNorm without bias that includes the scale of the logits."""
         eps, scale = config.rms_norm_eps, config.scales.logit
         return LayerNorm("model.norm", config.hidden_size, eps, place, bias=False, scale=scale)
 
@@ -87,6 +95,7 @@ class Cohere2ForCausalLM(CohereForCausalLM):
 
     @staticmethod
     def read(config: ConfigFile) -> DecoderConfig:
+        """Reads config.json: by default every fourth layer has full attention without positions."""
         decoder = read_cohere(config)
         kinds = read_kinds(ConfigFile({"sliding_window_pattern": 4, **config.values}), decoder.num_layers)
         window = config.integer("sliding_window", 4096)

@@ -40,6 +40,7 @@ class DeepseekForCausalLM(MixtureForCausalLM):
 
     @staticmethod
     def layer(index: int, config: DecoderConfig, backend: AttentionBackend, place: LayerPlacement) -> MixtureLayer:
+        """Returns the layer at `index` with latent attention, which `backend` must support."""
         assert isinstance(backend, LatentBackend), "chosen for this model"
         attention = LatentAttention(f"model.layers.{index}.self_attn", config, backend, place)
         return MixtureLayer(index, config, backend, place, attention=attention)
@@ -54,6 +55,8 @@ class DeepseekV2ForCausalLM(DeepseekForCausalLM):
 
     @staticmethod
     def read(config: ConfigFile) -> DecoderConfig:
+        """Reads V2's config.json. Raises InvalidArgument for renormalized routing weights and unknown methods of
+        routing."""
         method = config.get("topk_method", "greedy")
         if method not in METHODS:
             raise refusal("topk_method", method, f"there are {', '.join(METHODS)}")
@@ -70,6 +73,7 @@ class DeepseekV3ForCausalLM(DeepseekForCausalLM):
 
     @staticmethod
     def read(config: ConfigFile) -> DecoderConfig:
+        """Reads V3's config.json, including the number of multi-token prediction layers, 0 to MOST_NEXT_LAYERS."""
         scale, renormalize = config.number("routed_scaling_factor", 2.5), config.flag("norm_topk_prob", True)
         routing = Routing(_top_k(config), scoring="sigmoid", renormalize=renormalize, scale=scale)
         decoder = _read(
@@ -83,7 +87,8 @@ class DeepseekV3ForCausalLM(DeepseekForCausalLM):
 
     @property
     def passed_over(self) -> tuple[str, ...]:
-        """Includes the multi-token prediction layers, which a drafter may load (spec_decode/methods/mtp.py)."""
+        """Names and prefixes to ignore, including the multi-token prediction layers, which a drafter may load
+        (spec_decode/methods/mtp.py)."""
         first, count = self.config.num_layers, self.config.num_next_layers
         return (*super().passed_over, *(f"model.layers.{index}." for index in range(first, first + count)))
 
@@ -97,6 +102,10 @@ def _top_k(config: ConfigFile) -> int:
 
 
 def _grouped(routing: Routing, config: ConfigFile, *, group_top: int) -> Routing:
+    """Returns `routing` limited to the best groups of experts, ranked by the sum of their `group_top` best scores.
+
+    Raises InvalidArgument if the groups do not divide the experts or leave a token too few of them.
+    """
     groups, top = config.integer("n_group", 1), config.integer("topk_group", 1)
     if groups < 1 or _num_experts(config) % groups:
         raise refusal("n_group", groups, f"must divide the number of experts, {_num_experts(config)}")
@@ -107,6 +116,10 @@ def _grouped(routing: Routing, config: ConfigFile, *, group_top: int) -> Routing
 
 
 def _read(config: ConfigFile, routing: Routing, *, interleaved: bool) -> DecoderConfig:
+    """Reads the fields that V2 and V3 share: latent attention, experts, the softmax scale.
+
+    num_kv_heads is 1, because one latent vector per token is cached for all heads.
+    """
     latent = LatentConfig(
         q_rank=config.integer("q_lora_rank", 0),
         kv_rank=config.integer("kv_lora_rank"),
@@ -131,6 +144,7 @@ def _read(config: ConfigFile, routing: Routing, *, interleaved: bool) -> Decoder
 
 
 def _experts(config: ConfigFile, routing: Routing, num_layers: int) -> ExpertsConfig:
+    """Returns the experts' configuration; the first `first_k_dense_replace` layers are dense."""
     size, dense = config.integer("moe_intermediate_size"), config.integer("first_k_dense_replace", 0)
     return ExpertsConfig(
         _num_experts(config),
@@ -143,9 +157,10 @@ def _experts(config: ConfigFile, routing: Routing, num_layers: int) -> ExpertsCo
 
 
 def _scale_of_long_contexts(config: ConfigFile) -> float:
-    """Returns YaRN's factor of the softmax scale.
+    """Returns YaRN's factor of the softmax scale, to be applied to queries and keys each; 1.0 without an extended
+    context.
 
-    DeepSeek applies a part of it to the scores (mscale_all_dim) and the rest to the rotation.
+    DeepSeek applies a part of YaRN's scale to the scores (mscale_all_dim) and the rest to the rotation.
     """
     section = config.section("rope_parameters") or config.section("rope_scaling") or ConfigFile({})
     kind = section.get("rope_type") or section.get("type") or "default"

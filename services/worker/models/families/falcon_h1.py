@@ -57,6 +57,7 @@ class FalconH1Attention(Attention):
         self._multipliers = config.multipliers
 
     def finish(self) -> None:
+        """Folds the multipliers of input, keys and output into the loaded weights."""
         multipliers, heads = self._multipliers, self._heads
         sizes = [self._config.head_dim * count for count in (heads.num_q, heads.num_kv, heads.num_kv)]
         self.qkv.scale(by_rows((1.0, multipliers.keys, 1.0), sizes), multipliers.attention_input)
@@ -88,19 +89,22 @@ class FalconH1Layer(DecoderLayer):
     def __call__(
         self, x: Tensor | None, residual: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor
     ) -> Tensor:
+        """Runs attention and state space on the same normed input and the feed-forward on their sum."""
         q, space_output = self._stored(x, residual, batch, cache, cos_sin)
         return self._completed(q, space_output, residual, cache, batch.attention)
 
     def store(
         self, x: Tensor | None, residual: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor
     ) -> Tensor:
-        """Stores keys, values and states; returns queries and the states' output, concatenated."""
+        """Stores keys, values and states; returns queries and the state space's output, concatenated to [num_tokens,
+        width]."""
         import torch
 
         q, space_output = self._stored(x, residual, batch, cache, cos_sin)
         return torch.cat((q.flatten(1), space_output), dim=1)
 
     def complete(self, q: Tensor, residual: Tensor, cache: LayerCache, metadata: AttentionMetadata) -> Tensor:
+        """Splits what store() returned, attends, and runs the feed-forward on the sum of attention and state space."""
         shape = self._attention.q_shape
         queries, space_output = q.tensor_split((math.prod(shape),), dim=1)
         queries = queries.unflatten(1, shape).contiguous()
@@ -109,6 +113,8 @@ class FalconH1Layer(DecoderLayer):
     def _stored(
         self, x: Tensor | None, residual: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor
     ) -> tuple[Tensor, Tensor]:
+        """Stores keys and values in the first cache and states in the second; returns queries and the state space's
+        output."""
         assert batch.second is not None, "the layer keeps a state, too"
         assert cache.second is not None
         x = normed(self._input_norm, x, residual)
@@ -118,6 +124,7 @@ class FalconH1Layer(DecoderLayer):
     def _completed(
         self, q: Tensor, space_output: Tensor, residual: Tensor, cache: LayerCache, metadata: AttentionMetadata
     ) -> Tensor:
+        """Attends, adds the state space's output and runs the feed-forward; returns the layer's update."""
         mixed = self._attention.attend(q, cache, metadata) + self._space.attend(space_output, cache, metadata)
         return self.mlp(self._middle_norm(mixed, residual))
 
@@ -129,6 +136,8 @@ class FalconH1ForCausalLM(CausalLM):
 
     @staticmethod
     def read(config: ConfigFile) -> FalconH1Config:
+        """Reads config.json, including the multipliers of layers (muP). Raises InvalidArgument for zero or infinite
+        ones."""
         bias = config.flag("attention_bias")
         decoder = read_decoder(config)
         decoder = replace(
@@ -152,6 +161,11 @@ class FalconH1ForCausalLM(CausalLM):
 
 
 def _read_recurrent(config: ConfigFile, decoder: DecoderConfig) -> SpaceConfig:
+    """Reads the state space's configuration, the same in all layers.
+
+    Its inner size is mamba_d_ssm or, if that is null, mamba_expand * hidden_size. Raises InvalidArgument if
+    mamba_d_head contradicts it.
+    """
     values: int | None = None
     if config.has("mamba_d_ssm") or "mamba_d_ssm" not in config.values:  # null: derived from the hidden size
         values = config.integer("mamba_d_ssm", DEFAULT_VALUES)
@@ -174,6 +188,7 @@ def _read_recurrent(config: ConfigFile, decoder: DecoderConfig) -> SpaceConfig:
 
 
 def _read_multipliers(config: ConfigFile) -> MupMultipliers:
+    """Reads all multipliers of a layer's parts; missing ones are 1."""
     gates, feed_forward = _read_list(config, "mlp_multipliers", OF_FEED_FORWARD)
     return MupMultipliers(
         attention_input=_read_multiplier(config, "attention_in_multiplier"),
@@ -190,6 +205,7 @@ def _read_multipliers(config: ConfigFile) -> MupMultipliers:
 
 
 def _read_multiplier(config: ConfigFile, name: str) -> float:
+    """Reads one multiplier, 1 by default. Raises InvalidArgument for 0 and infinity."""
     factor = config.number(name, 1.0)
     if not _is_usable(factor):
         raise refusal(name, factor, "a finite number other than 0 is needed")
@@ -197,6 +213,8 @@ def _read_multiplier(config: ConfigFile, name: str) -> float:
 
 
 def _read_list(config: ConfigFile, name: str, length: int) -> tuple[float, ...]:
+    """Reads a list of `length` multipliers, all 1 by default. Raises InvalidArgument for other lengths, 0 and
+    infinity."""
     factors = config.numbers(name) if config.has(name) else (1.0,) * length
     if len(factors) != length or not all(map(_is_usable, factors)):
         raise refusal(name, list(factors), f"{length} finite numbers other than 0 are needed")

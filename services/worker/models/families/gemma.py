@@ -18,7 +18,11 @@ if TYPE_CHECKING:
 
 
 def read_gemma(config: ConfigFile, rope: RopeConfig | None = None) -> DecoderConfig:
-    """Reads the fields that all Gemma generations share."""
+    """Reads the fields that all Gemma generations share: tanh-GELU gates, embeddings scaled by sqrt(hidden_size), norm
+    weights offset by 1.
+
+    `rope`: as read by the family; None: read here.
+    """
     exact = "gelu" if not config.has("hidden_activation") else None  # the first config.json files meant the tanh form
     decoder = read_decoder(config, rope=rope, activations=(*GELU_TANH, *filter(None, [exact])))
     bias = config.flag("attention_bias")
@@ -32,7 +36,8 @@ def read_gemma(config: ConfigFile, rope: RopeConfig | None = None) -> DecoderCon
 
 
 class GemmaForCausalLM(LlamaForCausalLM):
-    """Gemma, first generation."""
+    """Gemma of the first generation: Llama's layers with another activation and scales; neither taped nor in fused
+    kernels."""
 
     taped_functions: ClassVar[tuple[str, ...]] = ()
 

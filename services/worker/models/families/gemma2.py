@@ -22,6 +22,8 @@ class Gemma2ForCausalLM(CausalLM):
 
     @staticmethod
     def read(config: ConfigFile) -> DecoderConfig:
+        """Reads config.json: windows in every other layer, from the first on, soft caps, and a softmax scale from
+        query_pre_attn_scalar."""
         decoder = read_gemma(config)
         kinds = read_kinds(ConfigFile({"sliding_window_pattern": 2, **config.values}), decoder.num_layers)
         window = config.integer("sliding_window", 4096)
@@ -42,7 +44,8 @@ class Gemma2ForCausalLM(CausalLM):
 
 
 def _cap(config: ConfigFile, key: str, default: float) -> float:
-    """Reads a soft cap; null means none."""
+    """Reads a soft cap; an explicit null means none (0.0), a missing field the default. Raises InvalidArgument for 0
+    and below."""
     if key in config.values and not config.has(key):
         return 0.0
     cap = config.number(key, default)

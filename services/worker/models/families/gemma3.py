@@ -27,6 +27,8 @@ class Gemma3ForCausalLM(CausalLM):
 
     @staticmethod
     def read(config: ConfigFile) -> DecoderConfig:
+        """Reads config.json: windows in five of six layers, with a rotary base of their own. Raises InvalidArgument for
+        soft caps."""
         for cap in ("attn_logit_softcapping", "final_logit_softcapping"):
             if config.has(cap):
                 raise refusal(cap, config.get(cap), "Gemma 3 has none")
@@ -47,7 +49,8 @@ class Gemma3ForCausalLM(CausalLM):
 
 
 def read_ropes(config: ConfigFile) -> tuple[RopeConfig, RopeConfig]:
-    """Reads the rotary configurations of full-attention layers and of layers with a window."""
+    """Reads the rotary configurations of full-attention layers and of layers with a window, in the notation of
+    transformers 5 or earlier."""
     by_kind = config.section("rope_parameters")
     if by_kind is not None and by_kind.has(FULL):
         return tuple(read_section(by_kind.section(kind) or ConfigFile({}), config) for kind in (FULL, WINDOWED))  # type: ignore[return-value]
@@ -57,7 +60,11 @@ def read_ropes(config: ConfigFile) -> tuple[RopeConfig, RopeConfig]:
 
 
 def read_kinds(config: ConfigFile, num_layers: int) -> list[str]:
-    """Returns each layer's attention type: layer_types, else full attention every `sliding_window_pattern` layers."""
+    """Returns each layer's attention type, FULL or WINDOWED: layer_types, else FULL in every `sliding_window_pattern`th
+    layer.
+
+    Raises InvalidArgument for unknown types or a wrong number of them.
+    """
     pattern = config.integer("sliding_window_pattern", 6)
     kinds = config.get("layer_types", [WINDOWED if (i + 1) % pattern else FULL for i in range(num_layers)])
     if len(kinds) != num_layers or not set(kinds) <= {FULL, WINDOWED}:

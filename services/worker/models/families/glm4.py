@@ -24,6 +24,8 @@ NORMS = NormNames("input_layernorm", "post_self_attn_layernorm", "post_attention
 
 
 def read_glm(config: ConfigFile) -> DecoderConfig:
+    """Reads config.json of GLM-4: half of each head is rotated in neighbouring pairs; gate and up projections are one
+    tensor."""
     rope = replace(
         read_rope(ConfigFile({"partial_rotary_factor": 0.5, **config.values}), partial=True), interleaved=True
     )
@@ -33,7 +35,7 @@ def read_glm(config: ConfigFile) -> DecoderConfig:
 
 
 class GlmForCausalLM(LlamaForCausalLM):
-    """GLM-4 models of 2024."""
+    """GLM-4 models of 2024, with Llama's layers: two norms each."""
 
     @staticmethod
     def read(config: ConfigFile) -> DecoderConfig:

@@ -45,13 +45,15 @@ class Gpt2Attention(Attention):
 
 
 class GPT2LMHeadModel(LearnedPositions):
-    """GPT-2: biases in all projections."""
+    """GPT-2: learned positions, biases in all projections, tied output head by default."""
 
     embedding_name: ClassVar[str] = "transformer.wte"
     positions_name: ClassVar[str] = "transformer.wpe"
 
     @staticmethod
     def read(config: ConfigFile) -> DecoderConfig:
+        """Reads config.json under GPT-2's field names. Raises InvalidArgument for scores scaled by layer and for
+        cross-attention."""
         for unknown in ("scale_attn_by_inverse_layer_idx", "add_cross_attention"):
             if config.flag(unknown):
                 raise refusal(unknown, True, "there is no such attention here")
@@ -67,6 +69,7 @@ class GPT2LMHeadModel(LearnedPositions):
 
     @staticmethod
     def layer(index: int, config: DecoderConfig, backend: AttentionBackend, place: LayerPlacement) -> PrenormLayer:
+        """Returns the pre-norm layer at `index`, whose checkpoint weights are transposed."""
         name, size, eps = f"transformer.h.{index}", config.hidden_size, config.rms_norm_eps
         up = Projection(f"{name}.mlp.c_fc", config.intermediate_size, transposed=True)
         down = Projection(f"{name}.mlp.c_proj", size, transposed=True)
@@ -83,6 +86,6 @@ class GPT2LMHeadModel(LearnedPositions):
 
     @property
     def passed_over(self) -> tuple[str, ...]:
-        """Includes attention masks stored in old checkpoints."""
+        """Names of checkpoint tensors to ignore, including attention masks stored in old checkpoints."""
         layers = [f"transformer.h.{i}.attn" for i in range(self.config.num_layers)]
         return (*super().passed_over, *(f"{name}.{mask}" for name in layers for mask in ("bias", "masked_bias")))

@@ -30,7 +30,8 @@ NAMES = ExpertNames(router="router")
 
 
 class InterleavedExperts(Experts):
-    """Experts stacked in one tensor, input features before output features, gates and ups interleaved."""
+    """Experts whose checkpoint stacks all of them in one tensor, input features before output features, gates and ups
+    interleaved."""
 
     takes_adapters = False
 
@@ -49,7 +50,7 @@ class InterleavedExperts(Experts):
         yield f"{self._name}.down_proj_bias", self._all_down_biases
 
     def _pairs(self, tensor: Tensor, dim: int) -> Destination:
-        """Returns the destination in a tensor with interleaved gate and up rows."""
+        """Returns the destination of this rank's features in a tensor with interleaved gate and up rows along `dim`."""
         first, last = 2 * self._features.start, 2 * self._features.stop
         return self._of_stacked(tensor, dim, (range(first, last),), 2 * self._total)
 
@@ -62,6 +63,10 @@ class InterleavedExperts(Experts):
         return {}
 
     def finish(self) -> None:
+        """Reorders the loaded tensors to gates first and output features first, packs them and frees the loaded ones.
+
+        With sharded features only rank 0 keeps the bias of the down projection.
+        """
         gate_up, down = _gates_first(self._gate_up.transpose(1, 2)), self._down.transpose(1, 2).contiguous()
         bias = _gates_first(self._gate_up_bias.unsqueeze(2)).squeeze(2)
         if self._shard.rank and not self._whole:
@@ -71,7 +76,11 @@ class InterleavedExperts(Experts):
 
 
 class Mxfp4Experts(InterleavedExperts):
-    """MXFP4 experts, output features before input features."""
+    """Experts whose checkpoint has MXFP4 blocks and scales, output features before input features; dequantized by
+    finish().
+
+    Raises InvalidArgument if a rank's features are no multiple of the group size.
+    """
 
     def __init__(self, name: str, hidden_size: int, config: ExpertsConfig, place: LayerPlacement) -> None:
         super().__init__(name, hidden_size, config, place)
@@ -101,6 +110,7 @@ class Mxfp4Experts(InterleavedExperts):
             yield f"{self._name}.down_proj_{kind}", self._of_stacked(down, 2, (groups,), self._total // GROUP)
 
     def finish(self) -> None:
+        """Dequantizes the loaded blocks to the model's dtype, frees them, and packs the experts."""
         self._gate_up, self._down = (
             self._widened(*given).transpose(1, 2) for given in zip(self._blocks, self._scales, strict=True)
         )
@@ -124,10 +134,11 @@ def _gates_first(rows: Tensor) -> Tensor:
 
 
 class GptOssForCausalLM(MixtureForCausalLM):
-    """gpt-oss: experts in every layer."""
+    """gpt-oss: attention sinks, windows in every other layer, experts in every layer."""
 
     @staticmethod
     def read(config: ConfigFile) -> DecoderConfig:
+        """Reads config.json. Raises InvalidArgument if MXFP4 groups do not divide the sizes."""
         quantization = config.section("quantization_config")
         in_mxfp4 = quantization is not None and quantization.get("quant_method") == MXFP4
         decoder = read_decoder(config.without("quantization_config") if in_mxfp4 else config)
@@ -152,6 +163,7 @@ class GptOssForCausalLM(MixtureForCausalLM):
 
     @staticmethod
     def layer(index: int, config: DecoderConfig, backend: AttentionBackend, place: LayerPlacement) -> MixtureLayer:
+        """Returns the layer at `index`, with experts in the checkpoint's layout: MXFP4 or interleaved floats."""
         assert config.experts is not None
         name = f"model.layers.{index}.{config.experts.names.module}"
         layout = Mxfp4Experts if config.experts.in_mxfp4 else InterleavedExperts
@@ -161,7 +173,10 @@ class GptOssForCausalLM(MixtureForCausalLM):
 
 
 def _read_windows(config: ConfigFile, num_layers: int) -> tuple[int, ...]:
-    """Returns each layer's window by layer_types; without them every other layer has one, starting with the first."""
+    """Returns each layer's window in tokens, 0 for none: by layer_types, else in every other layer, from the first on.
+
+    Raises InvalidArgument for unknown types or a wrong number of them.
+    """
     window = config.integer("sliding_window", 128)
     implied = ["full_attention" if layer % 2 else "sliding_attention" for layer in range(num_layers)]
     types = config.get("layer_types", implied)

@@ -15,6 +15,8 @@ class GraniteForCausalLM(LlamaForCausalLM):
 
     @staticmethod
     def read(config: ConfigFile) -> DecoderConfig:
+        """Reads config.json with the multipliers of scores, embedding, residual updates and logits. Raises
+        InvalidArgument if logits are divided by 0."""
         divisor = config.number("logits_scaling", 1.0)
         if divisor == 0:
             raise refusal("logits_scaling", divisor, "logits are divided by it")

@@ -67,6 +67,10 @@ class GraniteMoeHybridForCausalLM(MixtureForCausalLM):
 
     @staticmethod
     def read(config: ConfigFile) -> DecoderConfig:
+        """Reads config.json: recurrent and attention layers, with or without experts and rotation.
+
+        Raises InvalidArgument for an unknown position_embedding_type.
+        """
         decoder = GraniteForCausalLM.read(config)
         kind = config.get("position_embedding_type")
         if kind not in (None, "nope", "rope"):
@@ -91,6 +95,7 @@ class GraniteMoeHybridForCausalLM(MixtureForCausalLM):
 
 
 def _read_experts(config: ConfigFile, decoder: DecoderConfig) -> ExpertsConfig:
+    """Returns the experts' configuration; the residual multiplier is folded into the routing weights."""
     num_experts = read_num_experts(config, "num_local_experts")
     return ExpertsConfig(
         num_experts,
@@ -104,6 +109,10 @@ def _read_experts(config: ConfigFile, decoder: DecoderConfig) -> ExpertsConfig:
 
 
 def _read_recurrent(config: ConfigFile, decoder: DecoderConfig) -> SpaceConfig:
+    """Reads which layers are recurrent and the sizes of their state spaces.
+
+    Raises InvalidArgument unless the layer types are known, one for each layer, and of both kinds.
+    """
     kinds: Any = config.get("layer_types") or config.get("layers_block_type")
     known = isinstance(kinds, list) and all(kind in (*RECURRENT, *ATTENTION) for kind in kinds)
     both = known and {kind in RECURRENT for kind in kinds} == {True, False}

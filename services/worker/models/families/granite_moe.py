@@ -22,7 +22,8 @@ NAMES = ExpertNames(module="block_sparse_moe", router="router.layer", gate="inpu
 
 
 class WholeExperts(Experts):
-    """Experts whose checkpoint tensors have the layer's memory layout."""
+    """Experts whose checkpoint has one tensor of all experts, in the memory layout of this layer: gates and ups, and
+    downs."""
 
     takes_adapters = False
 
@@ -40,6 +41,7 @@ class GraniteMoeForCausalLM(MixtureForCausalLM):
 
     @staticmethod
     def read(config: ConfigFile) -> DecoderConfig:
+        """Reads config.json; the residual multiplier becomes the scale of the routing weights."""
         decoder, num_experts = GraniteForCausalLM.read(config), read_num_experts(config, "num_local_experts")
         experts = ExpertsConfig(
             num_experts,
@@ -53,6 +55,7 @@ class GraniteMoeForCausalLM(MixtureForCausalLM):
 
     @staticmethod
     def layer(index: int, config: DecoderConfig, backend: AttentionBackend, place: LayerPlacement) -> MixtureLayer:
+        """Returns the layer at `index`, whose experts are stacked in the checkpoint."""
         assert config.experts is not None
         name = f"model.layers.{index}.{NAMES.module}"
         whole = WholeExperts(name, config.hidden_size, config.experts, place)

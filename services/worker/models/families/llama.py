@@ -37,6 +37,8 @@ class LlamaLayer(DecoderLayer):
     def __call__(
         self, x: Tensor | None, residual: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor
     ) -> Tensor:
+        """Runs the whole layer: adds `x` and attention's output to the residual in place and returns the feed-forward's
+        update."""
         x = normed(self.input_norm, x, residual)
         x = self.attention(x, batch, cache, cos_sin)
         return self._feed(x, residual)
@@ -44,12 +46,15 @@ class LlamaLayer(DecoderLayer):
     def store(
         self, x: Tensor | None, residual: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor
     ) -> Tensor:
+        """Normalizes the input, stores keys and values (or a recurrent state) and returns the queries."""
         return self.attention.store(normed(self.input_norm, x, residual), batch, cache, cos_sin)
 
     def complete(self, q: Tensor, residual: Tensor, cache: LayerCache, metadata: AttentionMetadata) -> Tensor:
+        """Attends and runs the feed-forward; returns the layer's update of the residual stream."""
         return self._feed(self.attention.attend(q, cache, metadata), residual)
 
     def _feed(self, attended: Tensor, residual: Tensor) -> Tensor:
+        """Adds the attention's output to the residual in place and returns the feed-forward of the normed sum."""
         return self.mlp(self.middle_norm(attended, residual))
 
     def __init__(
@@ -62,10 +67,10 @@ class LlamaLayer(DecoderLayer):
         attention: Mixer | None = None,
         experts: SparseMLP | MLP | None = None,
     ) -> None:
-        """Builds the layer.
+        """Builds the layer of one index without weights.
 
-        `attention`: replaces Llama's attention; `experts`: replaces the dense feed-forward, e.g. by a mixture of
-        experts.
+        `attention`: token mixer in place of Llama's attention; `experts`: feed-forward in place of the dense one, e.g.
+        a mixture of experts.
         """
         name, size, eps = f"model.layers.{index}", config.hidden_size, config.rms_norm_eps
         offset, window = config.scales.norm_offset, config.sliding_windows[index]
@@ -104,6 +109,7 @@ class LlamaForCausalLM(CausalLM):
 
     @staticmethod
     def read(config: ConfigFile) -> DecoderConfig:
+        """Reads config.json with the flags attention_bias and mlp_bias."""
         decoder, bias = read_decoder(config), config.flag("attention_bias")
         feed_forward = replace(decoder.feed_forward, bias=config.flag("mlp_bias"))
         return replace(decoder, attention=AttentionConfig(qkv_bias=bias, o_bias=bias), feed_forward=feed_forward)

@@ -55,7 +55,8 @@ class Llama4Config(DecoderConfig):
 
 
 class Llama4Attention(Attention):
-    """Attention that may normalize queries and keys without weights in rotating layers.
+    """Attention within chunks of positions, or full attention without rotation; may normalize rotated queries and keys
+    without weights.
 
     Rotation preserves lengths, so the kernels' norm before it equals the reference's norm after it.
     """
@@ -76,6 +77,7 @@ class Llama4Attention(Attention):
         return self._ones, self._ones
 
     def store(self, x: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor) -> Tensor:
+        """Stores keys and values and returns the queries, in layers without rotation scaled by their position."""
         q, temperature = super().store(x, batch, cache, cos_sin), self._temperature
         if temperature is None:
             return q
@@ -83,12 +85,14 @@ class Llama4Attention(Attention):
         return (q * (steps.log1p() * temperature.growth + 1.0)[:, None, None]).to(q.dtype)
 
     def _attended(self, q: Tensor, cache: LayerCache, metadata: AttentionMetadata) -> Tensor:
+        """Attends to the positions from the start of the token's chunk on, or to all if the layer has no chunks."""
         chunk, scale = self._window, self._scale
         return self._backend.attend(q, cache.k, cache.v, metadata, scale=scale, window=chunk, chunked=chunk > 0)
 
 
 class Llama4Experts(Experts):
-    """Experts stacked in one tensor, input features before output features, gates before ups."""
+    """Experts whose checkpoint stacks all of them in one tensor, input features before output features, gates before
+    ups."""
 
     inputs_first = True
 
@@ -107,6 +111,7 @@ class Llama4MLP(SparseMLP):
     """Mixture whose routing weight scales the expert's input, not its output."""
 
     def _routed(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Routes each token to one expert and returns the scaled inputs, the expert ids and weights of 1."""
         import torch
 
         _, ids, weights = super()._routed(x)
@@ -120,6 +125,8 @@ class Llama4ForCausalLM(MixtureForCausalLM):
 
     @staticmethod
     def read(config: ConfigFile) -> Llama4Config:
+        """Reads config.json: rotating layers, chunks, temperature and experts. Raises InvalidArgument for ropes that
+        stretch normalized queries."""
         given = {key: value for key, value in config.values.items() if value is not None}
         file = ConfigFile({**DEFAULTS, **given})
         unit_queries, rope = file.flag("use_qk_norm", True), replace(read_rope(file), interleaved=True)
@@ -140,6 +147,7 @@ class Llama4ForCausalLM(MixtureForCausalLM):
 
     @staticmethod
     def layer(index: int, config: DecoderConfig, backend: AttentionBackend, place: LayerPlacement) -> MixtureLayer:
+        """Returns the layer at `index`, with experts or with a dense feed-forward of another size."""
         assert isinstance(config, Llama4Config)
         assert config.experts is not None
         name, size = f"model.layers.{index}.{NAMES.module}", config.hidden_size
@@ -157,7 +165,7 @@ class Llama4ForCausalLM(MixtureForCausalLM):
 
 
 def _experts(name: str, config: Llama4Config, place: LayerPlacement) -> Experts:
-    """Returns the experts' layout: quantized ones have a tensor each."""
+    """Returns the experts in the checkpoint's layout: one tensor each if they are quantized, else stacked in one."""
     assert config.experts is not None
     if place.checkpoint is not None:
         found = experts_of(name, config.hidden_size, config.experts, place)
@@ -167,7 +175,11 @@ def _experts(name: str, config: Llama4Config, place: LayerPlacement) -> Experts:
 
 
 def _read_rotating(config: ConfigFile, num_layers: int) -> list[bool]:
-    """Returns whether each layer rotates: `no_rope_layers` is 1 for layers that do; empty means the default."""
+    """Returns by layer whether it rotates: `no_rope_layers` is 1 for layers that do; missing or empty: all but every
+    `no_rope_layer_interval`th.
+
+    Raises InvalidArgument for other values than 0 and 1 and for too few of them.
+    """
     every = config.integer("no_rope_layer_interval", 4)
     if every < 1:
         raise refusal("no_rope_layer_interval", every, "must be 1 or more")
@@ -178,9 +190,10 @@ def _read_rotating(config: ConfigFile, num_layers: int) -> list[bool]:
 
 
 def _read_chunks(config: ConfigFile, rotating: list[bool]) -> tuple[int, ...]:
-    """Returns each layer's chunk length: by layer_types, else for rotating layers.
+    """Returns each layer's chunk length in tokens, 0 for full attention: by layer_types, else in rotating layers.
 
-    An explicit null means no chunks, unlike a missing field.
+    An explicit null means no chunks, a missing field DEFAULT_CHUNK. Raises InvalidArgument for unknown types and too
+    short chunks.
     """
     none = "attention_chunk_size" in config.values and not config.has("attention_chunk_size")
     chunk = 0 if none else config.integer("attention_chunk_size", DEFAULT_CHUNK)
@@ -194,6 +207,7 @@ def _read_chunks(config: ConfigFile, rotating: list[bool]) -> tuple[int, ...]:
 
 
 def _read_experts(config: ConfigFile, decoder: DecoderConfig) -> ExpertsConfig:
+    """Returns the experts' configuration. Raises InvalidArgument unless a token uses exactly one routed expert."""
     num_experts, size = read_num_experts(config, "num_local_experts"), config.integer("intermediate_size")
     top_k = read_top_k(config, num_experts)
     if top_k != 1:
@@ -210,7 +224,10 @@ def _read_experts(config: ConfigFile, decoder: DecoderConfig) -> ExpertsConfig:
 
 
 def _read_sparse_layers(config: ConfigFile, num_layers: int) -> tuple[bool, ...]:
-    """Returns which layers have experts: `moe_layers`, else every `interleave_moe_layer_step`th."""
+    """Returns by layer whether it has experts: `moe_layers`, else every `interleave_moe_layer_step`th.
+
+    Raises InvalidArgument for a step below 1 and for indices that are no layers.
+    """
     step = config.integer("interleave_moe_layer_step", 1)
     if step < 1:
         raise refusal("interleave_moe_layer_step", step, "must be 1 or more")
@@ -221,7 +238,10 @@ def _read_sparse_layers(config: ConfigFile, num_layers: int) -> tuple[bool, ...]
 
 
 def _read_temperature(config: ConfigFile) -> AttentionTemperature | None:
-    """Reads the temperature; the switch is a number in some files."""
+    """Reads the scaling of queries by position, or None if attn_temperature_tuning is off.
+
+    The switch is a number in some files. Raises InvalidArgument for other values and for a step below 1.
+    """
     tuned = config.get("attn_temperature_tuning", True)
     if not isinstance(tuned, int):
         raise refusal("attn_temperature_tuning", tuned, "true or false is needed")

@@ -18,6 +18,7 @@ class MixtralForCausalLM(MixtureForCausalLM):
 
     @staticmethod
     def read(config: ConfigFile) -> DecoderConfig:
+        """Reads config.json: experts in every layer, one window for all layers or none."""
         decoder, num_experts = read_decoder(config), read_num_experts(config, "num_local_experts")
         experts = ExpertsConfig(
             num_experts,

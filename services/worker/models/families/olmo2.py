@@ -42,6 +42,7 @@ class Olmo2Attention(Attention):
             yield from norm.destinations()
 
     def _projected(self, x: Tensor) -> Tensor:
+        """Returns queries, keys and values [num_tokens, width] with queries and keys normalized over all heads."""
         import torch
 
         q_size, kv_size = self._sizes
@@ -64,20 +65,23 @@ class Olmo2Layer(DecoderLayer):
     def store(
         self, x: Tensor | None, residual: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor
     ) -> Tensor:
+        """Adds `x` to the residual, stores keys and values and returns the queries; the input is not normalized."""
         if x is not None:
             residual += x
         return self._attention.store(residual, batch, cache, cos_sin)
 
     def complete(self, q: Tensor, residual: Tensor, cache: LayerCache, metadata: AttentionMetadata) -> Tensor:
+        """Attends, adds the normalized result to the residual, and returns the normalized feed-forward."""
         residual += self._attention_norm(self._attention.attend(q, cache, metadata))
         return self._mlp_norm(self.mlp(residual))
 
 
 class Olmo2ForCausalLM(CausalLM):
-    """OLMo 2: no biases, no windows."""
+    """OLMo 2: norms after attention and feed-forward, biases of attention by a flag, no windows."""
 
     @staticmethod
     def read(config: ConfigFile) -> DecoderConfig:
+        """Reads config.json; biases of all attention projections by the flag attention_bias."""
         if config.flag("attention_bias"):
             return replace(read_decoder(config), attention=AttentionConfig(qkv_bias=True, o_bias=True))
         return read_decoder(config)

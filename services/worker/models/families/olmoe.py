@@ -25,6 +25,7 @@ class OlmoeForCausalLM(MixtureForCausalLM):
 
     @staticmethod
     def read(config: ConfigFile) -> DecoderConfig:
+        """Reads config.json. Raises InvalidArgument for clipped queries, keys and values (clip_qkv)."""
         if config.has("clip_qkv"):
             raise refusal("clip_qkv", config.get("clip_qkv"), "queries, keys and values are not cut off here")
         decoder, num_experts = read_decoder(config), read_num_experts(config, "num_experts", "num_local_experts")

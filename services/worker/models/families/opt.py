@@ -41,6 +41,8 @@ class OPTForCausalLM(LearnedPositions):
 
     @staticmethod
     def read(config: ConfigFile) -> DecoderConfig:
+        """Reads config.json. Raises InvalidArgument for post-norm layers, norms without weights and embeddings of
+        another width."""
         hidden = config.integer("hidden_size")
         if config.integer("word_embed_proj_dim", hidden) != hidden:
             raise refusal("word_embed_proj_dim", config.get("word_embed_proj_dim"), f"it must be hidden_size, {hidden}")

@@ -16,6 +16,7 @@ class Phi3ForCausalLM(LlamaForCausalLM):
 
     @staticmethod
     def read(config: ConfigFile) -> DecoderConfig:
+        """Reads config.json: fused checkpoint tensors, partial rotation, one window for all layers or none."""
         decoder = read_decoder(config, rope=read_rope(config, partial=True))
         windows = (config.integer("sliding_window", 0),) * decoder.num_layers
         attention, feed_forward = AttentionConfig(fused_qkv=True), replace(decoder.feed_forward, fused=True)

@@ -22,8 +22,11 @@ class Qwen2ForCausalLM(LlamaForCausalLM):
 
 
 def read_windows(config: ConfigFile) -> tuple[int, ...]:
-    """Returns each layer's window: layer_types if present (transformers 5), else all layers from max_window_layers
-    on."""
+    """Returns each layer's window in tokens, 0 for none: by layer_types (transformers 5), else in all layers from
+    max_window_layers on.
+
+    All are 0 unless use_sliding_window is set. Raises InvalidArgument for unknown types or a wrong number of them.
+    """
     num_layers = config.integer("num_hidden_layers")
     if not config.flag("use_sliding_window") or not config.has("sliding_window"):
         return (0,) * num_layers

@@ -19,7 +19,7 @@ from quire.services.worker.models.mixture import MixtureForCausalLM
 
 
 def read_qwen_experts(config: ConfigFile) -> ExpertsConfig:
-    """Reads the experts' configuration without the shared expert."""
+    """Reads sizes, routing and sparse layers of Qwen's experts, without a shared expert."""
     num_experts = read_num_experts(config, "num_experts", "num_local_experts")
     renormalize = config.flag("norm_topk_prob")
     return ExpertsConfig(
@@ -35,6 +35,7 @@ class Qwen2MoeForCausalLM(MixtureForCausalLM):
 
     @staticmethod
     def read(config: ConfigFile) -> DecoderConfig:
+        """Reads config.json with a gated shared expert; biases of queries, keys and values by default."""
         experts = replace(
             read_qwen_experts(config),
             shared_intermediate_size=config.integer("shared_expert_intermediate_size"),

@@ -16,6 +16,7 @@ class Qwen3ForCausalLM(LlamaForCausalLM):
 
     @staticmethod
     def read(config: ConfigFile) -> DecoderConfig:
+        """Reads config.json; biases of all attention projections by the flag attention_bias."""
         bias, windows = config.flag("attention_bias"), read_windows(config)
         attention = AttentionConfig(qkv_bias=bias, o_bias=bias, qk_norm=True)
         return replace(read_decoder(config), sliding_windows=windows, attention=attention)

@@ -34,6 +34,7 @@ class Qwen3NextForCausalLM(MixtureForCausalLM):
 
     @staticmethod
     def read(config: ConfigFile) -> DecoderConfig:
+        """Reads config.json; by default a quarter of each head is rotated."""
         rope = read_rope(config, partial=True)
         section = config.section("rope_parameters") or ConfigFile({})
         if not section.has("partial_rotary_factor") and not config.has("partial_rotary_factor"):
@@ -54,6 +55,7 @@ class Qwen3NextForCausalLM(MixtureForCausalLM):
 
     @staticmethod
     def layer(index: int, config: DecoderConfig, backend: AttentionBackend, place: LayerPlacement) -> MixtureLayer:
+        """Returns the layer at `index`: a mixture of experts after a gated delta net or after gated attention."""
         assert config.recurrent is not None
         name = f"model.layers.{index}"
         mixer: Attention | GatedDeltaNet = (
@@ -69,11 +71,16 @@ class Qwen3NextForCausalLM(MixtureForCausalLM):
 
     @property
     def passed_over(self) -> tuple[str, ...]:
-        """Includes multi-token prediction layers, which are not supported for this family."""
+        """Names and prefixes to ignore, including multi-token prediction layers, which are not supported for this
+        family."""
         return (*super().passed_over, "mtp.")
 
 
 def _read_recurrent(config: ConfigFile, num_layers: int) -> RecurrentConfig:
+    """Reads which layers are recurrent (by default three of four) and the sizes of their states.
+
+    Raises InvalidArgument unless the layer types are known, one for each layer, and of both kinds.
+    """
     kinds: Any = config.get("layer_types")
     if kinds is None:
         interval = config.integer("full_attention_interval", 4)

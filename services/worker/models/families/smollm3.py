@@ -20,6 +20,8 @@ class SmolLM3ForCausalLM(LlamaForCausalLM):
 
     @staticmethod
     def read(config: ConfigFile) -> DecoderConfig:
+        """Reads config.json: by default every fourth layer has no rotation. Raises InvalidArgument if `no_rope_layers`
+        has a wrong length."""
         decoder = LlamaForCausalLM.read(config)
         every = config.integer("no_rope_layer_interval", 4)
         rotating = config.get("no_rope_layers", [(i + 1) % every != 0 for i in range(decoder.num_layers)])

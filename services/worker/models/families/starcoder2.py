@@ -26,6 +26,7 @@ class Starcoder2ForCausalLM(CausalLM):
 
     @staticmethod
     def read(config: ConfigFile) -> DecoderConfig:
+        """Reads config.json: tied embeddings and tanh-GELU by default, biases by one flag."""
         defaults = {"hidden_act": "gelu_pytorch_tanh", "tie_word_embeddings": True, **config.values}
         decoder, bias = read_decoder(ConfigFile(defaults), activations=KNOWN), config.flag("use_bias", True)
         return replace(

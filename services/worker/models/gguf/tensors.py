@@ -56,15 +56,21 @@ class GgufTensor:
         return self.place.shape
 
     def __getitem__(self, index: tuple[slice, ...]) -> Tensor:
+        """Dequantizes the whole tensor and returns the part at `index`."""
         return self.read()[index]
 
     def read(self) -> Tensor:
+        """Returns the tensor as stored, or float32 if it is quantized, with the rows of queries and keys in the order
+        of transformers."""
         tensor = decoded(self.place)
         return halves_of_heads(tensor, self.num_heads) if self.num_heads else tensor
 
 
 def tensors(path: Path) -> Iterator[tuple[str, GgufTensor]]:
-    """Yields the tensors by their names in transformers; unknown names are kept."""
+    """Yields the tensors of a GGUF file by their names in transformers; unknown names are kept.
+
+    Tensors that belong to the configuration (rope factors) are left out. Nothing is read but the header.
+    """
     header = read_header(path)
     heads = _heads(header)
     for name, place in header.tensors.items():
@@ -79,7 +85,8 @@ def tensors(path: Path) -> Iterator[tuple[str, GgufTensor]]:
 
 
 def _heads(header: Header) -> Callable[[str], int]:
-    """Returns a function of the number of heads of a projection whose rows are reordered.
+    """Returns a function that maps a projection's GGUF name to its number of heads if its rows are reordered, else to
+    0.
 
     Later parts of a split file have no metadata and use that of the first.
     """
@@ -87,6 +94,7 @@ def _heads(header: Header) -> Callable[[str], int]:
     architecture = values.text("general.architecture")
 
     def of(part: str) -> int:
+        """Returns the number of heads of projection `part` ("attn_q", "attn_k") for the Llama architecture, else 0."""
         if architecture != INTERLEAVED or part not in HEADS:
             return 0
         queries = values.integer(f"{architecture}.{HEADS['attn_q']}")
@@ -96,6 +104,7 @@ def _heads(header: Header) -> Callable[[str], int]:
 
 
 def _first(header: Header) -> Header:
+    """Returns the header with the model's metadata: this one, or that of the first part of a split file."""
     if "general.architecture" in header.metadata:
         return header
     from quire.shared.gguf.folder import all_parts
@@ -104,13 +113,14 @@ def _first(header: Header) -> Header:
 
 
 def halves_of_heads(tensor: Tensor, num_heads: int) -> Tensor:
-    """Reorders the rows of each head: even ones first, then odd ones."""
+    """Reorders the rows of each head from neighbouring pairs to halves: even rows first, then odd ones."""
     rows = tensor.view(num_heads, -1, 2, *tensor.shape[1:])
     return rows.transpose(1, 2).reshape(tensor.shape)
 
 
 def decoded(place: TensorPlace) -> Tensor:
-    """Returns the tensor as stored, or float32 if it is stored in quantized blocks."""
+    """Returns the tensor as stored, mapped from the file, or dequantized to float32 if it is stored in quantized
+    blocks."""
     raw = np.memmap(place.path, np.uint8, "c", place.start, (place.num_bytes,))  # copy-on-write, never written
     stored = torch.from_numpy(raw)
     plain = PLAIN.get(place.kind.name)

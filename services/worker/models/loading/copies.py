@@ -38,10 +38,13 @@ Pair = tuple[Tensor | StoredTensor, Tensor]
 
 
 class WeightCopier:
-    """Copies the tensors of one checkpoint."""
+    """Copies the tensors of one checkpoint: on GPUs in batches on several threads, else at once.
+
+    Counts loaded bytes in `progress` and logs the rate. Used by one thread; close() ends the pool.
+    """
 
     def __init__(self, num_threads: int, progress: Progress | None = None) -> None:
-        """Creates the threads; `num_threads` 0: the caller copies at once."""
+        """Creates a pool of `num_threads` threads; 0: the caller's thread copies at once."""
         self._progress = progress or Progress()
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="load") if num_threads else None
         self._found: list[Pair] = []
@@ -54,18 +57,20 @@ class WeightCopier:
         self._begun = self._said = time.monotonic()
 
     def can_copy(self, stored: StoredTensor, destination: Tensor) -> bool:
-        """Returns whether copy_stored() supports a tensor of this shape."""
+        """Returns whether copy_stored() supports this pair: threads, a contiguous CUDA destination, equal dtype and
+        bytes."""
         alike = stored.dtype == destination.dtype and stored.num_bytes == destination.nbytes
         return self._pool is not None and alike and destination.is_cuda and destination.is_contiguous()
 
     def copy_stored(self, stored: StoredTensor, destination: Tensor) -> None:
-        """Copies a file's tensor that can_copy() allows. Raises errors of earlier copies."""
+        """Schedules the copy of a file's tensor that can_copy() allows; opens the file until close(). Raises errors of
+        earlier copies."""
         if stored.path not in self._files:
             self._files[stored.path] = os.open(stored.path, os.O_RDONLY)
         self._put(stored, destination)
 
     def copy(self, tensor: Tensor, destination: Tensor) -> None:
-        """Copies a tensor. Raises errors of earlier copies."""
+        """Copies a tensor in memory, or schedules its copy on the threads. Raises errors of earlier copies."""
         self._put(tensor, destination)
 
     def wait(self) -> None:
@@ -78,12 +83,15 @@ class WeightCopier:
             stream.synchronize()
 
     def close(self) -> None:
+        """Cancels copies that have not started, waits for the others and closes the files; raises none of their
+        errors."""
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
         while self._files:
             os.close(self._files.popitem()[1])
 
     def _put(self, read: Tensor | StoredTensor, destination: Tensor) -> None:
+        """Counts the tensor, then copies it at once or adds it to a batch that is submitted from PIECE bytes on."""
         self._progress.loaded_bytes += destination.nbytes
         if self._pool is not None:
             self._found.append((read, destination))
@@ -96,6 +104,8 @@ class WeightCopier:
         self._say()
 
     def _give(self, pool: ThreadPoolExecutor) -> None:
+        """Submits the current batch to the pool; blocks while MOST_WAITING batches are unfinished and raises their
+        errors."""
         found, self._found, self._found_bytes = self._found, [], 0
         if not found:
             return
@@ -106,6 +116,7 @@ class WeightCopier:
         self._waiting.append(pool.submit(self._copy, found, producer_stream))
 
     def _say(self) -> None:
+        """Logs loaded bytes and rate, at most every LOG_INTERVAL_S."""
         now = time.monotonic()
         if now - self._said >= LOG_INTERVAL_S:
             self._said = now
@@ -114,6 +125,10 @@ class WeightCopier:
             log.info("weights", loaded_gib=round(gib, 1), of_gib=round(of_gib, 1), gib_per_s=rate)
 
     def _copy(self, pairs: Sequence[Pair], producer_stream: torch.cuda.Stream | None) -> None:
+        """Copies a batch on a pool thread, which gets pinned buffers and a stream with its first batch.
+
+        `producer_stream`: CUDA stream of the caller; None: destinations are not on a GPU.
+        """
         with torch.inference_mode(self._inference):
             if producer_stream is None:
                 for tensor, destination in pairs:
@@ -127,14 +142,18 @@ class WeightCopier:
 
 
 class CopyStaging:
-    """Pinned buffers and stream of one thread."""
+    """Two pinned buffers and the CUDA stream of one thread: one buffer is filled while the other is copied."""
 
     def __init__(self, device: torch.device, files: dict[Path, int]) -> None:
         self.stream = torch.cuda.Stream(device)
         self._pieces = [_Piece(files), _Piece(files)]
 
     def copy(self, pairs: Sequence[Pair], producer_stream: torch.cuda.Stream) -> None:
-        """Copies after the work in `producer_stream`: its kernels may still read the destination."""
+        """Copies the pairs on the thread's stream, after the work in `producer_stream`, whose kernels may still read
+        the destinations.
+
+        Tensors that need a conversion or are not contiguous are copied directly, all others through a pinned buffer.
+        """
         with torch.cuda.stream(self.stream):
             self.stream.wait_stream(producer_stream)
             piece = self._next()
@@ -150,6 +169,7 @@ class CopyStaging:
             piece.send(self.stream)
 
     def _next(self) -> _Piece:
+        """Switches to the other buffer and waits until its last content has been copied to the GPU."""
         self._pieces.reverse()
         self._pieces[0].taken.synchronize()
         return self._pieces[0]
@@ -169,7 +189,7 @@ class _Source:
 
 @dataclass(slots=True)
 class _Piece:
-    """Pinned buffer with the sources to fill it and the destinations of its content."""
+    """Pinned buffer with the byte ranges to fill it and the destinations of its content."""
 
     files: dict[Path, int]
     memory: Tensor = field(default_factory=lambda: torch.empty(PIECE, dtype=torch.uint8, pin_memory=True))
@@ -180,9 +200,11 @@ class _Piece:
     num_bytes: int = 0
 
     def takes(self, source: _Source) -> bool:
+        """Returns whether the source fits into the rest of the buffer."""
         return self.num_bytes + source.num_bytes <= PIECE
 
     def add(self, source: _Source, target: Tensor) -> None:
+        """Appends a source and its destination; a source that continues the last one in a file extends that read."""
         if self.sources and self.sources[-1].goes_on_with(source):
             self.sources[-1].num_bytes += source.num_bytes
         else:
@@ -192,6 +214,7 @@ class _Piece:
         self.num_bytes += source.num_bytes
 
     def send(self, stream: torch.cuda.Stream) -> None:
+        """Fills the buffer and starts the copies to the destinations on `stream`; empties the lists."""
         if self.targets:
             self._fill()
             parts = self.memory[: self.num_bytes].split(self.sizes)
@@ -200,6 +223,7 @@ class _Piece:
         self.sources, self.targets, self.sizes, self.num_bytes = [], [], [], 0
 
     def _fill(self) -> None:
+        """Reads all sources into the pinned memory, in order."""
         at, view = 0, self.memory.numpy().data
         for source in self.sources:
             if source.path is None:
@@ -210,6 +234,7 @@ class _Piece:
 
 
 def _read(file: int, source: _Source, memory: memoryview) -> None:
+    """Fills `memory` with the source's bytes. Raises InvalidArgument if the file has become shorter."""
     done = 0
     while done < source.num_bytes:
         count = os.preadv(file, [memory[done:]], source.start + done)
@@ -220,6 +245,7 @@ def _read(file: int, source: _Source, memory: memoryview) -> None:
 
 
 def _lie_alike(tensor: Tensor, destination: Tensor) -> bool:
+    """Returns whether the tensor's bytes can be copied as they are: same dtype and shape, both contiguous."""
     alike = tensor.dtype == destination.dtype and tensor.shape == destination.shape
     return alike and tensor.is_contiguous() and destination.is_contiguous()
 
@@ -237,4 +263,5 @@ def _parts(read: Tensor | StoredTensor, destination: Tensor) -> Iterator[tuple[_
 
 
 def threads_for(device: torch.device) -> int:
+    """Returns the number of copying threads: up to MOST_THREADS for a GPU, 0 for the CPU."""
     return min(MOST_THREADS, len(os.sched_getaffinity(0))) if device.type == "cuda" else 0

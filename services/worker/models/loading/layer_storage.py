@@ -19,7 +19,11 @@ class LayerStorage:
     """Allocates a layer's weights before its first tensor and releases them after its last."""
 
     def __init__(self, model: LoadableModel, settle: Callable[[], None]) -> None:
-        """`settle`: waits until the tensors passed to release() have arrived."""
+        """Finds the layers whose tensors have no memory yet; allocates such tensors elsewhere at once, until the model
+        is finished.
+
+        `settle`: waits until the tensors passed to release() have arrived.
+        """
         self._model, self._settle = model, settle
         self._filling: dict[str, _Filling] = {}  # keyed by tensor name
         layers = model.layers if isinstance(model, CausalLM) and not isinstance(model, SelfLoadingModel) else ()
@@ -38,7 +42,8 @@ class LayerStorage:
                 self._filling[name].allocate()
 
     def release(self, names: Collection[str]) -> None:
-        """Notes that these tensors are filled; finishes and deallocates each layer whose last tensor is among them."""
+        """Marks these tensors as filled; finishes and deallocates each layer whose last tensor is among them, after
+        settle()."""
         for name in names:
             filling = self._filling.pop(name, None)
             if filling is not None and filling.complete(name):
@@ -49,6 +54,8 @@ class LayerStorage:
 
 
 class _Filling:
+    """Layer that is being loaded: the names of its tensors that are still missing, and those without memory."""
+
     def __init__(self, index: int, tensors: dict[str, Tensor]) -> None:
         self.index, self.left = index, set(tensors)
         self._empty = sorted((tensor for tensor in tensors.values() if is_empty(tensor)), key=_end, reverse=True)
@@ -60,7 +67,7 @@ class _Filling:
                 tensor.untyped_storage().resize_(_end(tensor))
 
     def complete(self, name: str) -> bool:
-        """Notes that the tensor is filled; returns whether it was the layer's last one."""
+        """Marks the tensor as filled; returns whether it was the layer's last one."""
         self.left.discard(name)
         return not self.left
 

@@ -48,7 +48,7 @@ DUMMY_PERIOD = 1_048_573  # prime, so that repeating it does not repeat a weight
 
 @dataclass(frozen=True, slots=True)
 class Loader:
-    """Loads models as configured."""
+    """Loads models from their folders, or with random weights (load_format "dummy")."""
 
     load_format: str
     seed: int
@@ -66,7 +66,9 @@ class Loader:
     def load(
         self, model: LoadableModel, folder: Path, is_on_other_stage: Callable[[str], bool] = lambda _: False
     ) -> None:
-        """Loads the model; `is_on_other_stage` selects tensors that belong to other pipeline stages."""
+        """Fills and finishes the model: with random weights, by its own library, or from the folder's files. Raises
+        InvalidArgument for missing, unexpected, misshapen or unreadable tensors. `is_on_other_stage`: selects tensors
+        to ignore."""
         if self.load_format == "dummy":
             fill_dummy(model, self.seed)
         elif isinstance(model, SelfLoadingModel):
@@ -81,13 +83,14 @@ def load_checkpoint(
     is_on_other_stage: Callable[[str], bool] = lambda _: False,
     progress: Progress | None = None,
 ) -> None:
+    """Fills and finishes a model from the folder's files, on GPUs with several threads. Raises as Loader.load()."""
     first = next((memory_of(destination) for _, destination in model.destinations()), None)
     num_threads = 0 if first is None else threads_for(first.device)
     _load(model, named_tensors(folder), str(folder), is_on_other_stage, num_threads=num_threads, progress=progress)
 
 
 def load_tensors(model: LoadableModel, tensors: Iterable[tuple[str, Tensor]]) -> None:
-    """Loads a model from tensors named as in a checkpoint."""
+    """Fills and finishes a model from tensors named as in a checkpoint. Raises InvalidArgument as Loader.load()."""
     sources = (
         (name, TensorSource(tensor.shape, partial(torch.Tensor.contiguous, tensor), tensor)) for name, tensor in tensors
     )
@@ -109,6 +112,7 @@ def _load(
     num_threads: int = 0,
     progress: Progress | None = None,
 ) -> None:
+    """Copies the sources, which errors call `given`, and finishes the model; after an error it stays partly filled."""
     progress = progress or Progress()
     copies = WeightCopier(num_threads, progress)
     storage = LayerStorage(model, copies.wait)
@@ -135,7 +139,9 @@ def _place(
     *,
     progress: Progress | None = None,
 ) -> None:
-    """Matches checkpoint tensors to the model's; calls `take` with each and with the model tensors it covers."""
+    """Matches checkpoint tensors to the model's; calls `take` with each and with the model tensors it covers. Raises
+    InvalidArgument for missing and unexpected ones at the end. An output head stands in for a missing tied
+    embedding."""
     missing, alternatives = dict(model.destinations()), model.alternatives
     if progress is not None:
         progress.total_bytes += sum(memory_of(destination).nbytes for destination in missing.values())
@@ -169,7 +175,8 @@ def _place(
 
 
 def fill_dummy(model: LoadableModel, seed: int) -> None:
-    """Fills the model with random weights that keep activations near 1 at any depth; norms are 1, biases 0."""
+    """Fills and finishes the model with random weights, equal for equal seeds, that keep activations near 1 at any
+    depth; norms are 1, biases 0."""
     destinations = [(name, memory_of(destination)) for name, destination in model.destinations()]
     noise = torch.randn(DUMMY_PERIOD, generator=torch.Generator().manual_seed(seed))
     noise = noise.to(destinations[0][1].device)  # on the device: host threads are slow while kernels are compiled
@@ -205,7 +212,7 @@ class Slices(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TensorSource:
-    """Tensor of a checkpoint, read lazily."""
+    """Tensor of a checkpoint, read lazily, whole (`read`) or in parts."""
 
     shape: Sequence[int]
     read: Callable[[], Tensor]
@@ -213,11 +220,14 @@ class TensorSource:
     stored: StoredTensor | None = None  # None: not stored in a file in this form
 
     def outliving_its_file(self) -> TensorSource:
+        """Returns a source that can still be read when its file's iteration has ended."""
         parts = self.parts
         return replace(self, read=lambda: parts[(slice(None),)])
 
 
 def _copy(name: str, source: TensorSource, destination: Destination, copies: WeightCopier) -> None:
+    """Checks a tensor against its destination and copies it: a part, straight from its file, or read whole. Raises
+    InvalidArgument for other shapes and kinds of dtypes; a destination of size 0 is resized."""
     if isinstance(destination, TensorPart):
         _copy_parts(name, source, destination, copies)
         return
@@ -233,6 +243,7 @@ def _copy(name: str, source: TensorSource, destination: Destination, copies: Wei
 
 
 def _check(name: str, source: TensorSource, destination: Destination) -> None:
+    """Raises the errors of _copy() without copying."""
     if isinstance(destination, TensorPart):
         _check_shape(name, source.shape, destination.shape)
         _check_kind(name, source.read(), destination.tensor)
@@ -241,12 +252,14 @@ def _check(name: str, source: TensorSource, destination: Destination) -> None:
 
 
 def _check_tensor(name: str, tensor: Tensor, destination: Tensor) -> None:
+    """Raises InvalidArgument for another kind of dtype or another shape; destinations of size 0 accept any shape."""
     _check_kind(name, tensor, destination)
     if destination.numel() and not tensor.numel() == destination.numel() == 1:
         _check_shape(name, tensor.shape, destination.shape)
 
 
 def _copy_parts(name: str, source: TensorSource, destination: TensorPart, copies: WeightCopier) -> None:
+    """Copies this rank's ranges of a tensor one after the other into its memory; reads only those."""
     _check_shape(name, source.shape, destination.shape)
     before, at = (slice(None),) * destination.dim, 0
     for taken in destination.taken:
@@ -257,6 +270,7 @@ def _copy_parts(name: str, source: TensorSource, destination: TensorPart, copies
 
 
 def _check_kind(name: str, tensor: Tensor, destination: Tensor) -> None:
+    """Raises InvalidArgument if one of both is floating-point and the other is not; other dtypes are converted."""
     if tensor.is_floating_point() != destination.is_floating_point():
         raise InvalidArgument(
             f"model: tensor {name} holds {tensor.dtype}, config.json implies {destination.dtype}", field="model"
@@ -271,7 +285,8 @@ def _check_shape(name: str, shape: Sequence[int], wanted: Sequence[int]) -> None
 
 
 def named_tensors(folder: Path) -> Iterator[tuple[str, TensorSource]]:
-    """Yields the tensors of a folder's files by their stored names. Raises InvalidArgument."""
+    """Yields the tensors of a folder's files by their stored names, readable until the next file is opened. Raises
+    InvalidArgument for missing, unreadable and invalid files."""
     for path in files(folder):
         _check_file(path)
         try:
@@ -305,7 +320,8 @@ def _source(held: Tensor) -> TensorSource:
 
 
 def _pickled(path: Path) -> Iterator[tuple[str, TensorSource]]:
-    """Yields the tensors of PyTorch's pickle format; only tensors are loaded, no code is run."""
+    """Yields the tensors of a file in PyTorch's pickle format; no code is run. Raises InvalidArgument for other
+    content."""
     held = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     if not isinstance(held, dict) or not all(isinstance(tensor, Tensor) for tensor in held.values()):
         raise InvalidArgument(f"model: {path} holds something else than tensors by name", field="model")
@@ -314,8 +330,8 @@ def _pickled(path: Path) -> Iterator[tuple[str, TensorSource]]:
 
 
 def files(folder: Path) -> list[Path]:
-    """Returns the files to read, in order: those of the index, else a single-file model, else all of the preferred
-    format."""
+    """Returns the weight files of a folder, in order: those of its index, else a single-file model, else all of the
+    preferred format. Raises InvalidArgument without any, and for an invalid index."""
     for index in (folder / INDEX, folder / OLDER_INDEX):
         if index.exists():
             return [folder / name for name in _names_in(index)]
@@ -329,6 +345,7 @@ def files(folder: Path) -> list[Path]:
 
 
 def _names_in(index: Path) -> list[str]:
+    """Returns the file names in an index, sorted. Raises InvalidArgument if it is invalid or names other folders."""
     try:
         if index.stat().st_size > MOST_INDEX_BYTES:
             raise InvalidArgument(f"model: {index} has more than {MOST_INDEX_BYTES} bytes", field="model")
@@ -350,7 +367,7 @@ def _is_file_name(name: str) -> bool:
 
 
 def _check_file(path: Path) -> None:
-    """Raises InvalidArgument with the system's reason for files that cannot be opened. Does not wait for pipes."""
+    """Raises InvalidArgument for files that cannot be opened, are not regular (pipes) or are pointers of Git LFS."""
     try:
         if not stat.S_ISREG(path.stat().st_mode):
             raise InvalidArgument(f"model: {path} is no regular file", field="model")
@@ -364,6 +381,7 @@ def _check_file(path: Path) -> None:
 
 
 def _complain(given: str, what: str, names: list[str]) -> None:
+    """Raises InvalidArgument that names the first few of `names`; does nothing without names."""
     if names:
         named = ", ".join(names[:NAMED_IN_ERRORS])
         more = f" and {len(names) - NAMED_IN_ERRORS} more" if len(names) > NAMED_IN_ERRORS else ""

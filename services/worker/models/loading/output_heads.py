@@ -25,7 +25,10 @@ TIE = "tie_word_embeddings"
 
 
 def resolve_output_head(config: DecoderConfig, folder: Path) -> DecoderConfig:
-    """Returns `config`, untied if the folder's files hold an output head with other values."""
+    """Returns `config`, untied if the folder's files have an output head whose values differ from the embedding's.
+
+    Logs a warning then. Folders that cannot be read leave it tied: the loader reports them later.
+    """
     if not config.tie_word_embeddings or config.num_classes:
         return config
     head, embedding = _both(folder)
@@ -38,6 +41,8 @@ def resolve_output_head(config: DecoderConfig, folder: Path) -> DecoderConfig:
 
 
 def _both(folder: Path) -> tuple[TensorSource | None, TensorSource | None]:
+    """Returns the sources of output head and embedding; None for a missing one, or for both if the folder is
+    invalid."""
     head = embedding = None
     try:
         for name, source in named_tensors(folder):
@@ -51,6 +56,7 @@ def _both(folder: Path) -> tuple[TensorSource | None, TensorSource | None]:
 
 
 def _are_equal(one: TensorSource, other: TensorSource) -> bool:
+    """Compares shapes, then values, MOST_ROWS rows at a time."""
     if list(one.shape) != list(other.shape):
         return False
     for first in range(0, one.shape[0], MOST_ROWS):

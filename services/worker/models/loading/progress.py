@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Progress:
-    """Loaded and total bytes of one model's weights."""
+    """Loaded and total bytes of one model's weights, over all tensors of this rank."""
 
     loaded_bytes: int = 0
     """That have been found; the last of them may still be on their way."""

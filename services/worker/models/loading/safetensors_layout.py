@@ -27,7 +27,7 @@ DTYPES = {
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """Contiguous tensor in a file."""
+    """Place of a contiguous tensor in a file: first byte, size and dtype."""
 
     path: Path
     start: int
@@ -40,12 +40,16 @@ class TooManyTensors(ValueError):
 
 
 def check_count(path: Path, num_tensors: int) -> None:
+    """Raises TooManyTensors for a file with more than MOST_TENSORS."""
     if num_tensors > MOST_TENSORS:
         raise TooManyTensors(f"{path} names {num_tensors} tensors; at most {MOST_TENSORS} of a file are read")
 
 
 def stored_tensors(path: Path, file: int) -> dict[str, StoredTensor]:
-    """Returns the tensors by name; `file`: a descriptor. Raises ValueError for other formats."""
+    """Reads the header and returns the places of the tensors by name; `file`: an open descriptor.
+
+    Raises ValueError for other formats and TooManyTensors.
+    """
     try:
         (num_bytes,) = struct.unpack("<Q", os.pread(file, 8, 0))
         text = os.pread(file, num_bytes if num_bytes <= MOST_HEADER_BYTES else 0, 8)

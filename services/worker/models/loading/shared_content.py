@@ -23,7 +23,12 @@ AT_ONCE = 16 << 20  # bytes
 
 
 def chunks(host: bytes, run: SharedRun) -> Iterator[memoryview]:
-    """Yields the content; each chunk is valid until the next one. Raises QuireError."""
+    """Yields the bytes of a run in shared memory or in another process's GPU memory; each chunk is valid until the next
+    one.
+
+    `host`: host id of the trainer. Raises FailedPrecondition for another host or memory that is gone, InvalidArgument
+    for an invalid run.
+    """
     own = weights_memory.host_id()
     if not own or host != own:
         raise FailedPrecondition("shared: this worker is on another host than the trainer: send a stream", field="host")
@@ -39,6 +44,7 @@ def chunks(host: bytes, run: SharedRun) -> Iterator[memoryview]:
 
 
 def _of_segment(run: SharedRun) -> Iterator[memoryview]:
+    """Yields the bytes of a run in a POSIX shared memory segment, read without mapping it."""
     with _opened(run.segment) as segment:
         _check_end(run, os.fstat(segment).st_size)
         buffer = bytearray(min(AT_ONCE, run.bytes))
@@ -54,7 +60,10 @@ def _of_segment(run: SharedRun) -> Iterator[memoryview]:
 
 @contextmanager
 def _opened(name: str) -> Iterator[int]:
-    """Opens a shared memory segment. Raises InvalidArgument for another user's and for unexpected names."""
+    """Opens a shared memory segment and closes it on exit.
+
+    Raises InvalidArgument for another user's and for unexpected names, FailedPrecondition if it cannot be opened.
+    """
     if not weights_memory.NAME.fullmatch(name):
         text = f"shared: {name[:80]!r} is not {weights_memory.PREFIX} and 32 hexadecimal digits"
         raise InvalidArgument(text, field="segment")
@@ -72,12 +81,17 @@ def _opened(name: str) -> Iterator[int]:
 
 
 def _check_end(run: SharedRun, num_bytes: int) -> None:
+    """Raises InvalidArgument if the run ends beyond memory of `num_bytes`."""
     if run.offset + run.bytes > num_bytes:
         text = f"shared: {run.bytes} bytes from {run.offset} on, of memory that has {num_bytes}"
         raise InvalidArgument(text, field="bytes")
 
 
 def _of_gpu(run: SharedRun) -> Iterator[memoryview]:
+    """Yields the bytes of a run in another process's GPU memory, opened by its CUDA IPC handle and closed at the end.
+
+    Raises FailedPrecondition without a GPU or if the driver fails, InvalidArgument for an invalid handle or range.
+    """
     import torch  # lazy: simulated workers have no torch
 
     if not torch.cuda.is_available():
@@ -101,6 +115,7 @@ def _of_gpu(run: SharedRun) -> Iterator[memoryview]:
 
 
 def _from_gpu(driver: PeerDriver, address: int, num_bytes: int, buffer: torch.Tensor) -> Iterator[memoryview]:
+    """Yields `num_bytes` from a GPU address, copied through `buffer` to the host."""
     for start in range(0, num_bytes, len(buffer)):
         count = min(len(buffer), num_bytes - start)
         driver.copy_bytes(address + start, buffer.data_ptr(), count)

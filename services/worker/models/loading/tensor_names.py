@@ -41,10 +41,10 @@ HEAD, EMBEDDING = "lm_head.weight", ("embed_tokens.weight", "wte.weight", "word_
 
 
 def model_name(written: str, known: Collection[str]) -> str:
-    """Returns the model's name of a checkpoint tensor; `known`: the model's names.
+    """Maps the name of a checkpoint tensor, as written, to the model's; unknown names are returned normalized.
 
-    Checkpoints of GPT-2 and many embedding models hold only the decoder, so names lack its prefix; multimodal models
-    hold it among other parts; trained models are often saved with a wrapper's prefix.
+    `known`: the model's names. Checkpoints of GPT-2 and many embedding models have only the decoder, so names lack its
+    prefix; multimodal models have it among other parts; trained models are often saved with a wrapper's prefix.
     """
     name = _usual(written)
     while wrapper := next((wrapper for wrapper in WRAPPERS if name.startswith(wrapper)), ""):
@@ -56,5 +56,6 @@ def model_name(written: str, known: Collection[str]) -> str:
 
 
 def _usual(name: str) -> str:
+    """Replaces the last part of a name if some converters write another one (OTHER_NAMES)."""
     stem, dot, last = name.rpartition(".")
     return stem + OTHER_NAMES.get(dot + last, dot + last)

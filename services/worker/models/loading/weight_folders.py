@@ -16,10 +16,11 @@ class WeightFolders:
         self._allowed = AllowedFolders(roots) if roots else None
 
     def find(self, path: str) -> Path:
-        """Resolves `path`, absolute or relative to one of the folders.
+        """Resolves `path`, absolute or relative to one of the folders, to an existing folder without links to the
+        outside.
 
-        Raises FailedPrecondition if there are no folders, and InvalidArgument, with the same text whether the target
-        exists or not, if the path leads outside.
+        Raises FailedPrecondition if no folders are allowed, and InvalidArgument if the path leads outside, with the
+        same text whether the target exists or not, is no folder, or has pipes or the like in it.
         """
         if self._allowed is None:
             text = "weights_folders: this worker was started with none: it reads no weights while it runs"

@@ -67,6 +67,8 @@ def folder_digest(folder: Path) -> bytes:
 
 
 def _file_digest(path: Path) -> bytes:
+    """Returns the digest of a file's size, checksums, beginning and samples (32 bytes). Raises ValueError for tensors
+    outside of the file."""
     with path.open("rb", buffering=0) as file:
         size = os.fstat(file.fileno()).st_size
         digest = hashlib.sha256(f"{size} {_checksums(path)}\n".encode())
@@ -84,7 +86,8 @@ def _file_digest(path: Path) -> bytes:
 
 
 def _gathered(file: int, size: int, samples: list[tuple[int, int]]) -> Iterator[memoryview]:
-    """Yields the content of the samples (start, length).
+    """Yields the content of the samples (start, length), GATHERED of them at a time; samples are cut at the end of the
+    file.
 
     A mixture of experts has 40,000 of them; one read each would release the GIL as often, while other threads compete
     for it.
@@ -103,7 +106,7 @@ def _gathered(file: int, size: int, samples: list[tuple[int, int]]) -> Iterator[
 
 
 def _checksums(path: Path) -> str:
-    """Returns the checksums that torch stores for each tensor."""
+    """Returns the checksums that torch stores for each tensor, in hexadecimal; empty for other files."""
     if path.suffix not in (".bin", ".pt") or not zipfile.is_zipfile(path):
         return ""
     with zipfile.ZipFile(path) as parts:
@@ -111,7 +114,7 @@ def _checksums(path: Path) -> str:
 
 
 def _tensors(path: Path, file: int) -> Iterator[tuple[int, int]]:
-    """Yields start and size of each tensor, for files that contain them."""
+    """Yields start and size in bytes of each tensor, for safetensors and GGUF files; nothing for others."""
     if path.suffix == ".gguf":
         for place in read_header(path).tensors.values():
             yield place.start, place.num_bytes

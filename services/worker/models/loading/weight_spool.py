@@ -36,7 +36,7 @@ class WeightSpool:
     one."""
 
     def __init__(self, most_bytes: int, in_use: Callable[[], str]) -> None:
-        """Creates the spool.
+        """Creates the spool; its folder is made with the first stream and deleted at exit.
 
         `most_bytes`: limit of a stream; `in_use`: returns the folder of the active stream.
         """
@@ -45,7 +45,8 @@ class WeightSpool:
 
     @contextmanager
     def open_stream(self) -> Iterator[SpooledStream]:
-        """Opens one stream at a time; it is deleted on exit unless kept.
+        """Opens a stream, one at a time; on exit it is deleted unless kept, and a kept one replaces all but the active
+        one.
 
         Raises ResourceExhausted if it cannot be written, also from within the block.
         """
@@ -59,6 +60,7 @@ class WeightSpool:
 
     @contextmanager
     def _in_folder(self) -> Iterator[SpooledStream]:
+        """Opens a stream in a new folder; on exit closes it and deletes either this folder or the superseded ones."""
         if self._root is None or not self._root.exists():  # temporary folders may have been cleaned up
             self._root = Path(tempfile.mkdtemp(prefix="quire-weights-"))
             atexit.register(shutil.rmtree, self._root, ignore_errors=True)
@@ -75,6 +77,7 @@ class WeightSpool:
                 self._forget_but(folder)
 
     def _forget_but(self, folder: Path) -> None:
+        """Deletes all streams except this one and the active one."""
         assert self._root is not None
         for other in self._root.iterdir():
             if str(other) not in (str(folder), self._in_use()):
@@ -82,7 +85,10 @@ class WeightSpool:
 
 
 class SpooledStream:
-    """One spooled stream. Usable from any thread, by one at a time."""
+    """Stream of weights written to a safetensors file: heads of all tensors, then their content, then the end.
+
+    Usable from any thread, by one at a time.
+    """
 
     def __init__(self, folder: Path, most_bytes: int) -> None:
         self._folder, self._most_bytes = folder, most_bytes
@@ -95,8 +101,11 @@ class SpooledStream:
         self.is_kept = False
 
     def append(self, piece: WeightsPiece) -> bool:
-        """Appends a piece; returns whether it was the last one. Raises InvalidArgument for invalid or excess
-        content."""
+        """Appends a piece; returns whether it was the last one.
+
+        Content in shared memory is read here. A broadcast is only noted (`expected`). Raises InvalidArgument for
+        invalid, mixed or excess content.
+        """
         match piece.WhichOneof("piece"):
             case "heads":
                 for head in piece.heads.tensors:
@@ -136,7 +145,7 @@ class SpooledStream:
         return worker_pb2.ExpectedBroadcast(content=self._broadcast, tensors=heads)
 
     def keep(self) -> Path:
-        """Keeps the stream; returns its folder."""
+        """Marks the stream to be kept on exit of open_stream(); returns its folder."""
         self.is_kept = True
         return self._folder
 
@@ -145,6 +154,8 @@ class SpooledStream:
             self._file.close()
 
     def _add(self, head: TensorHead) -> None:
+        """Adds the head of one tensor. Raises InvalidArgument for invalid or repeated names, unknown dtypes, too many
+        bytes, and after content."""
         name = head.name
         if self._file is not None or len(self._heads) >= MOST_TENSORS:
             raise InvalidArgument(f"tensors: heads of at most {MOST_TENSORS} come before all content", field="tensors")
@@ -163,22 +174,25 @@ class SpooledStream:
         self._heads[name] = {"dtype": head.dtype, "shape": list(head.shape), "data_offsets": [begin, begin + size]}
 
     def _check_kind(self, *, shared: bool) -> None:
+        """Raises InvalidArgument if content comes in two ways: in pieces, in shared memory, or by a broadcast."""
         if self._is_shared not in (None, shared) or self._broadcast is not None:
             text = "piece: content comes in pieces, lies in shared memory or is broadcast, and is one of these"
             raise InvalidArgument(text, field="piece")
         self._is_shared = shared
 
     def _check_room(self, num_bytes: int) -> None:
+        """Raises InvalidArgument if more content comes than the heads announce."""
         if self._num_written + num_bytes > self._num_due:
             raise InvalidArgument(f"content: more than the {self._num_due} bytes of all tensors", field="content")
 
     def _write(self, content: bytes | memoryview) -> None:
+        """Appends content to the file. Raises InvalidArgument if there is more than the heads announce."""
         self._check_room(len(content))
         self._begun().write(content)
         self._num_written += len(content)
 
     def _begun(self) -> BinaryIO:
-        """Returns the file, opened and positioned after the header."""
+        """Returns the file, positioned after what was written; the first call creates it with the header."""
         if self._file is None:
             header = json.dumps(self._heads).encode()
             header += b" " * (-len(header) % 8)
@@ -187,6 +201,10 @@ class SpooledStream:
         return self._file
 
     def _finish(self, digest: bytes) -> None:
+        """Closes the file. Raises InvalidArgument for missing bytes or another SHA-256 digest than `digest`.
+
+        The digest may be empty for shared memory and broadcasts, which are not hashed.
+        """
         if self._broadcast is not None and not digest:
             return
         if self._num_written != self._num_due:

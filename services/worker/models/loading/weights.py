@@ -64,10 +64,11 @@ class StagedWeights:
 
 
 class Weights:
-    """Weights of a model: staged by one thread at a time, swapped in between steps on the device thread."""
+    """Weights of a model that can be replaced: staged by one thread at a time, swapped in between steps on the device
+    thread."""
 
     def __init__(self, model: CausalLM, new_model: Callable[[], CausalLM], place: LayerPlacement) -> None:
-        """Takes the model; `new_model` creates another one without weights."""
+        """Takes the serving model; `new_model` creates another one of the same structure, without weights."""
         self._model, self._remake, self._place = model, new_model, place
         self._staged: StagedWeights | None = None
         self._expected: tuple[WeightsId, CausalLM] | None = None
@@ -84,16 +85,19 @@ class Weights:
         return self._place.device.type == "cpu" and self._place.shard.is_whole
 
     def update(self, new: NewWeights) -> None:
-        """Stages and swaps in new weights at once. On errors, as of stage(), the old ones remain."""
+        """Stages and swaps in new weights at once, with the next update number.
+
+        On errors, those of stage(), the old weights remain.
+        """
         number = self.id.update + 1
         self.stage(new.source, WeightsId(number, new.version or str(number)))
         self.swap(number)
 
     def stage(self, source: Path | Iterable[tuple[str, Tensor]], staged_id: WeightsId) -> None:
-        """Loads and packs new weights, discarding those staged before.
+        """Loads and packs new weights separately, discarding those staged before; steps still use the old ones.
 
-        Raises FailedPrecondition if weights cannot be changed, InvalidArgument for invalid ones, ResourceExhausted
-        without memory for both.
+        Raises FailedPrecondition if weights cannot be changed, InvalidArgument for those of another model or invalid
+        ones, ResourceExhausted without memory for both.
         """
         self.discard_staged()
         self.check_updatable()
@@ -108,9 +112,9 @@ class Weights:
         self._staged = StagedWeights(staged_id, [*_pairs(self._model, fresh, set())])
 
     def preallocate(self, tensors: Iterable[tuple[str, Tensor]], staged_id: WeightsId) -> None:
-        """Allocates memory for weights that arrive later, after checking their names, shapes and dtypes.
+        """Allocates memory for weights that arrive later (receive()), after checking their names, shapes and dtypes.
 
-        `tensors` may be on the device "meta". Raises as stage().
+        `tensors` may be on the device "meta". Discards staged weights. Raises as stage().
         """
         self.discard_staged()
         self.check_updatable()
@@ -133,8 +137,10 @@ class Weights:
         self._staged = StagedWeights(staged_id, [*_pairs(self._model, fresh, set())])
 
     def swap(self, update: int) -> None:
-        """Copies the weights staged as this update over the current ones. Raises FailedPrecondition if there are
-        none."""
+        """Copies the weights staged as this update over the current ones, in place, and takes their identity.
+
+        Raises FailedPrecondition if they are not staged; whatever was staged is discarded.
+        """
         staged, self._staged = self._staged, None
         if staged is None or staged.id.update != update:
             raise FailedPrecondition(f"no weights are staged as update {update}")
@@ -142,6 +148,7 @@ class Weights:
         self.id = staged.id
 
     def _copy(self, pairs: list[tuple[Tensor, Tensor]]) -> None:
+        """Copies new values over the current tensors, except the experts' token counters."""
         counts = self._model.expert_counts
         kept = None if counts is None else counts[0].clone()
         for old, values in pairs:
@@ -163,7 +170,7 @@ class Weights:
         self._copy([*_pairs(self._model, fresh, set())])
 
     def discard_staged(self) -> None:
-        """Discards staged and preallocated weights."""
+        """Discards staged and preallocated weights and frees their memory; the current ones stay."""
         self._staged = self._expected = None
 
     def check_updatable(self) -> None:
@@ -181,6 +188,8 @@ class Weights:
             raise FailedPrecondition(f"the weights of this worker cannot be changed: {reason}")
 
     def _check_config(self, folder: Path) -> None:
+        """Raises InvalidArgument if the folder's config.json is that of another model: another family or other values
+        than MAY_DIFFER."""
         values = read_config(folder)
         family, config = find_model(values), self._model.config
         if family is not type(self._model):
@@ -197,6 +206,7 @@ class Weights:
 
 @contextmanager
 def _room() -> Iterator[None]:
+    """Converts running out of memory, on the device or the host, to ResourceExhausted."""
     try:
         yield
     except (torch.OutOfMemoryError, MemoryError):
@@ -204,7 +214,7 @@ def _room() -> Iterator[None]:
 
 
 def _pairs(old: Any, fresh: Any, seen: set[int]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yields corresponding tensors of two models of the same structure.
+    """Yields corresponding tensors of two models of the same structure, each object visited once (`seen`: their ids).
 
     Objects that both share (placement, functions) are skipped.
     """
@@ -221,6 +231,8 @@ def _pairs(old: Any, fresh: Any, seen: set[int]) -> Iterator[tuple[Tensor, Tenso
 
 
 def _within(old: Any, fresh: Any) -> Iterable[tuple[Any, Any]]:
+    """Returns corresponding parts of two objects: items, values or attributes; nothing for objects of other
+    libraries."""
     if isinstance(old, list | tuple):
         return zip(old, fresh, strict=True)
     if isinstance(old, dict):

@@ -23,11 +23,13 @@ NOT_DONE = ("softcap", "s_aux", "position_bias")  # unsupported attention argume
 
 
 class PagedAttention:
-    """Attention of one model: called by all of its modules with their layer index."""
+    """Attention of one model, called by all attention modules of transformers with their layer index."""
 
     def __init__(self, config: TransformersConfig, backend: AttentionBackend, ops: Ops, identity: Tensor) -> None:
-        """Registers the attention; `identity` is a rotary table without rotation, because transformers has rotated
-        already."""
+        """Registers this object with transformers as the attention `name`, which is unique in the process.
+
+        `identity` is a rotary table without rotation, because transformers has rotated already.
+        """
         self.name = f"quire_{next(_numbers)}"
         self._config, self._backend, self._ops, self._identity = config, backend, ops, identity
         self._batch: ForwardBatch | None = None
@@ -37,7 +39,10 @@ class PagedAttention:
 
     @contextmanager
     def over(self, batch: ForwardBatch, caches: Sequence[LayerCache]) -> Iterator[None]:
-        """Sets the batch of one step. Raises InvalidArgument if a layer did not call this attention."""
+        """Sets batch and caches for the attention calls of one step.
+
+        Raises InvalidArgument at the end if not every layer called this attention.
+        """
         self._batch, self._caches = batch, caches
         self._layers_seen.clear()
         try:
@@ -62,10 +67,11 @@ class PagedAttention:
         sliding_window: int | None = None,
         **others: Any,
     ) -> tuple[Tensor, None]:
-        """Stores keys and values and attends.
+        """Stores keys and values in the layer's cache and attends over its pages; returns (result, None).
 
         query [1, num_q_heads, num_tokens, head_dim], key and value [1, num_kv_heads, num_tokens, head_dim] -> [1,
-        num_tokens, num_q_heads, head_dim].
+        num_tokens, num_q_heads, head_dim]. Raises InvalidArgument for what the module asks for and this attention
+        lacks.
         """
         assert self._batch is not None
         layer, config = int(module.layer_idx), self._config  # type: ignore[arg-type]
@@ -94,7 +100,7 @@ class PagedAttention:
         return attended[None], None
 
     def _check_shapes(self, query: Tensor, key: Tensor, value: Tensor) -> None:
-        """Checks that shapes agree with the configuration."""
+        """Raises InvalidArgument if numbers or sizes of heads differ from the configuration."""
         config = self._config
         for name, tensor, heads in (
             ("queries", query, config.num_q_heads),
@@ -108,7 +114,8 @@ class PagedAttention:
 
 
 def _check_asked(asked: int, window: int, others: dict[str, Any]) -> None:
-    """Checks that a layer's window agrees with the configuration and that no unsupported argument is set."""
+    """Raises InvalidArgument if the window a layer asks for differs from the configuration or an unsupported argument
+    is set."""
     if asked != window:
         text = f"model: a layer's window is {asked}, where {window} was read (transformers)"
         raise InvalidArgument(text, field="model")

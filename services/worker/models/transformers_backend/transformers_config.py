@@ -31,7 +31,7 @@ class TransformersConfig(DecoderConfig):
 
 
 def runs(values: Mapping[str, Any]) -> bool:
-    """Returns whether the installed transformers has code for the architecture."""
+    """Returns whether the installed transformers has a decoder for the architecture, without importing it."""
     kind, names = values.get("model_type"), values.get("architectures") or ()
     if not any(str(name).endswith(DECODERS) for name in names):
         return False
@@ -42,7 +42,10 @@ def runs(values: Mapping[str, Any]) -> bool:
 
 
 def read(config: ConfigFile) -> TransformersConfig:
-    """Reads the configuration. Raises InvalidArgument for models that are known not to run."""
+    """Reads the configuration under common or older field names.
+
+    Raises InvalidArgument for models that are known not to run: code in the checkpoint, quantization, ALiBi.
+    """
     if config.has("auto_map"):
         raise refusal("auto_map", config.get("auto_map"), "code of a checkpoint is never run")
     if config.get("quantization_config"):
@@ -61,6 +64,8 @@ def read(config: ConfigFile) -> TransformersConfig:
 
 
 def _windows(config: ConfigFile, num_layers: int) -> tuple[int, ...]:
+    """Returns each layer's window in tokens, 0 for none: by layer_types, else the same for all. Raises InvalidArgument
+    for other types."""
     length = config.integer("sliding_window", 0) if config.get("sliding_window") else 0
     kinds = config.get("layer_types")
     if kinds is None:

@@ -32,7 +32,10 @@ if TYPE_CHECKING:  # this module is also imported without torch, to check a conf
 
 
 class TransformersCausalLM(CausalLM):
-    """Decoder implemented by a class of transformers."""
+    """Decoder implemented by a class of transformers, whose attention is replaced by paged attention.
+
+    Supports no tensor parallelism, quantization, fused kernels or adapters.
+    """
 
     def __init__(
         self, config: DecoderConfig, backend: AttentionBackend, place: LayerPlacement, num_positions: int
@@ -73,7 +76,8 @@ class TransformersCausalLM(CausalLM):
         yield from self._model.named_parameters()
 
     def load_folder(self, folder: Path) -> None:
-        """Loads the weights with transformers, which knows historic tensor names.
+        """Loads the weights with transformers, which knows historic tensor names, and copies them into this model;
+        needs memory for both.
 
         Raises InvalidArgument unless all tensors match.
         """
@@ -100,6 +104,8 @@ class TransformersCausalLM(CausalLM):
         return embedded
 
     def forward(self, batch: ForwardBatch, caches: list[LayerCache]) -> Tensor:
+        """Runs the class's decoder over the step as one sequence; returns the hidden states of the wanted tokens, or of
+        all."""
         with self._attention.over(batch, caches):
             result = self._decoder(
                 input_ids=batch.token_ids[None], position_ids=batch.positions[None].long(), use_cache=False
@@ -108,6 +114,7 @@ class TransformersCausalLM(CausalLM):
         return hidden if batch.logit_tokens is None else hidden.index_select(0, batch.logit_tokens)
 
     def keep_states(self, layers: tuple[int, ...]) -> None:
+        """Raises InvalidArgument: layer inputs are inside the code of transformers."""
         text = "speculative_config: its drafts need what layers read, which the code of transformers does not give"
         raise InvalidArgument(text, field="speculative_config")
 
@@ -120,7 +127,7 @@ class TransformersCausalLM(CausalLM):
 
 
 class _OutputModel:
-    """Runs the output head of the class on given hidden states, in place of its decoder."""
+    """Runs what the class computes after its decoder (output head, scale, cap) on given hidden states."""
 
     def __init__(self, model: Any) -> None:
         from torch import nn
@@ -134,6 +141,8 @@ class _OutputModel:
         self._model, self._given, self._prefix = model, GivenHiddenStates(), model.base_model_prefix
 
     def __call__(self, hidden: Tensor) -> Tensor:
+        """Returns logits [num_rows, vocab_size]; replaces the class's decoder by one that returns `hidden` during the
+        call."""
         modules = self._model._modules
         decoder, self._given.hidden = modules[self._prefix], hidden[None]
         modules[self._prefix] = self._given
@@ -158,6 +167,8 @@ class _DecoderOutput:
 
 
 def _check(place: LayerPlacement) -> None:
+    """Raises InvalidArgument for settings that the backend does not support: quantization, batch invariance, tensor
+    parallelism."""
     asked = {
         "quantization": place.quantization != "none",
         "batch_invariant": place.batch_invariant,
@@ -169,7 +180,10 @@ def _check(place: LayerPlacement) -> None:
 
 
 def _build(values: Mapping[str, Any], place: LayerPlacement, attention: PagedAttention) -> Any:
-    """Builds the model without weights. Raises InvalidArgument if the class does not accept a custom attention."""
+    """Builds the model without weights, in evaluation mode.
+
+    Raises InvalidArgument if the class does not accept a custom attention, has no decoder module, or keeps a state.
+    """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.initialization import no_init_weights
@@ -189,6 +203,7 @@ def _build(values: Mapping[str, Any], place: LayerPlacement, attention: PagedAtt
 
 
 def _refuse(values: Mapping[str, Any], reason: str) -> NoReturn:
+    """Raises InvalidArgument that names the architecture and the reason."""
     raise InvalidArgument(
         f"config.json: architectures is {values.get('architectures')!r}: transformers does not run it with our "
         f"attention: {reason}",

@@ -31,12 +31,16 @@ class LlavaVisionConfig:
 
     @property
     def num_embeddings(self) -> int:
-        """Rows of one picture."""
+        """Rows of text embeddings that one picture takes: one for each patch."""
         return self.tower.num_patches
 
 
 def read_llava(config: ConfigFile, vision: ConfigFile, text_size: int) -> LlavaVisionConfig:
-    """Raises InvalidArgument for what would be computed otherwise than it is meant."""
+    """Reads config.json and its vision section.
+
+    `text_size`: width of the text model's embeddings. Raises InvalidArgument for several feature layers and for a
+    selection of features that does not fit the tower.
+    """
     layer = config.get("vision_feature_layer", -2)
     if not isinstance(layer, int):
         raise InvalidArgument(f"config.json: vision_feature_layer is {layer!r}; one layer is supported", field="model")
@@ -53,7 +57,7 @@ def read_llava(config: ConfigFile, vision: ConfigFile, text_size: int) -> LlavaV
 
 
 class LlavaVision:
-    """Pictures to rows of embeddings."""
+    """Vision tower and projector that turn pictures into rows of text embeddings."""
 
     passed_over: ClassVar[tuple[str, ...]] = (f"{TOWER}.post_layernorm.", f"{TOWER}.head.")
 
@@ -84,6 +88,7 @@ class LlavaVision:
         self._projector.finish()
 
     def __call__(self, pixels: Tensor) -> Tensor:
-        """pixels [num_pictures, 3, side, side], normalised -> [num_pictures, num_embeddings, text_size]"""
+        """Computes the embeddings: normalized pixels [num_pictures, 3, side, side] -> [num_pictures, num_embeddings,
+        text_size]."""
         features = self._tower(pixels)
         return self._projector(features.flatten(0, 1)).view(*features.shape[:2], -1)

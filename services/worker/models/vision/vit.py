@@ -36,13 +36,16 @@ class ViTConfig:
 
     @property
     def num_patches(self) -> int:
-        """Patches of one picture."""
+        """Patches of one picture, without the class token."""
         return (self.image_size // self.patch_size) ** 2
 
 
 def read_vit(config: ConfigFile, *, layer: int) -> ViTConfig:
-    """Reads a `vision_config`. `layer`: the hidden state that is used, as transformers counts them: 0 is the input of
-    the first layer, -1 the output of the last. Raises InvalidArgument."""
+    """Reads a `vision_config`. Raises InvalidArgument for unknown towers and layers out of range.
+
+    `layer`: the hidden state that is used, in the count of transformers: 0 is the input of the first layer, -1 the
+    output of the last.
+    """
     kind = config.text("model_type")
     if kind not in (CLIP, SIGLIP):
         raise InvalidArgument(
@@ -65,7 +68,7 @@ def read_vit(config: ConfigFile, *, layer: int) -> ViTConfig:
 
 
 class ViT:
-    """Pictures of one size to hidden states of their patches."""
+    """Vision transformer that turns pictures of one size into hidden states of their patches."""
 
     def __init__(self, name: str, config: ViTConfig, place: LayerPlacement) -> None:
         size = config.hidden_size
@@ -98,8 +101,10 @@ class ViT:
             layer.finish()
 
     def __call__(self, pixels: Tensor) -> Tensor:
-        """pixels [num_pictures, 3, image_size, image_size], normalised, in the tower's dtype
-        -> [num_pictures, num_patches, hidden_size], without the class token"""
+        """Computes hidden states [num_pictures, num_patches, hidden_size], without the class token.
+
+        `pixels` [num_pictures, 3, image_size, image_size], normalized, in the tower's dtype.
+        """
         import torch
 
         x = self._embed(pixels)
@@ -114,7 +119,7 @@ class ViT:
         return x if self._class is None else x[:, 1:]
 
     def _embed(self, pixels: Tensor) -> Tensor:
-        """[num_pictures, num_patches and the class token, hidden_size]"""
+        """Returns patch plus position embeddings, [num_pictures, num_patches and the class token, hidden_size]."""
         import torch
         from torch.nn import functional
 
@@ -126,7 +131,7 @@ class ViT:
 
 
 class ViTLayer:
-    """Pre-norm layer whose tokens all see each other."""
+    """Pre-norm layer with bidirectional attention within each picture."""
 
     def __init__(self, name: str, config: ViTConfig, place: LayerPlacement) -> None:
         size, eps = config.hidden_size, config.norm_eps
@@ -153,7 +158,11 @@ class ViTLayer:
             part.finish()
 
     def __call__(self, x: Tensor, starts: Tensor, length: int) -> Tensor:
-        """x [num_tokens, hidden_size]; picture i has the tokens from starts[i] to starts[i + 1], `length` each"""
+        """Runs the layer: x [num_tokens, hidden_size] -> the same shape.
+
+        `starts`: int32 [num_pictures + 1]; picture i has the tokens from starts[i] to starts[i + 1] (exclusive),
+        `length` each.
+        """
         qkv = self._input(self._first_norm(x)).view(x.size(0), 3, self._heads, -1)
         q, k, v = qkv.unbind(1)
         attended = self._attend(q, k, v, starts, length, q.size(-1) ** -0.5, 0)

@@ -45,15 +45,16 @@ def connect_store(order: pb.JoinWeightsGroup) -> TCPStore:
 
 
 def encoded(error: BaseException) -> bytes:
+    """Returns the error as a serialized Error message; errors of other libraries become Internal."""
     known = error if isinstance(error, QuireError) else Internal(f"{type(error).__name__}: {error}")
     return to_proto(known).SerializeToString()
 
 
 def publish_failure(store: TCPStore, name: str, error: BaseException) -> None:
-    """Publishes the failure; the first one of a group is kept.
+    """Writes the failure to the group's store; the first one of a group is kept.
 
-    Returns once it is stored, so that others read it before connections to this member break, or after a short timeout:
-    the store of a hanging trainer hangs as well.
+    Returns once it is stored, so that others read it before connections to this member break, or after PATIENCE_S: the
+    store of a hanging trainer hangs as well. Raises nothing if the trainer has exited.
     """
 
     def put() -> None:

@@ -29,10 +29,14 @@ PATIENCE_S = 60.0
 
 
 class GlooMember:
-    """Implements GroupMember for gloo."""
+    """Member of a gloo group that runs in a child process and shares the received bytes by a memory file.
+
+    Implements GroupMember.
+    """
 
     def __init__(self, order: pb.JoinWeightsGroup, rank: int) -> None:
-        """Joins the group; returns when all members have joined. Raises RuntimeError."""
+        """Starts the child, which joins the group; returns when all members have joined. Raises RuntimeError after
+        ending the child."""
         self._memory = os.memfd_create("quire-weights", os.MFD_CLOEXEC)
         self._process = subprocess.Popen(
             [sys.executable, "-P", gloo_receiver.__file__, str(self._memory)],
@@ -61,6 +65,10 @@ class GlooMember:
         self._ask(PATIENCE_S, key=key)
 
     def receive(self, shape: Sequence[int], dtype: torch.dtype, timeout_s: float) -> Tensor:
+        """Returns the next broadcast as a view of memory shared with the child; valid until the one after it.
+
+        The memory grows to the largest tensor. Raises as GroupMember says.
+        """
         num_bytes = math.prod(shape) * dtype.itemsize
         if os.fstat(self._memory).st_size < num_bytes:  # never shrinks: earlier tensors may still be in use
             os.ftruncate(self._memory, num_bytes)
@@ -75,6 +83,7 @@ class GlooMember:
         failures.publish_failure(self._store, self._name, error)
 
     def close(self) -> None:
+        """Kills the child, waits for its exit and closes the shared memory."""
         self._process.kill()
         self._process.communicate()
         os.close(self._memory)
@@ -109,6 +118,8 @@ class GlooMember:
             raise RuntimeError(answer["error"])
 
     def _ended(self) -> Exception:
+        """Waits for the child's exit and returns its reason: ValueError if gloo aborted because of too many bytes, else
+        RuntimeError."""
         if self._process.wait() == gloo_receiver.ABORTED:
             return ValueError("the trainer has sent more bytes than it has announced")
         return RuntimeError(f"its process has ended with status {self._process.returncode}")

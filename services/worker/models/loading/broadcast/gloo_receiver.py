@@ -32,15 +32,17 @@ def failed_key(name: str) -> str:
 
 
 class Failures:
-    """Failures published by other members."""
+    """Failures of one group published in the store by other members."""
 
     def __init__(self, store: Any, name: str) -> None:
         self._store, self._key = store, failed_key(name)
         self._next_at = 0.0
 
     def poll(self, *, at_once: bool = False) -> str:
-        """Returns a published failure; empty: none, or polled too recently. Raises RuntimeError if the trainer has
-        exited."""
+        """Returns a published failure in hexadecimal digits; empty: none, or polled less than LISTEN_S ago.
+
+        `at_once`: reads regardless of the last poll. Raises RuntimeError if the trainer has exited.
+        """
         if (now := time.monotonic()) < self._next_at and not at_once:
             return ""
         self._next_at = now + LISTEN_S
@@ -56,10 +58,14 @@ class Failures:
 
 
 class GlooReceiver:
-    """Receiver of one group."""
+    """Member of one gloo group in the child process; writes broadcasts to the shared memory."""
 
     def __init__(self, memory: int, place: dict[str, Any]) -> None:
-        """Joins the group; returns when all members have joined. Raises RuntimeError, OSError."""
+        """Joins the group described by `place` (host, port, name, rank, size, timeout); returns when all members have
+        joined.
+
+        `memory`: descriptor of the shared memory. Raises RuntimeError, OSError.
+        """
         from torch import distributed
         from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
@@ -82,13 +88,14 @@ class GlooReceiver:
         self._store.set(key, "1")
 
     def end(self) -> None:
-        """Reports that the worker has exited to the other members. Thread-safe."""
+        """Publishes in the store that the worker has exited, unless another failure is there. Thread-safe."""
         self._store.compare_set(failed_key(self._name), "", self._gone)
 
     def receive(self, num_bytes: int, timeout_s: float) -> dict[str, str]:
-        """Receives one broadcast; returns errors of its content or of another member.
+        """Receives one broadcast into the shared memory.
 
-        A mark at the end of the memory shows whether the trainer sent that many bytes: gloo accepts fewer.
+        Returns {} or {"failed"} with the failure of another member, or {"wrong"} if too few bytes came, which gloo
+        accepts: a mark at the end of the memory is then still there.
         """
         import torch
         from torch.distributed import BroadcastOptions
@@ -124,7 +131,7 @@ def _address_towards(host: str, port: int) -> str:
 
 
 class RequestReader:
-    """Reads requests from stdin on a thread, so that a closed pipe is noticed while joining."""
+    """Reads requests from stdin on a thread, so that a closed pipe is noticed while joining; the process then exits."""
 
     def __init__(self) -> None:
         self.receiver: GlooReceiver | None = None
@@ -136,6 +143,7 @@ class RequestReader:
             yield json.loads(self._lines.get())
 
     def _read(self) -> None:
+        """Queues the lines of stdin; at its end reports to the group that the worker is gone and exits the process."""
         for line in sys.stdin.buffer:
             self._lines.put(line)
         if self.receiver is not None:
@@ -145,6 +153,10 @@ class RequestReader:
 
 
 def _responses(memory: int, questions: RequestReader) -> Iterator[dict[str, str]]:
+    """Answers the requests in order: the first joins the group, later ones announce a key or receive a broadcast.
+
+    Errors of the group become {"error"} responses.
+    """
     for question in questions:
         try:
             if questions.receiver is None:
@@ -160,6 +172,8 @@ def _responses(memory: int, questions: RequestReader) -> Iterator[dict[str, str]
 
 
 def main() -> None:
+    """Answers requests of stdin on stdout, one JSON line each, until stdin ends; argv[1] is the descriptor of the
+    shared memory."""
     for answer in _responses(int(sys.argv[1]), RequestReader()):
         sys.stdout.write(json.dumps(answer) + "\n")
         sys.stdout.flush()

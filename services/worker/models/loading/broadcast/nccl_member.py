@@ -22,10 +22,14 @@ ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 
 
 class NcclMember:
-    """Implements GroupMember for NCCL."""
+    """Member of an NCCL group in this process; broadcasts arrive in GPU memory. Implements GroupMember."""
 
     def __init__(self, order: pb.JoinWeightsGroup, rank: int, device: torch.device) -> None:
-        """Creates the member; members connect with the first broadcast. Raises RuntimeError."""
+        """Creates the member and announces it; members connect with the first broadcast. Raises RuntimeError.
+
+        Sets TORCH_NCCL_ASYNC_ERROR_HANDLING for the time of the call, so that an exited trainer does not abort this
+        process.
+        """
         self._device, timeout = device, timedelta(milliseconds=order.timeout_ms)
         name, size = order.group_name, order.world_size
         self._name, self._store = name, failures.connect_store(order)
@@ -49,7 +53,11 @@ class NcclMember:
         self._store.set(key, "1")
 
     def receive(self, shape: Sequence[int], dtype: torch.dtype, timeout_s: float) -> Tensor:
-        """Receives one broadcast, with a mark at its end as for gloo."""
+        """Returns the next broadcast in new GPU memory.
+
+        Raises RuntimeError after `timeout_s` or interrupt(), RemoteFailureError for a published failure, ValueError if
+        too few bytes came: a mark at the end is then still there.
+        """
         content = torch.empty(math.prod(shape), dtype=dtype, device=self._device)
         end = content.view(torch.uint8)[-MARK_BYTES:]
         mark = torch.randint(256, end.shape, dtype=torch.uint8, device=self._device)

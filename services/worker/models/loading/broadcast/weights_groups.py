@@ -55,7 +55,7 @@ class GroupMember(Protocol):
 
 
 class WeightsGroups:
-    """Groups of one rank of a worker. Not thread-safe, except interrupt()."""
+    """Process groups that one rank of a worker has joined, by name. Not thread-safe, except interrupt()."""
 
     def __init__(self, device: torch.device, rank: int = 0) -> None:
         """Creates an empty set of groups; `rank` is this rank among those of the worker."""
@@ -63,9 +63,10 @@ class WeightsGroups:
         self._groups: dict[str, WeightsGroup] = {}
 
     def join(self, order: pb.JoinWeightsGroup) -> None:
-        """Joins a group; returns when all members have joined.
+        """Joins a group as rank first_rank + own rank; returns when all members have joined.
 
-        Leaves an earlier group of the same name, whose trainer has restarted. Raises QuireError.
+        Leaves an earlier group of the same name, whose trainer has restarted. Raises InvalidArgument for NCCL without a
+        GPU and Unavailable if joining fails.
         """
         self.leave(name := order.group_name)
         if order.backend == "nccl" and self._device.type != "cuda":
@@ -89,9 +90,9 @@ class WeightsGroups:
 
     @contextmanager
     def receiving(self, expected: pb.ExpectedBroadcast) -> Iterator[Iterator[tuple[str, Tensor]]]:
-        """Yields the tensors of an update, each valid until the next one.
+        """Yields an iterator of the tensors of an update, each valid until the next one.
 
-        A failure ends the group on this rank and on all others. Raises Unavailable for missing broadcasts,
+        A failure in the block ends the group on this rank and on all others. Raises Unavailable for missing broadcasts,
         InvalidArgument for unexpected content, and the error of another rank that failed.
         """
         name = expected.content.group_name
@@ -105,7 +106,7 @@ class WeightsGroups:
             raise
 
     def interrupt(self, name: str) -> None:
-        """Interrupts receiving in a group that will be left. Thread-safe."""
+        """Makes a receive() in the group raise; the group is then left. Does nothing for unknown names. Thread-safe."""
         group = self._groups.get(name)
         if group is not None:
             group.member.interrupt()
@@ -118,14 +119,17 @@ class WeightsGroups:
 
 
 class WeightsGroup:
-    """One group, as a receiver."""
+    """One joined group, as a receiver of updates."""
 
     def __init__(self, name: str, member: GroupMember) -> None:
         self._name, self.member = name, member
         self._num_updates = 0
 
     def tensors(self, heads: Sequence[TensorHead], timeout_s: float) -> Iterator[tuple[str, Tensor]]:
-        """Yields the tensors; empty ones are not broadcast."""
+        """Announces readiness, then yields the tensors in the order of `heads`; empty ones are not broadcast.
+
+        `timeout_s`: for all of them together. Raises QuireError that names group and tensor.
+        """
         deadline = time.monotonic() + timeout_s
         for number, head in enumerate(heads, 1):
             where = f"group {self._name!r}: {head.name} (tensor {number} of {len(heads)})"
@@ -148,6 +152,7 @@ class WeightsGroup:
         self._num_updates += 1
 
     def _received(self, head: TensorHead, deadline: float) -> Tensor:
+        """Returns the next broadcast of this head's shape and dtype; an empty tensor without receiving."""
         dtype, shape = DTYPES[head.dtype], tuple(head.shape)
         if not math.prod(shape):
             return torch.empty(shape, dtype=dtype)
