@@ -61,10 +61,8 @@ class Component(SlotState, Protocol):
 
 
 def rows_by_slot(rows: Rows, slots: Rows) -> tuple[Rows, Rows]:
-    """Groups `rows` by their slots.
-
-    Returns the distinct slots, ascending, and their rows, [num_slots, max_rows_of_a_slot], padded with -1.
-    """
+    """Groups `rows` by the slots that they belong to; `slots`: ascending, one per row. Returns the distinct slots,
+    ascending, and the rows of each, [num_slots, max_rows_of_a_slot], padded with -1."""
     distinct, firsts, counts = np.unique(slots, return_index=True, return_counts=True)
     within = np.arange(counts.max(initial=0))
     indices = firsts[:, None] + within
@@ -72,7 +70,8 @@ def rows_by_slot(rows: Rows, slots: Rows) -> tuple[Rows, Rows]:
 
 
 def check_token_ids(ids: I32, vocab_size: int, field: str) -> None:
-    """Raises InvalidArgument for an id outside of the vocabulary, which would index outside of a tensor."""
+    """Raises InvalidArgument naming `field` if an id is outside of [0, vocab_size); such an id would index outside of a
+    tensor."""
     invalid = ids[(ids < 0) | (ids >= vocab_size)]
     if len(invalid):
         raise InvalidArgument(

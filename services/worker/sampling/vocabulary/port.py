@@ -47,7 +47,8 @@ class Vocabulary(Protocol):
         """Returns the values of `token_ids`, int64 [num_rows, n], in that shape."""
 
     def count_at_least(self, values: Tensor, least: Tensor) -> Tensor:
-        """Counts the tokens whose value is not below `least` [num_rows, 1]: int32 [num_rows]."""
+        """Counts the tokens of the whole vocabulary whose value is not below `least` [num_rows, 1]: int32 [num_rows],
+        the rank of a token with that value."""
 
     def all_reduce_max(self, of_part: Tensor) -> Tensor:
         """Returns the elementwise maximum over the ranks."""

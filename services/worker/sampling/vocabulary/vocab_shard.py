@@ -36,7 +36,7 @@ class VocabShard:
         return self.count == self.vocab_size
 
     def has(self, token_ids: I32) -> npt.NDArray[np.bool_]:
-        """Tells which token ids lie in this shard; the column of id i is i - first."""
+        """Returns which token ids lie in this shard, bool of the same shape; the column of id i is i - first."""
         is_local: npt.NDArray[np.bool_] = (token_ids >= self.first) & (token_ids < self.first + self.count)
         return is_local
 

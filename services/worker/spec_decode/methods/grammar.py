@@ -43,7 +43,8 @@ class NoDrafts(HostProposer):
 
 
 class JumpForward:
-    """Proposes forced tokens, and another proposer's drafts for the remaining slots."""
+    """Proposer that proposes the tokens that a slot's grammar forces, and another proposer's drafts for the remaining
+    slots; all else is passed on to that one."""
 
     def __init__(self, masks: GrammarMasks, other: Proposer) -> None:
         self._masks = masks
@@ -51,6 +52,8 @@ class JumpForward:
         masks.collect_forced = True
 
     def propose(self, request: DraftRequest) -> Drafts | None:
+        """Returns the forced tokens of slots that have some, up to their maximum, and the other proposer's drafts for
+        the rest; waits for the grammar masks' thread."""
         forced = self._masks.forced_tokens(request.slots)
         if not forced:
             return self._other.propose(request)
@@ -83,12 +86,14 @@ class JumpForward:
 
 
 def _by_slot(drafts: Drafts) -> dict[int, I32]:
+    """Splits chains of drafts into token ids by slot."""
     parts = np.split(drafts.token_ids, np.cumsum(drafts.counts)[:-1])
     return dict(zip(drafts.slots.tolist(), parts, strict=True))
 
 
 def _with_trees(chains: dict[int, I32], trees: Drafts) -> Drafts | None:
-    """Merges chains and trees into trees."""
+    """Merges chains and trees into trees: a chain becomes a tree whose nodes have one child. `chains` also contains the
+    trees' tokens by slot."""
     assert trees.parents is not None
     drafts = Drafts.of(chains)
     if drafts is None:

@@ -61,8 +61,8 @@ class Suffix:
 
 
 class SuffixProposer(HostProposer):
-    """Searches the sequence and past outputs, and takes the draft with the highest expected number of accepted
-    tokens."""
+    """Proposer that searches the sequence and past outputs, and proposes the draft with the highest expected number of
+    accepted tokens."""
 
     def __init__(self, rule: SuffixRule, num_past_outputs: int, history: TokenHistory) -> None:
         self._rule = rule
@@ -75,6 +75,7 @@ class SuffixProposer(HostProposer):
         self._starts[slot] = len(self._history.tokens_of(slot))
 
     def end_sequence(self, slot: int) -> None:
+        """Adds the slot's output, without its prompt, to the past outputs."""
         self._past.add(self._history.tokens_of(slot)[self._starts[slot] :])
 
     def clear_history(self) -> None:
@@ -85,6 +86,7 @@ class SuffixProposer(HostProposer):
         return self.search(request, self._best_draft)
 
     def _best_draft(self, tokens: I32, most: int) -> I32:
+        """Returns the best-scored draft of at most `most` tokens after `tokens`; empty if nothing matches."""
         ends = np.flatnonzero(tokens[:-1] == tokens[-1])[-MAX_MATCHES:]
         best = self._continue(tokens, tokens, ends, most)
         for text, places in self._past.places(tokens):
@@ -93,6 +95,8 @@ class SuffixProposer(HostProposer):
         return np.array(best.tokens, dtype=np.int32)
 
     def _continue(self, tokens: I32, text: I32, ends: Places, most: int) -> ScoredDraft:
+        """Selects the longest matches among `ends` in `text` and follows them; the draft's length is limited by the
+        match's."""
         ends, length = longest_matches(tokens, text, ends, self._rule.max_depth)
         return follow(text, ends, min(most, int(length * self._rule.max_spec_factor)), self._rule.min_token_prob)
 
@@ -114,8 +118,8 @@ def longest_matches(tokens: I32, text: I32, ends: Places, most: int) -> tuple[Pl
 
 
 def follow(text: I32, ends: Places, most: int, min_token_prob: float) -> ScoredDraft:
-    """Continues the matches that end at `ends` by majority, while the estimated probability is at least
-    `min_token_prob`."""
+    """Continues the matches that end at `ends` in `text` by the majority's next token, for at most `most` tokens, while
+    the estimated probability of the whole draft is at least `min_token_prob` and no output ends."""
     guess: list[int] = []
     probability, score = 1.0, 0.0
     places = ends + 1

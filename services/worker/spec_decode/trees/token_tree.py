@@ -30,7 +30,8 @@ class TokenTree:
 
     @classmethod
     def parse(cls, text: str) -> TokenTree:
-        """Parses a Python list of tuples. Raises ValueError."""
+        """Parses a Python list of tuples of ranks and sorts it by depth. Raises ValueError if it is too long, not such
+        a list, repeats a path, or lacks a path's parent."""
         if len(text) > MAX_TEXT_LENGTH:
             raise ValueError(f"{len(text)} characters, at most {MAX_TEXT_LENGTH}")
         try:
@@ -94,7 +95,8 @@ class TokenTree:
         return self.inner_rows.masks(np.zeros(1 + self.num_inner, dtype=np.intp))[1:]
 
     def truncate(self, num_inner: int) -> TokenTree:
-        """Returns the largest leading part of the tree with at most `num_inner` inner nodes."""
+        """Returns the largest leading part of the tree with at most `num_inner` inner nodes, cached; their children are
+        kept."""
         if self.num_inner <= num_inner:
             return self
         if num_inner not in self._parts:
@@ -142,6 +144,7 @@ def select_best_nodes(scores: npt.NDArray[np.float32], counts: I32) -> npt.NDArr
 
 
 def _path(value: object) -> Path:
+    """Returns `value` if it is a path: a non-empty tuple of ranks from 0 on. Raises ValueError otherwise."""
     if isinstance(value, tuple) and value and all(type(rank) is int and 0 <= rank < MAX_PATHS for rank in value):
         return value
     raise ValueError(f"{value!r} is not a path: expected a tuple of ranks from 0 on, one for each token")
