@@ -149,8 +149,8 @@ class MedusaProposer:
         """Does nothing: no state outlives its sequence."""
 
     def record_step(self, inputs: StepInputs, output: RunnerOutput) -> None:
-        """Stores the feature of each sampled slot's last accepted token with the sequence's length; does nothing if the
-        step kept no features."""
+        """Stores the feature that each sampled slot's last token was sampled from, with the sequence's length; does
+        nothing if the step kept no features or sampled nothing."""
         if output.features is None or not inputs.num_samples:
             return
         slots = inputs.sampled_slots

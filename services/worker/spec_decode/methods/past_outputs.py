@@ -74,8 +74,7 @@ class IndexedOutputs:
         return np.array(positions[::-1], dtype=np.intp)
 
     def add(self, output: I32) -> None:
-        """Appends an output and a boundary to the text; doubles the buffer if it is full. index() makes it
-        searchable."""
+        """Appends an output and a boundary to the text, enlarging the buffer if needed. index() makes it searchable."""
         start, end = self._length, self._length + len(output)
         if end >= len(self._tokens):
             more = np.full(max(len(self._tokens), len(output) + 1), BOUNDARY, dtype=np.int32)

@@ -30,7 +30,8 @@ def init_message(name: str, folder: Path, vocab_size: int, eos_token_ids: list[i
 
 
 def open_compiler(init_message: bytes) -> Callable[[bytes], bytes]:
-    """Loads the library, sets the memory limit, and returns a function that compiles a serialized constraint."""
+    """Loads the library and limits this process's memory; returns a function that compiles a serialized constraint and
+    answers COMPILED or FAILED. A compilation that exceeds its CPU time terminates the process by a signal."""
     name, folder, vocab_size, eos_token_ids, seconds, memory_bytes = json.loads(init_message)
     library = libraries.library_class(name)(ModelVocabulary.read(Path(folder), vocab_size, eos_token_ids))
     limit = _memory_bytes() + memory_bytes
