@@ -15,7 +15,7 @@ from quire.services.worker.step.step_inputs import StepInputs
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """Features of one step; they stay on the device."""
+    """Features of one step; they stay on the device, so that there is nothing to copy to the host."""
 
     states: Tensor  # [num_tokens, hidden_width]
 

@@ -29,7 +29,7 @@ class StepHeads:
 
     @property
     def reads_all_tokens(self) -> bool:
-        """Whether the hidden states of all tokens are needed."""
+        """Whether a head reads the hidden states of all tokens; launch() then expects all of them."""
         return any(rows.tokens is None for rows in self.rows)
 
     def required_tokens(self, sampling_tokens: I32) -> I32:
@@ -46,7 +46,8 @@ class StepHeads:
         return [rows.launch(hidden[a:b]) for rows, (a, b) in zip(self.rows, pairwise(ends), strict=True)]
 
     def launch_all(self, hidden: Tensor, staging: Staging) -> list[HeadLaunch]:
-        """Launches the heads on `hidden` [num_tokens, hidden_size] of all tokens of the step."""
+        """Launches the heads on `hidden` [num_tokens, hidden_size] of all tokens of the step, selecting the rows of
+        heads that read some."""
         return [
             rows.launch(hidden if rows.tokens is None else hidden.index_select(0, staging.upload([rows.tokens])[0]))
             for rows in self.rows

@@ -27,7 +27,7 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class LateRole:
-    """Role of a slot in late interaction."""
+    """Role of a slot in late interaction: a query, or a document and the query that it is scored against."""
 
     name: bytes  # name of the query
     is_query: bool  # else a document that is scored against the query
@@ -47,7 +47,8 @@ class LateInteractionScorer:
     documents."""
 
     def __init__(self, size: int, cache_bytes: int) -> None:
-        """`size`: elements of a vector."""
+        """`size`: elements of a vector; `cache_bytes`: capacity for query vectors, which are allocated as queries
+        arrive."""
         self._vector_bytes = ELEMENT_BYTES * size
         self.max_query_vectors = cache_bytes // self._vector_bytes
         self._roles: dict[int, LateRole] = {}  # by slot
@@ -56,6 +57,7 @@ class LateInteractionScorer:
 
     @classmethod
     def from_settings(cls, settings: WorkerSettings, size: int) -> LateInteractionScorer:
+        """Creates the scorer for vectors of `size` elements with a query cache of query_cache_mb."""
         return cls(size, settings.query_cache_mb * MIB)
 
     @property

@@ -34,7 +34,7 @@ ALL, STEP = pooling_pb2.POOLER_ALL, pooling_pb2.POOLER_STEP
 
 @dataclass(frozen=True, slots=True)
 class PoolingSpec:
-    """Pooling parameters of a slot."""
+    """Pooling parameters of a slot, as resolved on admission."""
 
     pooler: pooling_pb2.Pooler
     num_tokens: int
@@ -300,7 +300,7 @@ def _finish_vectors(spec: PoolingSpec, totals: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class PoolingRows:
-    """Parts of a step that are pooled."""
+    """Chunks of a step that PoolingHead pools, in the order of slots."""
 
     _head: PoolingHead
     _parts: list[PoolingChunk]

@@ -26,7 +26,7 @@ MAX_ROWS_AT_ONCE = 128  # rows of logits: 78 MB in float32 with a vocabulary of 
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobsSpec:
-    """Prompt log-probabilities that a slot requested."""
+    """Prompt log-probabilities that a slot requested, until its prompt is computed."""
 
     prompt: I32
     first: int  # first position, at least 1
@@ -79,7 +79,7 @@ class PromptLogprobsLaunch:
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobRows:
-    """Rows of a step that this head reads."""
+    """Head input: the rows of a step whose log-probabilities are computed."""
 
     rows: PromptRows
     _head: PromptLogprobsHead

@@ -40,7 +40,8 @@ class SentenceHead:
         return cls(model.modes, model.normalizes, denses, compares=model.late is not None)
 
     def size(self, hidden_size: int) -> int:
-        """Returns the number of elements of a vector."""
+        """Returns the number of elements of a vector, given the model's hidden size: that of the last dense layer, or
+        of all pooled states together."""
         return self._denses[-1].out_features if self._denses else hidden_size * len(self.modes)
 
     def __call__(self, pooled: Tensor) -> Tensor:
@@ -77,6 +78,7 @@ class Dense:
         self._bias = None if bias is None else bias.to(device, torch.float32, copy=True)
 
     def __call__(self, x: Tensor) -> Tensor:
+        """Applies the layer: float32 [num_rows, in_features] -> float32 [num_rows, out_features]."""
         x = functional.linear(x, self._weight, self._bias)
         if self._activation == "tanh":
             return x.tanh()

@@ -61,7 +61,8 @@ class SlotChoice:
 
 
 class BoundChoice:
-    """Temperature, filters and seeds of some rows on the device; a column is None if no row uses it."""
+    """Temperature, filters and seeds of some rows as columns [num_rows] on the device; a column is None if no row uses
+    it."""
 
     def __init__(self, choice: SlotChoice, slots: Rows, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary

@@ -44,12 +44,13 @@ MakeProcessor = Callable[[int, int, torch.device], LogitsProcessor]  # (max_num_
 
 
 def installed_processors() -> dict[str, MakeProcessor]:
-    """Imports all installed processors and returns their factories by name."""
+    """Imports all installed processors of the entry point group and returns their factories by name; none installed:
+    empty."""
     return {name: plugins.load(reference) for name, reference in plugins.known(GROUP, {}).items()}
 
 
 class LogitsProcessors:
-    """Runs all installed processors as one feature, in the order of their names."""
+    """Sampling feature that runs all installed processors, in the order of their names."""
 
     def __init__(self, processors: Mapping[str, LogitsProcessor], vocabulary: Vocabulary, device: torch.device) -> None:
         self._processors = dict(sorted(processors.items()))
@@ -94,6 +95,7 @@ class LogitsProcessors:
         return BoundToGatheredRows(BoundProcessors(bound), self._vocabulary, rows, self._device) if bound else None
 
     def _bound(self, slots: Rows) -> list[Bound]:
+        """Binds every processor to `slots`; leaves out those that none of them uses."""
         return [one for processor in self._processors.values() if (one := processor.bind(slots)) is not None]
 
 

@@ -38,7 +38,7 @@ NO_PROCESSORS: Mapping[str, MakeProcessor] = MappingProxyType({})
 
 @step_value
 class SampledTokens:
-    """Sampled tokens of the rows of a step, on the device."""
+    """Sampled tokens of the rows of a step and their log-probabilities, on the device."""
 
     token_ids: Tensor  # int32 [num_rows], -1 where nothing could be chosen
     logprobs: RowLogprobs | None
@@ -87,6 +87,7 @@ class PlainRows:
     _masks: BoundGrammarMasks | None
 
     def mask(self, logits: Tensor) -> None:
+        """Applies the rows' grammar masks, if any, to `logits` in place, before the graph is replayed."""
         if self._masks is not None:
             self._masks.apply_alone(logits)
 

@@ -27,7 +27,8 @@ class SequenceAcceptanceRates:
         self._mean_rate = INITIAL_RATE  # over all sequences: initial rate of a new one
 
     def reset(self, slot: int) -> None:
-        """Starts the estimate of a new sequence from the mean rate."""
+        """Starts the estimate of a new sequence in `slot` from the mean rate of all sequences, at least the worthwhile
+        one."""
         self._rates[slot] = max(self._mean_rate, MIN_WORTHWHILE_RATE)
         self._steps_without_draft[slot] = 0
 

@@ -36,7 +36,7 @@ SETTING = "speculative_config"
 
 
 class SpeculativeConfig(BaseModel):
-    """Fields of --speculative-config, named as in vLLM."""
+    """Parsed value of --speculative-config, with the names of vLLM; unknown names are refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

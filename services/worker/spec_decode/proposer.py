@@ -51,13 +51,15 @@ class Proposer(Protocol):
         """Starts a new sequence in `slot`; its tokens are in the history, its cached blocks in the table."""
 
     def end_sequence(self, slot: int) -> None:
-        """Ends the sequence of `slot`; its tokens are still in the history."""
+        """Ends the sequence of `slot`, whose tokens are still in the history: the proposer may keep them for other
+        sequences."""
 
     def record_step(self, inputs: StepInputs, output: RunnerOutput) -> None:
-        """Processes a finished step, whose tokens are in the history."""
+        """Processes a finished step, whose tokens are in the history and whose accepted drafts are counted in the
+        table."""
 
     def clear_history(self) -> None:
-        """Drops everything kept of finished sequences."""
+        """Drops everything kept of finished sequences, so that no text influences another one's drafts."""
 
 
 class HostProposer:

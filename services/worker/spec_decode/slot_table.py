@@ -91,7 +91,8 @@ class DraftingSlotTable(SlotTable):
             self._lags[slots] = np.maximum(counts - 1, 0)
 
     def _catch_up_states(self, step: Step, *, drafting: bool) -> Step:
-        """Makes the step bring the recurrent states of its rows to the position before its drafts."""
+        """Adds to the step, if it drafts or states lag behind, how many positions each row's recurrent state has to
+        catch up, and counts the states as up to date."""
         counts = self._lags[step.slots]
         if not drafting and not counts.any():
             return step

@@ -147,6 +147,8 @@ class Speculation:
         self._history.extend(slots, counts, token_ids)
 
     def _propose_for(self, order: ResolvedPlan) -> Drafts | None:
+        """Proposes drafts for the slots that may have some in a resolved plan; None if the plan allows none or none are
+        found."""
         if order.max_drafts is None:
             return None
         slots = np.flatnonzero(order.max_drafts)

@@ -55,7 +55,7 @@ OnCompiled = Callable[[CompileResult], None]
 
 
 class MaskObserver(Protocol):
-    """Receives timings of masks, from any thread."""
+    """Receives timings of masks as metrics, from any thread."""
 
     def observe_mask_fill(self, seconds: float) -> None:
         """Observes the time to fill the masks of all sequences of a step, during the device's work."""
@@ -76,7 +76,8 @@ class NoMaskObserver:
 
 @dataclass(slots=True)
 class _Compilation:
-    """A compilation in progress, and the requests that wait for it."""
+    """A compilation in progress: the requests that wait for it, the references that they take, and the timer that
+    watches it."""
 
     waiting: list[OnCompiled] = field(default_factory=list)
     num_uses: int = 0
@@ -180,6 +181,8 @@ class CompilePool:
             return self._opened
 
     def _start_compilation(self, grammar_id: bytes, constraint: sampling_pb2.StructuredOutput) -> _Compilation:
+        """Registers a compilation without waiting requests and starts it in the background; called with the lock
+        held."""
         compilation = self._compilations[grammar_id] = _Compilation()
         self._in_background(lambda: self._run_compilation(grammar_id, constraint, compilation))
         return compilation

@@ -111,7 +111,8 @@ class ConstrainedSequence:
                 mask[token_id // MASK_BITS] |= bit(token_id)
 
     def fail_as_too_slow(self, text: str) -> None:
-        """Fails the sequence; its grammar counts as slow from now on."""
+        """Fails the sequence with InvalidArgument and marks it, so that its grammar is counted as slow when the slot is
+        released."""
         self.was_too_slow = True
         self.fail(f"the grammar is too slow: {text}")
 

@@ -21,7 +21,7 @@ MIN_SLOW_TOTAL_S = 0.5  # total time before a sequence's pace is judged
 
 
 class MaskedSequence(Protocol):
-    """Interface of a sequence that needs masks."""
+    """Sequence that needs masks, as FairFiller sees it: matcher, tenant, and costs, which FairFiller updates."""
 
     matcher: Matcher
     tenant: str

@@ -17,7 +17,7 @@ class SlowGrammars:
     new sequences under grammars with MAX_ENDED of them."""
 
     def __init__(self, remembered: int = REMEMBERED) -> None:
-        """`remembered`: number of grammars to remember."""
+        """`remembered`: maximum number of grammars whose counts are kept."""
         self._remembered = remembered
         self._num_ended: OrderedDict[bytes, int] = OrderedDict()
         self._num_refused: Counter[bytes] = Counter()

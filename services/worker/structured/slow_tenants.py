@@ -52,6 +52,7 @@ class SlowTenants:
         return shares
 
     def _drop_strike(self, tenant: str) -> None:
+        """Removes one strike of the tenant, and the tenant with its last one."""
         self._num_masks[tenant] = 0
         self._strikes[tenant] -= 1
         if not self._strikes[tenant]:

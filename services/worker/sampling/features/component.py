@@ -32,7 +32,8 @@ class Positions:
 
 
 class Bound(Protocol):
-    """A feature prepared for the rows of a step; reused while the rows stay the same."""
+    """Feature prepared for the rows of a step; reused in later steps while the rows stay the same sequences, so that it
+    must not keep values of one step."""
 
     def apply(self, logits: Tensor, positions: Positions) -> None:
         """Changes `logits`, float32 [num_rows, shard.size], in place."""
@@ -43,7 +44,7 @@ class Bound(Protocol):
 
 
 class SlotState(Protocol):
-    """State of a component by slot."""
+    """State of a component by slot, stored on admission and dropped on release."""
 
     def admit(self, slot: int, admission: SlotAdmission) -> None:
         """Stores what the new sequence of `slot` asks for. Raises InvalidArgument for unsupported parameters."""
@@ -53,7 +54,8 @@ class SlotState(Protocol):
 
 
 class Component(SlotState, Protocol):
-    """A feature that changes logits. Slots that do not use it cost nothing."""
+    """Sampling feature that changes logits: it is bound to the rows of a step once, then applied in every step with the
+    same rows. Slots that do not use it cost nothing."""
 
     def bind(self, slots: Rows) -> Bound | None:
         """Prepares a step that samples `slots` [num_rows], ascending, one per row; returns None if none of them uses

@@ -111,6 +111,7 @@ class GrammarMasks:
     def _advance(
         self, receivers: Sequence[ConstrainedSequence], tokens: TokenSource, sequences: Sequence[ConstrainedSequence]
     ) -> None:
+        """Passes tokens and sequences to the mask builder, which works on its own thread."""
         self.builder.advance(receivers, tokens, sequences, collect_forced=self.collect_forced)
 
 
@@ -188,7 +189,8 @@ class BoundGrammarMasks:
 
 
 def download(token_ids: Tensor) -> TokenSource:
-    """Starts copying `token_ids` to the host and returns a function that waits for the copy."""
+    """Starts copying `token_ids` to the host, on the current stream, and returns a function that waits for the copy and
+    returns the ids. Does not wait itself."""
     if token_ids.device.type == "cpu":
         ids_on_host = token_ids.tolist()
         return lambda: ids_on_host
@@ -197,6 +199,7 @@ def download(token_ids: Tensor) -> TokenSource:
     arrived.record()
 
     def wait() -> Sequence[int]:
+        """Blocks the calling thread until the copy has arrived; returns the ids."""
         arrived.synchronize()
         ids: list[int] = host.tolist()
         return ids

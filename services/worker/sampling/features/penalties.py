@@ -19,7 +19,7 @@ from quire.shared.columns import I32
 
 @dataclass(frozen=True, slots=True)
 class PenaltyParams:
-    """Penalties of one slot, and its row in the pool of counts."""
+    """Penalties of one slot, and the index of its row in the pool of counts."""
 
     pool_row: int
     repetition: float

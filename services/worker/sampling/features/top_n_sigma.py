@@ -40,7 +40,7 @@ class TopNSigma:
 
 
 class BoundTopNSigma:
-    """Applies top-nσ to the rows that ask for it."""
+    """Numbers of standard deviations of the rows that ask for the filter, on the device."""
 
     def __init__(self, active: dict[int, float], vocabulary: Vocabulary, device: torch.device) -> None:
         self._vocabulary = vocabulary

@@ -90,7 +90,8 @@ class ShardedVocabulary:
         return (values + (weight - total)).masked_fill_(is_banned, BANNED)
 
     def most_likely(self, values: Tensor, count: int, *, by_id: bool) -> Tensor:
-        """Gathers each rank's best tokens and selects the best of those."""
+        """Gathers the `count` best tokens of each rank, fewer if its shard is smaller, and selects the best of those,
+        int64 [num_rows, count]."""
         values = values[:, : self.shard.count]
         num_local, num_sent = min(count, self.shard.count), min(count, self.shard.size)
         places = largest_by_id(values, num_local) if by_id else values.topk(num_local, dim=1).indices
@@ -121,6 +122,7 @@ class ShardedVocabulary:
         return self._ranks.all_gather_columns(logits)[:, : self.shard.vocab_size].contiguous()
 
     def local_logits(self, whole: Tensor) -> Tensor:
+        """Cuts this rank's columns out of `whole` [num_rows, vocab_size] and pads them to shard.size with -inf."""
         shard = self.shard
         local = whole[:, shard.first : shard.first + shard.count]
         return functional.pad(local, (0, shard.size - shard.count), value=BANNED)

@@ -14,8 +14,8 @@ from quire.shared.columns import I32
 
 @dataclass(frozen=True, slots=True)
 class VocabShard:
-    """`count` tokens of the vocabulary starting at `first`. Logits have `size` columns on every rank; those after the
-    tokens are padding, -inf."""
+    """Range of the vocabulary that a rank holds: `count` tokens starting at `first`. Logits have `size` columns on
+    every rank; those after the tokens are padding, -inf."""
 
     vocab_size: int
     first: int

@@ -115,7 +115,8 @@ class FilledBlocks:
         self._num_marked = np.zeros(len(table.live), dtype=np.int32)  # full blocks, by slot
 
     def add_blocks(self, new: NewBlocks) -> None:
-        """Resets blocks that were newly assigned, except those with cached content."""
+        """Resets the counts of newly assigned blocks to 0, except those whose content is cached: another sequence's
+        drafter may have filled them."""
         if len(new.ids):
             cached = -(-self._table.num_cached_tokens[new.slots] // self._table.block_size)
             self._num_filled[new.ids[new.columns >= cached]] = 0

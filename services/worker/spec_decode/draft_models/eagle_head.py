@@ -105,7 +105,7 @@ class TwoInputLinear:
         del self._weight
 
     def __call__(self, token: Tensor, feature: Tensor) -> Tensor:
-        """Returns [num_tokens, hidden_size] for two inputs of the same shape."""
+        """Returns [num_tokens, hidden_size] for two inputs of that shape, `token` (embeddings) and `feature`."""
         result: Tensor = self._ops.linear(token, self._of_token)
         result += self._ops.linear(feature, self._of_feature)
         return result

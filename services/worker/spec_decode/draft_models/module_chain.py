@@ -34,7 +34,7 @@ from quire.shared.columns import I32
 
 
 class FeatureLayer(Protocol):
-    """A layer that computes features from features and tokens."""
+    """Drafting layer that computes features one position further from features and tokens."""
 
     def __call__(self, model: CausalLM, features: Tensor, batch: ForwardBatch, cache: LayerCache) -> Tensor:
         """Returns features for `batch.logit_tokens` from `features` [num_tokens, hidden_size] and the batch's
@@ -42,7 +42,7 @@ class FeatureLayer(Protocol):
 
 
 class FeatureDrafter(Protocol):
-    """Weights of the layers, and the parts of the model that they use."""
+    """Loaded layers of a drafting method, in order, and the parts of the served model that they use."""
 
     @property
     def model(self) -> CausalLM: ...

@@ -22,21 +22,22 @@ from quire.shared.columns import I32
 
 
 class GrammarDrafts:
-    """Drafts nothing but forced tokens, and has no weights."""
+    """Drafting method without weights that drafts nothing but forced tokens, which JumpForward proposes for every
+    method."""
 
     block_bytes = 0
     needs_features = False
     needs_prompts = False
 
     def __init__(self, config: SpeculativeConfig, target: DraftTarget) -> None:
-        """Takes no parameters."""
+        """Ignores both arguments: the method has no parameters and needs no model."""
 
     def start(self, worker: DrafterWorker) -> Proposer:
         return NoDrafts()
 
 
 class NoDrafts(HostProposer):
-    """Proposes no drafts, for sequences without a grammar."""
+    """Proposer that proposes nothing: sequences without a grammar get no drafts."""
 
     def propose(self, request: DraftRequest) -> Drafts | None:
         return None

@@ -18,7 +18,7 @@ MAX_SEARCHED_TOKENS = 2**19  # per batched search, which takes some 0.3 ms
 
 
 class Ngram:
-    """Parameters of the n-gram search; there are no weights."""
+    """Drafting method n-gram: holds the parameters of the search; there are no weights."""
 
     block_bytes = 0
     needs_features = False
@@ -67,7 +67,8 @@ class NgramProposer(HostProposer):
 
 
 def _groups(lengths: I32) -> list[slice]:
-    """Splits the rows into batches of at most MAX_SEARCHED_TOKENS tokens."""
+    """Splits the rows into consecutive slices of about MAX_SEARCHED_TOKENS tokens each, by their `lengths`; no row is
+    split."""
     group_of = (np.cumsum(lengths, dtype=np.int64) - lengths) // MAX_SEARCHED_TOKENS
     starts = [0, *(np.flatnonzero(np.diff(group_of)) + 1).tolist()]
     return [slice(*pair) for pair in itertools.pairwise([*starts, len(lengths)])]

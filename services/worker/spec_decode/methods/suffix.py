@@ -26,7 +26,8 @@ Places = npt.NDArray[np.intp]
 
 @dataclass(frozen=True, slots=True)
 class SuffixRule:
-    """Limits of the match length and of the draft length."""
+    """Limits of suffix decoding: tokens compared at most, drafts per matching token, and least estimated probability of
+    a whole draft."""
 
     max_depth: int
     max_spec_factor: float
@@ -42,7 +43,7 @@ class ScoredDraft:
 
 
 class Suffix:
-    """Parameters of suffix decoding; there are no weights."""
+    """Drafting method suffix decoding: holds its parameters; there are no weights."""
 
     block_bytes = 0
     needs_features = False

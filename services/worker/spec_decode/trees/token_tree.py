@@ -24,7 +24,8 @@ Path = tuple[int, ...]
 
 @dataclass(frozen=True)
 class TokenTree:
-    """Paths of a tree: parents before their children, siblings in the order of their ranks."""
+    """Token tree of a drafting configuration as paths of ranks: parents before their children, siblings in the order of
+    their ranks."""
 
     paths: tuple[Path, ...]
 
@@ -84,7 +85,7 @@ class TokenTree:
 
     @cached_property
     def inner_rows(self) -> TreeRows:
-        """Rows of the inner nodes alone, after a first row."""
+        """Tree structure of the inner nodes alone, after a first row for the last known token: 1 + num_inner rows."""
         index = {(): ROOT} | {path: i for i, path in enumerate(self._inner_paths)}
         parents = np.array([index[path[:-1]] for path in self._inner_paths], dtype=np.int32)
         return TreeRows.of(np.array([len(parents)], dtype=np.int32), np.zeros_like(parents), parents)

@@ -57,7 +57,7 @@ class TreeSampler:
 
     def drafts(self, counts: I32) -> Drafts | None:
         """Returns the most likely `counts` nodes of each slot as trees; slots where nothing could be sampled are left
-        out; None if no slot remains."""
+        out, None if no slot remains."""
         selected = select_best_nodes(self._scores, counts)
         has_nodes = selected.any(axis=1)
         if not has_nodes.any():

@@ -81,6 +81,7 @@ class BackendSelector:
         return self.backend(self._names[0]).filler() if len(self._names) == 1 else MixedFiller(self.backend)
 
     def backend(self, name: str) -> GrammarBackend:
+        """Returns the backend of library `name`, opened on its first use."""
         if name not in self._opened:
             self._opened[name] = self._open(name)  # two threads may open it at once: one result is dropped
         return self._opened[name]
@@ -95,6 +96,8 @@ class MixedFiller:
         self._fillers: dict[str, MaskFiller] = {}
 
     def accept(self, matchers: Sequence[Matcher], token_ids: Sequence[int]) -> list[bool]:
+        """Advances each matcher by its token, library by library; returns, in the given order, which tokens were
+        accepted."""
         accepted = [False] * len(matchers)
         for library, rows in _by_library(matchers).items():
             results = self._filler(library).accept([matchers[row] for row in rows], [token_ids[row] for row in rows])
@@ -103,10 +106,12 @@ class MixedFiller:
         return accepted
 
     def fill(self, matchers: Sequence[Matcher], places: Sequence[int], masks: I32) -> None:
+        """Fills masks[places[i]] for matchers[i], library by library."""
         for library, rows in _by_library(matchers).items():
             self._filler(library).fill([matchers[row] for row in rows], [places[row] for row in rows], masks)
 
     def _filler(self, library: str) -> MaskFiller:
+        """Returns the library's filler, created on first use."""
         if library not in self._fillers:
             self._fillers[library] = self._backend(library).filler()
         return self._fillers[library]

@@ -25,7 +25,7 @@ COMPILED, FAILED = b"\1", b"\0"
 
 
 def init_message(name: str, folder: Path, vocab_size: int, eos_token_ids: list[int]) -> bytes:
-    """Serializes the arguments of open_compiler()."""
+    """Serializes the arguments and limits that open_compiler() is started with in the subprocess."""
     return json.dumps([name, str(folder), vocab_size, eos_token_ids, SECONDS, MEMORY_BYTES]).encode()
 
 
@@ -38,6 +38,7 @@ def open_compiler(init_message: bytes) -> Callable[[bytes], bytes]:
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 
     def answer(message: bytes) -> bytes:
+        """Compiles one serialized constraint under the CPU time limit; any error becomes a FAILED answer."""
         signal.setitimer(signal.ITIMER_PROF, seconds)
         try:
             return COMPILED + library.compile(sampling_pb2.StructuredOutput.FromString(message))

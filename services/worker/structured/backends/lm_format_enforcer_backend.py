@@ -78,6 +78,7 @@ class TokenTrie:
         others = fsm.alphabet[anything_else] if anything_else in fsm.alphabet else None  # noqa: SIM401 - its get() differs
 
         def symbol(character: str) -> int | None:
+            """Returns the automaton's symbol of a character, None if no token of a text may contain it."""
             if character in fsm.alphabet:
                 return int(fsm.alphabet[character])
             return others if character in alphabet else None
@@ -118,6 +119,8 @@ class FormatEnforcerMatcher:
         self.fault = ""
 
     def accept(self, token_ids: Sequence[int]) -> int:
+        """Advances by tokens as far as the parser allows their characters; returns how many. Earlier states are kept
+        for rollback()."""
         for count, token_id in enumerate(token_ids):
             after = self._after(token_id)
             if after is None:
@@ -130,6 +133,7 @@ class FormatEnforcerMatcher:
         return self.accept([token_id]) == 1
 
     def rollback(self, count: int) -> None:
+        """Returns to the parser state before the last `count` tokens."""
         if count:
             self._parser = self._before[-count]
             del self._before[-count:]
@@ -161,6 +165,7 @@ class FormatEnforcerMatcher:
         mask[:] = known
 
     def _after(self, token_id: int) -> CharacterLevelParser | None:
+        """Returns the parser after a token, None if it is not allowed or spells nothing."""
         text = self._tokens.texts.get(token_id, "")
         return _advance_text(self._parser, text) if text else None
 

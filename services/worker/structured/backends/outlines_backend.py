@@ -46,6 +46,7 @@ class OutlinesMatcher:
         self._guide.advance(begin_id(vocabulary), return_tokens=False)
 
     def accept(self, token_ids: Sequence[int]) -> int:
+        """Advances by tokens as far as the index has a transition; returns how many."""
         for count, token_id in enumerate(token_ids):
             if self._index.get_next_state(self._guide.get_state(), token_id) is None:
                 return count

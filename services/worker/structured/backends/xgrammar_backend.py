@@ -40,6 +40,7 @@ class XGrammarMatcher:
         self._tokenizer = tokenizer
 
     def accept(self, token_ids: Sequence[int]) -> int:
+        """Advances by tokens as far as the library accepts them; returns how many."""
         for count, token_id in enumerate(token_ids):
             if not self.inner.accept_token(token_id):
                 return count
@@ -67,7 +68,7 @@ class XGrammarMatcher:
 
 
 class XGrammarGrammar:
-    """Compiled grammar."""
+    """Compiled grammar of xgrammar, shared by all sequences of a constraint."""
 
     def __init__(self, compiled: xgrammar.CompiledGrammar, vocabulary: ModelVocabulary) -> None:
         self._compiled = compiled
@@ -121,6 +122,7 @@ class XGrammar:
         return XGrammarFiller(self._vocabulary.ends)
 
     def _info_for(self, constraint: pb.StructuredOutput) -> xgrammar.TokenizerInfo:
+        """Returns the vocabulary for the kind of constraint: JSON needs one without control characters."""
         return self._json_info if constraint.WhichOneof("constraint") in JSON_KINDS else self._info
 
     @cached_property
@@ -134,6 +136,7 @@ class XGrammar:
         return self._of([b"" if CONTROL.search(text) else text for text in self._vocabulary.texts])
 
     def _of(self, texts: Sequence[bytes]) -> xgrammar.TokenizerInfo:
+        """Returns the library's view of the vocabulary with these token texts."""
         return xgrammar.TokenizerInfo(
             texts,
             vocab_type=xgrammar.VocabType.RAW,

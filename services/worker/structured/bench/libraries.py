@@ -25,7 +25,7 @@ class SchemaRejected(Exception):
 
 
 class BenchLibrary:
-    """Grammar library bound to a vocabulary."""
+    """Grammar library bound to a vocabulary, with the calls that the benchmark times."""
 
     def __init__(self, name: str, tokenizer: Path, vocab_size: int, eos_id: int) -> None:
         """Opens the library. Raises ImportError if it is not installed."""
