@@ -175,7 +175,7 @@ def _pool(mode: str, hidden: Tensor, starts: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class EncoderPoolingRows:
-    """Prompts of a step, grouped by pooling parameters."""
+    """Head input: the pooled prompts of a step as row indices, grouped by pooling parameters."""
 
     _head: EncoderPoolingHead
     _inputs: StepInputs
@@ -200,6 +200,7 @@ class EncoderPoolingRows:
         return [np.arange(starts[row], starts[row + 1], dtype=np.int32) for row in rows]
 
     def _places(self, row: int) -> I32:
+        """Returns the positions of the row's tokens that have a vector each."""
         return self._head.places(int(self._inputs.slots[row]))
 
     def _counts(self, spec: VectorSpec, rows: Sequence[int]) -> I32:

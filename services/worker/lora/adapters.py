@@ -246,7 +246,7 @@ class AdapterManager:
 
     def logit_rows_of(self, slots: Rows) -> tuple[AdaptedRows, ...]:
         """Returns rows by adapter for an output head call over other rows than the step's, given their slots; uploads
-        them anew. Empty if none of them has an adapter that changes the output head."""
+        them anew. Empty if none of them has an adapter, or no adapter changes the output head."""
         numbers = self._adapter_of_slot[slots]
         if not self._has_logits or not (numbers != NO_ADAPTER).any():
             return ()
@@ -254,6 +254,7 @@ class AdapterManager:
         return (AdaptedRows(*(upload(part, self._device, np.int32) for part in (starts, order, numbers[order]))),)
 
     def _forget_rows(self) -> None:
+        """Makes the next step upload its rows by adapter again."""
         self._written, self._logits_written = 0, (0, False)
 
     def _put(self, number: int, folder: PeftFolder) -> None:
@@ -269,6 +270,7 @@ class AdapterManager:
             raise ResourceExhausted(text, field="lora") from None
 
     def _record_loaded(self, folder: PeftFolder, digest: bytes, number: int) -> None:
+        """Records an adapter as loaded under `number`, with the real path of its folder."""
         adapter = AdapterId(folder.name, digest)
         self._loaded[adapter] = LoadedAdapter(adapter, os.path.realpath(folder.folder), number)
 

@@ -70,6 +70,7 @@ class ExpertShapes:
                 shape.check(adapter)
 
     def _stacks_of(self, adapter: PeftFolder) -> list[ExpertStack]:
+        """Returns the adapter's stacks that belong to this layer's experts."""
         return [stack for stack in adapter.stacks if stack.name in self.modules]
 
 

@@ -62,6 +62,7 @@ class VocabularyAdapters(LinearAdapters):
             raise refusal(folder.name, f"modules_to_save: {name} {reason}")
 
     def _pairs(self, folder: PeftFolder) -> list[LowRank | None]:
+        """Returns the low-rank addition, or the replaced weight as an addition of full rank."""
         weight = folder.saved.get(self.shape.parts[0].name)
         return super()._pairs(folder) if weight is None else [self._as_pair(weight)]
 
@@ -75,6 +76,7 @@ class HeadAdapters(VocabularyAdapters):
 
     @staticmethod
     def _as_pair(weight: Tensor) -> LowRank:
+        """Returns a whole output head as an addition: the identity, then the weight."""
         return LowRank(torch.eye(weight.size(1), dtype=weight.dtype), weight, replaces=True)
 
 
@@ -87,6 +89,7 @@ class EmbeddingAdapters(VocabularyAdapters):
 
     @staticmethod
     def _as_pair(weight: Tensor) -> LowRank:
+        """Returns a whole embedding as an addition: its transposed table, then the identity."""
         return LowRank(weight.t(), torch.eye(weight.size(1), dtype=weight.dtype), replaces=True)
 
     def add(self, ids: Tensor, result: Tensor) -> None:

@@ -88,8 +88,8 @@ class SpeculativeConfig(BaseModel):
         return self
 
     def _check_tree(self) -> None:
-        """Raises ValueError for a token tree that does not parse, that the method does not support, or that has fewer
-        nodes, or more inner nodes, than num_speculative_tokens allows."""
+        """Raises ValueError for a token tree that does not parse, that method or rejection rule do not support, or that
+        has fewer nodes, or more inner nodes, than num_speculative_tokens allows."""
         if self.method not in WITH_TREES:
             methods = ", ".join(WITH_TREES)
             raise ValueError(f"speculative_token_tree: {self.method} does not support trees; use {methods}")

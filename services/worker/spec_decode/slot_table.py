@@ -30,10 +30,12 @@ class DraftingSlotTable(SlotTable):
         self._lags = np.zeros(limits.max_num_seqs, dtype=np.int32)
 
     def clear(self) -> None:
+        """Releases all slots and orders no drafts until a plan does."""
         super().clear()
         self.num_draft_tokens = 0
 
     def _admit(self, admission: Admission) -> None:
+        """Stores a sequence in its slot, whose recurrent state is up to date."""
         super()._admit(admission)
         self._lags[admission.slot] = 0
 

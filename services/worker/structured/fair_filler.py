@@ -136,6 +136,7 @@ class FairFiller:
 
 
 def _total(sequences: Sequence[MaskedSequence]) -> float:
+    """Returns the seconds per step that these sequences cost together, on average."""
     return sum(sequence.cost_s for sequence in sequences)
 
 

@@ -54,6 +54,7 @@ class StreamGate:
         self._write_far_ahead()
 
     def _write_far_ahead(self) -> None:
+        """Sets the counter so far ahead that every waiting copy continues."""
         self._number[0] = np.int32(self._reached + FAR_AHEAD)
 
 

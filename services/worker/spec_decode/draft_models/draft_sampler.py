@@ -36,7 +36,7 @@ class DraftSampler:
 
     def draw(self, logits: Tensor) -> Tensor:
         """Samples the next draft of each slot from `logits` [num_slots, vocab_size]: int32 [num_slots] on the device,
-        and stores it; call k draws for position lengths + k."""
+        and stores it; call k, from 0, draws for position lengths + k."""
         self._tokens.append(self._choose(logits).clamp_(min=0))
         return self._tokens[-1]
 

@@ -56,6 +56,7 @@ class FeatureProposer:
         self._blocks.add_blocks(new)
 
     def copy_blocks(self, copies: BlockCopies) -> None:
+        """Copies the layers' KV of copied blocks, and how far these are filled."""
         self._chain.copy_blocks(copies)
         self._blocks.copy(copies)
 

@@ -87,6 +87,7 @@ class DraftModelProposer:
         self._blocks.add_blocks(new)
 
     def copy_blocks(self, copies: BlockCopies) -> None:
+        """Copies the draft model's KV of copied blocks, and how far these are filled."""
         kv_cache.copy_blocks(self._caches, copies)
         self._blocks.copy(copies)
 

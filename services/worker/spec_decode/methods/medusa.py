@@ -81,6 +81,7 @@ class MedusaHeads:
             output.finish()
 
     def _bias(self, bias: Tensor) -> Tensor | None:
+        """Returns the bias as a contiguous tensor, None if the checkpoint has no biases."""
         return bias.contiguous() if self._layout.has_biases else None
 
     def logits(self, model: CausalLM, features: Tensor, head: int) -> Tensor:

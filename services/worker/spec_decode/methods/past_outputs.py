@@ -100,4 +100,5 @@ class IndexedOutputs:
 
 
 def _key(first: int, second: int) -> int:
+    """Packs a token pair into one integer, the key of the index."""
     return first << 32 | second

@@ -83,6 +83,8 @@ class SuffixProposer(HostProposer):
         self._past = PastOutputs(self._num_past_outputs)
 
     def propose(self, request: DraftRequest) -> Drafts | None:
+        """Indexes some past outputs, then searches the requested slots within the step's work limit; None if nothing is
+        found."""
         self._past.index()
         return self.search(request, self._best_draft)
 

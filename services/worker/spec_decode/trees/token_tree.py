@@ -81,6 +81,7 @@ class TokenTree:
 
     @cached_property
     def _inner_paths(self) -> list[Path]:
+        """Paths of the nodes with children, parents first, without the root."""
         return sorted({path[:-1] for path in self.paths} - {()}, key=lambda path: (len(path), path))
 
     @cached_property

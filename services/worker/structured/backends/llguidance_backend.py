@@ -84,6 +84,7 @@ class LLGuidanceFiller:
         self._executor = LLExecutor()
 
     def accept(self, matchers: Sequence[Any], token_ids: Sequence[int]) -> list[bool]:
+        """Advances each matcher by its token in the library's thread pool; returns which were accepted."""
         pairs = [(matcher.inner, token_id) for matcher, token_id in zip(matchers, token_ids, strict=True)]
         return list(self._executor.consume_token_par(pairs))
 

@@ -273,6 +273,7 @@ def _last_character(parser: CharacterLevelParser) -> str:
 
 
 def _is_in_string(parser: JsonSchemaParser) -> bool:
+    """Whether the JSON text so far ends inside of a string."""
     text = parser.object_stack[-1] if parser.object_stack else None
     return isinstance(text, StringParsingState) and text.seen_opening_quote and not text.seen_closing_quote
 
@@ -289,6 +290,7 @@ def _remaining_characters(parser: CharacterLevelParser) -> int:
 
 
 def _is_free_text(shortcut: Any) -> bool:
+    """Whether the library's shortcut key says that any text may follow in a JSON string."""
     return isinstance(shortcut, tuple) and shortcut[0] == FREE_TEXT
 
 
@@ -310,6 +312,8 @@ class FormatEnforcerGrammar:
         self.num_bytes = MAX_KEPT_MASKS * tokens.num_words * 4 if parser else 0  # once the cache is full
 
     def start(self) -> FormatEnforcerMatcher:
+        """Returns a matcher at the grammar's start: with the shared parser of a regular expression, or a new JSON
+        parser."""
         parser = self._parser or json_parser(self._schema, self._tokens.alphabet)
         return FormatEnforcerMatcher(parser, self._tokens, self._masks, self._automaton)
 
@@ -391,6 +395,7 @@ def _prune_dead_states(map_: dict[int, dict[int, int]], finals: Iterable[int]) -
 
 
 def _schema(constraint: pb.StructuredOutput) -> Any:
+    """Returns the constraint's JSON schema, rewritten to forms that the library supports."""
     return rewrite_subschemas(schema_of(constraint), _adapt_schema)
 
 

@@ -75,5 +75,6 @@ class SubprocessBackend:
 
 
 def _close(children: queue.LifoQueue[Child]) -> None:
+    """Ends the idle child processes, when the backend is garbage-collected or the process exits."""
     while not children.empty():
         children.get_nowait().close()

@@ -87,6 +87,7 @@ class XGrammarFiller:
         self._batch = xgrammar.BatchGrammarMatcher(max_threads=NUM_THREADS)
 
     def accept(self, matchers: Sequence[Any], token_ids: Sequence[int]) -> list[bool]:
+        """Advances each matcher by its token in the library's threads; returns which were accepted."""
         accepted = self._batch.batch_accept_token([matcher.inner for matcher in matchers], list(token_ids))
         return [bool(is_right) for is_right in accepted]
 

@@ -124,6 +124,7 @@ def _outcome(library: BenchLibrary, tokenizer: Tokenizer, feature: Feature) -> s
         return "refused"
 
     def fulfils(value: Any) -> bool:
+        """Returns whether the grammar accepts the JSON text of `value`."""
         ids = tokenizer.encode(text(value), add_special_tokens=False).ids
         return follows(library, library.start(grammar), ids)
 
