@@ -23,7 +23,7 @@ LAST_DIMENSION_SINCE = (0, 19)  # first PEFT version whose A multiplies a parame
 
 @dataclass(frozen=True, slots=True)
 class ExpertSizes:
-    """Sizes of a layer's experts in the checkpoint, which tell the two stacked parameters apart."""
+    """Sizes of a layer's experts in the checkpoint, by which the two stacked parameters are distinguished."""
 
     num_experts: int
     hidden_size: int

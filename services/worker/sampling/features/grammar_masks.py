@@ -57,8 +57,8 @@ class GrammarMasks:
 
     def admit(self, slot: int, admission: SlotAdmission) -> None:
         """Starts a matcher for the admission's grammar and queues the output so far, which build_first_masks() advances
-        it by; does nothing without a grammar. Raises FailedPrecondition if the grammar was not prepared, and an error
-        if it was too slow before."""
+        it by; does nothing without a grammar. Raises FailedPrecondition if the grammar was not prepared,
+        InvalidArgument if sequences under it were too slow too often."""
         if not admission.grammar_id:
             return
         self._slow.check(admission.grammar_id)
