@@ -59,12 +59,10 @@ def build_replica(
     disk_observer: DiskObserver = NO_OBSERVER,
     progress: Progress | None = None,
 ) -> Replica:
-    """Builds this rank's part of a replica.
-
-    `grammars`: None: no constrained output; `compiler`: an already started compile process; `seat`: this rank;
-    `progress`: receives the loading progress of the weights. Raises QuireError for invalid settings, checkpoints or
-    machines.
-    """
+    """Builds this rank's part of a replica, ready for plans: loads the model, allocates KV memory, records steps and
+    warms up drafts; waits for the other ranks meanwhile. `grammars`: None: no constrained output; `compiler`: an
+    already started compile process; `placement`: this rank; `progress`: receives the loading progress of the weights.
+    Raises QuireError for invalid settings, checkpoints or machines."""
     values = read_config(Path(settings.model))
     encoder = find_encoder(values)
     if encoder is not None:
@@ -90,6 +88,7 @@ def build_replica(
 
 
 def _speculation(replica_config: ReplicaConfig, steps: StepExecution, memory: KVMemory) -> Speculation | NoSpeculation:
+    """Starts speculation if a drafting method is configured, else returns the null object."""
     if replica_config.drafting and steps.drafter and isinstance(memory.table, DraftingSlotTable):
         return start_speculation(replica_config.drafting, steps.drafter, steps.runner, memory.table, memory.limits)
     return NoSpeculation(memory.table)
@@ -106,6 +105,7 @@ def _replica(
     speculation: Speculation | NoSpeculation,
     disk_observer: DiskObserver,
 ) -> Replica:
+    """Assembles the replica from its parts; opens the KV tiers below the device."""
     fitting, model, drafter = memory.limits, loaded.model, steps.drafter
     layout = _kv_layout(settings, fitting, environment.spec, loaded.samples)
     tiers = open_tiers(
@@ -136,10 +136,13 @@ def _replica(
 def _orders(
     settings: WorkerSettings, loaded: LoadedModel, memory: list[LayerCache], groups: WeightsGroups
 ) -> DeviceOrderHandler:
+    """Builds the handler of orders that exchange weights or put the device's memory to sleep."""
     weights, sleep_memory = loaded.weights, loaded.sleep_memory
     folders = WeightFolders(settings.weights_folders)
 
     def reload_weights(model: CausalLM) -> None:
+        """Loads the weights that the model had before it slept: spooled ones, those of the last update, or the
+        checkpoint's."""
         if weights.id.spooled:
             load_checkpoint(model, Path(weights.id.spooled))
         elif weights.id.update:
@@ -186,12 +189,14 @@ def _pages(
 def _encoder(
     settings: WorkerSettings, family: type[EncoderModel], values: dict[str, Any], placement: RankPlacement
 ) -> Replica:
+    """Builds the replica of an encoder on this rank's device."""
     device = open_own_device(settings, placement)
     return build_encoder(settings, family, values, device, open_ops(settings, device, placement))
 
 
 def open_grammars(settings: WorkerSettings) -> GrammarBackend:
-    """Opens the grammar backend over the model's vocabulary. Raises QuireError if it is missing. Thread-safe."""
+    """Opens the grammar backend of the settings over the model's vocabulary and end tokens. Raises QuireError if the
+    library or the tokenizer is missing. Thread-safe."""
     folder = Path(settings.model)
     config = read_config(folder)
     eos = config.get("eos_token_id")

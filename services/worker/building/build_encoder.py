@@ -48,7 +48,8 @@ PLAIN = SentenceModel(("cls",), normalizes=True)
 def build_encoder(
     settings: WorkerSettings, family: type[EncoderModel], values: dict[str, Any], device: Device, ops: Ops
 ) -> Replica:
-    """Builds the replica; `values` is config.json. Raises QuireError for invalid settings or checkpoints."""
+    """Builds the replica of an encoder: loads the weights and prepares a runner without KV memory, tiers or
+    speculation. `values`: config.json. Raises QuireError for invalid settings or checkpoints."""
     _refuse(settings)
     config, folder = read_encoder_config(values), Path(settings.model)
     fitting = encoder_limits(settings, config)
@@ -75,10 +76,9 @@ def build_encoder(
 
 
 def encoder_limits(settings: WorkerSettings, config: EncoderConfig) -> WorkerLimits:
-    """Returns limits with room for the longest prompt in a step. Raises InvalidArgument.
-
-    A folder of sentence-transformers may limit prompts to less than the model's positions.
-    """
+    """Returns limits with room for the longest prompt in a step, and blocks that hold nothing. A folder of
+    sentence-transformers may limit prompts to less than the model's positions, unless max_model_len is set. Raises
+    InvalidArgument if max_num_batched_tokens is set below that."""
     sentence = read_sentence_model(Path(settings.model))
     longest = min(config.max_positions, sentence.max_seq_length if sentence and sentence.max_seq_length else 1 << 30)
     if settings.max_model_len:
@@ -98,7 +98,8 @@ def encoder_limits(settings: WorkerSettings, config: EncoderConfig) -> WorkerLim
 
 
 def _refuse(settings: WorkerSettings) -> None:
-    """Raises InvalidArgument for settings that are meaningless or unsupported for encoders."""
+    """Raises InvalidArgument, naming the first of them, for settings that are meaningless or unsupported for
+    encoders."""
     asked = {
         "speculative_config": bool(settings.speculative_config),
         "lora": bool(settings.lora),

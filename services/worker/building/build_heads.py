@@ -33,10 +33,13 @@ def build_heads(
     place: LayerPlacement,
     grammars: CompilePool | None,
 ) -> Heads:
+    """Builds the decoder's sampler, prompt log-probabilities and pooling; with adapters, they observe slots too. Raises
+    InvalidArgument for a sentence-transformers folder whose pooling a decoder cannot compute."""
     sampler = _sampler(settings, model.config, limits, place, grammars)
     adapters = place.adapters
 
     def logits_of(hidden: Tensor, slots: Rows) -> Tensor:
+        """Computes the logits of hidden states that are not the step's own rows, with the adapters of their slots."""
         return model.logits(hidden, *(adapters.logit_rows_of(slots) if adapters is not None else ()))
 
     prompts = PromptLogprobsHead(model.config.vocab_size, sampler.logprobs, place.device, logits_of)
@@ -55,6 +58,7 @@ def _sampler(
     place: LayerPlacement,
     grammars: CompilePool | None,
 ) -> Sampler:
+    """Builds the sampler over this rank's shard of the vocabulary, with all installed logits processors."""
     return Sampler(
         limits.max_num_seqs,
         config.vocab_size,
@@ -72,7 +76,8 @@ def _sampler(
 def _comparing_head(
     settings: WorkerSettings, model: CausalLM, sentence: SentenceModel, place: LayerPlacement
 ) -> tuple[PoolingHead, LateInteractionScorer]:
-    """Builds the head of a late-interaction model, which scores texts token by token. Raises InvalidArgument."""
+    """Builds the head of a late-interaction model, with a vector per token, and the scorer with its query cache. Raises
+    InvalidArgument for a query expansion that is for encoders."""
     assert sentence.late is not None, "it does"
     if sentence.late.expands and not sentence.late.attends_to_mask_tokens:
         text = (

@@ -33,7 +33,8 @@ SAMPLINGS = [
 
 
 def warm_up_drafts(replica: Replica, speculation: Speculation) -> None:
-    """Runs steps with drafts; leaves the replica as it was."""
+    """Runs steps with drafts for 1, 2 and 16 sequences, as far as the limits allow; ends the epoch and resets the
+    prefix cache afterwards, so that the replica is as it was."""
     started = time.perf_counter()
     longest = TOKENS + 2 * (1 + speculation.num_speculative_tokens)
     for size in SIZES:
@@ -45,6 +46,7 @@ def warm_up_drafts(replica: Replica, speculation: Speculation) -> None:
 
 
 def _fits(limits: WorkerLimits, size: int, longest: int) -> bool:
+    """Returns whether `size` sequences of `longest` tokens fit into blocks, slots, positions and one step."""
     blocks = size * _blocks_of(limits, longest)
     room = blocks < limits.num_blocks and longest <= limits.max_model_len
     return room and size <= limits.max_num_seqs and size * longest <= limits.max_num_batched_tokens
@@ -56,7 +58,8 @@ def _blocks_of(limits: WorkerLimits, num_tokens: int) -> int:
 
 
 def _run(replica: Replica, speculation: Speculation, size: int, longest: int) -> None:
-    """Runs a prompt for each sequence, then steps with proposed drafts and with one forced draft each."""
+    """Runs three steps of `size` sequences: their prompts, then one with proposed drafts, then one with a forced draft
+    each; leaves the sequences in their slots."""
     slots = np.arange(size)
     owners = np.repeat(slots, _blocks_of(replica.limits, longest))
     changes = PlanChanges(
@@ -76,6 +79,7 @@ def _run(replica: Replica, speculation: Speculation, size: int, longest: int) ->
 
 
 def _admission(slot: int, sampling: sampling_pb2.SamplingParams) -> Admission:
+    """Returns the admission of the test prompt to `slot` with these sampling parameters."""
     return Admission(
         slot=slot,
         token_ids=columns.i32_bytes(PROMPT),
@@ -86,5 +90,6 @@ def _admission(slot: int, sampling: sampling_pb2.SamplingParams) -> Admission:
 
 
 def _step(replica: Replica, plan: StepPlan) -> None:
+    """Launches a plan, waits for its result and records it."""
     flight = replica.launch(plan)
     replica.record(flight, flight.launch.wait())

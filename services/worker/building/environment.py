@@ -28,7 +28,7 @@ log = logger("worker.build")
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """Device, placement and attention backend of this rank."""
+    """Device, placement, KV type and attention backend of this rank."""
 
     device: Device
     place: LayerPlacement
@@ -41,7 +41,8 @@ class Environment:
 
 
 def open_environment(settings: WorkerSettings, replica_config: ReplicaConfig, placement: RankPlacement) -> Environment:
-    """Opens the environment. Raises QuireError for what the device or the machine does not support."""
+    """Opens the device, loads kernels and adapters, joins the ranks' collectives, and chooses types and attention
+    backend. Raises QuireError for what the device or the machine does not support."""
     config = replica_config.config
     device = open_own_device(settings, placement)
     place = _place(settings, replica_config, device, placement)
@@ -60,20 +61,24 @@ def open_environment(settings: WorkerSettings, replica_config: ReplicaConfig, pl
 
 
 def _attention(settings: WorkerSettings, spec: AttentionSpec, place: LayerPlacement) -> AttentionBackend:
+    """Chooses the attention backend, wrapped for context parallelism if several ranks share a sequence."""
     backend = choose_attention(settings.attention_backend, spec)
     return backend if place.context.is_whole else ContextParallelAttention(backend)
 
 
 def open_own_device(settings: WorkerSettings, placement: RankPlacement) -> Device:
+    """Opens this rank's device with its share of the host's cores. Raises QuireError if it is not there."""
     return open_device(settings.device, settings.threads or num_cores(placement), placement.local_rank)
 
 
 def num_cores(placement: RankPlacement) -> int:
-    """Returns the cores for one of the ranks of this host, which run concurrently."""
+    """Returns the number of CPU cores for one of the ranks of this host, at least 1; the ranks run concurrently."""
     return max(1, len(os.sched_getaffinity(0)) // (placement.per_host or placement.size))
 
 
 def open_ops(settings: WorkerSettings, device: Device, placement: RankPlacement) -> kernels.Ops:
+    """Loads the kernels for the device, only batch-invariant packages if that is set, sets their threads on a CPU, and
+    logs their sources."""
     ops = kernels.load(device.kind, kernels.BATCH_INVARIANT[device.kind] if settings.batch_invariant else ())
     if device.is_synchronous:
         kernels.set_num_threads(ops, settings.threads or num_cores(placement))
@@ -84,6 +89,8 @@ def open_ops(settings: WorkerSettings, device: Device, placement: RankPlacement)
 def _place(
     settings: WorkerSettings, replica_config: ReplicaConfig, device: Device, placement: RankPlacement
 ) -> LayerPlacement:
+    """Builds the placement of layers: kernels, types, quantization, adapters, and this rank's part. Joins the ranks'
+    collectives, which blocks until all ranks do."""
     num_copies = experts.num_copies(settings, replica_config.config, placement)
     dtype = choose_dtype(settings.dtype, replica_config.config.dtype, device)
     ops = open_ops(settings, device, placement)

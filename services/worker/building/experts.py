@@ -15,10 +15,8 @@ from quire.shared.settings import WorkerSettings
 
 
 def num_copies(settings: WorkerSettings, config: DecoderConfig, placement: RankPlacement) -> int:
-    """Returns the number of replicas of a layer's busy experts, over all ranks.
-
-    Raises InvalidArgument for combinations that cannot be distributed.
-    """
+    """Returns the number of replicas of a layer's busy experts, over all ranks (num_redundant_experts). Raises
+    InvalidArgument for combinations of expert settings that cannot be distributed."""
     if settings.expert_parallel and (placement.width == 1 or config.experts is None):
         reason = "one rank has all experts" if placement.width == 1 else "this model has no experts"
         raise InvalidArgument(f"expert_parallel: {reason}", field="expert_parallel")
@@ -36,6 +34,7 @@ def num_copies(settings: WorkerSettings, config: DecoderConfig, placement: RankP
 
 
 def _check_dispatch(settings: WorkerSettings) -> None:
+    """Raises InvalidArgument for settings that exclude all2all_backend other than allreduce."""
     reason = (
         "without expert_parallel every rank has a part of each expert"
         if not settings.expert_parallel
@@ -51,6 +50,7 @@ def _check_dispatch(settings: WorkerSettings) -> None:
 
 
 def _check_moving(settings: WorkerSettings) -> None:
+    """Raises InvalidArgument for settings that exclude moving experts between ranks (enable_eplb)."""
     reason = (
         "without expert_parallel every rank has a part of each expert"
         if not settings.expert_parallel
@@ -65,7 +65,8 @@ def _check_moving(settings: WorkerSettings) -> None:
 
 
 def mixture_experts(settings: WorkerSettings, model: CausalLM, shard: Shard) -> MixtureExperts:
-    """Returns the balancer of a model's experts; an empty one for models without experts."""
+    """Returns the object that reads a model's expert load and, with enable_eplb, moves experts between ranks; an empty
+    one for models without experts."""
     if model.expert_counts is None:
         return MixtureExperts()
     load = ExpertLoad(*model.expert_counts)

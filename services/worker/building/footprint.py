@@ -34,7 +34,7 @@ UNQUANTIZED = ("embed_tokens", "lm_head")  # stay in the model's type when `quan
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """Memory of one rank of a replica: of one GPU."""
+    """Memory that one rank of a replica, that is one GPU, needs, computed from config.json."""
 
     architecture: str
     num_parameters: int  # stored values of all ranks; packed formats count what is stored
@@ -96,7 +96,8 @@ def footprint(settings: WorkerSettings, values: dict[str, Any], *, num_ranks: in
 
 
 def _dtype(setting: str, checkpoint: str) -> torch.dtype:
-    """Type of weights and activations on a GPU: as choose_dtype(), with bfloat16 where nothing names one."""
+    """Returns the type of weights and activations on a GPU: as choose_dtype(), with bfloat16 where nothing names one.
+    Raises InvalidArgument for an unknown type."""
     name = setting if setting != "auto" else checkpoint or "bfloat16"
     if name not in DTYPES:
         raise InvalidArgument(f"dtype: the checkpoint is {name!r}; available: {', '.join(DTYPES)}", field="dtype")
@@ -104,7 +105,8 @@ def _dtype(setting: str, checkpoint: str) -> torch.dtype:
 
 
 def _weights(model: CausalLM, quantization: str) -> tuple[int, int]:
-    """Number of stored values of the whole model, and bytes of this rank's part of them."""
+    """Returns the number of stored values of the whole model, and the bytes of this rank's part of them after
+    quantization at load."""
     num_values, num_bytes = 0, 0
     for name, destination in model.destinations():
         part, size = memory_of(destination), math.prod(destination.shape)

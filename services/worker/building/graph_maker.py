@@ -34,7 +34,7 @@ log = logger("worker.graphs")
 
 @dataclass(frozen=True, slots=True)
 class RecordingTools:
-    """Implementations with which steps are recorded."""
+    """Implementations with which steps are recorded: recorder, edges of a step, and staging; tests pass others."""
 
     recorder: Recorder
     edges: StepEdges
@@ -42,11 +42,12 @@ class RecordingTools:
 
 
 def cuda_recording_tools(place: LayerPlacement) -> RecordingTools:
+    """Returns the implementations that record real CUDA graphs, on the placement's device."""
     return RecordingTools(CudaRecorder(place.min_over_ranks), TritonStepEdges(), lambda: PinnedStaging(place.device))
 
 
 class GraphBuilder:
-    """Records the graphs of a loaded model."""
+    """Records the CUDA graphs of a loaded model's steps: decodes, chunks, and with pipeline stages the sampling."""
 
     def __init__(
         self,
@@ -84,7 +85,8 @@ class GraphBuilder:
     def record(
         self, runner: ModelRunner, limits: WorkerLimits, block_table: npt.NDArray[np.int32], most: int = 0
     ) -> None:
-        """Records the `most` largest graphs (0: all) over the memory that `runner` has been prepared with."""
+        """Records the `most` largest graphs of each kind (0: all) over the memory that `runner` has been prepared with,
+        and makes the runner use them."""
         started = time.perf_counter()
         tools = self._new_tools(self._place)
         model = self._recorded(runner, limits, tools)
@@ -110,6 +112,8 @@ class GraphBuilder:
     def _record_samples(
         self, runner: ModelRunner, limits: WorkerLimits, tools: RecordingTools, most: int
     ) -> SampleGraphs:
+        """Records output head and sampling by number of rows, for the first pipeline stage, to which the last one
+        returns its hidden states."""
         graphs = SampleGraphs(
             self._logits,
             PlainChoice(runner.sampler.vocabulary, limits.max_num_seqs, self._place.device),
@@ -130,6 +134,8 @@ class GraphBuilder:
     def _record_chunks(
         self, runner: ModelRunner, limits: WorkerLimits, model: RecordedModel, tools: RecordingTools, most: int
     ) -> None:
+        """Records steps with chunks up to the size for which a graph pays, which the first call measures, and makes the
+        runner use them; records nothing if no shape remains."""
         started = time.perf_counter()
         most_tokens = self._most_chunk_tokens
         shapes = [
@@ -159,21 +165,27 @@ class GraphBuilder:
                 graphs.record(most)
 
     def _kept_hidden(self, caches: list[LayerCache], most_tokens: int) -> KeptHidden:
+        """Returns forward pass and output head as separate functions, with the memory in which a graph keeps the hidden
+        states for other heads."""
         size = most_tokens, self._model.hidden_width
         memory = torch.zeros(size, dtype=self._place.dtype, device=self._place.device)
         return KeptHidden(lambda batch: self._model.forward(batch, caches), self._logits, memory)
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        """Computes the logits of the rows that a step's output head reads."""
+        """Computes the logits of the rows that a step's output head reads, with their adapters."""
         adapters = self._place.adapters
         return self._model.logits(hidden, *(adapters.logit_rows if adapters is not None else ()))
 
     def _recorded(self, runner: ModelRunner, limits: WorkerLimits, tools: RecordingTools) -> RecordedModel:
+        """Returns what a graph records of the whole model: forward pass with logits (for a single row the fused chain,
+        if there is one), choice and step edges."""
         if not self._place.stage.is_whole:
             return self._recorded_stage(runner.caches, limits, tools)
         caches = runner.caches
 
         def logits(batch: ForwardBatch) -> Tensor:
+            """Computes the logits of a batch: by the fused chain for a single row, if there is one, else by the
+            model."""
             if self._single_row is not None and batch.token_ids.size(0) == 1:
                 return self._single_row.logits(batch, caches)
             return self._logits(self._model.forward(batch, caches))
@@ -190,6 +202,7 @@ class GraphBuilder:
         )
 
     def _recorded_stage(self, caches: list[LayerCache], limits: WorkerLimits, tools: RecordingTools) -> RecordedModel:
+        """Returns what a graph records of one pipeline stage: its layers, without choice."""
         shapes = chunk_shapes(limits, self._samples_per_row) if self._chunks else []
         layers = StageLayers(
             self._model,

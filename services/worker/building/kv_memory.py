@@ -28,7 +28,7 @@ log = logger("worker.build")
 
 @dataclass(frozen=True, slots=True)
 class KVMemory:
-    """KV memory of a replica: its limits, slot table and caches."""
+    """KV memory of a replica: limits with the final number of blocks, slot table and caches."""
 
     limits: WorkerLimits
     """What the blocks hold: those of the replica."""
@@ -43,7 +43,8 @@ def allocate_kv_memory(
     loaded: LoadedModel,
     steps: StepExecution,
 ) -> KVMemory:
-    """Allocates the KV caches, as many blocks as configured or as fit into the free memory of all ranks."""
+    """Allocates the KV caches and the slot table: as many blocks as configured, or as fit into the free memory of every
+    rank, measured by running the largest steps. Raises InvalidArgument if whole adapter weights do not fit."""
     _check_adapters(environment)
     num_blocks = environment.place.min_over_ranks(
         settings.num_blocks or _measure(settings, replica_config, environment, loaded, steps)
@@ -71,7 +72,7 @@ def _check_adapters(environment: Environment) -> None:
 def record_steps(
     replica_config: ReplicaConfig, environment: Environment, loaded: LoadedModel, steps: StepExecution, memory: KVMemory
 ) -> None:
-    """Prepares the runner with these blocks and records its steps over them."""
+    """Prepares the runner with these blocks, records its CUDA graphs or tape over them, and logs the memory."""
     block_table = memory.table.block_table
     steps.runner.prepare(
         kv_cache.caches_by_layer(memory.caches, loaded.kv_layout), block_table, loaded.kv_layout.num_groups
@@ -83,6 +84,8 @@ def record_steps(
 
 
 def _fitting(settings: WorkerSettings, limits: WorkerLimits, num_blocks: int) -> WorkerLimits:
+    """Returns the limits with `num_blocks`; shortens max_model_len, with a warning, to what they hold. Raises
+    InvalidArgument if it was set explicitly, or if they hold no sequence."""
     fitting = worker_limits.fit(limits, num_blocks, explicit=bool(settings.max_model_len))
     if fitting.max_model_len < limits.max_model_len:
         log.warning(
@@ -94,6 +97,7 @@ def _fitting(settings: WorkerSettings, limits: WorkerLimits, num_blocks: int) ->
 def _use_tape(
     runner: ModelRunner, model: CausalLM, environment: Environment, fitting: WorkerLimits, *, trees: bool
 ) -> None:
+    """Makes the runner use a taped model if backend and model allow it; logs the reason on a CPU otherwise."""
     reason = taped.reject_reason(model, environment.backend, environment.place)
     if reason is None:
         runner.use_model(TapedModel(model, runner.caches, fitting, trees=trees))
@@ -108,9 +112,8 @@ def _measure(
     loaded: LoadedModel,
     steps: StepExecution,
 ) -> int:
-    """Measures how many KV blocks fit into memory: on the CPU into the configured size, on a GPU into what
-    remains of `gpu_memory_utilization` after the largest steps have run and the largest CUDA graphs have been recorded.
-    A block includes the drafter's memory."""
+    """Returns the number of blocks that fit into this rank's memory, including the drafter's memory per block: on a CPU
+    from the configured size, on a GPU after running the largest steps over one block and recording one graph."""
     block_bytes = loaded.shape.num_bytes + (steps.drafter.block_bytes if steps.drafter else 0)
     if settings.device == "cpu":
         return kv_memory.cpu_budget(settings.cpu_kv_cache_gib) // block_bytes

@@ -30,7 +30,7 @@ log = logger("worker.build")
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """Loaded model with its loader, KV layout and weights."""
+    """Loaded model with its loader, KV layout, weights, and what reloading them needs."""
 
     model: CausalLM
     loader: Loader
@@ -45,7 +45,8 @@ class LoadedModel:
     """Of the folder's files, when they were loaded."""
 
     def reload(self, model: CausalLM, folder: Path) -> None:
-        """Loads the weights again. Raises FailedPrecondition if the files have changed."""
+        """Loads the weights from `folder` into `model` again. Raises FailedPrecondition if the files are not those that
+        were loaded first."""
         if self.loader.reads_files and weight_samples.folder_digest(folder) != self.samples:
             text = f"model: the weights in {folder} are not those that were loaded from there; start this worker anew"
             raise FailedPrecondition(text, field="model")
@@ -59,11 +60,13 @@ def load_model(
     placement: RankPlacement,
     progress: Progress | None = None,
 ) -> LoadedModel:
-    """Loads the model; `progress` receives the loading progress. Raises QuireError for invalid checkpoints."""
+    """Builds the model's layers and loads the weights, hashing samples of the files meanwhile; `progress` receives the
+    loading progress. Raises QuireError for invalid checkpoints and adapters that no layer fits."""
     place = environment.place
     loader = Loader(settings.load_format, settings.seed, progress or Progress())
 
     def new() -> CausalLM:
+        """Builds the layers of this rank without loading weights."""
         return replica_config.family(
             replica_config.config, environment.backend, place, environment.limits.max_model_len
         )
@@ -82,6 +85,8 @@ def load_model(
 
 
 def _count(model: CausalLM, place: LayerPlacement, placement: RankPlacement) -> WeightCounts:
+    """Counts the model's weights; with pipeline stages sums over all of them, which blocks until every rank calls
+    it."""
     counts = WeightCounts.of(model.destinations(), model.config, expert_ranks=place.shard.expert_ranks)
     if place.stage.is_whole:
         return counts
@@ -89,6 +94,7 @@ def _count(model: CausalLM, place: LayerPlacement, placement: RankPlacement) -> 
 
 
 def _load(model: CausalLM, settings: WorkerSettings, loader: Loader, place: LayerPlacement) -> None:
+    """Loads the weights after checking that every adapter has its layers; logs the time it took."""
     if place.adapters is not None:
         place.adapters.check_complete()
     if isinstance(model, TransformersCausalLM):

@@ -37,7 +37,8 @@ class ReplicaConfig:
 
 
 def read_replica_config(settings: WorkerSettings, values: dict[str, Any], placement: RankPlacement) -> ReplicaConfig:
-    """Reads the configuration; `values` is config.json. Raises QuireError for unsupported models and settings."""
+    """Reads the configuration and checks what needs no device; `values` is config.json. Compares output head and
+    embeddings in the checkpoint, if config.json ties them. Raises QuireError for unsupported models and settings."""
     family = find_model(values, settings.model_impl)
     config = read_model_config(values, settings.model_impl)
     if Loader(settings.load_format, settings.seed).reads_files:

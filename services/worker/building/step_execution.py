@@ -45,6 +45,8 @@ def build_step_execution(
     loaded: LoadedModel,
     grammars: CompilePool | None,
 ) -> StepExecution:
+    """Builds heads and runner, creates the drafter, which loads its weights, and prepares the recording of CUDA graphs.
+    Drafters get no adapters."""
     model, place, limits = loaded.model, environment.place, environment.limits
     without = replace(place, adapters=None)
     target = DraftTarget(model, without, limits, settings.attention_backend, loaded.loader, Path(settings.model))
@@ -56,6 +58,8 @@ def build_step_execution(
 
 
 def _runner(model: CausalLM, heads: Heads, environment: Environment) -> ModelRunner:
+    """Builds the runner and adds adapters, context parallelism and its pipeline stage as configured; on a GPU limits
+    torch to one CPU thread."""
     if not environment.device.is_synchronous:
         torch.set_num_threads(
             1
@@ -82,7 +86,8 @@ def _graph_maker(
     drafting: SpeculativeConfig | None,
     drafter: Drafter | None,
 ) -> GraphBuilder | None:
-    """Returns the graph builder; None if all steps are launched kernel by kernel."""
+    """Returns the builder of CUDA graphs; None if all steps are launched kernel by kernel: on a CPU, if cuda_graphs is
+    off, or, with a warning, if the attention backend cannot be recorded."""
     backend, spec, place = environment.backend, environment.spec, environment.place
     if spec.device == "cpu" or not settings.cuda_graphs:
         return None

@@ -43,10 +43,9 @@ def open_tiers(
     layout: bytes,
     observer: DiskObserver,
 ) -> Tiers:
-    """Opens the configured tiers; `layout` describes the content of a block, as exchanged between workers.
-
-    Raises InvalidArgument for incompatible settings.
-    """
+    """Opens the configured tiers below the device, host memory and disk; none without kv_offloading_size. `memory`: the
+    device's caches; `layout` describes the content of a block, as exchanged between workers. Raises InvalidArgument for
+    incompatible settings and for folders without room."""
     size, folder = settings.kv_offloading_size, settings.kv_offloading_disk
     if not size:
         if folder or settings.kv_offloading_disk_size:
@@ -73,6 +72,7 @@ def open_tiers(
 
 
 def _reject_reason(settings: WorkerSettings, drafter: Drafter | None) -> str:
+    """Returns why blocks cannot be offloaded with these settings; empty if they can."""
     if settings.pipeline_parallel_size > 1:
         return f"not with pipeline_parallel_size {settings.pipeline_parallel_size}: stages are at different steps"
     if settings.context_parallel_size > 1:
@@ -98,6 +98,8 @@ def _open_host_memory(
     name: BlockIdentity,
     place: LayerPlacement,
 ) -> HostMemory:
+    """Opens host memory for as many blocks as kv_offloading_size holds: memory of this process, or a persistent region
+    in the folder kv_offloading_region, which is closed if that fails."""
     gib, parent = settings.kv_offloading_size, settings.kv_offloading_region
     if not parent:  # all ranks have equally many places and divide the memory
         num_places = count_places(gib, shape, num_ranks=settings.num_ranks, num_hosts=settings.nnodes)
@@ -115,6 +117,8 @@ def _open_host_memory(
 def _open_disk(
     settings: WorkerSettings, host_memory: HostMemory, name: BlockIdentity, observer: DiskObserver
 ) -> DiskStore:
+    """Opens the disk tier in this worker's folder and finds the blocks of earlier runs with the same identity; logs
+    their number. Raises InvalidArgument for a size or folder that does not work."""
     parent, gib = Path(settings.kv_offloading_disk).expanduser(), settings.kv_offloading_disk_size
     file_bytes = -(-(host_memory.block_bytes + HEADER_BYTES) // FILE_GRAIN) * FILE_GRAIN
     num_places = int(gib * GIB) // file_bytes
@@ -139,6 +143,8 @@ def _open_disk(
 
 
 def _check_room(parent: Path, gib: float, num_bytes: int, held_bytes: int) -> None:
+    """Raises InvalidArgument if the disk has less free than `num_bytes`, counting the `held_bytes` that the tier uses
+    already."""
     free = shutil.disk_usage(parent).free + held_bytes
     if num_bytes > free:
         raise InvalidArgument(
@@ -148,7 +154,8 @@ def _check_room(parent: Path, gib: float, num_bytes: int, held_bytes: int) -> No
 
 
 class BlockIdentity:
-    """Identity of the content of this worker's blocks, computed lazily."""
+    """Identity of the content of this worker's blocks (model, weights, layout, settings that change bits), computed on
+    first use because it reads the weights."""
 
     def __init__(self, settings: WorkerSettings, layout: bytes, groups: Sequence[KVGroup]) -> None:
         self._settings, self._layout, self._groups = settings, layout, groups
@@ -156,7 +163,7 @@ class BlockIdentity:
         self.about: Mapping[str, object] = {}
 
     def of(self, folder: WorkerFolder) -> bytes:
-        """Returns the identity; `folder` caches the digests of weights."""
+        """Returns the identity and keeps it and its description; `folder` caches the digests of weight files."""
         settings = self._settings
         if not self.known:
             dummy = settings.load_format == "dummy"

@@ -37,7 +37,7 @@ MODES = {
 
 @dataclass(frozen=True, slots=True)
 class VectorSpec:
-    """Pooling parameters of a prompt. Prompts with equal ones are pooled together."""
+    """Pooling parameters of a prompt, hashable: prompts of a step with equal ones are pooled together."""
 
     modes: tuple[str, ...]
     normalize: bool
@@ -50,7 +50,7 @@ QUERY, DOCUMENT = "query", "document"  # in order of computation
 
 
 class EncoderPoolingHead:
-    """Pools prompts of encoders, with the parameters by slot."""
+    """Head that pools the prompts of encoders, each computed in one step, with the parameters by slot."""
 
     def __init__(
         self,
@@ -69,9 +69,9 @@ class EncoderPoolingHead:
         self._places: dict[int, I32] = {}  # positions of tokens with a vector each, by slot
 
     def admit(self, slot: int, admission: SlotAdmission) -> None:
-        """Stores the pooling parameters of the sequence in `slot`, the positions of its tokens if each gets a vector,
-        and its role in late interaction. Raises QuireError if the parameters are missing or the model does not support
-        them."""
+        """Stores the slot's pooling parameters, the positions of tokens with a vector each, and its late-interaction
+        role. Raises InvalidArgument for a sequence that is sampled, and for parameters that the model does not
+        support."""
         params = admission.pooling
         if params is None:
             raise InvalidArgument("model: it reads texts and generates none: it is an encoder", field="model")
@@ -95,13 +95,15 @@ class EncoderPoolingHead:
         self._specs[slot] = spec
 
     def _classification(self, params: pooling_pb2.PoolingParams) -> VectorSpec:
+        """Returns the parameters of a classification, one score per class, pooled as requested or as the classifier
+        does."""
         assert self._classifier is not None
         mode = MODES[params.pooler] if params.pooler else self._classifier.pooler
         return VectorSpec((mode,), False, self._classifier.num_classes, classify=True)
 
     def _pooling(self, params: pooling_pb2.PoolingParams) -> VectorSpec:
-        """Returns the parameters of a vector. A pooler other than the model's own replaces its further layers as well,
-        which were not trained for it."""
+        """Returns the parameters of an embedding. A pooler other than the model's own replaces its further layers as
+        well, which were not trained for it. Raises InvalidArgument for more dimensions than the model has."""
         default = self._default
         modes = (MODES[params.pooler],) if params.pooler else default.modes
         is_default = modes == default.modes
@@ -123,6 +125,8 @@ class EncoderPoolingHead:
         return self._places[slot]
 
     def rows(self, inputs: StepInputs) -> EncoderPoolingRows | None:
+        """Groups the step's pooled prompts by parameters, queries before the documents that are compared with them;
+        None if there are none."""
         if not self._specs:
             return None
         by_spec: dict[VectorSpec, list[int]] = {}
@@ -134,10 +138,9 @@ class EncoderPoolingHead:
         return EncoderPoolingRows(self, inputs, by_spec) if by_spec else None
 
     def vectors(self, spec: VectorSpec, hidden: Tensor, starts: I32) -> Tensor:
-        """Pools `hidden` [num_tokens, hidden_size] of prompts that begin at `starts` [num_rows + 1].
-
-        Returns float32 [num_vectors, dimensions], one vector per prompt or per token.
-        """
+        """Pools `hidden` [num_tokens, hidden_size] of prompts that begin at `starts` [num_rows + 1], then applies
+        classifier, or dense layers, dimensions and normalisation. Returns float32 [num_vectors, dimensions], one vector
+        per prompt or per token."""
         ends = upload(starts, hidden.device, np.int64)
         pooled = torch.cat([_pool(mode, hidden, ends) for mode in spec.modes], dim=1)
         if spec.classify:
@@ -150,7 +153,8 @@ class EncoderPoolingHead:
 
 
 def _pool(mode: str, hidden: Tensor, starts: Tensor) -> Tensor:
-    """Returns float32 [num_rows, hidden_size]; `starts`: int64 [num_rows + 1]."""
+    """Pools the prompts that begin at `starts`, int64 [num_rows + 1], by one mode (last, cls, max, mean, mean_sqrt,
+    weighted): float32 [num_rows, hidden_size]; mode all returns every token's state."""
     if mode == "all":
         return hidden.float()
     if mode == "cls":
@@ -171,7 +175,7 @@ def _pool(mode: str, hidden: Tensor, starts: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class EncoderPoolingRows:
-    """Prompts of a step, grouped by pooling parameters."""
+    """Head input: the pooled prompts of a step as row indices, grouped by pooling parameters."""
 
     _head: EncoderPoolingHead
     _inputs: StepInputs
@@ -185,6 +189,7 @@ class EncoderPoolingRows:
         return None if len(tokens) == self._inputs.num_tokens and len(self._rows) == 1 else tokens
 
     def _tokens_of(self, spec: VectorSpec, rows: Sequence[int]) -> list[I32]:
+        """Returns, in one or more arrays, the indices of the step's tokens that pooling `rows` reads."""
         starts = self._inputs.query_start
         if spec.modes == ("cls",):
             return [starts[rows]]
@@ -195,6 +200,7 @@ class EncoderPoolingRows:
         return [np.arange(starts[row], starts[row + 1], dtype=np.int32) for row in rows]
 
     def _places(self, row: int) -> I32:
+        """Returns the positions of the row's tokens that have a vector each."""
         return self._head.places(int(self._inputs.slots[row]))
 
     def _counts(self, spec: VectorSpec, rows: Sequence[int]) -> I32:
@@ -207,6 +213,8 @@ class EncoderPoolingRows:
         return counts
 
     def launch(self, hidden: Tensor) -> PooledStep:
+        """Pools `hidden`, the states of `tokens` group after group; stores the vectors of queries, scores documents,
+        and returns the other vectors."""
         step, at = PooledStep(), 0
         for spec, rows in self._rows.items():
             starts = np.zeros(len(rows) + 1, dtype=np.int32)

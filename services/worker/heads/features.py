@@ -15,7 +15,7 @@ from quire.services.worker.step.step_inputs import StepInputs
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """Features of one step; they stay on the device."""
+    """Features of one step; they stay on the device, so that there is nothing to copy to the host."""
 
     states: Tensor  # [num_tokens, hidden_width]
 
@@ -32,7 +32,8 @@ class Features:
 
 
 class FeaturesHead:
-    """Head that sequences do not request: the drafter decides for each step."""
+    """Head that keeps the hidden states of all tokens for the drafter. Sequences do not request it: `wanted` decides
+    for each step."""
 
     def __init__(self, wanted: Callable[[StepInputs], bool]) -> None:
         self._wanted = wanted
@@ -48,11 +49,12 @@ class FeaturesHead:
 
 
 class FeatureRows:
-    """All tokens of a step."""
+    """Head input of all tokens of a step, in order."""
 
     tokens = None
 
     def launch(self, hidden: Tensor) -> Features:
+        """Returns a copy of the hidden states: the drafter reads them after later steps have been launched."""
         return Features(hidden.clone())  # the drafter reads them after later steps have been launched
 
 

@@ -23,29 +23,31 @@ from quire.shared.errors import QuireError
 
 @dataclass(frozen=True, slots=True)
 class StepHeads:
-    """Heads of a step besides sampling."""
+    """Heads of a step in addition to sampling."""
 
     rows: tuple[HeadRows, ...]
 
     @property
     def reads_all_tokens(self) -> bool:
-        """Whether the hidden states of all tokens are needed."""
+        """Whether a head reads the hidden states of all tokens; launch() then expects all of them."""
         return any(rows.tokens is None for rows in self.rows)
 
     def required_tokens(self, sampling_tokens: I32) -> I32:
-        """Returns the tokens whose hidden states are needed unless all are: the sampling ones, then each head's."""
+        """Returns the indices of tokens whose hidden states are needed unless all are: the sampling ones, then those of
+        each head in turn."""
         return np.concatenate([sampling_tokens, *(rows.tokens for rows in self.rows if rows.tokens is not None)])
 
     def launch(self, hidden: Tensor, num_samples: int, staging: Staging) -> list[HeadLaunch]:
-        """Launches the heads on `hidden` [num_tokens, hidden_size] if all tokens are read, else on the hidden states of
-        required_tokens()."""
+        """Launches the heads and returns their outputs in flight. `hidden`: the states of all tokens if
+        `reads_all_tokens`, else of required_tokens(), whose first `num_samples` are for sampling."""
         if self.reads_all_tokens:
             return self.launch_all(hidden, staging)
         ends = accumulate((len(rows.tokens) for rows in self.rows if rows.tokens is not None), initial=num_samples)
         return [rows.launch(hidden[a:b]) for rows, (a, b) in zip(self.rows, pairwise(ends), strict=True)]
 
     def launch_all(self, hidden: Tensor, staging: Staging) -> list[HeadLaunch]:
-        """Launches the heads on `hidden` [num_tokens, hidden_size] of all tokens of the step."""
+        """Launches the heads on `hidden` [num_tokens, hidden_size] of all tokens of the step, selecting the rows of
+        heads that read some."""
         return [
             rows.launch(hidden if rows.tokens is None else hidden.index_select(0, staging.upload([rows.tokens])[0]))
             for rows in self.rows
@@ -75,12 +77,12 @@ class Heads:
         self._observers = tuple(observers)
 
     def add(self, head: Head) -> None:
-        """Adds a head, before the first step."""
+        """Adds a head; only before the first step, because admitted sequences are not repeated to it."""
         self._others.append(head)
 
     def admit(self, slot: int, admission: SlotAdmission) -> None:
-        """Stores what the sequence's passes end in. Raises InvalidArgument; the slot is then computed with default
-        parameters."""
+        """Stores what the sequence's passes end in, in sampler, heads and observers. Raises InvalidArgument after
+        releasing it everywhere; the slot is then computed with default parameters."""
         try:
             if not admission.samples_nothing:
                 self._sampler.admit(slot, admission)
@@ -91,6 +93,7 @@ class Heads:
             raise
 
     def release(self, slot: int) -> None:
+        """Drops the state of `slot` in sampler, heads and observers."""
         self._sampler.release(slot)
         for head in (*self._others, *self._observers):
             head.release(slot)
@@ -115,7 +118,8 @@ class Heads:
             self._late.clear_queries()
 
     def prepare_step(self) -> None:
-        """Starts the work of a step, once all of its sequences are admitted."""
+        """Starts work on the host that a step's sampling waits for (grammar masks), once all of its sequences are
+        admitted."""
         self._sampler.prepare_step()
 
     def for_step(self, inputs: StepInputs) -> StepHeads:

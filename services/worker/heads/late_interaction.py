@@ -27,7 +27,7 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class LateRole:
-    """Role of a slot in late interaction."""
+    """Role of a slot in late interaction: a query, or a document and the query that it is scored against."""
 
     name: bytes  # name of the query
     is_query: bool  # else a document that is scored against the query
@@ -47,7 +47,8 @@ class LateInteractionScorer:
     documents."""
 
     def __init__(self, size: int, cache_bytes: int) -> None:
-        """`size`: elements of a vector."""
+        """`size`: elements of a vector; `cache_bytes`: capacity for query vectors, which are allocated as queries
+        arrive."""
         self._vector_bytes = ELEMENT_BYTES * size
         self.max_query_vectors = cache_bytes // self._vector_bytes
         self._roles: dict[int, LateRole] = {}  # by slot
@@ -56,6 +57,7 @@ class LateInteractionScorer:
 
     @classmethod
     def from_settings(cls, settings: WorkerSettings, size: int) -> LateInteractionScorer:
+        """Creates the scorer for vectors of `size` elements with a query cache of query_cache_mb."""
         return cls(size, settings.query_cache_mb * MIB)
 
     @property
@@ -64,7 +66,8 @@ class LateInteractionScorer:
         return self.max_query_vectors * self._vector_bytes
 
     def admit(self, slot: int, admission: SlotAdmission) -> LateRole:
-        """Stores the role of a sequence with a vector per token. Raises QuireError."""
+        """Stores the role of a sequence with a vector per token, and reserves capacity for a query's vectors. Raises
+        InvalidArgument for a malformed query id, FailedPrecondition if the capacity is exceeded."""
         if len(admission.query_id) != NAME_BYTES:
             text = f"query_id: {len(admission.query_id)} bytes, expected {NAME_BYTES}"
             raise InvalidArgument(text, field="query_id")
@@ -75,8 +78,8 @@ class LateInteractionScorer:
         return late
 
     def _reserve_vectors(self, name: bytes, num_tokens: int) -> None:
-        """Counts `num_tokens` vectors of the query `name` against the capacity of the cache, in place of an earlier
-        count of the same query; allocates no memory. Raises FailedPrecondition if the capacity is exceeded."""
+        """Counts a query's tokens against the capacity, replacing an earlier count of that name. Raises
+        FailedPrecondition if they do not fit."""
         others = sum(count for other, count in self._num_tokens.items() if other != name)
         if others + num_tokens > self.max_query_vectors:
             text = (
@@ -87,6 +90,8 @@ class LateInteractionScorer:
         self._num_tokens[name] = num_tokens
 
     def release(self, slot: int) -> None:
+        """Drops the slot's role; a query that was not computed also gives back its capacity, a computed one stays
+        cached until it is dropped."""
         late = self._roles.pop(slot, None)
         if late is not None and late.is_query and late.name not in self._vectors:
             self._num_tokens.pop(late.name, None)  # cancelled before it was computed
@@ -104,14 +109,17 @@ class LateInteractionScorer:
         self._num_tokens.clear()
 
     def store_queries(self, slots: Sequence[int], vectors: Tensor, starts: I32) -> None:
-        """Caches `vectors`, float32 [num_vectors, size], of queries that begin at `starts` [num_slots + 1]."""
+        """Caches copies of `vectors`, float32 [num_vectors, size], of the queries in `slots`, which begin at `starts`
+        [num_slots + 1], by query name."""
         for slot, begin, end in zip(slots, starts[:-1].tolist(), starts[1:].tolist(), strict=True):
             self._vectors[self._roles[slot].name] = vectors[
                 begin:end
             ].clone()  # a view would keep the whole step's tensor alive
 
     def score_documents(self, slots: Sequence[int], vectors: Tensor, starts: I32) -> ScoredDocuments:
-        """Scores documents whose `vectors`, float32 [num_vectors, size], begin at `starts` [num_slots + 1]."""
+        """Scores the documents in `slots`, whose `vectors`, float32 [num_vectors, size], begin at `starts` [num_slots +
+        1], against their cached queries by MaxSim. A document without its query, or of another vector size, fails
+        alone."""
         names = [self._roles[slot].name for slot in slots]
         failed = {index: error for index, name in enumerate(names) if (error := self._score_error(name, vectors))}
         scored = [index for index in range(len(names)) if index not in failed]
@@ -131,6 +139,8 @@ class LateInteractionScorer:
         return together.select(np.array([distinct[name] for name in names], dtype=np.intp))
 
     def _score_error(self, name: bytes, vectors: Tensor) -> QuireError | None:
+        """Returns the error if documents with `vectors` cannot be scored against the query `name`: not cached, or of
+        another vector size; None if they can."""
         query = self._vectors.get(name)
         if query is None:
             return FailedPrecondition(f"query_id: the vectors of query {name.hex()} are not cached", field="query_id")

@@ -31,6 +31,7 @@ class TokenVectors:
         return int(self.lengths.max())
 
     def select(self, texts: Ints) -> TokenVectors:
+        """Returns some of the texts, by index and possibly repeated; shares the vectors."""
         return TokenVectors(self.vectors, self.starts[texts], self.lengths[texts])
 
     def padded(self) -> Tensor:

@@ -27,12 +27,14 @@ class PooledStep:
     failed: dict[int, QuireError] = field(default_factory=dict)  # documents that could not be scored, by slot
 
     def add(self, slots: Sequence[int], sizes: Sequence[int], vectors: Tensor) -> None:
+        """Appends results of `slots`: `vectors` holds `sizes` elements for each, slot after slot."""
         self.slots += slots
         self.sizes += sizes
         self.vectors.append(vectors)
 
     def add_scores(self, late: LateInteractionScorer, slots: Sequence[int], vectors: Tensor, starts: I32) -> None:
-        """Scores documents whose `vectors`, float32 [num_vectors, size], begin at `starts` [num_slots + 1]."""
+        """Scores documents whose `vectors`, float32 [num_vectors, size], begin at `starts` [num_slots + 1], and appends
+        one score each; documents that cannot be scored go to `failed`."""
         scored = late.score_documents(slots, vectors, starts)
         self.failed.update({slots[index]: error for index, error in scored.failed.items()})
         if scored.scores is not None:
@@ -43,7 +45,7 @@ class PooledStep:
         return [torch.cat([part.flatten() for part in self.vectors])] if self.vectors else []
 
     def finish(self, arrays: list[Array]) -> PooledVectors:
-        """Returns the results on the host, with ascending slots."""
+        """Returns the results on the host, reordered by ascending slots."""
         values: F32 = arrays[0] if arrays else np.zeros(0, np.float32)
         slots, sizes = self.slots, self.sizes
         if slots != sorted(slots):

@@ -34,7 +34,7 @@ ALL, STEP = pooling_pb2.POOLER_ALL, pooling_pb2.POOLER_STEP
 
 @dataclass(frozen=True, slots=True)
 class PoolingSpec:
-    """Pooling parameters of a slot."""
+    """Pooling parameters of a slot, as resolved on admission."""
 
     pooler: pooling_pb2.Pooler
     num_tokens: int
@@ -66,7 +66,8 @@ class PoolingChunk:
 
 
 class PoolingHead:
-    """Pools sequences of decoders, keeping state by slot until the last token is computed."""
+    """Head that pools sequences of decoders. Prompts are computed in chunks, so that it keeps sums or states by slot
+    until the last token is computed."""
 
     def __init__(
         self,
@@ -94,6 +95,9 @@ class PoolingHead:
         self._states: dict[int, list[Tensor]] = {}
 
     def admit(self, slot: int, admission: SlotAdmission) -> None:
+        """Stores the slot's pooling parameters and late-interaction role; does nothing for a sequence that is sampled.
+        Raises InvalidArgument for unsupported parameters, and for a pooler that reads tokens which are cached and not
+        computed."""
         params = admission.pooling
         if params is None:
             return
@@ -134,6 +138,7 @@ class PoolingHead:
             self._late.release(slot)
 
     def rows(self, inputs: StepInputs) -> PoolingRows | None:
+        """Returns the chunks of pooled sequences that this step reads or completes, None if there are none."""
         if not self._specs:
             return None
         slots = inputs.slots.tolist()
@@ -142,6 +147,8 @@ class PoolingHead:
         return PoolingRows(self, parts) if parts else None
 
     def _part(self, inputs: StepInputs, row: int, slot: int) -> PoolingChunk:
+        """Selects the tokens of one slot that the pooler reads in this step: those with a vector each, the last, the
+        first, or all."""
         spec = self._specs[slot]
         start, end = (int(at) for at in inputs.query_start[row : row + 2])
         ends = int(inputs.seq_lens[row]) == spec.num_tokens
@@ -156,7 +163,8 @@ class PoolingHead:
         return PoolingChunk(spec, slot, np.arange(start, end, dtype=np.int32), ends)
 
     def pool(self, parts: list[PoolingChunk], hidden: Tensor) -> PooledStep:
-        """Pools `hidden` [num_read, >= hidden_size], the concatenated hidden states of `parts`."""
+        """Pools `hidden` [num_read, >= hidden_size], the concatenated hidden states of `parts`: adds incomplete chunks
+        to the state of their slots, and returns vectors and scores of complete sequences."""
         step, at = PooledStep(), 0
         compared: list[tuple[PoolingChunk, Tensor]] = []
         for together in self._groups(parts):
@@ -175,7 +183,7 @@ class PoolingHead:
 
     def _groups(self, parts: list[PoolingChunk]) -> Iterator[list[PoolingChunk]]:
         """Groups adjacent parts whose vectors are computed together: launching a kernel for each of a hundred short
-        texts takes longer than computing the texts."""
+        texts takes longer than computing the texts. With batch_invariant every part is alone."""
         together: list[PoolingChunk] = []
         for part in parts:
             if together and not (_can_group(part, together[-1]) and not self._batch_invariant):
@@ -186,7 +194,8 @@ class PoolingHead:
             yield together
 
     def _compare(self, compared: list[tuple[PoolingChunk, Tensor]], step: PooledStep) -> None:
-        """Stores queries, then scores the documents against them; tensors are float32 [num_places, dimensions]."""
+        """Caches the vectors of queries, then scores the documents against them into `step`; tensors are float32
+        [num_places, dimensions], grouped by their size."""
         assert self._late is not None, "sequences were admitted with it"
         groups: dict[tuple[bool, int], list[tuple[int, Tensor]]] = {}  # by (is document, vector size)
         for part, pooled in compared:
@@ -201,14 +210,15 @@ class PoolingHead:
                 self._late.store_queries(slots, vectors, starts)
 
     def _by_place(self, part: PoolingChunk, states: Tensor) -> Tensor | None:
-        """Returns float32 [num_places, dimensions] once the slot's last token is computed, else None."""
+        """Keeps a copy of the chunk's states for the slot; returns float32 [num_places, dimensions] of all chunks once
+        the slot's last token is computed, else None."""
         kept = self._states.setdefault(part.slot, [])
         kept.append(states.to(torch.float32, copy=True))  # the next step overwrites the buffer
         return self._vectors(part.spec, torch.cat(kept)) if part.is_last else None
 
     def _whole(self, parts: list[PoolingChunk], states: Tensor) -> Tensor | None:
-        """Returns float32 [num_parts, dimensions] of parts of one kind that are complete, or None for one that
-        is not."""
+        """Returns float32 [num_parts, dimensions] of complete parts of one kind; for a part that is not complete stores
+        its sum and returns None."""
         if all(len(part.tokens) == 1 and part.slot not in self._sums for part in parts) and parts[0].is_last:
             return _finish_vectors(parts[0].spec, states.float())
         totals, at = [], 0
@@ -222,7 +232,8 @@ class PoolingHead:
         return _finish_vectors(parts[0].spec, torch.stack(totals))
 
     def _vectors(self, spec: PoolingSpec, states: Tensor) -> Tensor:
-        """Returns float32 [num_places, dimensions] for states [num_places, hidden_size]."""
+        """Applies the classifier, or the layers for single tokens, dimensions and normalisation: states [num_places,
+        hidden_size] to float32 [num_places, dimensions]."""
         if spec.classifier is not None:
             return spec.classifier(states.t()).t()
         vectors = states if self._by_token is None else self._by_token(states)
@@ -230,15 +241,16 @@ class PoolingHead:
         return torch.nn.functional.normalize(vectors, dim=1) if spec.normalize else vectors
 
     def _add_to_sum(self, slot: int, hidden: Tensor) -> Tensor:
-        """Returns float32 [hidden_size]: the sum of `hidden` and of the sequence's earlier chunks."""
+        """Returns float32 [hidden_size]: the sum of `hidden` [num_tokens, hidden_size] and of the sequence's earlier
+        chunks, whose stored sum it removes."""
         total = hidden.sum(dim=0, dtype=torch.float32)
         before = self._sums.pop(slot, None)
         return total if before is None else total.add_(before)
 
 
 def token_places(pooler: pooling_pb2.Pooler, params: pooling_pb2.PoolingParams, token_ids: I32) -> I32 | None:
-    """Returns the positions of tokens with a vector each, ascending; None for one vector of all. Raises
-    InvalidArgument."""
+    """Returns the positions of tokens with a vector each, ascending: all for ALL, those with the step tag for STEP;
+    None for poolers with one vector. Raises InvalidArgument if STEP has no tag or the tag does not occur."""
     if pooler == ALL:
         return np.arange(len(token_ids), dtype=np.int32)
     if pooler != STEP:
@@ -253,7 +265,8 @@ def token_places(pooler: pooling_pb2.Pooler, params: pooling_pb2.PoolingParams, 
 
 
 def requested_places(column: bytes, num_tokens: int) -> I32:
-    """Decodes `column`, the requested positions as u32. Raises InvalidArgument."""
+    """Decodes `column`, the requested positions as u32. Raises InvalidArgument unless they ascend below
+    `num_tokens`."""
     if len(column) % columns.NUMBER_BYTES:
         raise InvalidArgument("params: pooled_tokens is not a column of u32", field="params")
     places = columns.u32(column).astype(np.int64)
@@ -277,7 +290,8 @@ def _can_group(part: PoolingChunk, other: PoolingChunk) -> bool:
 
 
 def _finish_vectors(spec: PoolingSpec, totals: Tensor) -> Tensor:
-    """Returns float32 [num_parts, dimensions] for pooled states [num_parts, hidden_size]."""
+    """Applies the classifier, or dimensions and normalisation: pooled states [num_parts, hidden_size] to float32
+    [num_parts, dimensions]."""
     if spec.classifier is not None:
         return spec.classifier(totals.t()).t()
     vectors = totals[:, : spec.dimensions]
@@ -286,7 +300,7 @@ def _finish_vectors(spec: PoolingSpec, totals: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class PoolingRows:
-    """Parts of a step that are pooled."""
+    """Chunks of a step that PoolingHead pools, in the order of slots."""
 
     _head: PoolingHead
     _parts: list[PoolingChunk]

@@ -37,7 +37,7 @@ class HeadLaunch(Protocol):
 
 
 class HeadRows(Protocol):
-    """Input of a head in a step."""
+    """Input of a head in a step: which hidden states it reads, and how it is launched on them."""
 
     @property
     def tokens(self) -> I32 | None:
@@ -49,7 +49,8 @@ class HeadRows(Protocol):
 
 
 class Head(SlotState, Protocol):
-    """An output besides samples. Slots that do not use it cost nothing."""
+    """Output of a forward pass in addition to samples, requested by sequences on admission. Slots that do not use it
+    cost nothing."""
 
     def rows(self, inputs: StepInputs) -> HeadRows | None:
         """Returns the head's input in a step, None if it has none; called once per step, in order."""

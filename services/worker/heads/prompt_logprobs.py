@@ -26,7 +26,7 @@ MAX_ROWS_AT_ONCE = 128  # rows of logits: 78 MB in float32 with a vocabulary of 
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobsSpec:
-    """Prompt log-probabilities that a slot requested."""
+    """Prompt log-probabilities that a slot requested, until its prompt is computed."""
 
     prompt: I32
     first: int  # first position, at least 1
@@ -79,7 +79,7 @@ class PromptLogprobsLaunch:
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobRows:
-    """Rows of a step that this head reads."""
+    """Head input: the rows of a step whose log-probabilities are computed."""
 
     rows: PromptRows
     _head: PromptLogprobsHead
@@ -93,7 +93,7 @@ class PromptLogprobRows:
 
 
 class PromptLogprobsHead:
-    """Computes prompt log-probabilities, keeping the request of a slot until its prompt is computed."""
+    """Head that computes prompt log-probabilities, keeping the request of a slot until its prompt is computed."""
 
     def __init__(
         self, vocab_size: int, settings: SlotLogprobs, device: torch.device, logits_of: Callable[[Tensor, Rows], Tensor]
@@ -108,6 +108,9 @@ class PromptLogprobsHead:
         self._specs: dict[int, PromptLogprobsSpec] = {}
 
     def admit(self, slot: int, admission: SlotAdmission) -> None:
+        """Stores the requested positions and entries; does nothing if none are requested or the prompt ends before the
+        first. Raises InvalidArgument for too many entries, ids outside of the vocabulary, and positions within cached
+        tokens, which are not computed."""
         sampling = admission.sampling
         named = [columns.i32(columns.u32_bytes(position.ids)) for position in sampling.prompt_logprob_token_ids]
         if not named and not sampling.HasField("prompt_logprobs"):
@@ -128,6 +131,8 @@ class PromptLogprobsHead:
         self._specs.pop(slot, None)
 
     def rows(self, inputs: StepInputs) -> PromptLogprobRows | None:
+        """Returns the step's tokens that precede a requested position, None if there are none; forgets requests that
+        this step completes."""
         rows = self._rows(inputs) if self._specs else None
         return None if rows is None else PromptLogprobRows(rows, self)
 
@@ -147,6 +152,8 @@ class PromptLogprobsHead:
         )
 
     def _part(self, inputs: StepInputs, row: int, slot: int) -> PromptRows:
+        """Returns one slot's rows in this step, possibly none; deletes the slot's request if the step reaches the last
+        prompt token."""
         spec = self._specs[slot]
         start, end = (int(at) for at in inputs.query_start[row : row + 2])
         begin = int(inputs.positions[start])
@@ -161,7 +168,8 @@ class PromptLogprobsHead:
         return PromptRows(tokens.astype(np.int32), targets, counts.astype(np.int32), names, [slot], [len(tokens)])
 
     def collect(self, hidden: Tensor, rows: PromptRows) -> PromptLogprobsLaunch:
-        """Computes log-probabilities from `hidden` [num_rows, hidden_size] of the rows' tokens."""
+        """Computes log-probabilities from `hidden` [num_rows, hidden_size] of the rows' tokens, MAX_ROWS_AT_ONCE rows
+        of logits at a time; stays on the device."""
         slots = np.repeat(np.array(rows.slots, dtype=np.int64), rows.positions)
         pieces = [
             self._collect(
@@ -180,6 +188,8 @@ class PromptLogprobsHead:
         return PromptLogprobsLaunch(rows, entries)
 
     def _collect(self, logits: Tensor, rows: PromptRows, piece: slice) -> RowLogprobs:
+        """Returns the entries of the rows `piece` from their float32 logits [num_rows, shard.size]: the prompt's token,
+        then the most likely or the named ones."""
         values = self._settings.mode.values(logits)
         targets = upload(rows.targets[piece], self._device, np.int64).unsqueeze(1)
         most = int(rows.counts.max())
@@ -190,7 +200,8 @@ class PromptLogprobsHead:
 
 
 def _named_ids(named: list[I32], at: Rows | I32) -> I32:
-    """Returns the requested ids of the positions, [num_positions, max_named], padded with -1."""
+    """Returns the ids requested at the positions `at` (counted from the first requested one), [num_positions,
+    max_named], padded with -1; none beyond the lists."""
     lists = [named[i] if i < len(named) else named[0][:0] for i in at.tolist()]
     out = np.full((len(lists), max(map(len, lists), default=0)), -1, dtype=np.int32)
     for row, ids in zip(out, lists, strict=True):

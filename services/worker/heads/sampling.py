@@ -16,7 +16,8 @@ from quire.services.worker.step.step_inputs import StepInputs
 
 
 class SamplingHead:
-    """Launches sampling of a step and stores each slot's last token in device memory."""
+    """Head that samples the tokens of a step and stores each slot's last token in device memory, where the next step
+    reads it."""
 
     def __init__(self, sampler: Sampler) -> None:
         self.sampler = sampler
@@ -43,7 +44,8 @@ class SamplingHead:
     def _verify(
         self, logits: Tensor, inputs: StepInputs, drafts: DraftRows, memory: SlotMemory, positions: Tensor
     ) -> SampledTokens:
-        """Samples the accepted drafts of each slot and one token more; REJECTED after them."""
+        """Samples a row per draft and one more for each slot, accepts drafts and stores the last tokens: int32
+        [num_rows] with REJECTED in the rows after a slot's last accepted one."""
         ahead = upload(drafts.preceding_drafts, logits.device)
         ready = self.sampler.process(
             logits, inputs.sampling_slots, Positions(inputs.sample_positions, positions, ahead)

@@ -19,7 +19,8 @@ NAMES = ("linear.weight", "linear.bias")
 
 
 class SentenceHead:
-    """Default way to compute a prompt's vector, if the request does not choose another."""
+    """Default way to compute a prompt's vector: pooling modes, dense layers, and whether the result is normalised
+    (which the caller does)."""
 
     def __init__(
         self, modes: tuple[str, ...], normalizes: bool, denses: tuple[Dense, ...] = (), *, compares: bool = False
@@ -33,13 +34,14 @@ class SentenceHead:
         cls, folder: Path, plain: SentenceModel, device: torch.device, *, load: bool = True
     ) -> SentenceHead:
         """Reads the folder's modules. `plain`: used for a folder without modules.json; `load`: False initialises
-        weights randomly."""
+        weights randomly. Raises InvalidArgument for dense layers that cannot be read."""
         model = read_sentence_model(folder) or plain
         denses = tuple(Dense(folder, one, device, load=load) for one in model.denses)
         return cls(model.modes, model.normalizes, denses, compares=model.late is not None)
 
     def size(self, hidden_size: int) -> int:
-        """Returns the number of elements of a vector."""
+        """Returns the number of elements of a vector, given the model's hidden size: that of the last dense layer, or
+        of all pooled states together."""
         return self._denses[-1].out_features if self._denses else hidden_size * len(self.modes)
 
     def __call__(self, pooled: Tensor) -> Tensor:
@@ -50,7 +52,8 @@ class SentenceHead:
 
 
 class Dense:
-    """A projection stored in a subfolder."""
+    """Dense layer with an activation, stored in a subfolder and computed in float32. Raises InvalidArgument for files
+    that are missing, damaged or of other shapes than config.json says."""
 
     def __init__(self, folder: Path, module: DenseModule, device: torch.device, *, load: bool) -> None:
         self.out_features = module.out_features
@@ -75,6 +78,7 @@ class Dense:
         self._bias = None if bias is None else bias.to(device, torch.float32, copy=True)
 
     def __call__(self, x: Tensor) -> Tensor:
+        """Applies the layer: float32 [num_rows, in_features] -> float32 [num_rows, out_features]."""
         x = functional.linear(x, self._weight, self._bias)
         if self._activation == "tanh":
             return x.tanh()
@@ -84,6 +88,8 @@ class Dense:
 
 
 def _tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
+    """Yields names and tensors of model.safetensors, or else of pytorch_model.bin (weights only). Raises
+    InvalidArgument if neither exists."""
     safe, pickled = folder / "model.safetensors", folder / "pytorch_model.bin"
     if safe.exists():
         with safe_open(safe, "pt") as file:

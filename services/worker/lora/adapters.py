@@ -38,7 +38,7 @@ L = TypeVar("L", bound=LinearAdapters)
 
 @dataclass(frozen=True, slots=True)
 class LoadedAdapter:
-    """An adapter on the device."""
+    """An adapter on the device, under the number by which layers and kernels know it."""
 
     id: AdapterId
     path: str
@@ -46,7 +46,8 @@ class LoadedAdapter:
 
 
 class AdapterManager:
-    """Adapters numbered from 0; free numbers are reused. Used by the device's thread only."""
+    """Owns the worker's LoRA adapters, numbered from 0 with free numbers reused, and the adapter of each slot. Used by
+    the device's thread only."""
 
     def __init__(
         self,
@@ -82,24 +83,25 @@ class AdapterManager:
         self.step = StepAdapterRows(most, num_places, device, staging)
 
     def for_linear(self, shape: LayerShape, product: Product) -> LinearAdapters | None:
-        """Returns the adapters of a linear layer, None if it can never have any.
-
-        `product`: the layer's own outputs, once it is loaded. Raises InvalidArgument for shapes that do not fit.
-        """
+        """Creates and registers the adapters of a linear layer; None if it can never have any. `product`: computes the
+        layer's own outputs, called once it is loaded. Raises InvalidArgument for adapters of the start that do not
+        fit."""
         return self._for_layer(LinearAdapters, shape, self.step.rows, product)
 
     def for_output_head(self, shape: LayerShape, product: Product) -> HeadAdapters | None:
-        """Returns the adapters of the output head, whose rows are those of a step's tokens that have logits."""
+        """Creates and registers the adapters of the output head, None if it can never have any; its rows are those of a
+        step's tokens that have logits."""
         layer = self._for_layer(HeadAdapters, shape, self.step.logit_rows, product)
         self._has_logits = self._has_logits or layer is not None
         return layer
 
     def for_embedding(self, shape: LayerShape, product: Product) -> EmbeddingAdapters | None:
-        """Returns the adapters of an embedding, as if it were linear; `product`: with its table."""
+        """Creates and registers the adapters of an embedding, None if it can never have any. It is treated as a linear
+        layer over one-hot vectors; `product` multiplies with its table."""
         return self._for_layer(EmbeddingAdapters, shape, self.step.rows, product)
 
     def for_experts(self, shapes: ExpertShapes) -> ExpertAdapters | None:
-        """Returns the adapters of the experts of a layer."""
+        """Creates and registers the adapters of the experts of a layer; None if they can never have any."""
         self._taken.update(shapes.names)
         if not self.max_adapters and not any(shapes.has(folder) for folder in self._initial_folders):
             return None
@@ -108,6 +110,8 @@ class AdapterManager:
         return layer
 
     def _for_layer(self, kind: type[L], shape: LayerShape, rows: AdaptedRows, product: Product) -> L | None:
+        """Creates the adapters of a layer as an instance of `kind` with the adapters of the start stored in it; None if
+        it can never have any. Registers the names of its projections in any case."""
         self._taken.update(part.name for part in shape.parts)
         if issubclass(kind, VocabularyAdapters):
             self._taken_whole.update(part.name for part in shape.parts)
@@ -128,13 +132,16 @@ class AdapterManager:
         return replace(self._capacity, max_rank=max(self._capacity.max_rank, kind.hidden_size(shape)), takes_whole=True)
 
     def _add_layer(self, layer: LinearAdapters | ExpertAdapters) -> None:
+        """Stores the adapters of the start in a new layer and registers it. Raises InvalidArgument for one that does
+        not fit."""
         for number, folder in enumerate(self._initial_folders):
             layer.check(folder)
             layer.put(number, folder)
         self._layers.append(layer)
 
     def check_complete(self) -> None:
-        """Checks, once the model is built, that every projection of every adapter has a layer."""
+        """Checks, once the model is built, that every projection of every adapter of the start has a layer, and every
+        suffix of lora_modules_to_save too; drops the adapters' host copies. Raises InvalidArgument."""
         for folder in self._initial_folders:
             self._check_layers(folder)
         for end in self._whole:
@@ -161,8 +168,9 @@ class AdapterManager:
         return sorted(self._loaded.values(), key=lambda adapter: adapter.id.name)
 
     def add(self, folder: PeftFolder, digest: bytes) -> None:
-        """Loads an adapter between two steps. Raises InvalidArgument for one that does not fit the model,
-        ResourceExhausted if there is no capacity."""
+        """Loads an adapter between two steps, into all layers or none; one that is loaded already becomes the newest of
+        its name. Raises InvalidArgument for one that does not fit the model, ResourceExhausted without a free number or
+        device memory."""
         known = self._loaded.pop(AdapterId(folder.name, digest), None)
         if known is not None:
             self._loaded[known.id] = known  # becomes the newest again
@@ -179,7 +187,8 @@ class AdapterManager:
         self._record_loaded(folder, digest, number)
 
     def remove(self, adapter: AdapterId) -> None:
-        """Unloads an adapter between two steps. Its sequences have ended, but their slots may not be released yet."""
+        """Unloads an adapter between two steps; does nothing if it is not loaded. Its sequences have ended, but their
+        slots may not be released yet: they lose their adapter."""
         removed = self._loaded.pop(adapter, None)
         if removed is None:
             return
@@ -190,6 +199,8 @@ class AdapterManager:
             layer.drop(removed.number)
 
     def admit(self, slot: int, admission: SlotAdmission) -> None:
+        """Stores the adapter of a new sequence's slot; does nothing if it names none. Raises InvalidArgument for one
+        that is not loaded."""
         if not admission.adapter:
             return
         adapter = self._find(admission.adapter, admission.adapter_digest)
@@ -202,11 +213,13 @@ class AdapterManager:
         self._forget_rows()
 
     def release(self, slot: int) -> None:
+        """Removes the adapter of `slot`, which may have none."""
         self._adapter_of_slot[slot] = NO_ADAPTER
         self._forget_rows()
 
     def write_rows(self, inputs: StepInputs) -> None:
-        """Uploads the rows of the next step by adapter; a step that follows from the last one has the same rows."""
+        """Uploads the adapter of each token of the next step; skipped if the step follows from the last one, which has
+        the same rows."""
         if inputs.follows and inputs.follows == self._written:
             self._written = inputs.number
             return
@@ -217,10 +230,9 @@ class AdapterManager:
         self.step.write(of_tokens)
 
     def write_logit_rows(self, inputs: StepInputs, *, all_rows: bool) -> None:
-        """Uploads the output head's rows by adapter, after write_rows().
-
-        `all_rows`: the output head reads one token of every row of the step, else its samples.
-        """
+        """Uploads the adapter of each row of the output head, after write_rows(); skipped if no adapter changes it or
+        the rows are those of the last step. `all_rows`: it reads one token of every row of the step, else its
+        samples."""
         if not self._has_logits:
             return
         before, self._logits_written = self._logits_written, (inputs.number, all_rows)
@@ -233,7 +245,8 @@ class AdapterManager:
         return (self.step.logit_rows,) if self._has_logits and self.step.is_active else ()
 
     def logit_rows_of(self, slots: Rows) -> tuple[AdaptedRows, ...]:
-        """Returns the output head's rows for other rows than the step's, given their slots."""
+        """Returns rows by adapter for an output head call over other rows than the step's, given their slots; uploads
+        them anew. Empty if none of them has an adapter, or no adapter changes the output head."""
         numbers = self._adapter_of_slot[slots]
         if not self._has_logits or not (numbers != NO_ADAPTER).any():
             return ()
@@ -241,10 +254,12 @@ class AdapterManager:
         return (AdaptedRows(*(upload(part, self._device, np.int32) for part in (starts, order, numbers[order]))),)
 
     def _forget_rows(self) -> None:
+        """Makes the next step upload its rows by adapter again."""
         self._written, self._logits_written = 0, (0, False)
 
     def _put(self, number: int, folder: PeftFolder) -> None:
-        """Copies an adapter into all layers, or into none if memory runs out."""
+        """Copies an adapter into all layers. If device memory runs out, removes it from all again and raises
+        ResourceExhausted."""
         try:
             for layer in self._layers:
                 layer.put(number, folder)
@@ -255,6 +270,7 @@ class AdapterManager:
             raise ResourceExhausted(text, field="lora") from None
 
     def _record_loaded(self, folder: PeftFolder, digest: bytes, number: int) -> None:
+        """Records an adapter as loaded under `number`, with the real path of its folder."""
         adapter = AdapterId(folder.name, digest)
         self._loaded[adapter] = LoadedAdapter(adapter, os.path.realpath(folder.folder), number)
 
@@ -265,6 +281,8 @@ class AdapterManager:
         return next((adapter for adapter in reversed(self.loaded()) if adapter.id.name == name), None)
 
     def _check_layers(self, folder: PeftFolder) -> None:
+        """Raises InvalidArgument if the adapter changes a projection that no layer has registered, or replaces one that
+        is no embedding or output head."""
         others = sorted(set(folder.saved) - self._taken_whole)
         if others:
             known = ", ".join(sorted(self._taken_whole)) or "none"

@@ -22,7 +22,7 @@ def probes(size: int) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class BaseCopy:
-    """Fingerprint of a weight [vocab_size, hidden_size]."""
+    """Fingerprint of a weight [vocab_size, hidden_size]: its shape and its products with the probes."""
 
     shape: tuple[int, ...]
     products: Tensor  # float32 [NUM_PROBES, vocab_size] products with the probes
@@ -32,7 +32,8 @@ class BaseCopy:
         return cls(tuple(weight.shape), probes(weight.size(-1)) @ weight.float().reshape(-1, weight.size(-1)).t())
 
     def equals(self, products: Tensor, rows: range) -> bool:
-        """Compares with `products` [NUM_PROBES, >= len(rows)], those of the model's `rows`."""
+        """Returns whether `products` [NUM_PROBES, >= len(rows)], those of the model's `rows`, agree with the
+        fingerprint within TOLERANCE; waits for the device."""
         expected = self.products[:, rows.start : rows.stop]
         actual = products.float().cpu()[:, : expected.size(1)]
         return bool(torch.all((expected - actual).abs() <= TOLERANCE * (expected.abs() + expected.abs().mean())))

@@ -36,7 +36,7 @@ class ExpertShapes:
         return any(stack.name in self.modules for stack in adapter.stacks) or not self.names.isdisjoint(adapter.modules)
 
     def shapes_of(self, expert: int) -> tuple[LayerShape, LayerShape]:
-        """Returns the shapes of an expert's two products."""
+        """Returns the shapes of an expert's two products on this rank: gate and up side by side, and down."""
         hidden, size = self.sizes.hidden_size, self.sizes.intermediate_size
         gate, up, down = self.projections[expert]
         pair = [AdaptedProjection(name, size, (self.features,)) for name in (gate, up)]
@@ -44,7 +44,7 @@ class ExpertShapes:
         return LayerShape(pair, hidden, range(hidden)), LayerShape([whole], size, self.features)
 
     def modules_of(self, adapter: PeftFolder, expert: int) -> Mapping[str, LowRank]:
-        """Returns an expert's additions by projection name, stored separately or stacked."""
+        """Returns one expert's additions by projection name, whether the adapter stores them separately or stacked."""
         gate, up, down = names = self.projections[expert]
         modules = {name: adapter.modules[name] for name in names if name in adapter.modules}
         for stack in self._stacks_of(adapter):
@@ -53,7 +53,8 @@ class ExpertShapes:
         return modules
 
     def check(self, adapter: PeftFolder) -> None:
-        """Raises InvalidArgument for shapes that do not fit."""
+        """Raises InvalidArgument for an adapter whose shapes do not fit, that adapts a projection twice, or that uses
+        DoRA for experts."""
         parameters = [self.sizes.parameter_of(stack, adapter.name) for stack in self._stacks_of(adapter)]
         if len(set(parameters)) < len(parameters):
             raise refusal(adapter.name, f"{self.modules[0]} has two adapters for {parameters[0]}")
@@ -69,6 +70,7 @@ class ExpertShapes:
                 shape.check(adapter)
 
     def _stacks_of(self, adapter: PeftFolder) -> list[ExpertStack]:
+        """Returns the adapter's stacks that belong to this layer's experts."""
         return [stack for stack in adapter.stacks if stack.name in self.modules]
 
 
@@ -78,8 +80,8 @@ def _has_magnitude(adapter: PeftFolder, name: str) -> bool:
 
 
 class ExpertAdapters:
-    """Additions of this rank's experts, at index number * num_experts + expert; tokens without an adapter are not
-    changed."""
+    """Additions of this rank's experts, two packed arrays (gate and up, down) at index number * num_experts_here +
+    expert; tokens without an adapter are not changed."""
 
     def __init__(
         self,
@@ -105,7 +107,8 @@ class ExpertAdapters:
         self._shapes.check(folder)
 
     def put(self, number: int, folder: PeftFolder) -> None:
-        """Stores a checked adapter under `number`, between two steps."""
+        """Stores this rank's part of a checked adapter under `number`, between two steps; does nothing if it changes no
+        expert."""
         if not self._shapes.has(folder):
             return
         for place, expert in enumerate(self._shapes.here, number * len(self._shapes.here)):

@@ -23,7 +23,7 @@ LAST_DIMENSION_SINCE = (0, 19)  # first PEFT version whose A multiplies a parame
 
 @dataclass(frozen=True, slots=True)
 class ExpertSizes:
-    """Sizes of a layer's experts in the checkpoint."""
+    """Sizes of a layer's experts in the checkpoint, by which the two stacked parameters are distinguished."""
 
     num_experts: int
     hidden_size: int
@@ -31,7 +31,8 @@ class ExpertSizes:
     inputs_first: bool = False  # dimension order of transformers' parameters
 
     def parameter_of(self, stack: ExpertStack, adapter: str) -> str:
-        """Returns the parameter that the stack adapts. Raises InvalidArgument if it is neither of the two."""
+        """Returns the parameter (GATE_UP or DOWN) that the stack adapts, by its sizes. Raises InvalidArgument if it is
+        neither of the two or has another rank than its configuration; `adapter`: name for the message."""
         dimensions, sizes = {stack.a.size(1), stack.b.size(0)}, self._sizes()
         matching = next((parameter for parameter in sizes if set(sizes[parameter]) == dimensions), None)
         if matching is None:
@@ -48,7 +49,8 @@ class ExpertSizes:
         return matching
 
     def pairs(self, stack: ExpertStack, expert: int, adapter: str) -> list[LowRank]:
-        """Returns the additions of an expert's gate and up projections, or of its down projection."""
+        """Returns the additions of one expert, scaled, in float32: two for its gate and up projections, or one for its
+        down projection."""
         parameter = self.parameter_of(stack, adapter)
         rank, scale = stack.scales[parameter]
         a = stack.a[expert * rank : (expert + 1) * rank]
@@ -64,7 +66,8 @@ class ExpertSizes:
         return {GATE_UP: (2 * size, self.hidden_size), DOWN: (self.hidden_size, size)}
 
     def _reads_inputs(self, stack: ExpertStack, parameter: str, adapter: str) -> bool:
-        """Tells whether A multiplies the inputs; otherwise B does."""
+        """Returns whether A multiplies the inputs; otherwise B does. For square weights the PEFT version decides;
+        raises InvalidArgument if that is unknown."""
         outputs, inputs = self._sizes()[parameter]
         if outputs != inputs:
             return stack.a.size(1) == inputs

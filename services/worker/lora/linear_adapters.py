@@ -21,7 +21,7 @@ from quire.services.worker.lora.weight_norms import Product, WeightNorms
 
 @dataclass(frozen=True, slots=True)
 class AdaptedProjection:
-    """One projection of a layer as a whole, and this rank's part of it."""
+    """One projection of a layer in the checkpoint, and this rank's part of its outputs."""
 
     name: str  # in the checkpoint
     out_features: int
@@ -34,7 +34,7 @@ class AdaptedProjection:
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """Projections of a layer, and the input features that they share."""
+    """Projections of a layer, side by side, and the input features that they share."""
 
     parts: Sequence[AdaptedProjection]
     in_features: int
@@ -54,7 +54,8 @@ class LayerShape:
         return any(part.name in adapter.modules or part.name in adapter.saved for part in self.parts)
 
     def check(self, adapter: PeftFolder) -> None:
-        """Raises InvalidArgument for shapes that do not fit."""
+        """Raises InvalidArgument for additions whose whole matrices do not have the layer's shape; other modules of the
+        adapter are not looked at."""
         for part, pair in zip(self.parts, self.pairs_of(adapter.modules), strict=True):
             expected = [part.out_features, self.in_features]
             if pair is not None and [pair.up.size(0), pair.down.size(1)] != expected:
@@ -62,7 +63,8 @@ class LayerShape:
                 raise refusal(adapter.name, f"{part.name} is for a layer of shape {actual}, the model's has {expected}")
 
     def cut(self, index: int, pair: LowRank, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Returns this rank's part of the down and up matrices of a projection."""
+        """Returns this rank's part of the down [rank, columns] and up [rows, rank] matrices of projection number
+        `index`, on the device; `up` is padded with zero rows to the ranks' common size."""
         part = self.parts[index]
         up = torch.cat([pair.up[rows.start : rows.stop] for rows in part.rows])
         up = functional.pad(up, (0, 0, 0, part.num_rows - len(up)))  # all ranks have the same number of rows
@@ -72,7 +74,7 @@ class LayerShape:
 
 @dataclass(frozen=True, slots=True)
 class AdapterCapacity:
-    """Capacity for adapters, in every layer."""
+    """Capacity for adapters that every layer allocates when it is loaded."""
 
     num_adapters: int  # adapter numbers are below this
     max_rank: int
@@ -80,7 +82,8 @@ class AdapterCapacity:
 
 
 class LinearAdapters:
-    """Additions by adapter number; rows of a step without an adapter are not changed."""
+    """Owns a linear layer's additions by adapter number, prepared for the kernels; rows of a step without an adapter
+    are not changed."""
 
     def __init__(
         self,
@@ -105,7 +108,8 @@ class LinearAdapters:
         self.packed: Any = None  # prepared for the ops once loaded
 
     def select_rows(self, rows: Tensor) -> None:
-        """Reorders the outputs, each within its projection."""
+        """Reorders the outputs as the layer has reordered its own, each within its projection; `rows`: previous index
+        of each output. Called before finish(), as often as the layer reorders."""
         orders, first = [], 0
         for size in self.shape.sizes:
             order = rows[first : first + size].to(self._device) - first
@@ -118,12 +122,13 @@ class LinearAdapters:
         self._orders = orders if before is None else [b[order] for b, order in zip(before, orders, strict=True)]
 
     def scale(self, factors: float | Tensor) -> None:
-        """Multiplies the outputs by `factors`, one for all or [out_features of this rank]."""
+        """Multiplies the outputs by `factors`, one for all or [out_features of this rank], as the layer has scaled its
+        own; called before finish()."""
         self._factors = self._factors * factors
 
     def finish(self) -> None:
-        """Prepares the adapters once rows and scale are final. Raises InvalidArgument for adapters of another base
-        model."""
+        """Allocates the packed additions and stores the adapters of the start, once the layer is loaded and its row
+        order and scale are final. Raises InvalidArgument for adapters of another base model."""
         self.packed = self._ops.prepare_low_rank(
             [None] * self._capacity.num_adapters,
             len(self.shape.columns),
@@ -138,20 +143,21 @@ class LinearAdapters:
         self._initial_folders.clear()
 
     def check(self, folder: PeftFolder) -> None:
-        """Raises InvalidArgument for an adapter that does not fit."""
+        """Raises InvalidArgument for an adapter that does not fit the layer's shape or, once loaded, its weight."""
         self.shape.check(folder)
         if self.packed is not None:
             self._check_base(folder)
 
     def put(self, number: int, folder: PeftFolder) -> None:
-        """Stores a checked adapter under `number`, before finish() or later between two steps."""
+        """Stores a checked adapter under `number`: before finish() for later, afterwards on the device, between two
+        steps. Does nothing then if it has no addition for this layer."""
         if self.packed is None:
             self._initial_folders[number] = folder
         elif any(pairs := self._pairs(folder)):
             self._ops.put_low_rank(self.packed, number, self._update(pairs))
 
     def drop(self, number: int) -> None:
-        """Removes an adapter between two steps, once no step has rows of it."""
+        """Removes the addition under `number`, if any, between two steps, once no step has rows of it."""
         self._ops.put_low_rank(self.packed, number, None)
 
     @property
@@ -160,13 +166,13 @@ class LinearAdapters:
         return self._step.is_active
 
     def add(self, x: Tensor, result: Tensor) -> None:
-        """Adds to `result` [num_tokens, out_features] the adapters' products with x [num_tokens, in_features], a step's
-        tokens in order."""
+        """Adds to `result` [num_tokens, out_features], in place, the adapters' products with `x` [num_tokens,
+        in_features], a step's tokens in order; does nothing if no row has an adapter."""
         if self._step.is_active:
             self.add_to(self.rows, x, result)
 
     def add_to(self, rows: AdaptedRows, x: Tensor, result: Tensor) -> None:
-        """Does the same as add() for other rows than the step's."""
+        """Adds the adapters' products in place as add() does, for other rows than the step's, and unconditionally."""
         self._ops.add_low_rank(x, result, self.packed, rows)
 
     def _pairs(self, folder: PeftFolder) -> list[LowRank | None]:
@@ -174,7 +180,8 @@ class LinearAdapters:
         return self.shape.pairs_of(folder.modules)
 
     def _update(self, pairs: Sequence[LowRank | None]) -> LowRankAddition:
-        """Returns the addition cut, ordered and scaled like the layer."""
+        """Returns the additions of one adapter cut, ordered and scaled like the layer; for DoRA and replacements with
+        the gain and offset of the layer's own outputs."""
         placed = [None if pair is None else self._place_pair(i, pair) for i, pair in enumerate(pairs)]
         if any(pair is not None and pair.replaces for pair in pairs):
             assert len(pairs) == 1, "projections side by side are not replaced"
@@ -190,6 +197,8 @@ class LinearAdapters:
         )
 
     def _magnitude(self, index: int, pair: LowRank) -> Tensor | None:
+        """Returns this rank's DoRA magnitudes of projection number `index` in the layer's order and scale; None if the
+        addition has none."""
         if pair.magnitude is None:
             return None
         rows = torch.cat([pair.magnitude[part.start : part.stop] for part in self.shape.parts[index].rows])
@@ -201,6 +210,7 @@ class LinearAdapters:
         return factors
 
     def _place_pair(self, index: int, pair: LowRank) -> tuple[Tensor, Tensor]:
+        """Returns this rank's down and up matrices of projection number `index` in the layer's order and scale."""
         down, up = self.shape.cut(index, pair, self._dtype, self._device)
         if self._orders is not None:
             up = up[self._orders[index]]
@@ -221,7 +231,7 @@ class LinearAdapters:
             raise refusal(folder.name, text)
 
     def _products_of_base(self, x: Tensor) -> Tensor:
-        """Multiplies with the weight as the checkpoint stores it."""
+        """Multiplies `x` [n, in_features] with the weight as the checkpoint stores it, without the layer's scale."""
         return self._product(x.to(self._dtype)) / self._factors
 
     @property

@@ -25,7 +25,7 @@ TRANSPOSED = ("c_attn", "c_proj", "c_fc")  # GPT-2's layers, whose weights are [
 
 @dataclass(frozen=True, slots=True)
 class WeightChange:
-    """Change of one weight: a low-rank addition, or a replacement."""
+    """Change of one weight by an adapter: a low-rank addition, or a replacement."""
 
     module: str
     pair: LowRank | None = None
@@ -33,7 +33,8 @@ class WeightChange:
     transposed: bool = False  # the weight's rows are the addition's columns
 
     def apply(self, weight: Tensor) -> Tensor:
-        """Returns the changed weight, float32 in the shape of `weight`."""
+        """Returns the changed weight, float32 in the shape of `weight`, which stays unchanged; DoRA scales the rows of
+        the sum to its magnitudes."""
         if self.whole is not None:
             return self.whole.float()
         assert self.pair is not None, "either pair or whole is set"
@@ -44,7 +45,7 @@ class WeightChange:
         return merged.t() if self.transposed else merged
 
     def shape(self) -> list[int]:
-        """Shape that the weight must have."""
+        """Returns the shape that the weight must have in the checkpoint."""
         if self.whole is not None:
             return list(self.whole.shape)
         assert self.pair is not None, "either pair or whole is set"
@@ -53,7 +54,8 @@ class WeightChange:
 
 
 class AdapterMerge:
-    """Merge of one adapter into one checkpoint."""
+    """Merge of one adapter into one checkpoint, tensor by tensor; finds the tensor of each change, and checks its
+    shape, when constructed."""
 
     def __init__(
         self, adapter: PeftFolder, shapes: Mapping[str, Sequence[int]], *, tied: bool | None, transposed: bool
@@ -81,8 +83,9 @@ class AdapterMerge:
         return bool(self._untied)
 
     def merge_tensor(self, name: str, weight: Tensor) -> dict[str, Tensor]:
-        """Returns the tensors that replace a tensor of the checkpoint, in its dtype. Raises InvalidArgument if it is
-        not a weight of 16 or 32 bits, or not the one that the adapter was trained for."""
+        """Returns the tensors that replace a tensor of the checkpoint, in its dtype: itself, none, or the embeddings
+        and an output head of its own. Raises InvalidArgument if it is not a weight of 16 or 32 bits, or not the one
+        that the adapter was trained for."""
         if self._untied and name == HEAD + WEIGHT:
             return {}  # a copy of the embeddings, from which the head is made
         merged = {name: self._changed(name, weight, self._changes.get(name))}
@@ -91,6 +94,8 @@ class AdapterMerge:
         return merged
 
     def _changed(self, name: str, weight: Tensor, change: WeightChange | None) -> Tensor:
+        """Returns `weight` with `change` applied, or as it is for None. Raises InvalidArgument for a weight of another
+        type, or one that differs from the adapter's copy of it."""
         if change is None:
             return weight
         if weight.dtype not in FLOATS:
@@ -105,6 +110,8 @@ class AdapterMerge:
         return change.apply(weight).to(weight.dtype).contiguous()
 
     def _all(self, transposed: bool) -> list[WeightChange]:
+        """Returns the changes of all modules of the adapter; embeddings, and with `transposed` GPT-2's layers, store
+        their weights transposed."""
         adapter = self._adapter
         pairs = [
             WeightChange(
@@ -115,6 +122,8 @@ class AdapterMerge:
         return pairs + [WeightChange(module, whole=weight) for module, weight in adapter.saved.items()]
 
     def _place(self, change: WeightChange) -> None:
+        """Assigns a change to its tensor, that of a tied output head to the embeddings' table. Raises InvalidArgument
+        for an unknown module or another shape."""
         is_table = change.module == HEAD and self._tied
         name = self._table() if is_table else self._find(change.module)
         if list(self._shapes[name]) != change.shape():
@@ -126,7 +135,8 @@ class AdapterMerge:
             self._changes[name] = change
 
     def _find(self, module: str) -> str:
-        """Returns the tensor name of a module; some checkpoints omit or add a prefix of the layers' names (GPT-2)."""
+        """Returns the tensor name of a module; some checkpoints omit or add a prefix of the layers' names (GPT-2).
+        Raises InvalidArgument if the checkpoint has none."""
         _, _, inside = module.partition(".")
         names = [name for name in (module, inside, f"model.{module}") if name + WEIGHT in self._shapes]
         if not names:
@@ -135,6 +145,8 @@ class AdapterMerge:
         return names[0] + WEIGHT
 
     def _table(self) -> str:
+        """Returns the tensor name of the embeddings. Raises InvalidArgument unless the checkpoint has exactly one such
+        tensor."""
         tables = [name for name in self._shapes if _ends(name.removesuffix(WEIGHT), TABLES)]
         if len(tables) != 1:
             text = f"the output head is tied to the embeddings, of which the checkpoint has {len(tables)}"

@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # this module is also imported without torch
 
 
 class StepAdapters(Protocol):
-    """Interface of AdapterManager for steps."""
+    """Interface of AdapterManager and NoAdapters for steps and orders to load adapters."""
 
     max_adapters: int
 
@@ -39,7 +39,7 @@ class StepAdapters(Protocol):
 
 
 class NoAdapters:
-    """Serves no adapter and loads none."""
+    """Adapters of a worker that serves none (null object): all steps have no adapters, and loading one fails."""
 
     max_adapters = 0
     is_active = False

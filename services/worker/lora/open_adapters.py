@@ -29,8 +29,9 @@ log = logger("worker.lora")
 def open_adapters(
     settings: WorkerSettings, ops: Ops, dtype: torch.dtype, device: Device, wanted: WorkerLimits
 ) -> AdapterManager | None:
-    """Reads the adapters before the model's layers are built; returns None if none are set and none can be loaded.
-    Raises InvalidArgument."""
+    """Reads the adapters of the settings before the model's layers are built; returns None if none are set and none can
+    be loaded. Raises InvalidArgument for settings that exclude adapters, and for adapters that cannot be served; skips
+    damaged files."""
     if not (settings.lora or settings.lora_folders or settings.lora_modules_to_save):
         return None
     served = model_identity.identity(Path(settings.model), settings.served_model_name).name
@@ -87,7 +88,8 @@ def damaged_adapter_names(settings: WorkerSettings, adapters: StepAdapters) -> l
 
 
 def adapter_reader(settings: WorkerSettings) -> AdapterReader:
-    """Returns the reader of adapters that are loaded at run time."""
+    """Returns the reader of adapters that are loaded at run time, with its cache in host memory; without lora_folders
+    it reads none."""
     most_bytes = peft_folder.max_weight_bytes(Path(settings.model)) if settings.lora_folders else 0
     folders = AdapterFolders(settings.lora_folders, settings.max_lora_rank, most_bytes)
     return AdapterReader(folders, settings.max_cpu_loras or settings.max_loras)

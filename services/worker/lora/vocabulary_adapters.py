@@ -19,7 +19,7 @@ from quire.services.worker.lora.peft.peft_scales import refusal
 
 
 class VocabularyAdapters(LinearAdapters):
-    """Adapters of a layer with one projection."""
+    """Adapters of a layer with a row per token, which may also replace its weight whole; it has one projection."""
 
     @staticmethod
     @abstractmethod
@@ -39,6 +39,8 @@ class VocabularyAdapters(LinearAdapters):
         return self.hidden_size(self.shape) * (len(self.shape.columns) + sum(self.shape.sizes)) * self._dtype.itemsize
 
     def check(self, folder: PeftFolder) -> None:
+        """Raises InvalidArgument for an adapter that does not fit, or that replaces the weight with another shape or
+        without reserved memory."""
         super().check(folder)
         name = self.shape.parts[0].name
         weight = folder.saved.get(name)
@@ -60,12 +62,13 @@ class VocabularyAdapters(LinearAdapters):
             raise refusal(folder.name, f"modules_to_save: {name} {reason}")
 
     def _pairs(self, folder: PeftFolder) -> list[LowRank | None]:
+        """Returns the low-rank addition, or the replaced weight as an addition of full rank."""
         weight = folder.saved.get(self.shape.parts[0].name)
         return super()._pairs(folder) if weight is None else [self._as_pair(weight)]
 
 
 class HeadAdapters(VocabularyAdapters):
-    """Adapters of an output head."""
+    """Adapters of an output head: a linear layer with an output per token."""
 
     @staticmethod
     def hidden_size(shape: LayerShape) -> int:
@@ -73,11 +76,12 @@ class HeadAdapters(VocabularyAdapters):
 
     @staticmethod
     def _as_pair(weight: Tensor) -> LowRank:
+        """Returns a whole output head as an addition: the identity, then the weight."""
         return LowRank(torch.eye(weight.size(1), dtype=weight.dtype), weight, replaces=True)
 
 
 class EmbeddingAdapters(VocabularyAdapters):
-    """Adapters of an embedding: a linear layer whose inputs are one-hot vectors."""
+    """Adapters of an embedding, treated as a linear layer whose inputs are one-hot vectors."""
 
     @staticmethod
     def hidden_size(shape: LayerShape) -> int:
@@ -85,11 +89,12 @@ class EmbeddingAdapters(VocabularyAdapters):
 
     @staticmethod
     def _as_pair(weight: Tensor) -> LowRank:
+        """Returns a whole embedding as an addition: its transposed table, then the identity."""
         return LowRank(weight.t(), torch.eye(weight.size(1), dtype=weight.dtype), replaces=True)
 
     def add(self, ids: Tensor, result: Tensor) -> None:
-        """Adds to `result` [num_tokens, hidden_size] the adapters' rows of `ids` [num_tokens], as this rank numbers
-        them."""
+        """Adds to `result` [num_tokens, hidden_size], in place, the adapters' rows of the token ids `ids` [num_tokens],
+        as this rank numbers them; does nothing if no row has an adapter."""
         if self._step.is_active:
             self._ops.embed_low_rank(ids, result, self.packed, self.rows)
 

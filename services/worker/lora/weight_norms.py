@@ -19,7 +19,7 @@ MIN_SQUARED_NORM = 1e-12  # of a squared norm
 
 
 class WeightNorms:
-    """Row norms of one loaded layer."""
+    """Row norms of one loaded layer, computed on first use and kept."""
 
     def __init__(self, product: Product, in_features: int, *, dtype: torch.dtype, device: torch.device) -> None:
         self._product, self._in_features, self._dtype, self._device = product, in_features, dtype, device
@@ -29,10 +29,7 @@ class WeightNorms:
         self, pairs: Sequence[tuple[Tensor, Tensor] | None], magnitudes: Sequence[Tensor | None], sizes: Sequence[int]
     ) -> Tensor:
         """Returns factor and offset of the layer's outputs, float32 [2, out_features]; the offset keeps the bias
-        unscaled.
-
-        `magnitudes` [size] of each projection; None: unchanged.
-        """
+        unscaled. `pairs`, `magnitudes` [size], `sizes`: of each projection; without a magnitude the factor is 1."""
         bias, squares = self._bias_and_squared_norms()
         gain = torch.ones_like(bias)
         parts = zip(
@@ -53,7 +50,8 @@ class WeightNorms:
         return torch.stack([gain, (1 - gain) * bias])
 
     def _bias_and_squared_norms(self) -> tuple[Tensor, Tensor]:
-        """Returns the bias, and each row's squared norm."""
+        """Returns the bias and each row's squared norm, float32 [out_features] both, computed from the layer's products
+        with unit vectors on the first call."""
         if self._known is None:
             nothing = torch.zeros(1, self._in_features, dtype=self._dtype, device=self._device)
             bias = self._product(nothing)[0].float()

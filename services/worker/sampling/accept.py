@@ -17,12 +17,15 @@ ChooseTokens = Callable[[ProcessedRows, DraftRows], Tensor]
 
 
 def choose_coupled(ready: ProcessedRows, rows: DraftRows) -> Tensor:
-    """Samples every row independently of its drafts; a draft is accepted if the sampled token equals it."""
+    """Samples every row independently of its drafts, int32 [num_rows]. accept_drafts() later accepts a draft if the
+    token sampled in its row equals it, so that the text is the same as without drafts."""
     return ready.choose()
 
 
 def choose_by_rejection(ready: ProcessedRows, rows: DraftRows) -> Tensor:
-    """Applies the rejection rule to each row's draft; samples greedy rows and rows without a draft independently."""
+    """Applies the rejection rule (rejection.py) to the rows that have a draft: returns the draft if it is accepted,
+    else a resampled token, int32 [num_rows]. Greedy rows, rows without a draft and rows without any finite logit get
+    the independently sampled token; -1 where none could be."""
     if ready.choice.temperature is None:
         return ready.choose()
     target = ready.choice.filtered(ready.logits, slice(None))  # before a choice, which may overwrite the logits
@@ -67,8 +70,8 @@ def accept_drafts(chosen: Tensor, rows: DraftRows, last_tokens: Tensor, scratch_
 
 
 def _accept_path(chosen: Tensor, rows: DraftRows, tree: TreeRows, last_tokens: Tensor, scratch_slot: int) -> Tensor:
-    """Does the same for token trees: keeps the one path on which every draft equals the token chosen in its parent row,
-    whose rows need not be adjacent."""
+    """Accepts token trees as accept_drafts() accepts chains: keeps the one path on which every draft equals the token
+    chosen in its parent row, whose rows need not be adjacent, and stores the path's last token in `last_tokens`."""
     device = chosen.device
     token_ids, parents, paths = (upload(array, device) for array in (tree.token_ids, tree.parents, tree.paths))
     right = (chosen.index_select(0, parents) == token_ids) | (token_ids == NO_TOKEN)

@@ -27,8 +27,8 @@ class SlotChoice:
     change."""
 
     def __init__(self, num_slots: int, vocab_size: int, device: torch.device, few: int = FEW_TOKENS) -> None:
-        """`few`: largest top_k that takes the path for few candidates; 0 if a row's bits must not depend on its
-        neighbours."""
+        """`few`: largest top_k for which ranks exchange candidates instead of searching a threshold; 0 if the bits of a
+        row's result must not depend on the other rows of the step (batch-invariant mode)."""
         self._vocab_size, self._few = vocab_size, few
         self.device = device
         self.temperature = np.zeros(num_slots, dtype=np.float32)
@@ -48,18 +48,21 @@ class SlotChoice:
         self.seed[slot] = sampling.seed
 
     def max_kept(self, slots: Rows) -> int:
-        """Returns ChoiceColumns.max_kept of these slots."""
+        """Returns the upper bound of tokens that top_k leaves in any of these slots, 0 if a row with top_k or top_p may
+        keep more than `few` (ChoiceColumns.max_kept)."""
         counts = self.filters[TOP_K][slots]
         have_many = (counts > self._few) | ((counts == 0) & (self.filters[TOP_P][slots] < 1))
         return 0 if have_many.any() else int(counts.max(initial=0))
 
     def bind(self, slots: Rows, vocabulary: Vocabulary) -> BoundChoice:
-        """Returns the columns of `slots` on the device, for logits of `vocabulary`."""
+        """Uploads the columns of `slots` [num_rows] for logits of `vocabulary`; a copy, so that later admissions do not
+        change it."""
         return BoundChoice(self, slots, vocabulary)
 
 
 class BoundChoice:
-    """Temperature, filters and seeds of some rows on the device; a column is None if no row uses it."""
+    """Temperature, filters and seeds of some rows as columns [num_rows] on the device; a column is None if no row uses
+    it."""
 
     def __init__(self, choice: SlotChoice, slots: Rows, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
@@ -72,6 +75,7 @@ class BoundChoice:
         self.seeds = upload(choice.seed[slots], self._device)
 
     def _column(self, values: npt.NDArray[Any], unused: float) -> Tensor | None:
+        """Uploads `values` [num_rows]; returns None if every row has the value `unused`."""
         return None if (values == unused).all() else upload(values, self._device)
 
     def choose(self, logits: Tensor, positions: Positions, stream: int = 0) -> Tensor:
@@ -88,8 +92,8 @@ class BoundChoice:
         return self._columns.temperature
 
     def filtered(self, logits: Tensor, rows: Tensor | slice) -> Tensor:
-        """Returns the logits that `rows` are drawn from: divided by temperature, -inf where a filter dropped a
-        token."""
+        """Returns the logits that `rows` (indices or a slice into `logits`) are drawn from: divided by temperature,
+        -inf where top_k, top_p or min_p dropped a token. The given logits stay unchanged."""
         return self._vocabulary.filtered(logits[rows], self._columns.select(rows))
 
     @property
@@ -108,7 +112,8 @@ class PlainChoice:
         self._loaded: BoundChoice | None = None
 
     def load(self, choice: BoundChoice, num_rows: int) -> None:
-        """Copies the rows' parameters into the buffers that the next replays read."""
+        """Copies the rows' temperatures and seeds into the buffers that the next graph replays read; does nothing if
+        `choice` was the last one loaded. `choice` must have no filters."""
         assert choice.is_plain
         if choice is self._loaded:
             return

@@ -44,12 +44,13 @@ MakeProcessor = Callable[[int, int, torch.device], LogitsProcessor]  # (max_num_
 
 
 def installed_processors() -> dict[str, MakeProcessor]:
-    """Imports all installed processors and returns their factories by name."""
+    """Imports all installed processors of the entry point group and returns their factories by name; none installed:
+    empty."""
     return {name: plugins.load(reference) for name, reference in plugins.known(GROUP, {}).items()}
 
 
 class LogitsProcessors:
-    """Runs all installed processors as one feature, in the order of their names."""
+    """Sampling feature that runs all installed processors, in the order of their names."""
 
     def __init__(self, processors: Mapping[str, LogitsProcessor], vocabulary: Vocabulary, device: torch.device) -> None:
         self._processors = dict(sorted(processors.items()))
@@ -57,6 +58,8 @@ class LogitsProcessors:
         self._slots: set[int] = set()  # slots that name a processor
 
     def admit(self, slot: int, admission: SlotAdmission) -> None:
+        """Parses the JSON arguments of every processor that the sequence names and admits it there. Raises
+        InvalidArgument for an unknown name, invalid JSON, or any exception of a processor."""
         if admission.sampling.logits_processors:
             self._slots.add(slot)
         for name, written in sorted(admission.sampling.logits_processors.items()):
@@ -74,11 +77,14 @@ class LogitsProcessors:
                 raise InvalidArgument(f"{FIELD}: {name}: {type(error).__name__}: {error}", field=FIELD) from error
 
     def release(self, slot: int) -> None:
+        """Releases the slot in every processor, whether or not its sequence named it."""
         self._slots.discard(slot)
         for processor in self._processors.values():
             processor.release(slot)
 
     def bind(self, slots: Rows) -> BoundProcessors | BoundToGatheredRows | None:
+        """Binds the processors that rows of the step use; None if there are none. With a sharded vocabulary only the
+        rows that name a processor are gathered and shown to it."""
         if self._vocabulary.shard.is_whole:
             bound = self._bound(slots)
             return BoundProcessors(bound) if bound else None
@@ -89,11 +95,12 @@ class LogitsProcessors:
         return BoundToGatheredRows(BoundProcessors(bound), self._vocabulary, rows, self._device) if bound else None
 
     def _bound(self, slots: Rows) -> list[Bound]:
+        """Binds every processor to `slots`; leaves out those that none of them uses."""
         return [one for processor in self._processors.values() if (one := processor.bind(slots)) is not None]
 
 
 class BoundProcessors:
-    """The processors that rows of the step name."""
+    """Processors bound to the rows of a step, applied in the order of their names."""
 
     def __init__(self, bound: list[Bound]) -> None:
         self._bound = bound
@@ -115,6 +122,8 @@ class BoundToGatheredRows:
         self._host_rows, self._rows = rows, upload(rows, device)
 
     def apply(self, logits: Tensor, positions: Positions) -> None:
+        """Gathers the whole rows from all ranks, runs the processors on them, and writes this rank's shard back to
+        `logits`; every rank does the same."""
         whole = self._vocabulary.all_gather(logits[self._rows])
         self._bound.apply(whole, positions.select(self._host_rows, self._rows))
         logits[self._rows] = self._vocabulary.local_logits(whole)

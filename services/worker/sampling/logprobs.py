@@ -25,7 +25,7 @@ NO_TOKEN_ID = -1
 
 
 class SlotLogprobs:
-    """Holds how many entries each slot asked for, or which token ids."""
+    """Holds by slot how many log-probability entries a sequence asked for, or which token ids it named."""
 
     def __init__(self, num_slots: int, max_logprobs: int, device: torch.device, mode: LogprobsMode) -> None:
         self.mode = mode
@@ -37,6 +37,9 @@ class SlotLogprobs:
         self._beams: set[int] = set()
 
     def admit(self, slot: int, admission: SlotAdmission) -> None:
+        """Stores what the sequence asks for: the entries of a beam search, named token ids, or a number of entries;
+        nothing if it asks for none. Raises InvalidArgument beyond max_logprobs or for an id outside of the
+        vocabulary."""
         sampling = admission.sampling
         if sampling.HasField("beam_search"):
             self._wanted[slot] = min(sampling.logprobs, self._vocab_size)  # max_logprobs does not limit a beam search
@@ -50,8 +53,8 @@ class SlotLogprobs:
             self._wanted[slot] = self.count(sampling.logprobs, "logprobs")
 
     def count(self, asked: int, field: str) -> int:
-        """Returns the number of entries besides the token's own. Raises InvalidArgument if `asked` exceeds
-        max_logprobs."""
+        """Returns the number of entries in addition to the sampled token's own, at most the vocabulary's size; -1 asks
+        for the whole vocabulary. Raises InvalidArgument naming `field` if that exceeds max_logprobs."""
         wanted = self._vocab_size if asked == WHOLE_VOCABULARY else asked
         if wanted > self._max_logprobs:
             raise InvalidArgument(
@@ -65,6 +68,7 @@ class SlotLogprobs:
         self._beams.discard(slot)
 
     def bind(self, slots: Rows) -> BoundLogprobs | None:
+        """Prepares the rows that asked for log-probabilities; None if there are none."""
         wanted = self._wanted[slots]
         rows = np.flatnonzero(wanted != NOT_REQUESTED)
         if not len(rows):
@@ -95,7 +99,8 @@ class RowLogprobs:
     ranks: Tensor  # int32 [num_asked] rank of the sampled token, from 1
 
     def columns(self, token_ids: I32, logprobs: F32, ranks: U32) -> LogprobEntries:
-        """Builds the result columns from the tensors' values on the host; rows without a token have no entries."""
+        """Builds the result columns from the values of the three tensors, copied to the host: cuts each row to what it
+        asked for; rows without a sampled token have no entries."""
         entry_counts = self.num_wanted + 1
         has_token = token_ids[:, 0] >= 0
         if not has_token.all():
@@ -142,7 +147,8 @@ class BoundLogprobs:
         return entries(self.mode.vocabulary, values, chosen, self._others(values), self._num_wanted)
 
     def _others(self, values: Tensor) -> Tensor:
-        """Returns the other token ids of each row, int64 [num_asked, max_wanted]."""
+        """Returns the token ids reported next to the sampled one, int64 [num_asked, max_wanted]: the most likely ones,
+        or those that the row named."""
         best = self.mode.most_likely(values, self._most)
         return best if self._names is None else named_or_best(self._names, best)
 
@@ -155,7 +161,8 @@ def named_or_best(names: Tensor, best: Tensor) -> Tensor:
 
 
 def entries(vocabulary: Vocabulary, values: Tensor, chosen: Tensor, others: Tensor, num_wanted: I32) -> RowLogprobs:
-    """Looks up `chosen` int64 [n, 1], -1 for none, and `others` int64 [n, max_wanted] in `values` [n, shard.size]."""
+    """Looks up `chosen` int64 [n, 1], -1 for none, and `others` int64 [n, max_wanted] in `values` [n, shard.size], and
+    ranks `chosen` among all tokens. Stays on the device; with a sharded vocabulary it runs collectives."""
     token_ids = torch.cat((chosen, others), dim=1)
     logprobs = vocabulary.gather(values, token_ids.clamp(min=0))
     return RowLogprobs(

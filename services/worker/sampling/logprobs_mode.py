@@ -25,7 +25,8 @@ class LogprobsMode:
         return cls(vocabulary, stage == "processed", kind == "logprobs", ties_by_id)
 
     def values(self, logits: Tensor) -> Tensor:
-        """Returns the reported values of `logits`, float32 [n, shard.size], as a copy."""
+        """Returns the reported values of `logits`, float32 [n, shard.size], as a copy: log-softmax of them, or the
+        logits themselves in the modes *_logits."""
         return self.vocabulary.log_softmax(logits) if self.is_normalised else logits.clone()
 
     def most_likely(self, values: Tensor, count: int) -> Tensor:

@@ -13,14 +13,16 @@ LARGEST_ID = (1 << 32) - 1
 
 
 def largest_by_id(values: Tensor, count: int) -> Tensor:
-    """Returns the ids of the `count` largest `values` (float32 [n, vocab_size]), best first: int64 [n, count]."""
+    """Returns the ids of the `count` largest `values` (float32 [n, vocab_size]), best first and equal ones by ascending
+    id: int64 [n, count]. `count` is at most vocab_size."""
     if values.is_cuda:
         return largest_by_packed_keys(values, count)
     return largest_with_ties(values, count)
 
 
 def largest_by_packed_keys(values: Tensor, count: int) -> Tensor:
-    """Sorts by (value, -id) packed into int64 keys, without synchronizing with the host."""
+    """Computes largest_by_id() on CUDA: sorts by (value, -id) packed into int64 keys, without synchronizing with the
+    host."""
     bits = values.view(torch.int32).long()
     ordered = torch.where(bits >= 0, bits, bits ^ 0x7FFFFFFF)
     ranks = (ordered << 32) + (LARGEST_ID - torch.arange(values.size(1), device=values.device))
@@ -28,7 +30,8 @@ def largest_by_packed_keys(values: Tensor, count: int) -> Tensor:
 
 
 def largest_with_ties(values: Tensor, count: int) -> Tensor:
-    """Costs one pass over the vocabulary more than topk for rows whose next value ties with the last one returned."""
+    """Computes largest_by_id() on the CPU: topk, then one more pass over the vocabulary for rows whose next value ties
+    with the last one returned."""
     best, ids = values.topk(min(count + 1, values.size(1)), dim=1)
     best, ids, following = best[:, :count], ids[:, :count], best[:, count:]
     if count and following.size(1):

@@ -46,6 +46,6 @@ def accept_or_resample(
 
 
 def uniform(seeds: Tensor, positions: Tensor) -> Tensor:
-    """Returns uniform random numbers in (0, 1), float32 [num_rows]."""
+    """Returns uniform random numbers in (0, 1), float32 [num_rows], each a function of its row's seed and position."""
     noise = gumbel_noise(seeds, positions, 1).squeeze(1)
     return -torch.expm1(-torch.exp(-noise))

@@ -38,7 +38,7 @@ NO_PROCESSORS: Mapping[str, MakeProcessor] = MappingProxyType({})
 
 @step_value
 class SampledTokens:
-    """Sampled tokens of the rows of a step, on the device."""
+    """Sampled tokens of the rows of a step and their log-probabilities, on the device."""
 
     token_ids: Tensor  # int32 [num_rows], -1 where nothing could be chosen
     logprobs: RowLogprobs | None
@@ -51,6 +51,7 @@ class SampledTokens:
         return [self.token_ids] + ([logprobs.token_ids, logprobs.logprobs, logprobs.ranks] if logprobs else [])
 
     def with_tokens(self, token_ids: Tensor) -> SampledTokens:
+        """Returns a copy with other token ids, which keeps log-probabilities and masks."""
         return replace(self, token_ids=token_ids)
 
     def faults(self) -> dict[int, QuireError]:
@@ -60,7 +61,7 @@ class SampledTokens:
 
 @dataclass(frozen=True, slots=True)
 class _Bindings:
-    """Everything that is prepared for one set of rows."""
+    """Features, masks, log-probabilities and choice as bound to one set of rows."""
 
     slots: Rows
     logprobs: BoundLogprobs | None
@@ -79,18 +80,20 @@ class _Bindings:
 
 @step_value
 class PlainRows:
-    """Rows whose choice a CUDA graph makes; their grammar masks are applied before it, to logits in the model's
-    dtype."""
+    """Rows that use nothing but temperature, seed and a grammar, so that a CUDA graph can sample them; their grammar
+    masks are applied before it, to logits in the model's dtype."""
 
     choice: BoundChoice
     _masks: BoundGrammarMasks | None
 
     def mask(self, logits: Tensor) -> None:
+        """Applies the rows' grammar masks, if any, to `logits` in place, before the graph is replayed."""
         if self._masks is not None:
             self._masks.apply_alone(logits)
 
     def finish(self, token_ids: Tensor) -> SampledTokens:
-        """Passes the rows' tokens to the grammar masks and returns them."""
+        """Wraps the rows' tokens for the host, after advancing their grammars by them, which starts building the next
+        masks."""
         if self._masks is None:
             return SampledTokens(token_ids, None)
         self._masks.sampled(token_ids)
@@ -117,7 +120,8 @@ class ProcessedRows:
         return self._bindings.choice
 
     def finish(self, token_ids: Tensor) -> SampledTokens:
-        """Passes the rows' tokens, -1 where a row has none, to the features and collects log-probabilities."""
+        """Passes the rows' tokens, -1 where a row has none, to the features, which update their state by them, and
+        collects log-probabilities. Called once per step."""
         for feature in self._bindings.features:
             feature.sampled(token_ids)
         bound_logprobs = self._bindings.logprobs
@@ -127,7 +131,7 @@ class ProcessedRows:
 
 
 class Sampler:
-    """Owns the sampling state of all slots."""
+    """Owns the sampling state of all slots: parameters, the features' buffers, and the bindings of the last step."""
 
     def __init__(
         self,
@@ -169,8 +173,9 @@ class Sampler:
         self._bound_slots: Rows = NO_SLOTS  # the array that the last step passed
 
     def admit(self, slot: int, admission: SlotAdmission) -> None:
-        """Stores the sampling parameters of a new sequence. Raises InvalidArgument; the slot then samples with
-        defaults."""
+        """Stores the sampling parameters of a new sequence in every feature. Raises InvalidArgument (FailedPrecondition
+        for an unprepared grammar) after releasing the features' state; the slot then samples with temperature and
+        filters alone."""
         self._bindings = None
         self._choice.admit(slot, admission)
         try:
@@ -181,23 +186,26 @@ class Sampler:
             raise
 
     def prepare_step(self) -> None:
-        """Starts the work of a step, once all of its sequences are admitted."""
+        """Starts building the first grammar masks, once all sequences of a step are admitted; returns at once."""
         self.grammar_masks.build_first_masks()
 
     def release(self, slot: int) -> None:
+        """Drops the state of `slot` in every feature; temperature and filters stay until the next admission overwrites
+        them."""
         self._bindings = None
         for state in self._slot_states:
             state.release(slot)
 
     def sample(self, logits: Tensor, slots: Rows, positions: Positions) -> SampledTokens:
-        """Samples one token for each row of `logits` [num_rows, shard.size] of `slots` [num_rows]; may overwrite the
-        logits."""
+        """Samples one token for each row of `logits` [num_rows, shard.size] of `slots` [num_rows], ascending, and
+        updates the features by them: process(), choose() and finish() in one call. May overwrite the logits."""
         ready = self.process(logits, slots, positions)
         return ready.finish(ready.choose())
 
     def process(self, logits: Tensor, slots: Rows, positions: Positions) -> ProcessedRows:
-        """Applies every feature and returns the rows before their choice; a slot may have several rows (see
-        Positions)."""
+        """Applies every feature and returns the rows before their tokens are chosen; a slot may have several rows (see
+        Positions). Takes raw log-probabilities before the features and processed ones after them; may overwrite
+        `logits`."""
         bindings = self._bind(slots)
         if bindings.features or bindings.logprobs or not self.vocabulary.accepts_16_bit:
             logits = logits.float()

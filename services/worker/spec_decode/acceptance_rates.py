@@ -27,12 +27,14 @@ class SequenceAcceptanceRates:
         self._mean_rate = INITIAL_RATE  # over all sequences: initial rate of a new one
 
     def reset(self, slot: int) -> None:
-        """Starts the estimate of a new sequence from the mean rate."""
+        """Starts the estimate of a new sequence in `slot` from the mean rate of all sequences, at least the worthwhile
+        one."""
         self._rates[slot] = max(self._mean_rate, MIN_WORTHWHILE_RATE)
         self._steps_without_draft[slot] = 0
 
     def update(self, slots: Rows, drafted: I32, accepted: I32) -> None:
-        """Updates the estimates of `slots`, of whose `drafted` tokens the first `accepted` were accepted."""
+        """Moves the estimates of `slots`, of whose `drafted` tokens the first `accepted` were accepted, towards this
+        step's rate; slots without drafts keep theirs."""
         has_drafts = drafted > 0
         slots, drafted, accepted = slots[has_drafts], drafted[has_drafts], accepted[has_drafts]
         if not len(slots):
@@ -43,7 +45,9 @@ class SequenceAcceptanceRates:
         self._mean_rate += SMOOTHING * (float(self._rates[slots].mean()) - self._mean_rate)
 
     def draft_lengths(self, slots: Rows) -> npt.NDArray[np.int64]:
-        """Returns how many drafts of each of `slots` are likely enough to be accepted."""
+        """Returns how many drafts of each of `slots` are likely enough to be accepted, [num_slots]: as many as are
+        accepted together with a chance of MIN_WORTHWHILE_RATE. A slot with none gets one draft every PROBE_INTERVAL
+        calls, which are counted here."""
         chance = np.clip(self._rates[slots], MIN_RATE, 0.99)
         lengths = (np.log(MIN_WORTHWHILE_RATE) / np.log(chance)).astype(np.int64)
         no_drafts = lengths == 0

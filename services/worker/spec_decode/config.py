@@ -36,7 +36,7 @@ SETTING = "speculative_config"
 
 
 class SpeculativeConfig(BaseModel):
-    """Fields of --speculative-config, named as in vLLM."""
+    """Parsed value of --speculative-config, with the names of vLLM; unknown names are refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -70,6 +70,8 @@ class SpeculativeConfig(BaseModel):
 
     @model_validator(mode="after")
     def _check_consistency(self) -> SpeculativeConfig:
+        """Raises ValueError, which pydantic reports, for an unknown method, a missing or superfluous model folder, a
+        reversed n-gram range, or a token tree that the method cannot draft."""
         known = plugins.known(GROUP, METHODS)
         if self.method not in known:
             raise ValueError(f"method: {self.method!r} does not exist; available: {', '.join(known)}")
@@ -86,6 +88,8 @@ class SpeculativeConfig(BaseModel):
         return self
 
     def _check_tree(self) -> None:
+        """Raises ValueError for a token tree that does not parse, that method or rejection rule do not support, or that
+        has fewer nodes, or more inner nodes, than num_speculative_tokens allows."""
         if self.method not in WITH_TREES:
             methods = ", ".join(WITH_TREES)
             raise ValueError(f"speculative_token_tree: {self.method} does not support trees; use {methods}")
@@ -116,12 +120,13 @@ class SpeculativeConfig(BaseModel):
 
     @property
     def shortest_match(self) -> int:
+        """Least number of matching tokens of an n-gram: prompt_lookup_min, or prompt_lookup_max if that is 0."""
         return self.prompt_lookup_min or self.prompt_lookup_max
 
 
 def parse_for(model: DecoderConfig, text: str) -> SpeculativeConfig | None:
-    """Parses the setting; raises InvalidArgument also if the served `model` lacks the layers that the method drafts
-    with."""
+    """Parses the setting for the served `model`; returns None if it is empty. Raises InvalidArgument for an invalid
+    setting, and for method mtp if the model has no layers to draft with."""
     config = parse(text)
     if config is not None and config.method == "mtp" and not model.num_next_layers:
         text = f"{SETTING}.method: mtp: config.json says num_nextn_predict_layers is 0: no layer to draft with"
@@ -135,8 +140,8 @@ def tree_of(drafting: SpeculativeConfig | None) -> TokenTree | None:
 
 
 def detect_method(values: dict[str, Any]) -> str:
-    """Detects the drafting method from a checkpoint's config.json `values`. Raises InvalidArgument if they are
-    ambiguous."""
+    """Detects the drafting method from the `values` of a draft folder's config.json: medusa, eagle3, eagle, else
+    draft_model. Raises InvalidArgument for a model of one layer, which may be either of the last two."""
     names = values.get("architectures")
     named = " ".join(map(str, names if isinstance(names, list) else [])).lower()
     if "medusa_num_heads" in values or "medusa" in named or values.get("model_type") == "medusa":
@@ -152,7 +157,8 @@ def detect_method(values: dict[str, Any]) -> str:
 
 
 def parse(text: str) -> SpeculativeConfig | None:
-    """Parses the setting; returns None if it is empty. Raises InvalidArgument."""
+    """Parses the setting's JSON object; returns None if it is empty. Reads the config.json of the draft folder to
+    detect a method that is not named. Raises InvalidArgument naming the field."""
     if not text.strip():
         return None
     try:

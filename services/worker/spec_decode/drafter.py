@@ -20,7 +20,7 @@ from quire.services.worker.spec_decode.slot_table import DraftingSlotTable
 
 @dataclass(frozen=True, slots=True)
 class DraftTarget:
-    """The model that is drafted for."""
+    """The served model that is drafted for, and what a drafter needs to load its own weights."""
 
     model: CausalLM
     place: LayerPlacement
@@ -32,7 +32,7 @@ class DraftTarget:
 
 @dataclass(frozen=True, slots=True)
 class DrafterWorker:
-    """Parts of the worker that drafting shares."""
+    """Parts of the worker that a proposer shares: token history, slot table, sampler and measured limits."""
 
     config: SpeculativeConfig
     history: TokenHistory
@@ -42,7 +42,8 @@ class DrafterWorker:
 
 
 class Drafter(Protocol):
-    """Weights of a drafting method, if it has some."""
+    """Drafting method before memory is measured: its weights, if it has some, and its needs. start() later makes its
+    proposer."""
 
     block_bytes: int  # KV bytes per block of the model
     needs_features: bool  # reads the output head's inputs for every token of steps with drafts

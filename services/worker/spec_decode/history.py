@@ -61,7 +61,8 @@ class TokenHistory:
         self._lengths[slot] = len(token_ids)
 
     def append_each(self, slots: Rows, token_ids: I32, num_begun: int) -> None:
-        """Appends a token to each of `slots` whose sequence has not changed since `num_begun` sequences had started."""
+        """Buffers a token for each of `slots`; it is appended later, unless the slot has started another sequence since
+        `num_begun` sequences had started. A full buffer is written at once."""
         pending = self._pending
         self._kept[len(pending), : len(slots)] = token_ids
         pending.append((slots, num_begun))
@@ -69,12 +70,14 @@ class TokenHistory:
             self._write_pending()
 
     def extend(self, slots: Rows, counts: I32, token_ids: I32) -> None:
-        """Appends `counts` tokens to each of `slots`, slot after slot; stores missing tokens (-1) as 0 and cuts off
-        overlong rows."""
+        """Appends `counts` tokens to each of `slots`; `token_ids` lists them slot after slot. Stores missing tokens
+        (-1) as 0 and cuts rows off at max_model_len + 1."""
         self._write_pending()
         self._append(slots, counts, token_ids)
 
     def _write_pending(self) -> None:
+        """Writes the buffered steps to the history, without tokens of slots whose sequence changed after a step's
+        launch."""
         if not self._pending:
             return
         pending, self._pending = self._pending, []
@@ -95,7 +98,7 @@ class TokenHistory:
         self._append(others, which.sum(axis=0, dtype=np.int32), steps[:, others].T[which.T])
 
     def _append_to_all(self, slots: Rows, steps: I32) -> None:
-        """Appends `steps` [num_steps, num_slots], a token per step and slot."""
+        """Appends `steps` [num_steps, num_slots], a token per step and slot; missing tokens (-1) become 0."""
         lengths, count = self._lengths[slots], len(steps)
         if int(lengths.max(initial=0)) + count > self._tokens.shape[1]:
             self._append(slots, np.full(len(slots), count, dtype=np.int32), steps.T.ravel())
@@ -104,8 +107,7 @@ class TokenHistory:
         self._lengths[slots] = lengths + count
 
     def _append(self, slots: Rows, counts: I32, token_ids: I32) -> None:
-        """Appends counts[i] tokens to slots[i]; `token_ids` has the tokens of all slots, slot after slot. Stores
-        missing tokens (-1) as 0 and drops those beyond the end of a row."""
+        """Appends `counts` tokens to each of `slots`, slot after slot, and drops those that exceed a row."""
         lengths, longest = self._lengths[slots], self._tokens.shape[1]
         within = np.arange(len(token_ids)) - np.repeat(np.cumsum(counts) - counts, counts)
         rows, places = np.repeat(slots, counts), np.repeat(lengths, counts) + within

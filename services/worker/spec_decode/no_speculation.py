@@ -12,7 +12,8 @@ from quire.shared.columns import I32
 
 
 class NoSpeculation:
-    """Runs steps as their plans say, without drafts."""
+    """Speculation of a worker without a drafting method (null object): runs steps as their plans say and keeps no
+    history."""
 
     num_speculative_tokens = num_begun = 0
     fixed_draft_length = constrained_only = False

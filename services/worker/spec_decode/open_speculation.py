@@ -57,13 +57,14 @@ def _check_trees(tree: TokenTree, settings: WorkerSettings, config: DecoderConfi
 
 
 def _tree_error(reason: str) -> InvalidArgument:
+    """Returns an InvalidArgument about speculative_config.speculative_token_tree with this reason, to be raised."""
     field = speculative_config.SETTING
     return InvalidArgument(f"{field}.speculative_token_tree: {reason}", field=field)
 
 
 def create_drafter(drafting: SpeculativeConfig | None, target: DraftTarget, limits: WorkerLimits) -> Drafter | None:
-    """Creates the drafter of the configured method, None if there is none. Raises InvalidArgument if it does not fit
-    the KV layout."""
+    """Creates the drafter of the configured method, which loads its weights; None if there is none. Raises
+    InvalidArgument if it needs every token's KV, or trees, and the model's layers keep only a window or a state."""
     drafter = open_drafter(drafting, target) if drafting else None
     if drafter is not None and drafter.block_bytes and limits.layout.windows:
         raise InvalidArgument(
@@ -79,7 +80,8 @@ def create_drafter(drafting: SpeculativeConfig | None, target: DraftTarget, limi
 def start_speculation(
     config: SpeculativeConfig, drafter: Drafter, runner: ModelRunner, table: DraftingSlotTable, fitting: WorkerLimits
 ) -> Speculation:
-    """Connects a drafter with the runner and the slot table."""
+    """Builds the Speculation once memory is measured: starts the drafter's proposer with a new history, lets forced
+    tokens precede its drafts, and adds the features head and the rejection method to the runner's heads."""
     history = TokenHistory(fitting)
     other = drafter.start(DrafterWorker(config, history, table, runner.sampler, fitting))
     proposer = JumpForward(runner.sampler.grammar_masks, other)
@@ -99,8 +101,8 @@ def start_speculation(
 
 
 def _wants_features(drafter: Drafter, table: DraftingSlotTable, inputs: StepInputs) -> bool:
-    """Tells whether a step computes features for the drafter; with few rows also prompts of steps without drafts, which
-    the drafter needs in order to start."""
+    """Returns whether a step computes features for the drafter: steps with drafts if it reads them at all; with few
+    rows also prompts of steps without drafts, which some drafters need in order to start."""
     if table.num_draft_tokens > 0:
         return drafter.needs_features
     return drafter.needs_prompts and inputs.num_rows <= FEW_ROWS and inputs.num_tokens > inputs.num_rows

@@ -41,7 +41,8 @@ class Proposer(Protocol):
         """Returns drafts for some of the slots; None if no slot has a draft."""
 
     def add_blocks(self, new: NewBlocks) -> None:
-        """Registers newly assigned blocks, before drafts are proposed for their slots."""
+        """Registers newly assigned blocks before drafts are proposed for their slots; what the drafter kept of these
+        block ids is invalid, unless their content is cached."""
 
     def copy_blocks(self, copies: BlockCopies) -> None:
         """Copies the drafter's KV of copied blocks, before the sequences that use the copies start."""
@@ -50,13 +51,15 @@ class Proposer(Protocol):
         """Starts a new sequence in `slot`; its tokens are in the history, its cached blocks in the table."""
 
     def end_sequence(self, slot: int) -> None:
-        """Ends the sequence of `slot`; its tokens are still in the history."""
+        """Ends the sequence of `slot`, whose tokens are still in the history: the proposer may keep them for other
+        sequences."""
 
     def record_step(self, inputs: StepInputs, output: RunnerOutput) -> None:
-        """Processes a finished step, whose tokens are in the history."""
+        """Processes a finished step, whose tokens are in the history and whose accepted drafts are counted in the
+        table."""
 
     def clear_history(self) -> None:
-        """Drops everything kept of finished sequences."""
+        """Drops everything kept of finished sequences, so that no text influences another one's drafts."""
 
 
 class HostProposer:
@@ -67,7 +70,8 @@ class HostProposer:
     _turn = 0  # index of the search that comes first, so that all get their turn
 
     def search(self, request: DraftRequest, find: Callable[[I32, int], I32]) -> Drafts | None:
-        """Calls `find(tokens, max_drafts)` for the requested slots, within `max_work`, and returns the drafts found."""
+        """Calls `find(tokens, max_drafts)` for the requested slots, as many as `max_work` covers, and returns the
+        drafts found, None if there are none."""
         searches = [
             (slot, request.history.tokens_of(slot), most)
             for slot, most in zip(request.slots.tolist(), request.counts.tolist(), strict=True)
@@ -76,7 +80,8 @@ class HostProposer:
         return Drafts.of({slot: find(tokens, most) for slot, tokens, most in self.affordable(searches, work)})
 
     def affordable(self, searches: Sequence[T], work: Sequence[int]) -> Iterator[T]:
-        """Yields as many searches as `max_work` covers, at least one; the others come first in the next step."""
+        """Yields as many searches, each with its `work` in tokens, as `max_work` covers, at least one, starting after
+        the last one of the previous step, so that all get their turn."""
         budget = self.max_work
         for _ in searches:
             index = self._turn % len(searches)

@@ -8,6 +8,7 @@ from quire.shared import plugins
 
 
 def open_drafter(config: SpeculativeConfig, target: DraftTarget) -> Drafter:
-    """Creates the drafter of the configured method, from this package or an installed plugin."""
+    """Creates the drafter of the configured method, from this package or an installed plugin; it loads its weights.
+    Raises InvalidArgument if they do not fit."""
     drafter: Drafter = plugins.load(plugins.known(GROUP, METHODS)[config.method])(config, target)
     return drafter

@@ -30,14 +30,18 @@ class DraftingSlotTable(SlotTable):
         self._lags = np.zeros(limits.max_num_seqs, dtype=np.int32)
 
     def clear(self) -> None:
+        """Releases all slots and orders no drafts until a plan does."""
         super().clear()
         self.num_draft_tokens = 0
 
     def _admit(self, admission: Admission) -> None:
+        """Stores a sequence in its slot, whose recurrent state is up to date."""
         super()._admit(admission)
         self._lags[admission.slot] = 0
 
     def resolve(self, plan: StepPlan) -> ResolvedPlan:
+        """Resolves a plan into token counts and blocks: rows that lack blocks for their next token are idle in this
+        step, unless the plan names their count. Raises PlanViolation for those, and for invalid blocks."""
         changes = plan.changes
         if changes.num_draft_tokens is not None:
             self.num_draft_tokens = min(changes.num_draft_tokens, self.num_speculative_tokens)
@@ -58,8 +62,8 @@ class DraftingSlotTable(SlotTable):
         return ResolvedPlan(released, changes.admitted, counts, new_blocks, idle, self._max_drafts(counts, named))
 
     def grow(self, plan: StepPlan, growing: Rows, places: Rows) -> NewBlocks | None:
-        """Assigns the blocks of the slots that the plan names; a slot may have got its blocks earlier, or may need
-        none."""
+        """Assigns the blocks that a steady plan names; a slot may have got its blocks earlier, or may need none.
+        Returns None, before assigning, if a growing slot lacks a block that the plan does not name."""
         slots, ids = plan.new_block_slots, plan.new_block_ids
         if len(slots) == len(ids) == len(growing) and (slots == growing).all():  # each once, and live
             return self.assign_blocks(growing, np.ones_like(growing), ids)
@@ -69,7 +73,8 @@ class DraftingSlotTable(SlotTable):
         return self._assign_named_blocks(slots, ids)
 
     def advance(self, order: ResolvedPlan, drafts: Drafts | None = None) -> Step:
-        """Advances the slots as if every draft were refused; the step computes the drafts nevertheless."""
+        """Advances the slots as if every draft were refused, and returns a step that computes the drafts nevertheless;
+        commit_accepted() counts the accepted ones afterwards."""
         step = super().advance(order)
         if self._has_states:
             step = self._catch_up_states(step, drafting=drafts is not None)
@@ -80,14 +85,16 @@ class DraftingSlotTable(SlotTable):
         return replace(step, counts=counts)
 
     def commit_accepted(self, slots: Rows, counts: I32) -> None:
-        """Counts the accepted drafts of `slots`, for each of which `counts` tokens have been sampled."""
+        """Counts the accepted drafts of `slots`, for each of which `counts` tokens have been sampled: all but one of
+        these were drafts. Called once a step's output is known."""
         self.num_tokens[slots] += counts - 1
         self.num_computed_tokens[slots] += counts - 1
         if self._has_states:
             self._lags[slots] = np.maximum(counts - 1, 0)
 
     def _catch_up_states(self, step: Step, *, drafting: bool) -> Step:
-        """Makes the step bring the recurrent states of its rows to the position before its drafts."""
+        """Adds to the step, if it drafts or states lag behind, how many positions each row's recurrent state has to
+        catch up, and counts the states as up to date."""
         counts = self._lags[step.slots]
         if not drafting and not counts.any():
             return step
@@ -95,6 +102,8 @@ class DraftingSlotTable(SlotTable):
         return replace(step, lags=StateLags(counts, self.num_speculative_tokens, self.block_size))
 
     def _assign_named_blocks(self, slots: U32, ids: U32) -> NewBlocks:
+        """Assigns `ids` to `slots` (one entry per block, a slot's entries adjacent) and returns them. Raises
+        PlanViolation for lists of different lengths, slots that are not live, and incomplete block groups."""
         require(len(slots) == len(ids), lambda: f"{len(slots)} new_block_slots, {len(ids)} new_block_ids")
         if not len(ids):
             return NO_BLOCKS
@@ -123,7 +132,8 @@ class DraftingSlotTable(SlotTable):
         return limit
 
     def _max_drafts(self, counts: I32, named: U32) -> I32 | None:
-        """Returns the maximum drafts of all slots, [max_num_seqs]."""
+        """Returns the maximum drafts of all slots, [max_num_seqs]: 0 for slots that compute more than one token or that
+        the plan names; None if no drafts are ordered."""
         if not self.num_draft_tokens:
             return None
         limit = np.zeros_like(counts)

@@ -29,7 +29,8 @@ class ProposedDrafts:
 
 
 class Speculation:
-    """Owns the token history and the proposer; shares the slot table with the replica."""
+    """Owns the token history and the proposer; requests drafts before a step and records after it which were accepted.
+    Shares the slot table with the replica."""
 
     def __init__(
         self,
@@ -61,7 +62,7 @@ class Speculation:
         return not self.adaptive
 
     def force_drafts(self, drafts: Drafts) -> None:
-        """Makes the next step that may have drafts use these instead of the proposer's."""
+        """Stores drafts that the next step that may have drafts uses once, instead of the proposer's."""
         self._forced_drafts = drafts
 
     def clear_history(self) -> None:
@@ -73,6 +74,8 @@ class Speculation:
         self._proposer.copy_blocks(copies)
 
     def start_sequence(self, slot: int, token_ids: I32) -> None:
+        """Starts a new sequence in `slot` with `token_ids`: resets its acceptance rate and history, then informs the
+        proposer."""
         self._acceptance.reset(slot)
         self._history.start_sequence(slot, token_ids)
         self._proposer.start_sequence(slot)
@@ -81,15 +84,15 @@ class Speculation:
         self._proposer.end_sequence(slot)
 
     def waits_before(self, plan: StepPlan) -> bool:
-        """Tells whether all earlier steps must be recorded before this plan: drafts start at the exact end of
-        sequences."""
+        """Returns whether all earlier steps must be recorded before this plan: drafts start at the exact end of
+        sequences, which steps with drafts in flight leave open."""
         ordered = plan.changes.num_draft_tokens
         drafts = self.table.num_draft_tokens if ordered is None else ordered
         return bool(drafts) or self._num_unrecorded > 0
 
     def follow(self, plan: StepPlan, steady: SteadyDecode) -> tuple[StepInputs, NewBlocks] | None:
-        """Returns a step without drafts if it follows from the last one. Keeps drafts that it finds instead for
-        advance()."""
+        """Returns a step without drafts and its new blocks if it follows from the last one, else None. Keeps drafts
+        that it finds instead for the advance() call that comes next."""
         slots = steady.slots
         if self.table.num_draft_tokens and slots is not None:
             if plan.changes is not NO_CHANGES or len(plan.new_block_ids) or len(plan.new_block_slots):
@@ -105,7 +108,8 @@ class Speculation:
         return followed
 
     def advance(self, order: ResolvedPlan) -> tuple[Step, Drafts | None]:
-        """Turns the order into a step, with drafts if it may have some."""
+        """Turns the resolved plan into a step, and proposes its drafts, unless follow() has proposed them; None if it
+        has none."""
         self._proposer.add_blocks(order.new_blocks)
         proposed, self._proposed = self._proposed, None
         drafts = proposed.drafts if proposed else self._propose_for(order)
@@ -119,7 +123,8 @@ class Speculation:
         return self._history.num_begun
 
     def record(self, inputs: StepInputs, output: RunnerOutput, num_begun: int) -> None:
-        """Records the output of a step that was launched when `num_begun` sequences had started."""
+        """Records the output of a step that was launched when `num_begun` sequences had started: extends the history,
+        commits accepted drafts and informs the proposer. Slots that have changed their sequence since are left out."""
         history = self._history
         if output.drafted:
             self._num_unrecorded -= 1
@@ -130,6 +135,8 @@ class Speculation:
             self._proposer.record_step(inputs, output)
 
     def _record_drafted(self, inputs: StepInputs, output: RunnerOutput, num_begun: int) -> None:
+        """Commits the accepted drafts of a step in the slot table, updates acceptance rates, and appends the tokens of
+        slots with unchanged sequences to the history."""
         slots, counts, token_ids = inputs.sampled_slots, output.token_counts, output.token_ids
         self.table.commit_accepted(slots, counts)
         if inputs.drafts is not None and self._adapts_lengths:
@@ -140,12 +147,16 @@ class Speculation:
         self._history.extend(slots, counts, token_ids)
 
     def _propose_for(self, order: ResolvedPlan) -> Drafts | None:
+        """Proposes drafts for the slots that may have some in a resolved plan; None if the plan allows none or none are
+        found."""
         if order.max_drafts is None:
             return None
         slots = np.flatnonzero(order.max_drafts)
         return self._propose(slots, order.max_drafts[slots])
 
     def _propose(self, slots: Rows, counts: I32) -> Drafts | None:
+        """Requests drafts of `slots`, at most `counts` each, shortened by their acceptance rates; returns forced drafts
+        instead if some are stored. None without any."""
         if self._forced_drafts is not None:
             drafts, self._forced_drafts = self._forced_drafts, None
             return drafts

@@ -16,7 +16,8 @@ from quire.shared.pb.worker.v1 import worker_pb2 as pb
 
 @dataclass(frozen=True, slots=True)
 class SlotAdmission:
-    """Parameters of a sequence passed to the heads on admission. Columns as in worker.proto."""
+    """Parameters of a sequence passed to the heads on admission, decoded from plan and SequenceParams. Columns as in
+    worker.proto."""
 
     token_ids: bytes = b""  # every known token: the prompt, then output so far
     num_prompt_tokens: int = 0
@@ -42,7 +43,8 @@ class SlotAdmission:
 
     @property
     def bans(self) -> tuple[str, ...]:
-        """Returns the parameters that together may leave no token to sample; allow-lists come first."""
+        """Names of the parameters that together may leave no token to sample, allow-lists first; empty if fewer than
+        two are used."""
         given = {
             "allowed_token_ids": self.sampling.allowed_token_ids,
             "structured_output": self.grammar_id,
@@ -91,7 +93,8 @@ class SlotAdmission:
 
 
 def _of_sample(sampling: sampling_pb2.SamplingParams, admitted: Admission) -> sampling_pb2.SamplingParams:
-    """Derives this sample's seed and keeps only the log-probabilities that are still to be reported."""
+    """Adapts `sampling`, in place, to one sample of a request: derives its seed (wrapping in 64 bits) and keeps only
+    the log-probabilities that are still to be reported."""
     sampling.seed = (sampling.seed + admitted.sample + 2**63) % 2**64 - 2**63
     if admitted.prompt_logprobs_from:
         prompt_logprobs.resume_at(sampling, admitted.prompt_logprobs_from, admitted.num_prompt_tokens)

@@ -15,7 +15,8 @@ Rows = npt.NDArray[np.intp]
 
 @dataclass(frozen=True, slots=True)
 class BeamMoves:
-    """Beams (`slots`, ascending) that continue from their parents; parents continue in their own slot."""
+    """Beams (`slots`, ascending) that continue from their parents with `token_ids`; a parent also continues in its own
+    slot."""
 
     slots: Rows
     parents: Rows

@@ -13,7 +13,7 @@ from quire.shared.columns import U32
 
 @dataclass(frozen=True, slots=True)
 class BlockCopies:
-    """Sources and targets of block copies; no target is a source."""
+    """Source and target ids of KV block copies; no target is a source, so that their order does not matter."""
 
     sources: U32
     targets: U32

@@ -21,7 +21,7 @@ def _no_ids() -> U32:
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """Admission of a sequence to a slot."""
+    """Admission of a sequence to a slot, as a plan states it."""
 
     slot: int
     token_ids: bytes = b""  # i32 column: prompt tokens, then output tokens so far
@@ -40,7 +40,7 @@ class Admission:
 
 @dataclass(frozen=True, slots=True)
 class PlanChanges:
-    """Changes of a plan beyond "all rows of the previous step decode again"."""
+    """Changes of a plan beyond "all rows of the previous step decode again"; empty fields change nothing."""
 
     released_slots: U32 = field(default_factory=_no_ids)  # ascending
     admitted: Sequence[Admission] = ()

@@ -21,7 +21,7 @@ class LogprobEntries:
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobColumns:
-    """Log-probabilities of the next positions of prompts."""
+    """Log-probabilities of prompt positions that a step has computed, slot after slot."""
 
     slots: U32
     position_counts: U32  # of each slot
@@ -38,7 +38,7 @@ class PooledColumns:
 
 
 class DeviceTimings(Protocol):
-    """Device time of a step by phase."""
+    """Device time of a step by phase, in microseconds."""
 
     @property
     def prepare_us(self) -> int: ...
@@ -60,7 +60,8 @@ NO_TIMINGS = NoTimings()
 
 
 class StepResult(NamedTuple):
-    """Result of a forward pass: the tokens of each sampling slot, in ascending order of slots."""
+    """Result of a forward pass: the tokens of each sampling slot, in ascending order of slots, and what heads have
+    computed."""
 
     epoch: int
     step_id: int

@@ -9,7 +9,8 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class SlotMemory:
-    """Per-slot device tensors, int32; the last row belongs to a scratch slot without a sequence."""
+    """Per-slot device tensors, int32, that steps read and write; the last row belongs to a scratch slot without a
+    sequence, for writes that must reach no slot."""
 
     block_tables: Tensor  # [max_num_seqs + 1, num_groups * max_blocks_per_seq]
     last_tokens: Tensor  # [max_num_seqs + 1] last sampled token; -1 if no token could be sampled

@@ -39,6 +39,7 @@ class NewBlocks:
     ids: I32
 
     def concatenated(self, others: NewBlocks) -> NewBlocks:
+        """Returns these blocks followed by `others`; `others` itself if there are none here."""
         if not len(self.ids):
             return others
         return NewBlocks(
@@ -54,7 +55,7 @@ NO_BLOCKS = NewBlocks(NO_SLOTS, NO_SLOTS, NO_TOKENS)
 
 @step_value
 class ResolvedPlan:
-    """Explicit and implied content of a plan."""
+    """Content of a plan after SlotTable.resolve(): its explicit part, and the counts and blocks that it implies."""
 
     released: U32
     admitted: Sequence[Admission]
@@ -84,7 +85,8 @@ class Step:
 
 
 class SlotTable:
-    """State of all slots as numpy arrays [max_num_seqs]; rows of free slots are meaningless."""
+    """State of all slots as numpy arrays [max_num_seqs], kept equal by scheduler and worker through the same plans;
+    rows of free slots are meaningless."""
 
     drafts = False  # True: plans name the slot of each new block, and slots may advance by several tokens
 
@@ -109,7 +111,7 @@ class SlotTable:
         return int(np.count_nonzero(self.live))
 
     def owned_blocks(self) -> npt.NDArray[np.bool_]:
-        """Returns a mask [num_blocks] of the blocks owned by live slots."""
+        """Returns a mask [num_blocks] of the blocks owned by live slots; the null block is owned by none."""
         owned = np.zeros(self._limits.num_blocks, dtype=np.bool_)
         slots = np.flatnonzero(self.live)
         if len(slots):
@@ -119,6 +121,7 @@ class SlotTable:
         return owned
 
     def _mark_owned(self, owned: npt.NDArray[np.bool_], slots: Rows, group: int) -> None:
+        """Sets in `owned` the blocks of `slots` in one KV group, without those that slid out of its window."""
         width = int(self.num_blocks[slots].max())
         places = np.arange(width)
         has = places < self.num_blocks[slots, None]
@@ -130,18 +133,20 @@ class SlotTable:
         owned[self.block_table[slots, begin : begin + width][has]] = True
 
     def clear(self) -> None:
-        """Releases all slots."""
+        """Releases all slots, also after a PlanViolation."""
         self.live[:] = False
         self.num_blocks[:] = 0
         self.non_sampling.clear()
         self.admitted_tokens[:] = [NO_TOKENS] * len(self.admitted_tokens)
 
     def apply(self, plan: StepPlan) -> Step:
-        """Applies `plan`, assuming that it will be executed. Raises PlanViolation."""
+        """Resolves `plan` and advances the table by it, assuming that it will be executed. Raises PlanViolation, after
+        which the table is unusable until clear()."""
         return self.advance(self.resolve(plan))
 
     def resolve(self, plan: StepPlan) -> ResolvedPlan:
-        """Releases and admits slots and assigns their new blocks. Raises PlanViolation."""
+        """Releases and admits slots, moves beams, and assigns new blocks for what each slot is to compute; token counts
+        stay as they were until advance(). Raises PlanViolation."""
         released, moved = self._begin(plan)
         counts = self._counts(plan)
         new_blocks = self._grow(counts, plan.new_block_ids)
@@ -156,7 +161,8 @@ class SlotTable:
         return released, NO_BLOCKS if moves is None else self._move(moves)
 
     def _move(self, moves: BeamMoves) -> NewBlocks:
-        """Copies the parents' block tables to their beams; returns the blocks that replace last blocks."""
+        """Copies the parents' block tables to their beams and returns the blocks that replace last blocks, which beams
+        do not share. Raises PlanViolation."""
         moves.check()
         slots, parents = moves.slots, moves.parents
         both = np.concatenate((slots, parents))
@@ -179,7 +185,8 @@ class SlotTable:
         return NewBlocks(slots, places, ids)
 
     def advance(self, order: ResolvedPlan) -> Step:
-        """Updates the table to the state after the step, assuming that it will be executed."""
+        """Counts the order's tokens as computed, and one sampled token for each slot that reaches its end; returns the
+        rows of the step. Assumes that it will be executed."""
         slots = order.counts.nonzero()[0]
         counts, starts = order.counts[slots], self.num_computed_tokens[slots]
         ends = starts + counts
@@ -193,6 +200,7 @@ class SlotTable:
         return Step(order.released, order.admitted, slots, counts, starts, samples, ended, order.new_blocks)
 
     def _release(self, slots: U32) -> U32:
+        """Frees the slots and returns them. Raises PlanViolation if they do not ascend or are not live."""
         if len(slots):
             self._require_slots(slots, "released_slots")
             require(bool(self.live[slots].all()), lambda: f"released slots are not live: {slots[~self.live[slots]]}")
@@ -204,6 +212,8 @@ class SlotTable:
         return slots
 
     def _admit(self, admission: Admission) -> None:
+        """Stores a sequence in its slot; a fully cached one still computes its last token. Raises PlanViolation for a
+        slot that is taken or out of range, and for token counts out of bounds."""
         slot, tokens = admission.slot, columns.i32(admission.token_ids)
         require(slot < len(self.live), lambda: f"admitted slot {slot}: there are {len(self.live)}")
         require(not self.live[slot], lambda: f"admitted slot {slot} is live already")
@@ -222,7 +232,8 @@ class SlotTable:
         self.admitted_tokens[slot] = tokens
 
     def _counts(self, plan: StepPlan) -> I32:
-        """Returns the tokens that each slot computes, [max_num_seqs]."""
+        """Returns the tokens that each slot computes, [max_num_seqs]: those that the plan names, and 1 for each other
+        live slot of the micro-batch that lacks one. Raises PlanViolation."""
         remaining = np.where(self.live, self.num_tokens - self.num_computed_tokens, 0).astype(np.int32, copy=False)
         counts = np.where(remaining == 1, remaining, 0).astype(np.int32, copy=False)
         if self.non_sampling:
@@ -247,7 +258,8 @@ class SlotTable:
         return counts
 
     def _grow(self, counts: I32, ids: U32) -> NewBlocks:
-        """Assigns `ids`, in ascending order of slots, so that each live slot has blocks for its computed tokens."""
+        """Assigns `ids`, in ascending order of slots, so that each live slot has blocks for its computed tokens and
+        `counts` more. Raises PlanViolation if they are too few or too many."""
         if self._limits.layout.has_no_kv:
             return self._grow_nothing(counts, ids)
         needed = -(-(self.num_computed_tokens + counts) // self.block_size)
@@ -256,7 +268,8 @@ class SlotTable:
         return self.assign_blocks(growing, lacking[growing], ids)
 
     def _grow_nothing(self, counts: I32, ids: U32) -> NewBlocks:
-        """Checks a plan of a model without KV: prompts are computed whole and get no blocks."""
+        """Checks a plan of a model without KV and returns no blocks. Raises PlanViolation unless prompts are computed
+        whole and no blocks are given."""
         slots = np.flatnonzero(counts)
         whole = bool((counts[slots] == self.num_admitted_tokens[slots]).all())
         require(whole, lambda: f"slots {slots} compute {counts[slots]} of {self.num_admitted_tokens[slots]} tokens")
@@ -264,10 +277,9 @@ class SlotTable:
         return NO_BLOCKS
 
     def grow(self, plan: StepPlan, growing: Rows, places: Rows) -> NewBlocks | None:
-        """Assigns the new blocks of a plan without changes to the slots `growing`, which start a block at `places`.
-
-        Returns None without effect if a slot would remain without a block.
-        """
+        """Assigns the new blocks of a plan without changes to the slots `growing`, one position each, which they start
+        at `places`. Raises PlanViolation if ids are missing or surplus; tables that draft return None, without effect,
+        if a slot would remain without a block."""
         return self.assign_blocks(growing, np.ones_like(growing), plan.new_block_ids)
 
     def assign_blocks(self, growing: Rows, gains: npt.NDArray[Any], ids: U32) -> NewBlocks:
@@ -296,11 +308,14 @@ class SlotTable:
         return NewBlocks(slots, places, ids.astype(np.int32))
 
     def _require_blocks(self, ids: U32 | I32, name: str, *, nulls: bool = False) -> None:
-        """Checks that ids are in range. `nulls`: the null block is allowed (positions that slid out of a window)."""
+        """Raises PlanViolation naming `name` if an id is out of range. `nulls`: the null block is allowed (positions
+        that slid out of a window)."""
         most, least = self._limits.num_blocks, 0 if nulls else 1
         inside = bool(ids.min() >= least and ids.max() < most)
         require(inside, lambda: f"{name} are not all in {least}..{most - 1}: {ids}")
 
     def _require_slots(self, slots: U32, name: str) -> None:
+        """Raises PlanViolation naming `name` unless the slots ascend strictly and are in range; expects at least
+        one."""
         ascending = bool((slots[1:] > slots[:-1]).all())
         require(ascending and slots[-1] < len(self.live), lambda: f"{name} are not ascending slots: {slots}")

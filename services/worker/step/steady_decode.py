@@ -16,16 +16,15 @@ from quire.shared.columns import I32
 
 
 class SteadyDecode:
-    """Derives step inputs from the previous step and keeps the slot table as applying the plans would.
-
-    With pipeline stages, each micro-batch has its own sequence of steps.
-    """
+    """Derives step inputs from the previous step's and updates the slot table as applying the plan would. With pipeline
+    stages, each micro-batch has its own sequence of steps."""
 
     def __init__(self, table: SlotTable) -> None:
         self._table = table
         self._runs: dict[int, _Run] = {}  # keyed by micro-batch
 
     def forget(self) -> None:
+        """Ends all runs, so that the next step of each micro-batch is assembled from the table."""
         self._runs.clear()
 
     @property
@@ -35,7 +34,8 @@ class SteadyDecode:
         return None if run is None else run.last.slots
 
     def record(self, plan: StepPlan, inputs: StepInputs) -> None:
-        """Records a step assembled from the table, which the next one may follow."""
+        """Records a step assembled from the table: the next one may follow it if all of its rows decode one token and
+        sample. A change of slots ends the runs of all micro-batches."""
         rows = inputs.num_rows
         all_decode = rows == inputs.num_tokens == len(inputs.prev_sampled_tokens) == inputs.num_samples
         changes = plan.changes
@@ -47,7 +47,8 @@ class SteadyDecode:
             self._runs[plan.micro_batch] = _Run(self._table, inputs)
 
     def follow(self, plan: StepPlan) -> tuple[StepInputs, NewBlocks] | None:
-        """Returns the step of `plan` if it follows from the previous step, else None. Raises PlanViolation."""
+        """Returns the step of `plan` and its new blocks, and advances the table, if the plan has no changes and the
+        previous step allows it; else None without effect. Raises PlanViolation for wrong blocks."""
         run = self._runs.get(plan.micro_batch)
         if run is None or plan.changes is not NO_CHANGES:
             return None
@@ -55,7 +56,7 @@ class SteadyDecode:
 
 
 class _Run:
-    """Consecutive decode steps of the same rows."""
+    """Consecutive decode steps of the same rows, each one position further."""
 
     def __init__(self, table: SlotTable, inputs: StepInputs) -> None:
         self._table, self.last = table, inputs
@@ -63,7 +64,8 @@ class _Run:
         self._num_followed, self._next_growth = 0, int(self._room.min())  # steps until the first row starts a block
 
     def follow(self, plan: StepPlan) -> tuple[StepInputs, NewBlocks] | None:
-        """Implements SteadyDecode.follow() for this run's rows."""
+        """Returns the next step of these rows and its new blocks, and advances the slot table; None without effect if a
+        slot lacks a block."""
         table, last = self._table, self.last
         mapping, new_blocks, ids = last.slot_mapping + 1, NO_BLOCKS, plan.new_block_ids
         seq_lens, num_blocks, begins_blocks = last.seq_lens + 1, last.num_blocks, False

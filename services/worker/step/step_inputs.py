@@ -125,7 +125,7 @@ def assemble(step: Step, table: SlotTable, drafts: Drafts | None = None) -> Step
 
 
 def _positions(step: Step, query_start: I32) -> tuple[I32, Rows]:
-    """Returns position and slot of every token."""
+    """Returns position, int32 [num_tokens], and slot of every token."""
     if query_start[-1] == len(step.slots):
         return step.starts, step.slots
     rows = np.repeat(np.arange(len(step.slots)), step.counts)
@@ -134,6 +134,8 @@ def _positions(step: Step, query_start: I32) -> tuple[I32, Rows]:
 
 
 def _slot_mapping(step: Step, table: SlotTable, positions: I32, token_slots: Rows) -> I32:
+    """Returns the KV slot of every token, int32 [num_groups * num_tokens]; tokens whose KV must not be written (cached
+    positions, models without KV) point into the null block."""
     if not table.width:
         return np.zeros(len(positions), dtype=np.int32)  # no KV: everything goes to the null block
     blocks, offsets = np.divmod(positions, table.block_size)
@@ -150,7 +152,7 @@ def _slot_mapping(step: Step, table: SlotTable, positions: I32, token_slots: Row
 
 
 def _fill_drafts(token_ids: I32, drafts: Drafts, draft_counts: I32, query_start: I32) -> None:
-    """Writes draft tokens, the last ones of their rows, to `token_ids`."""
+    """Writes draft tokens into `token_ids`, in place: the last `draft_counts` ones of their rows."""
     rows = np.flatnonzero(draft_counts)
     first_drafts = np.repeat(query_start[rows + 1] - drafts.counts, drafts.counts)
     within = np.arange(len(drafts.token_ids)) - np.repeat(np.cumsum(drafts.counts) - drafts.counts, drafts.counts)
@@ -165,10 +167,8 @@ def _behind_drafts(last_tokens: I32, rows: DraftRows) -> I32:
 
 
 def _in_trees(places: I32, sampling_tokens: I32, rows: DraftRows, tree: TreeRows) -> tuple[I32, npt.NDArray[np.int64]]:
-    """Returns tree positions and visibility masks of all tokens.
-
-    A draft's KV has its own slot, but its position is given by its depth in the tree.
-    """
+    """Returns tree positions and visibility masks of all tokens, [num_tokens] both. A draft's KV has its own slot, but
+    its position is given by its depth in the tree."""
     positions, masks = places.copy(), np.full(len(places), -1, dtype=np.int64)
     positions[sampling_tokens] = places[sampling_tokens[rows.first_of_row]] + tree.depths
     masks[sampling_tokens] = tree.masks(rows.first_of_row)
@@ -176,7 +176,8 @@ def _in_trees(places: I32, sampling_tokens: I32, rows: DraftRows, tree: TreeRows
 
 
 def _fill_given(token_ids: I32, step: Step, table: SlotTable, query_start: I32, draft_counts: I32) -> Rows:
-    """Copies tokens that came with admissions; returns the rows whose one known token is filled in on the device."""
+    """Copies tokens that came with admissions into `token_ids`, in place; returns the indices of all other rows, whose
+    one known token is filled in on the device."""
     given = step.starts < table.num_admitted_tokens[step.slots]
     for row in given.nonzero()[0].tolist():
         start, count = int(step.starts[row]), int(step.counts[row] - draft_counts[row])

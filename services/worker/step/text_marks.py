@@ -13,7 +13,7 @@ from quire.shared.errors import InvalidArgument
 
 
 class TextMarks:
-    """Per-slot start of the second text and number of visible tokens."""
+    """Holds by slot where the second text starts and how many tokens are visible."""
 
     def __init__(self, num_types: int) -> None:
         """Creates an empty table; `num_types` is the number of token types the model knows."""
@@ -22,6 +22,8 @@ class TextMarks:
         self._num_seen: dict[int, int] = {}
 
     def admit(self, slot: int, admission: SlotAdmission) -> None:
+        """Stores the slot's marks, if it has some. Raises InvalidArgument for a second text if the model has one token
+        type."""
         if admission.num_seen_tokens:
             self._num_seen[slot] = admission.num_seen_tokens
         if not admission.second_text_from:
@@ -43,7 +45,8 @@ class TextMarks:
         return upload((inputs.positions >= per_token).astype(np.int32), device)
 
     def num_seen(self, inputs: StepInputs, device: torch.device) -> Tensor | None:
-        """Returns the number of visible leading tokens, int32 [num_seqs]; None if all tokens are visible."""
+        """Returns the number of visible leading tokens of each row, int32 [num_rows], at most its length; None if no
+        slot has a limit."""
         if not self._num_seen:
             return None
         lengths = np.diff(inputs.query_start).tolist()

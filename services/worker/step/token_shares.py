@@ -26,7 +26,7 @@ def least_tokens(size: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class TokenShares:
-    """Assignment of the tokens of one step to ranks."""
+    """Assignment of the tokens of one step to context-parallel ranks."""
 
     inputs: StepInputs
     pieces: tuple[tuple[Rows, Rows, Rows], ...]  # by rank: row, first token and last token + 1 of each piece, ascending
@@ -49,7 +49,7 @@ class TokenShares:
         return mappings
 
     def wanted(self, tokens: I32 | Rows) -> WantedTokens:
-        """Returns how ranks exchange the hidden states of `tokens` of the step."""
+        """Returns how ranks exchange the hidden states of the step's `tokens` (indices, in the order of the result)."""
         owners = self.owners[tokens]
         counts = np.bincount(owners, minlength=self.size)
         most = max(int(counts.max()), 1)
@@ -62,7 +62,8 @@ class TokenShares:
         return WantedTokens(own, order)
 
     def of(self, rank: int, wanted: WantedTokens) -> StepInputs:
-        """Returns the rank's part as a step of its own whose samples are the wanted tokens."""
+        """Returns the rank's part as a step of its own: its pieces are the rows, and its samples are the wanted tokens
+        that it owns, padded."""
         inputs, tokens = self.inputs, self.tokens(rank)
         rows, begins, ends = self.pieces[rank]
         query_start = np.zeros(len(rows) + 1, dtype=np.int32)
@@ -97,7 +98,8 @@ class WantedTokens:
 
 
 def share_out(inputs: StepInputs, size: int) -> TokenShares | None:
-    """Partitions the step; returns None for steps every rank computes itself: short ones and pure decodes."""
+    """Partitions the step among `size` ranks: cuts long rows, and gives each short one, the longest first, to the least
+    loaded rank. Returns None for steps that every rank computes itself: short ones and pure decodes."""
     total = inputs.num_tokens
     if total < least_tokens(size) or total == inputs.num_rows:
         return None
@@ -118,7 +120,8 @@ def share_out(inputs: StepInputs, size: int) -> TokenShares | None:
 
 
 def _cut(row: int, begin: int, count: int, size: int) -> list[tuple[int, int, int, int]]:
-    """Cuts a row into front and end pieces; the two middle pieces belong to one rank and are merged."""
+    """Cuts the row of `count` tokens from `begin` on into front and end pieces, as (rank, row, begin, end); the two
+    middle pieces belong to one rank and are merged."""
     bounds = [begin + count * part // (2 * size) for part in range(2 * size + 1) if part != size]
     ranks = [*range(size), *reversed(range(size - 1))]
     return [(rank, row, *bounds[part : part + 2]) for part, rank in enumerate(ranks)]

@@ -55,7 +55,7 @@ OnCompiled = Callable[[CompileResult], None]
 
 
 class MaskObserver(Protocol):
-    """Receives timings of masks, from any thread."""
+    """Receives timings of masks as metrics, from any thread."""
 
     def observe_mask_fill(self, seconds: float) -> None:
         """Observes the time to fill the masks of all sequences of a step, during the device's work."""
@@ -76,7 +76,8 @@ class NoMaskObserver:
 
 @dataclass(slots=True)
 class _Compilation:
-    """A compilation in progress, and the requests that wait for it."""
+    """A compilation in progress: the requests that wait for it, the references that they take, and the timer that
+    watches it."""
 
     waiting: list[OnCompiled] = field(default_factory=list)
     num_uses: int = 0
@@ -100,12 +101,15 @@ class _CompileDeadline:
 
 @dataclass(frozen=True, slots=True)
 class _CompiledEntry:
+    """A cached grammar and its share of the cache's limit."""
+
     grammar: Grammar
     num_bytes: int  # size of its text, or the equivalent of its compiled size
 
 
 class CompilePool:
-    """Reference-counted grammars: one that was prepared twice stays until it is released twice. Thread-safe."""
+    """Compiles grammars once each in background threads and caches them by id, counting references: a grammar prepared
+    twice stays until it is released twice. Thread-safe."""
 
     def __init__(
         self,
@@ -126,7 +130,9 @@ class CompilePool:
         self._use_counts: Counter[bytes] = Counter()
 
     def prepare(self, grammar_id: bytes, constraint: sampling_pb2.StructuredOutput, done: OnCompiled) -> None:
-        """Compiles the constraint unless it is cached; calls `done` once, from any thread."""
+        """Takes a reference to the grammar and compiles it in the background unless it is cached or being compiled.
+        Calls `done` exactly once, from any thread (at once, from the caller's, if cached), with the error if there is
+        one; a failed compilation holds no reference."""
         with self._lock:
             if grammar_id not in self._compiled:
                 compilation = self._compilations.get(grammar_id) or self._start_compilation(grammar_id, constraint)
@@ -138,8 +144,7 @@ class CompilePool:
         done(CompileResult(None, 0))
 
     def release(self, grammar_id: bytes) -> None:
-        """Decrements the use count of a grammar. An unused grammar stays cached until the unused ones exceed their
-        limits."""
+        """Gives back one reference; a grammar without any stays cached until the limits of unused ones evict it."""
         with self._lock:
             self._use_counts[grammar_id] -= 1
             if self._use_counts[grammar_id] <= 0:
@@ -147,7 +152,7 @@ class CompilePool:
                 self._evict()
 
     def release_all(self) -> None:
-        """Releases all grammars, so that they may be evicted."""
+        """Drops all references, including those of compilations in progress, so that the grammars may be evicted."""
         with self._lock:
             self._use_counts.clear()
             for compilation in self._compilations.values():
@@ -155,7 +160,8 @@ class CompilePool:
             self._evict()
 
     def grammar(self, grammar_id: bytes) -> Grammar | None:
-        """Returns a compiled grammar; None if it was not prepared, or was released."""
+        """Returns a compiled grammar; None if it was not prepared, failed, is being compiled, or was evicted after its
+        release."""
         with self._lock:
             ready = self._compiled.get(grammar_id)
             return None if ready is None else ready.grammar
@@ -175,11 +181,14 @@ class CompilePool:
             return self._opened
 
     def _start_compilation(self, grammar_id: bytes, constraint: sampling_pb2.StructuredOutput) -> _Compilation:
+        """Registers a compilation without waiting requests and starts it in the background; called with the lock
+        held."""
         compilation = self._compilations[grammar_id] = _Compilation()
         self._in_background(lambda: self._run_compilation(grammar_id, constraint, compilation))
         return compilation
 
     def _in_background(self, job: Callable[[], object]) -> None:
+        """Runs `job` on one of the compiling threads, which are started on first use with lower priority."""
         if self._threads is None:
             self._threads = BackgroundThreads("grammars", self._limits.num_threads, lower_priority)
         self._threads.submit(job)
@@ -187,6 +196,8 @@ class CompilePool:
     def _run_compilation(
         self, grammar_id: bytes, constraint: sampling_pb2.StructuredOutput, compilation: _Compilation
     ) -> None:
+        """Compiles on the current thread under a deadline and reports the outcome. If it was abandoned meanwhile, drops
+        the result and ends this thread, which another one has replaced."""
         opening_s = 0.0 if self._opened is not None else LONGEST_START_S  # a library may start a subprocess
         clock = time.pthread_getcpuclockid(threading.get_ident())
         limits = self._limits
@@ -211,6 +222,8 @@ class CompilePool:
             self._threads.remove_thread()  # _abandon() has added another one
 
     def _compile(self, constraint: sampling_pb2.StructuredOutput) -> tuple[Grammar | None, QuireError | None]:
+        """Returns the grammar or the error; any other exception, also a panic of a Rust library, is logged and becomes
+        Internal."""
         try:
             return self.backend.compile(constraint), None
         except QuireError as error:
@@ -220,7 +233,8 @@ class CompilePool:
             return None, Internal(f"structured_output: {type(error).__name__} while compiling")
 
     def _watch(self, grammar_id: bytes, compilation: _Compilation, bound: _CompileDeadline) -> None:
-        """Abandons a thread that has used up its time, and else checks again when it may have."""
+        """Abandons a compilation that has used up its time; otherwise starts a timer that checks again when it may
+        have."""
         if compilation.is_finished:
             return
         left_s = bound.left_s
@@ -232,6 +246,7 @@ class CompilePool:
         compilation.watch.start()
 
     def _abandon(self, grammar_id: bytes, compilation: _Compilation) -> None:
+        """Fails the compilation with InvalidArgument and adds a thread in place of the one that hangs in it."""
         log.error("grammar compilation exceeded its limit; abandoning the thread", grammar=grammar_id.hex())
         error = InvalidArgument(f"{FIELD}: it takes more than {self._limits.max_cpu_s:.0f} s to compile", field=FIELD)
         if (
@@ -245,8 +260,8 @@ class CompilePool:
     def _finish_compilation(
         self, grammar_id: bytes, compilation: _Compilation, ready: _CompiledEntry | None, outcome: CompileResult
     ) -> bool:
-        """Stores the outcome and calls the waiting callbacks, the first one with the time it took; returns False if it
-        was finished before."""
+        """Stores the outcome and calls the waiting callbacks, the first one with the time it took, the others with 0;
+        returns False, without effect, if it was finished before."""
         with self._lock:
             if compilation.is_finished:
                 return False
@@ -262,6 +277,8 @@ class CompilePool:
         return True
 
     def _evict(self) -> None:
+        """Evicts the least recently used grammars without references until the rest is within the limits of number and
+        size; called with the lock held."""
         unused = [name for name in self._compiled if name not in self._use_counts]
         num_bytes = sum(self._compiled[name].num_bytes for name in unused)
         for num_remaining, name in zip(range(len(unused), 0, -1), unused, strict=True):

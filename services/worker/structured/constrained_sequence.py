@@ -19,7 +19,8 @@ MASK_BITS = 32
 
 
 class ConstrainedSequence:
-    """A sequence under a grammar."""
+    """Sequence under a grammar: its matcher, whether it has ended or must end, its error, and the cost of its tokens
+    and masks."""
 
     def __init__(self, slot: int, matcher: Matcher, admission: SlotAdmission, vocab_size: int) -> None:
         self.slot = slot
@@ -45,7 +46,8 @@ class ConstrainedSequence:
         return not self.ended and self.error is None
 
     def advance(self, token_id: int) -> None:
-        """Advances the matcher by a sampled token; a negative one means that none was sampled."""
+        """Advances the matcher by a sampled token; a negative one means that none was sampled. Fails the sequence if
+        the grammar does not allow it, or its tokens have become too slow."""
         if not self.should_advance(token_id):
             return
         if not self._accepts(token_id):
@@ -54,7 +56,8 @@ class ConstrainedSequence:
             self.fail_as_too_slow(str(self._pace))
 
     def should_advance(self, token_id: int) -> bool:
-        """Tells whether the matcher has to consume the token: the sequence is live, and the token does not end it."""
+        """Returns whether the matcher has to consume the token: the sequence is live, and the token does not end it.
+        Marks the sequence as ended by an end token."""
         if token_id < 0 or not self.is_live:
             return False
         self.ended = token_id in self.eos_ids
@@ -66,6 +69,7 @@ class ConstrainedSequence:
             self.fail(f"the grammar does not allow token {token_id}, which the output contains")
 
     def _fail_by_fault(self) -> bool:
+        """Fails the sequence with the matcher's fault and returns True, or returns False if it has none."""
         fault = self.matcher.fault
         if DEAD_END in fault:
             self.fail("the grammar reached a state where nothing may follow, and the text is not complete")
@@ -74,6 +78,8 @@ class ConstrainedSequence:
         return bool(fault)
 
     def _accepts(self, token_id: int) -> bool:
+        """Consumes the token and records the CPU time that it took; a slow one makes the next be consumed and timed
+        separately again."""
         began = time.thread_time()
         accepted = self.matcher.accept_sampled(token_id)
         seconds = time.thread_time() - began
@@ -83,7 +89,8 @@ class ConstrainedSequence:
         return accepted
 
     def try_advance(self, token_ids: Sequence[int]) -> bool:
-        """Advances the matcher by all of these tokens, or by none if the grammar does not allow them all."""
+        """Advances the matcher by all of these tokens and returns True, or by none if the grammar does not allow them
+        all or one is an end token."""
         if any(token_id in self.eos_ids for token_id in token_ids):
             return False
         num_accepted = self.matcher.accept(token_ids)
@@ -92,7 +99,8 @@ class ConstrainedSequence:
         return num_accepted == len(token_ids)
 
     def allow_end_tokens(self, mask: I32) -> None:
-        """Adds to a filled mask the request's end tokens, where the sequence may or must end."""
+        """Adds the request's end tokens to a filled mask where the text is complete and may or must end; clears the
+        mask of a sequence that is not live. Sets `must_end` if the grammar allows no other token."""
         if not self.is_live or self._fail_by_fault():
             mask[:] = 0
         elif not self.matcher.can_end:
@@ -103,7 +111,8 @@ class ConstrainedSequence:
                 mask[token_id // MASK_BITS] |= bit(token_id)
 
     def fail_as_too_slow(self, text: str) -> None:
-        """Fails the sequence; its grammar counts as slow from now on."""
+        """Fails the sequence with InvalidArgument and marks it, so that its grammar is counted as slow when the slot is
+        released."""
         self.was_too_slow = True
         self.fail(f"the grammar is too slow: {text}")
 
@@ -112,5 +121,5 @@ class ConstrainedSequence:
 
 
 def bit(token_id: int) -> np.int32:
-    """Returns the bit of a token in its mask word."""
+    """Returns the bit of a token in its mask word, the word number token_id // 32."""
     return np.uint32(1 << token_id % MASK_BITS).view(np.int32)

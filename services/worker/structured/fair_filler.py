@@ -21,7 +21,7 @@ MIN_SLOW_TOTAL_S = 0.5  # total time before a sequence's pace is judged
 
 
 class MaskedSequence(Protocol):
-    """Interface of a sequence that needs masks."""
+    """Sequence that needs masks, as FairFiller sees it: matcher, tenant, and costs, which FairFiller updates."""
 
     matcher: Matcher
     tenant: str
@@ -35,7 +35,8 @@ class MaskedSequence(Protocol):
 
 
 class TokenPace:
-    """Average time per token of a sequence. A moved sequence may bring many tokens, which must not delay the others."""
+    """Total time and number of a sequence's tokens that were timed. A moved sequence may bring many tokens at once,
+    which must not delay the others."""
 
     def __init__(self) -> None:
         self._seconds = 0.0
@@ -47,6 +48,7 @@ class TokenPace:
 
     @property
     def is_slow(self) -> bool:
+        """Whether the tokens took more than MIN_SLOW_TOTAL_S in all and SLOW_TOKEN_S each on average."""
         return self._seconds > MIN_SLOW_TOTAL_S and self._seconds > SLOW_TOKEN_S * self._num_tokens
 
     def __str__(self) -> str:
@@ -58,7 +60,8 @@ Costs = dict[str, list[MaskedSequence]]  # sequences of noticeable cost, by tena
 
 
 class FairFiller:
-    """Fills masks and times all sequences together; while a step takes long, times each one separately by CPU time."""
+    """Fills masks and times all sequences together; while a step takes long, times each one separately by CPU time and
+    ends those that exceed their tenant's share."""
 
     def __init__(self, filler: MaskFiller) -> None:
         self._filler = filler
@@ -66,8 +69,8 @@ class FairFiller:
         self._num_over: dict[str, int] = {}  # consecutive steps over its share, by tenant
 
     def accept(self, sequences: Sequence[MaskedSequence], token_ids: Sequence[int]) -> list[bool]:
-        """Advances each sequence by a token. If the batch takes as long as a slow token, each sequence advances alone
-        next time."""
+        """Advances each sequence by a token; returns False for those whose grammar does not allow it. If the batch
+        takes as long as a slow token, each sequence advances alone next time."""
         began = time.perf_counter()
         accepted = self._filler.accept([sequence.matcher for sequence in sequences], token_ids)
         if time.perf_counter() - began > SLOW_TOKEN_S + USUAL_TOKEN_S * len(sequences):
@@ -76,6 +79,8 @@ class FairFiller:
         return accepted
 
     def fill(self, sequences: Sequence[MaskedSequence], places: Sequence[int], masks: I32) -> None:
+        """Fills masks[places[i]] of sequences[i], those of noticeable cost one by one, and ends the most expensive ones
+        of tenants that keep exceeding their share of the step's time."""
         together: list[Row] = []
         alone: list[Row] = []
         for row in zip(sequences, places, strict=True):
@@ -92,6 +97,8 @@ class FairFiller:
         self._tenants.count_masks(sequence.tenant for sequence in sequences)
 
     def _fill_together(self, rows: Sequence[Row], masks: I32) -> None:
+        """Fills the masks in one call; if that exceeds the step's budget, each sequence is filled and timed alone next
+        time."""
         began = time.perf_counter()
         self._filler.fill([sequence.matcher for sequence, _ in rows], [place for _, place in rows], masks)
         if time.perf_counter() - began > STEP_BUDGET_S:
@@ -99,8 +106,8 @@ class FairFiller:
                 sequence.fill_alone = True  # for one step: a fast sequence leaves this mode again
 
     def _enforce_budget(self, sequences: Sequence[MaskedSequence]) -> None:
-        """Ends the most expensive sequences of a tenant that exceeded its share in several consecutive steps, until the
-        rest is within it."""
+        """Ends the most expensive sequences of a tenant that exceeded its share in MAX_STEPS_OVER_SHARE consecutive
+        steps, until the rest is within it, and adds a strike to the tenant."""
         slow: Costs = {}
         for sequence in sequences:
             if sequence.cost_s > NOTICEABLE_S:
@@ -114,6 +121,8 @@ class FairFiller:
                 self._end_most_expensive(slow[tenant], shares[tenant])
 
     def _end_most_expensive(self, sequences: Sequence[MaskedSequence], share_s: float) -> None:
+        """Fails sequences as too slow, the most expensive first, until the remaining ones cost at most `share_s` per
+        step."""
         total = remaining = _total(sequences)
         for sequence in sorted(sequences, key=lambda one: one.cost_s, reverse=True):
             if remaining <= share_s:
@@ -127,10 +136,13 @@ class FairFiller:
 
 
 def _total(sequences: Sequence[MaskedSequence]) -> float:
+    """Returns the seconds per step that these sequences cost together, on average."""
     return sum(sequence.cost_s for sequence in sequences)
 
 
 def _update_cost(sequence: MaskedSequence, seconds: float) -> None:
+    """Adds the time of a mask and of its token to the sequence's moving average; a noticeable cost keeps it timed
+    alone."""
     cost_s = seconds + sequence.token_s
     sequence.cost_s += (cost_s - sequence.cost_s) / SMOOTHING if sequence.cost_s else cost_s
     sequence.fill_alone = max(seconds, sequence.cost_s) > NOTICEABLE_S

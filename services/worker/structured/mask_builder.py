@@ -29,7 +29,8 @@ TokenSource = Callable[[], Sequence[int]]  # waits until they are on the host
 
 
 class MaskBuilder:
-    """Owns the thread, the masks by slot, and the library's filler; if it hangs, it is abandoned as a whole."""
+    """Owns the masks' thread, the masks by slot, int32 [num_slots, num_words], and the library's filler. If it hangs,
+    it is abandoned as a whole, and its owner creates another one."""
 
     def __init__(self, num_slots: int, vocab_size: int, grammars: CompilePool, device: torch.device) -> None:
         for_cuda = torch.device(device).type == "cuda"
@@ -60,8 +61,9 @@ class MaskBuilder:
         *,
         collect_forced: bool,
     ) -> None:
-        """Starts advancing `receivers` by the tokens, one each, and building the next masks of `sequences`, the
-        distinct ones among them."""
+        """Starts advancing `receivers` by the tokens, one each in order, and building the next masks of `sequences`,
+        the distinct ones among them. Returns at once; `tokens` is called on the masks' thread and may wait for the
+        device."""
         self._count += 1
         number = self._count
         advanced = self._thread.submit(lambda: self._advance_matchers(receivers, tokens, sequences, collect_forced))
@@ -69,12 +71,14 @@ class MaskBuilder:
         self._advanced = advanced
 
     def wait_for_tokens(self) -> None:
-        """Waits until all tokens are consumed."""
+        """Waits until all tokens given so far are consumed by the matchers. Raises Internal if the thread hangs, and
+        errors of the library."""
         if self._advanced is not None:
             wait(self._advanced, self)
 
     def wait(self) -> None:
-        """Waits until all masks are built."""
+        """Waits until all masks are built and reports the time that took. Raises Internal if the thread hangs, and
+        errors of the library."""
         built = self._built
         if built is not None and built is not self._awaited:
             self._awaited = built
@@ -98,7 +102,8 @@ class MaskBuilder:
         return None if self._built is None else StepMasks(self, self._built, self._count, sequences)
 
     def give_up(self) -> None:
-        """Abandons the builder with its thread. Thread-safe."""
+        """Abandons the builder with its thread, and opens the gate, so that a stream that waits for masks continues.
+        Thread-safe."""
         self.is_hung = True
         if self._gate is not None:
             self._gate.open_permanently()
@@ -108,7 +113,8 @@ class MaskBuilder:
         return self._busy_since
 
     def fill(self, sequences: Sequence[ConstrainedSequence], places: Sequence[int], masks: I32) -> None:
-        """Fills the masks of `sequences`. Called on the masks' thread, or while it is idle."""
+        """Fills masks[places[i]] of `sequences[i]` with the allowed tokens, end tokens included; sequences that have
+        ended or failed allow nothing. Called on the masks' thread, or while it is idle."""
         live = [(sequence, place) for sequence, place in zip(sequences, places, strict=True) if sequence.is_live]
         if live:
             self._filler.fill([sequence for sequence, _ in live], [place for _, place in live], masks)
@@ -116,8 +122,8 @@ class MaskBuilder:
             sequence.allow_end_tokens(masks[place])
 
     def gather(self, slots: Rows) -> Tensor:
-        """Copies the masks of these slots to be modified. Earlier steps no longer read the pinned memory: their tokens
-        have arrived."""
+        """Returns a copy of the masks of these slots, [num_slots, num_words], that may be modified until the next call.
+        Earlier steps no longer read the pinned memory: their tokens have arrived."""
         if self._staged is None or len(self._staged) < len(slots):  # rows after drafts have masks of their own
             self._staged = self._allocate_masks(2 * len(slots))
         staged = self._staged[: len(slots)]
@@ -138,6 +144,8 @@ class MaskBuilder:
         sequences: Sequence[ConstrainedSequence],
         collect_forced: bool,
     ) -> None:
+        """Waits for the token ids and advances the matchers: those with one token each in one call, slow ones and
+        sequences with several tokens one by one. Collects forced tokens on request."""
         token_ids = tokens()
         self._busy_since = time.perf_counter()
         pairs = [*zip(receivers, token_ids, strict=True)]
@@ -153,6 +161,7 @@ class MaskBuilder:
                 sequence.forced_tokens = sequence.matcher.forced_tokens() if sequence.is_live else []
 
     def _advance_together(self, pairs: Sequence[tuple[ConstrainedSequence, int]]) -> None:
+        """Advances sequences by a token each in one call of the library; one that does not accept its token fails."""
         moving = [(sequence, token_id) for sequence, token_id in pairs if sequence.should_advance(token_id)]
         if not moving:
             return
@@ -162,6 +171,8 @@ class MaskBuilder:
                 sequence.reject_token(token_id)
 
     def _build_masks(self, number: int, advanced: Future[None], sequences: Sequence[ConstrainedSequence]) -> None:
+        """Fills the masks of `sequences` as batch `number`, notes which sequences failed in it, and lets streams that
+        wait for this number continue, even if it raises."""
         try:
             advanced.result()  # raises its error
             began = time.perf_counter()
@@ -178,7 +189,7 @@ class MaskBuilder:
 
 @dataclass(frozen=True, slots=True)
 class StepMasks:
-    """Masks of a step whose sampling waits for them."""
+    """Handle of the masks that a step's sampling waits for: the batch of masks and its sequences."""
 
     _builder: MaskBuilder
     _masks: Future[None]
@@ -186,7 +197,8 @@ class StepMasks:
     _sequences: Sequence[ConstrainedSequence]
 
     def faults(self) -> dict[int, QuireError]:
-        """Returns the errors of sequences that cannot continue, by slot; waits for the masks. Thread-safe."""
+        """Returns, by slot, the errors of sequences that failed in this step's masks or earlier ones; waits for the
+        masks. Thread-safe."""
         wait(self._masks, self._builder)
         return {
             sequence.slot: sequence.error
@@ -198,8 +210,8 @@ class StepMasks:
 
 
 def wait(job: Future[None], builder: MaskBuilder) -> None:
-    """Waits for `job` in slices; on timeout abandons the builder with its thread and the memory that this may still
-    write to."""
+    """Waits for `job` in slices and raises its error. Raises Internal after MAX_WAIT_S and abandons the builder with
+    its thread and the memory that this may still write to."""
     for _ in range(MAX_WAIT_SLICES):
         with contextlib.suppress(TimeoutError):
             job.exception(MAX_WAIT_S / MAX_WAIT_SLICES)

@@ -10,7 +10,7 @@ from quire.shared.pb.common.v1 import sampling_pb2
 
 
 class Matcher(Protocol):
-    """Position of one sequence in its grammar."""
+    """Position of one sequence in its grammar; one caller at a time."""
 
     library: str  # name of its library
 
@@ -26,7 +26,7 @@ class Matcher(Protocol):
         """
 
     def rollback(self, count: int) -> None:
-        """Takes back the last `count` tokens."""
+        """Takes back the last `count` tokens that accept() or accept_sampled() consumed; 0 does nothing."""
 
     def forced_tokens(self) -> list[int]:
         """Returns the tokens that must come next, up to the first choice, as the tokenizer would spell them."""

@@ -21,6 +21,8 @@ class SlowTenants:
         self._num_masks: Counter[str] = Counter()  # since its last strike was added or expired
 
     def add_strike(self, tenant: str) -> None:
+        """Counts a strike of the tenant, which lowers its share; forgets the tenant with the oldest strike if there are
+        too many."""
         self._strikes[tenant] = self._strikes.pop(tenant, 0) + 1
         self._num_masks[tenant] = 0
         if len(self._strikes) > self._max_tenants:
@@ -38,11 +40,9 @@ class SlowTenants:
                     self._drop_strike(tenant)
 
     def shares(self, asked_s: Mapping[str, float]) -> dict[str, float]:
-        """Returns the seconds of a step that each tenant may take: at least what it asks for if the budget covers all
-        requests.
-
-        Tenants that ask for less than an equal part leave the rest to the others (max-min fairness).
-        """
+        """Returns the seconds of a step that each tenant may take, given the seconds that each asks for. Tenants that
+        ask for less than an equal part leave the rest to the others (max-min fairness); strikes divide a tenant's
+        maximum, and every tenant gets at least MIN_SHARE_S."""
         shares: dict[str, float] = {}
         left_s = self._budget_s
         for number, tenant in enumerate(sorted(asked_s, key=lambda name: asked_s[name])):
@@ -52,6 +52,7 @@ class SlowTenants:
         return shares
 
     def _drop_strike(self, tenant: str) -> None:
+        """Removes one strike of the tenant, and the tenant with its last one."""
         self._num_masks[tenant] = 0
         self._strikes[tenant] -= 1
         if not self._strikes[tenant]:

@@ -17,7 +17,7 @@ FAR_AHEAD = 2**30
 
 
 class StreamGate:
-    """A monotonic counter in pinned host memory, and a CUDA stream that waits for its values."""
+    """Monotonic counter in pinned host memory, and a CUDA stream on which copies wait until it reaches a number."""
 
     def __init__(self) -> None:
         self._memory = torch.zeros(1, dtype=torch.int32, pin_memory=True)
@@ -39,7 +39,8 @@ class StreamGate:
         self._copied.wait()
 
     def advance_to(self, number: int) -> None:
-        """Sets the counter to `number`."""
+        """Sets the counter to `number`, which releases the copies that wait for it or less; no effect once opened
+        permanently."""
         self._reached = number
         if not self._is_open:
             self._number[0] = np.int32(number)
@@ -53,11 +54,13 @@ class StreamGate:
         self._write_far_ahead()
 
     def _write_far_ahead(self) -> None:
+        """Sets the counter so far ahead that every waiting copy continues."""
         self._number[0] = np.int32(self._reached + FAR_AHEAD)
 
 
 @cache
 def _wait_value() -> Any:
+    """Returns the driver's cuStreamWaitValue32, loaded once, with its argument types set."""
     call = ctypes.CDLL("libcuda.so.1").cuStreamWaitValue32_v2
     call.argtypes = (ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint32, ctypes.c_uint)
     return call

@@ -68,7 +68,7 @@ def check(
 def _excluded(
     settings: WorkerSettings, place: LayerPlacement, drafting: SpeculativeConfig | None, is_latent: bool
 ) -> Iterator[str]:
-    """Yields the reasons why the settings are incompatible with the option."""
+    """Yields the reasons why the settings exclude the option; none if they do not."""
     if drafting is not None and drafting.rejection_sample_method == "standard":
         yield (
             "with rejection_sample_method standard (speculative_config) a text depends on how many drafts load allows; "

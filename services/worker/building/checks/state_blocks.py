@@ -48,13 +48,15 @@ def fit(
 
 
 def records_chunks(config: DecoderConfig, place: LayerPlacement) -> bool:
-    """Returns whether steps with chunks can be recorded: no layer reads row lengths on the host, as the reference
-    does."""
+    """Returns whether steps with chunks can be recorded as CUDA graphs: no recurrent op is the reference's, which reads
+    row lengths on the host."""
     names = () if config.recurrent is None else ("short_convolution", "gated_delta_rule", "state_space_scan")
     return all(place.ops.sources[name] != TORCH_PACKAGE for name in names)
 
 
 def _check(settings: WorkerSettings) -> None:
+    """Raises InvalidArgument for batch_invariant on a GPU and for context parallelism, which recurrent states
+    exclude."""
     if settings.batch_invariant and settings.device != "cpu":
         text = "recurrent layers take prompts chunk by chunk on a GPU, and where chunks begin depends on the batch"
         raise InvalidArgument(f"batch_invariant: {text}", field="batch_invariant")

@@ -11,7 +11,8 @@ from quire.shared.settings import WorkerSettings
 
 
 async def serve_node(settings: WorkerSettings, shutdown: lifecycle.Shutdown) -> None:
-    """Runs the ranks until `shutdown`, which ends a running replica. Raises QuireError for incompatible nodes."""
+    """Runs this host's ranks in a thread until `shutdown`, which ends a running replica, or until they fail. Raises
+    QuireError for incompatible nodes."""
     stopping = threading.Event()
     work = asyncio.get_running_loop().run_in_executor(None, run_node, settings, stopping)
     try:

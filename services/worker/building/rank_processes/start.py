@@ -38,7 +38,8 @@ HOST_SETTINGS = frozenset(
 
 
 def start_ranks(settings: WorkerSettings) -> ReplicaRanks | None:
-    """Starts the other ranks; None for a replica of one rank. Raises InvalidArgument."""
+    """Starts the processes of this host's other ranks and opens the port for other hosts to join; None for a replica of
+    one rank. Raises InvalidArgument for inconsistent settings."""
     check_nodes(settings)
     if settings.num_ranks == 1:
         return None
@@ -52,7 +53,8 @@ def start_ranks(settings: WorkerSettings) -> ReplicaRanks | None:
 
 
 def build_part(settings: WorkerSettings, placement: RankPlacement) -> RankReplica:
-    """Builds a rank's part of the replica, in the rank's process."""
+    """Builds a rank's part of the replica, in the rank's process: configures its logs and opens its own grammar
+    backend."""
     logs.configure(f"{settings.name} rank {placement.rank}", settings.log_level, settings.log_format)
     pool = CompilePool(lambda: open_grammars(settings))
     pool.open_backend_early()
@@ -66,10 +68,8 @@ def build_part(settings: WorkerSettings, placement: RankPlacement) -> RankReplic
 
 
 def run_node(settings: WorkerSettings, stopping: threading.Event) -> None:
-    """Runs this host's ranks for a rank 0 on another host, reconnecting until `stopping` is set.
-
-    Raises QuireError for incompatible nodes.
-    """
+    """Runs this host's ranks for a rank 0 on another host, whose settings it uses, and dials again when they end, until
+    `stopping` is set. Blocks. Raises QuireError for incompatible nodes."""
     check_nodes(settings)
     present = node.CurrentRun(stopping)
     while not stopping.is_set():
@@ -106,12 +106,16 @@ def check_nodes(settings: WorkerSettings) -> None:
 
 
 def _handshake(settings: WorkerSettings) -> HostHandshake:
+    """Returns address, secret and TLS with which nodes authenticate to each other; node 0 also gets its server
+    certificate."""
     place, tls = f"{settings.master_addr}:{settings.master_port}", settings.tls
     serving = server_context(tls, "tls") if settings.node_rank == 0 and tls.serves else None
     return HostHandshake(settings.cluster_secret(), place, tls, serving)
 
 
 def open_nodes(settings: WorkerSettings) -> Nodes:
+    """Returns the hosts of the replica as rank 0 addresses them, SINGLE_HOST for one. Raises InvalidArgument if
+    master_addr cannot be resolved."""
     if settings.nnodes == 1:
         return SINGLE_HOST
     try:
@@ -126,6 +130,8 @@ def open_nodes(settings: WorkerSettings) -> Nodes:
 
 
 def welcome_for(settings: WorkerSettings, placement: RankPlacement) -> Welcome:
+    """Returns what rank 0 sends to a host that joins: version, model, placement and the settings that all hosts
+    share."""
     return Welcome(
         VERSION,
         _model(settings),
@@ -140,6 +146,7 @@ def welcome_for(settings: WorkerSettings, placement: RankPlacement) -> Welcome:
 
 
 def _shared(settings: WorkerSettings) -> dict[str, Any]:
+    """Returns the worker settings that all hosts use, without secrets and settings of a single host."""
     own = WorkerSettings.model_fields.keys() - Settings.model_fields.keys() - HOST_SETTINGS
     names = {name for name in own if not is_secret(WorkerSettings.model_fields[name])}
     return settings.model_dump(mode="json", include=names)
@@ -152,10 +159,8 @@ def _model(settings: WorkerSettings) -> str:
 
 
 def part_builder(own: WorkerSettings, welcome: Welcome) -> functools.partial[RankReplica]:
-    """Returns the builder of this host's ranks with rank 0's settings.
-
-    Raises FailedPrecondition for another version or another model.
-    """
+    """Returns the builder of this host's ranks: with its own settings, overridden by those that rank 0 sent in
+    `welcome`. Raises FailedPrecondition for another version, model or weights."""
     if welcome.version != VERSION:
         raise FailedPrecondition(f"node 0 runs Quire {welcome.version}, this node {VERSION}")
     settings = WorkerSettings(**{**own.model_dump(), **welcome.settings})

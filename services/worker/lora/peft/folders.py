@@ -11,7 +11,7 @@ from quire.shared.errors import InvalidArgument
 
 
 class AdapterFolders:
-    """Allowed folders of adapters. Thread-safe."""
+    """Folders that adapters may be read from at run time. Thread-safe."""
 
     def __init__(self, roots: Sequence[str], max_rank: int, most_bytes: int = peft_folder.MAX_WEIGHT_BYTES) -> None:
         self._allowed = AllowedFolders(roots)

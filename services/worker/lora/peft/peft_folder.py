@@ -64,7 +64,7 @@ class DamagedAdapter(InvalidArgument):
 
 @dataclass(frozen=True, slots=True)
 class LowRank:
-    """Low-rank addition to one projection: (x @ down.T) @ up.T"""
+    """Low-rank addition to one projection in float32, (x @ down.T) @ up.T, or a whole weight as one."""
 
     down: Tensor  # [rank, in_features]
     up: Tensor  # [out_features, rank], times s
@@ -85,7 +85,7 @@ class ExpertStack:
 
 @dataclass(frozen=True, slots=True)
 class PeftFolder:
-    """An adapter, checked except for names and sizes of the model's layers."""
+    """An adapter in host memory, checked except for names and sizes of the model's layers."""
 
     name: str
     folder: Path
@@ -104,7 +104,8 @@ class PeftFolder:
         return max([*ranks, *(rank for stack in self.stacks for rank, _ in stack.scales.values()), 1])
 
     def digest(self) -> bytes:
-        """Returns the SHA-256 of the adapter's content: every module's name, rank and numbers."""
+        """Returns the SHA-256 of the adapter's content: every module's name, rank and numbers, independently of the
+        folder and the order in the file."""
         sha = hashlib.sha256()
         for stack in self.stacks:
             sha.update(json.dumps([stack.name, stack.version, sorted(stack.scales.items()), *stack.a.shape]).encode())
@@ -121,16 +122,16 @@ class PeftFolder:
 
 
 def max_weight_bytes(model: Path) -> int:
-    """Returns the maximum file size of an adapter for this model, a folder or a file."""
+    """Returns the maximum file size of an adapter for this model, a folder or a file: its size, at least
+    MAX_WEIGHT_BYTES."""
     files = model.iterdir() if model.is_dir() else [model]
     return max(MAX_WEIGHT_BYTES, sum(file.stat().st_size for file in files if file.is_file()))
 
 
 def read(name: str, folder: Path, max_rank: int = MAX_RANK, most_bytes: int = MAX_WEIGHT_BYTES) -> PeftFolder:
-    """Reads and checks an adapter; does not open files that are not regular or too large.
-
-    Raises InvalidArgument that names adapter, field and value.
-    """
+    """Reads and checks an adapter into host memory; does not open files that are not regular or too large
+    (`most_bytes`). Raises InvalidArgument that names adapter, field and value, DamagedAdapter for an incomplete
+    file."""
     config = _config(name, folder)
     scales = peft_scales.read(name, config, max_rank)
     _check_file(name, folder / WEIGHTS, most_bytes)
@@ -163,6 +164,8 @@ def _check_file(name: str, path: Path, max_bytes: int) -> None:
 
 
 def _config(name: str, folder: Path) -> dict[str, Any]:
+    """Reads adapter_config.json. Raises InvalidArgument for a file that is not such an object, another PEFT type, a
+    field that changes the computation in an unsupported way, or an initialisation that changes the model's weights."""
     path = folder / CONFIG
     _check_file(name, path, MAX_CONFIG_BYTES)
     try:
@@ -186,7 +189,8 @@ def _config(name: str, folder: Path) -> dict[str, Any]:
 
 
 def _modules_to_save(name: str, config: Mapping[str, Any]) -> Sequence[str]:
-    """Returns the name suffixes in modules_to_save."""
+    """Returns the name suffixes in modules_to_save, possibly none. Raises InvalidArgument if it is not a list of
+    names."""
     names = config.get("modules_to_save") or []
     if not isinstance(names, list) or len(names) > MAX_SAVED_NAMES or not all(isinstance(n, str) and n for n in names):
         text = f"modules_to_save is {repr(names)[:80]}, a list of at most {MAX_SAVED_NAMES} names is needed"
@@ -195,7 +199,8 @@ def _modules_to_save(name: str, config: Mapping[str, Any]) -> Sequence[str]:
 
 
 class _Tensors:
-    """Tensors of an adapter's file that are not consumed yet."""
+    """Tensors of an adapter's file that are not consumed yet: each take_...() method removes those of one kind, and
+    check_empty() refuses the rest. Raises DamagedAdapter for a file that cannot be read."""
 
     def __init__(self, name: str, path: Path, scales: Scales) -> None:
         self._name, self._path, self._scales = name, path, scales
@@ -206,7 +211,8 @@ class _Tensors:
             raise DamagedAdapter(f"lora: {name}: cannot read {path}: {error}", field="lora") from None
 
     def take_stacks(self, version: str) -> list[ExpertStack]:
-        """Consumes stacked expert adapters. `version`: PEFT version that wrote the file."""
+        """Consumes stacked expert adapters and returns them in PEFT's layout. `version`: PEFT version that wrote the
+        file."""
         stacks = []
         for stem, a, b in self._pairs(A, B, lambda stem: STACKED.fullmatch(stem) is not None):
             match = STACKED.fullmatch(stem.removeprefix(PREFIX))
@@ -217,6 +223,7 @@ class _Tensors:
         return stacks
 
     def take_embeddings(self, *, dora: bool) -> dict[str, LowRank]:
+        """Consumes the additions of embeddings, by module. Raises InvalidArgument if they use DoRA."""
         pairs = {stem: self._pair(stem, a, b) for stem, a, b in self._pairs(EMBEDDING_A, EMBEDDING_B)}
         if dora and pairs:
             text = f"use_dora is True, which embeddings do not support: {min(pairs).removeprefix(PREFIX)}"
@@ -224,6 +231,7 @@ class _Tensors:
         return {stem.removeprefix(PREFIX): pair for stem, pair in pairs.items()}
 
     def take_linears(self, *, dora: bool) -> dict[str, LowRank]:
+        """Consumes the additions of linear layers, by module; with `dora` also their magnitudes."""
         modules = {}
         for stem, a, b in self._pairs(A, B):
             pair = self._pair(stem, a, b)
@@ -233,6 +241,8 @@ class _Tensors:
         return modules
 
     def take_bases(self, modules: Mapping[str, LowRank]) -> dict[str, BaseCopy]:
+        """Consumes copies of the base weights of embeddings and output heads among `modules`, and returns their
+        fingerprints."""
         names = {module: PREFIX + module + BASE for module in modules if module.endswith(WITH_BASE)}
         return {
             module: BaseCopy.from_weight(self._remaining.pop(key))
@@ -241,8 +251,8 @@ class _Tensors:
         }
 
     def take_saved(self, ends: Sequence[str]) -> dict[str, Tensor]:
-        """Consumes whole weights of modules whose names have these suffixes; PEFT saves them under the model's
-        names."""
+        """Consumes whole weights of modules whose names have these suffixes (PEFT saves them under the model's names)
+        and returns them by module. Raises InvalidArgument if one is missing or no matrix of floats."""
         saved: dict[str, Tensor] = {}
         for end in ends:
             keys = [key for key in self._remaining if key.endswith(f"{end}.weight")]
@@ -257,6 +267,7 @@ class _Tensors:
         return saved
 
     def check_empty(self) -> None:
+        """Raises InvalidArgument if a tensor is left that no method has consumed: an unsupported kind."""
         if self._remaining:
             text = "A, B and DoRA's magnitudes of linear layers, A and B of embeddings and experts"
             raise refusal(self._name, f"{self._path} holds {min(self._remaining)}: only {text} can be served")
@@ -264,7 +275,8 @@ class _Tensors:
     def _pairs(
         self, a: str, b: str, wanted: Callable[[str], bool] = lambda _: True
     ) -> Iterator[tuple[str, Tensor, Tensor]]:
-        """Yields module names with their A and B."""
+        """Consumes and yields module names with their A and B, whose tensors' names end in `a` and `b`. Raises
+        InvalidArgument for a missing B and for tensors that are no matrices."""
         for key in sorted(key for key in self._remaining if key.endswith(a) and wanted(key.removesuffix(a))):
             stem = key.removesuffix(a)
             down, up = self._remaining.pop(key), self._remaining.pop(stem + b, None)
@@ -276,12 +288,16 @@ class _Tensors:
             yield stem, down, up
 
     def _pair(self, stem: str, down: Tensor, up: Tensor) -> LowRank:
+        """Returns the addition in float32, scaled by the module's s. Raises InvalidArgument if its rank is not the
+        configured one."""
         rank, scale = self._scales.rank_and_scale(stem.removeprefix(PREFIX))
         if down.size(0) != rank or up.size(1) != rank:
             raise refusal(self._name, f"{stem} has shapes {list(down.shape)} and {list(up.shape)}, r is {rank}")
         return LowRank(down.float(), up.float() * scale)
 
     def _magnitude(self, stem: str, size: int) -> Tensor:
+        """Consumes and returns DoRA's magnitudes of a module, float32 [size]. Raises InvalidArgument unless there is
+        exactly one vector of this size."""
         magnitudes = [self._remaining.pop(stem + end) for end in MAGNITUDES if stem + end in self._remaining]
         if len(magnitudes) != 1 or magnitudes[0].numel() != size:
             shapes = [list(magnitude.shape) for magnitude in magnitudes]

@@ -17,7 +17,7 @@ PATTERN = re.compile(r"\^?(?:" + re.escape(ANYWHERE) + r")?[\w.]+")
 
 @dataclass(frozen=True, slots=True)
 class Scales:
-    """Ranks and alphas; LoRA's s is alpha / rank, or alpha / sqrt(rank) with rsLoRA."""
+    """Ranks and alphas of an adapter's modules; LoRA's s is alpha / rank, or alpha / sqrt(rank) with rsLoRA."""
 
     rank: int
     alpha: float
@@ -32,7 +32,8 @@ class Scales:
 
 
 def read(name: str, config: Mapping[str, Any], max_rank: int) -> Scales:
-    """Parses the configuration. Raises InvalidArgument that names adapter, field and value."""
+    """Parses rank, alpha and their patterns. Raises InvalidArgument that names adapter, field and value, also for a
+    rank above `max_rank`."""
     ranks = {key: _rank(name, f"rank_pattern {key}", rank, max_rank) for key, rank in _pattern(name, config, "rank")}
     alphas = {key: _alpha(name, f"alpha_pattern {key}", alpha) for key, alpha in _pattern(name, config, "alpha")}
     rank, alpha = _rank(name, "r", config.get("r"), max_rank), _alpha(name, "lora_alpha", config.get("lora_alpha"))
@@ -47,6 +48,8 @@ def _lookup(values: Mapping[str, Any], module: str, other: Any) -> Any:
 
 
 def _pattern(name: str, config: Mapping[str, Any], what: str) -> list[tuple[str, Any]]:
+    """Returns the entries of rank_pattern or alpha_pattern (`what`: rank or alpha), their keys as plain module names.
+    Raises InvalidArgument for regular expressions."""
     field = f"{what}_pattern"
     pattern = config.get(field) or {}
     if not isinstance(pattern, dict) or len(pattern) > MAX_PATTERNS:
@@ -58,12 +61,14 @@ def _pattern(name: str, config: Mapping[str, Any], what: str) -> list[tuple[str,
 
 
 def _rank(name: str, field: str, rank: object, most: int) -> int:
+    """Returns `rank` if it is a whole number from 1 to `most`. Raises InvalidArgument naming `field` otherwise."""
     if not isinstance(rank, int) or isinstance(rank, bool) or not 1 <= rank <= most:
         raise refusal(name, f"{field} is {rank!r}, a whole number from 1 to {most} is needed")
     return rank
 
 
 def _alpha(name: str, field: str, alpha: object) -> float:
+    """Returns `alpha` if it is a number of at most MAX_ALPHA. Raises InvalidArgument naming `field` otherwise."""
     if not isinstance(alpha, int | float) or isinstance(alpha, bool) or not abs(alpha) <= MAX_ALPHA:
         raise refusal(name, f"{field} is {repr(alpha)[:40]}, a number of at most {MAX_ALPHA:,} is needed")
     return alpha

@@ -18,7 +18,8 @@ ReadResult = tuple[PeftFolder, bytes] | QuireError  # adapter and digest, or the
 
 
 class AdapterReader:
-    """Reads adapters one after the other, in the order of requests."""
+    """Reads and hashes adapters one after the other in a background thread, and caches the most recently used ones in
+    host memory."""
 
     def __init__(self, folders: AdapterFolders, most_kept: int = 0) -> None:
         """`most_kept`: maximum adapters in host memory."""
@@ -28,16 +29,15 @@ class AdapterReader:
         self._thread: BackgroundThreads | None = None  # started on first use
 
     def read(self, name: str, path: str, digest: bytes, done: Callable[[ReadResult], None]) -> None:
-        """Reads an adapter in the background; calls `done` once from that thread.
-
-        `digest`: required content; empty: accepts the current one.
-        """
+        """Reads an adapter in the background; calls `done` once, from that thread, with adapter and digest or with the
+        error. `digest`: required content; empty: accepts the current one."""
         if self._thread is None:
             self._thread = BackgroundThreads("adapters")
         self._thread.submit(lambda: done(self.find(name, path, digest)))
 
     def find(self, name: str, path: str, digest: bytes) -> ReadResult:
-        """Reads an adapter in the caller's thread, for callers that never use read()."""
+        """Reads an adapter, or takes it from the cache, in the caller's thread, for callers that never use read().
+        Returns errors instead of raising them: FailedPrecondition if the content is not that of `digest`."""
         kept = self._kept.get(AdapterId(name, digest))
         if kept is not None:
             self._kept.move_to_end(AdapterId(name, digest))

@@ -14,13 +14,15 @@ from quire.services.worker.step.slots import Rows
 
 
 class AllowedTokenIds:
-    """Holds the allowed ids of each restricted slot."""
+    """Sampling feature with the allowed ids of each restricted slot; a slot without a list is unrestricted."""
 
     def __init__(self, shard: VocabShard, device: torch.device) -> None:
         self._vocab_size = shard.vocab_size
         self._entries = SlotEntries(shard, device)
 
     def admit(self, slot: int, admission: SlotAdmission) -> None:
+        """Stores the distinct allowed ids that lie in this rank's shard; does nothing for an empty list. Raises
+        InvalidArgument for an id outside of the vocabulary."""
         if not admission.sampling.allowed_token_ids:
             return
         ids = np.unique(np.array(admission.sampling.allowed_token_ids, dtype=np.int32))
@@ -31,6 +33,7 @@ class AllowedTokenIds:
         self._entries.release(slot)
 
     def bind(self, slots: Rows) -> BoundAllowedTokenIds | None:
+        """Joins the lists of the restricted rows on the device; None if no row is restricted."""
         joined = self._entries.join(slots)
         return None if joined is None else BoundAllowedTokenIds(joined)
 
@@ -42,6 +45,8 @@ class BoundAllowedTokenIds:
         self._joined = joined
 
     def apply(self, logits: Tensor, positions: Positions) -> None:
+        """Sets all logits of the restricted rows to -inf, in place, except those of the allowed ids; a row whose ids
+        all lie on other ranks loses all of its logits here."""
         allowed = (self._joined.rows, self._joined.places)
         kept = logits[allowed]
         logits.index_fill_(0, self._joined.active_rows, float("-inf"))

@@ -21,7 +21,8 @@ ANY = -1  # in a prefix: matches every token
 
 
 class BadWords:
-    """Holds the banned words of each slot as token ids, and the tails of the outputs."""
+    """Sampling feature that holds the banned words of each slot as token ids, and the tail of its output on the device,
+    as long as the longest word less its last token."""
 
     def __init__(self, num_slots: int, shard: VocabShard, device: torch.device) -> None:
         self._shard = shard
@@ -30,6 +31,8 @@ class BadWords:
         self._tails = OutputTails(num_slots, device)
 
     def admit(self, slot: int, admission: SlotAdmission) -> None:
+        """Stores the slot's non-empty words and the end of its output so far; does nothing without words. Raises
+        InvalidArgument for an id outside of the vocabulary."""
         words = [columns.i32(word) for word in admission.bad_word_token_ids if word]
         if not words:
             return
@@ -42,6 +45,7 @@ class BadWords:
         self._words.pop(slot, None)
 
     def bind(self, slots: Rows) -> BoundBadWords | None:
+        """Prepares the rows of slots with banned words; None if there are none."""
         if not self._words:
             return None
         active = {row: self._words[slot] for row, slot in enumerate(slots.tolist()) if slot in self._words}
@@ -53,7 +57,8 @@ class BadWords:
 
 
 class BoundBadWords:
-    """The banned words of the rows whose last token lies in this rank's shard, as one padded matrix of prefixes."""
+    """Banned words of a step's rows whose last token lies in this rank's shard: their prefixes as one matrix, int32
+    [num_words, width], right-aligned and padded with ANY."""
 
     def __init__(
         self,
@@ -85,10 +90,13 @@ class BoundBadWords:
         )
 
     def apply(self, logits: Tensor, positions: Positions) -> None:
+        """Sets the logit of a word's last token to -inf, in place, in each row whose output, drafts included, ends with
+        the tokens before it. A word of one token is always banned."""
         tails = self._tails.read(positions)[self._tail_of]
         completes = ((tails == self._prefixes) | (self._prefixes == ANY)).all(dim=1)
         bans = torch.zeros(completes.shape, device=completes.device).masked_fill_(completes, float("-inf"))
         logits.index_put_((self._rows, self._last), bans, accumulate=True)
 
     def sampled(self, token_ids: Tensor) -> None:
+        """Appends the sampled tokens to the output tails of the slots with banned words."""
         self._tails.sampled(token_ids)

@@ -32,7 +32,8 @@ class Positions:
 
 
 class Bound(Protocol):
-    """A feature prepared for the rows of a step; reused while the rows stay the same."""
+    """Feature prepared for the rows of a step; reused in later steps while the rows stay the same sequences, so that it
+    must not keep values of one step."""
 
     def apply(self, logits: Tensor, positions: Positions) -> None:
         """Changes `logits`, float32 [num_rows, shard.size], in place."""
@@ -43,7 +44,7 @@ class Bound(Protocol):
 
 
 class SlotState(Protocol):
-    """State of a component by slot."""
+    """State of a component by slot, stored on admission and dropped on release."""
 
     def admit(self, slot: int, admission: SlotAdmission) -> None:
         """Stores what the new sequence of `slot` asks for. Raises InvalidArgument for unsupported parameters."""
@@ -53,7 +54,8 @@ class SlotState(Protocol):
 
 
 class Component(SlotState, Protocol):
-    """A feature that changes logits. Slots that do not use it cost nothing."""
+    """Sampling feature that changes logits: it is bound to the rows of a step once, then applied in every step with the
+    same rows. Slots that do not use it cost nothing."""
 
     def bind(self, slots: Rows) -> Bound | None:
         """Prepares a step that samples `slots` [num_rows], ascending, one per row; returns None if none of them uses
@@ -61,10 +63,8 @@ class Component(SlotState, Protocol):
 
 
 def rows_by_slot(rows: Rows, slots: Rows) -> tuple[Rows, Rows]:
-    """Groups `rows` by their slots.
-
-    Returns the distinct slots, ascending, and their rows, [num_slots, max_rows_of_a_slot], padded with -1.
-    """
+    """Groups `rows` by the slots that they belong to; `slots`: ascending, one per row. Returns the distinct slots,
+    ascending, and the rows of each, [num_slots, max_rows_of_a_slot], padded with -1."""
     distinct, firsts, counts = np.unique(slots, return_index=True, return_counts=True)
     within = np.arange(counts.max(initial=0))
     indices = firsts[:, None] + within
@@ -72,7 +72,8 @@ def rows_by_slot(rows: Rows, slots: Rows) -> tuple[Rows, Rows]:
 
 
 def check_token_ids(ids: I32, vocab_size: int, field: str) -> None:
-    """Raises InvalidArgument for an id outside of the vocabulary, which would index outside of a tensor."""
+    """Raises InvalidArgument naming `field` if an id is outside of [0, vocab_size); such an id would index outside of a
+    tensor."""
     invalid = ids[(ids < 0) | (ids >= vocab_size)]
     if len(invalid):
         raise InvalidArgument(

@@ -30,7 +30,7 @@ ANY_TOKEN = -1  # all bits of a word
 
 
 class GrammarMasks:
-    """Holds the sequences under a grammar by slot."""
+    """Sampling feature that owns the sequences under a grammar by slot, and the builder of their masks."""
 
     def __init__(
         self, num_slots: int, shard: VocabShard, grammars: CompilePool | None, ops: Ops, device: torch.device
@@ -49,13 +49,16 @@ class GrammarMasks:
 
     @property
     def builder(self) -> MaskBuilder:
-        """The mask builder, created on first use and replaced once it hangs."""
+        """The mask builder with its thread, created on first use and replaced by a new one if it hangs."""
         if self._builder is None or self._builder.is_hung:
             assert self._grammars is not None
             self._builder = MaskBuilder(self._num_slots, self.shard.vocab_size, self._grammars, self.device)
         return self._builder
 
     def admit(self, slot: int, admission: SlotAdmission) -> None:
+        """Starts a matcher for the admission's grammar and queues the output so far, which build_first_masks() advances
+        it by; does nothing without a grammar. Raises FailedPrecondition if the grammar was not prepared,
+        InvalidArgument if sequences under it were too slow too often."""
         if not admission.grammar_id:
             return
         self._slow.check(admission.grammar_id)
@@ -66,13 +69,16 @@ class GrammarMasks:
         self._new[slot] = sequence, columns.i32(admission.token_ids)[admission.num_prompt_tokens :].tolist()
 
     def release(self, slot: int) -> None:
+        """Drops the slot's sequence, if any; one that was ended as too slow counts against its grammar, which is
+        refused after a few of them."""
         sequence = self.slots.pop(slot, None)
         self._new.pop(slot, None)
         if sequence is not None and sequence.was_too_slow:
             self._slow.record_ended(sequence.grammar_id)
 
     def build_first_masks(self) -> None:
-        """Starts building the first masks of all sequences admitted since the last call."""
+        """Starts building the first masks of all sequences admitted since the last call, after advancing each by the
+        output that it already has. Returns at once; does nothing if there are none."""
         if not self._new:
             return
         admitted, self._new = [*self._new.values()], {}
@@ -81,13 +87,15 @@ class GrammarMasks:
         self._advance(receivers, lambda: tokens, [sequence for sequence, _ in admitted])
 
     def bind(self, slots: Rows) -> BoundGrammarMasks | None:
+        """Prepares the rows of slots under a grammar; None if there are none."""
         if not self.slots:
             return None
         rows = [row for row, slot in enumerate(slots.tolist()) if slot in self.slots]
         return BoundGrammarMasks(self, np.array(rows), slots) if rows else None
 
     def forced_tokens(self, slots: Rows) -> dict[int, list[int]]:
-        """Returns by slot the tokens that must come next; requires `collect_forced`."""
+        """Returns by slot the tokens that the grammar forces to come next; slots with none are left out. Waits for the
+        mask builder's thread; requires `collect_forced`."""
         if not self.slots:
             return {}
         self.build_first_masks()
@@ -96,17 +104,19 @@ class GrammarMasks:
         return {slot: tokens for slot, tokens in forced.items() if tokens}
 
     def advance(self, sequences: Sequence[ConstrainedSequence], token_ids: Tensor) -> None:
-        """Advances `sequences` by `token_ids`, one each in order, and starts building their next masks."""
+        """Advances `sequences` by `token_ids`, one each in order (a sequence occurs once per row of its drafts), and
+        starts building their next masks on the builder's thread. Does not wait for the device."""
         self._advance(sequences, download(token_ids), list(dict.fromkeys(sequences)))
 
     def _advance(
         self, receivers: Sequence[ConstrainedSequence], tokens: TokenSource, sequences: Sequence[ConstrainedSequence]
     ) -> None:
+        """Passes tokens and sequences to the mask builder, which works on its own thread."""
         self.builder.advance(receivers, tokens, sequences, collect_forced=self.collect_forced)
 
 
 class BoundGrammarMasks:
-    """The grammar masks of some rows of a step."""
+    """Grammar masks of the rows of a step whose slots have a grammar."""
 
     def __init__(self, owner: GrammarMasks, rows: Rows, slots: Rows) -> None:
         self._owner = owner
@@ -119,8 +129,9 @@ class BoundGrammarMasks:
         self.step: StepMasks | None = None  # the masks of the last step
 
     def apply(self, logits: Tensor, positions: Positions) -> None:
-        """Waits for the masks and applies them after other features, which may have banned the end tokens, or with
-        drafts."""
+        """Waits for the host's masks and applies them in place, used if other features or drafts are in the step: looks
+        ahead over drafts, and restores the end token where the grammar allows nothing else but another feature
+        (min_tokens) banned it."""
         self._owner.build_first_masks()
         owner, builder = self._owner, self._owner.builder
         builder.wait()
@@ -141,25 +152,28 @@ class BoundGrammarMasks:
             logits[place] = logits[place].nan_to_num(nan=float("nan"), neginf=0.0)
 
     def apply_alone(self, logits: Tensor) -> None:
-        """Applies the masks if no other feature is used and there are no drafts, also to 16-bit logits; does not wait
-        on CUDA."""
+        """Applies the masks in place if there are no drafts and no other feature, also to 16-bit logits. On CUDA the
+        stream waits for the masks, the host does not."""
         self._owner.build_first_masks()
         builder = self._owner.builder
         self.step = builder.step_masks(self._sequences)
         self._ban(logits, builder)
 
     def sampled(self, token_ids: Tensor) -> None:
+        """Advances the sequences by their rows' tokens and starts building the masks of the next step."""
         row_tokens = token_ids if self._device_rows is None else token_ids[self._device_rows]
         self._owner.advance(self._sequences, row_tokens)
 
     def _ban(self, logits: Tensor, builder: MaskBuilder) -> None:
-        """Masks the logits. The device masks do not change until this step's tokens have been read."""
+        """Masks the logits in place with the builder's device masks, which do not change until this step's tokens have
+        been read."""
         masks, first = builder.device_masks(self._span), self._owner.shard.first
         self._owner.ops.mask_logits(logits, self._device_rows, masks, self._device_slots, first)
 
     def _look_ahead(self, masks: I32, drafts: list[list[int]], must_end: list[bool]) -> None:
-        """Fills the masks of rows after drafts as if these were accepted; a row after an impossible draft allows every
-        token, because it will be refused."""
+        """Fills `masks` of rows after drafts as if these were accepted, and rolls the matchers back; a row after an
+        impossible draft allows every token, because it will be refused. Updates `must_end` of each such row to the
+        state after its drafts."""
         for row, preceding in enumerate(drafts):
             sequence = self._sequences[row]
             draft_tokens = [token for token in preceding if token >= 0]
@@ -175,7 +189,8 @@ class BoundGrammarMasks:
 
 
 def download(token_ids: Tensor) -> TokenSource:
-    """Starts copying `token_ids` to the host and returns a function that waits for the copy."""
+    """Starts copying `token_ids` to the host, on the current stream, and returns a function that waits for the copy and
+    returns the ids. Does not wait itself."""
     if token_ids.device.type == "cpu":
         ids_on_host = token_ids.tolist()
         return lambda: ids_on_host
@@ -184,6 +199,7 @@ def download(token_ids: Tensor) -> TokenSource:
     arrived.record()
 
     def wait() -> Sequence[int]:
+        """Blocks the calling thread until the copy has arrived; returns the ids."""
         arrived.synchronize()
         ids: list[int] = host.tolist()
         return ids

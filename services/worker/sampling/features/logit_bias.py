@@ -14,13 +14,15 @@ from quire.services.worker.step.slots import Rows
 
 
 class LogitBias:
-    """Holds token ids and their biases for each slot that has some."""
+    """Sampling feature that holds token ids and their biases for each slot that has some."""
 
     def __init__(self, shard: VocabShard, device: torch.device) -> None:
         self._vocab_size = shard.vocab_size
         self._entries = SlotEntries(shard, device)
 
     def admit(self, slot: int, admission: SlotAdmission) -> None:
+        """Stores the biases of the ids in this rank's shard; does nothing without any. Raises InvalidArgument for an id
+        outside of the vocabulary."""
         bias = admission.sampling.logit_bias
         if not bias:
             return
@@ -32,17 +34,19 @@ class LogitBias:
         self._entries.release(slot)
 
     def bind(self, slots: Rows) -> BoundLogitBias | None:
+        """Joins the biases of the rows on the device; None if no row has any."""
         joined = self._entries.join(slots)
         return None if joined is None else BoundLogitBias(joined)
 
 
 class BoundLogitBias:
-    """Adds each bias to its logit."""
+    """Biases of the rows of a step, joined into one list."""
 
     def __init__(self, joined: JoinedEntries) -> None:
         self._joined = joined
 
     def apply(self, logits: Tensor, positions: Positions) -> None:
+        """Adds each bias to its logit, in place."""
         logits.index_put_((self._joined.rows, self._joined.places), self._joined.values, accumulate=True)
 
     def sampled(self, token_ids: Tensor) -> None:

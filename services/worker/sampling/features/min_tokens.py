@@ -15,13 +15,16 @@ from quire.shared import columns
 
 
 class MinTokens:
-    """Holds the banned ids of each slot with a minimum, each with the first position at which it is allowed."""
+    """Sampling feature that holds the banned end and stop ids of each slot with a minimum, each with the first position
+    in the sequence at which it is allowed."""
 
     def __init__(self, shard: VocabShard, device: torch.device) -> None:
         self._vocab_size = shard.vocab_size
         self._entries = SlotEntries(shard, device)
 
     def admit(self, slot: int, admission: SlotAdmission) -> None:
+        """Bans the end-of-sequence and stop ids before position num_prompt_tokens + min_tokens; does nothing without a
+        minimum. Ids outside of the vocabulary are ignored: they cannot be sampled."""
         if not admission.sampling.min_tokens:
             return
         eos = columns.u32(admission.eos_token_ids)
@@ -36,17 +39,20 @@ class MinTokens:
         self._entries.release(slot)
 
     def bind(self, slots: Rows) -> BoundMinTokens | None:
+        """Joins the banned ids of the rows on the device; None if no slot has a minimum."""
         joined = self._entries.join(slots)
         return None if joined is None else BoundMinTokens(joined)
 
 
 class BoundMinTokens:
-    """Bans the ids that are not allowed yet."""
+    """Banned ids of the rows of a step, with the positions from which they are allowed."""
 
     def __init__(self, joined: JoinedEntries) -> None:
         self._joined = joined
 
     def apply(self, logits: Tensor, positions: Positions) -> None:
+        """Sets the logits of ids that are not allowed yet to -inf, in place; launches nothing once the host knows that
+        all rows are past their minimum."""
         joined = self._joined
         if (positions.host[joined.host_rows] >= joined.host_values).all():
             return

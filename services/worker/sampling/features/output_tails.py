@@ -15,7 +15,8 @@ NONE = -2  # a place before the output began
 
 
 class OutputTails:
-    """Last tokens by slot, as many as the longest request so far needs."""
+    """Owns the last tokens of each slot on the device, int32 [num_slots, width], right-aligned, NONE before the first
+    one; `width` grows to what the longest request so far needs and never shrinks."""
 
     def __init__(self, num_slots: int, device: torch.device) -> None:
         self._device = device
@@ -26,7 +27,8 @@ class OutputTails:
         return int(self.tokens.size(1))
 
     def start_slot(self, slot: int, output: I32, width: int) -> None:
-        """Stores the output so far of `slot`, whose last `width` tokens will be read."""
+        """Stores the end of the output so far of `slot`, of which the last `width` tokens will be read; widens the
+        buffer if needed."""
         self._widen(width)
         tail = np.full(self.width, NONE, dtype=np.int32)
         kept = output[max(0, len(output) - self.width) :]
@@ -42,7 +44,7 @@ class OutputTails:
 
 
 class BoundTails:
-    """The tails of the rows of a step that a feature applies to."""
+    """Tails of the rows of a step that a feature applies to."""
 
     def __init__(self, owner: OutputTails, rows: Rows, slots: Rows, device: torch.device) -> None:
         """`rows`: ascending; `slots`: the slot of each row."""
@@ -58,6 +60,8 @@ class BoundTails:
         return tails if positions.drafts is None else shifted(tails, positions.drafts[self._rows])
 
     def sampled(self, token_ids: Tensor) -> None:
+        """Appends the rows' new tokens, int32 [num_rows] of the whole step with -1 for none, to the tails of their
+        slots."""
         if not self._owner.width:
             return
         new = token_ids[self._own_rows].to(torch.int32).masked_fill(self._own_rows < 0, -1)

@@ -19,7 +19,7 @@ from quire.shared.columns import I32
 
 @dataclass(frozen=True, slots=True)
 class PenaltyParams:
-    """Penalties of one slot, and its row in the pool of counts."""
+    """Penalties of one slot, and the index of its row in the pool of counts."""
 
     pool_row: int
     repetition: float
@@ -28,7 +28,8 @@ class PenaltyParams:
 
 
 class Penalties:
-    """Owns a pool of token counts over this rank's shard with a row per penalised slot; the pool grows on demand."""
+    """Sampling feature that owns a pool of token counts over this rank's shard, int32 [pool_rows, shard.size], with a
+    row per penalised slot. The pool doubles when it is full and never shrinks."""
 
     def __init__(self, shard: VocabShard, device: torch.device) -> None:
         self.shard = shard
@@ -39,6 +40,8 @@ class Penalties:
         self.in_prompt: Tensor = torch.zeros((0, shard.size), dtype=torch.bool, device=device)
 
     def admit(self, slot: int, admission: SlotAdmission) -> None:
+        """Allocates a pool row for a slot with penalties and counts the tokens of its prompt (for the repetition
+        penalty only) and of its output so far; does nothing if all penalties are neutral."""
         sampling = admission.sampling
         repetition = sampling.repetition_penalty if sampling.HasField("repetition_penalty") else 1.0
         if repetition == 1 and not sampling.presence_penalty and not sampling.frequency_penalty:
@@ -51,11 +54,13 @@ class Penalties:
         self._slots[slot] = PenaltyParams(pool_row, repetition, sampling.presence_penalty, sampling.frequency_penalty)
 
     def release(self, slot: int) -> None:
+        """Returns the slot's pool row, if it has one, to the free rows."""
         strength = self._slots.pop(slot, None)
         if strength is not None:
             self._free.append(strength.pool_row)
 
     def bind(self, slots: Rows) -> BoundPenalties | None:
+        """Prepares the rows of penalised slots; None if there are none."""
         if not self._slots:
             return None
         active = {row: self._slots[slot] for row, slot in enumerate(slots.tolist()) if slot in self._slots}
@@ -68,6 +73,7 @@ class Penalties:
         return upload(counts, self._device)
 
     def _allocate_row(self) -> int:
+        """Returns a free pool row; doubles the pool if none is free, which copies it."""
         if not self._free:
             size = self.output_counts.size(0)
             added = max(1, size)
@@ -78,7 +84,7 @@ class Penalties:
 
 
 class BoundPenalties:
-    """Applies the penalties of the rows that have some."""
+    """Penalties of the rows that have some, as columns on the device; a penalty that no row uses costs nothing."""
 
     def __init__(self, owner: Penalties, active: dict[int, PenaltyParams], device: torch.device) -> None:
         self._owner = owner
@@ -90,6 +96,9 @@ class BoundPenalties:
         self._frequency = _column([s.frequency for s in strengths], 0.0, device)
 
     def apply(self, logits: Tensor, positions: Positions) -> None:
+        """Penalises in place the tokens that occurred: repetition divides positive and multiplies negative logits of
+        tokens in prompt, output or preceding drafts; frequency subtracts per occurrence and presence once, in output
+        and drafts."""
         counts = self._owner.output_counts[self._pool_rows]  # [num_active, shard.size]
         if positions.drafts is not None:
             token_columns, is_local = self._owner.shard.local_columns(positions.drafts[self._rows])
@@ -106,6 +115,7 @@ class BoundPenalties:
         logits[self._rows] = changed
 
     def sampled(self, token_ids: Tensor) -> None:
+        """Counts the rows' new tokens that lie in this rank's shard."""
         new, is_local = self._owner.shard.local_columns(token_ids[self._rows])
         self._owner.output_counts.index_put_((self._pool_rows, new), is_local.int(), accumulate=True)
 

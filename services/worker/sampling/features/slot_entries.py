@@ -20,7 +20,7 @@ Values = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class JoinedEntries:
-    """Entries of several rows, on the device."""
+    """Entries of several rows of a step, on the device, and as far as features compare them there, on the host."""
 
     rows: Tensor  # int64 [num_entries]
     places: Tensor  # int64 [num_entries] column in the logits
@@ -31,13 +31,15 @@ class JoinedEntries:
 
 
 class SlotEntries:
-    """Entries of this rank's shard by slot."""
+    """Stores by slot the (token id, value) entries that lie in this rank's shard."""
 
     def __init__(self, shard: VocabShard, device: torch.device) -> None:
         self._shard, self._device = shard, device
         self._entries: dict[int, tuple[I32, Values]] = {}
 
     def put(self, slot: int, token_ids: I32, values: Values) -> None:
+        """Stores the entries of `slot`, replacing earlier ones; ids of other shards are dropped, and a slot without any
+        left still counts as active."""
         is_local = self._shard.has(token_ids)
         self._entries[slot] = (token_ids[is_local] - self._shard.first, values[is_local])
 
@@ -45,6 +47,7 @@ class SlotEntries:
         self._entries.pop(slot, None)
 
     def join(self, slots: Rows) -> JoinedEntries | None:
+        """Joins the entries of `slots` [num_rows] into one list and uploads it; None if no slot has entries."""
         if not self._entries:
             return None
         active = [row for row, slot in enumerate(slots.tolist()) if slot in self._entries]

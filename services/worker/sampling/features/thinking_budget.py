@@ -25,7 +25,7 @@ FORCED_LOGIT = 1e5  # exceeds all other logits by more than temperature or noise
 
 @dataclass(frozen=True, slots=True)
 class ReasoningSection:
-    """Token budget of a slot's reasoning, and the markers that start and end it."""
+    """Token budget of a slot's reasoning, and the token ids of the markers that start and end it."""
 
     budget: int
     start: I32
@@ -34,7 +34,8 @@ class ReasoningSection:
 
 
 class ThinkingBudget:
-    """Counts the tokens of open reasoning sections on the device, [num_slots]; OUTSIDE where none is open."""
+    """Sampling feature that counts the tokens of open reasoning sections on the device, int32 [num_slots]; OUTSIDE
+    where none is open."""
 
     def __init__(self, num_slots: int, shard: VocabShard, device: torch.device) -> None:
         self.shard = shard
@@ -44,6 +45,8 @@ class ThinkingBudget:
         self.counts: Tensor = torch.full((num_slots,), OUTSIDE, dtype=torch.int32, device=device)
 
     def admit(self, slot: int, admission: SlotAdmission) -> None:
+        """Stores budget and markers of the slot, and counts a section that its tokens so far, prompt included, leave
+        open; does nothing without a budget. Raises InvalidArgument for a marker id outside of the vocabulary."""
         if not admission.sampling.HasField("thinking_token_budget"):
             return
         start, end = columns.i32(admission.think_start_token_ids), columns.i32(admission.think_end_token_ids)
@@ -58,6 +61,7 @@ class ThinkingBudget:
         self._sections.pop(slot, None)
 
     def bind(self, slots: Rows) -> BoundThinkingBudget | None:
+        """Prepares the rows of slots with a budget; None if there are none."""
         if not self._sections:
             return None
         active = {row: self._sections[slot] for row, slot in enumerate(slots.tolist()) if slot in self._sections}
@@ -67,7 +71,8 @@ class ThinkingBudget:
 
 
 class BoundThinkingBudget:
-    """Patterns of the active rows, right-aligned with the tails, [num_active, width], padded with ANY on the left."""
+    """Budgets and marker patterns of the rows that have some; patterns are right-aligned with the tails, [num_active,
+    width], and padded with ANY on the left."""
 
     def __init__(
         self, owner: ThinkingBudget, rows: Rows, slots: Rows, sections: list[ReasoningSection], device: torch.device
@@ -99,6 +104,8 @@ class BoundThinkingBudget:
         )  # fmt: skip
 
     def apply(self, logits: Tensor, positions: Positions) -> None:
+        """Forces the next token of the end marker, in place, in rows whose section has used its budget: bans all
+        others, or under a grammar raises that token's logit to FORCED_LOGIT, so that the grammar may still ban it."""
         counts, tails = self._owner.counts[self._slots], self._owner.tails.tokens[self._slots]
         if positions.drafts is not None:
             counts, tails = self._advance(counts, tails, positions.drafts[self._rows], slice(None))
@@ -112,14 +119,16 @@ class BoundThinkingBudget:
         logits[self._rows] = others.scatter(1, end_columns, kept.where(is_local, others.gather(1, end_columns)))
 
     def sampled(self, token_ids: Tensor) -> None:
+        """Advances the counts and tails of the slots by the rows' new tokens; a start marker opens a section, an end
+        marker closes it."""
         owner, slots = self._owner, self._own_slots
         new = token_ids[self._own_rows].to(torch.int32).masked_fill(self._own_rows < 0, -1)
         state = self._advance(owner.counts[slots], owner.tails.tokens[slots], new, self._first_of)
         owner.counts[slots], owner.tails.tokens[slots] = state
 
     def _advance(self, counts: Tensor, tails: Tensor, new: Tensor, which: Any) -> tuple[Tensor, Tensor]:
-        """Returns counts and tails after the tokens of `new` [n, max_new], -1 for none; `which`: indices of the active
-        rows."""
+        """Returns counts and tails after the tokens of `new` [n, max_new], -1 for none; stores nothing. `which`:
+        indices of the active rows that the arguments belong to."""
         starts, ends = self._starts[which], self._ends[which]
         for column in new.unbind(1):
             tails = shifted(tails, column.unsqueeze(1))
@@ -137,17 +146,19 @@ class BoundThinkingBudget:
 
 
 def _matches(tails: Tensor, patterns: Tensor) -> Tensor:
+    """Returns where `tails` [..., width] equal `patterns` in every place that is not ANY: bool [...]."""
     return ((tails == patterns) | (patterns == ANY)).all(dim=-1)
 
 
 def _right_aligned(pattern: I32, width: int) -> I32:
+    """Returns `pattern` padded with ANY on the left: int32 [width]."""
     out = np.full(width, ANY, dtype=np.int32)
     out[width - len(pattern) :] = pattern
     return out
 
 
 def _num_open_tokens(tokens: I32, start: I32, end: I32) -> int:
-    """Counts the tokens after the last unclosed `start`; OUTSIDE if no section is open."""
+    """Counts the tokens after the first `start` that follows the last `end`; OUTSIDE if no section is open."""
     last_end = _occurrences(tokens, end)[-1:]
     rest = tokens[int(last_end[0]) + len(end) :] if len(last_end) else tokens
     first_start = _occurrences(rest, start)[:1]

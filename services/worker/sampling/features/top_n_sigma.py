@@ -17,13 +17,14 @@ from quire.services.worker.step.slots import Rows
 
 
 class TopNSigma:
-    """Holds the number of standard deviations for each slot that asks for it."""
+    """Sampling feature that holds the number of standard deviations for each slot that asks for it."""
 
     def __init__(self, vocabulary: Vocabulary, device: torch.device) -> None:
         self._vocabulary, self._device = vocabulary, device
         self._slots: dict[int, float] = {}
 
     def admit(self, slot: int, admission: SlotAdmission) -> None:
+        """Stores the slot's top_n_sigma if it is above 0; otherwise does nothing."""
         if admission.sampling.top_n_sigma > 0:
             self._slots[slot] = admission.sampling.top_n_sigma
 
@@ -31,6 +32,7 @@ class TopNSigma:
         self._slots.pop(slot, None)
 
     def bind(self, slots: Rows) -> BoundTopNSigma | None:
+        """Prepares the rows of slots that use the filter; None if there are none."""
         if not self._slots:
             return None
         active = {row: self._slots[slot] for row, slot in enumerate(slots.tolist()) if slot in self._slots}
@@ -38,7 +40,7 @@ class TopNSigma:
 
 
 class BoundTopNSigma:
-    """Applies top-nσ to the rows that ask for it."""
+    """Numbers of standard deviations of the rows that ask for the filter, on the device."""
 
     def __init__(self, active: dict[int, float], vocabulary: Vocabulary, device: torch.device) -> None:
         self._vocabulary = vocabulary
@@ -46,6 +48,8 @@ class BoundTopNSigma:
         self._sigmas = upload(list(active.values()), device, "float32")[:, None]
 
     def apply(self, logits: Tensor, positions: Positions) -> None:
+        """Sets logits further than n standard deviations below the row's largest one to -inf, in place. With a sharded
+        vocabulary it runs collectives, so that all ranks must call it for the same rows."""
         total, largest = self._vocabulary.all_reduce_sum, self._vocabulary.all_reduce_max
         kept = logits[self._rows]  # [num_active, shard.size]
         possible = kept > float("-inf")

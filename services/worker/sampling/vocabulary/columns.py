@@ -11,14 +11,15 @@ from quire.shared.pb.common.v1.sampling_pb2 import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class TokenFilter:
-    """A parameter that drops tokens before one is drawn; `unused`: the value with which it drops none."""
+    """Parameter of SamplingParams that drops tokens before one is drawn; `unused`: the value with which it drops none;
+    `dtype`: NumPy type of its column."""
 
     name: str
     unused: float
     dtype: str
 
     def requested(self, sampling: SamplingParams) -> float:
-        """Returns the value that a sequence asks for."""
+        """Returns the value that a sequence asks for, `unused` if the field is not set."""
         value: float = getattr(sampling, self.name) if sampling.HasField(self.name) else self.unused
         return value
 
@@ -47,6 +48,7 @@ class ChoiceColumns:
         return any(column is not None for column in self.all[1:])
 
     def select(self, rows: Tensor | slice) -> ChoiceColumns:
+        """Returns the columns of some rows; `max_kept` stays the bound over all of them."""
         columns = (None if column is None else column[rows] for column in self.all)
         return ChoiceColumns(*columns, max_kept=self.max_kept)
 

@@ -79,6 +79,7 @@ def _suffix_sums(sums: Tensor) -> Tensor:
 
 
 def _limit(weights: Tensor, top_p: Tensor) -> Tensor:
-    """Returns the cumulative weight below which a token is kept, float64 [num_rows, 1], from the `weights` [num_rows,
-    n] of all tokens; the most likely token is always kept."""
+    """Returns the cumulative weight below which top_p keeps a token, float64 [num_rows, 1]: `top_p` [num_rows] times
+    the sum of `weights` [num_rows, n] over all tokens, at least 1.0, the weight of the most likely token, which is
+    always kept."""
     return (weights.sum(dim=1, keepdim=True).double() * top_p.double().unsqueeze(1)).clamp_(min=1.0)

@@ -10,4 +10,6 @@ from quire.services.worker.sampling.vocabulary.whole_vocabulary import WholeVoca
 
 
 def open_vocabulary(shard: Shard, vocab_size: int, ops: Ops) -> Vocabulary:
+    """Returns a WholeVocabulary if the shard covers all tokens, else the ShardedVocabulary of this rank, whose methods
+    run collectives."""
     return WholeVocabulary(vocab_size, ops) if shard.is_whole else ShardedVocabulary(shard, vocab_size, ops)

@@ -35,19 +35,21 @@ class Vocabulary(Protocol):
         finite."""
 
     def softmax(self, logits: Tensor) -> Tensor:
-        """Returns a copy of `logits` as probabilities."""
+        """Returns a copy of `logits` as probabilities, normalised over the whole vocabulary."""
 
     def log_softmax(self, logits: Tensor) -> Tensor:
-        """Returns a copy of `logits` as log-probabilities."""
+        """Returns a copy of `logits` as log-probabilities, normalised over the whole vocabulary."""
 
     def most_likely(self, values: Tensor, count: int, *, by_id: bool) -> Tensor:
         """Returns token ids, best first, int64 [num_rows, count]; `by_id` orders equal values by ascending id."""
 
     def gather(self, values: Tensor, token_ids: Tensor) -> Tensor:
-        """Returns the values of `token_ids`, int64 [num_rows, n], in that shape."""
+        """Returns the values of `token_ids`, int64 [num_rows, n], in that shape; every rank gets the values of all
+        ids."""
 
     def count_at_least(self, values: Tensor, least: Tensor) -> Tensor:
-        """Counts the tokens whose value is not below `least` [num_rows, 1]: int32 [num_rows]."""
+        """Counts the tokens of the whole vocabulary whose value is not below `least` [num_rows, 1]: int32 [num_rows],
+        the rank of a token with that value."""
 
     def all_reduce_max(self, of_part: Tensor) -> Tensor:
         """Returns the elementwise maximum over the ranks."""
@@ -59,4 +61,5 @@ class Vocabulary(Protocol):
         """Returns the logits of all ranks, [num_rows, vocab_size], for operations that need whole rows."""
 
     def local_logits(self, whole: Tensor) -> Tensor:
-        """Returns this rank's shard of `whole` [num_rows, vocab_size]."""
+        """Returns this rank's columns of `whole` [num_rows, vocab_size], padded to shard.size with -inf; the inverse of
+        all_gather()."""

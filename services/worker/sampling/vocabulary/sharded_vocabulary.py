@@ -17,7 +17,8 @@ BANNED = float("-inf")
 
 
 class ShardedVocabulary:
-    """Computes this rank's share of every answer and combines the ranks' shares identically on all of them."""
+    """Vocabulary of which this rank holds a shard: computes its share of every answer and combines the ranks' shares by
+    collectives, identically on all of them. Methods that take `logits` see this shard's columns only."""
 
     def __init__(self, shard: Shard, vocab_size: int, ops: Ops) -> None:
         self.shard = VocabShard.for_rank(shard, vocab_size)
@@ -28,6 +29,8 @@ class ShardedVocabulary:
         self._thresholds = FilterThresholds(ops.digit_sums, self.all_reduce_sum)
 
     def sample(self, logits: Tensor, columns: ChoiceColumns, seeds: Tensor, positions: Tensor) -> Tensor:
+        """Draws with noise by token id: every rank finds its best candidate, and the best of all ranks wins, int32
+        [num_rows]; filters are applied first to a copy."""
         temperature = columns.temperature
         if temperature is not None and columns.have_filters:
             logits = self.filtered(logits, columns)
@@ -36,6 +39,8 @@ class ShardedVocabulary:
         return self._best_of_parts(self._ranks.all_gather(best))
 
     def filtered(self, logits: Tensor, columns: ChoiceColumns) -> Tensor:
+        """Returns float32 logits divided by temperature, with min_p, then top_k, then top_p applied over all ranks'
+        tokens; top_k and top_p exchange candidates where few tokens remain, and search a threshold otherwise."""
         temperature, values = columns.temperature, logits.float()
         if temperature is not None:
             values = values / temperature.masked_fill(temperature == 0, 1).unsqueeze(1)
@@ -54,7 +59,8 @@ class ShardedVocabulary:
         return values
 
     def _filter_few(self, values: Tensor, tops: Tensor, columns: ChoiceColumns, top_k: Tensor) -> Tensor:
-        """Filters rows of which each keeps a few tokens at most, by gathering each rank's best values."""
+        """Applies top_k and top_p to rows of which each keeps `columns.max_kept` tokens at most, by gathering that many
+        best values of each rank."""
         count = min(columns.max_kept, self.shard.size)
         parts = self._ranks.all_gather(values.topk(count, dim=1).values)
         best = parts.transpose(0, 1).flatten(1).sort(dim=1, descending=True).values[:, : columns.max_kept]
@@ -84,7 +90,8 @@ class ShardedVocabulary:
         return (values + (weight - total)).masked_fill_(is_banned, BANNED)
 
     def most_likely(self, values: Tensor, count: int, *, by_id: bool) -> Tensor:
-        """Gathers each rank's best tokens and selects the best of those."""
+        """Gathers the `count` best tokens of each rank, fewer if its shard is smaller, and selects the best of those,
+        int64 [num_rows, count]."""
         values = values[:, : self.shard.count]
         num_local, num_sent = min(count, self.shard.count), min(count, self.shard.size)
         places = largest_by_id(values, num_local) if by_id else values.topk(num_local, dim=1).indices
@@ -96,6 +103,8 @@ class ShardedVocabulary:
         return token_ids.gather(1, order[:, :count]).long()
 
     def gather(self, values: Tensor, token_ids: Tensor) -> Tensor:
+        """Returns the values of `token_ids` from whichever rank holds each, by an all-reduce of maxima; -inf for an id
+        of no rank."""
         token_columns, is_local = self.shard.local_columns(token_ids)
         return self.all_reduce_max(values.gather(1, token_columns).masked_fill_(~is_local, BANNED))
 
@@ -113,10 +122,12 @@ class ShardedVocabulary:
         return self._ranks.all_gather_columns(logits)[:, : self.shard.vocab_size].contiguous()
 
     def local_logits(self, whole: Tensor) -> Tensor:
+        """Cuts this rank's columns out of `whole` [num_rows, vocab_size] and pads them to shard.size with -inf."""
         shard = self.shard
         local = whole[:, shard.first : shard.first + shard.count]
         return functional.pad(local, (0, shard.size - shard.count), value=BANNED)
 
 
 def _mask_below(values: Tensor, floors: Tensor) -> Tensor:
+    """Returns a copy of `values` [num_rows, n] with -inf where they are below the row's floor; `floors`: [num_rows]."""
     return values.masked_fill(values < floors.unsqueeze(1), BANNED)

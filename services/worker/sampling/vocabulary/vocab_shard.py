@@ -14,8 +14,8 @@ from quire.shared.columns import I32
 
 @dataclass(frozen=True, slots=True)
 class VocabShard:
-    """`count` tokens of the vocabulary starting at `first`. Logits have `size` columns on every rank; those after the
-    tokens are padding, -inf."""
+    """Range of the vocabulary that a rank holds: `count` tokens starting at `first`. Logits have `size` columns on
+    every rank; those after the tokens are padding, -inf."""
 
     vocab_size: int
     first: int
@@ -36,7 +36,7 @@ class VocabShard:
         return self.count == self.vocab_size
 
     def has(self, token_ids: I32) -> npt.NDArray[np.bool_]:
-        """Tells which token ids lie in this shard; the column of id i is i - first."""
+        """Returns which token ids lie in this shard, bool of the same shape; the column of id i is i - first."""
         is_local: npt.NDArray[np.bool_] = (token_ids >= self.first) & (token_ids < self.first + self.count)
         return is_local
 

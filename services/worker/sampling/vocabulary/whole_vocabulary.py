@@ -13,7 +13,8 @@ from quire.services.worker.sampling.vocabulary.vocab_shard import VocabShard
 
 
 class WholeVocabulary:
-    """Calls the sampling kernels directly."""
+    """Vocabulary of a rank that holds all tokens: calls the sampling kernels directly; all_reduce_max(),
+    all_reduce_sum(), all_gather() and local_logits() return their argument."""
 
     def __init__(self, vocab_size: int, ops: Ops) -> None:
         self.shard = VocabShard.unsharded(vocab_size)

@@ -20,15 +20,16 @@ from quire.shared.columns import I32
 
 
 def spread(firsts: I32, counts: I32) -> tuple[Rows, I32]:
-    """Enumerates runs of consecutive numbers, `counts` of each from `firsts` on: returns the run of each number, and
-    the numbers."""
+    """Enumerates runs of consecutive numbers: run i is firsts[i], firsts[i] + 1, ..., counts[i] of them. Returns the
+    run index of each number, and the numbers, both [sum of counts]."""
     rows = np.repeat(np.arange(len(counts)), counts)
     within = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
     return rows, (firsts[rows] + within).astype(np.int32)
 
 
 class DraftPasses:
-    """Lays out tokens of slots for a forward pass; a drafter's KV has the block ids of the model's."""
+    """Builds the batches of a drafter's forward passes from slots and positions; a drafter's KV has the block ids of
+    the model's, so that it uses the worker's block table."""
 
     def __init__(self, table: SlotTable, device: torch.device) -> None:
         self._table = table
@@ -86,6 +87,8 @@ class DraftPasses:
             yield ForwardBatch(positions, positions, to, replace(attention, tree_mask=mask), None)
 
     def _attention(self, slots: Rows, seq_lens: I32, query_start: I32, *, max_query_len: int) -> AttentionMetadata:
+        """Builds attention metadata for one row per slot: the block tables, cut to the longest sequence, and `seq_lens`
+        [num_slots], the tokens of each including those of this pass."""
         longest = int(seq_lens.max())
         width = -(-longest // self._table.block_size)
         tables = self._upload(self._table.block_table[slots, :width])
@@ -93,6 +96,7 @@ class DraftPasses:
         return AttentionMetadata(tables, self._upload(query_start), lens, max_query_len, longest)
 
     def _mapping(self, slots: Rows, positions: I32) -> I32:
+        """Returns the KV slot (block id * block size + offset) of each position; `slots` and `positions` broadcast."""
         blocks, offsets = np.divmod(positions, self._table.block_size)
         mapping: I32 = self._table.block_table[slots, blocks] * self._table.block_size + offsets
         return mapping
@@ -102,7 +106,8 @@ class DraftPasses:
 
 
 class FilledBlocks:
-    """Number of leading positions of each block that hold a drafter's KV."""
+    """Tracks how many leading positions of each block hold a drafter's KV, so that a sequence that shares cached blocks
+    knows which ones it must not compute again."""
 
     def __init__(self, table: SlotTable, num_blocks: int) -> None:
         self._table = table
@@ -110,7 +115,8 @@ class FilledBlocks:
         self._num_marked = np.zeros(len(table.live), dtype=np.int32)  # full blocks, by slot
 
     def add_blocks(self, new: NewBlocks) -> None:
-        """Resets blocks that were newly assigned, except those with cached content."""
+        """Resets the counts of newly assigned blocks to 0, except those whose content is cached: another sequence's
+        drafter may have filled them."""
         if len(new.ids):
             cached = -(-self._table.num_cached_tokens[new.slots] // self._table.block_size)
             self._num_filled[new.ids[new.columns >= cached]] = 0
@@ -120,7 +126,8 @@ class FilledBlocks:
         self._num_filled[copies.targets] = self._num_filled[copies.sources]
 
     def start_sequence(self, slot: int) -> int:
-        """Returns how many leading positions of a new sequence are filled."""
+        """Returns how many leading positions of the new sequence of `slot` are filled without a hole, at most its
+        cached tokens; 0 if none are cached."""
         size, num_cached = self._table.block_size, int(self._table.num_cached_tokens[slot])
         if num_cached == 0:
             self._num_marked[slot] = 0
@@ -136,7 +143,8 @@ class FilledBlocks:
         return num_filled
 
     def mark(self, slots: Rows, num_filled: I32) -> None:
-        """Marks the first `num_filled` positions of each of `slots` as filled with final tokens."""
+        """Marks the first `num_filled` positions of each of `slots` as filled; their tokens must be final, not
+        drafts."""
         full, rest = np.divmod(num_filled, self._table.block_size)
         for i in np.flatnonzero(full > self._num_marked[slots]).tolist():
             slot = int(slots[i])

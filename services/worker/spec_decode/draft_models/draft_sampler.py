@@ -22,7 +22,8 @@ from quire.shared.columns import I32
 
 
 class DraftSampler:
-    """Samples the drafts of a step, one token of every slot at a time."""
+    """Samples the drafts of one step, one token of every slot per draw(), and collects them. Under the rejection rule
+    it keeps the logits of each draft's distribution as well."""
 
     def __init__(self, sampler: Sampler, config: SpeculativeConfig, slots: Rows, lengths: I32, counts: I32) -> None:
         """`slots`: slots whose sequences have `lengths` tokens and get `counts` drafts each, at least 1."""
@@ -34,12 +35,14 @@ class DraftSampler:
         self._proposed: list[Tensor] = []
 
     def draw(self, logits: Tensor) -> Tensor:
-        """Samples the next draft of each slot: int32 [num_slots]."""
+        """Samples the next draft of each slot from `logits` [num_slots, vocab_size]: int32 [num_slots] on the device,
+        and stores it; call k, from 0, draws for position lengths + k."""
         self._tokens.append(self._choose(logits).clamp_(min=0))
         return self._tokens[-1]
 
     def drafts(self) -> Drafts:
-        """Returns the sampled drafts, of each slot as many as it was to get."""
+        """Returns the sampled drafts, the first `counts` of each slot; waits for the device. `proposed` has the
+        distributions of sampled drafts under the rejection rule, else it is None."""
         in_draft = np.arange(len(self._tokens)) < self._counts[:, None]
         token_ids = torch.stack(self._tokens, dim=1).cpu().numpy()[in_draft]
         proposed = None
@@ -48,6 +51,8 @@ class DraftSampler:
         return Drafts(self._slots, self._counts, token_ids, proposed)
 
     def _choose(self, logits: Tensor) -> Tensor:
+        """Chooses the slots' next tokens: the likeliest, or a sample with the model's noise of that position, or under
+        the rejection rule a sample with independent noise, whose logits are kept."""
         choice = self._choice
         if self._greedy or choice.temperature is None:
             return logits.argmax(dim=1).int()

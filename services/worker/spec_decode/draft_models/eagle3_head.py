@@ -60,7 +60,8 @@ def read_eagle3(values: dict[str, Any], target: DecoderConfig) -> Eagle3Config:
 
 
 def _layers(config: ConfigFile, count: int) -> tuple[int, ...]:
-    """Returns the model's layers that the head reads: those that config.json names, else the authors' default."""
+    """Returns the model's layers that the head reads: those that config.json names, else the authors' default: the
+    third, the middle and the third to last. Raises InvalidArgument unless they are three layers of the model."""
     name = "eagle_aux_hidden_state_layer_ids"
     inner = config.get("eagle_config", {})
     layer_ids = (inner.get(name) if isinstance(inner, dict) else None) or config.get(name, None)
@@ -75,7 +76,8 @@ def _layers(config: ConfigFile, count: int) -> tuple[int, ...]:
 
 
 class WideAttention(Attention):
-    """Attention over two concatenated vectors, with one vector as output."""
+    """Attention over two concatenated vectors, [num_tokens, 2 * hidden_size], with one vector of hidden_size as
+    output."""
 
     @staticmethod
     def outputs(name: str, config: DecoderConfig) -> Projection:
@@ -83,7 +85,8 @@ class WideAttention(Attention):
 
 
 class Eagle3Head:
-    """Computes the features one position ahead from features and the tokens that follow them."""
+    """One decoder layer that computes features one position ahead from features and the tokens that follow them, with
+    an output head over a part of the vocabulary."""
 
     def __init__(
         self,
@@ -140,6 +143,8 @@ class Eagle3Head:
             yield from part.destinations()
 
     def finish(self) -> None:
+        """Packs the loaded weights and turns d2t into token ids. Raises InvalidArgument if one of them is not a token
+        of the model."""
         self._of_states = self._ops.prepare_linear(self._fc, None)
         self._to_logits = self._ops.prepare_linear(self._output, None)
         del self._fc
@@ -152,7 +157,8 @@ class Eagle3Head:
             part.finish()
 
     def project_states(self, features: Tensor) -> Tensor:
-        """Projects the model's kept states, which follow its hidden state in `features`, to one feature."""
+        """Projects the three kept states of the model to one feature, [num_tokens, size]; `features` [num_tokens, 4 *
+        hidden_size] has the model's hidden state first, which is not used."""
         states = features[:, features.size(1) // (1 + NUM_STATES) :]
         projected: Tensor = self._ops.linear(states.contiguous(), self._of_states)
         return projected
@@ -166,7 +172,8 @@ class Eagle3Head:
         return whole.index_copy_(1, self._token_ids, logits)
 
     def __call__(self, model: CausalLM, features: Tensor, batch: ForwardBatch, cache: LayerCache) -> Tensor:
-        """Computes features one position ahead from `features` [num_tokens, size], for `batch.logit_tokens`."""
+        """Computes features one position ahead, before the final norm, from `features` [num_tokens, size] and the
+        batch's tokens, for `batch.logit_tokens` (None: all); writes the layer's KV to `cache`."""
         embedding = model.embedding if self._embedding is None else self._embedding
         normed = self._feature_norm(features)
         residual = normed.clone() if self._norms_residual else features.clone()

@@ -51,6 +51,8 @@ def read_eagle(values: dict[str, Any], target: DecoderConfig) -> EagleConfig:
 
 
 def _check_fits(config: ConfigFile, target: DecoderConfig) -> None:
+    """Raises InvalidArgument for an EAGLE-3 head, a head of several layers, and one whose hidden size or vocabulary is
+    not the model's."""
     if config.has("draft_vocab_size") or "Eagle3" in _architectures(config):
         raise head_error('an EAGLE-3 head (draft_vocab_size, architectures): its method is "eagle3"')
     if config.integer("num_hidden_layers") != 1:
@@ -77,11 +79,13 @@ def _architectures(config: ConfigFile) -> str:
 
 
 def head_error(reason: str) -> InvalidArgument:
+    """Returns an InvalidArgument about speculative_config.model with this reason, to be raised."""
     return InvalidArgument(f"speculative_config.model: {reason}", field="speculative_config")
 
 
 class TwoInputLinear:
-    """Linear layer over a token's embedding and a feature, equal to one over their concatenation."""
+    """Linear layer over a token's embedding and a feature: one matrix [size, 2 * size], split in two when loaded, so
+    that the inputs need not be concatenated."""
 
     def __init__(self, name: str, size: int, place: LayerPlacement) -> None:
         self._name, self._ops = name, place.ops
@@ -94,20 +98,22 @@ class TwoInputLinear:
         yield f"{self._name}.weight", self._weight
 
     def finish(self) -> None:
+        """Packs the two halves of the loaded weight for the ops and frees the whole one."""
         token, feature = (half.contiguous() for half in self._weight.chunk(2, dim=1))
         self._of_token = self._ops.prepare_linear(token, self.bias)
         self._of_feature = self._ops.prepare_linear(feature, None)
         del self._weight
 
     def __call__(self, token: Tensor, feature: Tensor) -> Tensor:
-        """Returns [num_tokens, hidden_size] for two inputs of the same shape."""
+        """Returns [num_tokens, hidden_size] for two inputs of that shape, `token` (embeddings) and `feature`."""
         result: Tensor = self._ops.linear(token, self._of_token)
         result += self._ops.linear(feature, self._of_feature)
         return result
 
 
 class EagleHead:
-    """Computes the features one position ahead from features and the tokens that follow them."""
+    """One decoder layer that computes features one position ahead from features and the tokens that follow them; the
+    model's output head maps them to tokens."""
 
     passed_over = ("model.embed_tokens.weight", "lm_head.weight")  # copies of the model's
 
@@ -153,7 +159,8 @@ class EagleHead:
             part.finish()
 
     def __call__(self, model: CausalLM, features: Tensor, batch: ForwardBatch, cache: LayerCache) -> Tensor:
-        """Computes features one position ahead from `features` [num_tokens, hidden_size], for `batch.logit_tokens`."""
+        """Computes features one position ahead from `features` [num_tokens, hidden_size] and the batch's tokens, for
+        `batch.logit_tokens` (None: all); writes the layer's KV to `cache`."""
         tokens: Tensor = model.embedding(batch.token_ids)
         if self._embed_norm is not None and self._hidden_norm is not None:
             tokens, features = self._embed_norm(tokens), self._hidden_norm(features)

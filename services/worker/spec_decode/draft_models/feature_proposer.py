@@ -32,8 +32,8 @@ MIN_SEEN_SHARE = 0.5  # share of a sequence's positions below which a layer's dr
 
 
 class FeatureProposer:
-    """Processes the features of every step once. It never sees the positions of steps that produced no features:
-    outputs of steps without drafts, and prompts and prefixes computed in large steps then."""
+    """Proposer that runs its layers once over the features of every step. It never sees the positions of steps that
+    produced no features: outputs of steps without drafts, and prompts and prefixes computed in large steps then."""
 
     def __init__(
         self,
@@ -56,10 +56,13 @@ class FeatureProposer:
         self._blocks.add_blocks(new)
 
     def copy_blocks(self, copies: BlockCopies) -> None:
+        """Copies the layers' KV of copied blocks, and how far these are filled."""
         self._chain.copy_blocks(copies)
         self._blocks.copy(copies)
 
     def start_sequence(self, slot: int) -> None:
+        """Starts a sequence with the cached blocks that hold this drafter's KV counted as seen; it cannot draft before
+        a step has delivered features."""
         self._num_seen[slot] = self._blocks.start_sequence(slot)
         self._chain.start_sequence(slot)
 
@@ -70,7 +73,8 @@ class FeatureProposer:
         """Does nothing: no state outlives its sequence."""
 
     def record_step(self, inputs: StepInputs, output: RunnerOutput) -> None:
-        """Pairs each feature with the token that follows it, as far as that token is final."""
+        """Runs the layers on the step's features, each paired with the token that follows it, as far as that token is
+        final: features of refused drafts are left out. Does nothing if the step kept no features."""
         history = self._worker.history
         if output.features is None:
             return
@@ -91,6 +95,8 @@ class FeatureProposer:
         self._record_seen(slots, starts, counts)
 
     def propose(self, request: DraftRequest) -> Drafts | None:
+        """Drafts for the slots whose last position was processed and of whose positions at least MIN_SEEN_SHARE were;
+        returns None if there is none."""
         lengths = request.history.lengths[request.slots]
         can = self._chain.can_draft(request.slots, lengths) & (
             self._num_seen[request.slots] >= MIN_SEEN_SHARE * lengths
@@ -105,8 +111,8 @@ class FeatureProposer:
         return sampler.drafts()
 
     def _propose_trees(self, tree: TokenTree, slots: Rows, lengths: I32, counts: I32) -> Drafts | None:
-        """Drafts trees. The layer stores KV of each inner node where the model stores that of drafts: a slot without
-        room for all of them gets no drafts in this step."""
+        """Drafts trees level by level. The layer stores KV of each inner node where the model stores that of drafts: a
+        slot whose count does not cover all inner nodes gets no drafts in this step."""
         tree = tree.truncate(int(counts.max()))
         fits = counts >= tree.num_inner
         if not fits.any():

@@ -24,7 +24,8 @@ class HeadPlacement:
 
 
 def place_head(decoder: DecoderConfig, settings: SpeculativeConfig, target: DraftTarget) -> HeadPlacement:
-    """Returns the placement for a head with the configuration `decoder`."""
+    """Chooses placement, attention backend and KV block shape for a head with the configuration `decoder`: on the
+    target's device, with the quantization of the head's own checkpoint."""
     place = replace(target.place, checkpoint=decoder.quantization)
     spec = attention_spec(decoder, target.limits.block_size, place, has_trees=settings.tree is not None)
     backend = choose_attention(target.attention_backend, spec)

@@ -88,6 +88,7 @@ def _vllms(config: ConfigFile, names: Collection[str], vocab_size: int) -> Medus
 
 
 def _count(config: ConfigFile, name: str, default: int | None = None) -> int:
+    """Reads an integer of config.json. Raises InvalidArgument unless it is 1 to MAX_DRAFT_TOKENS."""
     value = config.integer(name, default)
     if not 1 <= value <= MAX_DRAFT_TOKENS:
         raise head_error(f"{name} is {value}; it must be 1 to {MAX_DRAFT_TOKENS}")
@@ -95,4 +96,5 @@ def _count(config: ConfigFile, name: str, default: int | None = None) -> int:
 
 
 def head_error(reason: str) -> InvalidArgument:
+    """Returns an InvalidArgument about speculative_config.model with this reason, to be raised."""
     return InvalidArgument(f"speculative_config.model: {reason}", field="speculative_config")

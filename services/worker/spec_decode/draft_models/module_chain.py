@@ -34,7 +34,7 @@ from quire.shared.columns import I32
 
 
 class FeatureLayer(Protocol):
-    """A layer that computes features from features and tokens."""
+    """Drafting layer that computes features one position further from features and tokens."""
 
     def __call__(self, model: CausalLM, features: Tensor, batch: ForwardBatch, cache: LayerCache) -> Tensor:
         """Returns features for `batch.logit_tokens` from `features` [num_tokens, hidden_size] and the batch's
@@ -42,7 +42,7 @@ class FeatureLayer(Protocol):
 
 
 class FeatureDrafter(Protocol):
-    """Weights of the layers, and the parts of the model that they use."""
+    """Loaded layers of a drafting method, in order, and the parts of the served model that they use."""
 
     @property
     def model(self) -> CausalLM: ...
@@ -64,7 +64,8 @@ class FeatureDrafter(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class HeadRun:
-    """Input of a head: `counts` positions of each slot from `starts` on, and the tokens that go with them."""
+    """Input of one head: `counts` positions of each slot from `starts` on, and the tokens that are combined with
+    them."""
 
     slots: Rows
     starts: I32
@@ -94,7 +95,8 @@ class HeadRun:
 
 
 class ModuleChain:
-    """Owns the heads' KV, and by slot the latest feature that each head computed from known tokens."""
+    """Owns the heads' KV, and by slot the latest feature that each head computed from known tokens, [num_heads,
+    num_slots, size]."""
 
     def __init__(self, drafter: FeatureDrafter, passes: DraftPasses, limits: WorkerLimits, size: int) -> None:
         """`size`: width of a feature."""
@@ -118,15 +120,15 @@ class ModuleChain:
         return self._features[0, self._upload(slots)]
 
     def can_draft(self, slots: Rows, lengths: I32) -> npt.NDArray[np.bool_]:
-        """Tells whether the last position of each sequence of `lengths` tokens was processed, and before it enough for
-        all heads."""
+        """Returns, by slot, whether the last position of the sequence of `lengths` tokens was processed, and enough
+        contiguous positions before it for all heads."""
         has_enough = self._num_seen[slots] >= len(self._drafter.heads) - 1
         can: npt.NDArray[np.bool_] = (self._ends[slots] == lengths - 1) & has_enough
         return can
 
     def process_features(self, slots: Rows, starts: I32, counts: I32, token_ids: I32, features: Tensor) -> None:
-        """Runs the heads on the model's features of `counts` positions of each of `slots` from `starts` on, and the
-        tokens that follow them."""
+        """Runs the heads on the model's `features` of `counts` positions of each of `slots` from `starts` on, and the
+        tokens that follow them; stores each head's latest feature and KV. A head without input ends the chain."""
         before = np.where(self._ends[slots] == starts, self._num_seen[slots], 0)
         self._ends[slots], self._num_seen[slots] = starts + counts, before + counts
         run, heads = HeadRun(slots, starts, counts, token_ids, before), self._drafter.heads
@@ -147,7 +149,8 @@ class ModuleChain:
             features = every.index_select(0, self._upload(sources))
 
     def draft(self, sampler: DraftSampler, slots: Rows, lengths: I32, counts: I32) -> None:
-        """Samples up to `counts` drafts for each of `slots`, whose sequences have `lengths` tokens."""
+        """Samples up to `counts` drafts for each of `slots`, whose sequences have `lengths` tokens, into `sampler`;
+        writes KV for the drafts, which later steps overwrite."""
         drafter, heads, rows = self._drafter, self._drafter.heads, self._upload(slots)
         features = self._features[0, rows]
         tokens = [sampler.draw(drafter.logits(features))]

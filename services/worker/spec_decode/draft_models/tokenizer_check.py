@@ -13,7 +13,8 @@ FILE = "tokenizer.json"
 
 
 def check_same_tokens(folder: Path, model: Path) -> None:
-    """Raises InvalidArgument naming the first token that differs; accepts folders without tokenizer.json unchecked."""
+    """Raises InvalidArgument naming the first token that differs between the tokenizer.json of the draft's `folder` and
+    of the target `model`; accepts folders without tokenizer.json unchecked."""
     target_tokens, draft_tokens = _tokens(model), _tokens(folder)
     if target_tokens is None or draft_tokens is None or target_tokens == draft_tokens:
         return
@@ -29,7 +30,8 @@ def check_same_tokens(folder: Path, model: Path) -> None:
 
 
 def _tokens(folder: Path) -> dict[int, str] | None:
-    """Reads the tokens of tokenizer.json by id; None if the folder has none."""
+    """Reads the tokens of tokenizer.json by id; None if the folder has none. Raises InvalidArgument for a file that is
+    no tokenizer."""
     path = folder / FILE
     if not path.is_file():
         return None

@@ -34,7 +34,8 @@ from quire.shared.models.model_identity import read_config
 
 
 class DraftModel:
-    """Weights of the draft model."""
+    """Weights and KV shape of the draft model, loaded when constructed. Raises InvalidArgument if its vocabulary or
+    tokenizer is not the model's."""
 
     needs_features = False
     needs_prompts = False
@@ -86,6 +87,7 @@ class DraftModelProposer:
         self._blocks.add_blocks(new)
 
     def copy_blocks(self, copies: BlockCopies) -> None:
+        """Copies the draft model's KV of copied blocks, and how far these are filled."""
         kv_cache.copy_blocks(self._caches, copies)
         self._blocks.copy(copies)
 
@@ -102,6 +104,8 @@ class DraftModelProposer:
         """Does nothing: tokens are read from the history."""
 
     def propose(self, request: DraftRequest) -> Drafts | None:
+        """Computes the KV of unseen tokens, as far as the step's budget covers them, and drafts for the slots that are
+        then complete; the others continue in later steps. None if no slot is."""
         lengths = request.history.lengths[request.slots]
         fits = lengths + request.counts <= self._draft.num_positions
         slots, lengths, counts = request.slots[fits], lengths[fits], request.counts[fits]
@@ -124,6 +128,8 @@ class DraftModelProposer:
         return affordable
 
     def _propose(self, slots: Rows, starts: I32, lengths: I32, counts: I32) -> Drafts:
+        """Samples `counts` drafts of each slot with one forward pass per draft, and marks the KV of the known tokens as
+        filled."""
         sampler = DraftSampler(self._worker.sampler, self._worker.config, slots, lengths, counts)
         token_ids = sampler.draw(self._logits(self._process_known(slots, starts, lengths - starts)))
         for batch in self._passes.drafts(slots, lengths, counts - 1):

@@ -18,7 +18,7 @@ from quire.shared.models.model_identity import read_config
 
 
 class Eagle:
-    """Weights of an EAGLE head."""
+    """Weights of an EAGLE head, loaded when constructed. Raises InvalidArgument if it does not fit the model."""
 
     needs_features = needs_prompts = True
 

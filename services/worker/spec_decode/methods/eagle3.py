@@ -19,7 +19,8 @@ from quire.shared.models.model_identity import read_config
 
 
 class Eagle3:
-    """Weights of an EAGLE-3 head."""
+    """Weights of an EAGLE-3 head, loaded when constructed; makes the model keep the states of the layers that it
+    reads."""
 
     needs_features = needs_prompts = True
 

@@ -22,28 +22,30 @@ from quire.shared.columns import I32
 
 
 class GrammarDrafts:
-    """Drafts nothing but forced tokens, and has no weights."""
+    """Drafting method without weights that drafts nothing but forced tokens, which JumpForward proposes for every
+    method."""
 
     block_bytes = 0
     needs_features = False
     needs_prompts = False
 
     def __init__(self, config: SpeculativeConfig, target: DraftTarget) -> None:
-        """Takes no parameters."""
+        """Ignores both arguments: the method has no parameters and needs no model."""
 
     def start(self, worker: DrafterWorker) -> Proposer:
         return NoDrafts()
 
 
 class NoDrafts(HostProposer):
-    """Proposes no drafts, for sequences without a grammar."""
+    """Proposer that proposes nothing: sequences without a grammar get no drafts."""
 
     def propose(self, request: DraftRequest) -> Drafts | None:
         return None
 
 
 class JumpForward:
-    """Proposes forced tokens, and another proposer's drafts for the remaining slots."""
+    """Proposer that proposes the tokens that a slot's grammar forces, and another proposer's drafts for the remaining
+    slots; all else is passed on to that one."""
 
     def __init__(self, masks: GrammarMasks, other: Proposer) -> None:
         self._masks = masks
@@ -51,6 +53,8 @@ class JumpForward:
         masks.collect_forced = True
 
     def propose(self, request: DraftRequest) -> Drafts | None:
+        """Returns the forced tokens of slots that have some, up to their maximum, and the other proposer's drafts for
+        the rest; waits for the grammar masks' thread."""
         forced = self._masks.forced_tokens(request.slots)
         if not forced:
             return self._other.propose(request)
@@ -83,12 +87,14 @@ class JumpForward:
 
 
 def _by_slot(drafts: Drafts) -> dict[int, I32]:
+    """Splits chains of drafts into token ids by slot."""
     parts = np.split(drafts.token_ids, np.cumsum(drafts.counts)[:-1])
     return dict(zip(drafts.slots.tolist(), parts, strict=True))
 
 
 def _with_trees(chains: dict[int, I32], trees: Drafts) -> Drafts | None:
-    """Merges chains and trees into trees."""
+    """Merges chains and trees into trees: a chain becomes a tree whose nodes have one child. `chains` also contains the
+    trees' tokens by slot."""
     assert trees.parents is not None
     drafts = Drafts.of(chains)
     if drafts is None:

@@ -66,6 +66,8 @@ class MedusaHeads:
             yield self._layout.token_map, self._token_ids
 
     def finish(self) -> None:
+        """Packs the loaded weights. Raises InvalidArgument if the token map names a token that the model does not
+        have."""
         self._packed = [
             [self._ops.prepare_linear(w.contiguous(), self._bias(b)) for w, b in zip(weights, biases, strict=True)]
             for weights, biases in zip(self._weights, self._biases, strict=True)
@@ -79,11 +81,12 @@ class MedusaHeads:
             output.finish()
 
     def _bias(self, bias: Tensor) -> Tensor | None:
+        """Returns the bias as a contiguous tensor, None if the checkpoint has no biases."""
         return bias.contiguous() if self._layout.has_biases else None
 
     def logits(self, model: CausalLM, features: Tensor, head: int) -> Tensor:
-        """Returns [num_rows, vocab_size] for features [num_rows, hidden_size]; tokens that the heads do not cover are
-        -inf."""
+        """Returns the logits of head number `head`, [num_rows, vocab_size], for features [num_rows, hidden_size];
+        tokens that the heads do not cover are -inf. Heads without output embeddings use the model's."""
         for block in self._packed[head]:
             features = features + torch.nn.functional.silu(self._ops.linear(features, block))
         if not self._outputs:
@@ -97,7 +100,8 @@ class MedusaHeads:
 
 
 class Medusa:
-    """Weights of Medusa heads, which have no KV: they read the last feature alone."""
+    """Weights of Medusa heads, loaded when constructed. They have no KV: they read the last feature alone. Raises
+    InvalidArgument for a token tree deeper than the number of heads."""
 
     block_bytes = 0
     needs_features = True
@@ -121,7 +125,7 @@ class Medusa:
 
 
 class MedusaProposer:
-    """Stores by slot the feature that its last token was sampled from."""
+    """Proposer that stores by slot the feature that its last token was sampled from, and runs all heads on it."""
 
     def __init__(self, medusa: Medusa, worker: DrafterWorker) -> None:
         self._worker, self._medusa = worker, medusa
@@ -146,6 +150,8 @@ class MedusaProposer:
         """Does nothing: no state outlives its sequence."""
 
     def record_step(self, inputs: StepInputs, output: RunnerOutput) -> None:
+        """Stores the feature that each sampled slot's last token was sampled from, with the sequence's length; does
+        nothing if the step kept no features or sampled nothing."""
         if output.features is None or not inputs.num_samples:
             return
         slots = inputs.sampled_slots
@@ -156,6 +162,8 @@ class MedusaProposer:
         self._length_at[slots] = self._worker.history.lengths[slots]
 
     def propose(self, request: DraftRequest) -> Drafts | None:
+        """Drafts at most one token per head for the slots whose stored feature belongs to their last token; None if
+        there is none."""
         lengths = request.history.lengths[request.slots]
         can = self._length_at[request.slots] == lengths
         if not can.any():

@@ -28,7 +28,8 @@ from quire.services.worker.spec_decode.drafter import DrafterWorker, DraftTarget
 
 
 class Mtp:
-    """Weights of the multi-token prediction layers."""
+    """Weights of the multi-token prediction layers of the served checkpoint, at most num_speculative_tokens of them,
+    loaded when constructed."""
 
     needs_features = needs_prompts = True
 
@@ -53,8 +54,8 @@ class Mtp:
 
 
 class MtpLayer:
-    """Computes features that predict one token further from features and the tokens that follow them, before the final
-    norm."""
+    """Decoder layer that computes features one token further, before its final norm `norm`, from features and the
+    tokens that follow them."""
 
     def __init__(self, model: CausalLM, depth: int, backend: AttentionBackend, place: LayerPlacement) -> None:
         """`depth`: number of such layers before this one."""
@@ -97,6 +98,8 @@ class MtpLayer:
             part.finish()
 
     def __call__(self, model: CausalLM, features: Tensor, batch: ForwardBatch, cache: LayerCache) -> Tensor:
+        """Computes features from `features` [num_tokens, hidden_size] and the batch's tokens, for `batch.logit_tokens`
+        (None: all); writes the layer's KV to `cache`."""
         tokens: Tensor = model.embedding(batch.token_ids)
         residual = self._inputs(self._embed_norm(tokens), self._hidden_norm(features))
         x = self._layer(None, residual, batch, cache, self._cos_sin)

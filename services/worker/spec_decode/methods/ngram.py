@@ -18,7 +18,7 @@ MAX_SEARCHED_TOKENS = 2**19  # per batched search, which takes some 0.3 ms
 
 
 class Ngram:
-    """Parameters of the n-gram search; there are no weights."""
+    """Drafting method n-gram: holds the parameters of the search; there are no weights."""
 
     block_bytes = 0
     needs_features = False
@@ -32,13 +32,15 @@ class Ngram:
 
 
 class NgramProposer(HostProposer):
-    """Continues the earliest occurrence of the longest n-gram, of `shortest` to `longest` tokens, that ends the
-    sequence."""
+    """Proposer that continues the earliest occurrence of the longest n-gram, of `shortest` to `longest` tokens, that
+    ends the sequence."""
 
     def __init__(self, shortest: int, longest: int) -> None:
         self._shortest, self._longest = shortest, longest
 
     def propose(self, request: DraftRequest) -> Drafts | None:
+        """Searches the requested slots' own tokens, in compiled code if that is built; returns None if nothing matched.
+        Slots beyond the step's work limit come first in the next step."""
         return self.search(request, self._continue) if cpu.unavailable() else self._search_together(request)
 
     def _search_together(self, request: DraftRequest) -> Drafts | None:
@@ -59,20 +61,22 @@ class NgramProposer(HostProposer):
         return Drafts(slots, counts, tokens[slots[owners], positions])
 
     def _continue(self, tokens: I32, most: int) -> I32:
+        """Returns up to `most` tokens that followed the match in `tokens`, none if there is no match."""
         end = earliest_match(tokens, self._shortest, self._longest)
         return tokens[:0] if end is None else tokens[end : end + most]
 
 
 def _groups(lengths: I32) -> list[slice]:
-    """Splits the rows into batches of at most MAX_SEARCHED_TOKENS tokens."""
+    """Splits the rows into consecutive slices of about MAX_SEARCHED_TOKENS tokens each, by their `lengths`; no row is
+    split."""
     group_of = (np.cumsum(lengths, dtype=np.int64) - lengths) // MAX_SEARCHED_TOKENS
     starts = [0, *(np.flatnonzero(np.diff(group_of)) + 1).tolist()]
     return [slice(*pair) for pair in itertools.pairwise([*starts, len(lengths)])]
 
 
 def earliest_match(tokens: I32, shortest: int, longest: int) -> int | None:
-    """Returns the end of the earliest among the longest earlier occurrences of the last `shortest` to `longest`
-    tokens."""
+    """Returns the index after the earliest among the longest earlier occurrences of the last `shortest` to `longest`
+    tokens, None if there is none; the draft begins at this index."""
     before, last = tokens[:-1], len(tokens) - 1
     ends = np.flatnonzero(before == tokens[-1])  # index of the last token of each occurrence
     for length in range(2, longest + 1):

@@ -18,7 +18,7 @@ Places = npt.NDArray[np.intp]
 
 
 class PastOutputs:
-    """The most recent outputs in two generations: once the younger one is full, the older one is dropped."""
+    """Index of the most recent outputs in two generations: once the younger one is full, the older one is dropped."""
 
     def __init__(self, most: int) -> None:
         """`most`: outputs to keep; at least half of them are kept at any time."""
@@ -26,6 +26,8 @@ class PastOutputs:
         self._generations = [IndexedOutputs()]
 
     def add(self, output: I32) -> None:
+        """Stores an output of at least two tokens, to be indexed by a later index(); does nothing if no outputs are
+        kept."""
         if not self._half or len(output) < 2:
             return
         if self._generations[0].count == self._half:
@@ -33,13 +35,14 @@ class PastOutputs:
         self._generations[0].add(output)
 
     def index(self) -> None:
-        """Indexes some of the added outputs. Steps with drafts call it, so that others pay nothing."""
+        """Indexes up to INDEXED_AT_ONCE of the added tokens. Steps with drafts call it, so that others pay nothing."""
         budget = INDEXED_AT_ONCE
         for generation in self._generations:
             budget -= generation.index(budget)
 
     def places(self, tokens: I32) -> Iterator[tuple[I32, Places]]:
-        """Yields texts, and the positions in them of the last token of `tokens` that follow the second to last one."""
+        """Yields for each generation its text, and the positions in it at which the last two of `tokens` occur (the
+        position of the last one); nothing for fewer than two tokens."""
         if len(tokens) >= 2:
             for generation in self._generations:
                 yield generation.text, generation.places(int(tokens[-2]), int(tokens[-1]))
@@ -62,7 +65,7 @@ class IndexedOutputs:
         return self._tokens[: self._length]
 
     def places(self, first: int, second: int) -> Places:
-        """Returns up to MAX_MATCHES positions of the pair, ascending."""
+        """Returns the last MAX_MATCHES positions of `second` right after `first`, ascending."""
         positions: list[int] = []
         place = self._last.get(_key(first, second), NONE)
         while place != NONE and len(positions) < MAX_MATCHES:
@@ -71,6 +74,7 @@ class IndexedOutputs:
         return np.array(positions[::-1], dtype=np.intp)
 
     def add(self, output: I32) -> None:
+        """Appends an output and a boundary to the text, enlarging the buffer if needed. index() makes it searchable."""
         start, end = self._length, self._length + len(output)
         if end >= len(self._tokens):
             more = np.full(max(len(self._tokens), len(output) + 1), BOUNDARY, dtype=np.int32)
@@ -96,4 +100,5 @@ class IndexedOutputs:
 
 
 def _key(first: int, second: int) -> int:
+    """Packs a token pair into one integer, the key of the index."""
     return first << 32 | second

@@ -26,7 +26,8 @@ Places = npt.NDArray[np.intp]
 
 @dataclass(frozen=True, slots=True)
 class SuffixRule:
-    """Limits of the match length and of the draft length."""
+    """Limits of suffix decoding: tokens compared at most, drafts per matching token, and least estimated probability of
+    a whole draft."""
 
     max_depth: int
     max_spec_factor: float
@@ -42,7 +43,7 @@ class ScoredDraft:
 
 
 class Suffix:
-    """Parameters of suffix decoding; there are no weights."""
+    """Drafting method suffix decoding: holds its parameters; there are no weights."""
 
     block_bytes = 0
     needs_features = False
@@ -61,8 +62,8 @@ class Suffix:
 
 
 class SuffixProposer(HostProposer):
-    """Searches the sequence and past outputs, and takes the draft with the highest expected number of accepted
-    tokens."""
+    """Proposer that searches the sequence and past outputs, and proposes the draft with the highest expected number of
+    accepted tokens."""
 
     def __init__(self, rule: SuffixRule, num_past_outputs: int, history: TokenHistory) -> None:
         self._rule = rule
@@ -75,16 +76,20 @@ class SuffixProposer(HostProposer):
         self._starts[slot] = len(self._history.tokens_of(slot))
 
     def end_sequence(self, slot: int) -> None:
+        """Adds the slot's output, without its prompt, to the past outputs."""
         self._past.add(self._history.tokens_of(slot)[self._starts[slot] :])
 
     def clear_history(self) -> None:
         self._past = PastOutputs(self._num_past_outputs)
 
     def propose(self, request: DraftRequest) -> Drafts | None:
+        """Indexes some past outputs, then searches the requested slots within the step's work limit; None if nothing is
+        found."""
         self._past.index()
         return self.search(request, self._best_draft)
 
     def _best_draft(self, tokens: I32, most: int) -> I32:
+        """Returns the best-scored draft of at most `most` tokens after `tokens`; empty if nothing matches."""
         ends = np.flatnonzero(tokens[:-1] == tokens[-1])[-MAX_MATCHES:]
         best = self._continue(tokens, tokens, ends, most)
         for text, places in self._past.places(tokens):
@@ -93,6 +98,8 @@ class SuffixProposer(HostProposer):
         return np.array(best.tokens, dtype=np.int32)
 
     def _continue(self, tokens: I32, text: I32, ends: Places, most: int) -> ScoredDraft:
+        """Selects the longest matches among `ends` in `text` and follows them; the draft's length is limited by the
+        match's."""
         ends, length = longest_matches(tokens, text, ends, self._rule.max_depth)
         return follow(text, ends, min(most, int(length * self._rule.max_spec_factor)), self._rule.min_token_prob)
 
@@ -114,8 +121,8 @@ def longest_matches(tokens: I32, text: I32, ends: Places, most: int) -> tuple[Pl
 
 
 def follow(text: I32, ends: Places, most: int, min_token_prob: float) -> ScoredDraft:
-    """Continues the matches that end at `ends` by majority, while the estimated probability is at least
-    `min_token_prob`."""
+    """Continues the matches that end at `ends` in `text` by the majority's next token, for at most `most` tokens, while
+    the estimated probability of the whole draft is at least `min_token_prob` and no output ends."""
     guess: list[int] = []
     probability, score = 1.0, 0.0
     places = ends + 1

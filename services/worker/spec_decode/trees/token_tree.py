@@ -24,13 +24,15 @@ Path = tuple[int, ...]
 
 @dataclass(frozen=True)
 class TokenTree:
-    """Paths of a tree: parents before their children, siblings in the order of their ranks."""
+    """Token tree of a drafting configuration as paths of ranks: parents before their children, siblings in the order of
+    their ranks."""
 
     paths: tuple[Path, ...]
 
     @classmethod
     def parse(cls, text: str) -> TokenTree:
-        """Parses a Python list of tuples. Raises ValueError."""
+        """Parses a Python list of tuples of ranks and sorts it by depth. Raises ValueError if it is too long, not such
+        a list, repeats a path, or lacks a path's parent."""
         if len(text) > MAX_TEXT_LENGTH:
             raise ValueError(f"{len(text)} characters, at most {MAX_TEXT_LENGTH}")
         try:
@@ -79,11 +81,12 @@ class TokenTree:
 
     @cached_property
     def _inner_paths(self) -> list[Path]:
+        """Paths of the nodes with children, parents first, without the root."""
         return sorted({path[:-1] for path in self.paths} - {()}, key=lambda path: (len(path), path))
 
     @cached_property
     def inner_rows(self) -> TreeRows:
-        """Rows of the inner nodes alone, after a first row."""
+        """Tree structure of the inner nodes alone, after a first row for the last known token: 1 + num_inner rows."""
         index = {(): ROOT} | {path: i for i, path in enumerate(self._inner_paths)}
         parents = np.array([index[path[:-1]] for path in self._inner_paths], dtype=np.int32)
         return TreeRows.of(np.array([len(parents)], dtype=np.int32), np.zeros_like(parents), parents)
@@ -94,7 +97,8 @@ class TokenTree:
         return self.inner_rows.masks(np.zeros(1 + self.num_inner, dtype=np.intp))[1:]
 
     def truncate(self, num_inner: int) -> TokenTree:
-        """Returns the largest leading part of the tree with at most `num_inner` inner nodes."""
+        """Returns the largest leading part of the tree with at most `num_inner` inner nodes, cached; their children are
+        kept."""
         if self.num_inner <= num_inner:
             return self
         if num_inner not in self._parts:
@@ -142,6 +146,7 @@ def select_best_nodes(scores: npt.NDArray[np.float32], counts: I32) -> npt.NDArr
 
 
 def _path(value: object) -> Path:
+    """Returns `value` if it is a path: a non-empty tuple of ranks from 0 on. Raises ValueError otherwise."""
     if isinstance(value, tuple) and value and all(type(rank) is int and 0 <= rank < MAX_PATHS for rank in value):
         return value
     raise ValueError(f"{value!r} is not a path: expected a tuple of ranks from 0 on, one for each token")

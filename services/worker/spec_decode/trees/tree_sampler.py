@@ -56,7 +56,8 @@ class TreeSampler:
         return tokens
 
     def drafts(self, counts: I32) -> Drafts | None:
-        """Returns the most likely `counts` nodes of each slot; None if nothing could be sampled."""
+        """Returns the most likely `counts` nodes of each slot as trees; slots where nothing could be sampled are left
+        out, None if no slot remains."""
         selected = select_best_nodes(self._scores, counts)
         has_nodes = selected.any(axis=1)
         if not has_nodes.any():
@@ -91,6 +92,7 @@ class TreeSampler:
         return key0.view(shape), key1.view(shape)
 
     def _choice(self, rows_per_slot: int) -> BoundChoice:
+        """Returns temperature, filters and seeds of the slots with `rows_per_slot` adjacent rows each, cached."""
         if rows_per_slot not in self._choices:
             self._choices[rows_per_slot] = self._sampler.bind_choice(np.repeat(self._slots, rows_per_slot))
         return self._choices[rows_per_slot]

@@ -26,7 +26,8 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class StateLags:
-    """How many positions the recurrent states of a step's rows lag behind the computed tokens."""
+    """How many positions the recurrent states of a step's rows lag behind the computed tokens: accepted drafts, whose
+    inputs layers have kept."""
 
     counts: I32  # [num_rows] computed positions not yet applied to the state
     most: int  # maximum lag of a slot
@@ -60,7 +61,8 @@ class DraftedStates:
 def drafted_states(
     inputs: StepInputs, num_slots: int, upload: Callable[[list[Array]], list[Tensor]]
 ) -> DraftedStates | None:
-    """Returns the indices for a step, or None if no token is a draft and all states are up to date."""
+    """Returns the indices for a step, uploaded in one call; None if no token is a draft and all states are up to
+    date."""
     lags = inputs.lags
     if lags is None:
         return None

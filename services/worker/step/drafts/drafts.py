@@ -20,7 +20,8 @@ NO_DRAFT = -3  # no draft follows
 
 @dataclass(frozen=True, slots=True)
 class Drafts:
-    """Proposed tokens: slots ascending, each with at least one token."""
+    """Proposed tokens of a step: slots ascending, each with at least one token; chains, or trees if `parents` is
+    set."""
 
     slots: Rows
     counts: I32  # [num_slots]
@@ -32,7 +33,7 @@ class Drafts:
 
     @classmethod
     def of(cls, proposals: dict[int, I32]) -> Drafts | None:
-        """Builds drafts from tokens by slot; None if there are none."""
+        """Builds chains of drafts from tokens by slot, leaving out empty ones; None if there are none."""
         nonempty = {slot: tokens for slot, tokens in sorted(proposals.items()) if len(tokens)}
         if not nonempty:
             return None
@@ -55,7 +56,8 @@ class DraftRows:
 
     @classmethod
     def of(cls, slots: Rows, counts: I32, drafts: Drafts) -> DraftRows:
-        """Builds the rows for the sampling slots, with `counts` drafts each taken from `drafts`."""
+        """Builds the rows for the sampling slots, with `counts` drafts each (0 for a slot without) taken in order from
+        `drafts`."""
         rows = counts + 1
         row_starts = np.cumsum(rows) - rows
         first_of_row = np.repeat(row_starts, rows)
@@ -72,6 +74,7 @@ class DraftRows:
         return cls(slots, counts, row_starts, first_of_row, draft_tokens.astype(np.int32), next_drafts, drafts.proposed)
 
     def counted(self, token_ids: I32) -> I32:
-        """Returns the accepted tokens of each slot, [num_slots], from row tokens that include REJECTED."""
+        """Returns the number of tokens of each slot, [num_slots], accepted drafts and one more, from the rows'
+        `token_ids` [num_rows] that include REJECTED."""
         counts: I32 = np.add.reduceat(token_ids != REJECTED, self.first_rows, dtype=np.int32)
         return counts

@@ -50,8 +50,8 @@ class TreeRows:
         return draft_tokens
 
     def masks(self, first_of_row: Rows) -> npt.NDArray[np.int64]:
-        """Returns the visibility bits of each row: its ancestors and all earlier tokens (paged_attention.py),
-        [num_rows]."""
+        """Returns the visibility bits of each row, [num_rows]: bit k is the token k rows earlier in its slot; set for
+        its ancestors, itself, and everything before the slot's first row (paged_attention.py)."""
         within = np.arange(len(first_of_row)) - first_of_row
         back = within[:, None] - within[self.paths]
         own = np.bitwise_or.reduce(np.int64(1) << back, axis=1)
@@ -61,7 +61,7 @@ class TreeRows:
 
 @dataclass(frozen=True, slots=True)
 class TokenMoves:
-    """Accepted drafts of trees whose KV has to move: each source row takes the place of its target row."""
+    """Rows of accepted tree drafts whose KV has to move: each source row takes the place of its target row."""
 
     sources: Rows
     targets: Rows
@@ -72,7 +72,8 @@ class TokenMoves:
 
     @classmethod
     def of(cls, kept: Rows, first_rows: Rows, counts: I32) -> TokenMoves | None:
-        """Builds the moves for accepted rows `kept`, `counts` per slot; None if all are in place."""
+        """Builds the moves that make the accepted rows `kept`, `counts` per slot, adjacent from each slot's first row
+        on; None if all are in place."""
         within = np.arange(len(kept)) - np.repeat(np.cumsum(counts) - counts, counts)
         targets = np.repeat(first_rows, counts) + within
         moved = kept != targets

@@ -12,8 +12,8 @@ Ints = npt.NDArray[np.int32]
 
 
 class CharacterColumns:
-    """Token texts as columns of characters, the longest first: column k holds the tokens with more than k
-    characters."""
+    """Token texts as columns of characters, the longest token first: column k holds the characters number k of all
+    tokens with more than k characters."""
 
     def __init__(self, texts: Mapping[int, str]) -> None:
         """`texts`: non-empty texts by token id."""
@@ -31,7 +31,8 @@ class CharacterColumns:
 
 @dataclass(frozen=True, slots=True)
 class Automaton:
-    """Transitions by state and character class; the last state is the dead one, from which no text can match."""
+    """Deterministic automaton over character classes, [state, class] -> state; the last state is the dead one, from
+    which no text can match."""
 
     transitions: Ints  # [num_states + 1, num_classes]
     classes: Ints  # [num_characters] class of each character of a CharacterColumns
@@ -39,8 +40,8 @@ class Automaton:
 
     @classmethod
     def from_transitions(cls, map_: Mapping[int, Mapping[int, int]], symbols: list[int | None]) -> Automaton:
-        """Builds the tables. `map_`: state -> symbol -> state; `symbols`: of each character, None if no state allows
-        it."""
+        """Builds the tables. `map_`: state -> symbol -> state; `symbols`: the symbol of each character of a
+        CharacterColumns, None if no state allows that character. Symbols that no character has are dropped."""
         states = {*map_, *(after for following in map_.values() for after in following.values())}
         rows = {state: row for row, state in enumerate(sorted(states))}
         places = {symbol: place for place, symbol in enumerate(sorted({s for s in symbols if s is not None}), start=1)}
@@ -53,7 +54,8 @@ class Automaton:
         return cls(transitions, classes, rows)
 
     def allowed(self, state: int, tokens: CharacterColumns) -> Ints:
-        """Returns the ids of tokens that lead from `state` to a state from which a text may still match."""
+        """Returns the ids of tokens, in no order, that lead from the library's state number `state` to a state other
+        than the dead one, so that a text may still match."""
         dead, finished = len(self.rows), []
         alive = np.arange(len(tokens.token_ids), dtype=np.int32)
         states = np.full(len(alive), self.rows.get(state, dead), dtype=np.int32)

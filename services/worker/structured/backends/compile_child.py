@@ -25,18 +25,20 @@ COMPILED, FAILED = b"\1", b"\0"
 
 
 def init_message(name: str, folder: Path, vocab_size: int, eos_token_ids: list[int]) -> bytes:
-    """Serializes the arguments of open_compiler()."""
+    """Serializes the arguments and limits that open_compiler() is started with in the subprocess."""
     return json.dumps([name, str(folder), vocab_size, eos_token_ids, SECONDS, MEMORY_BYTES]).encode()
 
 
 def open_compiler(init_message: bytes) -> Callable[[bytes], bytes]:
-    """Loads the library, sets the memory limit, and returns a function that compiles a serialized constraint."""
+    """Loads the library and limits this process's memory; returns a function that compiles a serialized constraint and
+    answers COMPILED or FAILED. A compilation that exceeds its CPU time terminates the process by a signal."""
     name, folder, vocab_size, eos_token_ids, seconds, memory_bytes = json.loads(init_message)
     library = libraries.library_class(name)(ModelVocabulary.read(Path(folder), vocab_size, eos_token_ids))
     limit = _memory_bytes() + memory_bytes
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 
     def answer(message: bytes) -> bytes:
+        """Compiles one serialized constraint under the CPU time limit; any error becomes a FAILED answer."""
         signal.setitimer(signal.ITIMER_PROF, seconds)
         try:
             return COMPILED + library.compile(sampling_pb2.StructuredOutput.FromString(message))

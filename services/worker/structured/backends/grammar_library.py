@@ -34,7 +34,8 @@ OpenGrammarLibrary = Callable[[ModelVocabulary], GrammarLibrary]
 
 
 def schema_of(constraint: pb.StructuredOutput) -> Any:
-    """Returns the JSON schema of a constraint that asks for JSON."""
+    """Returns the JSON schema of a constraint that asks for JSON, parsed and adapted for libraries other than
+    llguidance; json_object becomes any object. Raises InvalidArgument for invalid JSON or nesting that is too deep."""
     if constraint.WhichOneof("constraint") == "json_object":
         return OBJECT
     schema = parse(constraint.json_schema, "json_schema", MAX_NESTING)
@@ -47,7 +48,8 @@ def schema_text(constraint: pb.StructuredOutput) -> str:
 
 
 def rewrite_subschemas(schema: Any, rewrite: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
-    """Applies `rewrite` to a schema and all of its subschemas, innermost first."""
+    """Returns a copy of a schema with `rewrite` applied to it and its subschemas (properties, definitions, anyOf,
+    oneOf, items, additionalProperties), innermost first."""
     if not isinstance(schema, dict):
         return schema
     result = dict(schema)
@@ -70,7 +72,7 @@ class MaskingMatcher(Matcher, Protocol):
 
 
 class SequentialFiller:
-    """Fills masks one by one in the caller's thread."""
+    """Mask filler that calls matchers one after the other in the caller's thread."""
 
     def accept(self, matchers: Sequence[Matcher], token_ids: Sequence[int]) -> list[bool]:
         return [matcher.accept([token_id]) == 1 for matcher, token_id in zip(matchers, token_ids, strict=True)]

@@ -25,7 +25,7 @@ def is_installed(name: str) -> bool:
 
 
 def library_class(name: str) -> OpenGrammarLibrary:
-    """Imports our adapter of the library `name`."""
+    """Imports our adapter of the library `name` and returns its class. Raises ImportError if the package is missing."""
     _, module, class_name = MODULES[name]
     opener: OpenGrammarLibrary = getattr(importlib.import_module(f"{__package__}.{module}"), class_name)
     return opener

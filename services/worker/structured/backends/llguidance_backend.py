@@ -31,7 +31,7 @@ SLICES = [SPACES, *(f"{CHARACTER}{{1,{most}}}" for most in (2, 4, 6, 8, 10, 15, 
 
 
 class LLGuidanceMatcher:
-    """Matcher of one sequence."""
+    """Matcher of one sequence over llguidance's."""
 
     library = LLGUIDANCE
 
@@ -42,7 +42,8 @@ class LLGuidanceMatcher:
         return self.inner.try_consume_tokens(list(token_ids))
 
     def accept_sampled(self, token_id: int) -> bool:
-        """Keeps the library's error, which `try_consume_tokens` drops."""
+        """Consumes a sampled token; False if the library refuses it. Keeps the library's error for `fault`, which
+        accept() drops."""
         return bool(self.inner.consume_token(token_id))
 
     def rollback(self, count: int) -> None:
@@ -57,6 +58,7 @@ class LLGuidanceMatcher:
 
     @property
     def fault(self) -> str:
+        """The library's error, mostly an exceeded limit; empty if there is none or it only refused a token."""
         reason = self.inner.get_error() if self.inner.is_error() else ""
         return "" if REFUSES in reason else reason
 
@@ -74,7 +76,7 @@ class LLGuidanceGrammar:
 
 
 class LLGuidanceFiller:
-    """Fills masks in the library's thread pool."""
+    """Mask filler that uses the library's thread pool for several matchers."""
 
     def __init__(self, ends: Sequence[int]) -> None:
         """`ends`: tokens that the library allows where a text may end."""
@@ -82,12 +84,13 @@ class LLGuidanceFiller:
         self._executor = LLExecutor()
 
     def accept(self, matchers: Sequence[Any], token_ids: Sequence[int]) -> list[bool]:
+        """Advances each matcher by its token in the library's thread pool; returns which were accepted."""
         pairs = [(matcher.inner, token_id) for matcher, token_id in zip(matchers, token_ids, strict=True)]
         return list(self._executor.consume_token_par(pairs))
 
     def fill(self, matchers: Sequence[Any], places: Sequence[int], masks: I32) -> None:
-        """Fills masks[places[i]] with the tokens that matchers[i] allows next, without end tokens. A single mask is
-        filled in the caller's thread."""
+        """Writes the matchers' masks into rows `places` of `masks`, which must be contiguous, and clears the bits of
+        end tokens; a single mask in the caller's thread."""
         assert masks.flags.c_contiguous
         num_bytes = masks.strides[0]
         if len(matchers) == 1:
@@ -100,7 +103,7 @@ class LLGuidanceFiller:
 
 
 class LLGuidanceBackend:
-    """Grammar backend that reads the vocabulary from tokenizer.json."""
+    """Grammar backend over the vocabulary of tokenizer.json; compiles in the caller's thread."""
 
     def __init__(self, folder: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
         self._vocabulary = ModelVocabulary.read(folder, vocab_size, eos_token_ids, SLICES)
@@ -112,6 +115,8 @@ class LLGuidanceBackend:
         )
 
     def compile(self, constraint: sampling_pb2.StructuredOutput) -> LLGuidanceGrammar:
+        """Compiles the constraint to a pristine matcher and computes its first mask, which finds unsatisfiable
+        grammars. Raises InvalidArgument for an invalid constraint or a library error."""
         structured_output.check(constraint)
         grammar = LLMatcher.grammar_from_lark(structured_output.lark(constraint, self._vocabulary.specials))
         matcher = LLMatcher(self._vocabulary.tokenizer, grammar, log_level=NO_LOGS, limits=self._limits)

@@ -46,7 +46,8 @@ MAX_KEPT_MASKS = 1000  # cached per grammar
 
 
 class TokenTrie:
-    """Trie of the vocabulary's tokens by characters."""
+    """Trie of the vocabulary's tokens by characters, with masks of free JSON text; leaves out tokens that are not valid
+    UTF-8."""
 
     def __init__(self, vocabulary: ModelVocabulary, *, for_json: bool) -> None:
         """`for_json`: leaves out tokens with control characters that a JSON string may not contain unescaped. Line ends
@@ -77,6 +78,7 @@ class TokenTrie:
         others = fsm.alphabet[anything_else] if anything_else in fsm.alphabet else None  # noqa: SIM401 - its get() differs
 
         def symbol(character: str) -> int | None:
+            """Returns the automaton's symbol of a character, None if no token of a text may contain it."""
             if character in fsm.alphabet:
                 return int(fsm.alphabet[character])
             return others if character in alphabet else None
@@ -85,7 +87,8 @@ class TokenTrie:
         return Automaton.from_transitions(fsm.map, symbols)
 
     def free_text(self, length: int, least: int, most: int) -> I32:
-        """Returns the mask of tokens that may continue a JSON string of any text."""
+        """Returns the mask of tokens that may continue a JSON string of any text, cached. `length`: characters so far;
+        `least`, `most`: the string's minimum and maximum length."""
         longest = self._free_texts.max_token_len
         bounds = min(longest, max(0, least - length)), min(longest, most - length)
         if bounds not in self._free_masks:
@@ -95,7 +98,7 @@ class TokenTrie:
 
 
 class FormatEnforcerMatcher:
-    """Matcher of one sequence."""
+    """Matcher of one sequence; keeps a parser state per accepted token, so that it can roll back."""
 
     library = LM_FORMAT_ENFORCER
 
@@ -116,6 +119,8 @@ class FormatEnforcerMatcher:
         self.fault = ""
 
     def accept(self, token_ids: Sequence[int]) -> int:
+        """Advances by tokens as far as the parser allows their characters; returns how many. Earlier states are kept
+        for rollback()."""
         for count, token_id in enumerate(token_ids):
             after = self._after(token_id)
             if after is None:
@@ -128,6 +133,7 @@ class FormatEnforcerMatcher:
         return self.accept([token_id]) == 1
 
     def rollback(self, count: int) -> None:
+        """Returns to the parser state before the last `count` tokens."""
         if count:
             self._parser = self._before[-count]
             del self._before[-count:]
@@ -141,6 +147,7 @@ class FormatEnforcerMatcher:
         return bool(self._parser.can_end())
 
     def fill(self, mask: I32) -> None:
+        """Writes the allowed tokens into `mask`; if the library raises, sets `fault` and allows nothing."""
         try:
             self._fill(mask)
         except Exception as error:  # the library reads some parts of a schema only when a text gets there
@@ -148,6 +155,7 @@ class FormatEnforcerMatcher:
             mask[:] = 0
 
     def _fill(self, mask: I32) -> None:
+        """Copies the mask of the current parser state, computed once per state that the library can name."""
         key = self._parser.cache_key()
         known = None if key is None else self._masks.get(key)
         if known is None:
@@ -157,10 +165,13 @@ class FormatEnforcerMatcher:
         mask[:] = known
 
     def _after(self, token_id: int) -> CharacterLevelParser | None:
+        """Returns the parser after a token, None if it is not allowed or spells nothing."""
         text = self._tokens.texts.get(token_id, "")
         return _advance_text(self._parser, text) if text else None
 
     def _mask(self) -> I32:
+        """Computes the mask: with the automaton of a regular expression, or from the mask of free text inside of a JSON
+        string, or by walking the trie."""
         if self._automaton is not None:
             allowed = self._automaton.allowed(self._parser.current_state, self._tokens.columns)
             return words_of(allowed, self._tokens.num_words)
@@ -175,7 +186,8 @@ class FormatEnforcerMatcher:
         return free_text | words_of(list(self._walk('"')), self._tokens.num_words)
 
     def _walk(self, only: str | None) -> Iterator[int]:
-        """Yields the tokens that the parser allows; `only`: restricts them to those that start with this character."""
+        """Yields the ids of tokens that the parser allows, walking the trie; `only`: restricts them to those that start
+        with this character. Sets `fault` and ends early after MAX_WALK_STEPS."""
         rest: list[tuple[CharacterLevelParser, TokenizerPrefixTreeNode, str | None]] = []
         rest.append((self._parser, self._tokens.root, only))
         num_steps = 0
@@ -216,6 +228,7 @@ class FormatEnforcerMatcher:
 
 
 def _advance_text(parser: CharacterLevelParser, text: str) -> CharacterLevelParser | None:
+    """Returns the parser after the characters of `text`, None if it does not allow one of them."""
     for character in text:
         if _is_complete(parser) or not _allows(parser, character):
             return None
@@ -224,7 +237,8 @@ def _advance_text(parser: CharacterLevelParser, text: str) -> CharacterLevelPars
 
 
 def _count_leading_space(parser: CharacterLevelParser, character: str) -> CharacterLevelParser:
-    """Counts a space that begins a JSON string, which the library does not count."""
+    """Returns the parser with a space that begins a JSON string counted, which the library does not count; any other
+    `character` changes nothing."""
     if character != " " or not _is_plain_text(parser):
         return parser
     *outer, text = parser.object_stack
@@ -259,6 +273,7 @@ def _last_character(parser: CharacterLevelParser) -> str:
 
 
 def _is_in_string(parser: JsonSchemaParser) -> bool:
+    """Whether the JSON text so far ends inside of a string."""
     text = parser.object_stack[-1] if parser.object_stack else None
     return isinstance(text, StringParsingState) and text.seen_opening_quote and not text.seen_closing_quote
 
@@ -275,6 +290,7 @@ def _remaining_characters(parser: CharacterLevelParser) -> int:
 
 
 def _is_free_text(shortcut: Any) -> bool:
+    """Whether the library's shortcut key says that any text may follow in a JSON string."""
     return isinstance(shortcut, tuple) and shortcut[0] == FREE_TEXT
 
 
@@ -284,7 +300,8 @@ def _is_complete(parser: CharacterLevelParser) -> bool:
 
 
 class FormatEnforcerGrammar:
-    """Compiled grammar. The library's JSON parsers are stateful, so that each sequence gets its own."""
+    """Compiled grammar with a mask cache that its sequences share. The library's JSON parsers are stateful, so that
+    each sequence gets its own."""
 
     def __init__(self, constraint: pb.StructuredOutput, parser: RegexParser | None, tokens: TokenTrie) -> None:
         self._schema = None if parser else _schema(constraint)
@@ -295,6 +312,8 @@ class FormatEnforcerGrammar:
         self.num_bytes = MAX_KEPT_MASKS * tokens.num_words * 4 if parser else 0  # once the cache is full
 
     def start(self) -> FormatEnforcerMatcher:
+        """Returns a matcher at the grammar's start: with the shared parser of a regular expression, or a new JSON
+        parser."""
         parser = self._parser or json_parser(self._schema, self._tokens.alphabet)
         return FormatEnforcerMatcher(parser, self._tokens, self._masks, self._automaton)
 
@@ -314,6 +333,8 @@ class FormatEnforcer:
         return TokenTrie(self._vocabulary, for_json=True)
 
     def compile(self, constraint: pb.StructuredOutput) -> bytes:
+        """Compiles and pickles regular expressions: the constraint's own, or the patterns of its schema. Raises for a
+        schema that the library refuses, or with a name that tokens cannot spell."""
         match constraint.WhichOneof("constraint"):
             case "regex":
                 return pickle.dumps(self._regex(regex.whole(constraint.regex)))
@@ -337,6 +358,8 @@ class FormatEnforcer:
             raise ValueError(f"not supported: {min(unspelled)!r} in a name or a value, which no single token spells")
 
     def load(self, constraint: pb.StructuredOutput, compiled: bytes) -> FormatEnforcerGrammar:
+        """Unpickles the compiled expressions; those of a schema go into the library's process-wide cache, which is
+        emptied if it is full."""
         loaded = pickle.loads(compiled)
         if isinstance(loaded, RegexParser):
             return FormatEnforcerGrammar(constraint, loaded, self._tokens)
@@ -350,13 +373,14 @@ class FormatEnforcer:
         return SequentialFiller()
 
     def _regex(self, pattern: str) -> RegexParser:
+        """Compiles a pattern over the vocabulary's alphabet, without states that can never match."""
         parser = RegexParser(pattern, CharacterLevelParserConfig(alphabet=self._tokens.alphabet))
         _prune_dead_states(parser.context.pattern.map, parser.context.pattern.finals)
         return parser
 
 
 def _prune_dead_states(map_: dict[int, dict[int, int]], finals: Iterable[int]) -> None:
-    """Removes transitions to states that can never match from an automaton with look-aheads."""
+    """Removes transitions to states from which no final state is reachable, in place; look-aheads leave some."""
     before: dict[int, list[int]] = {}
     for state, following in map_.items():
         for after in following.values():
@@ -371,10 +395,13 @@ def _prune_dead_states(map_: dict[int, dict[int, int]], finals: Iterable[int]) -
 
 
 def _schema(constraint: pb.StructuredOutput) -> Any:
+    """Returns the constraint's JSON schema, rewritten to forms that the library supports."""
     return rewrite_subschemas(schema_of(constraint), _adapt_schema)
 
 
 def _adapt_schema(schema: dict[str, Any]) -> dict[str, Any]:
+    """Rewrites one schema to forms that the library supports: oneOf becomes anyOf, a list of types alternatives,
+    missing item types any value. Changes and returns `schema`, or returns a new one."""
     if "oneOf" in schema:  # contains objects only
         schema["anyOf"] = schema.pop("oneOf")
     if isinstance(kinds := schema.get("type"), list):  # the library would apply the other keywords to none of the types
@@ -391,6 +418,8 @@ def _adapt_schema(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def json_parser(schema: Any, alphabet: str) -> JsonSchemaParser:
+    """Creates a JSON parser for `schema` with any field order, bounded whitespace and unbounded arrays. Raises the
+    library's error for an unsupported schema."""
     config = CharacterLevelParserConfig(
         alphabet=alphabet,
         max_consecutive_whitespaces=MAX_WHITESPACE,

@@ -31,7 +31,8 @@ WORD_BYTES = 4
 
 
 class OutlinesMatcher:
-    """Matcher of one sequence."""
+    """Matcher of one sequence: a state of the index, which the library's guide tracks; rolls back up to MAX_ROLLBACK
+    tokens."""
 
     library = OUTLINES_CORE
     fault = ""  # masks are rows of a table and cannot fail
@@ -45,6 +46,7 @@ class OutlinesMatcher:
         self._guide.advance(begin_id(vocabulary), return_tokens=False)
 
     def accept(self, token_ids: Sequence[int]) -> int:
+        """Advances by tokens as far as the index has a transition; returns how many."""
         for count, token_id in enumerate(token_ids):
             if self._index.get_next_state(self._guide.get_state(), token_id) is None:
                 return count
@@ -64,10 +66,13 @@ class OutlinesMatcher:
 
     @property
     def can_end(self) -> bool:
+        """Whether END, which follows each complete text, leads from the current state to a final one."""
         after = self._index.get_next_state(self._guide.get_state(), self._end)
         return after is not None and bool(self._index.is_final_state(after))
 
     def fill(self, mask: I32) -> None:
+        """Copies the state's row of the index into `mask`, without the tokens BEGIN and END, which the model does not
+        have."""
         words = self._words
         words[:] = 0
         self._guide.write_mask_into(words.ctypes.data, words.size, WORD_BYTES)
@@ -89,12 +94,15 @@ class OutlinesGrammar:
 
 
 class Outlines:
-    """Library adapter for regular expressions, and constraints that can be converted to one."""
+    """Library adapter for regular expressions, choices, and JSON schemas, which the library converts to a regular
+    expression."""
 
     def __init__(self, vocabulary: ModelVocabulary) -> None:
         self._vocabulary = vocabulary
 
     def compile(self, constraint: pb.StructuredOutput) -> bytes:
+        """Builds and pickles the index of the constraint over all tokens; raises the library's error for a constraint
+        that it cannot convert."""
         end = end_id(self._vocabulary)
         by_text = {END.encode(): [end], BEGIN.encode(): [begin_id(self._vocabulary)]}
         for token_id, text in enumerate(self._vocabulary.texts):
@@ -122,6 +130,8 @@ def _anchored(pattern: str) -> str:
 
 
 def _pattern(constraint: pb.StructuredOutput) -> str:
+    """Returns the regular expression of a constraint: the given one, the options of a choice, or one that spells the
+    JSON schema with the requested whitespace."""
     match constraint.WhichOneof("constraint"):
         case "regex":
             return regex.whole(constraint.regex)

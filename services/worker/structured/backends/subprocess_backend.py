@@ -20,7 +20,8 @@ MAX_COMPILED_BYTES = 64 << 20
 
 
 class SubprocessBackend:
-    """Grammar backend that compiles in a pool of child processes."""
+    """Grammar backend that compiles in a pool of child processes, within limits of time and memory, and loads the
+    result here; starts the first child when opened."""
 
     def __init__(self, name: str, folder: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
         self._name = name
@@ -36,6 +37,8 @@ class SubprocessBackend:
         self._idle_children.put(first)
 
     def compile(self, constraint: pb.StructuredOutput) -> Grammar:
+        """Compiles in an idle child, blocking the caller, and loads the grammar. Raises InvalidArgument if the library
+        refuses the constraint, exceeds its limits, or compiles it to more than MAX_COMPILED_BYTES."""
         structured_output.check(constraint)
         compiled = self._ask(constraint.SerializeToString(deterministic=True))
         if len(compiled) > MAX_COMPILED_BYTES:
@@ -48,6 +51,8 @@ class SubprocessBackend:
         return self._library.filler()
 
     def _ask(self, message: bytes) -> bytes:
+        """Sends the serialized constraint to a child and returns the compiled bytes; the child goes back to the pool.
+        Raises InvalidArgument."""
         child = self._acquire_child()
         try:
             answer = child.ask(message)
@@ -62,6 +67,7 @@ class SubprocessBackend:
         return answer[1:]
 
     def _acquire_child(self) -> Child:
+        """Returns an idle child, or a new one that starts when it is first asked."""
         try:
             return self._idle_children.get_nowait()
         except queue.Empty:
@@ -69,5 +75,6 @@ class SubprocessBackend:
 
 
 def _close(children: queue.LifoQueue[Child]) -> None:
+    """Ends the idle child processes, when the backend is garbage-collected or the process exits."""
     while not children.empty():
         children.get_nowait().close()

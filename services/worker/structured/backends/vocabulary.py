@@ -19,12 +19,12 @@ MASK_BITS = 32
 
 
 def bit(token_id: int) -> np.int32:
-    """Returns the bit of a token in its mask word."""
+    """Returns the bit of a token in its mask word, the word number token_id // 32."""
     return np.uint32(1 << token_id % MASK_BITS).view(np.int32)
 
 
 def words_of(token_ids: Sequence[int] | I32, num_words: int) -> I32:
-    """Returns a mask that allows these tokens."""
+    """Returns a mask that allows exactly these tokens, int32 [num_words]."""
     allowed = np.zeros(num_words * MASK_BITS, dtype=np.bool_)
     allowed[np.asarray(token_ids, dtype=np.int64)] = True
     return np.packbits(allowed, bitorder="little").view(np.int32)
@@ -32,7 +32,7 @@ def words_of(token_ids: Sequence[int] | I32, num_words: int) -> I32:
 
 @dataclass(frozen=True)
 class ModelVocabulary:
-    """Vocabulary of a model folder, read once per library."""
+    """Vocabulary of a model folder as llguidance's tokenizer reads it, read once per library."""
 
     tokenizer: LLTokenizer
     specials: SpecialTokens
@@ -68,8 +68,8 @@ class ModelVocabulary:
 
 
 def _specials(path: Path, tokenizer: LLTokenizer) -> SpecialTokens:
-    """Returns the special tokens; llguidance treats those of the tokenizer and everything of the form <name> as
-    special."""
+    """Returns the special tokens that tokenizer.json adds, and which of them are text; llguidance treats those of the
+    tokenizer and everything of the form <name> as special."""
     added = json.loads(path.read_bytes()).get("added_tokens", [])
     specials = [token for token in added if tokenizer.is_special_token(token["id"])]
     ids = {token["content"]: token["id"] for token in specials}

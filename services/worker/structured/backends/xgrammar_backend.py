@@ -30,7 +30,7 @@ MAX_WHITESPACE = 9
 
 
 class XGrammarMatcher:
-    """Matcher of one sequence."""
+    """Matcher of one sequence over xgrammar's."""
 
     library = XGRAMMAR
     fault = ""  # the library has no limits that it could exceed
@@ -40,6 +40,7 @@ class XGrammarMatcher:
         self._tokenizer = tokenizer
 
     def accept(self, token_ids: Sequence[int]) -> int:
+        """Advances by tokens as far as the library accepts them; returns how many."""
         for count, token_id in enumerate(token_ids):
             if not self.inner.accept_token(token_id):
                 return count
@@ -53,7 +54,8 @@ class XGrammarMatcher:
             self.inner.rollback(count)
 
     def forced_tokens(self) -> list[int]:
-        """Returns all but the last token of the forced text: the last one may be spelled together with what follows."""
+        """Returns all but the last token of the forced text: the last one may be spelled together with what follows.
+        Leaves the matcher where it was."""
         text = self.inner.find_jump_forward_string()
         tokens = self._tokenizer.tokenize_str(text)[:-1] if text else []
         num_accepted = self.accept(tokens)
@@ -66,7 +68,7 @@ class XGrammarMatcher:
 
 
 class XGrammarGrammar:
-    """Compiled grammar."""
+    """Compiled grammar of xgrammar, shared by all sequences of a constraint."""
 
     def __init__(self, compiled: xgrammar.CompiledGrammar, vocabulary: ModelVocabulary) -> None:
         self._compiled = compiled
@@ -78,17 +80,20 @@ class XGrammarGrammar:
 
 
 class XGrammarFiller:
-    """Fills masks in the library's threads."""
+    """Mask filler that uses the library's threads for several matchers."""
 
     def __init__(self, ends: Sequence[int]) -> None:
         self._ends = ends
         self._batch = xgrammar.BatchGrammarMatcher(max_threads=NUM_THREADS)
 
     def accept(self, matchers: Sequence[Any], token_ids: Sequence[int]) -> list[bool]:
+        """Advances each matcher by its token in the library's threads; returns which were accepted."""
         accepted = self._batch.batch_accept_token([matcher.inner for matcher in matchers], list(token_ids))
         return [bool(is_right) for is_right in accepted]
 
     def fill(self, matchers: Sequence[Any], places: Sequence[int], masks: I32) -> None:
+        """Writes the matchers' masks into rows `places` of `masks` and clears the bits of end tokens; a single mask in
+        the caller's thread."""
         if len(matchers) == 1:
             matchers[0].inner.fill_next_token_bitmask(masks, places[0])
         else:
@@ -98,12 +103,14 @@ class XGrammarFiller:
 
 
 class XGrammar:
-    """Library adapter; leaves out tokens that spell nothing."""
+    """Library adapter over the vocabulary's texts; tokens that spell nothing are never allowed."""
 
     def __init__(self, vocabulary: ModelVocabulary) -> None:
         self._vocabulary = vocabulary
 
     def compile(self, constraint: pb.StructuredOutput) -> bytes:
+        """Compiles the constraint with one thread and returns it as JSON; raises the library's error for one that it
+        refuses."""
         compiler = xgrammar.GrammarCompiler(self._info_for(constraint), max_threads=1, cache_enabled=False)
         compiled: str = _compile(compiler, constraint).serialize_json()
         return compiled.encode()
@@ -116,6 +123,7 @@ class XGrammar:
         return XGrammarFiller(self._vocabulary.ends)
 
     def _info_for(self, constraint: pb.StructuredOutput) -> xgrammar.TokenizerInfo:
+        """Returns the vocabulary for the kind of constraint: JSON needs one without control characters."""
         return self._json_info if constraint.WhichOneof("constraint") in JSON_KINDS else self._info
 
     @cached_property
@@ -129,6 +137,7 @@ class XGrammar:
         return self._of([b"" if CONTROL.search(text) else text for text in self._vocabulary.texts])
 
     def _of(self, texts: Sequence[bytes]) -> xgrammar.TokenizerInfo:
+        """Returns the library's view of the vocabulary with these token texts."""
         return xgrammar.TokenizerInfo(
             texts,
             vocab_type=xgrammar.VocabType.RAW,
@@ -138,6 +147,8 @@ class XGrammar:
 
 
 def _compile(compiler: xgrammar.GrammarCompiler, constraint: pb.StructuredOutput) -> xgrammar.CompiledGrammar:
+    """Calls the compiler's method for the kind of constraint: JSON, regular expression, choice, grammar (EBNF) or
+    structural tag."""
     match constraint.WhichOneof("constraint"):
         case "json_schema" | "json_object":
             compact = constraint.disable_any_whitespace

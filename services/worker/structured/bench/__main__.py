@@ -29,6 +29,8 @@ NUM_REPEATS = 5
 
 
 def main(folder: Path | None = None) -> None:
+    """Prints the measurements of every installed library; trains the large vocabulary in `folder` if it is not
+    there."""
     vocabularies = [(TINY / "tokenizer.json", 4096)]
     if folder is not None:
         big = folder / "tokenizer.json"
@@ -48,6 +50,8 @@ def main(folder: Path | None = None) -> None:
 
 
 def _open(name: str, path: Path, size: int) -> BenchLibrary | None:
+    """Opens a library and prints the time and memory that it took; None, with the reason printed, if it is not
+    installed."""
     before, started = _resident_mb(), time.perf_counter()
     try:
         library = BenchLibrary(name, path, size, 0)
@@ -96,12 +100,14 @@ def _memory(library: BenchLibrary) -> None:
 
 
 def _variant(library: BenchLibrary, number: int) -> tuple[Any, Any]:
+    """Compiles a schema whose property names contain `number`, and starts a matcher on it."""
     properties = {f"{name}{number}": CASES[name][0] for name in ("person", "order", "events")}
     grammar = library.compile({"type": "object", "properties": properties})
     return grammar, library.start(grammar)
 
 
 def _coverage(library: BenchLibrary, tokenizer: Tokenizer) -> None:
+    """Prints how many of the schema features the library enforces, refuses, or gets wrong."""
     outcomes: dict[str, list[str]] = {}
     for feature in FEATURES:
         outcomes.setdefault(_outcome(library, tokenizer, feature), []).append(feature.name)
@@ -110,12 +116,15 @@ def _coverage(library: BenchLibrary, tokenizer: Tokenizer) -> None:
 
 
 def _outcome(library: BenchLibrary, tokenizer: Tokenizer, feature: Feature) -> str:
+    """Classifies a feature: refused, too strict (a valid value is not allowed), not enforced (an invalid one is), or
+    enforced."""
     try:
         grammar = library.compile(feature.schema)
     except SchemaRejected:
         return "refused"
 
     def fulfils(value: Any) -> bool:
+        """Returns whether the grammar accepts the JSON text of `value`."""
         ids = tokenizer.encode(text(value), add_special_tokens=False).ids
         return follows(library, library.start(grammar), ids)
 

@@ -25,7 +25,7 @@ class SchemaRejected(Exception):
 
 
 class BenchLibrary:
-    """Grammar library bound to a vocabulary."""
+    """Grammar library bound to a vocabulary, with the calls that the benchmark times."""
 
     def __init__(self, name: str, tokenizer: Path, vocab_size: int, eos_id: int) -> None:
         """Opens the library. Raises ImportError if it is not installed."""
@@ -35,6 +35,7 @@ class BenchLibrary:
         self._filler = self._backend.filler()
 
     def compile(self, schema: Schema) -> Grammar:
+        """Compiles a JSON schema. Raises SchemaRejected if the library does not support it."""
         try:
             return self._backend.compile(sampling_pb2.StructuredOutput(json_schema=json.dumps(schema)))
         except InvalidArgument as error:
@@ -56,5 +57,5 @@ class BenchLibrary:
 
 
 def follows(library: BenchLibrary, matcher: Matcher, token_ids: Sequence[int]) -> bool:
-    """Tells whether the whole text fulfils the schema."""
+    """Returns whether the matcher accepts all tokens and the text is complete after them; moves the matcher."""
     return all(library.accept(matcher, token_id) for token_id in token_ids) and library.ends(matcher)

@@ -10,6 +10,8 @@ STRING, INTEGER, NUMBER, BOOLEAN = ({"type": kind} for kind in ("string", "integ
 
 
 def record(properties: Json, required: list[str] | None = None) -> Json:
+    """Returns the schema of an object with these properties and no others; `required`: names of the mandatory ones,
+    None: all."""
     return {
         "type": "object",
         "properties": properties,

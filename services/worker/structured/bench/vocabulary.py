@@ -25,6 +25,7 @@ def train(size: int, path: Path) -> None:
 
 
 def _texts() -> Iterator[str]:
+    """Yields the installed packages' Python sources in a fixed random order, up to NUM_CHARACTERS in all."""
     files = sorted(Path(sysconfig.get_paths()["purelib"]).rglob("*.py"))
     random.Random(0).shuffle(files)
     total = 0
