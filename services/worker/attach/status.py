@@ -32,6 +32,7 @@ class WorkerStatus:
         self.epoch = 0  # 0: not attached
 
     def set_engine(self, engine: Engine, limits: WorkerLimits, settings: WorkerSettings) -> None:
+        """Stores the built engine; from then on read() reports blocks, running sequences and ranks."""
         self._engine, self._limits, self._settings = engine, limits, settings
 
     def expert_load(self) -> LoadByLayer:
@@ -40,6 +41,8 @@ class WorkerStatus:
 
     @property
     def state(self) -> pb.State:
+        """DRAINING after a shutdown request, STARTING without an attachment, STALLED if the oldest plan is unanswered
+        for more than 10 s, else READY."""
         if self._shutdown.requested:
             return pb.STATE_DRAINING
         if not self.epoch:
@@ -47,6 +50,8 @@ class WorkerStatus:
         return pb.STATE_STALLED if self._is_stalled() else pb.STATE_READY
 
     def read(self) -> pb.ServiceStatus:
+        """Returns a snapshot of state, epoch and age of the last step; bytes loaded while starting; block counts
+        (without the null block) and ranks once the engine is built."""
         status = pb.ServiceStatus(
             role=pb.ROLE_WORKER,
             id=self._name,
@@ -76,5 +81,6 @@ class WorkerStatus:
         return bool(self._engine and self._engine.oldest_pending_s > STALLED_AFTER_S)
 
     def _last_step_age_s(self) -> float | None:
+        """Returns the seconds since the last step ended; None before the first."""
         ended_s = self._engine.last_step_s if self._engine else None
         return None if ended_s is None else time.monotonic() - ended_s

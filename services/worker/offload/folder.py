@@ -79,7 +79,8 @@ class BlockFolder:
     def open(
         self, identity: bytes, about: Mapping[str, object], num_places: int, block_bytes: int
     ) -> list[StoredBlock]:
-        """Returns the stored blocks of `identity`, least recently written first; removes everything else."""
+        """Selects the newest generation of `identity`, or a new one, and writes its description `about`. Returns its
+        stored blocks, least recently written first; removes other generations and files that are no blocks."""
         self._identity = identity.hex()
         self._number = max(self._numbers(), default=0)
         current = self.current
@@ -91,7 +92,7 @@ class BlockFolder:
         return _newest(_stored_blocks(current, num_places, HEADER_BYTES + block_bytes))
 
     def start_generation(self, identity: bytes) -> Path:
-        """Starts the next folder and returns the previous one."""
+        """Selects the next generation, of `identity`, and returns the previous folder, which the caller removes."""
         old = self.current
         self._identity, self._number = identity.hex(), self._number + 1
         return old
@@ -104,6 +105,7 @@ class BlockFolder:
         self._folder.close()
 
     def _numbers(self) -> Iterator[int]:
+        """Yields the numbers of the existing generations of the current identity."""
         for path in self._own.iterdir():
             match = _GENERATION.fullmatch(path.name)
             if match and match[1] == self._identity:

@@ -96,7 +96,8 @@ class Replica:
         return StepInFlight(plan.epoch, plan.step_id, inputs, launch, refused, slots.bans, changes, num_begun)
 
     def record(self, flight: StepInFlight, output: RunnerOutput) -> None:
-        """Records an executed step: its tokens are known and their KV is written."""
+        """Records an executed step: its tokens are known and their KV is written. Moves the KV of accepted tree tokens
+        to their places and updates the speculation."""
         inputs = flight.inputs
         self._record.record(inputs, flight.changes, output)
         if output.token_moves is not None:
@@ -108,7 +109,8 @@ class Replica:
         self._runner.launch_pending_heads()
 
     def end_epoch(self) -> RetainedState:
-        """Ends an epoch: releases all slots and returns what the worker retains."""
+        """Ends an epoch: releases all slots, drops cached query vectors and staged weights, and returns what the worker
+        retains."""
         self._slots.clear()
         self._runner.heads.clear_queries()
         held = [(adapter.id, adapter.path) for adapter in self.adapters.loaded()]
@@ -118,6 +120,7 @@ class Replica:
         return report
 
     def reset_cache(self) -> None:
+        """Discards all cached KV on the device, in host memory and on disk, and cached query vectors."""
         self._record.contents.reset()
         self._runner.heads.clear_queries()
         for component in self._components:
@@ -125,7 +128,8 @@ class Replica:
         self.speculation.clear_history()
 
     def execute_order(self, order: pb.DeviceOrder) -> None:
-        """Executes a device order while no step is in flight. Raises QuireError and then changes nothing."""
+        """Executes a device order while no step is in flight and resets the cache if its KV became invalid. Raises
+        QuireError and then changes nothing."""
         if self.orders.execute_order(order):
             self.reset_cache()
 

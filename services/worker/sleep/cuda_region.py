@@ -23,10 +23,14 @@ PIECE_BYTES = 256 << 20  # mapped at a time
 
 
 class _Location(ctypes.Structure):
+    """Driver structure CUmemLocation of a GPU."""
+
     _fields_ = (("type", ctypes.c_int), ("id", ctypes.c_int))
 
 
 class _Flags(ctypes.Structure):
+    """Allocation flags within CUmemAllocationProp."""
+
     _fields_ = (
         ("compression", ctypes.c_ubyte),
         ("direct_rdma", ctypes.c_ubyte),
@@ -76,6 +80,7 @@ class VirtualMemory:
         self.granularity = self._granularity()
 
     def _granularity(self) -> int:
+        """Returns the bytes that sizes and addresses of mappings must be multiples of."""
         granularity = ctypes.c_size_t()
         self._call(
             "cuMemGetAllocationGranularity",
@@ -86,6 +91,7 @@ class VirtualMemory:
         return granularity.value
 
     def reserve(self, num_bytes: int) -> int:
+        """Reserves a range of GPU addresses without memory and returns its start. Raises DriverError."""
         address = ctypes.c_uint64()
         nothing = ctypes.c_size_t(0), ctypes.c_uint64(0), ctypes.c_uint64(0)
         self._call("cuMemAddressReserve", ctypes.byref(address), ctypes.c_size_t(num_bytes), *nothing)
@@ -106,10 +112,12 @@ class VirtualMemory:
         return handle.value
 
     def unmap_pages(self, address: int, num_bytes: int, handle: int) -> None:
+        """Unmaps pages and frees their memory; the address stays reserved."""
         self._call("cuMemUnmap", ctypes.c_uint64(address), ctypes.c_size_t(num_bytes))
         self._call("cuMemRelease", ctypes.c_uint64(handle))
 
     def _call(self, name: str, *arguments: object) -> None:
+        """Calls a driver function; raises DriverError for a nonzero status."""
         status = getattr(self._library, name)(*arguments)
         if status:
             raise DriverError(name, status)
@@ -144,10 +152,13 @@ class CudaRegion:
             raise ResourceExhausted(text, retry_after_ms=1000) from None
 
     def release(self) -> None:
+        """Waits for the device, then unmaps and frees all pages; the addresses stay reserved and the content is
+        lost."""
         torch.cuda.synchronize()
         self._release_from(0)
 
     def _release_from(self, first: int) -> None:
+        """Unmaps the pieces from index `first` on, last one first."""
         while len(self._handles) > first:
             handle = self._handles.pop()
             self._memory.unmap_pages(*self._pieces[len(self._handles)], handle)
