@@ -27,6 +27,8 @@ WARNINGS = ("-Wall", "-Wextra", "-Wno-uninitialized", "-Wno-psabi")
 
 
 def main(arguments: list[str] | None = None) -> int:
+    """Command line: compiles the library into the package's build folder. Returns the exit status: 1 if a file fails to
+    compile; 0 also without a compiler."""
     parser = argparse.ArgumentParser(prog="python -m quire.kernels.cpu.build", description="Compiles the CPU kernels.")
     parser.add_argument("--arch", default="native", help="as in -march, e.g. x86-64-v3 or x86-64-v4 for images")
     parser.add_argument("--compiler", help=f"default: the first of {', '.join(COMPILERS)}")
@@ -53,7 +55,8 @@ def find_compiler(wanted: str | None = None) -> str | None:
 
 
 def build(compiler: str, arch: str, directory: Path = built.BUILD) -> int:
-    """Brings `directory` up to date; returns how many files were compiled."""
+    """Brings the library in `directory` up to date for `arch` (as in -march), compiling changed files in parallel and
+    removing old objects; returns how many were compiled. Raises CalledProcessError with the compiler's messages."""
     directory.mkdir(parents=True, exist_ok=True)
     flags = (*FLAGS, *WARNINGS, target(arch))
     context = digest(

@@ -52,6 +52,8 @@ Packed = PackedCodes | PackedEightBits | PackedWeight | LinearWeight
 
 
 def prepare_quantized_linear(weight: QuantizedWeight, dtype: torch.dtype) -> Packed:
+    """Packs a quantized weight for products with x in `dtype`: as 8-bit integers, as packed codes, or dequantized where
+    the processor, dtype or group size permits neither."""
     if _meets_integers(weight, dtype):
         return _prepare_integers(weight)
     lanes = LIBRARY.quire_has_codes()
@@ -76,6 +78,7 @@ def prepare_quantized_linear(weight: QuantizedWeight, dtype: torch.dtype) -> Pac
 
 
 def _meets_integers(weight: QuantizedWeight, dtype: torch.dtype) -> bool:
+    """Returns whether the weight and processor support the product of 8-bit integers with quantized activations."""
     wanted, columns = weight.activations, weight.codes.size(1)
     return (
         wanted is not None
@@ -93,6 +96,8 @@ def _meets_integers(weight: QuantizedWeight, dtype: torch.dtype) -> bool:
 
 
 def _prepare_integers(weight: QuantizedWeight) -> PackedEightBits:
+    """Packs 8-bit codes, shifted to unsigned, in blocks of 64 bytes for the integer product, with float32 scales per
+    row."""
     assert weight.activations is not None
     lanes = LIBRARY.quire_has_integers()
     out_features, in_features = weight.codes.shape
@@ -155,6 +160,7 @@ def _in_panels(blocks: Tensor) -> Tensor:
 
 
 def _aligned(packed: Tensor) -> Tensor:
+    """Copies packed bytes to new memory aligned to ALIGNMENT, in huge pages if possible."""
     memory = torch.empty(packed.numel() + ALIGNMENT, dtype=torch.uint8)
     place = memory[-memory.data_ptr() % ALIGNMENT :][: packed.numel()]
     prefer_huge_pages(place).copy_(packed.flatten())
@@ -162,6 +168,8 @@ def _aligned(packed: Tensor) -> Tensor:
 
 
 def quantized_linear(x: Tensor, weight: Packed) -> Tensor:
+    """Computes x @ weight.T + bias: dense [num_tokens, in_features] -> [num_tokens, out_features]; packed codes and
+    integers need x in bfloat16."""
     if type(weight) is PackedEightBits:
         return _integer_linear(x, weight)
     if type(weight) is not PackedCodes:
@@ -189,6 +197,7 @@ def _integer_linear(x: Tensor, weight: PackedEightBits) -> Tensor:
 
 
 def _result(x: Tensor, weight: PackedCodes | PackedEightBits) -> Tensor:
+    """Checks x against the weight and returns an uninitialized result [num_tokens, out_features]."""
     assert x.dtype is torch.bfloat16
     assert x.size(1) == weight.in_features
     assert x.is_contiguous()
