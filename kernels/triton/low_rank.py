@@ -195,6 +195,7 @@ def _expand(
     ALIGNED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
+    """Adds up the splits of `narrow`, multiplies with `up` and adds to a tile of the result, gains first."""
     number, first, end = _tile(starts_ptr, tl.program_id(1), num_adapters, ROWS, WIDTH)
     if number < 0:
         return
@@ -240,7 +241,8 @@ def _expand(
 def add_low_rank(
     x: torch.Tensor, result: torch.Tensor, weights: LowRankTable, rows: AdaptedRows, *, share: int = 1
 ) -> None:
-    """Adds the adapters' products; `share`: consecutive rows of the result with one common row of x."""
+    """Adds each row's low-rank product to `result` [num_rows, out_features] in place, gains first, in two launches.
+    `share`: consecutive rows of the result that have one row of x [num_rows / share, in_features] in common."""
     add_low_rank_cut(x, result, weights, rows, cut=cut_for(result.size(0)), share=share)
 
 
@@ -253,7 +255,8 @@ def add_low_rank_cut(
     cut: LowRankCut,
     share: int = 1,
 ) -> None:
-    """Adds the adapters' products with a given cut; `rows` may have capacity for more rows than x has."""
+    """Adds the adapters' products as add_low_rank(), with the tile sizes `cut`; `rows` may have capacity for more rows
+    than x has."""
     num_rows, in_features = result.size(0), x.size(1)
     if not num_rows:
         return
@@ -291,6 +294,8 @@ def add_low_rank_cut(
 
 
 def embed_low_rank(ids: torch.Tensor, result: torch.Tensor, weights: LowRankTable, rows: AdaptedRows) -> None:
+    """Adds each row's low-rank embedding of `ids` int32 [num_rows] to `result` [num_rows, hidden_size] in place, gains
+    first, in two launches."""
     num_rows = ids.size(0)
     if not num_rows:
         return
@@ -369,6 +374,8 @@ def empty_table(shape: ModelShape, in_features: int, sizes: tuple[int, ...]) -> 
 
 
 def precompile_calls(shape: ModelShape) -> Calls:
+    """Yields the calls of the adapters' kernels for the row counts of decode graphs; none without adapters or
+    batch-invariantly."""
     if not shape.num_adapters or shape.batch_invariant:
         return
 

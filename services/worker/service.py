@@ -64,8 +64,8 @@ log = logs.logger("worker")
 
 async def serve(settings: WorkerSettings, shutdown: lifecycle.Shutdown, compiler: CompileProcess | None) -> None:
     """Serves gRPC, the admin port and metrics and runs the Worker until `shutdown` and the drain that follows; the
-    scheduler migrates its sequences meanwhile. Ends the process at once after CUDA ranks. `compiler`: the running
-    kernel compilation, if any."""
+    scheduler migrates its sequences meanwhile. With several CUDA ranks it ends the process instead of returning.
+    `compiler`: the running kernel compilation, if any."""
     logs.configure(settings.name, settings.log_level, settings.log_format)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     settings.cluster_secret()  # an unusable secret file is reported before the model is loaded

@@ -88,6 +88,7 @@ def _attention(
     SPLIT: tl.constexpr,
     CHUNKED: tl.constexpr,
 ):
+    """Attends with the query heads of one kv head for some tokens, span by span; SPLIT: in a single span."""
     kv_head = tl.program_id(0)
     GROUP: tl.constexpr = Q_HEADS // KV_HEADS
     if DECODE:
@@ -204,6 +205,8 @@ def paged_attention(
     softcap: float = 0.0,
     chunked: bool = False,
 ) -> torch.Tensor:
+    """Computes causal attention over blocks batch-invariantly, [num_tokens, num_q_heads, head_dim]: by decode_attention
+    with one row per sequence, else by chunk_attention. Trees are not supported."""
     if q.size(0) == block_tables.size(0):
         return decode_attention(
             q, k_cache, v_cache, block_tables, seq_lens, scale, sliding_window, None, sinks, softcap, chunked
@@ -313,7 +316,8 @@ def _attend(
 
 
 def _join_parts(parts: torch.Tensor, logs: torch.Tensor, sinks: torch.Tensor | None, out: torch.Tensor) -> None:
-    """Joins parts float32 [num_queries, num_parts, head_dim] with logs float32 [num_queries, num_parts]."""
+    """Joins parts float32 [num_queries, num_parts, head_dim] with logs float32 [num_queries, num_parts], in order, into
+    `out` [num_tokens, num_q_heads, head_dim]."""
     num_queries, num_parts, head_dim = parts.shape
     queries = TUNING.here.joined_queries
     _join[(triton.cdiv(num_queries, queries),)](

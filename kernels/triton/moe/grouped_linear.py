@@ -71,6 +71,7 @@ TUNING = ByCapability(
 
 
 def tile_for(num_pairs: int, num_experts: int, element_bytes: int) -> Tile:
+    """Returns the tile sizes for the average number of pairs per expert; one tile for float32."""
     if element_bytes == 4:
         return TUNING.here.float32
     average = num_pairs / num_experts

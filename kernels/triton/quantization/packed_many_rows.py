@@ -183,6 +183,7 @@ TUNING = ByCapability(
 
 
 def tile_for(tokens: int, in_features: int, out_features: int) -> ManyRowsTile:
+    """Returns the tile sizes for a product, split along the features until the programs occupy the GPU."""
     tuning = TUNING.here
     across = triton.cdiv(out_features, tuning.columns)
     is_long = tokens > tuning.rows and triton.cdiv(tokens, tuning.long_rows) * across >= tuning.enough_long_tiles
@@ -201,7 +202,8 @@ def many_rows_takes(weight: PackedWeight) -> bool:
 
 
 def packed_many_rows(x: torch.Tensor, weight: PackedWeight, tile: ManyRowsTile | None = None) -> torch.Tensor:
-    """Computes packed_linear for weights accepted by many_rows_takes()."""
+    """Computes packed_linear, [num_tokens, in_features] -> [num_tokens, out_features], for weights accepted by
+    many_rows_takes(). `tile`: sizes instead of tile_for()'s."""
     x = as_stored(x, weight).contiguous()
     tokens, in_features = x.shape
     out_features = weight.codes.size(0)

@@ -94,6 +94,7 @@ def _best_of_part(
     row_stride,
     PART: tl.constexpr,
 ):
+    """Stores the best token of one part of a row."""
     store_best(
         logits_ptr, temperature_ptr, seeds_ptr, positions_ptr, scores_ptr, tokens_ptr, tops_ptr, vocab_size, row_stride,
         0, PART,
@@ -115,6 +116,8 @@ def sample(
     seeds: torch.Tensor,
     positions: torch.Tensor,
 ) -> torch.Tensor:
+    """Samples one token per row of logits [num_rows, vocab_size], int32 [num_rows], by the kernel for these filters and
+    number of rows."""
     assert logits.stride(1) == 1
     if temperature is not None and not (top_k is None and top_p is None and min_p is None):
         return sample_filtered(logits, temperature, top_k, top_p, min_p, seeds, positions)
@@ -159,6 +162,7 @@ class BestOfParts:
 
 
 def precompile_calls(shape: ModelShape) -> Calls:
+    """Yields the kernels' calls without filters for a rank with the whole vocabulary, except batch-invariantly."""
     if not shape.is_whole or shape.batch_invariant:
         return
 

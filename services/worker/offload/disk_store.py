@@ -122,7 +122,7 @@ class DiskStore:
             return dict(self._content)
 
     def start_move(self, move: DiskMove, answer: OnMoved) -> None:
-        """Queues the blocks of a transfer for the disk threads; `answer` is called with the lost blocks and the
+        """Queues the blocks of a transfer for the disk threads; `answer` gets the indices of lost blocks and the
         duration, from another thread by `timeout_s`, or at once with all blocks lost if too much is queued or all
         threads hang."""
         kind = _kind(move)
