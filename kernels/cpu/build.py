@@ -51,6 +51,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def find_compiler(wanted: str | None = None) -> str | None:
+    """Returns the path of the compiler `wanted`, else of the first of COMPILERS that is installed; None if there is
+    none."""
     return next((path for name in ((wanted,) if wanted else COMPILERS) if (path := shutil.which(name))), None)
 
 
@@ -109,12 +111,14 @@ def header_folders() -> list[str]:
 
 
 def compile_source(compiler: str, flags: tuple[str, ...], source: Path, target: Path) -> None:
+    """Compiles one source to the object file `target`, which appears complete. Raises CalledProcessError."""
     unfinished = target.with_suffix(f".{os.getpid()}")
     run(compiler, *flags, *header_folders(), "-c", str(source), "-o", str(unfinished))
     unfinished.replace(target)
 
 
 def link(compiler: str, objects: list[Path], library: Path) -> None:
+    """Links the objects to `library`, which appears complete. Raises CalledProcessError."""
     unfinished = library.with_suffix(f".{os.getpid()}")
     run(compiler, "-shared", "-pthread", *map(str, objects), "-o", str(unfinished))
     unfinished.replace(library)  # running processes keep the old file

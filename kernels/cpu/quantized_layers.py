@@ -40,7 +40,7 @@ class PackedCodes:
 
 @dataclass(frozen=True, slots=True)
 class PackedEightBits:
-    """8-bit weight multiplied with 8-bit activations."""
+    """8-bit weight multiplied with 8-bit activations; the arguments of the call are precomputed."""
 
     in_features: int
     out_features: int
@@ -191,6 +191,7 @@ def quantized_linear(x: Tensor, weight: Packed) -> Tensor:
 
 
 def _integer_linear(x: Tensor, weight: PackedEightBits) -> Tensor:
+    """Quantizes x in bfloat16 and multiplies in 8-bit integers -> bfloat16 [num_tokens, out_features]."""
     rows, out = x.size(0), _result(x, weight)
     calls.integer_linear(rows, weight.in_features, weight.out_features, x.data_ptr(), *weight.pointers, out.data_ptr())
     return out

@@ -101,6 +101,7 @@ class Tape:
         return record
 
     def _size_number(self, name: str, rows: int) -> int:
+        """Returns the index of the size whose maximum is `rows`; asserts that there is one."""
         assert rows in self._number, f"{name} has {rows} rows, which is none of {self.largest}"
         return self._number[rows]
 

@@ -28,6 +28,7 @@ def quantize_to_fp8(weight: torch.Tensor, bias: torch.Tensor | None, *, blocks: 
 
 
 def _scales(largest: torch.Tensor) -> torch.Tensor:
+    """Returns float32 scales by which the magnitudes `largest` become the largest 8-bit float."""
     return (largest.float() / FP8_MAX).clamp(min=LEAST_SCALE)
 
 

@@ -50,11 +50,13 @@ class QuantizedWeight:
         return values if self.order is None else values[:, self.order.argsort()]
 
     def _by_column(self, groups: torch.Tensor) -> torch.Tensor:
+        """Expands values per group [out_features, groups] to columns; one group per row stays and broadcasts."""
         if groups.size(1) == 1:
             return groups
         return groups.repeat_interleave(self.group_size, 1)[:, : self.codes.size(1)]
 
     def select_rows(self, rows: torch.Tensor) -> QuantizedWeight:
+        """Returns the weight of these rows of the output, with their bias."""
         zeros = None if self.zeros is None else self.zeros[rows]
         bias = None if self.bias is None else self.bias[rows]
         return replace(self, codes=self.codes[rows], scales=self.scales[rows], zeros=zeros, bias=bias)

@@ -27,7 +27,7 @@ from quire.kernels.triton.precompile.shapes import Calls, ModelShape, ints
 
 @dataclass(frozen=True)
 class LowRankCut:
-    """Tile sizes of both products."""
+    """Tile sizes of both products: rows, ranks and depth of a tile, splits of the features, warps."""
 
     rows: int  # of a tile
     ranks: int  # at a time
@@ -63,6 +63,7 @@ MOST_GRAPH_ROWS = 3072  # maximum rows of a step in a graph
 
 
 def cut_for(num_rows: int) -> LowRankCut:
+    """Returns the tile sizes for this number of rows."""
     return next(cut for most, cut in TUNING.here.cuts.items() if num_rows <= most)
 
 
@@ -154,7 +155,8 @@ def _pick(
     RANKS: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """Computes _shrink for one-hot rows; `like_ptr`: the weights' type."""
+    """Gathers the columns of `down` at token ids, as _shrink() for one-hot rows; `like_ptr`: any pointer to the
+    weights' type."""
     number, first, end = _tile(starts_ptr, tl.program_id(0), num_adapters, ROWS, WIDTH)
     if number < 0:
         return

@@ -70,6 +70,7 @@ def gated_delta_rule(
 
 
 def _of_length_one(x: torch.Tensor) -> torch.Tensor:
+    """Normalizes vectors in the last dimension to length 1."""
     return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + LENGTH_EPS)
 
 

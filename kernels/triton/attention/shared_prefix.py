@@ -49,6 +49,7 @@ class SharedPrefixes:
 
 
 def rows_per_tile(num_q_heads: int, num_kv_heads: int) -> int:
+    """Returns how many sequences of a group fit into a tile, at least 1."""
     return max(CHUNKS.here.rows // (num_q_heads // num_kv_heads), 1)
 
 

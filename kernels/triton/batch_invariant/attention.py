@@ -172,7 +172,7 @@ def _join(
     HEAD_DIM: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """Joins spans in order, as the other kernel does."""
+    """Joins spans of some queries in order, by the same operations as the kernel with one program per row."""
     query = tl.program_id(0).to(tl.int64) * QUERIES + tl.arange(0, QUERIES)
     at = tl.arange(0, WIDTH)
     inside = (query < num_queries)[:, None] & (at < HEAD_DIM)[None, :]
@@ -229,7 +229,8 @@ def decode_attention(
     softcap: float = 0.0,
     chunked: bool = False,
 ) -> torch.Tensor:
-    """Computes decode_attention as quire.kernels.triton.attention.decode_attention, batch-invariantly."""
+    """Computes attention with one row per sequence, [num_seqs, num_q_heads, head_dim], batch-invariantly; few rows use
+    a program per span. Arguments as in kernels/triton/attention/decode_attention.py."""
     num_seqs, width = block_tables.shape
     num_spans = triton.cdiv(width * k_cache.size(1), SPAN)
     splits = num_spans if num_seqs * k_cache.size(2) < TUNING.here.enough_programs else 1
@@ -250,7 +251,8 @@ def chunk_attention(
     softcap: float = 0.0,
     chunked: bool = False,
 ) -> torch.Tensor:
-    """Computes chunk_attention as quire.kernels.triton.attention.chunk_attention, batch-invariantly."""
+    """Computes attention for any mixture of rows, [num_tokens, num_q_heads, head_dim], batch-invariantly. Arguments as
+    in kernels/triton/attention/chunk_attention.py."""
     rows = q, k_cache, v_cache, block_tables, query_start, seq_lens, None
     return _attend(*rows, scale, sliding_window, 1, sinks, softcap, chunked)
 

@@ -67,7 +67,7 @@ def prepare_experts(
 
 @triton.jit(do_not_specialize=["num_pairs", "table_width"])
 def _list_pairs(ids_ptr, counts_ptr, table_ptr, num_pairs, table_width, PAIRS: tl.constexpr):
-    """Appends every pair to its expert's list."""
+    """Appends every pair with an expert to that expert's list, in any order, and counts it."""
     pair = tl.program_id(0) * PAIRS + tl.arange(0, PAIRS)
     inside = pair < num_pairs
     expert = tl.load(ids_ptr + pair, mask=inside, other=-1)
@@ -249,7 +249,7 @@ def experts_in_tiles(
 
 
 def layer_arguments(shape: ModelShape, experts: ExpertsShape) -> tuple[Any, ...]:
-    """Returns arguments of experts() except adapters."""
+    """Returns the arguments of experts() except adapters, as tensors without memory, for compiling."""
     count, size, hidden = experts.num_experts, experts.intermediate_size, shape.hidden_size
     biases = (shape.empty(count, 2 * size), shape.empty(count, hidden)) if experts.biased else (None, None)
     packed = StackedExperts(

@@ -129,7 +129,7 @@ class Attachment:
             await self._tasks.close()
 
     def deliver(self, result: StepResult) -> None:
-        """Engine callback: sends the result of a finished step."""
+        """Engine callback: sends the result of a finished step to the scheduler and counts it."""
         self.num_results += 1
         self._session.send(pb.AttachRequest(result=encode_result(result)))
 
@@ -154,7 +154,8 @@ class Attachment:
         self._session.send(pb.AttachRequest(device_order_done=done))
 
     def abort_session(self, reason: str) -> None:
-        """Engine callback: ends the attachment, as no further result will follow."""
+        """Engine callback: ends the attachment with BrokenSession(reason), as no further result will follow; only the
+        first call counts."""
         if not self._broken.done():
             self._broken.set_exception(BrokenSession(reason))
 

@@ -288,7 +288,7 @@ class DiskStore:
     # On the watching thread.
 
     def _watch(self) -> None:
-        """Answers overdue transfers until the store is closed."""
+        """Thread body: answers overdue transfers, with their unfinished blocks lost, until the store is closed."""
         while not self._closed:
             for pending in self._take_overdue():
                 for _ in pending.remaining:

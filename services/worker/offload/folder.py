@@ -40,7 +40,7 @@ class StoredBlock(NamedTuple):
 
 
 class WorkerFolder:
-    """Folder of one worker, locked by its process."""
+    """Folder of one worker, locked by its process until close(), so that no other process uses it."""
 
     def __init__(self, parent: Path, worker: str, field: str) -> None:
         """Creates and locks the folder. Raises InvalidArgument, naming the setting `field`, if that fails or another
@@ -113,6 +113,7 @@ class BlockFolder:
 
 
 def file_of(generation: Path, place: int, name: bytes) -> Path:
+    """Returns the path of a block's file in a generation's folder, by place and name."""
     return generation / f"{place >> SHARE_BITS:x}" / f"{place:08x}-{name.hex()}.kv"
 
 

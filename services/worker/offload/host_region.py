@@ -82,7 +82,8 @@ class HostRegion:
         self._table[place] = 0
 
     def commit(self, place: int, name: bytes) -> None:
-        """Sets the entry of a place that is completely written."""
+        """Sets the entry of a place that is completely written, with the next number, so that a restarted worker finds
+        it."""
         number = next(self._numbers)
         group, block_hash = page_of(name)
         entry = _ENTRY.pack(block_hash, group, number, self._checksum(place, block_hash, group, number))

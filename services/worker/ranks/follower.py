@@ -138,7 +138,7 @@ class Follower:
         self._moves: dict[int, PendingCopy] = {}  # by transfer id, until rank 0 has finished its part
 
     def follow(self) -> None:
-        """Executes commands until STOP."""
+        """Executes commands until STOP; a command that raises is answered with its error, and the next one follows."""
         while (command := Command.decode(self._connection.commands.read())).kind != CommandKind.STOP:
             try:
                 self._process(command)

@@ -29,6 +29,7 @@ class PeerLink:
         self._side = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def send(self, x: Tensor) -> None:
+        """Starts sending rows to the next stage; `x` is kept alive until they are sent."""
         self._put(x, self._onward[self._stage], 1)
 
     def receive(self, x: Tensor) -> None:
@@ -38,6 +39,7 @@ class PeerLink:
         work.wait()
 
     def send_back(self, x: Tensor) -> None:
+        """Starts sending rows from the last stage to the first; `x` is kept alive until they are sent."""
         self._put(x, self._back, 0)
 
     def expect(self, num_rows: int, hidden_size: int, dtype: torch.dtype) -> ReturningStates:
@@ -70,7 +72,7 @@ class PeerLink:
 
 
 class _HostReceive:
-    """A receive of rows over gloo."""
+    """Receive of rows over gloo, into memory that take() returns."""
 
     def __init__(self, work: Any, x: Tensor) -> None:
         self._work, self._x = work, x

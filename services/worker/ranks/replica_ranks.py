@@ -84,6 +84,7 @@ class ReplicaRanks:
             rank.ready = True
 
     def broadcast(self, plan: StepPlan) -> int:
+        """Sends the plan to every rank; returns the ticket for collect(). Raises RankFailure."""
         return self._send(CommandKind.PLAN, encode_plan(plan).SerializeToString())
 
     def collect(self, ticket: int, inputs: StepInputs) -> None:
@@ -95,9 +96,11 @@ class ReplicaRanks:
                 raise RankFailure(f"rank {rank.number} derived a different step than rank 0")
 
     def move_blocks(self, order: pb.Transfer) -> None:
+        """Makes every rank start its part of a transfer; failures arrive with the next reply. Raises RankFailure."""
         self._send(CommandKind.MOVE_BLOCKS, order.SerializeToString())
 
     def blocks_moved(self, transfer_id: int) -> None:
+        """Makes every rank wait for its part of a transfer. Callable from any thread. Raises RankFailure."""
         self._send(CommandKind.BLOCKS_MOVED, transfer_id.to_bytes(TRANSFER_ID_BYTES, "little"))
 
     def prepare_grammar(self, order: pb.PrepareGrammar) -> None:
@@ -122,6 +125,7 @@ class ReplicaRanks:
         self._send(CommandKind.RESET_CACHE)
 
     def broadcast_order(self, order: pb.DeviceOrder) -> int:
+        """Sends the order to every rank; returns the ticket for collect_order(). Raises RankFailure."""
         return self._send(CommandKind.ORDER, order.SerializeToString())
 
     def collect_order(self, ticket: int) -> list[str]:

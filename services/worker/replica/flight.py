@@ -22,7 +22,7 @@ from quire.shared.step_value import step_value
 
 
 class Launch(Protocol):
-    """A launched step."""
+    """A launched step, whose result is waited for on a waiting thread."""
 
     @property
     def heads_launched(self) -> bool:
@@ -49,7 +49,7 @@ class RunnerHeads(SlotState, Protocol):
 
 
 class Runner(Protocol):
-    """Executes steps on the device."""
+    """Executes steps on the device; used on the device thread."""
 
     @property
     def heads(self) -> RunnerHeads: ...
@@ -103,7 +103,7 @@ NO_REFUSALS: dict[int, QuireError] = {}
 
 
 class StepInFlight(NamedTuple):
-    """A step between launch and record."""
+    """A step between launch and record, with what its result is built from."""
 
     epoch: int
     step_id: int

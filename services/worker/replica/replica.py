@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # this module is also imported without torch
 
 @dataclass(frozen=True, slots=True)
 class Occupancy:
-    """Use of slots and blocks."""
+    """Numbers of live slots and of used and cached blocks at one time."""
 
     num_live: int  # slots
     num_used_blocks: int  # owned by live slots
@@ -61,7 +61,8 @@ class Replica:
         transfers: BlockTransfers,
         experts: MixtureExperts,
     ) -> None:
-        """`speculation` shares the table of `record`; `orders` executes device orders."""
+        """Ties the parts together. `speculation` shares the table of `record`; `orders`, `transfers` and `experts` are
+        the components, whose hooks run on plans, ends of epochs and cache resets."""
         self.limits, self.vocab_size, self.device_name = facts.limits, facts.vocab_size, facts.device_name
         self.cost_model = facts.cost_model
         self.speculation, self.orders, self.transfers, self.experts = speculation, orders, transfers, experts

@@ -60,12 +60,15 @@ class SimulatedEngine:
         pass
 
     def transfer(self, receiver: Attachment, order: pb.Transfer) -> None:
+        """Ends the session: a simulated worker announces no host memory."""
         receiver.abort_session("a simulated worker has announced no host memory for blocks")
 
     def disk_transfer(self, receiver: Attachment, order: pb.DiskTransfer) -> None:
+        """Ends the session: a simulated worker announces no disk."""
         receiver.abort_session("a simulated worker has announced no disk for blocks")
 
     def fetch_blocks(self, receiver: Attachment, order: pb.FetchBlocks) -> None:
+        """Ends the session: a simulated worker announces that it fetches no blocks."""
         receiver.abort_session("a simulated worker has announced that it fetches no blocks")
 
     def load_adapter(self, receiver: Attachment, order: pb.LoadAdapter) -> None:
@@ -82,7 +85,7 @@ class SimulatedEngine:
         receiver.device_order_done(pb.DeviceOrderDone(order_id=order.order_id, error=error))
 
     async def run(self) -> None:
-        """Executes plans until cancelled."""
+        """Executes plans one after the other until cancelled; plans of an ended attachment are dropped."""
         while True:
             plans = self._plans
             try:
@@ -125,11 +128,12 @@ class SimulatedEngine:
 
 
 def _no_vector(slot: int) -> tuple[int, QuireError]:
+    """Returns the failure of a slot that would have a pooled vector."""
     return slot, Unimplemented("a simulated worker has no hidden states to pool")
 
 
 def _mix(words: U64) -> U64:
-    """Finalizer of splitmix64."""
+    """Mixes the bits of words by the finalizer of splitmix64."""
     words = words + np.uint64(0x9E3779B97F4A7C15)
     words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

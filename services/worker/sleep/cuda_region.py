@@ -66,7 +66,7 @@ class DriverError(RuntimeError):
 
 
 class VirtualMemory:
-    """Virtual memory functions of the driver for one GPU."""
+    """Virtual memory functions of the CUDA driver for one GPU. They raise DriverError."""
 
     def __init__(self, device: int, library: Any = None) -> None:
         """`library`: replaces the driver in tests. Raises FailedPrecondition where there is no driver."""
@@ -127,7 +127,8 @@ class CudaRegion:
     """GPU memory region used by one thread; no work may be running on it when its pages change."""
 
     def __init__(self, num_bytes: int, memory: VirtualMemory) -> None:
-        """Reserves the address range; no page is mapped."""
+        """Reserves the address range for `num_bytes`, rounded up to the granularity; no page is mapped. Raises
+        DriverError."""
         self._memory = memory
         piece = -(-PIECE_BYTES // memory.granularity) * memory.granularity
         self.num_bytes = max(memory.granularity, -(-num_bytes // memory.granularity) * memory.granularity)

@@ -84,6 +84,7 @@ class CudaWeights:
         self.discard()
 
     def discard(self) -> None:
+        """Releases the region's pages; without offload() the weights are lost."""
         self._region.release()
         self._is_asleep = True
 
@@ -184,7 +185,8 @@ class Sleeper:
             raise FailedPrecondition('the weights are asleep: wake them up first (tags ["weights"])')
 
     def release_kv_for_staging(self) -> None:
-        """Releases the KV memory temporarily for staged weights, if possible."""
+        """Releases the KV memory until restore_kv(), to make space for staged weights; does nothing if it sleeps or
+        cannot be released."""
         if self._memory is not None and KV_CACHE not in self._asleep and not self._kv_released:
             self._memory.kv.release()
             self._kv_released = True

@@ -35,7 +35,8 @@ class KernelCompilation:
     CPU."""
 
     def __init__(self, settings: WorkerSettings, process: CompileProcess | None = None) -> None:
-        """`process`: a compile process that is running already."""
+        """Starts a compile process if kernels are missing and none is running. `process`: one that is running already.
+        Raises QuireError for invalid settings or models."""
         self._started = time.perf_counter()
         self._process = process
         if process is None and missing(settings) is not None:

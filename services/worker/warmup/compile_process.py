@@ -56,6 +56,7 @@ def needs_compilation(settings: WorkerSettings) -> bool:
 
 
 def num_cores(settings: WorkerSettings) -> int:
+    """Returns the number of CPU threads to use: the setting, or all cores of this process."""
     return settings.threads or len(os.sched_getaffinity(0))
 
 

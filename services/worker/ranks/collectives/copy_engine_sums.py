@@ -135,7 +135,7 @@ class CopyEngineSums:
         return sums
 
     def _most_rows(self, made: Tensor) -> int:
-        """Returns how many rows fit into a half."""
+        """Returns how many rows of the size of those of `made` fit into a half of the memory; at least one must."""
         row = made[:1].nbytes
         assert row <= self._half_bytes
         return self._half_bytes // row

@@ -52,7 +52,8 @@ class GroupCollectives:
     they are open, else torch.distributed. All ranks must make the same calls."""
 
     def __init__(self, size: int, device: torch.device, group: Any = None) -> None:
-        """`group`: process group; None for all ranks."""
+        """Creates collectives that use torch.distributed until custom ones are opened. `size`: ranks of the process
+        group `group`; None: all ranks."""
         self._size, self._device, self._group = size, device, group
         self._mailbox: RankMailbox | None = None
         self._exchange: SumExchange | None = None
@@ -99,9 +100,12 @@ class GroupCollectives:
             self._overlapped = overlapped
 
     def all_reduce(self, x: Tensor) -> Tensor:
+        """Returns the sum over ranks, which may replace `x`."""
         return self._sum(x.contiguous(), None)
 
     def all_reduce_add(self, residual: Tensor, x: Tensor, *, pdl: bool = False) -> None:
+        """Adds the sum over ranks of `x` to `residual` in place. `pdl`: in a chain of kernels that wait for their
+        inputs."""
         self._sum(x.contiguous(), residual, pdl=pdl)
 
     def all_reduce_rms_norm(self, residual: Tensor, x: Tensor, weight: Tensor, eps: float) -> Tensor | None:
@@ -145,6 +149,7 @@ class GroupCollectives:
         return own
 
     def all_gather_columns(self, x: Tensor) -> Tensor:
+        """Gathers the columns of all ranks in rank order: [rows, n] -> [rows, size * n]."""
         return self.all_gather(x).transpose(0, 1).reshape(x.size(0), -1)
 
     def all_gather(self, x: Tensor) -> Tensor:
@@ -154,6 +159,7 @@ class GroupCollectives:
         return parts.view(self._size, *x.shape)
 
     def broadcast(self, x: Tensor) -> None:
+        """Overwrites `x` with that of the group's rank 0."""
         distributed.broadcast(x, group=self._group, group_src=0)
 
     def exchange(self, sent: Sequence[tuple[Tensor, int]], received: Sequence[tuple[Tensor, int]]) -> None:
@@ -164,6 +170,8 @@ class GroupCollectives:
             work.wait()
 
     def all_to_all(self, rows: Tensor, sent: list[int], into: Tensor, received: list[int]) -> None:
+        """Sends `sent[i]` consecutive rows to rank i and receives `received[i]` rows of each into `into`, in rank
+        order."""
         distributed.all_to_all_single(into, rows.contiguous(), received, sent, group=self._group)
 
     def min_over_ranks(self, value: int) -> int:

@@ -55,7 +55,8 @@ def dial(
 
 
 class NodeRanks:
-    """This host's ranks during one run of the replica."""
+    """Ranks of this host during one run of the replica: relays commands, replies and heartbeats between them and rank
+    0."""
 
     def __init__(self, channel: Channel, welcome: Welcome, node: int, build: Build) -> None:
         """Starts the ranks' processes. Raises QuireError if both hosts' settings do not match."""

@@ -62,7 +62,7 @@ class RemoteRank(PeerRank):
 
 
 class Node:
-    """Another host of the replica."""
+    """Another host of the replica with its ranks; `lost_reason` is set when it is lost."""
 
     def __init__(self, number: int, ranks: range) -> None:
         """Creates the unconnected host with its consecutive `ranks`."""
@@ -133,7 +133,7 @@ class Nodes:
         threading.Thread(target=self._accept, args=(self._server, placement), name="nodes", daemon=True).start()
 
     def write(self, command: bytes) -> None:
-        """Sends a command to all connected hosts. Raises RankFailure."""
+        """Sends a command to all connected hosts, for their ranks. Raises RankFailure for an unreachable one."""
         for node in self._nodes:
             if node.channel is not None:
                 try:
