@@ -42,7 +42,7 @@ class AdaptedRows:
 
     @classmethod
     def none(cls, most: int, num_adapters: int) -> AdaptedRows:
-        """Returns a mapping without adapted rows, with room for `most` rows, on the CPU."""
+        """Returns a mapping in which no row is adapted, with room for `most` rows."""
         return cls(*(torch.zeros(size, dtype=torch.int32) for size in (num_adapters + 1, most, most)))
 
     @classmethod

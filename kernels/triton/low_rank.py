@@ -371,6 +371,7 @@ def adapted_layers(shape: ModelShape) -> list[tuple[int, tuple[int, ...]]]:
 
 
 def empty_table(shape: ModelShape, in_features: int, sizes: tuple[int, ...]) -> LowRankTable:
+    """Returns a table without adapters on the meta device, for compiling kernels."""
     adapters = [None] * shape.num_adapters
     return prepare_low_rank(adapters, in_features, sizes, shape.torch_dtype, device=torch.device("meta"))
 

@@ -25,7 +25,8 @@ MAJOR, MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
 
 @dataclass(frozen=True)
 class Missing:
-    """Kernels that have not been compiled on this machine."""
+    """Kernels of a model's shape to compile on this machine, by how many processes, and the marker to leave
+    afterwards."""
 
     shape: ModelShape
     capability: int  # GPU capability: 90 for 9.0

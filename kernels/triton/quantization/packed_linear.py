@@ -72,7 +72,8 @@ def _zero_of(zeros_ptr, place, inside, ZERO: tl.constexpr, OFFSET: tl.constexpr,
 
 @triton.jit
 def _x_columns(x_ptr, order_ptr, row, at, tokens, IN: tl.constexpr):
-    """Loads columns of x as [n, rows]."""
+    """Loads the columns `at` of some rows of x as [columns, rows], zeros past the tokens; with an order at permuted
+    places."""
     if order_ptr is not None:
         at = tl.load(order_ptr + at)
     return tl.load(x_ptr + row.to(tl.int64)[None, :] * IN + at[:, None], mask=(row < tokens)[None, :], other=0.0)
@@ -179,7 +180,8 @@ def _widen(
 
 @dataclass(frozen=True)
 class PackedTile:
-    """Tile sizes of a product."""
+    """Tile sizes of a product of packed codes: rows of x, rows of the weight, splits of the features, stages and
+    warps."""
 
     rows: int  # tokens of a tile
     columns: int  # rows of the weight

@@ -140,7 +140,7 @@ def _packed_many_rows(
 
 @dataclass(frozen=True)
 class ManyRowsTile:
-    """Tile sizes of a product."""
+    """Tile sizes of a product with many rows: rows of x, splits of the features and stages."""
 
     rows: int
     splits: int  # splits of the sum
@@ -198,6 +198,7 @@ def tile_for(tokens: int, in_features: int, out_features: int) -> ManyRowsTile:
 
 
 def many_rows_takes(weight: PackedWeight) -> bool:
+    """Returns whether the kernel supports the weight: 4 bits without a table, in long enough spans."""
     return weight.bits == 4 and weight.table is None and weight.span >= LEAST_SPAN
 
 

@@ -55,6 +55,7 @@ def packed_takes(weight: QuantizedWeight, dtype: torch.dtype) -> bool:
 
 
 def span_of(in_features: int, group_size: int) -> int:
+    """Returns the longest span of columns, with two halves interleaved in bytes, that divides rows and groups."""
     return next(span for span in SPANS if in_features % span == 0 and group_size % span == 0)
 
 

@@ -103,6 +103,7 @@ def _best_of_part(
 
 @triton.jit
 def _best_of_row(scores_ptr, tokens_ptr, tops_ptr, out_ptr, num_parts, PARTS: tl.constexpr):
+    """Stores a row's token, the best of its parts; -1 if its largest logit is infinite or NaN."""
     _, token, top = load_best(scores_ptr, tokens_ptr, tops_ptr, num_parts, PARTS)
     tl.store(out_ptr + tl.program_id(0), unless_lost(token, top))
 
@@ -152,6 +153,7 @@ class BestOfParts:
 
     @classmethod
     def empty(cls, rows: int, size: int, device: torch.device) -> BestOfParts:
+        """Allocates the results of all parts of `rows` rows of `size` tokens."""
         num_parts = triton.cdiv(size, TUNING.here.part)
         scores, tops = (torch.empty((rows, num_parts), dtype=torch.float32, device=device) for _ in range(2))
         return cls((scores, torch.empty((rows, num_parts), dtype=torch.int32, device=device), tops), num_parts)

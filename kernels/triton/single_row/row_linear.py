@@ -148,7 +148,7 @@ def _row_linear(
 
 @dataclass(frozen=True)
 class RowTile:
-    """Work per program of a product."""
+    """Work per program of a product: rows of the weight, elements of a row at a time, chunks loaded ahead, warps."""
 
     rows: int  # rows of the weight per program (of each half if gated)
     chunk: int  # elements of those rows at a time

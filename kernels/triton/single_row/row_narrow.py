@@ -25,7 +25,7 @@ class RowNorm:
 
 @dataclass(frozen=True)
 class Narrow:
-    """Products of x with the `down` of its adapter."""
+    """Adapters of a layer, the mapping of the row to one of them, and memory for the products of x with its `down`."""
 
     weights: LowRankTable
     starts: torch.Tensor  # of AdaptedRows

@@ -33,7 +33,8 @@ MAX_BACKOFF_S = 2.0
 
 
 class SessionObserver(Protocol):
-    """Callbacks for the start and end of attachments."""
+    """Callbacks for the start and end of attachments, on the event loop; attached() is awaited before the first plan is
+    read."""
 
     async def attached(self, welcome: pb.SchedulerWelcome) -> None: ...
 

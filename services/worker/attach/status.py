@@ -21,7 +21,8 @@ class WorkerStatus:
     """Aggregates the worker's state for its readers; the session sets `epoch` when it attaches and detaches."""
 
     def __init__(self, name: str, address: str, shutdown: Shutdown, progress: Progress) -> None:
-        """`progress`: progress of loading the weights."""
+        """Creates the status of a worker whose engine is not built yet. `address`: of its gRPC server; `progress`:
+        progress of loading the weights."""
         self._progress = progress
         self._name = name
         self._address = address

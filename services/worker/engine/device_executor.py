@@ -83,7 +83,7 @@ class ReleaseGrammar:
 
 @dataclass(frozen=True, slots=True)
 class MoveBlocks:
-    """Starts a block transfer after the plans before it."""
+    """Starts a transfer between device and host memory after the plans before it."""
 
     receiver: ResultReceiver
     order: pb.Transfer
@@ -161,7 +161,8 @@ Command = Deferred | PageOrder | EndEpoch | ResetCache | ShareGrammar | AddAdapt
 
 
 class OutcomeHandler(Protocol):
-    """Handles the outcomes of commands. Called on the device thread."""
+    """Handles the outcomes of commands: replies to the scheduler, or waits for steps and copies. Called on the device
+    thread."""
 
     def is_current(self, receiver: ResultReceiver) -> bool:
         """Returns whether results for `receiver` are still wanted."""

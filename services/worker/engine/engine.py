@@ -195,6 +195,7 @@ class Engine:
         return await reply
 
     def reset_cache(self) -> None:
+        """Makes all ranks discard their cached KV, in the order of submitted commands."""
         self._inbox.put(ResetCache())
 
     def prepare_grammar(self, receiver: ResultReceiver, order: pb.PrepareGrammar) -> None:

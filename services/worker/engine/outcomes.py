@@ -154,6 +154,7 @@ class OutcomeDispatcher:
         self._requeue(StagesFinished(step))
 
     def _finish_apart(self, step: LaunchedStep) -> None:
+        """Waits for a step on the waiting thread and returns it to the device thread."""
         self._requeue(self._finish(step))
 
     def _finish(self, step: LaunchedStep) -> FinishedStep:

@@ -28,9 +28,11 @@ class Replies:
             self._loop.call_soon_threadsafe(call, *arguments)
 
     def resolve(self, future: asyncio.Future[Any], value: Any) -> None:
+        """Sets the result of a future on the event loop, unless it is done."""
         self.post(_set_result, future, value)
 
     def fail(self, future: asyncio.Future[Any], error: BaseException) -> None:
+        """Sets the exception of a future on the event loop, unless it is done."""
         self.post(set_exception, future, error)
 
     def grammar_prepared(self, receiver: ResultReceiver, grammar_id: bytes, prepared: CompileResult) -> None:
@@ -52,6 +54,7 @@ class Replies:
         self._send(receiver, receiver.adapter_loaded, pb.AdapterLoaded(order_id=order_id, digest=digest))
 
     def adapter_failed(self, receiver: ResultReceiver, order_id: int, error: Exception) -> None:
+        """Reports why an adapter cannot be loaded; errors other than QuireError become Internal."""
         loaded = pb.AdapterLoaded(order_id=order_id, error=to_proto(_as_quire_error(error)))
         self._send(receiver, receiver.adapter_loaded, loaded)
 

@@ -17,7 +17,7 @@ class BackgroundThreads:
     process alive."""
 
     def __init__(self, name: str, num_threads: int = 1, begin: Callable[[], None] = lambda: None) -> None:
-        """`begin`: called first in each thread."""
+        """Starts daemon threads that share one queue of jobs. `name`: of the threads; `begin`: called first in each."""
         self._name = name
         self._begin = begin
         self._jobs: Jobs = queue.SimpleQueue()

@@ -22,7 +22,7 @@ NO_PARENT = 0  # the null block is the parent of every sequence's first block
 
 @dataclass(frozen=True, slots=True)
 class KnownBlocks:
-    """Blocks whose content is known, with hashes and groups."""
+    """Full blocks whose content is known, with hashes and KV groups."""
 
     block_ids: list[int]
     hashes: bytes  # 32 bytes each, same order
@@ -33,7 +33,8 @@ class BlockContents:
     """Record of what each block holds. Arrays are [num_blocks]; each KV group has separate hash chains."""
 
     def __init__(self, num_blocks: int, block_size: int, *, windows: bool = False) -> None:
-        """`windows`: blocks are reallocated while their child blocks stay."""
+        """Creates a record in which no block is known. `windows`: the model has sliding windows, so that blocks are
+        reallocated while their child blocks stay."""
         self._block_size = block_size
         self._windows = windows
         self._tokens = np.zeros((num_blocks, block_size), dtype=np.int32)

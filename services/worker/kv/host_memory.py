@@ -66,7 +66,7 @@ class PendingCopy(Protocol):
 
 
 class PersistentRegion(Protocol):
-    """Host memory that outlives the worker process."""
+    """Host memory with a table of entries by place that outlives the worker process."""
 
     @property
     def content(self) -> npt.NDArray[np.uint8]:
@@ -178,7 +178,7 @@ class HostMemory:
         return _EventCopy(done)
 
     def contents(self) -> dict[int, bytes]:
-        """Returns names by place, after all copies have finished."""
+        """Waits for all copies and returns names by place."""
         if self._stream is not None:
             self._stream.synchronize()
         return dict(self._content)

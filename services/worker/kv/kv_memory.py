@@ -22,7 +22,7 @@ MAX_CPU_BYTES = 4 * GIB
 
 @dataclass(frozen=True, slots=True)
 class BlockShape:
-    """Shape and cost of one block, over all layers."""
+    """Shape of one block over all layers of a page, and its size in bytes."""
 
     num_layers: int
     block_size: int

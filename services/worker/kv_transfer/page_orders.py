@@ -59,7 +59,7 @@ class PendingPageIO:
 
 
 class PagedReplica(Protocol):
-    """Page access of a replica."""
+    """Page access of a replica, as BlockTransfers implements it; methods start work and raise what prevents it."""
 
     def read_pages(self, blocks: U32, *, copied: bool = True) -> ReadPages: ...
 
@@ -69,7 +69,7 @@ class PagedReplica(Protocol):
 
 
 class PageOutcomeHandler(Protocol):
-    """Handles the outcomes of page orders."""
+    """Handles the outcomes of page orders on the device thread; page_io_failed() re-raises fatal device errors."""
 
     def is_current(self, receiver: Any) -> bool: ...
 

@@ -131,7 +131,7 @@ class Pages:
 
 
 class NoPages:
-    """Replaces Pages where blocks cannot be exchanged with other workers."""
+    """Replaces Pages where blocks cannot be exchanged with other workers; no page order may reach it."""
 
     layout = b""
     block_bytes = 0

@@ -12,7 +12,7 @@ from quire.shared.worker_limits import MAX_BLOCKS
 
 @dataclass(frozen=True, slots=True)
 class DeviceDefaults:
-    """Values that 0 in the settings stands for."""
+    """Limits that apply where the settings say 0, by device."""
 
     block_size: int
     max_num_seqs: int
@@ -27,7 +27,7 @@ DEFAULTS = {
 
 @dataclass(frozen=True, slots=True)
 class WorkerLimits:
-    """Maximum load of a worker."""
+    """Maximum load of a worker: slots, tokens per step and sequence, and KV blocks with their layout."""
 
     block_size: int  # token positions
     max_num_seqs: int  # slots

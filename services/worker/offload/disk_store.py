@@ -52,7 +52,7 @@ class HostPlaces(Protocol):
 
 
 class DiskObserver(Protocol):
-    """Callbacks for disk operations, on any thread."""
+    """Callbacks for metrics of disk operations, on any thread; wrote() and read() count bytes of blocks."""
 
     def wrote(self, num_bytes: int) -> None: ...
 

@@ -70,7 +70,7 @@ class WorkerFolder:
 
 
 class BlockFolder:
-    """Folder of blocks within a worker's folder."""
+    """Block files of the current identity and generation within a worker's folder."""
 
     def __init__(self, own: WorkerFolder) -> None:
         self._folder, self._own = own, own.path
@@ -102,6 +102,7 @@ class BlockFolder:
         return self._own / f"{self._identity}-{self._number}"
 
     def close(self) -> None:
+        """Unlocks the worker's folder."""
         self._folder.close()
 
     def _numbers(self) -> Iterator[int]:

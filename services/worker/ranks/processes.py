@@ -62,7 +62,7 @@ class RankProcess(PeerRank):
 
 
 class RankProcesses:
-    """One process per placement, started at once."""
+    """Processes of this host's ranks with the ring that commands them, one per placement, started at construction."""
 
     def __init__(self, placements: Sequence[RankPlacement], build: Callable[[RankPlacement], RankReplica]) -> None:
         """`build`: builds a rank's part in its process and must be picklable."""
