@@ -103,7 +103,8 @@ def microseconds(cut: WarpGroupsCut, tokens: int, in_features: int, out_features
 
 
 def warp_groups_take(weight: PackedWeight) -> bool:
-    """Returns whether the kernel supports the weight: 4 bits without a table, in spans of SPAN, with a multiple of ALIGNED rows."""
+    """Returns whether the kernel supports the weight: 4 bits without a table, spans of SPAN columns, and a multiple of
+    ALIGNED rows."""
     return weight.bits == 4 and weight.table is None and weight.span == SPAN and weight.codes.size(0) % ALIGNED == 0
 
 
