@@ -110,7 +110,8 @@ class Ops:
 
 
 def load(device: str, packages: tuple[str, ...] = ()) -> Ops:
-    """Returns the fastest functions for `device` ("cpu" or "cuda"), or those of `packages` in that order."""
+    """Returns the fastest functions for `device` ("cpu" or "cuda"), each from the first usable package that has it, or
+    from `packages` in that order. Packages that cannot run here are listed with reasons in Ops.refused."""
     refused: dict[str, str] = {}
     usable: list[ModuleType] = []
     for name in packages or PACKAGES[device]:
@@ -143,7 +144,8 @@ def set_num_threads(ops: Ops, count: int) -> None:
 
 
 def find(package: str) -> tuple[ModuleType | None, str]:
-    """Returns the package if its functions can run here, else None and the reason."""
+    """Imports a package; returns it if its functions can run here, else None and the reason. Raises no error for a
+    missing package."""
     try:
         module = importlib.import_module(package)
         reason = module.unavailable()

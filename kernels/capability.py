@@ -41,6 +41,8 @@ class ByCapability(Generic[T]):
         self.rows = dict(sorted(rows.items()))
 
     def of(self, capability: Capability) -> T:
+        """Returns the row for a GPU of `capability`: that of the newest known one that is not newer, else the oldest
+        row."""
         newest = max((known for known in self.rows if known <= capability), default=min(self.rows))
         return self.rows[newest]
 

@@ -50,7 +50,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Imports functions on first use: build.py and first_start.py run without torch."""
+    """Imports the module of a function on first use: build.py and first_start.py run without torch. Raises
+    AttributeError for names not in __all__."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     rooms = {

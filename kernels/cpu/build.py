@@ -27,6 +27,8 @@ WARNINGS = ("-Wall", "-Wextra", "-Wno-uninitialized", "-Wno-psabi")
 
 
 def main(arguments: list[str] | None = None) -> int:
+    """Command line: compiles the library into the package's build folder. Returns the exit status: 1 if a file fails to
+    compile; 0 also without a compiler."""
     parser = argparse.ArgumentParser(prog="python -m quire.kernels.cpu.build", description="Compiles the CPU kernels.")
     parser.add_argument("--arch", default="native", help="as in -march, e.g. x86-64-v3 or x86-64-v4 for images")
     parser.add_argument("--compiler", help=f"default: the first of {', '.join(COMPILERS)}")
@@ -49,11 +51,14 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def find_compiler(wanted: str | None = None) -> str | None:
+    """Returns the path of the compiler `wanted`, else of the first of COMPILERS that is installed; None if there is
+    none."""
     return next((path for name in ((wanted,) if wanted else COMPILERS) if (path := shutil.which(name))), None)
 
 
 def build(compiler: str, arch: str, directory: Path = built.BUILD) -> int:
-    """Brings `directory` up to date; returns how many files were compiled."""
+    """Brings the library in `directory` up to date for `arch` (as in -march), compiling changed files in parallel and
+    removing old objects; returns how many were compiled. Raises CalledProcessError with the compiler's messages."""
     directory.mkdir(parents=True, exist_ok=True)
     flags = (*FLAGS, *WARNINGS, target(arch))
     context = digest(
@@ -106,12 +111,14 @@ def header_folders() -> list[str]:
 
 
 def compile_source(compiler: str, flags: tuple[str, ...], source: Path, target: Path) -> None:
+    """Compiles one source to the object file `target`, which appears complete. Raises CalledProcessError."""
     unfinished = target.with_suffix(f".{os.getpid()}")
     run(compiler, *flags, *header_folders(), "-c", str(source), "-o", str(unfinished))
     unfinished.replace(target)
 
 
 def link(compiler: str, objects: list[Path], library: Path) -> None:
+    """Links the objects to `library`, which appears complete. Raises CalledProcessError."""
     unfinished = library.with_suffix(f".{os.getpid()}")
     run(compiler, "-shared", "-pthread", *map(str, objects), "-o", str(unfinished))
     unfinished.replace(library)  # running processes keep the old file

@@ -51,6 +51,7 @@ def source_digest() -> str:
 
 
 def digest(*parts: str | bytes) -> str:
+    """Returns 16 hexadecimal digits of the SHA-256 of the parts, with separators."""
     total = hashlib.sha256()
     for part in parts:
         total.update(part.encode() if isinstance(part, str) else part)
@@ -67,7 +68,8 @@ def read_stamp(directory: Path) -> dict[str, object]:
 
 
 def unsuitable(directory: Path = BUILD) -> str | None:
-    """Returns why the library in `directory` must not be loaded here, or None."""
+    """Returns why the library in `directory` must not be loaded here (not built, other machine, missing CPU features,
+    other sources), or None."""
     stamp = read_stamp(directory)
     if not stamp or not (directory / LIBRARY).exists():
         return "not built: python -m quire.kernels.cpu.build"

@@ -40,6 +40,8 @@ class PackedExperts:
 
 
 def route(logits: Tensor, routing: Routing, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Routes logits [num_tokens, num_experts] to int32 experts and float32 weights, [num_tokens, top_k] each, best
+    first. Other dtypes use the reference."""
     code = DTYPES.get(logits.dtype)
     if code is None:
         return reference.route(logits, routing, bias)
@@ -75,6 +77,8 @@ def prepare_experts(
     down_bias: Tensor | None = None,
     gate: Gate = SILU,
 ) -> PackedExperts | ExpertsWeight:
+    """Packs gate_up [num_experts, 2 * intermediate_size, hidden_size] and down [num_experts, hidden_size,
+    intermediate_size] into tiles, copying them. Other dtypes use the reference's weight."""
     code = DTYPES.get(gate_up.dtype)
     if code is None:
         return reference.prepare_experts(gate_up, down, gate_up_bias, down_bias, gate)
@@ -115,6 +119,8 @@ def experts(
     load: Tensor | None = None,
     added: ExpertAdditions | None = None,
 ) -> Tensor:
+    """Computes each token's weighted sum of its experts' outputs, [num_tokens, hidden_size] -> the same shape, and adds
+    to `load`, as the reference does. Tensors are dense."""
     if type(packed) is not PackedExperts:
         return reference.experts(x, ids, weights, packed, shared, shared_gate, load, added)
     rows, hidden_size = x.shape

@@ -36,6 +36,7 @@ def ensure(report: Callable[[str], None]) -> bool:
 
 @contextlib.contextmanager
 def _alone(directory: Path) -> Iterator[Path]:
+    """Creates the folder and holds its lock file exclusively, waiting for other processes; yields the folder."""
     directory.mkdir(parents=True, exist_ok=True)
     with (directory / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -18,6 +18,7 @@ ALIGNMENT = 64
 
 
 def dense(*tensors: Tensor) -> bool:
+    """Returns whether all tensors are contiguous."""
     for tensor in tensors:  # noqa: SIM110  all() over a generator takes twice as long
         if not tensor.is_contiguous():
             return False
@@ -44,6 +45,8 @@ def aligned(num_bytes: int) -> Tensor:
 
 
 def prepare_linear(weight: Tensor, bias: Tensor | None) -> PackedWeight | LinearWeight:
+    """Packs `weight` [out_features, in_features] into tiles, copying it, and keeps a copy of `bias` if needed.
+    Unsupported or mixed dtypes return the reference's weight."""
     code = DTYPES.get(weight.dtype)
     if code is None or (bias is not None and bias.dtype is not weight.dtype):
         return reference.prepare_linear(weight, bias)
@@ -58,6 +61,8 @@ def prepare_linear(weight: Tensor, bias: Tensor | None) -> PackedWeight | Linear
 
 
 def linear(x: Tensor, weight: PackedWeight | LinearWeight) -> Tensor:
+    """Computes x @ weight.T + bias: dense [num_tokens, in_features] -> [num_tokens, out_features], in the weight's
+    dtype."""
     if type(weight) is not PackedWeight:
         return reference.linear(x, weight)
     rows, in_features = x.shape
@@ -79,6 +84,7 @@ def linear(x: Tensor, weight: PackedWeight | LinearWeight) -> Tensor:
 
 
 def embed(ids: Tensor, table: Tensor) -> Tensor:
+    """Gathers rows of `table` [vocab_size, hidden_size] at `ids` [num_tokens]; ids are not checked."""
     if ids.dtype is not torch.int32:
         ids = ids.int()
     assert dense(ids, table)
@@ -89,6 +95,8 @@ def embed(ids: Tensor, table: Tensor) -> Tensor:
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Computes x / sqrt(mean(x²) + eps) * weight over the last dimension; x is dense. Mixed dtypes use the
+    reference."""
     code = DTYPES.get(x.dtype)
     if code is None or weight.dtype is not x.dtype:
         return reference.rms_norm(x, weight, eps)
@@ -100,6 +108,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Adds `x` to `residual` in place and returns the RMS norm of the sum; both dense [num_tokens, size]. Mixed dtypes
+    use the reference."""
     code = DTYPES.get(x.dtype)
     if code is None or weight.dtype is not x.dtype or residual.dtype is not x.dtype:
         return reference.add_rms_norm(x, residual, weight, eps)
@@ -112,6 +122,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Ten
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
+    """Computes silu(gate) * up: dense [num_tokens, 2 * size], gates first -> [num_tokens, size]."""
     code = DTYPES.get(gate_up.dtype)
     if code is None:
         return reference.silu_mul(gate_up)
@@ -135,6 +146,8 @@ def qk_norm_rope_store(
     num_q_heads: int,
     num_kv_heads: int,
 ) -> Tensor:
+    """Normalizes and rotates queries and keys, stores keys and values in the caches, and returns the queries
+    [num_tokens, num_q_heads, head_dim]. A cache or norm weight of another dtype uses the reference."""
     code = DTYPES.get(qkv.dtype)
     weighted = q_weight is not None and k_weight is not None
     mixed = k_cache.dtype is not qkv.dtype or (weighted and q_weight.dtype is not qkv.dtype)
@@ -181,6 +194,8 @@ def paged_attention(
     chunked: bool = False,
     tree_mask: Tensor | None = None,
 ) -> Tensor:
+    """Computes causal attention of each sequence's last rows over its blocks -> [num_tokens, num_q_heads, head_dim]. A
+    cache of another dtype uses the reference; query_start is required."""
     code = DTYPES.get(q.dtype)
     if code is None or k_cache.dtype is not q.dtype:
         return reference.paged_attention(
@@ -239,6 +254,8 @@ def sample(
     seeds: Tensor,
     positions: Tensor,
 ) -> Tensor:
+    """Samples one token per row of dense float32 logits [num_rows, vocab_size]: int32 [num_rows]. None disables a
+    filter, no temperature is greedy, as in the reference."""
     if logits.dtype is not torch.float32:
         return reference.sample(logits, temperature, top_k, top_p, min_p, seeds, positions)
     rows, size = logits.shape
@@ -264,6 +281,8 @@ def sample(
 def mask_logits(
     logits: Tensor, rows: Tensor | None, masks: Tensor, places: Tensor | None = None, first: int = 0
 ) -> None:
+    """Sets logits of tokens whose bit in `masks` is 0 to minus infinity, in place. A part of the vocabulary uses the
+    reference."""
     vocab_size = logits.size(1)
     if first or masks.size(1) != -(-vocab_size // 32):  # a part of the vocabulary
         return reference.mask_logits(logits, rows, masks, places, first)

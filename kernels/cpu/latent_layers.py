@@ -27,6 +27,8 @@ class PackedHeads:
 
 
 def prepare_head_linear(weight: Tensor) -> PackedHeads | Tensor:
+    """Packs each head's weight of [num_heads, out_features, in_features] into tiles, copying it; other dtypes use the
+    reference's weight."""
     code = DTYPES.get(weight.dtype)
     if code is None:
         return reference.prepare_head_linear(weight)
@@ -41,6 +43,8 @@ def prepare_head_linear(weight: Tensor) -> PackedHeads | Tensor:
 
 
 def head_linear(x: Tensor, weight: PackedHeads | Tensor) -> Tensor:
+    """Multiplies each head: [num_tokens, num_heads, in_features] -> [num_tokens, num_heads, out_features]; elements of
+    a head are contiguous."""
     if type(weight) is not PackedHeads:
         return reference.head_linear(x, weight)
     rows, num_heads, in_features = x.shape
@@ -73,6 +77,8 @@ def latent_store(
     slot_mapping: Tensor,
     cache: Tensor,
 ) -> None:
+    """Normalizes and rotates latent vectors, stores them in `cache` and rotates the ends of q's heads in place. Mixed
+    dtypes use the reference."""
     code = DTYPES.get(q.dtype)
     if code is None or not (cache.dtype is latent.dtype is weight.dtype is q.dtype):
         return reference.latent_store(q, latent, weight, eps, cos_sin, positions, slot_mapping, cache)
@@ -109,6 +115,8 @@ def latent_attention(
     seq_lens: Tensor,
     scale: float,
 ) -> Tensor:
+    """Computes causal attention over cached latent vectors -> [num_tokens, num_heads, rank]. A cache of another dtype
+    uses the reference; query_start is required."""
     code = DTYPES.get(q.dtype)
     if code is None or cache.dtype is not q.dtype:
         return reference.latent_attention(q, q_rotated, cache, block_tables, query_start, seq_lens, scale)

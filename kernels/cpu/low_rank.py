@@ -42,6 +42,8 @@ def prepare_low_rank(
     most_rank: int = MOST_RANK,
     device: torch.device | None = None,
 ) -> PackedLowRanks | LowRankWeights:
+    """Packs the adapters of a layer by number, None: unchanged, with a table of addresses that C reads. Other dtypes
+    use the reference; `most_rank` and `device` are ignored."""
     code = DTYPES.get(dtype)
     if code is None:
         return reference.prepare_low_rank(adapters, in_features, sizes, dtype)
@@ -54,6 +56,8 @@ def prepare_low_rank(
 
 
 def put_low_rank(weights: PackedLowRanks | LowRankWeights, number: int, update: LowRankAddition | None) -> None:
+    """Replaces the weights of the adapter `number` and frees the previous ones; call between two steps. Recorded tapes
+    use the new ones from their next replay on."""
     if type(weights) is not PackedLowRanks:
         reference.put_low_rank(weights, number, update)
         return
@@ -92,6 +96,8 @@ def fused(update: LowRankAddition, sizes: Sequence[int]) -> tuple[Tensor, Tensor
 
 
 def add_low_rank(x: Tensor, result: Tensor, weights: PackedLowRanks | LowRankWeights, rows: AdaptedRows) -> None:
+    """Adds each row's low-rank product to `result` [num_tokens, out_features] in place, gains first; rows without an
+    adapter stay."""
     if type(weights) is not PackedLowRanks:
         return reference.add_low_rank(x, result, weights, rows)
     assert x.dtype is weights.dtype
@@ -100,6 +106,8 @@ def add_low_rank(x: Tensor, result: Tensor, weights: PackedLowRanks | LowRankWei
 
 
 def embed_low_rank(ids: Tensor, result: Tensor, weights: PackedLowRanks | LowRankWeights, rows: AdaptedRows) -> None:
+    """Adds each row's low-rank embedding of `ids` int32 [num_tokens] to `result` [num_tokens, hidden_size] in place,
+    gains first."""
     if type(weights) is not PackedLowRanks:
         return reference.embed_low_rank(ids, result, weights, rows)
     assert ids.dtype is torch.int32
@@ -110,6 +118,7 @@ def embed_low_rank(ids: Tensor, result: Tensor, weights: PackedLowRanks | LowRan
 def _call(
     function: Callable[..., None], given: Tensor, result: Tensor, weights: PackedLowRanks, rows: AdaptedRows
 ) -> None:
+    """Calls a function of the library with dense tensors and the addresses of table and rows; `given`: x or ids."""
     assert result.dtype is weights.dtype
     assert result.size(1) == weights.out_features
     assert dense(given, result)

@@ -47,7 +47,7 @@ DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 
 
 def load() -> tuple[ctypes.CDLL | None, str | None]:
-    """Returns the library, or None and why it cannot be used."""
+    """Loads the library that suits this machine; returns it, or None and why it cannot be used."""
     directory = built.suitable()
     if directory is None:
         return None, built.unsuitable()
@@ -58,6 +58,7 @@ def load() -> tuple[ctypes.CDLL | None, str | None]:
 
 
 def bind(library: ctypes.CDLL) -> ctypes.CDLL:
+    """Declares the argument and result types of all functions of the library and returns it."""
     integer, pointer = ctypes.c_int64, ctypes.c_void_p
     for name, signature in SIGNATURES.items():
         declare(library, name, None, *(_TYPES[letter] for letter in signature))

@@ -58,6 +58,7 @@ def usable_cores() -> int:
 
 
 def _siblings(cpu: int) -> str:
+    """Returns the list of hardware threads of a CPU's core, which names the core; the CPU's own number if unknown."""
     try:
         return Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text()
     except OSError:
@@ -65,7 +66,7 @@ def _siblings(cpu: int) -> str:
 
 
 def _quota() -> float:
-    """Returns the CPUs granted by the cgroup (v2)."""
+    """Returns the CPUs granted by the cgroup (v2), possibly fractional; infinity without a limit."""
     try:
         granted, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
     except (OSError, ValueError):

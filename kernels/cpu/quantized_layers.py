@@ -40,7 +40,7 @@ class PackedCodes:
 
 @dataclass(frozen=True, slots=True)
 class PackedEightBits:
-    """8-bit weight multiplied with 8-bit activations."""
+    """8-bit weight multiplied with 8-bit activations; the arguments of the call are precomputed."""
 
     in_features: int
     out_features: int
@@ -52,8 +52,8 @@ Packed = PackedCodes | PackedEightBits | PackedWeight | LinearWeight
 
 
 def prepare_quantized_linear(weight: QuantizedWeight, dtype: torch.dtype) -> Packed:
-    """Packs a weight for products with activations of `dtype`: as 8-bit integers or as codes where the processor,
-    `dtype` and the weight's shape permit it, otherwise dequantized."""
+    """Packs a quantized weight for products with x in `dtype`: as 8-bit integers, as packed codes, or dequantized where
+    the processor, dtype or group size permits neither."""
     if _meets_integers(weight, dtype):
         return _prepare_integers(weight)
     lanes = LIBRARY.quire_has_codes()
@@ -78,6 +78,7 @@ def prepare_quantized_linear(weight: QuantizedWeight, dtype: torch.dtype) -> Pac
 
 
 def _meets_integers(weight: QuantizedWeight, dtype: torch.dtype) -> bool:
+    """Returns whether the weight and processor support the product of 8-bit integers with quantized activations."""
     wanted, columns = weight.activations, weight.codes.size(1)
     return (
         wanted is not None
@@ -95,6 +96,8 @@ def _meets_integers(weight: QuantizedWeight, dtype: torch.dtype) -> bool:
 
 
 def _prepare_integers(weight: QuantizedWeight) -> PackedEightBits:
+    """Packs 8-bit codes, shifted to unsigned, in blocks of 64 bytes for the integer product, with float32 scales per
+    row."""
     assert weight.activations is not None
     lanes = LIBRARY.quire_has_integers()
     out_features, in_features = weight.codes.shape
@@ -157,6 +160,7 @@ def _in_panels(blocks: Tensor) -> Tensor:
 
 
 def _aligned(packed: Tensor) -> Tensor:
+    """Copies packed bytes to new memory aligned to ALIGNMENT, in huge pages if possible."""
     memory = torch.empty(packed.numel() + ALIGNMENT, dtype=torch.uint8)
     place = memory[-memory.data_ptr() % ALIGNMENT :][: packed.numel()]
     prefer_huge_pages(place).copy_(packed.flatten())
@@ -164,6 +168,8 @@ def _aligned(packed: Tensor) -> Tensor:
 
 
 def quantized_linear(x: Tensor, weight: Packed) -> Tensor:
+    """Computes x @ weight.T + bias: dense [num_tokens, in_features] -> [num_tokens, out_features]; packed codes and
+    integers need x in bfloat16."""
     if type(weight) is PackedEightBits:
         return _integer_linear(x, weight)
     if type(weight) is not PackedCodes:
@@ -185,12 +191,14 @@ def quantized_linear(x: Tensor, weight: Packed) -> Tensor:
 
 
 def _integer_linear(x: Tensor, weight: PackedEightBits) -> Tensor:
+    """Quantizes x in bfloat16 and multiplies in 8-bit integers -> bfloat16 [num_tokens, out_features]."""
     rows, out = x.size(0), _result(x, weight)
     calls.integer_linear(rows, weight.in_features, weight.out_features, x.data_ptr(), *weight.pointers, out.data_ptr())
     return out
 
 
 def _result(x: Tensor, weight: PackedCodes | PackedEightBits) -> Tensor:
+    """Checks x against the weight and returns an uninitialized result [num_tokens, out_features]."""
     assert x.dtype is torch.bfloat16
     assert x.size(1) == weight.in_features
     assert x.is_contiguous()

@@ -25,6 +25,8 @@ def short_convolution(
     block_size: int,
     bias: Tensor | None = None,
 ) -> Tensor:
+    """Computes silu(bias + convolution) of x [num_tokens, num_channels], -> the same shape, and stores the inputs for
+    later steps in the pages. Other dtypes or longer filters use the reference."""
     code = DTYPES.get(x.dtype)
     if code is None or weight.size(1) > MOST_TAPS:
         return reference.short_convolution(x, weight, pages, block_tables, query_start, seq_lens, block_size, bias)
@@ -68,6 +70,8 @@ def gated_delta_rule(
     seq_lens: Tensor,
     block_size: int,
 ) -> Tensor:
+    """Computes the outputs [num_tokens, num_heads, value_dim] of the gated delta rule and stores states in the pages.
+    Other dtypes use the reference."""
     code = DTYPES.get(qkv.dtype)
     if code is None:
         return reference.gated_delta_rule(
@@ -90,6 +94,8 @@ def state_space_scan(
     seq_lens: Tensor,
     block_size: int,
 ) -> Tensor:
+    """Computes the outputs [num_tokens, num_heads, value_dim] of a Mamba-2 scan and stores states in the pages. Other
+    dtypes use the reference."""
     code = DTYPES.get(qkv.dtype)
     if code is None:
         return reference.state_space_scan(
@@ -112,10 +118,8 @@ def _scan(
     seq_lens: Tensor,
     block_size: int,
 ) -> Tensor:
-    """Calls the library's scan over states.
-
-    `by_token`: qkv and other per-token inputs in the library's order; `by_head`: rates and step biases, float32.
-    """
+    """Calls the library's scan over states, which writes the pages; returns [num_tokens, num_heads, value_dim].
+    `by_token`: qkv and other per-token inputs in the library's order; `by_head`: rates and step biases, float32."""
     qkv, shape = by_token[0], pages.shape
     assert all(tensor.dtype is qkv.dtype and tensor.stride(1) == 1 for tensor in by_token)
     assert all(tensor.dtype is torch.float32 for tensor in by_head)
@@ -149,6 +153,8 @@ def _scan(
 
 
 def gated_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Computes rms_norm(x) * silu(gate): [num_tokens, num_heads, size] -> [num_tokens, num_heads * size]. Other dtypes
+    use the reference."""
     code = DTYPES.get(x.dtype)
     if code is None:
         return reference.gated_norm(x, gate, weight, eps)
@@ -173,6 +179,7 @@ def gated_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def _check(pages: StatePages, block_tables: Tensor, query_start: Tensor | None, seq_lens: Tensor) -> None:
+    """Asserts dtypes and layouts of pages, tables and lengths, which C does not check."""
     assert pages.first.dtype is pages.second.dtype is torch.float32
     assert block_tables.dtype is seq_lens.dtype is torch.int32
     assert block_tables.stride(1) == 1

@@ -36,6 +36,8 @@ class Tape:
     """
 
     def __init__(self, **largest: int) -> None:
+        """Creates an empty tape in the library, freed with this object. `largest`: maximum of each size by name, all
+        different."""
         assert LIBRARY is not None, "the library is unavailable"
         assert len(set(largest.values())) == len(largest), f"sizes must differ: {largest}"
         self.largest = largest
@@ -67,7 +69,8 @@ class Tape:
             vars(calls).update(before)
 
     def replay(self, **sizes: int) -> None:
-        """Runs the calls with these sizes, in one C call; rows beyond them are neither read nor written."""
+        """Runs the recorded calls with these sizes, each at most its maximum, in one C call; rows beyond them are
+        neither read nor written."""
         for number, (name, most) in enumerate(self.largest.items()):
             assert 0 <= sizes[name] <= most, f"{name} = {sizes[name]}, recorded for {most}"
             self._sizes[number] = sizes[name]
@@ -79,6 +82,8 @@ class Tape:
         return self._arena.num_bytes
 
     def _recorder(self, name: str):
+        """Returns a function that adds a call of `name` to the tape instead of running it; arguments that equal a
+        size's maximum vary at replay."""
         signature = SIGNATURES[name]
 
         def record(*arguments) -> None:
@@ -96,6 +101,7 @@ class Tape:
         return record
 
     def _size_number(self, name: str, rows: int) -> int:
+        """Returns the index of the size whose maximum is `rows`; asserts that there is one."""
         assert rows in self._number, f"{name} has {rows} rows, which is none of {self.largest}"
         return self._number[rows]
 
@@ -111,6 +117,7 @@ class Arena:
         return self.empty(*tensor.shape, dtype=tensor.dtype)
 
     def empty(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
+        """Allocates a tensor aligned to ALIGNMENT; its memory is reused when no view of it is left."""
         count = math.prod(shape)
         memory = self._take(max(count * dtype.itemsize, 1))
         start = -ctypes.addressof(memory) % ALIGNMENT
@@ -140,6 +147,7 @@ class OnlyViews(TorchDispatchMode):
         return False
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        """Runs operations that only create views, decomposing composite ones; raises RuntimeError for any other."""
         kwargs = kwargs or {}
         if func.overloadpacket in VIEWS:
             return func(*args, **kwargs)

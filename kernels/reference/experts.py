@@ -48,7 +48,8 @@ def route(
 
 
 def _looked_at(choice: torch.Tensor, routing: Routing) -> torch.Tensor:
-    """Returns the mask of experts in the best groups, bool of choice's shape."""
+    """Returns the mask, bool of choice's shape, of experts in each token's best `top_groups` groups; a group's merit is
+    the sum of its best `group_top` scores."""
     grouped = choice.view(len(choice), routing.num_groups, -1)
     merit = grouped.topk(routing.group_top, dim=2).values.sum(2)
     best = merit.sort(dim=1, descending=True, stable=True).indices[:, : routing.top_groups]
@@ -107,7 +108,8 @@ def experts(
 
 
 def _expert(x: torch.Tensor, packed: ExpertsWeight, expert: int, added: ExpertAdditions | None) -> torch.Tensor:
-    """Runs one expert; `added`: adapters of the rows of x."""
+    """Computes one expert's output for x [num_rows, hidden_size], same shape, unweighted; `added`: adapters of the rows
+    of x."""
 
     def bias(of: torch.Tensor | None) -> torch.Tensor | None:
         return None if of is None else of[expert]

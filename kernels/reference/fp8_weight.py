@@ -11,10 +11,9 @@ BLOCK = 128  # side of a weight block, and elements of a token per activation sc
 
 
 def quantize_to_fp8(weight: torch.Tensor, bias: torch.Tensor | None, *, blocks: bool) -> QuantizedWeight:
-    """Quantizes `weight` [out_features, in_features] with a scale per row, and activations with one per token.
-
-    `blocks`: per BLOCK x BLOCK block, and per BLOCK elements of a token.
-    """
+    """Quantizes `weight` [out_features, in_features] to float8_e4m3fn with a scale per row; activations are to be
+    quantized with one per token. `blocks`: a scale per BLOCK x BLOCK block instead, and per BLOCK elements of a
+    token."""
     rows, columns = weight.shape
     if not blocks:
         scales = _scales(weight.abs().amax(1, keepdim=True))
@@ -29,6 +28,7 @@ def quantize_to_fp8(weight: torch.Tensor, bias: torch.Tensor | None, *, blocks: 
 
 
 def _scales(largest: torch.Tensor) -> torch.Tensor:
+    """Returns float32 scales by which the magnitudes `largest` become the largest 8-bit float."""
     return (largest.float() / FP8_MAX).clamp(min=LEAST_SCALE)
 
 

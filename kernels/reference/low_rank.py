@@ -42,6 +42,7 @@ class AdaptedRows:
 
     @classmethod
     def none(cls, most: int, num_adapters: int) -> AdaptedRows:
+        """Returns a mapping in which no row is adapted, with room for `most` rows."""
         return cls(*(torch.zeros(size, dtype=torch.int32) for size in (num_adapters + 1, most, most)))
 
     @classmethod
@@ -147,7 +148,8 @@ def embed_low_rank(ids: torch.Tensor, result: torch.Tensor, weights: LowRankWeig
 
 
 def _scale(result: torch.Tensor, tokens: torch.Tensor, update: LowRankAddition) -> None:
-    """Applies an adapter's gains in place."""
+    """Multiplies the rows `tokens` of `result` by an adapter's gains and adds its offsets, in place; does nothing
+    without gains."""
     if update.gains is not None:
         scaled = result.index_select(0, tokens).float() * update.gains[0] + update.gains[1]
         result.index_copy_(0, tokens.long(), scaled.to(result.dtype))

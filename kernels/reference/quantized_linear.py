@@ -50,17 +50,19 @@ class QuantizedWeight:
         return values if self.order is None else values[:, self.order.argsort()]
 
     def _by_column(self, groups: torch.Tensor) -> torch.Tensor:
+        """Expands values per group [out_features, groups] to columns; one group per row stays and broadcasts."""
         if groups.size(1) == 1:
             return groups
         return groups.repeat_interleave(self.group_size, 1)[:, : self.codes.size(1)]
 
     def select_rows(self, rows: torch.Tensor) -> QuantizedWeight:
+        """Returns the weight of these rows of the output, with their bias."""
         zeros = None if self.zeros is None else self.zeros[rows]
         bias = None if self.bias is None else self.bias[rows]
         return replace(self, codes=self.codes[rows], scales=self.scales[rows], zeros=zeros, bias=bias)
 
     def select_columns(self, begin: int, end: int) -> QuantizedWeight:
-        """Selects whole groups, for a weight with columns in x's order."""
+        """Returns the weight of columns [begin, end), which must be whole groups; only for columns in x's order."""
         assert self.order is None, "a row's groups lie anywhere in x"
         if self.scales.size(1) == 1:
             return replace(self, codes=self.codes[:, begin:end], group_size=end - begin)
@@ -76,7 +78,8 @@ class QuantizedWeight:
 
 
 def side_by_side(weights: Sequence[QuantizedWeight], bias: torch.Tensor | None) -> QuantizedWeight:
-    """Concatenates the rows of weights that are quantized in the same way."""
+    """Concatenates the rows of weights that are quantized in the same way, with one `bias` for all rows. Weights with
+    different orders or tables are dequantized."""
     first = weights[0]
     if len(weights) == 1:
         return replace(first, bias=bias)
@@ -108,7 +111,8 @@ def prepare_quantized_linear(weight: QuantizedWeight, dtype: torch.dtype) -> Qua
 
 
 def quantize_activations(x: torch.Tensor, wanted: QuantizedActivations) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantizes x [num_tokens, in_features] to codes of that shape and float32 scales [num_tokens, groups]."""
+    """Quantizes x [num_tokens, in_features] to codes of that shape and float32 scales [num_tokens, groups]: per token
+    and group from the largest magnitude, or `wanted.scale` for all. Larger values are clamped."""
     tokens, size = x.shape
     group = wanted.group_size or size
     groups = torch.nn.functional.pad(x.float(), (0, -size % group)).view(tokens, -1, group)
@@ -122,7 +126,8 @@ def quantize_activations(x: torch.Tensor, wanted: QuantizedActivations) -> tuple
 
 
 def quantized_linear(x: torch.Tensor, weight: QuantizedWeight) -> torch.Tensor:
-    """Computes x @ weight.T + bias: [num_tokens, in_features] -> [num_tokens, out_features], in x's dtype."""
+    """Computes x @ weight.T + bias in float32: [num_tokens, in_features] -> [num_tokens, out_features], in x's dtype.
+    Quantizes x first if the weight requests it."""
     wide = x.float()
     if weight.activations is not None:
         codes, scales = quantize_activations(x, weight.activations)

@@ -30,6 +30,7 @@ MIN_CAPABILITY = SM80  # bfloat16 in matrix instructions
 
 
 def unavailable() -> str | None:
+    """Returns why no kernel can run here (no CUDA device, or one below compute capability 8.0), or None."""
     if not torch.cuda.is_available():
         return "torch sees no CUDA device"
     capability = torch.cuda.get_device_capability()

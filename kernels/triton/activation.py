@@ -14,6 +14,8 @@ from quire.kernels.triton.precompile.shapes import ROWS, Calls, ModelShape
 
 @dataclass(frozen=True)
 class ActivationTuning:
+    """Elements per program and warps of the gated activation."""
+
     block: int  # elements per program
     warps: int
 
@@ -24,6 +26,7 @@ TUNING = ByCapability({SM90: ActivationTuning(block=1024, warps=4)})
 
 @triton.jit
 def _silu_mul(gate_up_ptr, out_ptr, size, BLOCK: tl.constexpr):
+    """Computes BLOCK elements of one row's silu(gate) * up."""
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = at < size
@@ -34,6 +37,7 @@ def _silu_mul(gate_up_ptr, out_ptr, size, BLOCK: tl.constexpr):
 
 
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    """Computes silu(gate) * up: [num_tokens, 2 * size], gates first -> [num_tokens, size]."""
     gate_up = gate_up.contiguous()
     rows, size = gate_up.size(0), gate_up.size(1) // 2
     out = torch.empty((rows, size), dtype=gate_up.dtype, device=gate_up.device)

@@ -27,7 +27,7 @@ from quire.kernels.triton.precompile.shapes import Calls, ModelShape, ints
 
 @dataclass(frozen=True)
 class LowRankCut:
-    """Tile sizes of both products."""
+    """Tile sizes of both products: rows, ranks and depth of a tile, splits of the features, warps."""
 
     rows: int  # of a tile
     ranks: int  # at a time
@@ -63,6 +63,7 @@ MOST_GRAPH_ROWS = 3072  # maximum rows of a step in a graph
 
 
 def cut_for(num_rows: int) -> LowRankCut:
+    """Returns the tile sizes for this number of rows."""
     return next(cut for most, cut in TUNING.here.cuts.items() if num_rows <= most)
 
 
@@ -154,7 +155,8 @@ def _pick(
     RANKS: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """Computes _shrink for one-hot rows; `like_ptr`: the weights' type."""
+    """Gathers the columns of `down` at token ids, as _shrink() for one-hot rows; `like_ptr`: any pointer to the
+    weights' type."""
     number, first, end = _tile(starts_ptr, tl.program_id(0), num_adapters, ROWS, WIDTH)
     if number < 0:
         return
@@ -195,6 +197,7 @@ def _expand(
     ALIGNED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
+    """Adds up the splits of `narrow`, multiplies with `up` and adds to a tile of the result, gains first."""
     number, first, end = _tile(starts_ptr, tl.program_id(1), num_adapters, ROWS, WIDTH)
     if number < 0:
         return
@@ -240,7 +243,8 @@ def _expand(
 def add_low_rank(
     x: torch.Tensor, result: torch.Tensor, weights: LowRankTable, rows: AdaptedRows, *, share: int = 1
 ) -> None:
-    """Adds the adapters' products; `share`: consecutive rows of the result with one common row of x."""
+    """Adds each row's low-rank product to `result` [num_rows, out_features] in place, gains first, in two launches.
+    `share`: consecutive rows of the result that have one row of x [num_rows / share, in_features] in common."""
     add_low_rank_cut(x, result, weights, rows, cut=cut_for(result.size(0)), share=share)
 
 
@@ -253,7 +257,8 @@ def add_low_rank_cut(
     cut: LowRankCut,
     share: int = 1,
 ) -> None:
-    """Adds the adapters' products with a given cut; `rows` may have capacity for more rows than x has."""
+    """Adds the adapters' products as add_low_rank(), with the tile sizes `cut`; `rows` may have capacity for more rows
+    than x has."""
     num_rows, in_features = result.size(0), x.size(1)
     if not num_rows:
         return
@@ -291,6 +296,8 @@ def add_low_rank_cut(
 
 
 def embed_low_rank(ids: torch.Tensor, result: torch.Tensor, weights: LowRankTable, rows: AdaptedRows) -> None:
+    """Adds each row's low-rank embedding of `ids` int32 [num_rows] to `result` [num_rows, hidden_size] in place, gains
+    first, in two launches."""
     num_rows = ids.size(0)
     if not num_rows:
         return
@@ -364,11 +371,14 @@ def adapted_layers(shape: ModelShape) -> list[tuple[int, tuple[int, ...]]]:
 
 
 def empty_table(shape: ModelShape, in_features: int, sizes: tuple[int, ...]) -> LowRankTable:
+    """Returns a table without adapters on the meta device, for compiling kernels."""
     adapters = [None] * shape.num_adapters
     return prepare_low_rank(adapters, in_features, sizes, shape.torch_dtype, device=torch.device("meta"))
 
 
 def precompile_calls(shape: ModelShape) -> Calls:
+    """Yields the calls of the adapters' kernels for the row counts of decode graphs; none without adapters or
+    batch-invariantly."""
     if not shape.num_adapters or shape.batch_invariant:
         return
 

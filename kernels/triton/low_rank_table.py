@@ -47,6 +47,8 @@ def prepare_low_rank(
     most_rank: int = MOST_RANK,
     device: torch.device | None = None,
 ) -> LowRankTable:
+    """Packs the adapters of a layer by number (None: unchanged) on `device`, padded to `most_rank`, with a table of
+    addresses that kernels read."""
     tiles, row = [], 0
     for projection, size in enumerate(sizes):
         tiles += [(projection, first, row + size) for first in range(row, row + size, COLUMNS)]
@@ -66,6 +68,8 @@ def prepare_low_rank(
 
 
 def put_low_rank(weights: LowRankTable, number: int, update: LowRankAddition | None) -> None:
+    """Replaces the weights of the adapter `number` in the table, in stream order, and drops the previous ones; graphs
+    use the new ones from their next replay on. None removes the adapter."""
     words = [0] * NUM_WORDS.value
     is_there = update is not None and any(pair is not None for pair in update.pairs)
     if weights.owners.pop(number, None) is None and not is_there:
@@ -79,6 +83,8 @@ def put_low_rank(weights: LowRankTable, number: int, update: LowRankAddition | N
 
 
 def _packed(update: LowRankAddition, weights: LowRankTable) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns `down` [projections * ranks, in_features] and `up` [out_features, ranks] of an adapter, its ranks padded
+    with zeros."""
     ranks = padded(max(pair[0].size(0) for pair in update.pairs if pair is not None))
     assert ranks * len(weights.sizes) <= weights.most_ranks
     device, sizes = weights.table.device, weights.sizes

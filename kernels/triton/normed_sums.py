@@ -32,6 +32,7 @@ def _normed_sum_of_ranks(
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    """Sends a row to all ranks, adds their rows in rank order to the residual, and normalizes it."""
     column = tl.arange(0, WIDTH)
     inside = column < WORDS
     at = tl.program_id(0) * WORDS + column

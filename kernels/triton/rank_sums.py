@@ -73,6 +73,7 @@ def _sum_of_ranks(
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
+    """Sends a block to all ranks, waits for theirs and adds them in rank order, into the residual if ADD."""
     block = tl.program_id(0)
     if PDL:
         launch_dependents()
@@ -119,11 +120,9 @@ def sum_of_ranks_takes(x: torch.Tensor, mailbox: RankMailbox) -> bool:
 def sum_of_ranks(
     x: torch.Tensor, mailbox: RankMailbox, residual: torch.Tensor | None = None, *, pdl: bool = False
 ) -> torch.Tensor:
-    """Computes rank_sums of quire.kernels.reference; all ranks call it with their parts in the same order.
-
-    Without a residual the sum replaces `x`. `pdl`: in a chain of kernels that wait for their inputs; loads of the next
-    kernel overlap with waiting for the other ranks.
-    """
+    """Sums x over ranks as kernels/reference/rank_sums.py and returns the result, which replaces `x`, or is added to
+    `residual` in place. All ranks call it in the same order. `pdl`: in a chain of kernels that wait for their inputs;
+    loads of the next kernel overlap with waiting for the other ranks."""
     assert sum_of_ranks_takes(x, mailbox)
     out = x if residual is None else residual
     assert x.is_contiguous()

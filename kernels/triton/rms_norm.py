@@ -14,6 +14,8 @@ from quire.kernels.triton.precompile.shapes import ROWS, Calls, ModelShape
 
 @dataclass(frozen=True)
 class NormTuning:
+    """Warps of a normalization by the width of a row."""
+
     warp_elements: int  # minimum elements of a row per warp
     most_warps: int
 
@@ -39,6 +41,7 @@ def _rms_norm(x_ptr, residual_ptr, weight_ptr, out_ptr, eps, size, WIDTH: tl.con
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """Computes x / sqrt(mean(x²) + eps) * weight over the last dimension, in x's dtype."""
     x = x.contiguous()
     out = torch.empty_like(x)
     _launch(x, None, weight, out, eps)
@@ -46,6 +49,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 
 
 def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """Adds `x` to `residual` (contiguous) in place and returns the RMS norm of the sum; both [num_tokens, size]."""
     assert residual.is_contiguous()
     x = x.contiguous()
     out = torch.empty_like(x)
@@ -56,6 +60,7 @@ def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, 
 def _launch(
     x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, out: torch.Tensor, eps: float
 ) -> None:
+    """Launches the norm of all rows into `out`; a `residual` is updated in place first."""
     size = weight.size(0)
     width = triton.next_power_of_2(size)
     rows = x.numel() // size

@@ -15,6 +15,7 @@ BLOCK = 128
 def _begin_step(
     slots_ptr, given_ptr, places_ptr, ids_ptr, last_tokens_ptr, tables_ptr, out_ptr, num_rows, BLOCK: tl.constexpr
 ):
+    """Computes begin_step() for BLOCK rows."""
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = row < num_rows
     place = tl.load(places_ptr + row, mask=inside, other=0)
@@ -27,6 +28,7 @@ def _begin_step(
 
 @triton.jit(do_not_specialize=["num_rows"])
 def _end_step(slots_ptr, token_ids_ptr, last_tokens_ptr, num_rows, BLOCK: tl.constexpr):
+    """Stores the sampled tokens of BLOCK rows as the last tokens of their slots."""
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = row < num_rows
     slot = tl.load(slots_ptr + row, mask=inside, other=0)

@@ -105,6 +105,7 @@ def _sum_in_two_shots(
     BLOCK: tl.constexpr,
     FLAGS: tl.constexpr,
 ):
+    """Sums this rank's chunk of all parts, writes the sum to the others, and stores their chunks."""
     program = tl.program_id(0)
     programs = tl.num_programs(0)
     dtype = x_ptr.dtype.element_ty
@@ -164,10 +165,8 @@ def two_shot_sum_takes(x: torch.Tensor) -> bool:
 def two_shot_sum_of_ranks(
     x: torch.Tensor, exchange: SumExchange, residual: torch.Tensor | None = None, *, out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Computes rank_sums of quire.kernels.reference; all ranks call it with their parts in the same order.
-
-    With a residual the result replaces it; otherwise it goes to `out`, or replaces `x`.
-    """
+    """Sums x over ranks as kernels/reference/rank_sums.py and returns the result: added to `residual` in place, or in
+    `out`, or in place of `x`. All ranks call it with their parts in the same order."""
     assert two_shot_sum_takes(x)
     target = residual if residual is not None else x if out is None else out
     assert x.is_contiguous()
@@ -181,6 +180,7 @@ def two_shot_sum_of_ranks(
 
 
 def _launch(x: torch.Tensor, out: torch.Tensor, exchange: SumExchange, *, adds: bool) -> None:
+    """Launches the sum of one piece that fits into the exchange's memory; `adds`: `out` is a residual to add to."""
     block = BLOCK_BYTES // x.element_size()
     chunk = triton.cdiv(triton.cdiv(x.numel(), exchange.num_ranks), ALIGNED) * ALIGNED
     grid = (min(exchange.num_programs, triton.cdiv(chunk, block)),)

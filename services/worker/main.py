@@ -18,7 +18,9 @@ log = logs.logger("worker.main")
 
 
 async def serve(settings: WorkerSettings, shutdown: lifecycle.Shutdown) -> None:
-    """Runs a worker until `shutdown`; its scheduler then migrates the work to other workers."""
+    """Prepares the process and runs a worker until `shutdown`: checks the model's config, starts compiling kernels or
+    builds the CPU kernels, then runs service.serve(). With `node_rank` it serves ranks for the worker on another host
+    instead. Raises QuireError for unsupported models and settings."""
     logs.configure(settings.name, settings.log_level, settings.log_format)
     if settings.engine == "device":  # reject unsupported models before torch is imported
         check_config(read_config(Path(settings.model)), settings.model_impl)

@@ -63,7 +63,9 @@ log = logs.logger("worker")
 
 
 async def serve(settings: WorkerSettings, shutdown: lifecycle.Shutdown, compiler: CompileProcess | None) -> None:
-    """Runs a worker until `shutdown`; its scheduler then migrates the work to other workers."""
+    """Serves gRPC, the admin port and metrics and runs the Worker until `shutdown` and the drain that follows; the
+    scheduler migrates its sequences meanwhile. With several CUDA ranks it ends the process instead of returning.
+    `compiler`: the running kernel compilation, if any."""
     logs.configure(settings.name, settings.log_level, settings.log_format)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     settings.cluster_secret()  # an unusable secret file is reported before the model is loaded
@@ -120,7 +122,8 @@ class Worker:
         registry.register(ExpertLoadCollector(self.status.expert_load))
 
     async def run(self) -> None:
-        """Runs until a drain has finished; raises QuireError when this worker cannot start or continue."""
+        """Builds the engine and its ranks, attaches to a scheduler and executes its plans until a drain has finished.
+        Raises QuireError when this worker cannot start or continue; a failed rank ends the process at once."""
         settings = self._settings
         grammars = CompilePool(lambda: open_grammars(settings), self._metrics)
         grammars.open_backend_early()
@@ -149,12 +152,16 @@ class Worker:
                 log.warning("leaving in the middle of a step", waited_s=settings.drain_timeout_s)
 
     async def _serve(self, engine: Engine) -> None:
+        """Waits until the engine has built the replica, computing the digest of the weights meanwhile, then runs
+        attached; returns early if shutdown is requested first."""
         digest = await asyncio.to_thread(weight_samples.weights_digest_of, self._settings)  # concurrently with loading
         await lifecycle.run_until_first(engine.started, self._shutdown.wait())
         if not self._shutdown.requested:
             await self._run_attached(engine, engine.started.result(), digest)
 
     async def _run_attached(self, engine: Engine, replica: Replica, weights_digest: bytes) -> None:
+        """Publishes the built replica in status and metrics, starts serving KV pages, then runs the scheduler session
+        with the health and liveness reports until the session ends."""
         settings = self._settings
         self.status.set_engine(engine, replica.limits, settings)
         self._metrics.adapters_left_out.inc(len(damaged_adapter_names(settings, replica.adapters)))
@@ -186,7 +193,8 @@ class Worker:
         engine.fetcher = Fetcher(port, transport, num_blocks, self._metrics)
 
     async def attached(self, welcome: pb.SchedulerWelcome) -> None:
-        """Session callback: marks the worker as serving and announces it once."""
+        """Session callback: stores the welcome's epoch, sets gRPC health to serving and announces the worker on its
+        first attachment."""
         self.status.epoch = welcome.epoch
         self._metrics.attached.inc()
         await self._server.set_serving(True)
@@ -201,13 +209,15 @@ class Worker:
             )
 
     def detached(self, *, broken: bool) -> None:
-        """Session callback: marks the worker as not serving until it attaches again."""
+        """Session callback: clears the epoch, so that the next health report is "not serving". `broken`: counts the end
+        as a broken session."""
         self.status.epoch = 0
         if broken:
             self._metrics.broken.inc()
 
     async def _report_health(self, engine: Engine) -> None:
-        """Reports the worker as healthy while it is attached and its steps progress."""
+        """Sets gRPC health every HEALTH_INTERVAL_S: serving in the states READY and DRAINING, not while STARTING or
+        STALLED. Never returns."""
         while True:
             await asyncio.sleep(HEALTH_INTERVAL_S)
             await self._server.set_serving(self.status.state in (admin_pb2.STATE_READY, admin_pb2.STATE_DRAINING))
@@ -223,12 +233,15 @@ def _exit_now(status: int, reason: str = "") -> NoReturn:
 
 
 async def _watch_ranks(engine: Engine) -> None:
+    """Checks the other ranks every HEALTH_INTERVAL_S; a dead or stuck rank ends the engine. Never returns."""
     while True:
         await asyncio.sleep(HEALTH_INTERVAL_S)
         engine.check_ranks()
 
 
 def _hello(settings: WorkerSettings, replica: Replica, address: str, weights_digest: bytes) -> pb.WorkerHello:
+    """Returns the WorkerHello with the fields that stay the same for all attachments: base_hello() and what this
+    replica's device, sampler, drafts, adapters, KV cache and weights can do."""
     message = hello.base_hello(settings, settings.name, address, replica.limits)
     message.MergeFrom(
         pb.WorkerHello(

@@ -93,7 +93,8 @@ def decode_parts(
 
 
 def _cuts(widths: list[int], most: int) -> list[slice]:
-    """Cuts rows of descending widths into parts with at most `most` positions, each as wide as its first row."""
+    """Cuts rows of descending widths into slices with at most `most` positions, each as wide as its first row, at least
+    one row each."""
     cuts, begin = [], 0
     while begin < len(widths):
         end = begin + max(1, most // widths[begin])

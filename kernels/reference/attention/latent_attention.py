@@ -112,7 +112,8 @@ def _decode(
     seq_lens: torch.Tensor,
     scale: float,
 ) -> torch.Tensor:
-    """Computes one row per sequence, padded to the width of the tables; no length is read on the host."""
+    """Attends with one row per sequence, padded to the width of the tables, in chunks of bounded memory; no length is
+    read on the host. q: [num_seqs, num_heads, rank + rope]."""
     width = block_tables.size(1) * cache.size(1)
     chunk = max(1, gathered_bytes(q.device) // (width * cache.size(3) * q.element_size()))
     positions = torch.arange(width, device=q.device)

@@ -81,7 +81,8 @@ def _attend(
     chunked: bool,
     tree_mask: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Attends in one sequence: q [num_rows, num_q_heads, head_dim], k and v [seq_len, num_kv_heads, head_dim]."""
+    """Attends causally in one sequence: q [num_rows, num_q_heads, head_dim], its last rows, k and v [seq_len,
+    num_kv_heads, head_dim] -> like q. Arguments as in paged_attention."""
     num_rows, num_keys = q.size(0), k.size(0)
     is_plain = sinks is None and not softcap and tree_mask is None and not 0 < window < num_keys
     if is_plain and num_rows == 1:
@@ -109,7 +110,8 @@ def _decode(
     sinks: torch.Tensor | None,
     softcap: float,
 ) -> torch.Tensor:
-    """Computes one row per sequence, part by part."""
+    """Attends with one row per sequence, q [num_seqs, num_q_heads, head_dim], part by part; the result is in q's
+    order."""
     if parts.order is not None:
         q = q.index_select(0, parts.order)
     results = []
@@ -158,7 +160,8 @@ def _softmax_sum(
     sinks: torch.Tensor | None,
     softcap: float,
 ) -> torch.Tensor:
-    """Attends: q [n, num_q_heads, num_rows, head_dim], k and v [n, num_kv_heads, num_keys, head_dim] -> like q."""
+    """Attends: q [n, num_q_heads, num_rows, head_dim], k and v [n, num_kv_heads, num_keys, head_dim] -> like q. `seen`:
+    bool, broadcast to [n, num_q_heads, num_rows, num_keys]."""
     if sinks is None and not softcap:
         return functional.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=scale, enable_gqa=True)
     group = q.size(1) // k.size(1)
@@ -174,6 +177,8 @@ def _softmax_sum(
 
 
 def _seen(query_positions: torch.Tensor, key_positions: torch.Tensor, window: int, chunked: bool) -> torch.Tensor:
+    """Returns the causal mask, bool [num_rows, num_keys], within a sliding or chunked window (0: none). Positions are
+    broadcast."""
     seen = key_positions <= query_positions
     if not window:
         return seen

@@ -50,7 +50,8 @@ def _attend(
     reach: int,
     num_seen: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Attends in sequences of one length, at least 1."""
+    """Attends within consecutive sequences of one length, at least 1, concatenated in q, k and v; num_seen: int32
+    [num_seqs] or None."""
     q, k, v = (t.view(-1, length, *t.shape[1:]).transpose(1, 2) for t in (q, k, v))
     seen = None
     positions = torch.arange(length, device=q.device)

@@ -70,6 +70,7 @@ def gated_delta_rule(
 
 
 def _of_length_one(x: torch.Tensor) -> torch.Tensor:
+    """Normalizes vectors in the last dimension to length 1."""
     return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + LENGTH_EPS)
 
 
@@ -83,7 +84,9 @@ def follow(
     where: Iterable[TokenSpan],
     chunk: Chunk,
 ) -> torch.Tensor:
-    """Processes spans in order; q, k, v [num_tokens, num_heads, ...], decay and share [num_tokens, num_heads]."""
+    """Processes spans in order: reads each row's state from its page, applies `chunk`, and stores states where spans
+    say so. q, k, v: [num_tokens, num_heads, ...], decay and share [num_tokens, num_heads]; returns outputs like v.
+    Shared with state_space_scan."""
     (first, others), num_first = pages.heads, pages.shape.num_first
     out, state = torch.empty_like(v), first[:0]
     q, k, v = (part.transpose(0, 1) for part in (q, k, v))  # [num_heads, num_tokens, ...]
@@ -131,7 +134,8 @@ def _decode(
     seq_lens: torch.Tensor,
     block_size: int,
 ) -> torch.Tensor:
-    """Computes one token per row; no length is read on the host."""
+    """Computes one token per row and stores its new state; no length is read on the host. Returns [num_rows, num_heads,
+    value_dim] in float32."""
     of_rows, (first, others), num_first = (
         decode_pages(block_tables, seq_lens, block_size),
         pages.heads,

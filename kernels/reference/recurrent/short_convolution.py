@@ -68,7 +68,7 @@ def _decode(
     block_size: int,
     bias: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Computes one token per row; no length is read on the host."""
+    """Computes one token per row and stores its inputs; no length is read on the host."""
     of_rows, inputs = decode_pages(block_tables, seq_lens, block_size), pages.inputs
     before = inputs[of_rows.read].masked_fill(~of_rows.goes_on[:, None, None], 0)
     seen = torch.cat((before, x.float().unsqueeze(1)), dim=1)  # [num_rows, conv_width, num_channels]

@@ -27,7 +27,8 @@ class TokenSpan(NamedTuple):
 
 
 def decode_pages(block_tables: torch.Tensor, seq_lens: torch.Tensor, block_size: int) -> DecodePages:
-    """Returns the pages of a decode step; padding rows without tokens write to the null block."""
+    """Returns the pages that each row of a decode step reads and writes, and whether it has earlier tokens; padding
+    rows without tokens write to the null block."""
     last = seq_lens.long() - 1
     tables = block_tables.long()
     read, written = (
@@ -39,7 +40,8 @@ def decode_pages(block_tables: torch.Tensor, seq_lens: torch.Tensor, block_size:
 def spans(
     block_tables: torch.Tensor, query_start: torch.Tensor, seq_lens: torch.Tensor, block_size: int, longest: int
 ) -> Iterator[TokenSpan]:
-    """Yields the spans of each row in order, at most `longest` tokens each, none across the end of a block."""
+    """Yields the spans of each row in order, at most `longest` tokens each, none across the end of a block. Reads the
+    lengths on the host."""
     starts = query_start.tolist()
     for row, seq_len in enumerate(seq_lens.tolist()):
         first = position = seq_len - (starts[row + 1] - starts[row])

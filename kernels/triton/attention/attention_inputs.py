@@ -15,6 +15,8 @@ from quire.kernels.triton.precompile.shapes import ROWS, Calls, ModelShape, ints
 
 @dataclass(frozen=True)
 class InputsTuning:
+    """Heads per program and warps of the preparation of attention's inputs."""
+
     heads: int  # per program
     warps: int
 
@@ -42,6 +44,7 @@ def _qk_norm_rope_store(
     HEADS: tl.constexpr,
     NORM: tl.constexpr,
 ):
+    """Processes HEADS heads of one token: queries to `q`, keys and values to the caches."""
     token = tl.program_id(0).to(tl.int64)
     head = (tl.program_id(1) * HEADS + tl.arange(0, HEADS))[:, None]
     HALF: tl.constexpr = HEAD_DIM // 2
@@ -95,6 +98,8 @@ def qk_norm_rope_store(
     num_q_heads: int,
     num_kv_heads: int,
 ) -> torch.Tensor:
+    """Normalizes and rotates queries and keys of contiguous `qkv`, stores keys and values in the caches, and returns
+    the queries [num_tokens, num_q_heads, head_dim], in one launch."""
     assert qkv.is_contiguous()
     assert k_cache.is_contiguous()
     assert v_cache.is_contiguous()
@@ -125,6 +130,7 @@ def qk_norm_rope_store(
 
 
 def precompile_calls(shape: ModelShape) -> Calls:
+    """Yields the kernel's call for models without latent attention."""
     if shape.latent is not None:
         return
     norm, places = shape.head_norm(), (ints(ROWS), ints(ROWS))

@@ -161,6 +161,7 @@ def _chunk_attention(
     WINDOWED: tl.constexpr,
     CHUNKED: tl.constexpr,
 ):
+    """Attends with the query heads of one kv head for TOKENS tokens of a sequence."""
     kv_head = tl.program_id(0)
     tile = tl.num_programs(1) - 1 - tl.program_id(1)  # a prompt's last tiles read the most keys: start them first
     GROUP: tl.constexpr = Q_HEADS // KV_HEADS
@@ -234,7 +235,8 @@ def chunk_attention(
     chunked: bool = False,
     tree_mask: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Computes paged_attention for any mixture of rows; sequences without rows are skipped."""
+    """Computes paged_attention for any mixture of rows, [num_tokens, num_q_heads, head_dim]; sequences without rows are
+    skipped. Lengths are not read on the host."""
     num_tokens, num_seqs, kv_heads, tuning = q.size(0), block_tables.size(0), k_cache.size(2), TUNING.here
     assert sliding_window or not chunked
     assert tree_mask is None or (tree_mask.dtype is torch.int64 and tree_mask.is_contiguous())

@@ -21,6 +21,8 @@ WIDTHS = (8, 16, 32, 64)  # numbers of parts that kernels are compiled for; few,
 
 @dataclass(frozen=True)
 class CombineTuning:
+    """Warps of the combination for few and for many parts."""
+
     few_warps: int  # for at most WIDTHS[0] parts
     warps: int
 
@@ -39,6 +41,7 @@ def _combine(
     PARTS: tl.constexpr,
     PDL: tl.constexpr,
 ):
+    """Combines the parts of one query by the logarithms of their weights."""
     query = tl.program_id(0).to(tl.int64)
     part = tl.arange(0, PARTS)
     at = tl.arange(0, WIDTH)

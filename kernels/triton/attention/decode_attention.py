@@ -85,6 +85,7 @@ def _decode_attention(
     SOFTCAP: tl.constexpr,
     CHUNKED: tl.constexpr,
 ):
+    """Attends with the query heads of one kv head in one split of a sequence's keys."""
     kv_head = tl.program_id(0)
     split = tl.program_id(1)
     row = tl.program_id(2)

@@ -71,6 +71,7 @@ TUNING = ByCapability(
 
 
 def latent_tile(rows: int, element_bytes: int) -> LatentTile:
+    """Returns the tile sizes for `rows` rows of queries per program and vectors of `element_bytes`."""
     few, tuning = rows <= MIN_DOT, TUNING.here
     if element_bytes == 4:
         return tuning.few_float32 if few else tuning.many_float32
@@ -207,6 +208,8 @@ def latent_attention(
     seq_lens: torch.Tensor,
     scale: float,
 ) -> torch.Tensor:
+    """Computes causal attention over cached latent vectors, [num_tokens, num_heads, rank]: split along the keys with
+    one row per sequence, else in tiles of tokens."""
     if q.size(0) == block_tables.size(0):
         return latent_decode(q, q_rotated, cache, block_tables, seq_lens, scale)
     return latent_chunk(q, q_rotated, cache, block_tables, query_start, seq_lens, scale)
@@ -279,6 +282,8 @@ def _launch(
     num_splits: int,
     tile: LatentTile | None,
 ) -> None:
+    """Launches the kernel for single rows (query_start None) or chunks; results go to `out`, or with several splits to
+    `parts` and `logs`, which the caller combines."""
     num_tokens, num_heads, rank = q.shape
     num_seqs, rope, group = block_tables.size(0), q_rotated.size(2), group_of(num_heads)
     assert q.is_contiguous()
@@ -335,6 +340,7 @@ def splits_for(num_seqs: int, groups: int) -> int:
 
 
 def precompile_calls(shape: ModelShape) -> Calls:
+    """Yields the calls of single rows and chunks for models with latent attention, except batch-invariantly."""
     if shape.latent is None or shape.batch_invariant:
         return
     heads, rank, rope, still = shape.num_q_heads, shape.latent.rank, shape.latent.rope, shape.latent.still

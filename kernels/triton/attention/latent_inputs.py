@@ -15,6 +15,8 @@ from quire.kernels.triton.precompile.shapes import ROWS, TABLE_WIDTH, Calls, Mod
 
 @dataclass(frozen=True)
 class LatentInputsTuning:
+    """Heads per program and warps of the rotation of queries."""
+
     heads: int  # query heads rotated per program
     warps: int
 
@@ -84,6 +86,8 @@ def latent_store(
     slot_mapping: torch.Tensor,
     cache: torch.Tensor,
 ) -> None:
+    """Normalizes and rotates the vectors `latent`, stores them in `cache`, and rotates the ends of q's heads in place,
+    in one launch."""
     rows, num_heads, head_dim = q.shape
     rank, rope, tuning = weight.size(0), cos_sin.size(1), TUNING.here
     assert q.is_contiguous()
@@ -112,6 +116,7 @@ def latent_store(
 
 
 def precompile_calls(shape: ModelShape) -> Calls:
+    """Yields the kernel's call for models with latent attention, except batch-invariantly."""
     if shape.latent is None or shape.batch_invariant:
         return
     heads, rank, rope = shape.num_q_heads, shape.latent.rank, shape.latent.rope

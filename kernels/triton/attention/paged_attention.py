@@ -25,6 +25,8 @@ def paged_attention(
     chunked: bool = False,
     tree_mask: torch.Tensor | None = None,
 ) -> torch.Tensor:
+    """Computes causal attention over blocks, [num_tokens, num_q_heads, head_dim]: by decode_attention with one row per
+    sequence and no tree, else by chunk_attention, which needs query_start."""
     is_decode = q.size(0) == block_tables.size(0)
     if is_decode and tree_mask is None:
         return decode_attention(

@@ -26,6 +26,8 @@ from quire.kernels.triton.attention.chunk_attention import find_sequence
 
 @dataclass(frozen=True)
 class RaggedTuning:
+    """Tile sizes, warps and stages of attention within prompts."""
+
     most_rows: int  # maximum rows of a tile
     keys: int  # positions of a tile with 128 16-bit elements; fewer with larger ones
     stages: int
@@ -104,6 +106,7 @@ def _ragged_attention(
     REACHES: tl.constexpr,
     COUNTED: tl.constexpr,
 ):
+    """Attends with one head of ROWS tokens of a sequence."""
     head, tile = tl.program_id(0), tl.program_id(1)
     seq = find_sequence(query_start_ptr, tile, num_seqs, ROWS)
     begin = tl.load(query_start_ptr + seq)
@@ -155,6 +158,8 @@ def ragged_attention(
     reach: int,
     num_seen: torch.Tensor | None = None,
 ) -> torch.Tensor:
+    """Computes bidirectional attention within each sequence, or within `reach`, [num_tokens, num_heads, head_dim]; q, k
+    and v may be slices of one projection, with equal strides."""
     num_tokens, heads, head_dim = q.shape
     num_seqs = query_start.size(0) - 1
     assert q.stride() == k.stride() == v.stride()

@@ -49,6 +49,7 @@ class SharedPrefixes:
 
 
 def rows_per_tile(num_q_heads: int, num_kv_heads: int) -> int:
+    """Returns how many sequences of a group fit into a tile, at least 1."""
     return max(CHUNKS.here.rows // (num_q_heads // num_kv_heads), 1)
 
 
@@ -82,6 +83,7 @@ def _shared_prefix(
     PRECISION: tl.constexpr,
     TMA: tl.constexpr,
 ):
+    """Attends with the rows of a tile in one split of their common prefix."""
     kv_head = tl.program_id(0)
     split = tl.program_id(1)
     tile = tl.program_id(2)
@@ -129,7 +131,8 @@ def shared_prefix_attention(
     scale: float,
     order: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Computes decode_attention without a window for rows with shared `prefixes`."""
+    """Computes decode_attention without a window for rows with shared `prefixes`, reading these once for many rows:
+    [num_seqs, num_q_heads, head_dim]."""
     num_tiles, kv_heads = prefixes.members.size(0), k_cache.size(2)
     prefix_splits = _prefix_splits(num_tiles, kv_heads)
     own_splits = splits_for(q.size(0), kv_heads)
@@ -156,6 +159,8 @@ def _attend_prefixes(
     parts: PartialResults,
     first_part: int,
 ) -> None:
+    """Launches attention over the prefixes; results go to `parts` from index `first_part` on, `num_splits` per
+    query."""
     (num_tiles, members), tuning = prefixes.members.shape, TUNING.here
     pages, constants = over_pages(q, k_cache, v_cache, block_tables)
     _shared_prefix[(k_cache.size(2), num_splits, num_tiles)](
@@ -185,6 +190,7 @@ def _prefix_splits(num_tiles: int, kv_heads: int) -> int:
 
 
 def precompile_calls(shape: ModelShape) -> Calls:
+    """Yields the kernel's calls for models that attend in pages."""
     if not shape.attends_in_pages:
         return
 

@@ -88,6 +88,7 @@ def _attention(
     SPLIT: tl.constexpr,
     CHUNKED: tl.constexpr,
 ):
+    """Attends with the query heads of one kv head for some tokens, span by span; SPLIT: in a single span."""
     kv_head = tl.program_id(0)
     GROUP: tl.constexpr = Q_HEADS // KV_HEADS
     if DECODE:
@@ -171,7 +172,7 @@ def _join(
     HEAD_DIM: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """Joins spans in order, as the other kernel does."""
+    """Joins spans of some queries in order, by the same operations as the kernel with one program per row."""
     query = tl.program_id(0).to(tl.int64) * QUERIES + tl.arange(0, QUERIES)
     at = tl.arange(0, WIDTH)
     inside = (query < num_queries)[:, None] & (at < HEAD_DIM)[None, :]
@@ -204,6 +205,8 @@ def paged_attention(
     softcap: float = 0.0,
     chunked: bool = False,
 ) -> torch.Tensor:
+    """Computes causal attention over blocks batch-invariantly, [num_tokens, num_q_heads, head_dim]: by decode_attention
+    with one row per sequence, else by chunk_attention. Trees are not supported."""
     if q.size(0) == block_tables.size(0):
         return decode_attention(
             q, k_cache, v_cache, block_tables, seq_lens, scale, sliding_window, None, sinks, softcap, chunked
@@ -226,7 +229,8 @@ def decode_attention(
     softcap: float = 0.0,
     chunked: bool = False,
 ) -> torch.Tensor:
-    """Computes decode_attention as quire.kernels.triton.attention.decode_attention, batch-invariantly."""
+    """Computes attention with one row per sequence, [num_seqs, num_q_heads, head_dim], batch-invariantly; few rows use
+    a program per span. Arguments as in kernels/triton/attention/decode_attention.py."""
     num_seqs, width = block_tables.shape
     num_spans = triton.cdiv(width * k_cache.size(1), SPAN)
     splits = num_spans if num_seqs * k_cache.size(2) < TUNING.here.enough_programs else 1
@@ -247,7 +251,8 @@ def chunk_attention(
     softcap: float = 0.0,
     chunked: bool = False,
 ) -> torch.Tensor:
-    """Computes chunk_attention as quire.kernels.triton.attention.chunk_attention, batch-invariantly."""
+    """Computes attention for any mixture of rows, [num_tokens, num_q_heads, head_dim], batch-invariantly. Arguments as
+    in kernels/triton/attention/chunk_attention.py."""
     rows = q, k_cache, v_cache, block_tables, query_start, seq_lens, None
     return _attend(*rows, scale, sliding_window, 1, sinks, softcap, chunked)
 
@@ -313,7 +318,8 @@ def _attend(
 
 
 def _join_parts(parts: torch.Tensor, logs: torch.Tensor, sinks: torch.Tensor | None, out: torch.Tensor) -> None:
-    """Joins parts float32 [num_queries, num_parts, head_dim] with logs float32 [num_queries, num_parts]."""
+    """Joins parts float32 [num_queries, num_parts, head_dim] with logs float32 [num_queries, num_parts], in order, into
+    `out` [num_tokens, num_q_heads, head_dim]."""
     num_queries, num_parts, head_dim = parts.shape
     queries = TUNING.here.joined_queries
     _join[(triton.cdiv(num_queries, queries),)](

@@ -28,6 +28,8 @@ def experts(
     load: torch.Tensor | None = None,
     added: ExpertAdditions | None = None,
 ) -> torch.Tensor:
+    """Computes each token's weighted sum of its experts' outputs, [num_tokens, hidden_size] -> the same shape, with one
+    tile size for any number of tokens. Adapters are not supported."""
     assert added is None, "adapters have no place here"
     tile = GROUPED.here.float32 if x.element_size() == 4 else TUNING.here
     return experts_in_tiles(x, ids, weights, packed, shared, shared_gate, load, tile=tile, enable_fp_fusion=False)

@@ -60,6 +60,7 @@ def _linear(
     STAGES: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
+    """Multiplies a tile of rows with a tile of the weight's rows over all features."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(1).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
     at = tl.arange(0, DEPTH)
@@ -82,6 +83,8 @@ def _linear(
 
 
 def linear(x: torch.Tensor, weight: LinearWeight) -> torch.Tensor:
+    """Computes x @ weight.T + bias batch-invariantly: [num_tokens, in_features] -> [num_tokens, out_features], in x's
+    dtype."""
     out_features, in_features = weight.weight.shape
     num_rows = x.size(0)
     x = x.contiguous()
@@ -113,6 +116,7 @@ def linear(x: torch.Tensor, weight: LinearWeight) -> torch.Tensor:
 
 
 def precompile_calls(shape: ModelShape) -> Calls:
+    """Yields the calls of the model's products, if it runs batch-invariantly."""
     if not shape.batch_invariant:
         return
 

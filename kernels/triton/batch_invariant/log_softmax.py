@@ -14,6 +14,8 @@ from quire.kernels.triton.precompile.shapes import Calls, ModelShape, floats
 
 @dataclass(frozen=True)
 class LogSoftmaxTuning:
+    """Elements at a time and warps of a row."""
+
     block: int  # logits in registers at once
     warps: int
 
@@ -42,6 +44,7 @@ def _log_softmax(logits_ptr, out_ptr, size, BLOCK: tl.constexpr):
 
 
 def log_softmax(logits: torch.Tensor) -> torch.Tensor:
+    """Returns log-probabilities of logits [num_rows, size], same shape and dtype, with the same bits in any batch."""
     logits = logits.contiguous()
     out = torch.empty_like(logits)
     num_rows, size = logits.shape

@@ -21,6 +21,9 @@ def sample(
     seeds: torch.Tensor,
     positions: torch.Tensor,
 ) -> torch.Tensor:
+    """Samples one token per row, int32 [num_rows], by the filtered kernel for any arguments; None stands for greedy
+    rows or a disabled filter."""
+
     def column(given: torch.Tensor | None, unused: float, dtype: torch.dtype) -> torch.Tensor:
         if given is not None:
             return given

@@ -61,12 +61,13 @@ def prepare_experts(
     down_bias: torch.Tensor | None = None,
     gate: Gate = SILU,
 ) -> StackedExperts:
+    """Makes the weights dense; nothing is repacked. Shapes as in the reference."""
     return StackedExperts(gate_up.contiguous(), down.contiguous(), gate_up_bias, down_bias, gate)
 
 
 @triton.jit(do_not_specialize=["num_pairs", "table_width"])
 def _list_pairs(ids_ptr, counts_ptr, table_ptr, num_pairs, table_width, PAIRS: tl.constexpr):
-    """Appends every pair to its expert's list."""
+    """Appends every pair with an expert to that expert's list, in any order, and counts it."""
     pair = tl.program_id(0) * PAIRS + tl.arange(0, PAIRS)
     inside = pair < num_pairs
     expert = tl.load(ids_ptr + pair, mask=inside, other=-1)
@@ -107,7 +108,8 @@ def _cut_tiles(
 
 
 def group(ids: torch.Tensor, num_experts: int, load: torch.Tensor | None, tile: Tile) -> Grouping:
-    """Groups pairs by expert; ids [num_tokens, top_k]."""
+    """Groups pairs by expert into tiles of `tile.rows` rows; ids int32 [num_tokens, top_k], -1 is skipped. Adds each
+    expert's tokens to `load` int64 [num_experts]."""
     num_pairs, device, tuning = ids.numel(), ids.device, TUNING.here
     counts = torch.zeros(num_experts, dtype=torch.int32, device=device)
     table = torch.empty((num_experts, ids.size(0)), dtype=torch.int32, device=device)
@@ -142,6 +144,7 @@ def _add_up(
     TOP_K: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
+    """Adds up a token's weighted expert outputs and the shared expert's, for COLUMNS columns."""
     token = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside = at < SIZE
@@ -168,6 +171,8 @@ def experts(
     load: torch.Tensor | None = None,
     added: ExpertAdditions | None = None,
 ) -> torch.Tensor:
+    """Computes each token's weighted sum of its experts' outputs, [num_tokens, hidden_size] -> the same shape, and adds
+    to `load`, in tiles chosen by the number of pairs."""
     tile = tile_for(ids.numel(), packed.down.size(0), x.element_size())
     return experts_in_tiles(x, ids, weights, packed, shared, shared_gate, load, added, tile=tile)
 
@@ -208,12 +213,9 @@ def experts_in_tiles(
     tile: Tile,
     **options: object,
 ) -> torch.Tensor:
-    """Computes a mixture-of-experts layer with the given tiles and returns the weighted sums by token.
-
-    x [num_tokens, size]; ids, weights [num_tokens, top_k], where a negative id selects no expert. `shared`: output of
-    the shared expert, which is added, scaled by the sigmoid of `shared_gate` if given; `load`: the number of tokens of
-    each expert is added to it; `added`: low-rank updates of adapters; `options`: compiler options of the kernels.
-    """
+    """Computes experts() with the tile sizes `tile`; returns a new tensor [num_tokens, hidden_size] and adds each
+    expert's tokens to `load`. `options`: keyword arguments of Triton's launch of both products, such as
+    enable_fp_fusion."""
     x, (num_tokens, size) = x.contiguous(), x.shape
     out = torch.empty_like(x)
     if not num_tokens:
@@ -247,7 +249,7 @@ def experts_in_tiles(
 
 
 def layer_arguments(shape: ModelShape, experts: ExpertsShape) -> tuple[Any, ...]:
-    """Returns arguments of experts() except adapters."""
+    """Returns the arguments of experts() except adapters, as tensors without memory, for compiling."""
     count, size, hidden = experts.num_experts, experts.intermediate_size, shape.hidden_size
     biases = (shape.empty(count, 2 * size), shape.empty(count, hidden)) if experts.biased else (None, None)
     packed = StackedExperts(
@@ -260,6 +262,8 @@ def layer_arguments(shape: ModelShape, experts: ExpertsShape) -> tuple[Any, ...]
 
 
 def precompile_calls(shape: ModelShape) -> Calls:
+    """Yields the layer's calls for each tile size, with adapters if the model has them; none without experts or
+    batch-invariantly."""
     if shape.experts is None or shape.batch_invariant:
         return
     tiles = [GROUPED.here.float32] if shape.torch_dtype.itemsize == 4 else [*GROUPED.here.tiles.values()]
@@ -275,6 +279,7 @@ def precompile_calls(shape: ModelShape) -> Calls:
 
 
 def _precompile_adapted(model: ModelShape, shape: ExpertsShape, tile: Tile, num_tokens: int) -> None:
+    """Calls the layer with adapters, for `num_tokens` tokens on tensors without memory."""
     hidden, size, num_experts, top_k = (
         model.hidden_size,
         shape.intermediate_size,

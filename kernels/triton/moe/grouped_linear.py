@@ -31,7 +31,8 @@ class ProductCut:
 
 @dataclass(frozen=True)
 class Tile:
-    """Tile sizes of an expert's two products."""
+    """Tile sizes of an expert's two products: rows, columns and depth of each, and whether the copy engine (TMA) loads
+    weights."""
 
     rows: int
     up: ProductCut  # and gates
@@ -71,6 +72,7 @@ TUNING = ByCapability(
 
 
 def tile_for(num_pairs: int, num_experts: int, element_bytes: int) -> Tile:
+    """Returns the tile sizes for the average number of pairs per expert; one tile for float32."""
     if element_bytes == 4:
         return TUNING.here.float32
     average = num_pairs / num_experts
@@ -184,7 +186,7 @@ def _grouped_linear(
 
 @dataclass(frozen=True)
 class Grouping:
-    """Assignment of rows to weights."""
+    """Assignment of pairs to tiles and experts, computed by expert_layers.group()."""
 
     tiles: torch.Tensor  # int32 [3, num_tiles]: expert or -1, start in its list of pairs, number of pairs
     table: torch.Tensor  # int32 [num_experts, maximum pairs of an expert]

@@ -17,6 +17,8 @@ LEAST = -1.0e30  # replaces NaN, so that rows of NaN still select experts
 
 @dataclass(frozen=True)
 class RoutingTuning:
+    """Rows per program and warps of the routing."""
+
     rows: int  # per program
     warps: int
 
@@ -154,6 +156,7 @@ def _route(
     LEAST: tl.constexpr,
     ROWS: tl.constexpr,
 ):
+    """Routes some rows: stores the best experts and their weights."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     at, place = tl.arange(0, WIDTH), tl.arange(0, TOP_WIDTH)
     has_row, inside = (row < num_rows)[:, None], (at < EXPERTS)[None, :]
@@ -172,6 +175,8 @@ def _route(
 def route(
     logits: torch.Tensor, routing: Routing, bias: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    """Routes logits [num_tokens, num_experts] to int32 experts and float32 weights, [num_tokens, top_k] each, best
+    first."""
     num_rows = logits.size(0)
     logits = logits.contiguous()
     ids = torch.empty((num_rows, routing.top_k), dtype=torch.int32, device=logits.device)
@@ -186,7 +191,7 @@ def route(
 
 
 def constants(routing: Routing, num_experts: int) -> dict[str, object]:
-    """Returns the compile-time constants of a routing kernel."""
+    """Returns the compile-time constants of a routing kernel, by parameter name. Requires top_k <= num_experts."""
     assert routing.top_k <= num_experts
     return {
         "EXPERTS": num_experts,
@@ -204,6 +209,7 @@ def constants(routing: Routing, num_experts: int) -> dict[str, object]:
 
 
 def precompile_calls(shape: ModelShape) -> Calls:
+    """Yields the kernel's call for models with experts."""
     if shape.experts is not None:
         bias = floats(shape.experts.num_experts) if shape.experts.score_correction_bias else None
         logits, routing = shape.empty(ROWS, shape.experts.num_experts), shape.experts.routing

@@ -25,7 +25,8 @@ MAJOR, MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
 
 @dataclass(frozen=True)
 class Missing:
-    """Kernels that have not been compiled on this machine."""
+    """Kernels of a model's shape to compile on this machine, by how many processes, and the marker to leave
+    afterwards."""
 
     shape: ModelShape
     capability: int  # GPU capability: 90 for 9.0
@@ -39,10 +40,8 @@ class Missing:
 
 
 def missing(shape: ModelShape, num_cores: int, capability: int | None) -> Missing | None:
-    """Returns what to compile; None without a GPU, spare cores or disk, or if everything is compiled.
-
-    `capability`: of the GPU, as returned by device_capability().
-    """
+    """Returns what to compile for `shape`; None without a GPU, spare cores or a writable cache, or if a marker says
+    that everything is compiled. `capability`: of the GPU, as returned by device_capability()."""
     count = min(MOST_PROCESSES, num_cores * 3 // 4)
     if capability is None or count < 2:
         return None
@@ -56,7 +55,8 @@ def missing(shape: ModelShape, num_cores: int, capability: int | None) -> Missin
 
 
 def device_capability() -> int | None:
-    """Returns the capability from the driver alone, because torch would allocate GPU memory."""
+    """Returns 10 * major + minor of GPU 0 from the driver alone, because torch would allocate GPU memory; None without
+    a driver or GPU."""
     cuda = driver_library()
     if cuda is None:
         return None
@@ -71,6 +71,7 @@ def device_capability() -> int | None:
 
 
 def driver_library() -> ctypes.CDLL | None:
+    """Returns the loaded libcuda.so.1; None on a host without it."""
     try:
         return ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -78,6 +79,8 @@ def driver_library() -> ctypes.CDLL | None:
 
 
 def _marker(shape: ModelShape, capability: int) -> Path:
+    """Returns the marker file's path, named by a digest of shape, capability, versions and the kernels' sources;
+    creates its folder. Raises OSError."""
     digest = hashlib.sha256(repr((shape, capability, triton.__version__, torch.__version__)).encode())
     for source in sorted(SOURCES.rglob("*.py")):
         digest.update(source.read_bytes())

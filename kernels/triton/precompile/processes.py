@@ -40,13 +40,16 @@ class AbsentGpu:
 
 
 def compile_all(missing: Missing) -> bool:
-    """Compiles everything missing; returns whether all succeeded. The calling process is unusable afterwards."""
+    """Compiles everything missing in forked processes; returns whether all succeeded. Replaces Triton's driver and
+    launcher, so the calling process is unusable afterwards."""
     cache.triton_key()  # once before forking: reads all of Triton
     driver.set_active(AbsentGpu(missing.capability))
     run, links = JITFunction.run, driver_library() is not None
     builds_launchers = links and hasattr(nvidia, "make_launcher")
 
     def compile_only(*arguments: Any, **options: Any) -> Any:
+        """Compiles the kernel for these arguments instead of launching it, with its C launcher where Triton needs
+        one."""
         kernel = run(*arguments, **{**options, "warmup": True})
         if builds_launchers:
             _leave_on_disk(lambda: nvidia.CudaLauncher(kernel.src, kernel.metadata))
@@ -60,7 +63,8 @@ def compile_all(missing: Missing) -> bool:
 
 
 def _share(work: Sequence[Call], count: int) -> bool:
-    """Distributes calls over `count` children; each takes the next one when its last has returned."""
+    """Distributes calls over `count` forked children; each takes the next one when its last has returned. Returns
+    whether all succeeded."""
     taken, given = os.pipe()
     os.write(given, bytes(range(len(work))))
     os.close(given)
@@ -70,6 +74,8 @@ def _share(work: Sequence[Call], count: int) -> bool:
 
 
 def _child(work: Sequence[Call], taken: int) -> int:
+    """Forks a child that runs the calls whose indices it reads from the pipe `taken`, then exits with 1 if one failed;
+    returns its process id."""
     process = os.fork()
     if process:
         return process

@@ -29,6 +29,8 @@ HAS_SCALED_PRODUCTS = ByCapability({SM80: False, SM90: True})  # torch has produ
 
 @dataclass(frozen=True)
 class EightBitWeight:
+    """8-bit weight with transposed scales, and with scales by block for the libraries if rows of a block share them."""
+
     codes: torch.Tensor  # [out_features, in_features], int8 or float8_e4m3fn
     scales: torch.Tensor  # float32 [groups, out_features]
     activations: QuantizedActivations
@@ -41,6 +43,8 @@ class EightBitWeight:
 
 
 def eight_bit_takes(weight: QuantizedWeight, dtype: torch.dtype) -> bool:
+    """Returns whether weight and activations can be multiplied in 8 bits: the same dtype, scales per row or per GROUP
+    columns, no zero points or column order."""
     activations = weight.activations
     if activations is None or dtype not in DTYPES or weight.zeros is not None or weight.order is not None:
         return False
@@ -52,6 +56,8 @@ def eight_bit_takes(weight: QuantizedWeight, dtype: torch.dtype) -> bool:
 
 
 def pack(weight: QuantizedWeight) -> EightBitWeight:
+    """Returns the weight in the layout of the kernel, with contiguous codes and float32 scales [groups,
+    out_features]."""
     assert weight.activations is not None
     scales = weight.scales.float().t().contiguous()
     blocks = _blocks(scales) if weight.activations.group_size else None
@@ -59,6 +65,7 @@ def pack(weight: QuantizedWeight) -> EightBitWeight:
 
 
 def _blocks(scales: torch.Tensor) -> torch.Tensor | None:
+    """Returns one scale per GROUP x GROUP block from scales [groups, out_features]; None if rows of a block differ."""
     groups, out_features = scales.shape
     if out_features % GROUP:
         return None
@@ -87,6 +94,7 @@ def _eight_bit_linear(
     TILES: tl.constexpr,
     STAGES: tl.constexpr,
 ):
+    """Multiplies a tile of tokens with a tile of the weight's rows, in one split of the features."""
     row_tiles = tl.cdiv(tokens, ROWS)
     column_tiles = tl.cdiv(out_features, COLUMNS)
     # consecutive row tiles use the same weight columns while they are in the L2 cache
@@ -190,6 +198,7 @@ TUNING = ByCapability(
 
 
 def shape_for(tokens: int, in_features: int, out_features: int, *, grouped: bool) -> EightBitTile:
+    """Returns the tile sizes for a product, split along the features until the programs occupy the GPU."""
     tuning = TUNING.here
     tiles, part = (tuning.grouped, tuning.grouped_part) if grouped else (tuning.by_row, tuning.by_row_part)
     tile = next(tile for most, tile in tiles.items() if tokens <= most)
@@ -201,6 +210,8 @@ def shape_for(tokens: int, in_features: int, out_features: int, *, grouped: bool
 
 
 def eight_bit_linear(x: torch.Tensor, weight: EightBitWeight, shape: EightBitTile | None = None) -> torch.Tensor:
+    """Quantizes x [num_tokens, in_features] and multiplies in 8 bits -> [num_tokens, out_features] in x's dtype; uses a
+    library where it is faster, unless `shape` sets the tile sizes."""
     x = x.contiguous()
     tokens, in_features = x.shape
     out_features = weight.codes.size(0)

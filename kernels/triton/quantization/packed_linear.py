@@ -72,7 +72,8 @@ def _zero_of(zeros_ptr, place, inside, ZERO: tl.constexpr, OFFSET: tl.constexpr,
 
 @triton.jit
 def _x_columns(x_ptr, order_ptr, row, at, tokens, IN: tl.constexpr):
-    """Loads columns of x as [n, rows]."""
+    """Loads the columns `at` of some rows of x as [columns, rows], zeros past the tokens; with an order at permuted
+    places."""
     if order_ptr is not None:
         at = tl.load(order_ptr + at)
     return tl.load(x_ptr + row.to(tl.int64)[None, :] * IN + at[:, None], mask=(row < tokens)[None, :], other=0.0)
@@ -156,6 +157,7 @@ def _widen(
     PAIRED: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
+    """Dequantizes a span of some rows of a weight."""
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     span = tl.program_id(1)
     WIDTH: tl.constexpr = SPAN // 2 if BITS == 4 else SPAN
@@ -178,7 +180,8 @@ def _widen(
 
 @dataclass(frozen=True)
 class PackedTile:
-    """Tile sizes of a product."""
+    """Tile sizes of a product of packed codes: rows of x, rows of the weight, splits of the features, stages and
+    warps."""
 
     rows: int  # tokens of a tile
     columns: int  # rows of the weight
@@ -228,6 +231,7 @@ TUNING = ByCapability(
 
 
 def shape_for(tokens: int, in_features: int, out_features: int) -> PackedTile:
+    """Returns the tile sizes for a product of few tokens, split along the features until there are enough programs."""
     tuning = TUNING.here
     rows = next((rows for rows in tuning.rows if tokens <= rows), tuning.rows[-1])
     programs = triton.cdiv(out_features, tuning.columns) * triton.cdiv(tokens, rows)
@@ -243,6 +247,8 @@ def shape_for(tokens: int, in_features: int, out_features: int) -> PackedTile:
 
 
 def packed_linear(x: torch.Tensor, weight: PackedWeight, shape: PackedTile | None = None) -> torch.Tensor:
+    """Computes x @ weight.T + bias with packed codes: [num_tokens, in_features] -> [num_tokens, out_features]. Without
+    `shape` many tokens use other kernels, or torch with the dequantized weight."""
     x = x.contiguous()
     tokens, in_features = x.shape
     out_features = weight.codes.size(0)
@@ -308,6 +314,8 @@ def widened(weight: PackedWeight, dtype: torch.dtype) -> torch.Tensor:
 
 
 def precompile_calls(shape: ModelShape) -> Calls:
+    """Yields the calls of 4-bit products for the model's projections; none without packed weights or
+    batch-invariantly."""
     if shape.packed is None or shape.batch_invariant:
         return
 

@@ -140,7 +140,7 @@ def _packed_many_rows(
 
 @dataclass(frozen=True)
 class ManyRowsTile:
-    """Tile sizes of a product."""
+    """Tile sizes of a product with many rows: rows of x, splits of the features and stages."""
 
     rows: int
     splits: int  # splits of the sum
@@ -183,6 +183,7 @@ TUNING = ByCapability(
 
 
 def tile_for(tokens: int, in_features: int, out_features: int) -> ManyRowsTile:
+    """Returns the tile sizes for a product, split along the features until the programs occupy the GPU."""
     tuning = TUNING.here
     across = triton.cdiv(out_features, tuning.columns)
     is_long = tokens > tuning.rows and triton.cdiv(tokens, tuning.long_rows) * across >= tuning.enough_long_tiles
@@ -197,11 +198,13 @@ def tile_for(tokens: int, in_features: int, out_features: int) -> ManyRowsTile:
 
 
 def many_rows_takes(weight: PackedWeight) -> bool:
+    """Returns whether the kernel supports the weight: 4 bits without a table, in long enough spans."""
     return weight.bits == 4 and weight.table is None and weight.span >= LEAST_SPAN
 
 
 def packed_many_rows(x: torch.Tensor, weight: PackedWeight, tile: ManyRowsTile | None = None) -> torch.Tensor:
-    """Computes packed_linear for weights accepted by many_rows_takes()."""
+    """Computes packed_linear, [num_tokens, in_features] -> [num_tokens, out_features], for weights accepted by
+    many_rows_takes(). `tile`: sizes instead of tile_for()'s."""
     x = as_stored(x, weight).contiguous()
     tokens, in_features = x.shape
     out_features = weight.codes.size(0)

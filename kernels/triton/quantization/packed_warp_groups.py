@@ -114,6 +114,7 @@ def _fetch(
     IN: gl.constexpr, OUT: gl.constexpr, ROWS: gl.constexpr,
     SLOTS: gl.constexpr, CODE_SLOTS: gl.constexpr, UNROLL: gl.constexpr,
 ):  # fmt: skip
+    """Loading group: copies activations and codes of the program's steps into their rings."""
     ROUNDS: gl.constexpr = IN // SPAN // UNROLL
     row_tiles = (tokens + ROWS - 1) // ROWS
     shared = row_tiles * ((OUT + COLUMNS - 1) // COLUMNS) - whole
@@ -266,6 +267,7 @@ def _packed_warp_groups(
     CODE_SLOTS: gl.constexpr,
     UNROLL: gl.constexpr,
 ):
+    """Starts a program's three warp groups: one loads, two multiply."""
     x_ring = gl.allocate_shared_memory(x_tiles.dtype, [SLOTS, ROWS, WIDTH], x_tiles.layout)
     code_ring = gl.allocate_shared_memory(gl.int16, [CODE_SLOTS, COLUMNS, WIDTH // 2], code_tiles.layout)
     stage = gl.allocate_shared_memory(x_tiles.dtype, [2, ROWS, GROUP_COLUMNS], out_tiles.layout)

@@ -41,6 +41,8 @@ class PackedWeight:
 
 
 def packed_takes(weight: QuantizedWeight, dtype: torch.dtype) -> bool:
+    """Returns whether the kernels can read the weight packed: 4 or 8 bits, activations of 16, groups that are powers of
+    two or whole rows, integer zero points."""
     in_features = weight.codes.size(1)
     whole = weight.group_size >= SPANS[-1] and weight.group_size & (weight.group_size - 1) == 0
     return (
@@ -53,10 +55,13 @@ def packed_takes(weight: QuantizedWeight, dtype: torch.dtype) -> bool:
 
 
 def span_of(in_features: int, group_size: int) -> int:
+    """Returns the longest span of columns, with two halves interleaved in bytes, that divides rows and groups."""
     return next(span for span in SPANS if in_features % span == 0 and group_size % span == 0)
 
 
 def pack(weight: QuantizedWeight) -> PackedWeight:
+    """Packs the weight: 4-bit codes two per byte, half a span apart, and float32 scales and zeros [groups,
+    out_features]; equal zero points become one constant."""
     out_features, in_features = weight.codes.shape
     group = in_features if weight.scales.size(1) == 1 else weight.group_size
     span = span_of(in_features, group)
@@ -81,6 +86,7 @@ def pack(weight: QuantizedWeight) -> PackedWeight:
 
 
 def how_codes_are_read(weight: PackedWeight, dtype: torch.dtype) -> dict[str, object]:
+    """Returns the compile-time constants by which kernels dequantize the weight's codes to `dtype`."""
     has_offset = weight.bits == 4 and weight.table is None
     return {
         "GROUP": weight.group_size,

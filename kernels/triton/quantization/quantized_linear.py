@@ -19,6 +19,7 @@ Packed = LinearWeight | EightBitWeight | PackedWeight
 
 
 def prepare_quantized_linear(weight: QuantizedWeight, dtype: torch.dtype) -> Packed:
+    """Packs a quantized weight for products with x in `dtype`: for 8-bit products or packed codes, else dequantized."""
     if eight_bit_takes(weight, dtype):
         return eight_bit.pack(weight)
     if packed_takes(weight, dtype):
@@ -27,6 +28,8 @@ def prepare_quantized_linear(weight: QuantizedWeight, dtype: torch.dtype) -> Pac
 
 
 def quantized_linear(x: torch.Tensor, weight: Packed) -> torch.Tensor:
+    """Computes x @ weight.T + bias: [num_tokens, in_features] -> [num_tokens, out_features], by the kernel of the
+    weight's packing."""
     if isinstance(weight, PackedWeight):
         return packed_linear(x, weight)
     if isinstance(weight, EightBitWeight):

@@ -13,6 +13,8 @@ from quire.kernels.capability import SM90, ByCapability
 
 @dataclass(frozen=True)
 class SplitSumsTuning:
+    """Elements per program of the sums of parts."""
+
     block: int  # elements per program
 
 
@@ -31,6 +33,7 @@ def _add_splits(
     SPLITS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    """Adds SPLITS parts of BLOCK elements, then applies scales and bias."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < count
     total = tl.load(parts_ptr + at, mask=inside, other=0)
@@ -52,7 +55,8 @@ def add_splits(
     bias: torch.Tensor | None,
     scales: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> None:
-    """Adds parts float32 or int32 [splits, rows, columns] to out [rows, columns]; `scales`: by row and column."""
+    """Adds parts float32 or int32 [splits, rows, columns], in order, to `out` [rows, columns], overwriting it;
+    `scales`: factors by row and by column; `bias` [columns]."""
     splits, rows, columns = parts.shape
     count = rows * columns
     by_row, by_column = scales or (None, None)

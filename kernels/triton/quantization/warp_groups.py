@@ -75,7 +75,8 @@ def best_cut(tokens: int, in_features: int, out_features: int, multiprocessors: 
 
 
 def cuts_of(tokens: int, in_features: int, out_features: int, multiprocessors: int) -> Iterator[WarpGroupsCut]:
-    """Yields the candidate cuts."""
+    """Yields the candidate cuts of a product: by rows per tile, whole tiles only, or with tiles shared by the
+    programs."""
     for rows in ROWS:
         tiles = tiles_of(tokens, out_features, rows)
         yield WarpGroupsCut(rows, min(tiles, multiprocessors), whole=tiles)
@@ -87,6 +88,8 @@ def cuts_of(tokens: int, in_features: int, out_features: int, multiprocessors: i
 
 
 def microseconds(cut: WarpGroupsCut, tokens: int, in_features: int, out_features: int) -> float:
+    """Returns the estimated duration of a product with `cut`, from measured times of its rounds, tiles and
+    exchanges."""
     tiles = tiles_of(tokens, out_features, cut.rows)
     a_tile = in_features // SPAN * STEP_US[cut.rows] + TILE_US[cut.rows]
     alone = cdiv(cut.whole, cut.programs) * a_tile
@@ -100,11 +103,14 @@ def microseconds(cut: WarpGroupsCut, tokens: int, in_features: int, out_features
 
 
 def warp_groups_take(weight: PackedWeight) -> bool:
+    """Returns whether the kernel supports the weight: 4 bits without a table, spans of SPAN columns, and a multiple of
+    ALIGNED rows."""
     return weight.bits == 4 and weight.table is None and weight.span == SPAN and weight.codes.size(0) % ALIGNED == 0
 
 
 def multiply_in_warp_groups(x: torch.Tensor, weight: PackedWeight) -> torch.Tensor | None:
-    """Computes packed_linear, or returns None if other kernels have to."""
+    """Computes packed_linear in warp groups; returns None if other kernels have to: other rows, weights or GPUs, or a
+    failed compilation, which is logged and remembered for the device. Raises OutOfMemoryError."""
     if not LEAST_ROWS <= x.size(0) <= MOST_ROWS or not warp_groups_take(weight) or not is_hopper(x.device):
         return None
     kernel = None if x.device in _failed else kernel_of_warp_groups()
@@ -122,7 +128,8 @@ def multiply_in_warp_groups(x: torch.Tensor, weight: PackedWeight) -> torch.Tens
 
 @functools.cache
 def kernel_of_warp_groups() -> Kernel | None:
-    """Returns packed_warp_groups, or None if Triton's experimental Gluon is missing or has changed."""
+    """Imports and returns packed_warp_groups; None, with a warning, if Triton's experimental Gluon is missing or has
+    changed."""
     try:
         from quire.kernels.triton.quantization.packed_warp_groups import packed_warp_groups
     except (ImportError, AttributeError, TypeError) as error:
@@ -150,6 +157,7 @@ def _multiprocessors(index: int) -> int:
 
 
 def precompile_calls(shape: ModelShape) -> Calls:
+    """Yields the kernel's calls for the model's packed weights; none on other GPUs or batch-invariantly."""
     if shape.packed is None or shape.batch_invariant or not HAS_KERNEL.here:
         return
 

@@ -23,6 +23,8 @@ LEAST_DOT = 16  # smallest matrix side
 
 @dataclass(frozen=True)
 class DeltaRuleTuning:
+    """Tokens per chunk and value dimensions per program of the recurrent scans."""
+
     chunk: int  # tokens of a prompt per chunk
     values: int  # value dimensions per program in a prompt
     decode_values: int
@@ -201,6 +203,7 @@ def _decodes(
     VALUES: tl.constexpr,
     DELTA: tl.constexpr,
 ):
+    """Processes one token of a row: updates a share of one head's state and stores the outputs."""
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     values = tl.program_id(2) * VALUES + tl.arange(0, VALUES)
     is_value = values < VALUE_DIM
@@ -252,6 +255,8 @@ def gated_delta_rule(
     seq_lens: torch.Tensor,
     block_size: int,
 ) -> torch.Tensor:
+    """Computes the outputs [num_tokens, num_heads, value_dim] of the gated delta rule and stores states in the
+    pages."""
     return scan(qkv, strength, step, rate, step_bias, pages, block_tables, query_start, seq_lens, block_size)
 
 
@@ -267,7 +272,8 @@ def scan(
     seq_lens: torch.Tensor,
     block_size: int,
 ) -> torch.Tensor:
-    """Launches the scan; `strength`: None for a state space."""
+    """Launches the gated delta rule, or with `strength` None a state space scan; returns [num_tokens, num_heads,
+    value_dim] and stores states in the pages. `query_start` None: one token per row."""
     shape = pages.shape
     assert qkv.stride(1) == step.stride(1) == 1
     assert strength is None or strength.stride(1) == 1

@@ -13,6 +13,8 @@ from quire.kernels.capability import SM90, ByCapability
 
 @dataclass(frozen=True)
 class GatedNormTuning:
+    """Heads of a token per program."""
+
     heads: int  # per program
 
 
@@ -46,6 +48,7 @@ def _gated_norm(
 
 
 def gated_norm(x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """Computes rms_norm(x) * silu(gate): contiguous [num_tokens, num_heads, size] -> [num_tokens, num_heads * size]."""
     assert x.is_contiguous()
     assert gate.stride(1) == 1
     num_tokens, num_heads, size = x.shape

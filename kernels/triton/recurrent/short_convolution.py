@@ -14,6 +14,8 @@ from quire.kernels.state_pages import StatePages
 
 @dataclass(frozen=True)
 class ConvolutionTuning:
+    """Channels and tokens per program of the convolution."""
+
     tokens: int  # tokens of a tile
     channels: int
     decode_channels: int
@@ -107,6 +109,8 @@ def short_convolution(
     block_size: int,
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
+    """Computes silu(bias + convolution) of x [num_tokens, num_channels], -> the same shape, and stores the inputs for
+    later steps in the pages. `query_start` None: one token per row."""
     assert x.stride(1) == 1
     assert weight.is_contiguous()
     num_tokens, num_channels = x.shape

@@ -19,4 +19,5 @@ def state_space_scan(
     seq_lens: torch.Tensor,
     block_size: int,
 ) -> torch.Tensor:
+    """Computes the outputs [num_tokens, num_heads, value_dim] of a Mamba-2 scan and stores states in the pages."""
     return scan(qkv, None, step, rate, step_bias, pages, block_tables, query_start, seq_lens, block_size)

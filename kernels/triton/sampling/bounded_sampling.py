@@ -89,7 +89,8 @@ def _best_within_bounds(
 def sample_bounded(
     logits: torch.Tensor, temperature: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor, part: int, warps: int
 ) -> torch.Tensor:
-    """Computes quire.kernels.reference.sample without filters, `part` tokens at a time."""
+    """Samples one token per row of logits [num_rows, vocab_size] without filters, int32 [num_rows], as the reference
+    does; `part`: tokens per program, `warps`: of a program."""
     rows, vocab_size = logits.shape
     num_parts = triton.cdiv(vocab_size, part)
     bounds, tops = (torch.empty((rows, num_parts), dtype=torch.float32, device=logits.device) for _ in range(2))

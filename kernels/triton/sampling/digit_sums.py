@@ -26,6 +26,7 @@ def _digit_sums(
     DIGITS: tl.constexpr,
     DIGIT_BITS: tl.constexpr,
 ):
+    """Adds the counts or weights of BLOCK values to their row's sums by digit."""
     block, row = tl.program_id(0), tl.program_id(1)
     places = block * BLOCK + tl.arange(0, BLOCK)
     inside = places < size
@@ -45,6 +46,8 @@ def _digit_sums(
 
 
 def digit_sums(values: torch.Tensor, tops: torch.Tensor | None, known: torch.Tensor, shift: int) -> torch.Tensor:
+    """Sums each row's float32 values, or their weights, by their next bits: [num_rows, DIGITS], int32 counts or int64
+    weights."""
     assert values.stride(1) == 1
     assert values.dtype is torch.float32
     rows, size = values.shape
@@ -70,6 +73,7 @@ def digit_sums(values: torch.Tensor, tops: torch.Tensor | None, known: torch.Ten
 
 
 def precompile_calls(shape: ModelShape) -> Calls:
+    """Yields the kernel's calls for a rank with a part of the vocabulary, except batch-invariantly."""
     if shape.is_whole or shape.batch_invariant:
         return
     values, known = floats(ROWS, shape.vocab_size), longs(ROWS, 1)

@@ -27,6 +27,8 @@ LEFT_OUT = float("-inf")
 
 @dataclass(frozen=True)
 class FilteredTuning:
+    """Elements at a time and warps of a row."""
+
     block: int  # tokens in registers at once
     warps: int
 
@@ -132,6 +134,7 @@ def _sample_filtered(
     BLOCK: tl.constexpr,
     DIGIT_BITS: tl.constexpr,
 ):
+    """Samples one row's token with its filters."""
     row = tl.program_id(0)
     logits_ptr += row.to(tl.int64) * row_stride
     temperature = tl.load(temperature_ptr + row)
@@ -178,7 +181,8 @@ def sample_filtered(
     seeds: torch.Tensor,
     positions: torch.Tensor,
 ) -> torch.Tensor:
-    """Computes quire.kernels.reference.sample for rows of which any is filtered."""
+    """Samples one token per row of logits [num_rows, vocab_size] with filters, int32 [num_rows], as the reference does;
+    rows may disable each filter."""
     rows, vocab_size = logits.shape
     out = torch.empty(rows, dtype=torch.int32, device=logits.device)
     if rows:
@@ -201,6 +205,7 @@ def sample_filtered(
 
 
 def precompile_calls(shape: ModelShape) -> Calls:
+    """Yields the kernel's call for a rank with the whole vocabulary, except batch-invariantly."""
     if not shape.is_whole or shape.batch_invariant:
         return
     rows = shape.max_num_seqs

@@ -30,6 +30,7 @@ def _best_of_block(
     first,
     BLOCK: tl.constexpr,
 ):
+    """Stores the best of a block of a row's part."""
     store_best(
         logits_ptr, temperature_ptr, seeds_ptr, positions_ptr, scores_ptr, tokens_ptr, tops_ptr, size, row_stride,
         first, BLOCK,
@@ -69,6 +70,8 @@ def best_of_part(
     positions: torch.Tensor,
     first: int,
 ) -> torch.Tensor:
+    """Returns the best token of each row's part, int32 [num_rows, 3]: score bits, token id, bits of the largest logit;
+    `first`: token id of the first column."""
     assert logits.stride(1) == 1
     rows, size = logits.shape
     out = torch.empty((rows, FIELDS), dtype=torch.int32, device=logits.device)
@@ -92,6 +95,8 @@ def best_of_part(
 
 
 def best_of_parts(found: torch.Tensor) -> torch.Tensor:
+    """Returns the tokens, int32 [num_rows], from all parts' best [num_parts, num_rows, 3]; -1 for a row without a
+    choice."""
     assert found.is_contiguous()
     num_parts, rows, _ = found.shape
     out = torch.empty(rows, dtype=torch.int32, device=found.device)
@@ -102,6 +107,7 @@ def best_of_parts(found: torch.Tensor) -> torch.Tensor:
 
 
 def precompile_calls(shape: ModelShape) -> Calls:
+    """Yields the kernels' calls for a rank with a part of the vocabulary."""
     if shape.is_whole:
         return
 

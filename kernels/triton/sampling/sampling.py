@@ -94,6 +94,7 @@ def _best_of_part(
     row_stride,
     PART: tl.constexpr,
 ):
+    """Stores the best token of one part of a row."""
     store_best(
         logits_ptr, temperature_ptr, seeds_ptr, positions_ptr, scores_ptr, tokens_ptr, tops_ptr, vocab_size, row_stride,
         0, PART,
@@ -102,6 +103,7 @@ def _best_of_part(
 
 @triton.jit
 def _best_of_row(scores_ptr, tokens_ptr, tops_ptr, out_ptr, num_parts, PARTS: tl.constexpr):
+    """Stores a row's token, the best of its parts; -1 if its largest logit is infinite or NaN."""
     _, token, top = load_best(scores_ptr, tokens_ptr, tops_ptr, num_parts, PARTS)
     tl.store(out_ptr + tl.program_id(0), unless_lost(token, top))
 
@@ -115,6 +117,8 @@ def sample(
     seeds: torch.Tensor,
     positions: torch.Tensor,
 ) -> torch.Tensor:
+    """Samples one token per row of logits [num_rows, vocab_size], int32 [num_rows], by the kernel for these filters and
+    number of rows."""
     assert logits.stride(1) == 1
     if temperature is not None and not (top_k is None and top_p is None and min_p is None):
         return sample_filtered(logits, temperature, top_k, top_p, min_p, seeds, positions)
@@ -149,6 +153,7 @@ class BestOfParts:
 
     @classmethod
     def empty(cls, rows: int, size: int, device: torch.device) -> BestOfParts:
+        """Allocates the results of all parts of `rows` rows of `size` tokens."""
         num_parts = triton.cdiv(size, TUNING.here.part)
         scores, tops = (torch.empty((rows, num_parts), dtype=torch.float32, device=device) for _ in range(2))
         return cls((scores, torch.empty((rows, num_parts), dtype=torch.int32, device=device), tops), num_parts)
@@ -159,6 +164,7 @@ class BestOfParts:
 
 
 def precompile_calls(shape: ModelShape) -> Calls:
+    """Yields the kernels' calls without filters for a rank with the whole vocabulary, except batch-invariantly."""
     if not shape.is_whole or shape.batch_invariant:
         return
 

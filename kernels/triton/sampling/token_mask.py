@@ -31,6 +31,7 @@ def _mask_logits(
     PART: tl.constexpr,
     BITS: tl.constexpr,
 ):
+    """Writes -inf to the banned tokens of PART words of a row's mask."""
     part, index = tl.program_id(0), tl.program_id(1)
     row = index.to(tl.int64)
     if rows_ptr is not None:
@@ -54,6 +55,8 @@ def mask_logits(
     places: torch.Tensor | None = None,
     first: int = 0,
 ) -> None:
+    """Sets logits of tokens whose bit in `masks` is 0 to minus infinity, in place; tokens after the masks' last bit
+    stay. Masks may be in pinned host memory."""
     size, num_words = logits.size(1), masks.size(1)
     first_word = first // BITS
     assert logits.stride(1) == 1
@@ -68,6 +71,7 @@ def mask_logits(
 
 
 def precompile_calls(shape: ModelShape) -> Calls:
+    """Yields the kernel's calls for both dtypes of logits and the kinds of indices."""
     full, half = floats(ROWS, shape.vocab_size), shape.empty(ROWS, shape.vocab_size)
     words, ids = ints(ROWS, triton.cdiv(shape.vocab_size, BITS)), longs(ROWS)
     for chosen in (None, ids):

@@ -22,6 +22,8 @@ from quire.kernels.triton.quantization.packed_weight import PackedWeight, empty_
 
 @dataclass(frozen=True)
 class PackedRowTuning:
+    """Rows of the weight per program, quads at a time and warps of the product of one row."""
+
     rows: int  # rows of the weight per program (of each half if gated)
     most_quads: int  # groups of four words at a time: 16 bytes, 32 codes
     warps: int
@@ -130,6 +132,7 @@ def _packed_row_linear(
     ADD: tl.constexpr,
     PDL: tl.constexpr,
 ):
+    """Multiplies the row with ROWS rows of a 4-bit weight."""
     HALVES: tl.constexpr = 2 if GATED else 1
     row = tl.arange(0, ROWS * HALVES)
     output = tl.program_id(0) * ROWS + row % ROWS
@@ -181,10 +184,9 @@ def packed_row_linear(
     adds: bool,
     pdl: bool,
 ) -> None:
-    """Computes row_linear of a 4-bit weight without a table.
-
-    `norm`: weight and eps; `adds`: adds to the content of `out`.
-    """
+    """Computes row_linear of one row x [1, in_features] into `out` [1, out_features] for a 4-bit weight without a
+    table. `norm`: weight (None: no norm) and eps; `gated`: silu_mul of the product; `adds`: adds to the content of
+    `out`; `pdl`: in a chain of kernels that wait for their inputs."""
     assert weight.bits == 4, weight.bits
     assert weight.table is None
     norm_weight, eps = norm
@@ -219,6 +221,7 @@ def packed_row_linear(
 
 
 def precompile_calls(shape: ModelShape) -> Calls:
+    """Yields the calls of the model's projections if it runs single rows with packed weights."""
     if shape.packed is None or not shape.runs_single_rows:
         return
 

@@ -31,6 +31,8 @@ from quire.kernels.triton.precompile.shapes import TABLE_WIDTH, Calls, ModelShap
 
 @dataclass(frozen=True)
 class RowAttentionTuning:
+    """Splits, keys at a time and warps of a row's attention."""
+
     splits: int  # splits of a row's keys
     keys: int  # positions of a tile
     warps: int
@@ -75,6 +77,8 @@ def _row_attention(
     NORM: tl.constexpr,
     PDL: tl.constexpr,
 ):
+    """Attends with the query heads of one kv head in one split; the first split includes and stores the row's own key
+    and value."""
     kv_head = tl.program_id(0)
     split = tl.program_id(1)
     row = tl.program_id(2)
@@ -232,6 +236,7 @@ def row_attention_takes(head_dim: int) -> bool:
 
 
 def precompile_calls(shape: ModelShape) -> Calls:
+    """Yields the kernel's call for models that run single rows."""
     if not shape.single_row or not shape.attends_in_pages:
         return
     norm, qkv, table = shape.head_norm(), shape.empty(1, shape.qkv_size), (ints(1, TABLE_WIDTH), ints(1))

@@ -33,6 +33,8 @@ class RowExpertsTile:
 
 @dataclass(frozen=True)
 class RowExpertsTuning:
+    """Rows of the weights per program, elements at a time and warps of both products."""
+
     tile: RowExpertsTile
     chunk: int  # elements of a weight's row at a time
     warps: int
@@ -196,10 +198,9 @@ def row_experts(
     pdl: bool = False,
     shape: RowExpertsTile | None = None,
 ) -> None:
-    """Adds the output of the experts chosen by `logits` [1, num_experts] for rms_norm(residual) to `residual` in place.
-
-    residual: [1, hidden_size].
-    """
+    """Adds the output of the experts chosen by `logits` [1, num_experts] for rms_norm(residual) to `residual` [1,
+    hidden_size] in place, in two launches. Increments `load` int64 [num_experts] of the chosen ones; biases are not
+    supported."""
     assert packed.gate_up_bias is None
     assert packed.down_bias is None
     tuning, (_, hidden_size, size) = TUNING.here, packed.down.shape
@@ -220,6 +221,7 @@ def row_experts(
 
 
 def precompile_calls(shape: ModelShape) -> Calls:
+    """Yields the calls of both kernels for models that run single rows with experts."""
     experts = shape.experts
     if experts is None or not experts.single_row or not shape.runs_single_rows:
         return

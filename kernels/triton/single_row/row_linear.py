@@ -148,7 +148,7 @@ def _row_linear(
 
 @dataclass(frozen=True)
 class RowTile:
-    """Work per program of a product."""
+    """Work per program of a product: rows of the weight, elements of a row at a time, chunks loaded ahead, warps."""
 
     rows: int  # rows of the weight per program (of each half if gated)
     chunk: int  # elements of those rows at a time
@@ -273,6 +273,8 @@ TUNING = ByCapability(
 
 
 def shape_for(in_features: int, gated: bool, *, element_size: int = 2) -> RowTile:
+    """Returns the work per program for the length of a weight's row, its elements' bytes, and whether the product is
+    gated."""
     tuning = TUNING.here
     if element_size == 2:
         for least, tile in tuning.long.items():
@@ -290,6 +292,7 @@ def shape_for(in_features: int, gated: bool, *, element_size: int = 2) -> RowTil
 
 
 def precompile_calls(shape: ModelShape) -> Calls:
+    """Yields the calls of the model's projections, vocabulary and router, if it runs single rows."""
     if not shape.runs_single_rows:
         return
 

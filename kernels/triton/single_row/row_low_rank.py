@@ -25,6 +25,8 @@ from quire.kernels.triton.single_row.row_narrow import Narrow
 
 @dataclass(frozen=True)
 class RowLowRankTuning:
+    """Columns and ranks at a time of the second product."""
+
     columns: int  # columns of the result per program; divides low_rank_table.COLUMNS
     ranks: int  # at a time
     warps: int

@@ -25,7 +25,7 @@ class RowNorm:
 
 @dataclass(frozen=True)
 class Narrow:
-    """Products of x with the `down` of its adapter."""
+    """Adapters of a layer, the mapping of the row to one of them, and memory for the products of x with its `down`."""
 
     weights: LowRankTable
     starts: torch.Tensor  # of AdaptedRows
@@ -96,6 +96,7 @@ def _row_narrow(
     PDL: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
+    """Computes narrow_of_row() for ROWS rows in a launch of its own."""
     narrow_of_row(
         x_ptr, norm_ptr, starts_ptr, table_ptr, narrow_ptr, eps, num_adapters, num_projections,
         IN, ROWS, CHUNK, NORM, PDL, WIDTH,
@@ -105,10 +106,8 @@ def _row_narrow(
 def row_narrow(
     x: torch.Tensor, narrow: Narrow, norm: RowNorm | None, *, rows: int, chunk: int, warps: int, pdl: bool = False
 ) -> None:
-    """Multiplies x [1, in_features], normalized if `norm` is given.
-
-    `rows`: of `down` per program; `chunk`: elements of a row at a time.
-    """
+    """Computes narrow.products, x [1, in_features] times the adapter's `down`, with x normalized if `norm` is given; a
+    row without an adapter computes nothing. `rows`: of `down` per program; `chunk`: elements of a row at a time."""
     weights = narrow.weights
     launch = {"launch_pdl": True} if pdl else {}
     _row_narrow[(triton.cdiv(weights.most_ranks, rows),)](

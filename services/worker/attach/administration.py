@@ -8,12 +8,13 @@ from quire.shared.pb.admin.v1 import admin_pb2 as pb
 
 
 class WorkerAdministration:
-    """Answers status requests; every other operation is refused, as the scheduler owns it."""
+    """Answers status requests; every other operation raises FailedPrecondition, as the scheduler owns it."""
 
     def __init__(self, status: WorkerStatus) -> None:
         self._status = status
 
     def status(self) -> pb.GetStatusResponse:
+        """Returns the status of this worker alone."""
         return pb.GetStatusResponse(services=[self._status.read()])
 
     async def reset_prefix_cache(self, _request: pb.ResetPrefixCacheRequest) -> pb.ResetPrefixCacheResponse:

@@ -33,7 +33,8 @@ OnWelcome = Callable[[pb.SchedulerWelcome], Awaitable[None]]
 
 
 class Executor(Protocol):
-    """Executes the plans of an attachment: the engine of a device, or a simulation."""
+    """Executes the plans of an attachment: the engine of a device, or a simulation. Methods queue work and return at
+    once; results, replies and errors arrive as calls of `receiver` on the event loop."""
 
     async def start_epoch(self, receiver: Attachment) -> RetainedState:
         """Ends the previous attachment and starts that of `receiver`; returns the state that the worker retained."""
@@ -78,8 +79,9 @@ class Attachment:
         drain_timeout_s: float,
         fetch_weights: FetchWeights,
     ) -> None:
-        """`fetch_weights`: downloads weights that the scheduler streams and sets their location in the order; raises
-        QuireError."""
+        """Prepares an attachment on a call after its handshake; run() starts it. `drain_timeout_s`: how long after
+        SIGTERM the scheduler may take to migrate its sequences; `fetch_weights`: downloads weights that the scheduler
+        streams and sets their location in the order; raises QuireError."""
         self._fetch_weights = fetch_weights
         self._tasks = Tasks()
         heartbeat = pb.AttachRequest(heartbeat=pb.Heartbeat())
@@ -94,7 +96,9 @@ class Attachment:
         self.num_results = 0
 
     async def run(self, hello: pb.WorkerHello, welcomed: OnWelcome) -> None:
-        """Runs until a drain has finished; raises BrokenSession, Redirected, Unavailable or gRPC errors."""
+        """Starts a new epoch of the engine, sends `hello` completed with the retained blocks, adapters and weights,
+        then serves the session; `welcomed` is awaited with the scheduler's welcome. Returns when a drain has finished
+        or timed out; raises BrokenSession, Redirected, Unavailable or gRPC errors."""
         started = self._tasks.start("the start of the epoch", self._engine.start_epoch(self))
         await lifecycle.run_until_first(started, self._shutdown.wait())  # a hanging device never starts an epoch
         if self._shutdown.requested:
@@ -125,7 +129,7 @@ class Attachment:
             await self._tasks.close()
 
     def deliver(self, result: StepResult) -> None:
-        """Engine callback: sends the result of a finished step."""
+        """Engine callback: sends the result of a finished step to the scheduler and counts it."""
         self.num_results += 1
         self._session.send(pb.AttachRequest(result=encode_result(result)))
 
@@ -150,14 +154,19 @@ class Attachment:
         self._session.send(pb.AttachRequest(device_order_done=done))
 
     def abort_session(self, reason: str) -> None:
-        """Engine callback: ends the attachment, as no further result will follow."""
+        """Engine callback: ends the attachment with BrokenSession(reason), as no further result will follow; only the
+        first call counts."""
         if not self._broken.done():
             self._broken.set_exception(BrokenSession(reason))
 
     async def _wait_for_break(self) -> None:
+        """Waits without end for abort_session() and raises its BrokenSession."""
         await self._broken
 
     async def _run_session(self, welcomed: OnWelcome) -> None:
+        """Receives the welcome, adopts its epoch and heartbeat interval, awaits `welcomed`, then reads messages until
+        the stream ends or a drain has finished. Raises Redirected for a redirect and BrokenSession for any other first
+        message."""
         kind = "heartbeat"  # heartbeats precede the welcome
         while kind == "heartbeat":
             message = await self._session.receive()
@@ -172,6 +181,8 @@ class Attachment:
         await lifecycle.run_until_first(self._read_messages(), self._drain())
 
     async def _read_messages(self) -> None:
+        """Passes each message of the scheduler to the engine. Raises Redirected, BrokenSession for a second welcome,
+        and Unavailable when the stream closes without a requested shutdown."""
         async for message in self._session.messages():
             match message.WhichOneof("message"):
                 case "plan":
@@ -196,12 +207,14 @@ class Attachment:
             raise Unavailable("the scheduler closed the session")
 
     def _dispatch_grammar(self, message: pb.AttachResponse) -> None:
+        """Submits a message with prepare_grammar or release_grammar to the engine."""
         if message.HasField("prepare_grammar"):
             self._engine.prepare_grammar(self, message.prepare_grammar)
         else:
             self._engine.release_grammar(message.release_grammar.grammar_id)
 
     def _dispatch_transfer(self, message: pb.AttachResponse) -> None:
+        """Submits a transfer to or from host memory, disk or another worker to the engine."""
         match message.WhichOneof("message"):
             case "transfer":
                 self._engine.transfer(self, message.transfer)
@@ -211,8 +224,8 @@ class Attachment:
                 self._engine.fetch_blocks(self, message.fetch_blocks)
 
     def _dispatch_order(self, order: pb.DeviceOrder) -> None:
-        """Submits an order to the engine; weights that come as a stream are downloaded in the background first. Clears
-        the fields that only ranks of one worker set for each other."""
+        """Submits a device order to the engine; an order to stage streamed weights is submitted only when a background
+        task has downloaded them. Clears the fields that only this worker sets, and counts weight drops."""
         if not order.HasField("stage_weights"):
             self._num_weight_drops += order.HasField("drop_weights")
             self._engine.device_order(self, order)
@@ -226,7 +239,7 @@ class Attachment:
 
     async def _fetch_and_stage(self, order: pb.DeviceOrder, num_drops: int) -> None:
         """Downloads streamed weights, then submits the order that stages them. `num_drops`: weight drops received
-        before the order."""
+        before the order. An error, or a weight drop meanwhile, is answered with DeviceOrderDone and submits nothing."""
         try:
             await self._fetch_weights(order.stage_weights)
             if self._num_weight_drops > num_drops:  # staging now would keep them, on a GPU in place of the KV cache
@@ -241,6 +254,8 @@ class Attachment:
             self._engine.device_order(self, order)
 
     def submit_plan(self, plan: pb.StepPlan) -> None:
+        """Checks the epoch and the consecutive step id of a plan, decodes it and submits it to the engine. Raises
+        BrokenSession for a wrong epoch or id and for invalid columns."""
         if plan.epoch != self.epoch:
             raise BrokenSession(f"received a plan of epoch {plan.epoch} in epoch {self.epoch}")
         if plan.step_id != self._next_step_id:
@@ -254,7 +269,7 @@ class Attachment:
 
     async def _drain(self) -> None:
         """Announces after SIGTERM that the worker leaves; steps continue until the scheduler has migrated every
-        sequence and closes the stream."""
+        sequence and closes the stream. Returns, with a warning, if that takes longer than the drain timeout."""
         await self._shutdown.wait()
         log.info("leaving", epoch=self.epoch)
         self._session.send(pb.AttachRequest(leaving=pb.Leaving()))

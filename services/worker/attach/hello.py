@@ -15,7 +15,8 @@ from quire.shared.version import VERSION
 
 
 def base_hello(settings: WorkerSettings, name: str, address: str, limits: WorkerLimits) -> pb.WorkerHello:
-    """Returns a hello with identity, model, block layout and limits; the caller adds the device's abilities."""
+    """Returns a hello with identity, model, block layout and step limits, which real and simulated workers share; the
+    caller adds the device's abilities. Reads the model's folder for its identity."""
     return pb.WorkerHello(
         worker_id=name,
         pid=os.getpid(),

@@ -29,14 +29,16 @@ class Route:
         self.redirected = False
 
     def redirect(self, address: str) -> None:
-        """Switches to `address`, as the current scheduler requested."""
+        """Switches to `address`, as the current scheduler requested; the current address stays known as a later
+        alternative."""
         self._peers = (*(peer for peer in self._peers if peer != address), self.address)
         self.address = address
         self.redirected = True
         self._failures = 0
 
     def record_failure(self) -> None:
-        """Records a failed or ended attachment; switches the address after MAX_FAILURES in a row."""
+        """Records a failed or ended attachment. From the MAX_FAILURES-th in a row on, each failure switches to the next
+        known address, cyclically: configured ones, peers, then the current one."""
         self._failures += 1
         self.redirected = False
         known = list(dict.fromkeys([*self._configured, *self._peers, self.address]))

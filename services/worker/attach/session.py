@@ -33,7 +33,8 @@ MAX_BACKOFF_S = 2.0
 
 
 class SessionObserver(Protocol):
-    """Callbacks for the start and end of attachments."""
+    """Callbacks for the start and end of attachments, on the event loop; attached() is awaited before the first plan is
+    read."""
 
     async def attached(self, welcome: pb.SchedulerWelcome) -> None: ...
 
@@ -54,8 +55,8 @@ class AttachmentLoop:
         *,
         spool: WeightSpool | None = None,
     ) -> None:
-        """`hello`: the fields that do not change between attachments; `spool`: receives weights that arrive as a
-        stream."""
+        """Stores the parts of all attachments; run() dials. `hello`: the fields that do not change between attachments;
+        `spool`: receives weights that arrive as a stream, None: such orders fail."""
         self._spool = spool
         self._dialler = Dialler(f"worker {hello.worker_id}", settings.tls, settings.cluster_secret())
         self._route = Route(settings.schedulers)
@@ -68,7 +69,8 @@ class AttachmentLoop:
         self._last_reason = ""
 
     async def run(self) -> None:
-        """Runs until a drain has finished; raises FailedPrecondition if the scheduler refuses this worker for good."""
+        """Attaches again after every end, with a backoff and, after repeated failures, at the next address. Returns
+        after a drain has finished; raises FailedPrecondition if the scheduler refuses this worker for good."""
         while True:
             reason = await self._attach_once()
             if self._shutdown.requested:
@@ -85,7 +87,9 @@ class AttachmentLoop:
         self._last_reason = reason
 
     async def _attach_once(self) -> str:
-        """Runs one attachment; returns the reason for its end, or "" after a redirect."""
+        """Dials the current address and runs one attachment there. Returns the reason for its end, or "" after a
+        redirect; errors become reasons, except a cancellation of this task and a refusal (FailedPrecondition). Notifies
+        the observer."""
         try:
             channel = self._dialler.connect(self._route.address)
         except Unavailable as error:
@@ -118,6 +122,7 @@ class AttachmentLoop:
                 self._on_ended(attachment, broken=broken, cut=cut)
 
     async def _handshake(self, call: Call) -> None:
+        """Authenticates both sides of the call with the cluster secret. Raises Unavailable when it times out."""
         address = self._route.address
         try:
             await self._dialler.handshake(
@@ -127,7 +132,9 @@ class AttachmentLoop:
             raise Unavailable(f"{address} did not complete the handshake in time") from None
 
     async def _fetch_weights(self, channel: grpc.aio.Channel, order: pb.StageWeights) -> None:
-        """Downloads streamed weights on a separate call of the same channel."""
+        """Downloads the streamed weights of `order` into the spool, on a separate call of the same channel, and sets
+        their location in the order. Raises FailedPrecondition if the worker has no spool, else as
+        weight_fetch.fetch()."""
         if self._spool is None:
             raise FailedPrecondition("this worker accepts no streamed weights")
         call = worker_pb2_grpc.WorkerServiceStub(channel).FetchWeights()
@@ -139,12 +146,15 @@ class AttachmentLoop:
             call.cancel()
 
     def _next_hello(self) -> pb.WorkerHello:
+        """Returns a copy of the constant hello for the next attachment, with whether a redirect led to it."""
         hello = pb.WorkerHello()
         hello.CopyFrom(self._hello)
         hello.redirected = self._route.redirected
         return hello
 
     async def _welcomed(self, welcome: pb.SchedulerWelcome) -> None:
+        """Records the welcome: its epoch for the next hello, the scheduler's peers for the route; then notifies the
+        observer."""
         self._hello.last_epoch = welcome.epoch
         self._route.record_welcome(welcome.peers)
         self._last_reason = ""
@@ -152,7 +162,8 @@ class AttachmentLoop:
         await self._observer.attached(welcome)
 
     def _on_ended(self, attachment: Attachment, *, broken: bool, cut: bool) -> None:
-        """Updates the hello, the observer and the backoff after an attachment. `cut`: its connection was lost."""
+        """Records the end of an attachment: notifies the observer if it was welcomed, stores `cut` (its connection was
+        lost) for the next hello, and resets the backoff if it produced results."""
         if attachment.epoch:
             self._hello.connection_lost = cut
             self._observer.detached(broken=broken)
@@ -160,12 +171,14 @@ class AttachmentLoop:
             self._backoff_s = INITIAL_BACKOFF_S
 
     async def _back_off(self) -> None:
-        """Waits before the next attempt; the wait doubles per failure and resets after an attachment with results."""
+        """Waits before the next attempt, at most until shutdown; the wait doubles per failure from 0.1 s to 2 s and
+        resets after an attachment with results."""
         await lifecycle.run_until_first(asyncio.sleep(self._backoff_s), self._shutdown.wait())
         self._backoff_s = min(2 * self._backoff_s, MAX_BACKOFF_S)
 
     async def _failure_reason(self, error: Exception, call: Call, attachment: Attachment) -> str:
-        """Returns why the attachment ended. The engine and its cache stay intact for the next attachment."""
+        """Returns why the attachment ended, and logs broken sessions and unexpected errors. Raises FailedPrecondition
+        if the scheduler refuses this worker. The engine and its cache stay intact for the next attachment."""
         match error:
             case BrokenSession():
                 log.error("session broken", epoch=attachment.epoch, reason=error)
@@ -179,12 +192,14 @@ class AttachmentLoop:
 
 
 async def _is_connection_lost(error: Exception, call: Call) -> bool:
-    """Returns whether an ended call ended because its connection was lost."""
+    """Returns whether the call ended because its connection was lost (UNAVAILABLE), not by a status of the
+    scheduler."""
     return isinstance(error, RPC_ENDED) and await call.code() is grpc.StatusCode.UNAVAILABLE
 
 
 async def _rpc_failure_reason(call: Call, *, welcomed: bool) -> str:
-    """Returns the status of an ended call; raises FailedPrecondition where another attempt cannot succeed."""
+    """Returns "CODE: details" of an ended call. Raises FailedPrecondition if the scheduler refused with that code
+    before its welcome: another attempt cannot succeed."""
     code, details = await call.code(), await call.details()
     if code is grpc.StatusCode.FAILED_PRECONDITION and not welcomed:
         raise FailedPrecondition(f"the scheduler refuses this worker: {details}")

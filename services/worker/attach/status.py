@@ -21,7 +21,8 @@ class WorkerStatus:
     """Aggregates the worker's state for its readers; the session sets `epoch` when it attaches and detaches."""
 
     def __init__(self, name: str, address: str, shutdown: Shutdown, progress: Progress) -> None:
-        """`progress`: progress of loading the weights."""
+        """Creates the status of a worker whose engine is not built yet. `address`: of its gRPC server; `progress`:
+        progress of loading the weights."""
         self._progress = progress
         self._name = name
         self._address = address
@@ -32,6 +33,7 @@ class WorkerStatus:
         self.epoch = 0  # 0: not attached
 
     def set_engine(self, engine: Engine, limits: WorkerLimits, settings: WorkerSettings) -> None:
+        """Stores the built engine; from then on read() reports blocks, running sequences and ranks."""
         self._engine, self._limits, self._settings = engine, limits, settings
 
     def expert_load(self) -> LoadByLayer:
@@ -40,6 +42,8 @@ class WorkerStatus:
 
     @property
     def state(self) -> pb.State:
+        """DRAINING after a shutdown request, STARTING without an attachment, STALLED if the oldest plan is unanswered
+        for more than 10 s, else READY."""
         if self._shutdown.requested:
             return pb.STATE_DRAINING
         if not self.epoch:
@@ -47,6 +51,8 @@ class WorkerStatus:
         return pb.STATE_STALLED if self._is_stalled() else pb.STATE_READY
 
     def read(self) -> pb.ServiceStatus:
+        """Returns a snapshot of state, epoch and age of the last step; bytes loaded while starting; block counts
+        (without the null block) and ranks once the engine is built."""
         status = pb.ServiceStatus(
             role=pb.ROLE_WORKER,
             id=self._name,
@@ -76,5 +82,6 @@ class WorkerStatus:
         return bool(self._engine and self._engine.oldest_pending_s > STALLED_AFTER_S)
 
     def _last_step_age_s(self) -> float | None:
+        """Returns the seconds since the last step ended; None before the first."""
         ended_s = self._engine.last_step_s if self._engine else None
         return None if ended_s is None else time.monotonic() - ended_s

@@ -13,8 +13,9 @@ from quire.shared.pb.worker.v1 import worker_pb2 as pb
 
 
 async def fetch(call: Any, worker_id: str, order: pb.StageWeights, spool: WeightSpool) -> None:
-    """Downloads one stream into `spool` and sets in `order` where the weights are, or the broadcast to expect. `call`:
-    a FetchWeights call after its handshake. Raises QuireError."""
+    """Downloads one stream into `spool` and sets `order.spooled` to the stored file's path, or `order.broadcast` if the
+    stream describes a trainer's broadcast. `call`: a FetchWeights call after its handshake. Raises Unavailable when the
+    stream ends early, and the spool's QuireError for invalid pieces."""
     with spool.open_stream() as spooling:
         try:
             await call.write(

@@ -21,6 +21,8 @@ NUM_NAMES = 2  # epoch and step_id: every plan has them, in this order before al
 
 
 def decode_plan(wire: pb.StepPlan) -> StepPlan:
+    """Decodes a plan into views of the message's bytes; changes are NO_CHANGES if the same rows decode one token each.
+    Raises ColumnError for bytes that form no column; does not check ids or slots."""
     fields = wire.ListFields()
     if len(fields) == NUM_NAMES and fields[-1][0].name == "step_id":  # most plans: the same rows decode
         return StepPlan(wire.epoch, wire.step_id, NO_IDS, NO_IDS, 0, NO_CHANGES)
@@ -31,6 +33,8 @@ def decode_plan(wire: pb.StepPlan) -> StepPlan:
 
 
 def _decode_changes(wire: pb.StepPlan) -> PlanChanges:
+    """Decodes the fields of a plan that admits, releases or counts tokens, sets drafts, copies blocks or moves
+    beams."""
     return PlanChanges(
         u32(wire.released_slots),
         [_decode_admission(admission) for admission in wire.admitted],
@@ -48,6 +52,7 @@ def _decode_copies(wire: pb.BlockCopies) -> BlockCopies:
 
 
 def _decode_beams(wire: pb.BeamMoves) -> BeamMoves:
+    """Decodes beam moves; slots and parents become index arrays and token ids are copied, all others are views."""
     slots, parents = u32(wire.slots).astype(np.intp), u32(wire.parents).astype(np.intp)
     return BeamMoves(slots, parents, i32(wire.token_ids).copy(), u32(wire.last_block_ids))
 
@@ -71,7 +76,7 @@ def _decode_admission(wire: pb.Admission) -> Admission:
 
 
 def encode_plan(plan: StepPlan) -> pb.StepPlan:
-    """Encodes a plan for the other ranks of a replica."""
+    """Encodes a plan for the other ranks of a replica, as the inverse of decode_plan()."""
     changes, beams = plan.changes, plan.changes.beams
     wire = pb.StepPlan(
         epoch=plan.epoch,
@@ -118,6 +123,7 @@ def _encode_admission(admission: Admission) -> pb.Admission:
 
 
 def encode_result(result: StepResult) -> pb.StepResult:
+    """Encodes a step's result for the scheduler; fields that are None or empty stay unset."""
     wire = pb.StepResult(epoch=result.epoch, step_id=result.step_id, token_ids=i32_bytes(result.token_ids))
     timings, encoded = result.timings, wire.timings
     if timings is not NO_TIMINGS:
@@ -144,6 +150,8 @@ def encode_result(result: StepResult) -> pb.StepResult:
 
 
 def _encode_logprobs(columns: LogprobEntries) -> pb.LogprobColumns:
+    """Encodes entries of log probabilities as packed columns: counts per token, then ids, values and ranks of all
+    entries."""
     return pb.LogprobColumns(
         entry_counts=u32_bytes(columns.entry_counts),
         token_ids=i32_bytes(columns.token_ids),

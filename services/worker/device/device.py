@@ -40,7 +40,8 @@ class Device:
 
 def open_device(kind: str, threads: int, index: int = 0) -> Device:
     """Selects the device for the calling thread, which must be the computing one: torch keeps thread counts and the
-    current GPU per thread. `index`: GPU index. Raises FailedPrecondition."""
+    current GPU per thread. `threads`: torch's CPU threads, 0: all usable cores; `index`: GPU index. Raises
+    FailedPrecondition if torch sees no GPU or too few."""
     torch.set_num_threads(threads or len(os.sched_getaffinity(0)))
     if kind == "cpu":
         return Device(kind, _cpuinfo("model name") or platform.machine())
@@ -66,7 +67,9 @@ def _why_no_gpu() -> str:
 
 
 def choose_dtype(wanted: str, checkpoint: str, device: Device) -> torch.dtype:
-    """Returns the dtype of weights, activations and KV; `checkpoint` is the dtype in config.json ("" if absent)."""
+    """Returns the dtype of weights, activations and KV; `checkpoint` is the dtype in config.json ("" if absent). "auto"
+    follows the checkpoint, but on a CPU only for bfloat16 with fast instructions, else float32. Raises InvalidArgument
+    for unsupported dtypes."""
     name = wanted if wanted != "auto" else checkpoint or "float32"
     if name not in DTYPES:
         raise InvalidArgument(f"dtype: the checkpoint is {name!r}; supported: {', '.join(DTYPES)}", field="dtype")
@@ -76,7 +79,8 @@ def choose_dtype(wanted: str, checkpoint: str, device: Device) -> torch.dtype:
 
 
 def choose_kv_dtype(wanted: str, dtype: torch.dtype, device: Device) -> torch.dtype:
-    """Returns the dtype of cached keys and values."""
+    """Returns the dtype of cached keys and values; "auto": that of the weights. Raises InvalidArgument for any other on
+    a CPU."""
     if wanted == "auto":
         return dtype
     _require_cuda(device, "kv_cache_dtype", wanted)
@@ -85,7 +89,7 @@ def choose_kv_dtype(wanted: str, dtype: torch.dtype, device: Device) -> torch.dt
 
 def choose_quantization(wanted: str, checkpoint: str, device: Device) -> str:
     """Returns the quantization applied to weights at load; `checkpoint`: the checkpoint's quantization method, "" for
-    floating point. Raises InvalidArgument."""
+    floating point. Raises InvalidArgument for a quantized checkpoint or on a CPU, unless `wanted` is "none"."""
     if wanted != "none":
         if checkpoint:
             raise InvalidArgument(
@@ -103,6 +107,7 @@ def _require_cuda(device: Device, field: str, value: str) -> None:
 
 
 def _fast_bfloat16() -> bool:
+    """Returns whether the host's CPU has instructions for bfloat16."""
     flags = (_cpuinfo("flags") or _cpuinfo("Features")).split()
     return not FAST_BFLOAT16_FLAGS.isdisjoint(flags)
 
@@ -157,6 +162,7 @@ class CudaClock:
         self._spare: list[Any] = []  # recycled events, shared by several threads
 
     def mark(self) -> Any:
+        """Records a recycled or new CUDA event in the current stream."""
         try:
             event = self._spare.pop()
         except IndexError:
@@ -168,6 +174,7 @@ class CudaClock:
         mark.synchronize()
 
     def spans_us(self, marks: list[Any]) -> list[int]:
+        """Returns microseconds between consecutive marks and keeps their events for reuse."""
         spans = [int(start.elapsed_time(end) * 1000) for start, end in pairwise(marks)]
         self._spare += marks
         return spans

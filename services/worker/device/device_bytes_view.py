@@ -13,6 +13,8 @@ def device_bytes_view(address: int, num_bytes: int, device: torch.device) -> Ten
 
 
 class _Bytes:
+    """Object that exposes GPU memory by the CUDA array interface, as torch.as_tensor() reads it."""
+
     def __init__(self, address: int, num_bytes: int) -> None:
         self.__cuda_array_interface__ = {
             "shape": (num_bytes,),

@@ -45,7 +45,8 @@ class Copy2D(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class PitchedRows:
-    """Address of the first row and the byte distance between row starts."""
+    """Two-dimensional region of device memory: address of the first row and the distance in bytes between row
+    starts."""
 
     address: int
     pitch: int
@@ -53,17 +54,18 @@ class PitchedRows:
 
 @dataclass(frozen=True, slots=True)
 class PeerDriver:
-    """CUDA driver calls for the calling thread's current context. Each raises PeerMemoryError."""
+    """CUDA driver calls for the calling thread's current context. Each raises PeerMemoryError if the driver lacks the
+    function or reports an error."""
 
     library: Any
 
     @classmethod
     def load(cls) -> PeerDriver:
-        """Loads the driver library. Raises OSError where there is none."""
+        """Loads libcuda.so.1. Raises OSError on a host without an NVIDIA driver."""
         return cls(ctypes.CDLL(DRIVER))
 
     def current_context(self) -> int:
-        """Returns the calling thread's current context."""
+        """Returns the handle of the calling thread's current context, 0 if it has none."""
         context = ctypes.c_void_p()
         self._call("cuCtxGetCurrent", ctypes.byref(context))
         return context.value or 0
@@ -93,17 +95,20 @@ class PeerDriver:
         return bytes(memoryview(handle).cast("B"))
 
     def open_handle(self, handle: bytes) -> int:
-        """Maps another process's allocation and returns its local address, valid until close_handle()."""
+        """Maps another process's allocation, enables peer access to its GPU and returns the local address, valid until
+        close_handle()."""
         address = ctypes.c_uint64()
         given = _Handle.from_buffer_copy(handle)
         self._call("cuIpcOpenMemHandle_v2", ctypes.byref(address), given, ctypes.c_uint(_LAZY_PEER_ACCESS))
         return address.value or 0
 
     def close_handle(self, address: int) -> None:
+        """Unmaps the allocation that open_handle() mapped at `address`."""
         self._call("cuIpcCloseMemHandle", ctypes.c_uint64(address))
 
     def copy_rows_async(self, source: PitchedRows, target: PitchedRows, width: int, height: int, stream: int) -> None:
-        """Enqueues a copy of `height` rows of `width` bytes on `stream`."""
+        """Enqueues a copy of `height` rows of `width` bytes on `stream`, from and to device addresses that may lie on
+        different GPUs."""
         sides = (_Side(0, 0, _DEVICE_MEMORY, None, rows.address, None, rows.pitch) for rows in (source, target))
         copy = Copy2D(*sides, width, height)
         self._call("cuMemcpy2DAsync_v2", ctypes.byref(copy), ctypes.c_void_p(stream))
@@ -138,6 +143,8 @@ class PeerDriver:
         self._call("cuMemFree_v2", ctypes.c_uint64(address))
 
     def _call(self, name: str, *arguments: object) -> None:
+        """Calls a driver function by name. Raises PeerMemoryError if this driver lacks it or it returns a nonzero
+        status."""
         function = getattr(self.library, name, None)
         if function is None:
             raise PeerMemoryError(f"this CUDA driver does not provide {name}")

@@ -28,7 +28,8 @@ class Downloads(Protocol):
 
 
 class Staging(Protocol):
-    """Uploads arrays of integers that fit 32 bits (int32 on CUDA) and downloads result tensors."""
+    """Uploads arrays of integers that fit 32 bits (int32 on CUDA) and downloads result tensors, without waiting for the
+    device. On the CPU tensors share the arrays' memory."""
 
     def download(self, tensors: list[Tensor]) -> Downloads: ...
 
@@ -39,11 +40,12 @@ class Staging(Protocol):
 
 
 def staging_for(device: Device) -> Staging:
+    """Returns zero-copy staging for the CPU, else staging through pinned buffers."""
     return InPlaceStaging() if device.is_synchronous else PinnedStaging(device.torch_device)
 
 
 class InPlaceStaging:
-    """Staging of the CPU, which reads the arrays where they are."""
+    """Staging of the CPU: uploads and downloads are views of the same memory."""
 
     def upload(self, arrays: list[Array]) -> list[Tensor]:
         return list(map(torch.from_numpy, arrays))
@@ -65,6 +67,8 @@ class _HostDownload:
 
 @dataclass(slots=True)
 class _Buffer:
+    """Pinned staging buffer of one upload, reusable when `copied` has passed."""
+
     host: Tensor  # pinned int32
     words: Array  # the same memory
     copied: torch.cuda.Event  # recorded after the last copy out of the buffer
@@ -81,7 +85,8 @@ class PinnedStaging:
         self._spare: list[Tensor] = []  # recycled pinned int32 [RESULT_WORDS], shared by several threads
 
     def download(self, tensors: list[Tensor]) -> Downloads:
-        """Starts copying to the host. The first tensor (token ids) goes to recycled memory: pinning takes 10 us."""
+        """Starts copying to the host and returns at once. The first tensor (token ids, int32) goes to recycled memory,
+        as pinning takes 10 us; all others to newly pinned memory. The caller waits for the device before arrays()."""
         first, *rest = tensors
         size = first.numel()
         memory = self._spare.pop() if self._spare and size <= RESULT_WORDS else _pinned(max(size, RESULT_WORDS))
@@ -90,6 +95,8 @@ class PinnedStaging:
         return _PinnedDownload(memory, size, others, self._spare)
 
     def upload(self, arrays: list[Array]) -> list[Tensor]:
+        """Copies all arrays to the device as one int32 copy and returns one view per array, each aligned to 16 bytes.
+        Waits only if RING copies are in flight."""
         sizes = [aligned(array.size) for array in arrays]
         total = sum(sizes)
         buffer = self._next_buffer(total)
@@ -104,6 +111,8 @@ class PinnedStaging:
         return [part[: array.size] for part, array in zip(parts, arrays, strict=True)]
 
     def upload_into(self, columns: Tensor, arrays: list[Array], padding: list[Array | int]) -> None:
+        """Stages the arrays and their padding in a pinned buffer and enqueues one copy to `columns`, the static input
+        of a CUDA graph."""
         total = columns.numel()
         buffer = self._next_buffer(total)
         _fill(buffer.words[:total].reshape(columns.shape), arrays, padding)
@@ -111,6 +120,8 @@ class PinnedStaging:
         buffer.copied.record()
 
     def _next_buffer(self, total: int) -> _Buffer:
+        """Returns the ring's next buffer of at least `total` words, after the copy out of it has finished; a larger
+        `total` reallocates the ring at twice its size."""
         if total > self._capacity:
             self._capacity = max(2 * self._capacity, total)
             self._ring = [self._new_buffer() for _ in range(RING)]
@@ -126,6 +137,8 @@ class PinnedStaging:
 
 @step_value
 class _PinnedDownload:
+    """Download into pinned memory; the first array is copied out so that its memory can be recycled."""
+
     memory: Tensor
     size: int
     others: list[Tensor]
@@ -148,6 +161,7 @@ def _pinned(num_words: int) -> Tensor:
 
 
 def _fill(words: Array, arrays: list[Array], padding: list[Array | int]) -> None:
+    """Writes each array to the start of its row and its filler to the rest of the row."""
     for row, array, filler in zip(words, arrays, padding, strict=True):
         row[: len(array)] = array
         row[len(array) :] = filler

@@ -30,7 +30,8 @@ class StepTimer:
         self._latest = Timings(0, 0, 0)
 
     def begin(self, *, short: bool) -> list[Any] | None:
-        """Records the first mark of a step; returns None if only its end will be recorded."""
+        """Records the first mark of a step, whose marks mark() and end() extend; returns None for a short step that is
+        not timed, of which only the end will be recorded."""
         if short:
             self._num_short += 1
             if self._num_short % self._every:
@@ -38,6 +39,7 @@ class StepTimer:
         return [self._clock.mark()]
 
     def mark(self, marks: list[Any] | None) -> None:
+        """Records the end of a phase; does nothing for a step that is not timed."""
         if marks is not None:
             marks.append(self._clock.mark())
 
@@ -46,7 +48,8 @@ class StepTimer:
         return [*(marks or ()), self._clock.mark()]
 
     def wait(self, marks: list[Any]) -> Timings:
-        """Blocks until the step has ended and returns its timings."""
+        """Blocks until the step has ended and returns its timings, or those of the last timed step. Callable from any
+        thread."""
         self._clock.wait(marks[-1])
         spans = self._clock.spans_us(marks)
         if spans:

@@ -55,7 +55,7 @@ class ResultReceiver(Protocol):
 
 @step_value
 class Execute:
-    """Executes a plan; skipped if its receiver is no longer the current one."""
+    """Executes a plan; skipped if its receiver is no longer the current one. `arrived_ns` by time.perf_counter_ns()."""
 
     receiver: ResultReceiver
     plan: StepPlan
@@ -83,7 +83,7 @@ class ReleaseGrammar:
 
 @dataclass(frozen=True, slots=True)
 class MoveBlocks:
-    """Starts a block transfer after the plans before it."""
+    """Starts a transfer between device and host memory after the plans before it."""
 
     receiver: ResultReceiver
     order: pb.Transfer
@@ -91,7 +91,7 @@ class MoveBlocks:
 
 @dataclass(frozen=True, slots=True)
 class PendingMove:
-    """A block transfer in progress."""
+    """A block transfer in progress; `begun_ns` by time.perf_counter_ns()."""
 
     receiver: ResultReceiver
     transfer_id: int
@@ -101,7 +101,7 @@ class PendingMove:
 
 @step_value
 class LaunchedStep:
-    """A launched step with what its result needs."""
+    """A launched step with what its result needs; `wait_us` is the time that its plan was queued."""
 
     receiver: ResultReceiver
     flight: StepInFlight
@@ -161,7 +161,8 @@ Command = Deferred | PageOrder | EndEpoch | ResetCache | ShareGrammar | AddAdapt
 
 
 class OutcomeHandler(Protocol):
-    """Handles the outcomes of commands. Called on the device thread."""
+    """Handles the outcomes of commands: replies to the scheduler, or waits for steps and copies. Called on the device
+    thread."""
 
     def is_current(self, receiver: ResultReceiver) -> bool:
         """Returns whether results for `receiver` are still wanted."""
@@ -194,13 +195,15 @@ class OutcomeHandler(Protocol):
         """Ends the session because the scheduler broke its protocol."""
 
     def step_failed(self, receiver: ResultReceiver, step_id: int, error: Exception) -> None:
-        """Ends the session because a step failed."""
+        """Logs the error and ends the session because a step failed; a fatal device error or rank failure ends the
+        engine."""
 
     def epoch_ended(self, reply: asyncio.Future[RetainedState], report: RetainedState) -> None: ...
 
 
 class DeviceExecutor:
-    """Executes rank 0's commands, makes all other ranks do the same, and keeps steps in order."""
+    """Executes rank 0's commands on the device thread, broadcasts them to the other ranks, and keeps steps in order.
+    Failures of a command become calls of `outcomes`; rank failures and fatal device errors end the engine."""
 
     def __init__(self, replica: Replica, ranks: RankGroup, grammars: CompilePool, outcomes: OutcomeHandler) -> None:
         self._replica, self._ranks, self._grammars, self._outcomes = replica, ranks, grammars, outcomes
@@ -261,7 +264,8 @@ class DeviceExecutor:
             self._deferred.popleft()
 
     def _execute_device_order(self, command: ExecuteDeviceOrder) -> None:
-        """Executes an order on all ranks, or on none."""
+        """Executes an order on all ranks and reports its outcome; if some rank fails, executed ones are reverted.
+        Ignores orders of an ended attachment. Raises RankFailure if the ranks cannot be made equal again."""
         if not self._outcomes.is_current(command.receiver):
             return
         error: Exception | None = None
@@ -280,8 +284,9 @@ class DeviceExecutor:
         self._outcomes.order_executed(command, error)
 
     def _undo(self, order: pb.DeviceOrder, own: Exception | None, refusals: list[str]) -> Exception:
-        """Reverts an order that only some ranks executed; returns the error to report. Raises RankFailure if the ranks
-        cannot be brought back to the same state."""
+        """Reverts an order that only some ranks executed and returns the error to report: rank 0's `own`, else the
+        first refusal. Retryable orders are not reverted. Raises RankFailure if the ranks cannot be brought back to the
+        same state."""
         num_refusals = len(refusals) + (own is not None)
         back = compensating_order(order)
         if num_refusals < self._ranks.size and order.WhichOneof("order") not in RETRYABLE:
@@ -294,6 +299,8 @@ class DeviceExecutor:
         return own or FailedPrecondition(refusals[0])
 
     def _execute(self, command: Execute) -> None:
+        """Broadcasts a plan and launches its step; the step then waits for other stages or is reported as launched. A
+        violation or error ends the session instead; a plan of an ended attachment is ignored."""
         receiver, plan = command.receiver, command.plan
         if not self._outcomes.is_current(receiver):
             return
@@ -318,21 +325,28 @@ class DeviceExecutor:
             self._outcomes.step_pending(step)
 
     def _settle_stages(self, step: LaunchedStep) -> None:
+        """Launches the heads of a step whose other stages have arrived, unless a later launch did so already, and
+        reports every step that is launched by now."""
         if not step.flight.launch.heads_launched:  # otherwise a later launch has waited already
             self._ranks.settle_step()
             self._replica.launch_pending_heads()
         self._report_settled()
 
     def _report_settled(self) -> None:
+        """Reports pending steps, oldest first, up to the first whose heads are not launched."""
         while self._pending and self._pending[0].flight.launch.heads_launched:
             self._report_launched(self._pending.popleft())
 
     def _report_launched(self, step: LaunchedStep) -> None:
+        """Passes a launched step to the outcome handler; on a synchronous device it has finished and is recorded at
+        once."""
         finished = self._outcomes.step_launched(step)
         if finished is not None:
             self._record(finished)
 
     def _move(self, command: MoveBlocks) -> None:
+        """Starts a block transfer on rank 0, then on the other ranks, and reports it as started. A violation ends the
+        session, any other error is reported as failed; raises RankFailure. Ignores orders of an ended attachment."""
         receiver, order = command.receiver, command.order
         if not self._outcomes.is_current(receiver):
             return
@@ -351,7 +365,8 @@ class DeviceExecutor:
         self._outcomes.move_started(PendingMove(receiver, order.transfer_id, pending, begun_ns))
 
     def _add_adapter(self, command: AddAdapter) -> None:
-        """Adds an adapter, unless the attachment that requested it has ended."""
+        """Adds an adapter to the replica and reports the outcome; does nothing if the attachment that requested it has
+        ended."""
         if not self._outcomes.is_current(command.receiver):
             return
         error = None
@@ -367,6 +382,8 @@ class DeviceExecutor:
         return self._num_in_flight
 
     def _record(self, finished: FinishedStep) -> None:
+        """Removes a step from those in flight and updates the replica's slots with its output, unless the step
+        failed."""
         self._num_in_flight -= 1
         if finished.output is not None:
             self._replica.record(finished.launched.flight, finished.output)

@@ -69,6 +69,8 @@ class DeviceThread:
         return self._thread
 
     def _run(self) -> None:
+        """Thread body: builds the replica, resolves `started`, then processes commands until None. An error of building
+        fails `started`; any later one is passed to `died` and ends the thread."""
         with torch.inference_mode():
             try:
                 replica = self._build()
@@ -89,6 +91,8 @@ class DeviceThread:
                 self._died(as_failure(error))
 
     def _next(self, replica: Replica) -> Command | None:
+        """Waits for the next command; None stops the thread. Publishes progress before waiting if PUBLISH_EVERY_S have
+        passed, and after IDLE_AFTER_S without a command."""
         if self._dirty and time.monotonic() - self._published_s > PUBLISH_EVERY_S:
             self._publish(replica)
         if self._dirty:
@@ -99,6 +103,7 @@ class DeviceThread:
         return self._inbox.get()
 
     def _publish(self, replica: Replica) -> None:
+        """Reads occupancy and expert load from the replica into the attributes that other threads read."""
         self.occupancy = replica.occupancy()
         self.expert_load = replica.experts.read_load()
         self._published_s = time.monotonic()

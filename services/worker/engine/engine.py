@@ -83,9 +83,9 @@ class Engine:
         adapters: AdapterReader | None = None,
         staged: bool = False,
     ) -> None:
-        """`build`: builds rank 0's part of the replica, on the device thread; `synchronous`: launches return when they
-        are done; `ranks`: None for a single rank; `adapters`: None if no adapters can be loaded at run time; `staged`:
-        other ranks own other layers."""
+        """Starts the device thread, which builds the replica and resolves `started`. `build`: builds rank 0's part of
+        the replica, on that thread; `synchronous`: launches return when they are done; `ranks`: None for a single rank;
+        `adapters`: None if no adapters can be loaded at run time; `staged`: other ranks own other layers."""
         self._adapters = adapters or AdapterReader(AdapterFolders((), 1))
         self._grammars = grammars
         self._observer = observer
@@ -124,7 +124,7 @@ class Engine:
 
     @property
     def oldest_pending_s(self) -> float:
-        """Age in seconds of the oldest plan without a result; 0 if there is none. Callable from any thread."""
+        """Age in seconds of the oldest plan without a result; 0 if every plan is answered. Callable from any thread."""
         try:
             return time.monotonic() - self._pending_s[0]
         except IndexError:
@@ -151,17 +151,21 @@ class Engine:
         return await reply
 
     def submit(self, receiver: ResultReceiver, plan: StepPlan) -> None:
+        """Queues a plan for the device thread; `receiver` gets its result, or abort_session() if it fails."""
         self._pending_s.append(time.monotonic())
         self._inbox.put(Execute(receiver, plan, time.perf_counter_ns()))
 
     def transfer(self, receiver: ResultReceiver, order: pb.Transfer) -> None:
-        """Starts a transfer between device and host memory after the submitted plans."""
+        """Queues a transfer between device and host memory, which starts after the submitted plans; `receiver` gets its
+        end."""
         self._inbox.put(MoveBlocks(receiver, order))
 
     def disk_transfer(self, receiver: ResultReceiver, order: pb.DiskTransfer) -> None:
-        """Starts a transfer between host memory and disk, concurrently with steps and other transfers."""
+        """Starts a transfer between host memory and disk, concurrently with steps and other transfers; `receiver` gets
+        its end with the blocks that were lost. An invalid order ends the session."""
 
         def on_moved(lost: list[int], took_us: int) -> None:
+            """Reports a finished transfer; `lost`: indices in the order of blocks that could not be written or read."""
             column = columns.u32_bytes(lost)
             done = pb.Transferred(transfer_id=order.transfer_id, transfer_us=took_us, lost_blocks=column)
             self._replies.blocks_transferred(receiver, done)
@@ -172,7 +176,8 @@ class Engine:
             receiver.abort_session(f"disk transfer {order.transfer_id} breaks the session: {violation}")
 
     def fetch_blocks(self, receiver: ResultReceiver, order: pb.FetchBlocks) -> None:
-        """Starts fetching blocks from another worker, concurrently with steps."""
+        """Starts fetching blocks from another worker, concurrently with steps; `receiver` gets the outcome. Ends the
+        session if this worker fetches no blocks."""
         if self.fetcher is None:
             receiver.abort_session("this worker has announced that it fetches no blocks")
         else:
@@ -190,10 +195,12 @@ class Engine:
         return await reply
 
     def reset_cache(self) -> None:
+        """Makes all ranks discard their cached KV, in the order of submitted commands."""
         self._inbox.put(ResetCache())
 
     def prepare_grammar(self, receiver: ResultReceiver, order: pb.PrepareGrammar) -> None:
-        """Starts compiling a grammar, concurrently with steps."""
+        """Starts compiling a grammar on all ranks, concurrently with steps; `receiver` gets the outcome, an
+        InvalidArgument for bytes that are no StructuredOutput."""
         grammar_id = order.grammar_id
 
         def done(prepared: CompileResult) -> None:
@@ -213,13 +220,15 @@ class Engine:
         self._inbox.put(ReleaseGrammar(grammar_id))
 
     def load_adapter(self, receiver: ResultReceiver, order: pb.LoadAdapter) -> None:
-        """Reads an adapter concurrently with steps, then adds it between two steps."""
+        """Reads an adapter from its folder concurrently with steps, then adds it between two steps; `receiver` gets the
+        outcome. Fails with FailedPrecondition if this worker loads no adapters at run time."""
         if not self._max_adapters:
             error = FailedPrecondition("lora_folders: empty, so this worker loads no adapters at run time")
             receiver.adapter_loaded(pb.AdapterLoaded(order_id=order.order_id, error=to_proto(error)))
             return
 
         def done(outcome: tuple[PeftFolder, bytes] | QuireError) -> None:
+            """Queues the adapter that was read for the device thread, or reports why it cannot be read."""
             if isinstance(outcome, QuireError):
                 self._replies.adapter_failed(receiver, order.order_id, outcome)
             else:
@@ -228,8 +237,9 @@ class Engine:
         self._adapters.read(order.name, order.path, order.digest, done)
 
     def device_order(self, receiver: ResultReceiver, order: pb.DeviceOrder) -> None:
-        """Executes a device order after the submitted plans; orders about staged weights may run during steps, in their
-        order."""
+        """Executes a device order after the submitted plans, or, if it concerns staged weights and the replica permits
+        it, on a background thread during steps, in the order of submission. An order to leave a weights group first
+        interrupts receiving in it; `receiver` gets the outcome."""
         orders, kind = self.started.result().orders, order.WhichOneof("order")
         orders.interrupt(order)
         if kind not in DURING_STEPS or not orders.stages_beside_steps:
@@ -237,6 +247,8 @@ class Engine:
             return
 
         def run() -> None:
+            """Executes the order on the background thread and replies. Drops staged weights if the attachment has
+            ended."""
             error: Exception | None = None
             try:
                 with torch.inference_mode():
@@ -260,7 +272,7 @@ class Engine:
         self._inbox.put(RemoveAdapter(AdapterId(order.name, order.digest)))
 
     def check_ranks(self) -> None:
-        """Ends the engine and all ranks if a rank has died or hangs. Does not block."""
+        """Stops all ranks and fails `died` with RankFailure if a rank has died or hangs. Does not block."""
         try:
             self.ranks.check()
             self._check_progress()
@@ -269,7 +281,8 @@ class Engine:
             set_exception(self.died, failure)
 
     def _check_progress(self) -> None:
-        """Raises RankFailure if no command finishes: a collective that some ranks never join blocks forever."""
+        """Raises RankFailure after MAX_STALLED_CHECKS calls without a finished command: a collective that some ranks
+        never join blocks forever. Does nothing for a single rank."""
         done = self.progress().get("device") if self.ranks.size > 1 else None
         self._num_stalled_checks = (
             self._num_stalled_checks + 1 if done is not None and done == self._last_progress else 0
@@ -279,7 +292,8 @@ class Engine:
             raise RankFailure("the ranks are stuck in a step")
 
     async def stop(self, timeout_s: float) -> bool:
-        """Lets the threads finish their queued work; returns whether they ended within `timeout_s`."""
+        """Stops all threads after their queued work, then the ranks; returns whether the threads ended within
+        `timeout_s`."""
         threads = [self._device.stop(), *self._outcomes.stop()]
         deadline = self._loop.time() + timeout_s
         for thread in threads:
@@ -290,6 +304,8 @@ class Engine:
     # On the event loop
 
     def _deliver(self, receiver: ResultReceiver, result: StepResult, inputs: StepInputs) -> None:
+        """Sends a result to its receiver, if that is still the current attachment, and passes it with its cost to the
+        observer."""
         self.last_step_s = time.monotonic()
         if receiver is self._replies.receiver:
             self._pending_s.popleft()

@@ -36,7 +36,8 @@ Deliver = Callable[[ResultReceiver, StepResult, StepInputs], None]
 
 
 class OutcomeDispatcher:
-    """Implements OutcomeHandler for the engine."""
+    """Implements OutcomeHandler for the engine: replies on the event loop, returns finished steps to the device thread,
+    and waits for asynchronous steps and copies on its own threads."""
 
     def __init__(
         self,
@@ -49,8 +50,9 @@ class OutcomeDispatcher:
         synchronous: bool,
         staged: bool,
     ) -> None:
-        """`requeue`: queues a command for the device thread; `deliver`: called with results, on the event loop; `died`:
-        called with fatal device errors; `synchronous`, `staged`: as in Engine."""
+        """Starts the waiting threads that the device and stages need. `requeue`: queues a command for the device
+        thread; `deliver`: called with results, on the event loop; `died`: called with fatal device errors;
+        `synchronous`, `staged`: as in Engine."""
         self._replies, self._ranks = replies, ranks
         self._requeue, self._deliver, self._died = requeue, deliver, died
         self._broken: ResultReceiver | None = None  # attachment whose later plans are skipped
@@ -70,15 +72,19 @@ class OutcomeDispatcher:
     # On the device thread
 
     def is_current(self, receiver: ResultReceiver) -> bool:
+        """Returns whether `receiver` is the current attachment and no step of it has failed."""
         return receiver is self._replies.receiver and receiver is not self._broken
 
     def step_launched(self, step: LaunchedStep) -> FinishedStep | None:
+        """Finishes the step at once on a synchronous device; otherwise queues it for the waiting thread and returns
+        None."""
         if self._steps is None:
             return self._finish(step)
         self._steps.put(step)
         return None
 
     def step_pending(self, step: LaunchedStep) -> None:
+        """Queues the step for the thread that waits for the other stages; it returns as StagesFinished."""
         assert self._arrivals is not None, "only a staged replica has pending steps"
         self._arrivals.put(step)
 
@@ -92,16 +98,19 @@ class OutcomeDispatcher:
         self._await_move(pending_io)
 
     def page_io_failed(self, order: PageOrder, error: Exception) -> None:
+        """Fails the order's reply. Re-raises a fatal device error."""
         if is_fatal_device_error(error):
             raise error
         self._replies.fail(order.reply, error)
 
     def move_failed(self, receiver: ResultReceiver, transfer_id: int, error: Exception) -> None:
+        """Reports the failed transfer to the scheduler. Re-raises a fatal device error."""
         if is_fatal_device_error(error):
             raise error
         self._replies.move_failed(receiver, transfer_id, error)
 
     def adapter_added(self, command: AddAdapter, error: Exception | None) -> None:
+        """Logs and replies that an adapter was loaded or why not. Re-raises a fatal device error."""
         if error is not None and is_fatal_device_error(error):
             raise error
         name = command.folder.name
@@ -113,11 +122,13 @@ class OutcomeDispatcher:
             self._replies.adapter_failed(command.receiver, command.order_id, error)
 
     def order_executed(self, command: ExecuteDeviceOrder, error: Exception | None) -> None:
+        """Replies with the order's outcome. Re-raises a fatal device error."""
         if error is not None and is_fatal_device_error(error):
             raise error
         self._replies.order_done(command.receiver, command.order, error)
 
     def _await_move(self, move: PendingMove | PendingPageIO) -> None:
+        """Waits for a started copy on its own thread, or at once on a synchronous device, where it has finished."""
         if self._moves is None:
             self._finish_move(move)
         else:
@@ -126,7 +137,8 @@ class OutcomeDispatcher:
     # On the waiting threads (on the device thread, if the device is synchronous)
 
     def _finish_move(self, move: PendingMove | PendingPageIO) -> None:
-        """Waits for a copy and replies. A fatal device error is raised; the next step meets it as well."""
+        """Waits for a copy, also on the other ranks, and replies. A fatal device error is raised; the next step meets
+        it as well."""
         move.pending.wait()
         if isinstance(move, PendingPageIO):
             self._replies.resolve(move.order.reply, move.content)
@@ -137,13 +149,17 @@ class OutcomeDispatcher:
         self._replies.blocks_transferred(move.receiver, done)
 
     def _await_arrival(self, step: LaunchedStep) -> None:
+        """Waits for the output of the other stages, then queues StagesFinished for the device thread."""
         step.flight.launch.await_remote_stages()
         self._requeue(StagesFinished(step))
 
     def _finish_apart(self, step: LaunchedStep) -> None:
+        """Waits for a step on the waiting thread and returns it to the device thread."""
         self._requeue(self._finish(step))
 
     def _finish(self, step: LaunchedStep) -> FinishedStep:
+        """Waits for a step and its other ranks and posts its result to the event loop. An error ends the session; the
+        returned FinishedStep then has no output."""
         flight = step.flight
         try:
             output = flight.launch.wait()
@@ -158,10 +174,13 @@ class OutcomeDispatcher:
     # On any of these threads
 
     def session_violated(self, receiver: ResultReceiver, reason: str) -> None:
+        """Skips later plans of `receiver` and ends its attachment with `reason`."""
         self._broken = receiver
         self._replies.post(receiver.abort_session, reason)
 
     def step_failed(self, receiver: ResultReceiver, step_id: int, error: Exception) -> None:
+        """Logs the current exception and ends the session; a fatal device error or rank failure is also passed to
+        `died`, which ends the engine."""
         log.exception("step failed", step=step_id)
         self.session_violated(receiver, f"step {step_id} failed: {type(error).__name__}: {error}")
         if is_fatal_device_error(error):

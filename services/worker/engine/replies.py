@@ -23,16 +23,20 @@ class Replies:
         self.receiver: ResultReceiver | None = None  # the current attachment; set on the event loop
 
     def post(self, call: Callable[..., None], *arguments: Any) -> None:
+        """Schedules a call on the event loop, from any thread; does nothing if the loop is closed."""
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(call, *arguments)
 
     def resolve(self, future: asyncio.Future[Any], value: Any) -> None:
+        """Sets the result of a future on the event loop, unless it is done."""
         self.post(_set_result, future, value)
 
     def fail(self, future: asyncio.Future[Any], error: BaseException) -> None:
+        """Sets the exception of a future on the event loop, unless it is done."""
         self.post(set_exception, future, error)
 
     def grammar_prepared(self, receiver: ResultReceiver, grammar_id: bytes, prepared: CompileResult) -> None:
+        """Reports a compiled grammar or its error to `receiver`."""
         error = to_proto(prepared.error) if prepared.error else None
         message = pb.GrammarPrepared(grammar_id=grammar_id, error=error, compile_us=prepared.compile_us)
         self._send(receiver, receiver.grammar_prepared, message)
@@ -41,6 +45,7 @@ class Replies:
         self._send(receiver, receiver.blocks_transferred, done)
 
     def move_failed(self, receiver: ResultReceiver, transfer_id: int, error: Exception) -> None:
+        """Logs and reports a transfer that failed, as an Internal error."""
         log.error("block transfer failed", transfer=transfer_id, error=f"{type(error).__name__}: {error}")
         proto = to_proto(Internal(f"{type(error).__name__}: {error}"))
         self.blocks_transferred(receiver, pb.Transferred(transfer_id=transfer_id, error=proto))
@@ -49,10 +54,12 @@ class Replies:
         self._send(receiver, receiver.adapter_loaded, pb.AdapterLoaded(order_id=order_id, digest=digest))
 
     def adapter_failed(self, receiver: ResultReceiver, order_id: int, error: Exception) -> None:
+        """Reports why an adapter cannot be loaded; errors other than QuireError become Internal."""
         loaded = pb.AdapterLoaded(order_id=order_id, error=to_proto(_as_quire_error(error)))
         self._send(receiver, receiver.adapter_loaded, loaded)
 
     def order_done(self, receiver: ResultReceiver, order: pb.DeviceOrder, error: Exception | None) -> None:
+        """Logs and reports an executed device order or its error; errors other than QuireError become Internal."""
         kind = order.WhichOneof("order")
         if error is None:
             log.info("device order executed", order=kind)
@@ -63,6 +70,7 @@ class Replies:
         self._send(receiver, receiver.device_order_done, done)
 
     def _send(self, receiver: ResultReceiver, call: Callable[[Any], None], message: Any) -> None:
+        """Posts `call(message)` to the event loop, where it is dropped if `receiver` is no longer current."""
         self.post(self._send_on_loop, receiver, call, message)
 
     def _send_on_loop(self, receiver: ResultReceiver, call: Callable[[Any], None], message: Any) -> None:

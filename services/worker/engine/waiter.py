@@ -38,6 +38,8 @@ class Waiter(Generic[Item]):
         return self._thread
 
     def _run(self) -> None:
+        """Thread body: passes each item to `wait` until None; an error is logged, passed to `died` and ends the
+        thread."""
         try:
             while (item := self._queue.get()) is not None:
                 self._wait(item)

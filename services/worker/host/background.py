@@ -17,7 +17,7 @@ class BackgroundThreads:
     process alive."""
 
     def __init__(self, name: str, num_threads: int = 1, begin: Callable[[], None] = lambda: None) -> None:
-        """`begin`: called first in each thread."""
+        """Starts daemon threads that share one queue of jobs. `name`: of the threads; `begin`: called first in each."""
         self._name = name
         self._begin = begin
         self._jobs: Jobs = queue.SimpleQueue()
@@ -36,6 +36,7 @@ class BackgroundThreads:
         self._jobs.put(None)
 
     def submit(self, job: Callable[[], Result]) -> Future[Result]:
+        """Queues a job and returns its future; errors of the job, BaseException included, are set there."""
         outcome: Future[Result] = Future()
 
         def run() -> None:
@@ -53,6 +54,7 @@ class BackgroundThreads:
 
 
 def _run(jobs: Jobs, begin: Callable[[], None]) -> None:
+    """Thread body: calls `begin`, then runs jobs until None."""
     begin()
     while (job := jobs.get()) is not None:
         job()

@@ -22,7 +22,7 @@ NO_PARENT = 0  # the null block is the parent of every sequence's first block
 
 @dataclass(frozen=True, slots=True)
 class KnownBlocks:
-    """Blocks whose content is known, with hashes and groups."""
+    """Full blocks whose content is known, with hashes and KV groups."""
 
     block_ids: list[int]
     hashes: bytes  # 32 bytes each, same order
@@ -33,7 +33,8 @@ class BlockContents:
     """Record of what each block holds. Arrays are [num_blocks]; each KV group has separate hash chains."""
 
     def __init__(self, num_blocks: int, block_size: int, *, windows: bool = False) -> None:
-        """`windows`: blocks are reallocated while their child blocks stay."""
+        """Creates a record in which no block is known. `windows`: the model has sliding windows, so that blocks are
+        reallocated while their child blocks stay."""
         self._block_size = block_size
         self._windows = windows
         self._tokens = np.zeros((num_blocks, block_size), dtype=np.int32)
@@ -48,8 +49,8 @@ class BlockContents:
         self._external_hashes: dict[int, bytes] = {}  # hash of blocks that no step has filled
 
     def allocate(self, blocks: Blocks, parents: Blocks, roots: dict[int, bytes], groups: Blocks | int = 0) -> None:
-        """Records blocks allocated to sequences and their parents; `roots`: parent hashes of blocks
-        without a parent."""
+        """Records blocks newly allocated to sequences as known and empty, with their parents [len(blocks)] and KV
+        groups; NO_PARENT for a sequence's first block. `roots`: parent hashes of blocks without a parent block."""
         if self._windows:
             self._record_parent_hashes(blocks)
             self._last_child[parents] = blocks
@@ -77,7 +78,7 @@ class BlockContents:
         self._external_hashes.update(zip(blocks.tolist(), (digest for _, digest in pages), strict=True))
 
     def invalidate(self, blocks: Blocks) -> None:
-        """Marks the content of blocks as unknown."""
+        """Marks the content of blocks as unknown; with windows, their children first store the parents' hashes."""
         if self._windows:
             self._record_parent_hashes(blocks)
         self._known[blocks] = False
@@ -85,13 +86,15 @@ class BlockContents:
             self._external_hashes.pop(block, None)
 
     def record_tokens(self, places: I32, token_ids: I32) -> None:
-        """Records computed KV of tokens at `places` (block * block_size + offset), offsets ascending."""
+        """Records that the KV of `token_ids` is computed at `places` (block * block_size + offset), with ascending
+        offsets within each block."""
         self._tokens.reshape(-1)[places] = token_ids
         blocks, offsets = np.divmod(places, self._block_size)
         self._num_written[blocks] = offsets + 1  # the last place of each block determines it
 
     def record_copies(self, sources: Blocks, targets: Blocks) -> None:
-        """Records copies of whole blocks; the targets have been allocated."""
+        """Records copies of whole blocks; the targets have been allocated. Copies of blocks that a transfer filled
+        become unknown, as their tokens are."""
         self._tokens[targets] = self._tokens[sources]
         self._num_written[targets] = self._num_written[sources]
         if self._external_hashes:  # tokens of such blocks are unknown
@@ -100,6 +103,7 @@ class BlockContents:
             )
 
     def reset(self) -> None:
+        """Marks the content of all blocks as unknown."""
         self._known[:] = False
         self._external_hashes.clear()
 
@@ -114,7 +118,7 @@ class BlockContents:
         return full
 
     def report(self) -> KnownBlocks:
-        """Returns the blocks whose whole hash chain is known."""
+        """Returns the full blocks whose whole hash chain is known, computing the hashes."""
         hashes: dict[int, bytes | None] = {}
         complete = self.full_blocks()
         for block in np.flatnonzero(complete).tolist():
@@ -124,8 +128,8 @@ class BlockContents:
         return KnownBlocks(ids, b"".join(digest for _, digest in resolved), self._group[ids].tolist())
 
     def _record_parent_hashes(self, blocks: Blocks) -> None:
-        """Stores the hashes of `blocks` in their children parent_hash reallocation: a window releases the front of a
-        sequence first."""
+        """Stores the hashes of `blocks` in their child blocks before the blocks are reallocated: a sliding window
+        releases the front of a sequence first. Children of an incomplete or unknown block stay without a hash."""
         complete = self.full_blocks()
         hashes: dict[int, bytes | None] = {}
         for block in blocks.tolist():
@@ -140,7 +144,8 @@ class BlockContents:
                 self._parent[child] = NO_PARENT
 
     def _resolve_hashes(self, block: int, complete: npt.NDArray[np.bool_], hashes: dict[int, bytes | None]) -> None:
-        """Computes the hash of `block` and its ancestors into `hashes`; None for a broken chain."""
+        """Computes the hash of `block` and its ancestors into `hashes`, without recursion; None where an ancestor is
+        incomplete, reallocated or without a root hash."""
         pending = []
         while block not in hashes:
             if block in self._external_hashes:

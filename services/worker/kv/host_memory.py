@@ -44,7 +44,8 @@ class BlockMove:
 
     @classmethod
     def of(cls, order: pb.Transfer, num_blocks: int, num_places: int, num_groups: int = 1) -> BlockMove:
-        """Parses and validates an order. Raises PlanViolation."""
+        """Parses and validates an order: equal counts, ids in range and distinct, known groups. Raises
+        PlanViolation."""
         blocks, places = columns.u32(order.block_ids), columns.u32(order.place_ids)
         names = names_of(order, num_groups)
         counts = (len(blocks), len(places), len(names))
@@ -65,7 +66,7 @@ class PendingCopy(Protocol):
 
 
 class PersistentRegion(Protocol):
-    """Host memory that outlives the worker process."""
+    """Host memory with a table of entries by place that outlives the worker process."""
 
     @property
     def content(self) -> npt.NDArray[np.uint8]:
@@ -89,7 +90,8 @@ class HostMemory:
     """Owns the places in host memory. Copies run in the order in which they are started."""
 
     def __init__(self, caches: Sequence[LayerCache], num_places: int, region: PersistentRegion | None = None) -> None:
-        """`region`: memory that outlives the worker; None allocates memory."""
+        """Allocates the places, pinned if the device is a GPU, or uses `region`, memory that outlives the worker, with
+        the blocks that it restores. Raises InvalidArgument if CUDA cannot pin the region."""
         whole = caches[0].all_layers
         self._parts = _parts_of(caches) if whole is None else list(whole)  # [num_blocks, words of a block] each
         self._whole = whole
@@ -125,8 +127,8 @@ class HostMemory:
         self._commit([place], writes, [name])
 
     def start_move(self, move: BlockMove) -> PendingCopy:
-        """Starts a copy after the launched steps and the started copies. If torch raises, the places' contents are
-        unknown."""
+        """Starts a copy after the launched steps and the started copies, and records the contents of written places. If
+        torch raises, the places' contents are unknown."""
         places = move.places.tolist()
         if not move.to_host:
             return self._start_copy(move, places)
@@ -140,7 +142,7 @@ class HostMemory:
         )
 
     def _invalidate(self, places: list[int]) -> list[int]:
-        """Marks places as empty until _commit(); returns the write counts to pass to it."""
+        """Marks places as empty until they are written again; returns the write counts to pass to _commit()."""
         with self._lock:
             for place in places:
                 self._content.pop(place, None)
@@ -150,7 +152,8 @@ class HostMemory:
             return [self._writes[place] for place in places]
 
     def _commit(self, places: list[int], writes: list[int], names: list[bytes]) -> None:
-        """Marks places as written, except those with newer writes."""
+        """Marks places as written in the persistent region, except those with newer writes. Without a region it does
+        nothing."""
         if self._region is None:
             return
         with self._lock:
@@ -159,6 +162,8 @@ class HostMemory:
                     self._region.commit(place, name)
 
     def _start_copy(self, move: BlockMove, places: list[int]) -> PendingCopy:
+        """Copies at once on the CPU; on CUDA enqueues copies of at most STAGED_BYTES on the separate stream, after the
+        steps launched so far."""
         if self._stream is None:
             self._copy(move)
             return _FinishedCopy()
@@ -173,13 +178,14 @@ class HostMemory:
         return _EventCopy(done)
 
     def contents(self) -> dict[int, bytes]:
-        """Returns names by place, after all copies have finished."""
+        """Waits for all copies and returns names by place."""
         if self._stream is not None:
             self._stream.synchronize()
         return dict(self._content)
 
     def reset(self, identity: bytes) -> None:
-        """Discards all contents; later ones belong to `identity`."""
+        """Discards all contents and makes copies in flight uncommittable; later contents belong to `identity`, a
+        model's weights."""
         with self._lock:
             self._content.clear()
             self._writes = [write + 1 for write in self._writes]
@@ -187,6 +193,7 @@ class HostMemory:
                 self._region.reset(identity)
 
     def _copy(self, move: BlockMove) -> None:
+        """Copies blocks on the CPU, synchronously, for each layer's keys and values."""
         blocks, places = (torch.from_numpy(ids.astype(np.int64)) for ids in (move.blocks, move.places))
         for index, part in enumerate(self._parts):
             host_part = self._memory[:, index]
@@ -196,7 +203,7 @@ class HostMemory:
                 part.index_copy_(0, blocks, host_part.index_select(0, places))
 
     def _copy_staged(self, to_host: bool, blocks: U32, places: list[int]) -> None:
-        """Copies blocks through a device buffer that gathers a block's layers, so that a block is one copy over the
+        """Enqueues a copy through a device buffer that gathers a block's layers, so that a block is one copy over the
         bus."""
         whole = self._whole
         assert whole is not None, "CUDA's KV memory is contiguous"
@@ -234,6 +241,7 @@ def count_places(gib: float, shape: BlockShape, already: int = 0, num_ranks: int
 def open_host_memory(
     caches: Sequence[LayerCache], num_places: int, region: PersistentRegion | None = None
 ) -> HostMemory:
+    """Opens host memory for KV and logs its size, restored blocks and duration. Raises as HostMemory()."""
     started = time.perf_counter()
     memory = HostMemory(caches, num_places, region)
     found, took_s = len(memory.contents()), round(time.perf_counter() - started, 2)
@@ -242,7 +250,7 @@ def open_host_memory(
 
 
 def _pin(memory: Tensor) -> None:
-    """Pins existing memory so that the device can copy it by DMA."""
+    """Pins existing memory so that the device can copy it by DMA. Raises InvalidArgument if CUDA refuses."""
     error = int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.numel() * memory.element_size(), 0))
     if error:
         raise InvalidArgument(f"kv_offloading_region: CUDA cannot pin it (error {error})", field="kv_offloading_region")
@@ -267,6 +275,8 @@ class _FinishedCopy:
 
 @dataclass(frozen=True, slots=True)
 class _EventCopy:
+    """Copy on a CUDA stream that has finished when `event` has passed."""
+
     event: torch.cuda.Event
 
     def wait(self) -> None:

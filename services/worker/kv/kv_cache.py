@@ -51,7 +51,8 @@ class LayerCache:
 
 
 def caches_by_layer(memory: list[LayerCache], layout: KVLayout) -> list[LayerCache]:
-    """Returns the cache of each layer. `memory`: caches by place in a page, which layers of several groups share."""
+    """Returns the cache of each layer, with further groups chained in `second`. `memory`: caches by place in a page,
+    which layers of several groups share; layers with a state see it as float32 words."""
     by_layer = []
     for stored in layout.places:
         cache: LayerCache | None = None
@@ -63,6 +64,8 @@ def caches_by_layer(memory: list[LayerCache], layout: KVLayout) -> list[LayerCac
 
 
 def _group_view(shared: LayerCache, layout: KVLayout, group: int) -> LayerCache:
+    """Returns the shared memory as a group uses it: unchanged for attention, [num_blocks, words] of float32 for a
+    state."""
     if not isinstance(layout.groups[group].spec, State):
         return replace(shared, group=group)
     k, v = (part.flatten(1).view(torch.float32) for part in (shared.k, shared.v))
@@ -76,7 +79,8 @@ def allocate(
     zeros: Callable[[int], Tensor | None] = lambda _num_bytes: None,
 ) -> list[LayerCache]:
     """Allocates zeroed caches, one per layer of a page: kernels may load unused places, where a stray NaN would spread.
-    `zeros`: allocates the given number of bytes on the device, or returns None for default memory."""
+    `zeros`: allocates the given number of bytes on the device, or returns None for default memory. Raises
+    InvalidArgument if the host's memory does not suffice."""
     size = (num_blocks, shape.block_size, shape.num_kv_heads, shape.head_dim)
     num_parts, words = shape.num_parts * shape.num_layers, None
     if device.type == "cpu":
@@ -97,6 +101,8 @@ def allocate(
 
 
 def copy_blocks(caches: list[LayerCache], copies: BlockCopies) -> None:
+    """Copies whole blocks of all layers and groups from `sources` to `targets`; of each tensor all sources are read
+    before a target is written."""
     device = caches[0].k.device
     sources, targets = (upload(ids, device, np.int64) for ids in (copies.sources, copies.targets))
     whole = caches[0].all_layers

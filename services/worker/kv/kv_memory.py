@@ -22,7 +22,7 @@ MAX_CPU_BYTES = 4 * GIB
 
 @dataclass(frozen=True, slots=True)
 class BlockShape:
-    """Shape and cost of one block, over all layers."""
+    """Shape of one block over all layers of a page, and its size in bytes."""
 
     num_layers: int
     block_size: int
@@ -57,8 +57,8 @@ def cpu_budget(wanted_gib: float) -> int:
 
 
 def cuda_budget(utilization: float, total_bytes: int, other_bytes: int) -> int:
-    """Returns the bytes of GPU memory for KV: this worker's share minus weights, activations and other
-    processes' use."""
+    """Returns the bytes of GPU memory for KV: this worker's share minus weights, activations and other processes' use.
+    May be negative."""
     return int(total_bytes * utilization) - other_bytes
 
 
@@ -78,6 +78,7 @@ def measure_cuda_use() -> tuple[int, int]:
 
 
 def free_bytes(device: torch.device) -> int:
+    """Returns the free memory of the GPU, or of the host for any other device."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     return free_host_bytes()
@@ -96,6 +97,7 @@ def free_host_bytes() -> int:
 
 
 def _read(path: str) -> str:
+    """Returns the text of a file, "" if it cannot be read."""
     try:
         return Path(path).read_text()
     except OSError:
@@ -103,6 +105,7 @@ def _read(path: str) -> str:
 
 
 def report(limits: WorkerLimits, shape: BlockShape) -> None:
+    """Logs the number of blocks, tokens and full-length sequences that the KV cache holds."""
     log.info(
         f"KV cache: {limits.num_blocks} blocks of {limits.block_size}, {limits.num_tokens} tokens; "
         f"maximum concurrency for {limits.max_model_len} tokens per sequence: {limits.max_concurrency:.2f}x",

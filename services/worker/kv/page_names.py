@@ -9,7 +9,8 @@ from quire.shared.pb.worker.v1 import worker_pb2 as pb
 
 
 def names_of(order: pb.Transfer | pb.DiskTransfer, num_groups: int) -> list[bytes]:
-    """Returns one name per hash of the order. Raises PlanViolation."""
+    """Returns one name per hash of the order; without groups every block is of group 0. Raises PlanViolation for
+    incomplete hashes, unequal counts and unknown groups."""
     num_hashes, rest = divmod(len(order.block_hashes), block_hash.HASH_BYTES)
     require(rest == 0, lambda: f"a transfer with {len(order.block_hashes)} bytes of hashes")
     groups = columns.u32(order.block_groups)

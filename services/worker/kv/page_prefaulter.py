@@ -17,11 +17,12 @@ from quire.services.worker.kv.kv_cache import HUGE_PAGE, LayerCache
 
 
 class PagePrefaulter:
-    """Prefaults the pages of blocks, which a fresh pool allocates in about ascending order; later calls
-    cost nothing."""
+    """Prefaults the pages of blocks on its own thread, ahead of the steps; a fresh pool allocates blocks in about
+    ascending order. Blocks below the highest one so far cost nothing."""
 
     def __init__(self, caches: Iterable[LayerCache]) -> None:
-        """`caches`: in host memory; caches of several groups may share it."""
+        """Starts the thread, which ends with this object, and requests the first pages. `caches`: in host memory;
+        caches of several groups may share it."""
         parts = {part.data_ptr(): part for cache in caches for part in cache.parts}
         self._parts = list(parts.values())
         self._block_bytes = max((part[0].nbytes for part in self._parts), default=0)
@@ -33,8 +34,8 @@ class PagePrefaulter:
         self.prefault_for(0)
 
     def prefault_for(self, block: int) -> None:
-        """Requests the next page of each part once `block`, which a step will write, lies in the second half of the
-        last one."""
+        """Requests the next huge page of each part once `block`, which a step will write, lies in the second half of
+        the last requested one. Returns at once."""
         used = (block + 1) * self._block_bytes
         if used + HUGE_PAGE // 2 <= self._asked or self._asked >= self._num_bytes:
             return
@@ -44,7 +45,8 @@ class PagePrefaulter:
 
 
 def _touch(wanted: queue.SimpleQueue[tuple[int, int] | None], parts: list[Tensor]) -> None:
-    """Prefaults one page at a time, so that other memory requests of the process wait for one page at most."""
+    """Thread body: prefaults byte spans [start, end) of all parts until None, one huge page at a time, so that other
+    memory requests of the process wait for one page at most."""
     from quire.kernels import cpu
 
     while (span := wanted.get()) is not None:

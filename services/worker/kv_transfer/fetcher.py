@@ -64,7 +64,8 @@ class Fetcher:
         self._tasks = Tasks()
 
     def fetch(self, receiver: FetchReceiver, order: pb.FetchBlocks) -> None:
-        """Validates an order and starts it in the background."""
+        """Validates an order and starts it in the background; its end or error is reported to `receiver`. An invalid
+        order ends the attachment."""
         try:
             targets, wanted = self._wanted(order)
         except (PlanViolation, ValueError) as violation:
@@ -73,10 +74,13 @@ class Fetcher:
         self._tasks.start(f"fetch {order.fetch_id}", self._fetch(receiver, order.fetch_id, targets, wanted))
 
     async def close(self) -> None:
+        """Cancels all fetches and closes the transport."""
         await self._tasks.close()
         await self._transport.close()
 
     def _wanted(self, order: pb.FetchBlocks) -> tuple[U32, WantedPages]:
+        """Parses an order into target block ids and the pages to fetch. Raises PlanViolation or ValueError for unequal
+        counts and for ids that are out of range or repeated."""
         sources, targets = columns.u32(order.from_block_ids), columns.u32(order.to_block_ids)
         hashes = block_hash.split(order.block_hashes)
         counts = (len(sources), len(targets), len(hashes))
@@ -89,6 +93,8 @@ class Fetcher:
         return targets, WantedPages(source, order.after_step, layout, sources, hashes, page_bytes)
 
     async def _fetch(self, receiver: FetchReceiver, fetch_id: int, targets: U32, wanted: WantedPages) -> None:
+        """Fetches pages, at most MAX_CONCURRENT_FETCHES at a time, counts them in the metrics and reports the outcome;
+        raises no error. Reports nothing if the attachment has ended."""
         done = pb.BlocksFetched(fetch_id=fetch_id)
         try:
             async with self._semaphore:
@@ -106,7 +112,8 @@ class Fetcher:
             receiver.blocks_fetched(done)
 
     async def _receive_pages(self, receiver: FetchReceiver, targets: U32, wanted: WantedPages) -> int:
-        """Receives, writes and commits all pages; returns the duration in microseconds from the first page on."""
+        """Receives, writes and commits all pages; returns the duration in microseconds from the first page on. Raises
+        FailedPrecondition if the weights change meanwhile."""
         first_ns = 0
         async with aclosing(self._transport.fetch(wanted)) as batches:
             async for batch in batches:
@@ -119,5 +126,6 @@ class Fetcher:
         return (time.perf_counter_ns() - first_ns) // 1000
 
     def _check_layout(self, wanted: WantedPages) -> None:
+        """Raises FailedPrecondition if this worker's layout is no longer the one that was requested."""
         if self._writer.page_layout != wanted.layout:
             raise FailedPrecondition("the weights changed during the fetch")

@@ -85,7 +85,8 @@ class GrpcTransport:
         self.unreachable_until: dict[str, float] = {}
 
     async def fetch(self, wanted: WantedPages) -> AsyncGenerator[FetchedPages, None]:
-        """Implements PageTransport.fetch; falls back to bytes over gRPC if shared pages cannot be opened."""
+        """Yields verified pages in order, as PageTransport.fetch; falls back to bytes over gRPC if shared pages cannot
+        be opened, and remembers that for `unreachable_retry_s`. Raises QuireError."""
         try:
             async with aclosing(self._fetch(wanted, self._peers_for(wanted))) as batches:
                 async for batch in batches:
@@ -108,7 +109,8 @@ class GrpcTransport:
         return None if wanted.source.address in self.unreachable_until else self.peers
 
     async def _fetch(self, wanted: WantedPages, peers: PeerPages | None) -> AsyncGenerator[FetchedPages, None]:
-        """Yields the pages of one call. `peers`: may open shared pages instead of receiving bytes."""
+        """Yields the pages of one call. `peers`: may open shared pages instead of receiving bytes. Raises Unavailable
+        for timeouts and gRPC errors, which also evict the connection, PageMismatch, and _PeerUnreachable."""
         worker_id, address = wanted.source.worker_id, wanted.source.address
         async with self.connected(address) as connection:
             call: Call = kv_transfer_pb2_grpc.KVTransferServiceStub(connection.channel).Fetch()
@@ -134,6 +136,7 @@ class GrpcTransport:
                 call.cancel()
 
     async def close(self) -> None:
+        """Closes all connections, which cancels their calls, and the opened memory of other workers."""
         while self._connections:
             _, connection = self._connections.popitem()
             await connection.channel.close()
@@ -141,6 +144,8 @@ class GrpcTransport:
             await self.peers.close()
 
     async def send_request(self, call: Call, wanted: WantedPages, peers: PeerPages | None) -> None:
+        """Authenticates the call and sends the request for pages; the call stays open for a confirmation if pages may
+        be shared."""
         await self._dialler.handshake(call, pb.FetchRequest, SERVICE_NAME, wanted.source.address, known=False)
         request = pb.PageRequest(
             epoch=wanted.source.epoch,
@@ -157,6 +162,8 @@ class GrpcTransport:
     async def _receive(
         self, call: Call, wanted: WantedPages, peers: PeerPages | None
     ) -> AsyncGenerator[FetchedPages, None]:
+        """Yields pieces of verified pages from a call, or the location of shared pages. Raises TimeoutError if a part
+        or the whole fetch is late, PageMismatch for wrong checksums or sizes."""
         incoming = _PageAssembler(wanted, max(1, self._piece_bytes // wanted.block_bytes), pinned=self._pinned)
         loop, num_bytes = asyncio.get_running_loop(), len(wanted.blocks) * wanted.block_bytes
         last_s = loop.time() + self._bounds.first_part_timeout_s + num_bytes / MIN_BYTES_PER_S
@@ -186,6 +193,8 @@ class GrpcTransport:
 
     @asynccontextmanager
     async def connected(self, address: str) -> AsyncIterator[_Connection]:
+        """Yields a connection to `address`, opened or cached, and counts its user; evicts the least recently used ones
+        above `max_channels`. An evicted connection is closed by its last user."""
         connection = self._connections.get(address)
         if connection is None:
             connection = self._connections[address] = _Connection(self._dialler.connect(address))
@@ -200,6 +209,7 @@ class GrpcTransport:
                 await connection.channel.close()
 
     async def _evict_oldest(self) -> None:
+        """Removes the least recently used connections above `max_channels`; closes those without users."""
         while len(self._connections) > self._bounds.max_channels:
             address, connection = next(iter(self._connections.items()))
             self._evict(address, connection)
@@ -221,7 +231,7 @@ async def _receive_shared(
     call: Call, wanted: WantedPages, peers: PeerPages, pages: SharedPages, timeout_s: float
 ) -> AsyncGenerator[FetchedPages, None]:
     """Yields the location of shared pages; after the consumer has copied them, the source confirms that they were still
-    valid."""
+    valid. Raises _PeerUnreachable if they cannot be opened, PageMismatch for missing blocks or further messages."""
     worker_id, last_block = wanted.source.worker_id, int(wanted.blocks.max())
     if last_block >= pages.num_blocks:
         raise PageMismatch(f"{worker_id} has {pages.num_blocks} blocks, and no block {last_block}")
@@ -254,6 +264,7 @@ class _PageAssembler:
 
     @property
     def text(self) -> str:
+        """Describes for error messages how much was received: bytes for a number of pages."""
         return (
             f"{self._first * self._page_bytes + self._filled} bytes for {self._num_pages} pages of {self._page_bytes}"
         )
@@ -278,6 +289,8 @@ class _PageAssembler:
         return done
 
     def _finish(self) -> tuple[int, Bytes2D, U32]:
+        """Returns the full piece as (first page, pages, expected checksums) and starts the next one. Raises
+        PageMismatch if checksums are missing."""
         first, pages = self._first, self._piece
         expected, self._checksums = self._checksums[: len(pages)], self._checksums[len(pages) :]
         if len(expected) != len(pages):
@@ -287,11 +300,13 @@ class _PageAssembler:
         return first, pages, np.array(expected, dtype=np.uint32)
 
     def _next_piece(self) -> Bytes2D:
+        """Allocates memory for the next piece, uint8 [pages of the piece, page_bytes]."""
         size = (min(self._most, self._num_pages - self._first), self._page_bytes)
         pages: Bytes2D = torch.empty(size, dtype=torch.uint8, pin_memory=self._pinned).numpy()
         return pages
 
     def _column(self, data: bytes) -> list[int]:
+        """Decodes the checksums of a part. Raises PageMismatch for invalid or too many ones."""
         try:
             expected: list[int] = columns.u32(data).tolist()
         except ColumnError as error:

@@ -59,7 +59,7 @@ class PendingPageIO:
 
 
 class PagedReplica(Protocol):
-    """Page access of a replica."""
+    """Page access of a replica, as BlockTransfers implements it; methods start work and raise what prevents it."""
 
     def read_pages(self, blocks: U32, *, copied: bool = True) -> ReadPages: ...
 
@@ -69,7 +69,7 @@ class PagedReplica(Protocol):
 
 
 class PageOutcomeHandler(Protocol):
-    """Handles the outcomes of page orders."""
+    """Handles the outcomes of page orders on the device thread; page_io_failed() re-raises fatal device errors."""
 
     def is_current(self, receiver: Any) -> bool: ...
 
@@ -87,6 +87,8 @@ class PageOrderQueue:
         self._parked: list[ReadBlocks] = []  # wait for a step that is not launched yet
 
     def process(self, order: PageOrder) -> None:
+        """Starts an order, or parks a read until step `after_step` is launched. An order of an ended attachment fails;
+        a cancelled read is dropped."""
         if not self._outcomes.is_current(order.receiver):
             self._outcomes.page_io_failed(order, _attachment_ended())
         elif isinstance(order, ReadBlocks) and order.after_step > self._last_step:
@@ -96,6 +98,7 @@ class PageOrderQueue:
             self._begin(order)
 
     def step_launched(self, step_id: int) -> None:
+        """Records the last launched step and starts the parked reads that waited for it."""
         self._last_step = step_id
         if self._parked:
             parked, self._parked = self._parked, []
@@ -103,13 +106,14 @@ class PageOrderQueue:
                 self.process(order)
 
     def end_epoch(self) -> None:
-        """Fails the waiting orders, as their attachment has ended."""
+        """Fails the parked reads, as their attachment has ended, and restarts step ids at 0."""
         self._last_step = 0
         parked, self._parked = self._parked, []
         for order in parked:
             self._outcomes.page_io_failed(order, _attachment_ended())
 
     def _begin(self, order: PageOrder) -> None:
+        """Starts an order on the replica and reports it as started, or its error as failed."""
         try:
             if isinstance(order, ReadBlocks):
                 read = self._replica.read_pages(order.blocks, copied=order.copied)

@@ -28,7 +28,7 @@ class DeviceClient(Protocol):
 
 
 class PagePort:
-    """PageReader and PageWriter of one worker."""
+    """PageReader and PageWriter of one worker: turns calls into orders to the device thread and awaits them."""
 
     def __init__(self, engine: DeviceClient, pages: Pages) -> None:
         self._engine, self._pages = engine, pages
@@ -46,6 +46,7 @@ class PagePort:
         return self._pages.blocks_per_piece
 
     def may_write(self, receiver: FetchReceiver) -> bool:
+        """Returns whether the attachment that ordered a fetch is still current."""
         return receiver is self._engine.receiver
 
     @property
@@ -53,21 +54,24 @@ class PagePort:
         return self._pages.peers
 
     async def read_pages(self, epoch: int, after_step: int, blocks: U32) -> Tensor:
-        """Reads pages on the device thread; see PageReader."""
+        """Reads pages on the device thread once step `after_step` is launched: uint8 [num_blocks, page_bytes] in host
+        memory. Raises FailedPrecondition outside `epoch` and for blocks of unknown content."""
         receiver = self._receiver_in(epoch)
         pages: Tensor = await self._engine.run_page_order(lambda reply: ReadBlocks(receiver, after_step, blocks, reply))
         return pages
 
     async def wait_for_pages(self, epoch: int, after_step: int, blocks: U32) -> None:
-        """Waits on the device thread until blocks are filled; see PageReader."""
+        """Waits until step `after_step` has filled the blocks, copying nothing. Raises FailedPrecondition as
+        read_pages()."""
         receiver = self._receiver_in(epoch)
         await self._engine.run_page_order(lambda reply: ReadBlocks(receiver, after_step, blocks, reply, copied=False))
 
     def check_epoch(self, epoch: int) -> None:
-        """Checks the current attachment's epoch; see PageReader."""
+        """Raises FailedPrecondition if the current attachment's epoch is another one."""
         self._receiver_in(epoch)
 
     def _receiver_in(self, epoch: int) -> Any:
+        """Returns the current attachment. Raises FailedPrecondition if its epoch is not `epoch`, or 0."""
         receiver = self._engine.receiver
         if receiver is None or receiver.epoch != epoch or not epoch:
             ours = 0 if receiver is None else receiver.epoch
@@ -75,9 +79,11 @@ class PagePort:
         return receiver
 
     async def write_pages(self, receiver: FetchReceiver, blocks: U32, pages: Tensor | PeerBlocks) -> None:
-        """Writes pages on the device thread; see PageWriter."""
+        """Writes pages into `blocks` on the device thread and returns when the copy has finished. Raises
+        FailedPrecondition if the attachment has ended."""
         await self._engine.run_page_order(lambda reply: WriteBlocks(receiver, blocks, pages, reply))
 
     async def commit_pages(self, receiver: FetchReceiver, blocks: U32, hashes: list[bytes]) -> None:
-        """Commits pages on the device thread; see PageWriter."""
+        """Records on the device thread that `blocks` hold the contents with `hashes`. Raises FailedPrecondition if the
+        attachment has ended."""
         await self._engine.run_page_order(lambda reply: CommitBlocks(receiver, blocks, hashes, reply))

@@ -90,10 +90,13 @@ class PageService(kv_transfer_pb2_grpc.KVTransferServiceServicer):
         self._semaphore = asyncio.Semaphore(bounds.max_served)
 
     def serve(self, reader: PageReader, num_blocks: int) -> None:
-        """Starts serving, once the worker is built."""
+        """Starts serving the pages of `reader`, once the worker is built; until then calls are answered with
+        UNAVAILABLE."""
         self._reader, self._num_blocks = reader, num_blocks
 
     async def Fetch(self, _requests: object, context: Context) -> None:
+        """Serves one caller: authenticates it, validates its request and sends the pages, or only their location to a
+        caller on the same host that can open them. A QuireError aborts the call with its gRPC code."""
         try:
             await self._door.authenticate(context, pb.FetchResponse, SERVICE_NAME)
             message = await _read_message(context, self.bounds.request_timeout_s, "no request was received")
@@ -109,6 +112,8 @@ class PageService(kv_transfer_pb2_grpc.KVTransferServiceServicer):
             await context.abort(transport(error).grpc_code, error.message)
 
     def _validated(self, message: Any, layout: bytes) -> pb.PageRequest:
+        """Returns the request for pages in a call's first message. Raises InvalidArgument for invalid block ids or
+        hashes, FailedPrecondition for another message and for a layout that differs from `layout`."""
         kind = None if message is grpc.aio.EOF else message.WhichOneof("message")
         if kind != "pages":
             raise self._door.unexpected_handshake(kind) or FailedPrecondition(
@@ -133,7 +138,8 @@ class PageService(kv_transfer_pb2_grpc.KVTransferServiceServicer):
         return request
 
     async def _share(self, context: Context, reader: PageReader, request: pb.PageRequest, own: SharedPages) -> None:
-        """Sends the pages' location; the caller copies them, and the copy is valid if the epoch lasted that long."""
+        """Sends the pages' location once they are filled and waits for the caller's confirmation; the copy is valid if
+        the epoch lasted that long, else FailedPrecondition is raised. Counts the bytes as sent."""
         async with self._semaphore:
             await reader.wait_for_pages(request.epoch, request.after_step, columns.u32(request.block_ids))
             await context.write(pb.FetchResponse(shared=own.to_proto()))
@@ -146,6 +152,7 @@ class PageService(kv_transfer_pb2_grpc.KVTransferServiceServicer):
         self._metrics.kv_sent.inc(len(request.block_ids) // 4 * own.num_parts * own.part_bytes)
 
     async def _serve(self, context: Context, reader: PageReader, request: pb.PageRequest) -> None:
+        """Sends the requested pages over gRPC, one piece at a time, when fewer than `max_served` callers are served."""
         async with self._semaphore, aclosing(_pieces(reader, request)) as pieces:
             async for page_checksums, pages in pieces:
                 await self._send(context, page_checksums, pages)
@@ -182,7 +189,8 @@ async def _write(context: Context, message: pb.FetchResponse, within_s: float) -
 
 
 async def _pieces(reader: PageReader, request: pb.PageRequest) -> AsyncGenerator[tuple[U32, Tensor], None]:
-    """Yields pieces of pages with their checksums; the next piece is read while one is sent."""
+    """Yields pieces of at most `blocks_per_piece` pages with their checksums; the next piece is read while one is sent.
+    Raises FailedPrecondition as PageReader.read_pages()."""
     blocks, hashes = columns.u32(request.block_ids), block_hash.split(request.block_hashes)
     most = reader.blocks_per_piece
     starts = range(0, len(blocks), most)
@@ -200,5 +208,6 @@ async def _pieces(reader: PageReader, request: pb.PageRequest) -> AsyncGenerator
 
 
 async def _read(reader: PageReader, request: pb.PageRequest, blocks: U32, hashes: list[bytes]) -> tuple[U32, Tensor]:
+    """Reads pages, then computes their checksums on another thread."""
     pages = await reader.read_pages(request.epoch, request.after_step, blocks)
     return await asyncio.to_thread(checksums, request.layout, hashes, pages.numpy()), pages

@@ -35,7 +35,8 @@ class Pages:
     """Byte access to blocks in one contiguous device tensor, or in one tensor per layer."""
 
     def __init__(self, caches: Sequence[LayerCache], layout: bytes) -> None:
-        """`layout`: digest of what the bytes mean (layout.py)."""
+        """Opens byte access to `caches`; on CUDA creates a stream and exports the memory to other processes where
+        possible. `layout`: digest of what the bytes mean (layout.py)."""
         self._whole = caches[0].all_layers
         self._parts = _parts_of(caches) if self._whole is None else [*self._whole.view(torch.uint8)]
         self._words = self._parts[0].size(1)  # bytes of one layer's keys (or values) in a block
@@ -60,7 +61,8 @@ class Pages:
         self._weight_version = weight_version
 
     def read(self, blocks: U32) -> ReadPages:
-        """Starts copying blocks to host memory, after the launched steps."""
+        """Starts copying blocks to host memory, after the launched steps; on the CPU the copy has finished on
+        return."""
         if self._whole is None or self._stream is None:
             ids = torch.from_numpy(blocks.astype(np.int64))
             content = torch.empty((len(blocks), len(self._parts), self._words), dtype=torch.uint8)
@@ -101,6 +103,8 @@ class Pages:
             return self._recorded(self._stream, pinned)
 
     def _copy(self, blocks: U32, content: PeerBlocks) -> PendingCopy:
+        """Starts copying blocks from another GPU's memory after the launched steps, and keeps that memory open until
+        the copy has finished. Raises PeerMemoryError, with no copy running."""
         assert self.peers is not None, "peer blocks come from an open peer"
         assert self._stream is not None
         self.peers.acquire(content.pages)
@@ -119,13 +123,15 @@ class Pages:
             self._stream.synchronize()
 
     def _recorded(self, stream: torch.cuda.Stream, kept: Tensor | None = None) -> _EventCopy:
+        """Returns a copy that finishes when `stream` has passed this point. `kept`: source tensor to keep alive until
+        then."""
         done = torch.cuda.Event()
         done.record(stream)
         return _EventCopy(done, kept)
 
 
 class NoPages:
-    """Replaces Pages where blocks cannot be exchanged with other workers."""
+    """Replaces Pages where blocks cannot be exchanged with other workers; no page order may reach it."""
 
     layout = b""
     block_bytes = 0
@@ -160,6 +166,8 @@ COMPLETED: PendingCopy = _FinishedCopy()
 
 @dataclass(frozen=True, slots=True)
 class _EventCopy:
+    """Copy that has finished when the stream has passed `event`."""
+
     event: torch.cuda.Event
     kept: Tensor | None  # source of the copy, kept alive until it has finished
 

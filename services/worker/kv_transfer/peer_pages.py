@@ -71,6 +71,8 @@ class PeerBlocks:
 
 @dataclass(slots=True)
 class _OpenedMemory:
+    """Opened allocation of another process: its local address and number of users."""
+
     address: int
     num_users: int = 0
 
@@ -107,7 +109,8 @@ class PeerPages:
 
     @asynccontextmanager
     async def opened(self, pages: SharedPages) -> AsyncIterator[str]:
-        """Opens the pages and yields "", or the reason why they cannot be opened."""
+        """Opens the pages and yields "", or the reason why they cannot be opened. Afterwards they stay open for
+        `idle_s`, and as long as copies use them."""
         reason = await asyncio.to_thread(self._open, pages)
         try:
             yield reason
@@ -130,12 +133,13 @@ class PeerPages:
             opened.num_users += 1
 
     def release(self, pages: SharedPages) -> None:
-        """Releases pages and closes them after their last user. Callable from any thread."""
+        """Ends one use of opened pages and closes them after their last user. Callable from any thread."""
         if self._remove_user(pages.handle):
             self._close(pages.handle)
 
     def copy(self, peer: PeerBlocks, targets: U32, stream: int) -> None:
-        """Enqueues copies of blocks in use on a stream. Raises PeerMemoryError."""
+        """Enqueues copies of opened blocks to the blocks `targets` of this worker on a stream, one driver call per run
+        of consecutive blocks, or per part where the pitch exceeds the driver's limit. Raises PeerMemoryError."""
         theirs, ours = peer.pages, self.own
         start, own = self._opened[theirs.handle].address + theirs.offset, self._whole.data_ptr()
         pitches = (theirs.num_blocks * theirs.part_bytes, ours.num_blocks * ours.part_bytes)
@@ -153,6 +157,8 @@ class PeerPages:
     # On executor threads
 
     def _open(self, pages: SharedPages) -> str:
+        """Opens another worker's memory, or counts a further user of it; returns "" or the reason why not: other sizes,
+        an invalid handle or a driver error."""
         own = self.own
         if (pages.num_parts, pages.part_bytes) != (own.num_parts, own.part_bytes):
             return f"{pages.num_parts} parts of {pages.part_bytes} bytes, not {own.num_parts} of {own.part_bytes}"
@@ -166,6 +172,8 @@ class PeerPages:
             return str(error)
 
     def _open_and_count(self, pages: SharedPages) -> str:
+        """Opens memory unless it is open, checks that the pages lie within its allocation, and counts the user; returns
+        "" or why not. Raises PeerMemoryError."""
         opened = self._opened.get(pages.handle)
         address = self._driver.open_handle(pages.handle) if opened is None else opened.address
         counted = False
@@ -181,6 +189,7 @@ class PeerPages:
         return ""
 
     def _release_when_idle(self, handle: bytes) -> None:
+        """Ends one use, and closes the memory after `idle_s` if it has no user by then."""
         loop = asyncio.get_running_loop()
         self._remove_user(handle)
         loop.call_later(self._idle_s, lambda: loop.run_in_executor(None, self._close, handle))
@@ -193,6 +202,7 @@ class PeerPages:
             return not opened.num_users
 
     def _close(self, handle: bytes) -> None:
+        """Closes memory, unless it has users or is closed already; driver errors are ignored."""
         with self._driver_lock:
             with self._lock:
                 opened = self._opened.get(handle)

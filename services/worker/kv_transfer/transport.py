@@ -31,7 +31,7 @@ class WantedPages:
 
 @dataclass(frozen=True, slots=True)
 class FetchedPages:
-    """The next batch of the wanted pages, verified."""
+    """The next batch of the wanted pages; bytes are verified, shared blocks only when the consumer has copied them."""
 
     first: int  # index of the first page among the wanted ones
     content: Tensor | PeerBlocks  # uint8 [num_blocks, bytes of a page], or blocks to copy before the next batch

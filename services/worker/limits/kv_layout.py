@@ -34,8 +34,9 @@ class KVLayout:
 
     @classmethod
     def of(cls, layers: Sequence[LayerSpec], max_model_len: int, *, num_stages: int = 1) -> KVLayout:
-        """Builds the layout of a model's layers. A window at least as long as max_model_len becomes full attention.
-        With several stages each gets about as many layers of every group. Raises InvalidArgument."""
+        """Builds the layout of a model's layers from their specs. A window at least as long as max_model_len becomes
+        full attention. With several stages each gets about as many layers of every group. Raises InvalidArgument for
+        unsupported, mixed or repeated specs."""
         kept = [tuple(_effective_spec(spec, max_model_len) for spec in each(specs)) for specs in layers]
         first = each(layers[0])[0]
         for layer, specs in enumerate(layers):
@@ -91,8 +92,8 @@ class KVLayout:
         )
 
     def max_positions(self, num_pages: int, block_size: int) -> int:
-        """Returns the positions that a sequence can have with `num_pages` pages. The scheduler computes it more
-        precisely."""
+        """Returns the positions that a sequence can have with `num_pages` pages, windows releasing theirs. The
+        scheduler computes it more precisely."""
         in_windows = sum(-(-length // block_size) + 3 for _, length in self.windows)
         num_full = self.num_groups - len(self.windows)
         without_release = num_pages // self.num_groups
@@ -101,7 +102,7 @@ class KVLayout:
 
 
 def _effective_spec(spec: KVSpec, max_model_len: int) -> KVSpec:
-    """Returns the spec for sequences of at most `max_model_len` tokens."""
+    """Returns the spec for sequences of at most `max_model_len` tokens: full attention for a window that never ends."""
     return FULL if isinstance(spec, Window) and spec.length >= max_model_len else spec
 
 

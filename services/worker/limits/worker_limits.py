@@ -12,7 +12,7 @@ from quire.shared.worker_limits import MAX_BLOCKS
 
 @dataclass(frozen=True, slots=True)
 class DeviceDefaults:
-    """Values that 0 in the settings stands for."""
+    """Limits that apply where the settings say 0, by device."""
 
     block_size: int
     max_num_seqs: int
@@ -27,7 +27,7 @@ DEFAULTS = {
 
 @dataclass(frozen=True, slots=True)
 class WorkerLimits:
-    """Maximum load of a worker."""
+    """Maximum load of a worker: slots, tokens per step and sequence, and KV blocks with their layout."""
 
     block_size: int  # token positions
     max_num_seqs: int  # slots
@@ -49,6 +49,7 @@ class WorkerLimits:
 
     @property
     def max_blocks_per_seq(self) -> int:
+        """Width of a block table: blocks that max_model_len tokens fill in one group; 0 without KV."""
         return 0 if self.layout.has_no_kv else -(-self.max_model_len // self.block_size)
 
     @property
@@ -65,8 +66,9 @@ class WorkerLimits:
 
 
 def from_settings(settings: WorkerSettings, model_max_len: int, block_size: int = 0) -> WorkerLimits:
-    """Returns the limits without num_blocks. `model_max_len`: longest sequence that the model's positions allow;
-    `block_size`: default block size, 0: the device's. Raises InvalidArgument."""
+    """Returns the limits without num_blocks; 0 in the settings stands for the model's or device's default.
+    `model_max_len`: longest sequence that the model's positions allow; `block_size`: default block size, 0: the
+    device's. Raises InvalidArgument for contradictory limits."""
     defaults = DEFAULTS[settings.device]
     limits = WorkerLimits(
         block_size=settings.block_size or block_size or defaults.block_size,
@@ -89,8 +91,8 @@ def from_settings(settings: WorkerSettings, model_max_len: int, block_size: int 
 
 
 def fit(limits: WorkerLimits, num_blocks: int, *, explicit: bool) -> WorkerLimits:
-    """Returns the limits with `num_blocks`; shortens max_model_len to what fits, unless it was set (`explicit`), which
-    raises InvalidArgument."""
+    """Returns the limits with `num_blocks`, at most MAX_BLOCKS; shortens max_model_len to what fits. Raises
+    InvalidArgument if no sequence fits, or if max_model_len was set (`explicit`) and does not fit."""
     sized = replace(limits, num_blocks=min(num_blocks, MAX_BLOCKS))
     if sized.num_tokens < 1:
         raise InvalidArgument(

@@ -36,6 +36,7 @@ class BlockMismatch(Exception):
 
 
 def header(identity: bytes, name: bytes, content: Content) -> bytes:
+    """Returns the HEADER_BYTES that precede `content` in a file, with both checksums."""
     group, block_hash = page_of(name)
     facts = _FACTS.pack(MAGIC, len(content), identity, block_hash, group, hashlib.sha256(content).digest())
     return facts + hashlib.sha256(facts).digest()
@@ -56,7 +57,8 @@ def write(path: Path, head: bytes, content: Content) -> None:
 
 
 def read_into(path: Path, identity: bytes, name: bytes, content: bytearray) -> None:
-    """Reads and verifies a file into `content`. Raises BlockMismatch or OSError; `content` is then undefined."""
+    """Reads a file into `content` (bytearray of a block's size) and verifies identity, name, size and checksums. Raises
+    BlockMismatch or OSError; `content` is then undefined."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
@@ -74,7 +76,8 @@ def read_into(path: Path, identity: bytes, name: bytes, content: bytearray) -> N
 
 
 def _check(head: bytearray, identity: bytes, wanted: bytes, num_bytes: int) -> bytes:
-    """Validates the header; returns the expected SHA-256 of the content."""
+    """Validates the header against identity, name and size; returns the expected SHA-256 of the content. Raises
+    BlockMismatch."""
     facts, digest = bytes(head[: _FACTS.size]), bytes(head[_FACTS.size :])
     magic, length, file_identity, block_hash, group, content = _FACTS.unpack(facts)
     if magic != MAGIC or hashlib.sha256(facts).digest() != digest:
@@ -89,12 +92,14 @@ def _check(head: bytearray, identity: bytes, wanted: bytes, num_bytes: int) -> b
 
 
 def _write_all(fd: int, content: Content) -> None:
+    """Writes all bytes to `fd`, in several writes if necessary."""
     rest = memoryview(content)
     while rest:
         rest = rest[os.write(fd, rest) :]
 
 
 def _read_all(fd: int, content: bytearray) -> int:
+    """Reads from `fd` until `content` is full or the file ends; returns the number of bytes read."""
     done, rest = 0, memoryview(content)
     while done < len(content):
         count = os.readv(fd, [rest[done:]])

@@ -24,7 +24,8 @@ class DiskMove:
 
     @classmethod
     def of(cls, order: pb.DiskTransfer, num_places: int, num_disk_places: int, num_groups: int = 1) -> DiskMove:
-        """Parses and validates an order. Raises PlanViolation."""
+        """Parses and validates an order: equal counts, places in range and distinct, known groups. Raises
+        PlanViolation."""
         places, on_disk = columns.u32(order.place_ids), columns.u32(order.disk_place_ids)
         names = names_of(order, num_groups)
         counts = (len(places), len(on_disk), len(names))

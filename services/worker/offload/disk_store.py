@@ -52,7 +52,7 @@ class HostPlaces(Protocol):
 
 
 class DiskObserver(Protocol):
-    """Callbacks for disk operations, on any thread."""
+    """Callbacks for metrics of disk operations, on any thread; wrote() and read() count bytes of blocks."""
 
     def wrote(self, num_bytes: int) -> None: ...
 
@@ -87,6 +87,9 @@ class DiskStore:
         observer: DiskObserver,
         timeout_s: float = MOVE_TIMEOUT_S,
     ) -> None:
+        """Finds the blocks of `identity` in `folder` and starts the threads. `about`: readable description of the
+        identity, stored in the folder; `memory`: places in host memory; `num_places`: places on disk; `timeout_s`:
+        after it a transfer is answered."""
         self.num_places = num_places
         self._folder, self._identity, self._memory, self._observer = folder, identity, memory, observer
         self._timeout_s = timeout_s
@@ -119,7 +122,9 @@ class DiskStore:
             return dict(self._content)
 
     def start_move(self, move: DiskMove, answer: OnMoved) -> None:
-        """Starts a transfer; `answer` is called from another thread, or at once if too much is queued."""
+        """Queues the blocks of a transfer for the disk threads; `answer` gets the indices of lost blocks and the
+        duration, from another thread by `timeout_s`, or at once with all blocks lost if too much is queued or all
+        threads hang."""
         kind = _kind(move)
         pending = PendingDiskMove(move, answer, self._epoch, time.perf_counter_ns())
         with self._lock:
@@ -143,7 +148,8 @@ class DiskStore:
             return dict(self._content)
 
     def reset(self, identity: bytes) -> None:
-        """Discards all contents; later blocks belong to `identity`."""
+        """Discards all contents and pending transfers; later blocks belong to `identity`. The files are removed in the
+        background."""
         with self._lock:
             self._end_moves()
             self._content.clear()
@@ -167,6 +173,8 @@ class DiskStore:
         self._folder.close()
 
     def _end_moves(self) -> None:
+        """Marks all pending transfers as answered, so that their threads discard the blocks. Called with the lock
+        held."""
         self._epoch += 1
         for pending in self._pending_moves:
             pending.answered = True
@@ -175,6 +183,8 @@ class DiskStore:
     # On the disk threads.
 
     def _run(self, kind: str) -> None:
+        """Thread body: runs tasks of one kind until None; writers have a lower priority. An error of a task is logged
+        and affects one block."""
         if kind == "write":
             with contextlib.suppress(OSError):
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), WRITER_NICENESS)
@@ -185,6 +195,8 @@ class DiskStore:
                 log.exception("a disk task failed")
 
     def _move(self, pending: PendingDiskMove, number: int) -> None:
+        """Task of a disk thread: writes or reads one block of a transfer. A failure is counted and the block lost; does
+        nothing if the transfer is answered already."""
         if pending.answered:
             return
         kind, done = _kind(pending.move), False
@@ -202,7 +214,8 @@ class DiskStore:
             self._finish(pending, number, lost=not done)
 
     def _write(self, pending: PendingDiskMove, number: int) -> bool:
-        """Writes a block; returns False if its transfer has been answered meanwhile."""
+        """Writes a block under a temporary name, renames it and records its name, after removing the place's old block;
+        returns False, leaving no file, if its transfer has been answered meanwhile. Raises OSError."""
         move = pending.move
         place, name = move.disk_places[number], move.names[number]
         with self._lock:
@@ -232,7 +245,8 @@ class DiskStore:
         return True
 
     def _read(self, pending: PendingDiskMove, number: int) -> bool:
-        """Reads a block into host memory; returns False if its transfer has been answered meanwhile."""
+        """Reads a block into host memory; returns False if its transfer has been answered meanwhile. Raises OSError or
+        BlockMismatch, after removing the file."""
         move = pending.move
         place, name = move.disk_places[number], move.names[number]
         with self._lock:
@@ -251,6 +265,8 @@ class DiskStore:
         return True
 
     def _finish(self, pending: PendingDiskMove, number: int, *, lost: bool) -> None:
+        """Marks a block of a transfer as done or lost and answers the transfer after its last block. A lost block is no
+        longer on disk."""
         with self._lock:
             if pending.answered:
                 return
@@ -265,13 +281,14 @@ class DiskStore:
         self._answer(pending)
 
     def _answer(self, pending: PendingDiskMove) -> None:
+        """Calls the transfer's `answer` with the sorted indices of lost blocks and the duration."""
         took_us = (time.perf_counter_ns() - pending.begun_ns) // 1000
         pending.answer(sorted(pending.lost), took_us)
 
     # On the watching thread.
 
     def _watch(self) -> None:
-        """Answers overdue transfers until the store is closed."""
+        """Thread body: answers overdue transfers, with their unfinished blocks lost, until the store is closed."""
         while not self._closed:
             for pending in self._take_overdue():
                 for _ in pending.remaining:
@@ -279,7 +296,8 @@ class DiskStore:
                 self._answer(pending)
 
     def _take_overdue(self) -> list[PendingDiskMove]:
-        """Waits for overdue transfers and removes them; returns [] when closed."""
+        """Waits for overdue transfers, marks them as answered with their remaining blocks lost, and returns them;
+        returns [] when closed."""
         patience_ns = int(self._timeout_s * 1e9)
         with self._lock:
             while not self._closed:
@@ -298,6 +316,7 @@ class DiskStore:
             return overdue
 
     def _failed(self, what: str, reason: str, why: str = "") -> None:
+        """Counts a failure at the observer and logs the first and every LOG_EVERY-th of its kind."""
         self._observer.failed(what, reason)
         count = self._failures[what, reason] = self._failures.get((what, reason), 0) + 1
         if count % LOG_EVERY == 1:

@@ -40,7 +40,7 @@ class StoredBlock(NamedTuple):
 
 
 class WorkerFolder:
-    """Folder of one worker, locked by its process."""
+    """Folder of one worker, locked by its process until close(), so that no other process uses it."""
 
     def __init__(self, parent: Path, worker: str, field: str) -> None:
         """Creates and locks the folder. Raises InvalidArgument, naming the setting `field`, if that fails or another
@@ -70,7 +70,7 @@ class WorkerFolder:
 
 
 class BlockFolder:
-    """Folder of blocks within a worker's folder."""
+    """Block files of the current identity and generation within a worker's folder."""
 
     def __init__(self, own: WorkerFolder) -> None:
         self._folder, self._own = own, own.path
@@ -79,7 +79,8 @@ class BlockFolder:
     def open(
         self, identity: bytes, about: Mapping[str, object], num_places: int, block_bytes: int
     ) -> list[StoredBlock]:
-        """Returns the stored blocks of `identity`, least recently written first; removes everything else."""
+        """Selects the newest generation of `identity`, or a new one, and writes its description `about`. Returns its
+        stored blocks, least recently written first; removes other generations and files that are no blocks."""
         self._identity = identity.hex()
         self._number = max(self._numbers(), default=0)
         current = self.current
@@ -91,7 +92,7 @@ class BlockFolder:
         return _newest(_stored_blocks(current, num_places, HEADER_BYTES + block_bytes))
 
     def start_generation(self, identity: bytes) -> Path:
-        """Starts the next folder and returns the previous one."""
+        """Selects the next generation, of `identity`, and returns the previous folder, which the caller removes."""
         old = self.current
         self._identity, self._number = identity.hex(), self._number + 1
         return old
@@ -101,9 +102,11 @@ class BlockFolder:
         return self._own / f"{self._identity}-{self._number}"
 
     def close(self) -> None:
+        """Unlocks the worker's folder."""
         self._folder.close()
 
     def _numbers(self) -> Iterator[int]:
+        """Yields the numbers of the existing generations of the current identity."""
         for path in self._own.iterdir():
             match = _GENERATION.fullmatch(path.name)
             if match and match[1] == self._identity:
@@ -111,6 +114,7 @@ class BlockFolder:
 
 
 def file_of(generation: Path, place: int, name: bytes) -> Path:
+    """Returns the path of a block's file in a generation's folder, by place and name."""
     return generation / f"{place >> SHARE_BITS:x}" / f"{place:08x}-{name.hex()}.kv"
 
 

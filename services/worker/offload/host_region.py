@@ -41,7 +41,8 @@ class HostRegion:
     """Region owned by one process. Any thread may set and clear entries, one thread at a time per place."""
 
     def __init__(self, folder: WorkerFolder, identity: bytes, num_places: int, block_bytes: int) -> None:
-        """Maps or creates the file. Raises InvalidArgument if there is no space, or if the folder is not in memory."""
+        """Maps the file and restores its entries, or creates it empty if size, identity or boot differ. Raises
+        InvalidArgument if there is no space, or if the folder is not in memory."""
         self._identity, self._num_places, self._block_bytes = identity, num_places, block_bytes
         path = folder.path / FILE
         kind = file_system(folder.path)
@@ -81,7 +82,8 @@ class HostRegion:
         self._table[place] = 0
 
     def commit(self, place: int, name: bytes) -> None:
-        """Sets the entry of a place that is completely written."""
+        """Sets the entry of a place that is completely written, with the next number, so that a restarted worker finds
+        it."""
         number = next(self._numbers)
         group, block_hash = page_of(name)
         entry = _ENTRY.pack(block_hash, group, number, self._checksum(place, block_hash, group, number))
@@ -103,9 +105,11 @@ class HostRegion:
         return sorted(entries)
 
     def _checksum(self, place: int, block_hash: bytes, group: int, number: int) -> bytes:
+        """Returns the SHA-256 that makes an entry valid for this identity and place."""
         return hashlib.sha256(self._identity + struct.pack("<QQQ", place, group, number) + block_hash).digest()
 
     def _header(self) -> bytes:
+        """Returns the first page of the file: sizes, identity and boot, with a checksum."""
         boot = hashlib.sha256(_read(_BOOT).encode()).digest()
         facts = _HEADER.pack(MAGIC, self._num_places, self._block_bytes, self._identity, boot)
         return (facts + hashlib.sha256(facts).digest()).ljust(PAGE, b"\0")

@@ -56,6 +56,7 @@ def _stamp(path: Path) -> str:
 
 
 def _digest(path: Path) -> str:
+    """Returns the SHA-256 of a file in hexadecimal, reading it in pieces of 8 MiB."""
     found, read = hashlib.sha256(), bytearray(READ_BYTES)
     with path.open("rb", buffering=0) as file:
         while count := file.readinto(read):
@@ -64,6 +65,7 @@ def _digest(path: Path) -> str:
 
 
 def _noted(memo: Path) -> dict[str, str]:
+    """Returns the cached digests by _stamp(); {} if the file is missing or invalid."""
     try:
         noted = json.loads(memo.read_text())
     except (OSError, ValueError):

@@ -17,6 +17,7 @@ class NoHostMemory:
     num_places = 0
 
     def start_move(self, move: BlockMove) -> PendingCopy:
+        """Raises AssertionError: with no place, orders are rejected before."""
         raise AssertionError("no move names a place")
 
     def contents(self) -> dict[int, bytes]:
@@ -32,6 +33,7 @@ class NoDisk:
     num_places = 0
 
     def start_move(self, move: DiskMove, answer: OnMoved) -> None:
+        """Raises AssertionError: with no place, orders are rejected before."""
         raise AssertionError("no move names a place")
 
     def end_epoch(self) -> dict[int, bytes]:

@@ -57,7 +57,8 @@ class ExpertBalance:
         self.num_moved = 0  # experts or replicas received by this rank
 
     def rebalance_before(self, step_id: int) -> None:
-        """Rebalances before every `interval`-th step, which on CUDA waits for the previous steps."""
+        """Rebalances all layers before every `interval`-th step, by rank 0's counts since the last time; on CUDA it
+        then waits for the previous steps. Does nothing before other steps."""
         if step_id % self._interval:
             return
         counts = self._counts.clone()
@@ -70,6 +71,8 @@ class ExpertBalance:
             log.info("experts moved", step=step_id, moved=moved, busiest_before=before, busiest_after=after)
 
     def _balance(self, layer: SparseMLP, load: Load) -> LayerBalance:
+        """Moves one layer's experts to a better placement for the tokens `load` since the last rebalance, if it is
+        worth it."""
         assert layer.places is not None, "experts are not sharded"
         held = layer.places.placement
         wanted, mean = balanced_placement(load, held), max(1.0, load.sum() / len(held))
@@ -80,7 +83,8 @@ class ExpertBalance:
         return LayerBalance(len(ordered), *(round(max_rank_load(load, each) / mean, 2) for each in (held, wanted)))
 
     def _move(self, ordered: Sequence[ExpertMove], memory: Sequence[Tensor]) -> None:
-        """Executes moves for one layer. `memory`: tensors of this rank, each [places, ...]."""
+        """Executes moves for one layer: exchanges weights with other ranks, then overwrites places. `memory`: tensors
+        of this rank, each [places, ...]."""
         rank = self._shard.rank
         coming = [(move, [each[move.place].clone() for each in memory]) for move in ordered if move.rank == rank]
         going = [move for move in ordered if move.from_rank == rank and move.rank != rank]
@@ -111,7 +115,8 @@ def placement_moves(held: PlacementMap, wanted: PlacementMap) -> Iterator[Expert
 
 
 def balanced_placement(load: Load, held: PlacementMap) -> PlacementMap:
-    """Returns a placement with a lower maximum load, or the current one if none is worth the moves."""
+    """Returns a placement [ranks, places] with a lower maximum load, or the current one if none is worth the moves
+    (MIN_IMPROVEMENT)."""
     copies = _copies(load, held.size, len(held))
     found = _keep_positions(_by_rank(load / copies, copies, held.shape), held)
     return found if max_rank_load(load, found) < MIN_IMPROVEMENT * max_rank_load(load, held) else held
@@ -140,8 +145,8 @@ def _copies(load: Load, places: int, ranks: int) -> npt.NDArray[np.int64]:
 
 
 def _by_rank(each: npt.NDArray[np.float64], copies: npt.NDArray[np.int64], shape: tuple[int, ...]) -> list[list[int]]:
-    """Assigns replicated experts first, then by load, each to the least loaded rank that has room and does
-    not have it."""
+    """Returns the experts of each rank: replicated experts are assigned first, then by load, each to the least loaded
+    rank that has room and does not have it. `each`: tokens per replica."""
     ranks, places = shape
     held: list[list[int]] = [[] for _ in range(ranks)]
     tokens = [0.0] * ranks

@@ -90,7 +90,8 @@ class RankConnection:
 
 
 def run(connection: RankConnection, placement: RankPlacement, build: Callable[[RankPlacement], RankReplica]) -> None:
-    """Main function of a rank's process: runs until rank 0 sends STOP or has ended."""
+    """Main function of a rank's process: builds its part, replies 0 (ready or failed), then executes commands until
+    rank 0 sends STOP or ends. Ends the process without cleanup."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole process group; rank 0 decides
     threading.Thread(target=_exit_with_rank_0, args=(connection.replies, placement.rank), daemon=True).start()
     threading.Thread(target=_send_heartbeats, args=(connection.commands,), daemon=True).start()
@@ -120,6 +121,7 @@ def _exit_with_rank_0(replies: Connection, rank: int) -> None:
 
 
 def _send_heartbeats(commands: RingReader) -> None:
+    """Increments this rank's heartbeat counter every 0.1 s. Never returns."""
     while True:
         commands.send_heartbeat()
         threading.Event().wait(HEARTBEAT_INTERVAL_S)
@@ -136,7 +138,7 @@ class Follower:
         self._moves: dict[int, PendingCopy] = {}  # by transfer id, until rank 0 has finished its part
 
     def follow(self) -> None:
-        """Executes commands until STOP."""
+        """Executes commands until STOP; a command that raises is answered with its error, and the next one follows."""
         while (command := Command.decode(self._connection.commands.read())).kind != CommandKind.STOP:
             try:
                 self._process(command)
@@ -144,6 +146,7 @@ class Follower:
                 self._connection.reply(RankReply(command.number, done=False, text=_error_text(error)))
 
     def _process(self, command: Command) -> None:
+        """Executes one command. Only PLAN, END_EPOCH and ORDER are answered; errors are raised to follow()."""
         match command.kind:
             case CommandKind.PLAN:
                 self._launch(command)
@@ -175,6 +178,7 @@ class Follower:
                 self._grammars.release(command.body)
 
     def _end_moves(self) -> None:
+        """Waits for all started block transfers and forgets them."""
         for pending in self._moves.values():
             pending.wait()
         self._moves.clear()
@@ -188,7 +192,8 @@ class Follower:
         return b""
 
     def _launch(self, command: Command) -> None:
-        """Launches a step and replies before the device has finished: no rank completes a joint computation alone."""
+        """Launches a step and replies with its fingerprint before the device has finished: no rank completes a joint
+        computation alone. Waits for grammars of the plan and, where required, for earlier steps."""
         plan = decode_plan(pb.StepPlan.FromString(command.body))
         self._grammars.await_grammars_of(plan)
         if self._replica.speculation.waits_before(plan):

@@ -33,11 +33,13 @@ class FollowerGrammars:
         self._compilations: dict[bytes, _Compilation] = {}
 
     def prepare(self, order: pb.PrepareGrammar) -> None:
+        """Starts compiling a grammar in the background."""
         compilation = self._compilations[order.grammar_id] = _Compilation()
         constraint = sampling_pb2.StructuredOutput.FromString(order.grammar)
         self._pool.prepare(order.grammar_id, constraint, compilation.done)
 
     def release(self, grammar_id: bytes) -> None:
+        """Releases a grammar; an unfinished compilation stays known until release_all()."""
         order = self._compilations.get(grammar_id)
         if order is not None and order.finished.is_set():
             del self._compilations[grammar_id]  # no plan waits for it
@@ -48,8 +50,8 @@ class FollowerGrammars:
         self._pool.release_all()
 
     def await_grammars_of(self, plan: StepPlan) -> None:
-        """Waits for the grammars of a plan. Raises the error of a failed one: rank 0 has compiled it, so this rank
-        cannot continue."""
+        """Waits for the grammars of a plan. Raises DeadlineExceeded after 30 s, and the error of a failed one: rank 0
+        has compiled it, so this rank cannot continue."""
         for admission in plan.changes.admitted:
             order = self._compilations.get(admission.grammar_id) if admission.grammar_id else None
             if order is None:

@@ -29,17 +29,22 @@ class PeerLink:
         self._side = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def send(self, x: Tensor) -> None:
+        """Starts sending rows to the next stage; `x` is kept alive until they are sent."""
         self._put(x, self._onward[self._stage], 1)
 
     def receive(self, x: Tensor) -> None:
+        """Receives rows into `x` from the previous stage; on CUDA later work of the current stream waits for them."""
         work = distributed.irecv(x, group=self._onward[self._stage - 1], group_src=0)
         assert work is not None, "this rank is in the group"
         work.wait()
 
     def send_back(self, x: Tensor) -> None:
+        """Starts sending rows from the last stage to the first; `x` is kept alive until they are sent."""
         self._put(x, self._back, 0)
 
     def expect(self, num_rows: int, hidden_size: int, dtype: torch.dtype) -> ReturningStates:
+        """Starts receiving the last stage's rows, [num_rows, hidden_size], at the first stage; the result is waited for
+        or taken later."""
         x = torch.empty((num_rows, hidden_size), dtype=dtype, device=self._device)
         work = distributed.irecv(x, group=self._back, group_src=1)
         return _HostReceive(work, x) if self._side is None else _DeviceReceive(work, x, self._side)
@@ -51,6 +56,8 @@ class PeerLink:
         return self._reduced(value, distributed.ReduceOp.SUM)
 
     def _put(self, x: Tensor, group: Any, to: int) -> None:
+        """Starts sending `x` to the member `to` of `group` and keeps it alive; waits for the oldest send if too many
+        are unfinished."""
         x = x.contiguous()
         self._sent.append((distributed.isend(x, group=group, group_dst=to), x))
         if len(self._sent) > self._size + SPARE_SENDS:
@@ -58,13 +65,14 @@ class PeerLink:
             work.wait()
 
     def _reduced(self, value: int, operation: Any) -> int:
+        """Reduces an integer over all ranks of the replica; waits for the device."""
         shared = torch.tensor(value, dtype=torch.int64, device=self._device)
         distributed.all_reduce(shared, op=operation)
         return int(shared.item())
 
 
 class _HostReceive:
-    """A receive of rows over gloo."""
+    """Receive of rows over gloo, into memory that take() returns."""
 
     def __init__(self, work: Any, x: Tensor) -> None:
         self._work, self._x = work, x
@@ -72,6 +80,7 @@ class _HostReceive:
         self._error: Exception | None = None
 
     def wait(self) -> None:
+        """Blocks until the rows have arrived; stores an error for take(). Callable from any thread, repeatedly."""
         with self._waiting:
             if self._work is None:
                 return
@@ -82,6 +91,7 @@ class _HostReceive:
             self._work = None
 
     def take(self) -> Tensor:
+        """Returns the received rows after waiting for them. Raises RuntimeError if the receive failed."""
         self.wait()
         if self._error is not None:
             raise self._error
@@ -100,9 +110,11 @@ class _DeviceReceive:
         x.record_stream(side)
 
     def wait(self) -> None:
+        """Blocks until the rows have arrived on the device. Callable from any thread."""
         self._received.synchronize()
 
     def take(self) -> Tensor:
+        """Returns the rows and makes the current stream wait for their arrival; does not block the host."""
         current = torch.cuda.current_stream()
         current.wait_event(self._received)
         self._x.record_stream(current)

@@ -51,9 +51,10 @@ class RankPlacement:
     def join(
         self, device: torch.device, *, use_custom_all_reduce: bool = False, overlaps: bool = False
     ) -> tuple[Shard, Stage, Context]:
-        """Joins the process groups; all ranks must call it, once per process until leave(). `own_sums`: use custom
-        all-reduce kernels over shared GPU memory, if possible; `overlaps`: overlap all-reduces of many rows with their
-        products."""
+        """Joins the process groups and returns this rank's place in its stage, pipeline and contexts; all ranks must
+        call it, once per process until leave(). `use_custom_all_reduce`: use kernels over shared GPU memory, if
+        possible; `overlaps`: overlap all-reduces of many rows with their products. Sets NCCL and Gloo environment
+        variables."""
         if self.size == 1:
             return WHOLE, ALL_LAYERS, ALL_TOKENS
         os.environ.setdefault("NCCL_NVLS_ENABLE", "0")  # multicast, which not every host permits

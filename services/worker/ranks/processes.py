@@ -22,7 +22,7 @@ START_CONTEXT: SpawnContext | ForkServerContext = multiprocessing.get_context("s
 
 
 class RankProcess(PeerRank):
-    """A rank on this host."""
+    """A rank on this host, in its own process."""
 
     max_silent_checks = 4
 
@@ -33,6 +33,7 @@ class RankProcess(PeerRank):
         self.process, self.replies, self.read_heartbeat = process, replies, read_heartbeat
 
     def terminate(self, deadline: float) -> None:
+        """Waits for the process until `deadline` (time.monotonic()), then kills it."""
         self.process.join(max(0.0, deadline - time.monotonic()))
         if self.process.is_alive():
             self.process.kill()
@@ -42,12 +43,15 @@ class RankProcess(PeerRank):
         return RankFailure(f"rank {self.number} {what}")
 
     def _receive(self, timeout_s: float) -> RankReply | None:
+        """Returns the next reply from the pipe, or None after the timeout. Raises RankFailure if the process has
+        ended."""
         try:
             return RankReply.decode(self.replies.recv_bytes()) if self.replies.poll(timeout_s) else None
         except (EOFError, OSError):
             raise self.failure("has ended") from None
 
     def _check_link(self) -> None:
+        """Raises RankFailure if the process has ended, with its own error if it failed while being built."""
         if not self.process.is_alive():
             if not self.ready and self.replies.poll():
                 self.await_reply(0, 0.0)  # raises the rank's error
@@ -58,7 +62,7 @@ class RankProcess(PeerRank):
 
 
 class RankProcesses:
-    """One process per placement, started at once."""
+    """Processes of this host's ranks with the ring that commands them, one per placement, started at construction."""
 
     def __init__(self, placements: Sequence[RankPlacement], build: Callable[[RankPlacement], RankReplica]) -> None:
         """`build`: builds a rank's part in its process and must be picklable."""

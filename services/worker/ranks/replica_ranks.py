@@ -38,7 +38,7 @@ def _create_store(host: str, size: int) -> tuple[TCPStore, int]:
 
 
 class ReplicaRanks:
-    """Ranks 1 to size - 1 of a replica."""
+    """Ranks 1 to size - 1 of a replica; implements RankGroup with processes of this host and of `nodes`."""
 
     def __init__(
         self,
@@ -78,23 +78,29 @@ class ReplicaRanks:
         return [rank.process.pid or 0 for rank in self.local.ranks]
 
     def start(self) -> None:
+        """Waits until every rank has built its part, loading included. Raises RankFailure."""
         for rank in self._ranks:
             rank.await_reply(0, START_TIMEOUT_S)
             rank.ready = True
 
     def broadcast(self, plan: StepPlan) -> int:
+        """Sends the plan to every rank; returns the ticket for collect(). Raises RankFailure."""
         return self._send(CommandKind.PLAN, encode_plan(plan).SerializeToString())
 
     def collect(self, ticket: int, inputs: StepInputs) -> None:
+        """Waits for every rank's reply to a plan and compares its fingerprint with that of `inputs`. Raises RankFailure
+        if a rank failed, was silent for 120 s or derived another step."""
         own = fingerprint(inputs)
         for rank in self._ranks:
             if rank.await_reply(ticket, REPLY_TIMEOUT_S).text != own:
                 raise RankFailure(f"rank {rank.number} derived a different step than rank 0")
 
     def move_blocks(self, order: pb.Transfer) -> None:
+        """Makes every rank start its part of a transfer; failures arrive with the next reply. Raises RankFailure."""
         self._send(CommandKind.MOVE_BLOCKS, order.SerializeToString())
 
     def blocks_moved(self, transfer_id: int) -> None:
+        """Makes every rank wait for its part of a transfer. Callable from any thread. Raises RankFailure."""
         self._send(CommandKind.BLOCKS_MOVED, transfer_id.to_bytes(TRANSFER_ID_BYTES, "little"))
 
     def prepare_grammar(self, order: pb.PrepareGrammar) -> None:
@@ -104,10 +110,13 @@ class ReplicaRanks:
         self._send(CommandKind.RELEASE_GRAMMAR, grammar_id)
 
     def settle_step(self) -> None:
+        """Makes the ranks of the first stage launch pending heads; sends nothing unless there are several stages of
+        several ranks."""
         if self.placements[0].stages > 1 and self.placements[0].width > 1:
             self._send(CommandKind.SETTLE)
 
     def end_epoch(self) -> None:
+        """Makes every rank release all slots, after its steps and transfers, and waits for it. Raises RankFailure."""
         ticket = self._send(CommandKind.END_EPOCH)
         for rank in self._ranks:
             rank.await_reply(ticket, REPLY_TIMEOUT_S)
@@ -116,9 +125,12 @@ class ReplicaRanks:
         self._send(CommandKind.RESET_CACHE)
 
     def broadcast_order(self, order: pb.DeviceOrder) -> int:
+        """Sends the order to every rank; returns the ticket for collect_order(). Raises RankFailure."""
         return self._send(CommandKind.ORDER, order.SerializeToString())
 
     def collect_order(self, ticket: int) -> list[str]:
+        """Waits up to 600 s for each rank's reply to an order; returns "rank N: reason" of those that refused it.
+        Raises RankFailure."""
         replies = [rank.await_reply(ticket, ORDER_TIMEOUT_S) for rank in self._ranks]
         pairs = zip(self._ranks, replies, strict=True)
         return [f"rank {rank.number}: {reply.text.decode(errors='replace')}" for rank, reply in pairs if reply.text]
@@ -128,6 +140,8 @@ class ReplicaRanks:
             rank.check()
 
     def stop(self, timeout_s: float) -> None:
+        """Sends STOP to all ranks, unless stopping already or `timeout_s` is 0, and kills processes that have not ended
+        by then; closes the links to other hosts. Callable from any thread."""
         deadline = time.monotonic() + timeout_s
         stopping = [rank.stopping for rank in self._ranks]
         for rank in self._ranks:
@@ -146,7 +160,8 @@ class ReplicaRanks:
         self.nodes.close()
 
     def _send(self, kind: CommandKind, body: bytes = b"") -> int:
-        """Sends a command; returns its number, which answers repeat."""
+        """Sends a command to all ranks; returns the number of the last command with a reply, which its replies repeat.
+        Raises RankFailure if a host or process cannot be reached."""
         with self._writing:
             self._number += kind in ANSWERED
             data = Command(self._number if kind in ANSWERED else 0, kind, body).encode()

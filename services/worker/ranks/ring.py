@@ -49,12 +49,14 @@ class _Memory:
         self._map.close()
 
     def copy_in(self, count: int, data: memoryview) -> None:
+        """Copies data, at most the capacity, into the ring at byte count `count`, wrapping around."""
         at = count % self.capacity
         first = min(len(data), self.capacity - at)
         self.bytes[at : at + first] = data[:first]
         self.bytes[: len(data) - first] = data[first:]
 
     def copy_out(self, count: int, size: int) -> bytes:
+        """Returns `size` bytes of the ring from byte count `count` on, wrapping around."""
         at = count % self.capacity
         first = min(size, self.capacity - at)
         return bytes(self.bytes[at : at + first]) + bytes(self.bytes[: size - first])
@@ -64,6 +66,7 @@ class Ring:
     """Writing end, in rank 0. One thread writes at a time."""
 
     def __init__(self, num_readers: int, capacity: int = CAPACITY) -> None:
+        """Creates the shared memory and one eventfd per reader to wake it."""
         self._num_readers, self._capacity = num_readers, capacity
         self._descriptor = os.memfd_create("quire-ranks", os.MFD_CLOEXEC)
         os.ftruncate(self._descriptor, _Memory.size(num_readers, capacity))
@@ -76,8 +79,8 @@ class Ring:
         return RingReader(self._descriptor, self._eventfds[number], number, self._num_readers, self._capacity)
 
     def write(self, data: bytes, timeout_s: float) -> int | None:
-        """Writes a command; returns None, or the slowest reader's number if there was no space for `timeout_s`, after
-        which the ring is unusable."""
+        """Writes a command and wakes the readers, waiting for space; returns None, or the slowest reader's number if
+        there was no space for `timeout_s`, after which the ring is unusable."""
         words = self._memory.words
         remaining = memoryview(HEAD.pack(len(data)) + data)
         deadline = 0.0
@@ -109,6 +112,7 @@ class Ring:
         self._memory.close()
 
     def _wake(self) -> None:
+        """Wakes the readers that are asleep; all of them where stores may be reordered."""
         for number, eventfd in enumerate(self._eventfds):
             if not STORES_IN_ORDER or self._memory.words[(1 + number) * WORDS + ASLEEP]:
                 os.eventfd_write(eventfd, 1)
@@ -128,7 +132,7 @@ class RingReader:
         return _rebuild_reader, (DupFd(self._descriptor), DupFd(self._eventfd), *sizes)
 
     def read(self) -> bytes:
-        """Waits for the next command and returns it."""
+        """Waits for the next command and returns it; the writer may then overwrite its bytes."""
         (size,) = HEAD.unpack(self._read_exactly(HEAD.size))
         return self._read_exactly(size)
 
@@ -145,11 +149,13 @@ class RingReader:
         return self._open().words
 
     def _open(self) -> _Memory:
+        """Maps the shared memory on first use, in the reader's process."""
         if self._memory is None:
             self._memory = _Memory(self._descriptor, self._num_readers, self._capacity)
         return self._memory
 
     def _read_exactly(self, size: int) -> bytes:
+        """Returns the next `size` bytes, sleeping while they are not written, and publishes the new read count."""
         memory, parts = self._open(), []
         while size:
             ready = min(size, memory.words[COUNT] - self._count)
@@ -163,7 +169,7 @@ class RingReader:
         return b"".join(parts)
 
     def _sleep(self, memory: _Memory) -> None:
-        """Waits for a wake-up, unless data arrived before the reader was marked as asleep."""
+        """Waits at most POLL_INTERVAL_S for a wake-up, unless data arrived before the reader was marked as asleep."""
         memory.words[self._line + ASLEEP] = 1
         if memory.words[COUNT] == self._count and select.select([self._eventfd], [], [], POLL_INTERVAL_S)[0]:
             os.eventfd_read(self._eventfd)
@@ -179,4 +185,5 @@ class _InheritedFd(Protocol):
 def _rebuild_reader(
     descriptor: _InheritedFd, eventfd: _InheritedFd, number: int, num_readers: int, capacity: int
 ) -> RingReader:
+    """Unpickles a reader from duplicated file descriptors."""
     return RingReader(descriptor.detach(), eventfd.detach(), number, num_readers, capacity)

@@ -71,7 +71,8 @@ class RankReply:
 
 
 def fingerprint(inputs: StepInputs) -> bytes:
-    """Returns 16 bytes that are equal for two ranks if they derived the same step."""
+    """Returns 16 bytes that are equal for two ranks if they derived the same step: a digest of slots, tokens, positions
+    and sampling. Tokens sampled in the previous step count as 0 in a mixed step."""
     digest = hashlib.blake2b(digest_size=16)
     token_ids = inputs.token_ids
     if 0 < len(inputs.prev_sampled_tokens) < len(token_ids):

@@ -32,8 +32,8 @@ class BlockRecord:
         self._roots.pop(slot, None)
 
     def record_allocations(self, new: NewBlocks, copies: BlockCopies | None) -> None:
-        """Records the blocks that are newly allocated: all except cached blocks of an admission that this step does not
-        fill by a copy."""
+        """Records the blocks that are newly allocated with their parents and groups: all except cached blocks of an
+        admission that this step does not fill by a copy."""
         table, several = self.table, self.table.num_groups > 1
         cached = -(-table.num_cached_tokens[new.slots] // self._block_size)
         positions = new.columns % table.width if several else new.columns
@@ -52,7 +52,9 @@ class BlockRecord:
         self.contents.allocate(ids, parents, roots, groups)
 
     def record(self, inputs: StepInputs, changes: StepChanges, output: RunnerOutput) -> None:
-        """Records the tokens of an executed step at their places in the KV memory."""
+        """Records the tokens of an executed step at their places in the KV memory and the last token of each sampled
+        slot. Applies block copies and beam moves first; rejected draft tokens are not recorded, accepted ones of a tree
+        at their moved places."""
         if changes is not NO_STEP_CHANGES:
             changes.apply_to_host(self.contents, self._last_tokens)
         token_ids = inputs.token_ids.copy()  # the device may still be reading the original
@@ -72,6 +74,7 @@ class BlockRecord:
         self._last_tokens[inputs.sampled_slots] = output.last_tokens
 
     def report(self) -> RetainedState:
+        """Returns the blocks of known content with their hashes, which are computed now."""
         known = self.contents.report()
         return RetainedState(known.block_ids, known.hashes, known.groups)
 

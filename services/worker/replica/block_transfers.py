@@ -51,8 +51,8 @@ class BlockTransfers(ReplicaComponent):
         return self.tiers.disk.num_places
 
     def move(self, order: pb.Transfer) -> PendingCopy:
-        """Starts a transfer after the launched steps. Raises PlanViolation, or what the device raises; the target
-        blocks' contents are then unknown."""
+        """Starts a transfer to or from host memory after the launched steps, and records the blocks that it fills.
+        Raises PlanViolation, or what the device raises; the target blocks' contents are then unknown."""
         move = BlockMove.of(order, self._limits.num_blocks, self.num_host_blocks, self._limits.num_groups)
         if move.to_host:
             return self.tiers.host_memory.start_move(move)
@@ -75,7 +75,8 @@ class BlockTransfers(ReplicaComponent):
         return self.pages.read(blocks) if copied else self.pages.wait_filled()
 
     def write_pages(self, blocks: U32, pages: Tensor | PeerBlocks) -> PendingCopy:
-        """Starts writing pages of another worker into blocks that no sequence owns."""
+        """Starts writing pages of another worker into blocks that no sequence owns; their contents are unknown until
+        commit_pages()."""
         self._contents.invalidate(blocks)
         return self.pages.write(blocks, pages)
 
@@ -86,10 +87,13 @@ class BlockTransfers(ReplicaComponent):
         return COMPLETED
 
     def end_epoch(self, report: RetainedState) -> RetainedState:
+        """Waits for page copies, discards pending disk transfers, and adds the contents of host memory and disk to the
+        report."""
         self.pages.synchronize()
         on_disk = self.tiers.disk.end_epoch()  # before host memory: pending reads into it are discarded
         return replace(report, on_disk=on_disk, in_host_memory=self.tiers.host_memory.contents())
 
     def reset_cache(self) -> None:
+        """Discards the blocks in host memory and on disk."""
         # Updated weights are in no checkpoint folder, so no later process of the worker may reuse their blocks.
         self.tiers.reset(changed=self._orders.weights_name != self._first_weights)

@@ -67,17 +67,20 @@ class DeviceOrderHandler(ReplicaComponent):
         self.weights.update(new)
 
     def end_epoch(self, report: RetainedState) -> RetainedState:
+        """Drops staged weights and adds weights and sleep state to the report."""
         self.drop_weights()
         sleeper = self.sleeper
         return replace(report, weights=self.weights.id, asleep=sleeper.asleep, sleep_level=sleeper.level)
 
     def _check_awake(self, _plan: StepPlan) -> None:
+        """Plan hook: raises PlanViolation while weights or KV sleep or are released."""
         if not self.sleeper.is_awake:
             raise PlanViolation("the worker is asleep")
 
     def execute_order(self, order: pb.DeviceOrder) -> bool:
         """Executes an order while no step is in flight; orders in DURING_STEPS run on any thread where weights can be
-        staged during steps. Returns whether the cached KV has become invalid."""
+        staged during steps. Returns whether the cached KV has become invalid. Raises QuireError, Unimplemented for
+        unknown orders."""
         kind = order.WhichOneof("order")
         match kind:
             case "stage_weights":
@@ -106,11 +109,15 @@ class DeviceOrderHandler(ReplicaComponent):
         return kind in ("swap_weights", "sleep") or not self.weights.stages_beside_steps
 
     def interrupt(self, order: pb.DeviceOrder) -> None:
-        """Ends waiting that a newly received order makes pointless. Callable from any thread."""
+        """Makes receiving in a weights group fail if the newly received order leaves the group. Callable from any
+        thread."""
         if order.WhichOneof("order") == "leave_weights_group":
             self._groups.interrupt(order.leave_weights_group.group_name)
 
     def _stage_weights(self, order: pb.StageWeights) -> None:
+        """Reads weights from a folder into staging memory, or allocates memory for a broadcast, which
+        _receive_weights() fills. Releases the KV for it if both do not fit. An error drops what was staged and is
+        raised."""
         self.sleeper.check_weights()
         wanted, broadcast = order.weights, order.broadcast if order.HasField("broadcast") else None
         staged_id = WeightsId(wanted.update, wanted.version, wanted.path, order.spooled, is_kept=broadcast is None)
@@ -132,6 +139,8 @@ class DeviceOrderHandler(ReplicaComponent):
         self._broadcast = broadcast
 
     def _receive_weights(self, update: int) -> None:
+        """Receives the broadcast that was staged. An error drops the staged weights and is raised; FailedPrecondition
+        if none was staged."""
         if self._broadcast is None:
             raise FailedPrecondition("no weights are expected: stage their description first")
         try:
@@ -142,12 +151,14 @@ class DeviceOrderHandler(ReplicaComponent):
             raise
 
     def drop_weights(self) -> None:
-        """Drops staged or expected weights."""
+        """Drops staged or expected weights and restores KV memory that was released for them."""
         self._broadcast = None
         self.weights.discard_staged()
         self.sleeper.restore_kv()
 
     def _sleep(self, level: int) -> None:
+        """Puts weights and KV to sleep. Raises FailedPrecondition for level 2 if the weights were broadcast, as they
+        cannot be read again."""
         if level > 1 and not self.weights.id.is_kept:
             text = (
                 "level: the weights were broadcast by a trainer and cannot be read again: use level 1, which keeps them"
@@ -178,7 +189,8 @@ class NoDeviceOrders(ReplicaComponent):
 
 
 def _meta_tensors(heads: Iterable[TensorHead]) -> Iterator[tuple[str, Tensor]]:
-    """Yields meta tensors by name, to check names, shapes and dtypes."""
+    """Yields (name, meta tensor) of the tensors to be broadcast, to check names, shapes and dtypes. Raises
+    InvalidArgument for unsupported dtypes."""
     for head in heads:
         if head.dtype not in DTYPES:
             text = f"dtypes: {head.name}: {head.dtype} cannot be broadcast; supported: {', '.join(DTYPES)}"
@@ -187,7 +199,7 @@ def _meta_tensors(heads: Iterable[TensorHead]) -> Iterator[tuple[str, Tensor]]:
 
 
 def compensating_order(order: pb.DeviceOrder) -> pb.DeviceOrder | None:
-    """Returns the order that reverts one that only some ranks executed; None if there is none."""
+    """Returns the order that reverts one that only some ranks executed; None if none can."""
     match order.WhichOneof("order"):
         case "stage_weights" | "receive_weights":
             return pb.DeviceOrder(drop_weights=pb.DropWeights())

@@ -22,7 +22,7 @@ from quire.shared.step_value import step_value
 
 
 class Launch(Protocol):
-    """A launched step."""
+    """A launched step, whose result is waited for on a waiting thread."""
 
     @property
     def heads_launched(self) -> bool:
@@ -49,7 +49,7 @@ class RunnerHeads(SlotState, Protocol):
 
 
 class Runner(Protocol):
-    """Executes steps on the device."""
+    """Executes steps on the device; used on the device thread."""
 
     @property
     def heads(self) -> RunnerHeads: ...
@@ -103,7 +103,7 @@ NO_REFUSALS: dict[int, QuireError] = {}
 
 
 class StepInFlight(NamedTuple):
-    """A step between launch and record."""
+    """A step between launch and record, with what its result is built from."""
 
     epoch: int
     step_id: int
@@ -115,6 +115,8 @@ class StepInFlight(NamedTuple):
     num_begun: int  # sequences by then, for speculation
 
     def result(self, output: RunnerOutput, wait_us: int) -> StepResult:
+        """Builds the step's result for the scheduler from the device's output, including failures of single sequences.
+        `wait_us`: time that the plan was queued."""
         drafts = self.inputs.drafts
         has_counts = len(self.changes.stalled) or output.drafted
         is_whole = not (output.faults or self.refused) and output.token_ids.min(initial=0) >= 0
@@ -142,6 +144,8 @@ class StepInFlight(NamedTuple):
         return column
 
     def _failures(self, output: RunnerOutput) -> list[tuple[int, QuireError]]:
+        """Returns (slot, error) of sequences that failed in this step: no token could be sampled, a fault of the
+        output, or a refused admission, the latter taking precedence."""
         failures: dict[int, QuireError] = {}
         lost = (output.token_ids < 0).nonzero()[0]
         if len(lost):
@@ -150,6 +154,8 @@ class StepInFlight(NamedTuple):
         return [*(failures | dict(output.faults) | self.refused).items()]
 
     def _nothing_to_sample(self, slot: int) -> QuireError:
+        """Returns the error of a slot without a sampled token: InvalidArgument if its request bans every token, else
+        Internal."""
         if bans := self.bans.get(slot):
             first, *others = bans
             verb = "allow" if first == "allowed_token_ids" else "allows"

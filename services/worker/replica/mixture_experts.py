@@ -21,7 +21,7 @@ class MixtureExperts(ReplicaComponent):
 
 
 class BalancedExperts(MixtureExperts):
-    """Experts that ranks exchange before agreed steps."""
+    """Experts that ranks exchange before agreed steps, to balance their load."""
 
     def __init__(self, read_load: Callable[[], LoadByLayer], balance: ExpertBalance) -> None:
         super().__init__(read_load)
@@ -29,4 +29,5 @@ class BalancedExperts(MixtureExperts):
         self.plan_hooks: tuple[PlanHook, ...] = (self._rebalance,)
 
     def _rebalance(self, plan: StepPlan) -> None:
+        """Plan hook: exchanges experts with the other ranks if this step is an agreed one."""
         self.balance.rebalance_before(plan.step_id)

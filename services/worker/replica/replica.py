@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # this module is also imported without torch
 
 @dataclass(frozen=True, slots=True)
 class Occupancy:
-    """Use of slots and blocks."""
+    """Numbers of live slots and of used and cached blocks at one time."""
 
     num_live: int  # slots
     num_used_blocks: int  # owned by live slots
@@ -61,7 +61,8 @@ class Replica:
         transfers: BlockTransfers,
         experts: MixtureExperts,
     ) -> None:
-        """`speculation` shares the table of `record`; `orders` executes device orders."""
+        """Ties the parts together. `speculation` shares the table of `record`; `orders`, `transfers` and `experts` are
+        the components, whose hooks run on plans, ends of epochs and cache resets."""
         self.limits, self.vocab_size, self.device_name = facts.limits, facts.vocab_size, facts.device_name
         self.cost_model = facts.cost_model
         self.speculation, self.orders, self.transfers, self.experts = speculation, orders, transfers, experts
@@ -96,7 +97,8 @@ class Replica:
         return StepInFlight(plan.epoch, plan.step_id, inputs, launch, refused, slots.bans, changes, num_begun)
 
     def record(self, flight: StepInFlight, output: RunnerOutput) -> None:
-        """Records an executed step: its tokens are known and their KV is written."""
+        """Records an executed step: its tokens are known and their KV is written. Moves the KV of accepted tree tokens
+        to their places and updates the speculation."""
         inputs = flight.inputs
         self._record.record(inputs, flight.changes, output)
         if output.token_moves is not None:
@@ -108,7 +110,8 @@ class Replica:
         self._runner.launch_pending_heads()
 
     def end_epoch(self) -> RetainedState:
-        """Ends an epoch: releases all slots and returns what the worker retains."""
+        """Ends an epoch: releases all slots, drops cached query vectors and staged weights, and returns what the worker
+        retains."""
         self._slots.clear()
         self._runner.heads.clear_queries()
         held = [(adapter.id, adapter.path) for adapter in self.adapters.loaded()]
@@ -118,6 +121,7 @@ class Replica:
         return report
 
     def reset_cache(self) -> None:
+        """Discards all cached KV on the device, in host memory and on disk, and cached query vectors."""
         self._record.contents.reset()
         self._runner.heads.clear_queries()
         for component in self._components:
@@ -125,7 +129,8 @@ class Replica:
         self.speculation.clear_history()
 
     def execute_order(self, order: pb.DeviceOrder) -> None:
-        """Executes a device order while no step is in flight. Raises QuireError and then changes nothing."""
+        """Executes a device order while no step is in flight and resets the cache if its KV became invalid. Raises
+        QuireError and then changes nothing."""
         if self.orders.execute_order(order):
             self.reset_cache()
 

@@ -37,7 +37,8 @@ class SlotStates:
         self.bans: dict[int, tuple[str, ...]] = {}  # by slot: see SlotAdmission
 
     def apply(self, plan: StepPlan) -> tuple[StepInputs, NewBlocks, StepChanges]:
-        """Applies a plan to the slots and the device's state; returns the step to launch. Raises PlanViolation."""
+        """Applies a plan: releases and admits slots, copies blocks, moves beams; returns the step to launch. Raises
+        PlanViolation; the state is then undefined until clear()."""
         copies = plan.changes.copies
         if copies is not None:
             copies.check(self._num_blocks)
@@ -69,6 +70,8 @@ class SlotStates:
         self.steady.forget()
 
     def _admit(self, admission: Admission) -> None:
+        """Admits a sequence to its slot in record, heads and speculation. An invalid request is stored in `refused`;
+        its step is computed anyway, with invalid token ids replaced by 0."""
         slot, tokens = admission.slot, self._table.admitted_tokens[admission.slot]
         self._record.admit(slot, admission.root_hash)
         try:
@@ -84,12 +87,14 @@ class SlotStates:
         self._speculation.start_sequence(slot, self._table.admitted_tokens[slot])
 
     def _release_all(self, released: U32) -> None:
+        """Launches pending heads that name the released slots, then releases each."""
         if len(released):
             self._runner.launch_pending_heads(released.astype(np.intp))  # their pending samples are discarded
         for slot in released.tolist():
             self._release(slot)
 
     def _release(self, slot: int) -> None:
+        """Drops the state of a slot in record, heads and speculation, with its refusal and bans."""
         self._record.release(slot)
         self.refused.pop(slot, None)
         self.bans.pop(slot, None)

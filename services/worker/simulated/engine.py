@@ -26,8 +26,8 @@ U64 = npt.NDArray[np.uint64]
 
 
 class SimulatedEngine:
-    """Executes steps one after the other for the time that `timing` returns. A token is a function of
-    (seed, position)."""
+    """Executor without a device: executes steps one after the other for the time that `timing` returns. A token is a
+    function of (seed, position)."""
 
     def __init__(self, limits: WorkerLimits, vocab_size: int, timing: Timing) -> None:
         self._limits = limits
@@ -60,15 +60,19 @@ class SimulatedEngine:
         pass
 
     def transfer(self, receiver: Attachment, order: pb.Transfer) -> None:
+        """Ends the session: a simulated worker announces no host memory."""
         receiver.abort_session("a simulated worker has announced no host memory for blocks")
 
     def disk_transfer(self, receiver: Attachment, order: pb.DiskTransfer) -> None:
+        """Ends the session: a simulated worker announces no disk."""
         receiver.abort_session("a simulated worker has announced no disk for blocks")
 
     def fetch_blocks(self, receiver: Attachment, order: pb.FetchBlocks) -> None:
+        """Ends the session: a simulated worker announces that it fetches no blocks."""
         receiver.abort_session("a simulated worker has announced that it fetches no blocks")
 
     def load_adapter(self, receiver: Attachment, order: pb.LoadAdapter) -> None:
+        """Reports an Unimplemented error: there are no weights to adapt."""
         error = to_proto(Unimplemented("a simulated worker has no weights to adapt"))
         receiver.adapter_loaded(pb.AdapterLoaded(order_id=order.order_id, error=error))
 
@@ -76,11 +80,12 @@ class SimulatedEngine:
         pass
 
     def device_order(self, receiver: Attachment, order: pb.DeviceOrder) -> None:
+        """Reports an Unimplemented error: there are neither weights nor device memory."""
         error = to_proto(Unimplemented("a simulated worker has neither weights nor memory of a device"))
         receiver.device_order_done(pb.DeviceOrderDone(order_id=order.order_id, error=error))
 
     async def run(self) -> None:
-        """Executes plans until cancelled."""
+        """Executes plans one after the other until cancelled; plans of an ended attachment are dropped."""
         while True:
             plans = self._plans
             try:
@@ -92,6 +97,8 @@ class SimulatedEngine:
                 await self._execute(receiver, plan)
 
     async def _execute(self, receiver: Attachment, plan: StepPlan) -> None:
+        """Applies a plan to the slot table, sleeps for the step and delivers invented tokens; a step that completes a
+        pooling request fails it. A PlanViolation ends the session."""
         try:
             step = self._table.apply(plan)
         except PlanViolation as violation:
@@ -114,17 +121,19 @@ class SimulatedEngine:
         await asyncio.sleep(self._free_at - time.monotonic())
 
     def _tokens(self, inputs: StepInputs) -> npt.NDArray[np.int32]:
+        """Returns one token id in [0, vocab_size) per sampling slot, a hash of seed and position."""
         mixed = _mix(self._seeds[inputs.sampling_slots] ^ _mix(inputs.sample_positions.astype(np.uint64)))
         tokens: npt.NDArray[np.int32] = (mixed % np.uint64(self._vocab_size)).astype(np.int32)
         return tokens
 
 
 def _no_vector(slot: int) -> tuple[int, QuireError]:
+    """Returns the failure of a slot that would have a pooled vector."""
     return slot, Unimplemented("a simulated worker has no hidden states to pool")
 
 
 def _mix(words: U64) -> U64:
-    """Finalizer of splitmix64."""
+    """Mixes the bits of words by the finalizer of splitmix64."""
     words = words + np.uint64(0x9E3779B97F4A7C15)
     words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

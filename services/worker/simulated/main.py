@@ -24,8 +24,8 @@ log = logs.logger("worker.simulated")
 
 
 async def serve(settings: WorkerSettings, shutdown: lifecycle.Shutdown) -> None:
-    """Runs `simulated_workers` simulated workers and a gRPC server in this process until `shutdown` or a failure. At
-    `shutdown` the scheduler migrates their sequences to other workers."""
+    """Runs `simulated_workers` workers in this process until `shutdown`; their scheduler then migrates the work to
+    others. With several, "-0", "-1", ... is appended to their names."""
     logs.configure(settings.name, settings.log_level, settings.log_format)
     server = Server(settings.host, settings.grpc_port, (), tls=settings.tls)
     address = settings.reachable(server.port)
@@ -44,6 +44,7 @@ async def serve(settings: WorkerSettings, shutdown: lifecycle.Shutdown) -> None:
 
 
 async def _announce(settings: WorkerSettings, server: Server, workers: list[SimulatedWorker], address: str) -> None:
+    """Sets gRPC health to serving and announces readiness when all workers have attached."""
     for worker in workers:
         await worker.is_attached.wait()
     await server.set_serving(True)
@@ -51,7 +52,7 @@ async def _announce(settings: WorkerSettings, server: Server, workers: list[Simu
 
 
 class SimulatedWorker:
-    """A scheduler session with a simulated engine."""
+    """A scheduler session with a simulated engine; its limits come from the settings and the model's config.json."""
 
     def __init__(self, settings: WorkerSettings, name: str, address: str, shutdown: lifecycle.Shutdown) -> None:
         config = model_identity.read_config(Path(settings.model))

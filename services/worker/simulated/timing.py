@@ -14,4 +14,5 @@ class Timing:
     sequence_s: float
 
     def seconds(self, num_tokens: int, num_decoding: int) -> float:
+        """Returns the duration of a step of `num_tokens` tokens, `num_decoding` of which are of decoding sequences."""
         return self.step_s + (num_tokens - num_decoding) * self.prompt_token_s + num_decoding * self.sequence_s

@@ -23,10 +23,14 @@ PIECE_BYTES = 256 << 20  # mapped at a time
 
 
 class _Location(ctypes.Structure):
+    """Driver structure CUmemLocation of a GPU."""
+
     _fields_ = (("type", ctypes.c_int), ("id", ctypes.c_int))
 
 
 class _Flags(ctypes.Structure):
+    """Allocation flags within CUmemAllocationProp."""
+
     _fields_ = (
         ("compression", ctypes.c_ubyte),
         ("direct_rdma", ctypes.c_ubyte),
@@ -62,7 +66,7 @@ class DriverError(RuntimeError):
 
 
 class VirtualMemory:
-    """Virtual memory functions of the driver for one GPU."""
+    """Virtual memory functions of the CUDA driver for one GPU. They raise DriverError."""
 
     def __init__(self, device: int, library: Any = None) -> None:
         """`library`: replaces the driver in tests. Raises FailedPrecondition where there is no driver."""
@@ -76,6 +80,7 @@ class VirtualMemory:
         self.granularity = self._granularity()
 
     def _granularity(self) -> int:
+        """Returns the bytes that sizes and addresses of mappings must be multiples of."""
         granularity = ctypes.c_size_t()
         self._call(
             "cuMemGetAllocationGranularity",
@@ -86,6 +91,7 @@ class VirtualMemory:
         return granularity.value
 
     def reserve(self, num_bytes: int) -> int:
+        """Reserves a range of GPU addresses without memory and returns its start. Raises DriverError."""
         address = ctypes.c_uint64()
         nothing = ctypes.c_size_t(0), ctypes.c_uint64(0), ctypes.c_uint64(0)
         self._call("cuMemAddressReserve", ctypes.byref(address), ctypes.c_size_t(num_bytes), *nothing)
@@ -106,10 +112,12 @@ class VirtualMemory:
         return handle.value
 
     def unmap_pages(self, address: int, num_bytes: int, handle: int) -> None:
+        """Unmaps pages and frees their memory; the address stays reserved."""
         self._call("cuMemUnmap", ctypes.c_uint64(address), ctypes.c_size_t(num_bytes))
         self._call("cuMemRelease", ctypes.c_uint64(handle))
 
     def _call(self, name: str, *arguments: object) -> None:
+        """Calls a driver function; raises DriverError for a nonzero status."""
         status = getattr(self._library, name)(*arguments)
         if status:
             raise DriverError(name, status)
@@ -119,7 +127,8 @@ class CudaRegion:
     """GPU memory region used by one thread; no work may be running on it when its pages change."""
 
     def __init__(self, num_bytes: int, memory: VirtualMemory) -> None:
-        """Reserves the address range; no page is mapped."""
+        """Reserves the address range for `num_bytes`, rounded up to the granularity; no page is mapped. Raises
+        DriverError."""
         self._memory = memory
         piece = -(-PIECE_BYTES // memory.granularity) * memory.granularity
         self.num_bytes = max(memory.granularity, -(-num_bytes // memory.granularity) * memory.granularity)
@@ -144,10 +153,13 @@ class CudaRegion:
             raise ResourceExhausted(text, retry_after_ms=1000) from None
 
     def release(self) -> None:
+        """Waits for the device, then unmaps and frees all pages; the addresses stay reserved and the content is
+        lost."""
         torch.cuda.synchronize()
         self._release_from(0)
 
     def _release_from(self, first: int) -> None:
+        """Unmaps the pieces from index `first` on, last one first."""
         while len(self._handles) > first:
             handle = self._handles.pop()
             self._memory.unmap_pages(*self._pieces[len(self._handles)], handle)

@@ -30,7 +30,7 @@ class SleepRegion(Protocol):
 
 
 class CpuRegion:
-    """The whole pages of CPU tensors."""
+    """The whole pages of CPU tensors; bytes of a page that they share with other memory stay allocated."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
@@ -43,12 +43,14 @@ class CpuRegion:
         return sum(end - begin for begin, end in self._ranges)
 
     def release(self) -> None:
+        """Returns the pages to the kernel (MADV_DONTNEED). Raises OSError."""
         for begin, end in self._ranges:
             if self._library.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), DONT_NEED):
                 raise OSError(ctypes.get_errno(), "madvise")
 
     def acquire(self) -> None:
-        """Checks that the host has enough free memory: the kernel allocates the pages on first use."""
+        """Checks that the host has enough free memory, else raises ResourceExhausted: the kernel allocates the pages,
+        zeroed, on first use."""
         free = free_host_bytes()
         if free < self.num_bytes:
             text = f"waking up needs {self.num_bytes / GIB:.2f} GiB, and this host has {free / GIB:.2f} GiB free"
@@ -56,5 +58,6 @@ class CpuRegion:
 
 
 def _pages(address: int, num_bytes: int) -> tuple[int, int]:
+    """Returns the address range [begin, end) of the whole pages within `num_bytes` at `address`."""
     size = mmap.PAGESIZE if hasattr(mmap, "PAGESIZE") else os.sysconf("SC_PAGE_SIZE")
     return -(-address // size) * size, (address + num_bytes) // size * size

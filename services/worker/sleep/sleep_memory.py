@@ -30,6 +30,8 @@ class SleepMemory:
         self._weights = None if self._virtual is None else self._relocate_weights(weights, self._virtual)
 
     def _relocate_weights(self, weights: Weights, virtual: VirtualMemory) -> CudaRegion:
+        """Moves the weights into a new CudaRegion, piece by piece, so that little more than one copy exists at a time.
+        Raises InvalidArgument if they cannot be read again later."""
         try:
             weights.check_updatable()
         except FailedPrecondition as error:
@@ -42,7 +44,8 @@ class SleepMemory:
         return region
 
     def zeros(self, num_bytes: int) -> Tensor | None:
-        """Returns zeroed uint8 memory for the KV of all blocks, or None where any memory qualifies."""
+        """Returns zeroed uint8 memory [num_bytes] with a fixed address for the KV of all blocks, or None where any
+        memory qualifies. Raises ResourceExhausted."""
         if self._virtual is None:
             return None
         self._kv = CudaRegion(num_bytes, self._virtual)
@@ -50,6 +53,8 @@ class SleepMemory:
         return self._kv.tensor(self._device)[:num_bytes].zero_()
 
     def sleepable_memory(self, caches: Sequence[LayerCache], weights: Weights) -> SleepableMemory | None:
+        """Returns the KV and weights as memory that a Sleeper can release, or None if a GPU was started without sleep
+        mode."""
         if not self._can_sleep:
             return None
         if self._kv is not None and self._weights is not None:
@@ -79,5 +84,6 @@ class _ZeroedRegion:
 
 
 def _release_cached() -> None:
+    """Waits for the GPU and frees torch's cached memory."""
     torch.cuda.synchronize()
     torch.cuda.empty_cache()

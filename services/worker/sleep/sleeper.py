@@ -40,7 +40,7 @@ class WeightMemory(Protocol):
 
 
 class HostWeights:
-    """Weights in CPU memory."""
+    """Weights in CPU memory: level 1 leaves them in place, level 2 returns their pages to the kernel."""
 
     def __init__(self, tensors: Callable[[], list[Tensor]], check: Callable[[], None]) -> None:
         """`check` raises FailedPrecondition if the weights cannot be read again."""
@@ -51,12 +51,14 @@ class HostWeights:
         """No-op: the weights are in host memory already."""
 
     def discard(self) -> None:
+        """Releases the pages of the weights. Raises FailedPrecondition if the weights cannot be read again."""
         self._check()
         region = CpuRegion(self._tensors())
         region.release()
         self._lost = region
 
     def restore(self, read: Callable[[], None]) -> None:
+        """Acquires discarded memory and reads the weights again; does nothing after level 1. Raises QuireError."""
         if self._lost is not None:
             self._lost.acquire()
             read()
@@ -64,7 +66,7 @@ class HostWeights:
 
 
 class CudaWeights:
-    """Weights in a CudaRegion."""
+    """Weights in a CudaRegion, copied to host memory at level 1."""
 
     def __init__(self, region: CudaRegion, device: torch.device) -> None:
         self._region, self._device = region, device
@@ -72,6 +74,7 @@ class CudaWeights:
         self._is_asleep = False
 
     def offload(self) -> None:
+        """Copies the weights to host memory, pinned if possible, and releases the region."""
         content = self._region.tensor(self._device)
         try:
             host = torch.empty(content.numel(), dtype=torch.uint8, pin_memory=True)
@@ -81,10 +84,13 @@ class CudaWeights:
         self.discard()
 
     def discard(self) -> None:
+        """Releases the region's pages; without offload() the weights are lost."""
         self._region.release()
         self._is_asleep = True
 
     def restore(self, read: Callable[[], None]) -> None:
+        """Maps the region again and copies the weights back, or reads them if they were discarded. An error releases
+        the region again and is raised; does nothing while awake."""
         if not self._is_asleep:
             return
         self._region.acquire()
@@ -131,7 +137,9 @@ class Sleeper:
         return tuple(tag for tag in TAGS if tag in self._asleep)
 
     def sleep(self, level: int) -> None:
-        """Puts weights and KV to sleep. Raises QuireError, and then nothing else sleeps."""
+        """Puts weights (level 1: offloaded, level 2: discarded) and KV to sleep; what sleeps already is left. Raises
+        InvalidArgument for other levels, FailedPrecondition if memory cannot be released or the weights sleep at
+        another level."""
         if level not in LEVELS:
             raise InvalidArgument(f"level: 1 or 2, not {level}", field="level")
         if self._memory is None:
@@ -152,7 +160,8 @@ class Sleeper:
         log.info("asleep", level=level)
 
     def wake_up(self, tags: Iterable[str]) -> None:
-        """Wakes up memory by tag; no tags mean all. Raises QuireError; tags woken before the error stay awake."""
+        """Wakes up memory by tag; no tags mean all. Raises InvalidArgument for unknown tags and ResourceExhausted; tags
+        woken before the error stay awake. Does nothing if memory cannot be released."""
         wanted = {*tags} or {*TAGS}
         unknown = sorted(wanted - {*TAGS})
         if unknown:
@@ -176,12 +185,15 @@ class Sleeper:
             raise FailedPrecondition('the weights are asleep: wake them up first (tags ["weights"])')
 
     def release_kv_for_staging(self) -> None:
-        """Releases the KV memory temporarily for staged weights, if possible."""
+        """Releases the KV memory until restore_kv(), to make space for staged weights; does nothing if it sleeps or
+        cannot be released."""
         if self._memory is not None and KV_CACHE not in self._asleep and not self._kv_released:
             self._memory.kv.release()
             self._kv_released = True
 
     def restore_kv(self) -> None:
+        """Acquires the KV memory, zeroed, that release_kv_for_staging() released; does nothing otherwise. Raises
+        ResourceExhausted."""
         if self._kv_released and self._memory is not None:
             self._release_cached()
             self._memory.kv.acquire()

@@ -11,7 +11,8 @@ RELEASE_EVERY_BYTES = 1 << 30  # bytes moved between two releases of cached memo
 
 
 def total_bytes(tensors: Sequence[Tensor]) -> int:
-    """Returns the bytes of the tensors' distinct storages."""
+    """Returns the bytes of the tensors' distinct storages, each rounded up to ALIGNMENT: the size of a target for
+    relocate()."""
     sizes = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
     return sum(_aligned(size) for size in sizes.values())
 

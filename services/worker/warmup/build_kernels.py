@@ -31,17 +31,19 @@ log = logger("worker.kernels")
 
 
 class KernelCompilation:
-    """Compilation in separate processes; nothing to compile on the CPU."""
+    """Compilation in a separate process, started at construction if kernels are missing; nothing to compile on the
+    CPU."""
 
     def __init__(self, settings: WorkerSettings, process: CompileProcess | None = None) -> None:
-        """`process`: a compile process that is running already."""
+        """Starts a compile process if kernels are missing and none is running. `process`: one that is running already.
+        Raises QuireError for invalid settings or models."""
         self._started = time.perf_counter()
         self._process = process
         if process is None and missing(settings) is not None:
             self._process = CompileProcess(settings)
 
     def wait(self) -> None:
-        """Waits until the kernels are compiled."""
+        """Waits until the kernels are compiled, at most two minutes, and logs how long; a failure is only a warning."""
         if self._process is None:
             return
         if self._process.wait():
@@ -51,7 +53,8 @@ class KernelCompilation:
 
 
 def missing(settings: WorkerSettings) -> Missing | None:
-    """Returns the kernels to compile, or None if none is missing. Raises QuireError for invalid settings or models."""
+    """Returns the kernels to compile, or None if none is missing or they are not compiled ahead (CPU, quantization,
+    encoders, no Triton). Raises QuireError for invalid settings or models."""
     if not needs_compilation(settings):
         return None
     try:
@@ -70,12 +73,14 @@ def missing(settings: WorkerSettings) -> Missing | None:
 
 
 def _has_trees(settings: WorkerSettings, config: DecoderConfig) -> bool:
+    """Returns whether the settings' speculative decoding verifies token trees."""
     drafting = speculative_config.parse_for(config, settings.speculative_config)
     return speculative_config.tree_of(drafting) is not None
 
 
 def model_shape(settings: WorkerSettings, config: DecoderConfig, wanted: WorkerLimits) -> ModelShape:
-    """Returns the shapes to compile for: those of one rank's part of the model."""
+    """Returns the shapes to compile for: those of one rank's part of the model. Raises QuireError for settings that do
+    not fit the model. `wanted`: limits before memory is measured."""
     from quire.kernels.triton.precompile import shapes
     from quire.kernels.triton.single_row.row_attention import row_attention_takes
     from quire.kernels.triton.single_row.row_linear import row_linear_takes
@@ -121,8 +126,8 @@ def model_shape(settings: WorkerSettings, config: DecoderConfig, wanted: WorkerL
 
 
 def packed_shape(quantization: CheckpointQuantization | None, rows: Iterable[int]) -> PackedShape | None:
-    """Returns the shape of packed weights, or None if they are dequantized at load. `rows`: row lengths of
-    the weights."""
+    """Returns the shape of packed weights, or None if the checkpoint has none or they are dequantized at load. `rows`:
+    row lengths of the weights."""
     from quire.kernels.triton.precompile import shapes
     from quire.kernels.triton.quantization.packed_weight import SPANS
 
@@ -142,6 +147,7 @@ def latent_shape(config: LatentConfig) -> LatentShape:
 
 
 def experts_shape(config: ExpertsConfig, shard: Shard = WHOLE) -> ExpertsShape:
+    """Returns the shape of one rank's part of the experts, including its spare ones."""
     from quire.kernels.triton.precompile import shapes
     from quire.services.worker.models.single_row import experts_reject_reason
 

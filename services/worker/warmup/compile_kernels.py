@@ -13,6 +13,8 @@ from quire.shared.settings import WorkerSettings
 
 
 def main() -> int:
+    """Compiles the missing kernels and leaves a marker in Triton's cache; returns the exit status, 1 if the settings
+    are invalid or a kernel fails."""
     early_init.start()
     from quire.services.worker.warmup import build_kernels  # imports torch
 

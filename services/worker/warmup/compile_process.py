@@ -23,6 +23,7 @@ class CompileProcess:
     """A compile process and its children, in one process group: if one hangs, all are killed."""
 
     def __init__(self, settings: WorkerSettings) -> None:
+        """Starts the process and sends it the settings as JSON on standard input."""
         command = [sys.executable, "-P", "-m", MODULE]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, text=True, start_new_session=True)
         assert self._process.stdin is not None
@@ -31,7 +32,8 @@ class CompileProcess:
             self._process.stdin.close()
 
     def wait(self) -> bool:
-        """Waits for the process; returns whether it succeeded. Kernels it missed are compiled on first use."""
+        """Waits for the process; returns whether it succeeded. After MAX_WAIT_S it is killed with its children. Kernels
+        it missed are compiled on first use."""
         try:
             return self._process.wait(MAX_WAIT_S) == 0
         except subprocess.TimeoutExpired:
@@ -41,17 +43,20 @@ class CompileProcess:
 
 
 def start(settings: WorkerSettings) -> CompileProcess | None:
-    """Starts a compile process, or returns None if, at a cheap check, nothing has to be compiled."""
+    """Starts a compile process, or returns None if nothing has to be compiled, by a cheap check: device, cores and the
+    marker of an earlier compilation."""
     if not needs_compilation(settings) or any(cache_folder().glob(MARKERS)):
         return None
     return CompileProcess(settings)
 
 
 def needs_compilation(settings: WorkerSettings) -> bool:
+    """Returns whether kernels are compiled ahead: on a GPU, without quantization at load, with more than two cores."""
     return settings.device == "cuda" and settings.quantization == "none" and num_cores(settings) > 2
 
 
 def num_cores(settings: WorkerSettings) -> int:
+    """Returns the number of CPU threads to use: the setting, or all cores of this process."""
     return settings.threads or len(os.sched_getaffinity(0))
 
 

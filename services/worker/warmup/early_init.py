@@ -13,7 +13,8 @@ SWITCH_INTERVAL_S = 1e-4  # hashing requests the GIL after every megabyte while 
 
 
 def start() -> None:
-    """Starts the work in a thread; does nothing without Triton."""
+    """Starts hashing Triton's sources and initializing the CUDA driver in a daemon thread, and shortens the GIL's
+    switch interval meanwhile; does nothing without Triton."""
     with contextlib.suppress(ImportError):
         triton_key = importlib.import_module("triton.runtime.cache").triton_key
         sys.setswitchinterval(SWITCH_INTERVAL_S)

@@ -56,6 +56,8 @@ class DriverStreams(Protocol):
 
 
 class GpuStreams:
+    """Streams of one GPU: torch's current stream computes, a stream of its own copies."""
+
     def __init__(self, device: torch.device) -> None:
         self._device, self._side = device, torch.cuda.Stream(device)
 
@@ -72,6 +74,8 @@ class GpuStreams:
 
 @dataclass(frozen=True, slots=True)
 class _SentPiece:
+    """Rows whose copy to the other rank has been enqueued, until their sum is."""
+
     number: int
     part: Tensor  # read by the copy, kept until it is summed
     theirs: Tensor  # receives the other rank's part
@@ -84,7 +88,8 @@ class CopyEngineSums:
     def __init__(
         self, driver: PeerDriver, region: Tensor, peer: int, streams: DriverStreams, pieces: RowPieces = PIECES
     ) -> None:
-        """`region`: zeroed uint8 [region_bytes()] of this rank; `peer`: local address of the other rank's region."""
+        """Stores the memory of both ranks; probe_peer() must follow. `region`: zeroed uint8 [region_bytes()] of this
+        rank; `peer`: local address of the other rank's region."""
         self.pieces = pieces
         self._driver, self._region, self._peer, self._streams = driver, region, peer, streams
         self._half_bytes = (region.numel() - FLAG_BYTES) // 2
@@ -111,7 +116,9 @@ class CopyEngineSums:
         return [range(num_rows)] if is_recorded else self.pieces.of(num_rows)
 
     def overlapped_all_reduce(self, rows: Tensor, cuts: list[range], make: Callable[[Tensor], Tensor]) -> Tensor:
-        """Implements Collectives.overlapped_all_reduce for rows divided into `cuts`."""
+        """Returns the sum over both ranks of make(rows), computed for one cut of rows after the other while the
+        previous one is copied. `cuts`: consecutive row ranges from 0 on; `make`: maps rows [n, ...] to this rank's part
+        [n, ...]."""
         sums, sent, used = rows, list[_SentPiece](), 0
         for cut in cuts:
             made = make(rows[cut.start : cut.stop]).contiguous()
@@ -128,12 +135,14 @@ class CopyEngineSums:
         return sums
 
     def _most_rows(self, made: Tensor) -> int:
-        """Returns how many rows fit into a half."""
+        """Returns how many rows of the size of those of `made` fit into a half of the memory; at least one must."""
         row = made[:1].nbytes
         assert row <= self._half_bytes
         return self._half_bytes // row
 
     def _send(self, part: Tensor, out: Tensor, used: int) -> _SentPiece:
+        """Enqueues the copy of a part into the other rank's memory, at `used` bytes in the current half, and then the
+        flag that announces it."""
         at = FLAG_BYTES + self._half * self._half_bytes + used
         theirs = self._region[at : at + part.nbytes].view(part.dtype).view(part.shape)
         self._number = self._number + 1 & 0xFFFFFFFF
@@ -143,6 +152,8 @@ class CopyEngineSums:
         return _SentPiece(self._number, part, theirs, out)
 
     def _finish(self, sent: list[_SentPiece]) -> None:
+        """Enqueues the sums of the sent pieces, each after the other rank's flag, and switches to the other half of the
+        memory."""
         stream = self._streams.computing()
         for piece in sent:
             self._driver.wait_value_async(self._region.data_ptr(), piece.number, stream)

@@ -55,7 +55,8 @@ def open_mailbox(store: RankStore, rank: int, size: int, device: torch.device) -
 def open_exchange(
     store: RankStore, rank: int, size: int, device: torch.device, *, num_programs: int = PROGRAMS, name: str = "region"
 ) -> SumExchange | None:
-    """Opens two-shot sums, in the same way. `name`: distinguishes several exchanges."""
+    """Opens two-shot sums; every rank must call it. Returns None if this rank cannot reach all others; the ranks then
+    have to agree on the outcome. `name`: distinguishes several exchanges."""
     from quire.kernels.triton import two_shot_sums
     from quire.kernels.triton.two_shot_sums import BLOCK_BYTES, SumExchange
 
@@ -71,8 +72,8 @@ def open_exchange(
 
 
 def open_copy_engine_sums(store: RankStore, rank: int, size: int, device: torch.device) -> CopyEngineSums | None:
-    """Opens overlapped sums of two ranks, in the same way; None for more ranks. The caller then checks
-    is_peer_ready()."""
+    """Opens overlapped sums of two ranks; both must call it. Returns None for more ranks, or if this rank cannot reach
+    the other or lacks driver functions. The caller then checks is_peer_ready() and agrees on the outcome."""
     shared = _share(store, rank, size, region_bytes(), "copies") if size == 2 else None
     if shared is None:
         return None
@@ -95,7 +96,8 @@ def uses_two_shot(x: torch.Tensor, size: int) -> bool:
 
 
 def _share(store: RankStore, rank: int, size: int, num_bytes: int, name: str) -> _SharedMemory | None:
-    """Exchanges memory with all ranks; logs the reason and returns None if this rank cannot reach all others."""
+    """Allocates zeroed memory, shares it with all ranks under `name` and maps theirs; logs the reason and returns None
+    if this rank cannot reach all others."""
     shared = _SharedMemory()
     try:
         shared.exchange(store, rank, size, num_bytes, name)

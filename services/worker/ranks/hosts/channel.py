@@ -55,7 +55,8 @@ class Channel:
             self._bytes.sendall(LENGTH.pack(len(frame)) + frame)
 
     def receive(self, most: int = MAX_FRAME_BYTES) -> bytes:
-        """Returns the next frame. Raises Unavailable at the end of the link, and OSError."""
+        """Returns the next frame. Raises Unavailable at the end of the link and for frames of more than `most` bytes,
+        and OSError."""
         (size,) = LENGTH.unpack(self._receive_exactly(LENGTH.size))
         if size > most:
             raise Unavailable(f"a frame of {size} bytes exceeds the limit of {most}")
@@ -70,11 +71,13 @@ class Channel:
         self._link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", seconds, 0))
 
     def close(self) -> None:
+        """Closes the link, which makes a blocked receive() of another thread fail."""
         with contextlib.suppress(OSError):
             self._link.shutdown(socket.SHUT_RDWR)  # unblocks the receiving thread
         self._link.close()
 
     def _receive_exactly(self, size: int) -> bytes:
+        """Returns the next `size` bytes. Raises Unavailable at the end of the link."""
         parts = []
         while size:
             part = self._bytes.recv(min(size, 1 << 20))
@@ -132,8 +135,10 @@ class HostHandshake:
 
     @property
     def _secrets(self) -> tuple[bytes, ...]:
+        """Accepted secrets, the one to use first; a single empty one without a secret file."""
         return (b"",) if self.secret is None else self.secret.all
 
 
 def _meeting(place: str, node: int, client_nonce: bytes, server_nonce: bytes) -> HandshakeTranscript:
+    """Returns the transcript of a handshake, whose proofs bind service, both nodes, address and nonces."""
     return HandshakeTranscript(SERVICE, f"node {node}", "node 0", place, client_nonce, server_nonce)

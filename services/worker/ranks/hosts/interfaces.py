@@ -13,7 +13,8 @@ NAME_BYTES, AT = 256, slice(20, 24)
 
 
 def interface_of(address: str) -> str:
-    """Returns the name of this host's interface with the IPv4 address. Raises InvalidArgument."""
+    """Returns the name of this host's interface whose first IPv4 address is `address`; "lo" for 127.x. Raises
+    InvalidArgument if none has it."""
     if address.startswith("127."):
         return "lo"
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:

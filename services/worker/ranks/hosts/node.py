@@ -35,7 +35,8 @@ Build = Callable[[Welcome], Callable[[RankPlacement], RankReplica]]
 def dial(
     host: str, port: int, handshake: HostHandshake, node: int, stopping: threading.Event
 ) -> tuple[Channel, Welcome] | None:
-    """Dials until rank 0 accepts this host; returns None when `stopping` is set. Raises Unauthenticated."""
+    """Dials every DIAL_PAUSE_S until rank 0 accepts this host; returns the channel and the welcome, or None when
+    `stopping` is set. Logs new reasons of rejection. Raises Unauthenticated."""
     last_reason = ""
     while not stopping.is_set():
         channel = None
@@ -54,7 +55,8 @@ def dial(
 
 
 class NodeRanks:
-    """This host's ranks during one run of the replica."""
+    """Ranks of this host during one run of the replica: relays commands, replies and heartbeats between them and rank
+    0."""
 
     def __init__(self, channel: Channel, welcome: Welcome, node: int, build: Build) -> None:
         """Starts the ranks' processes. Raises QuireError if both hosts' settings do not match."""
@@ -97,6 +99,7 @@ class NodeRanks:
         return reason
 
     def end(self, timeout_s: float) -> None:
+        """Ends this host's ranks, by force after `timeout_s`, and closes the link."""
         self._over.set()
         deadline = time.monotonic() + timeout_s
         for rank in self.processes.ranks:
@@ -104,7 +107,8 @@ class NodeRanks:
         self._channel.close()
 
     def _relay_commands(self) -> None:
-        """Relays commands to the ranks, up to STOP."""
+        """Passes commands from rank 0 to the ranks of this host until STOP. Raises OSError or QuireError if the link
+        ends, RankFailure if a rank does not read."""
         while True:
             frame = self._channel.receive()
             self._num_silent_checks = 0
@@ -118,6 +122,7 @@ class NodeRanks:
                 return
 
     def _relay_answers(self) -> None:
+        """Thread body: passes the ranks' replies to rank 0 until all their pipes have ended or this run is over."""
         numbers: dict[object, int] = {rank.replies: rank.number for rank in self.processes.ranks}
         links: list[Connection] = [rank.replies for rank in self.processes.ranks]
         while links and not self._over.is_set():
@@ -129,7 +134,8 @@ class NodeRanks:
                     links.remove(link)  # _watch() reports it
 
     def _watch(self) -> None:
-        """Sends heartbeats; ends the link when a rank has ended or rank 0 has been silent."""
+        """Thread body: sends heartbeats; reports the reason to rank 0 and closes the link when a rank has ended or rank
+        0 has been silent."""
         ranks = self.processes.ranks
         while not self._over.wait(wire.HEARTBEAT_INTERVAL_S):
             self._num_silent_checks += 1
@@ -157,7 +163,8 @@ class CurrentRun:
         threading.Thread(target=self._end, name="end of the node", daemon=True).start()
 
     def run(self, ranks: NodeRanks) -> str:
-        """Runs NodeRanks.run() and keeps no reference to it afterwards."""
+        """Runs NodeRanks.run(), ended at once if the host is stopping, and returns its reason; keeps no reference to it
+        afterwards."""
         with self._changing:
             self._ranks = ranks
         if self._stopping.is_set():
@@ -169,6 +176,7 @@ class CurrentRun:
                 self._ranks = None
 
     def _end(self) -> None:
+        """Thread body: waits until the host stops, then ends the current run by force."""
         self._stopping.wait()
         with self._changing:
             ranks = self._ranks

@@ -25,7 +25,7 @@ SEND_TIMEOUT_S = 20  # to a host that does not read
 
 
 class RemoteRank(PeerRank):
-    """A rank on another host."""
+    """A rank on another host, whose replies and heartbeats arrive through its Node."""
 
     max_silent_checks = 10  # heartbeats come twice a second
     last_heartbeat = -1
@@ -42,6 +42,7 @@ class RemoteRank(PeerRank):
         return RankFailure(f"rank {self.number} on node {self.node.number} {what}")
 
     def _receive(self, timeout_s: float) -> RankReply | None:
+        """Returns the next reply, or None after the timeout. Raises RankFailure if the host is lost."""
         try:
             reply = self.replies.get(timeout=timeout_s)
         except queue.Empty:
@@ -52,6 +53,7 @@ class RemoteRank(PeerRank):
         return reply
 
     def _check_link(self) -> None:
+        """Raises RankFailure if the host is lost."""
         if self.node.lost_reason:
             raise self.failure(f"is gone: {self.node.lost_reason}")
 
@@ -60,16 +62,18 @@ class RemoteRank(PeerRank):
 
 
 class Node:
-    """Another host of the replica."""
+    """Another host of the replica with its ranks; `lost_reason` is set when it is lost."""
 
     def __init__(self, number: int, ranks: range) -> None:
+        """Creates the unconnected host with its consecutive `ranks`."""
         self.number = number
         self.lost_reason = ""  # set when the host is lost
         self.ranks = [RemoteRank(rank, self) for rank in ranks]
         self.channel: Channel | None = None
 
     def run(self, channel: Channel) -> None:
-        """Handles the host's frames until the link ends."""
+        """Handles the host's frames until the link ends; then sets `lost_reason` and wakes threads that wait for
+        replies."""
         try:
             while not self.lost_reason:
                 self._handle_frame(channel.receive())
@@ -80,6 +84,7 @@ class Node:
             rank.replies.put(None)
 
     def _handle_frame(self, frame: bytes) -> None:
+        """Stores a reply or heartbeats at their ranks; any other frame is the reason why the host is lost."""
         kind, body = frame[:1], frame[1:]
         by_number = {rank.number: rank for rank in self.ranks}
         if kind == wire.ANSWER:
@@ -117,7 +122,7 @@ class Nodes:
         return [rank for node in self._nodes for rank in node.ranks]
 
     def open(self, placement: RankPlacement) -> None:
-        """Starts accepting hosts. `placement`: of rank 0."""
+        """Starts accepting hosts on a thread; does nothing for a single host. `placement`: of rank 0."""
         if self.num_hosts == 1:
             return
         per_host = placement.per_host
@@ -128,7 +133,7 @@ class Nodes:
         threading.Thread(target=self._accept, args=(self._server, placement), name="nodes", daemon=True).start()
 
     def write(self, command: bytes) -> None:
-        """Sends a command to all connected hosts. Raises RankFailure."""
+        """Sends a command to all connected hosts, for their ranks. Raises RankFailure for an unreachable one."""
         for node in self._nodes:
             if node.channel is not None:
                 try:
@@ -137,6 +142,7 @@ class Nodes:
                     raise RankFailure(f"node {node.number} is unreachable: {error}") from None
 
     def close(self) -> None:
+        """Closes the server and the links to all hosts, whose ranks then end."""
         if self._server is not None:
             shut_down_server(self._server)
         for node in self._nodes:
@@ -144,6 +150,7 @@ class Nodes:
                 node.channel.close()
 
     def _accept(self, server: socket.socket, placement: RankPlacement) -> None:
+        """Thread body: accepts connections, each admitted on its own thread, until the server is closed."""
         while True:
             try:
                 link, _ = server.accept()
@@ -152,6 +159,8 @@ class Nodes:
             threading.Thread(target=self._admit, args=(Channel(link), placement), name="node", daemon=True).start()
 
     def _admit(self, channel: Channel, placement: RankPlacement) -> None:
+        """Thread body: authenticates a host, sends it the welcome and handles its frames until the link ends. A failed
+        handshake, an unknown node or a second connection is logged and closed."""
         try:
             channel.set_timeout(HANDSHAKE_TIMEOUT_S)
             number = self._handshake.accept(channel)
@@ -171,6 +180,7 @@ class Nodes:
         node.run(channel)
 
     def _expected_node(self, number: int) -> Node:
+        """Returns the node `number`. Raises FailedPrecondition if it does not exist or is connected."""
         node = next((node for node in self._nodes if node.number == number), None)
         if node is None:
             raise FailedPrecondition(f"node {number} is not in 1..{self.num_hosts - 1}")

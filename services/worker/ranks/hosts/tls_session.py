@@ -27,6 +27,7 @@ class TlsSession:
         self._shake_hands()
 
     def sendall(self, data: bytes) -> None:
+        """Encrypts and sends all bytes, while another thread may receive. Raises OSError."""
         view = memoryview(data)
         with self._writing:
             while view:
@@ -36,7 +37,7 @@ class TlsSession:
                 self._link.sendall(encrypted)
 
     def recv(self, most: int) -> bytes:
-        """Returns up to `most` bytes; b"" at the end of the link."""
+        """Returns up to `most` decrypted bytes, waiting for them; b"" at the end of the link. Raises OSError."""
         while True:
             with self._using:
                 try:
@@ -52,6 +53,8 @@ class TlsSession:
                 self._incoming.write(encrypted)
 
     def _shake_hands(self) -> None:
+        """Exchanges handshake bytes until it is complete. Raises ConnectionResetError at the end of the link, and
+        ssl.SSLError."""
         while True:
             try:
                 self._session.do_handshake()

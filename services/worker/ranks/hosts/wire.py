@@ -41,12 +41,15 @@ class Welcome:
 
 
 def answer(rank: int, reply: bytes) -> bytes:
+    """Returns the frame with a rank's encoded reply."""
     return ANSWER + RANK.pack(rank) + reply
 
 
 def heartbeats(by_rank: dict[int, int]) -> bytes:
+    """Returns the frame with the heartbeat counters of a host's ranks."""
     return HEARTBEATS + b"".join(HEARTBEAT.pack(rank, heartbeat) for rank, heartbeat in by_rank.items())
 
 
 def read_heartbeats(body: bytes) -> dict[int, int]:
+    """Returns heartbeat counters by rank from a frame without its type byte."""
     return dict(HEARTBEAT.iter_unpack(body))
