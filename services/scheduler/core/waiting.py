@@ -75,6 +75,8 @@ class WaitingSequences:
             sequence.status = SequenceStatus.BLOCKED
 
     def raise_priority(self, sequence: Sequence, priority: int) -> None:
+        """Sets the priority of a sequence; a queued one moves to its new place, a running or blocked one only keeps
+        the value."""
         sequence.priority = priority
         if sequence.status is SequenceStatus.WAITING:
             self.policy.remove(sequence)
@@ -95,7 +97,8 @@ class WaitingSequences:
         self.leave_prerequisites(sequence)
 
     def undo_enqueue(self, sequence: Sequence) -> None:
-        """Removes a sequence, whatever part of enqueue() was executed."""
+        """Removes a sequence from the queue and all prerequisites, whatever part of enqueue() was executed; it need
+        not be in any of them."""
         self._count(sequence, 0)
         if any(waiting is sequence for waiting in self.policy):
             self.policy.remove(sequence)

@@ -64,6 +64,8 @@ class Fair:
         return self.tenants[tenant].counter
 
     def push(self, sequence: Sequence) -> None:
+        """Appends a sequence to its tenant's queue. A tenant that starts to wait has its counter raised to the
+        smallest counter of the waiting tenants, so that idle time earns no credit."""
         tenant = self._tenant(sequence.tenant)
         if not tenant.queue:
             tenant.counter = max(tenant.counter, self._min_counter())
@@ -75,6 +77,8 @@ class Fair:
         tenant.queue.move_to_end(sequence.key, last=False)
 
     def _enqueue(self, tenant: TenantAccount, sequence: Sequence) -> None:
+        """Appends a sequence to the tenant's queue, gives the tenant an entry in the heap if it has none, and marks
+        it as not idle."""
         if not tenant.queue:
             self._num_waits += 1
             tenant.waits_since = self._num_waits
@@ -90,6 +94,8 @@ class Fair:
         return next(iter(self._next().queue.values()))
 
     def pop(self) -> Sequence:
+        """Removes and returns the first sequence of the tenant with the smallest rank; only valid while the queue is
+        not empty."""
         tenant = self._next()
         self._last = tenant
         sequence = tenant.queue.popitem(last=False)[1]
@@ -128,6 +134,8 @@ class Fair:
             tenant.counter += num_uncached_tokens / tenant.weight
 
     def charge_output(self, running: Running, slots: Slots) -> None:
+        """Adds one token for each of `slots`, divided by the tenant's weight, to the counters of their tenants;
+        tenants that were removed are not charged."""
         indices, counts = np.unique(running.tenants[slots], return_counts=True)
         for index, count in zip(indices.tolist(), counts.tolist(), strict=True):
             tenant = self._by_index.get(index)
@@ -145,6 +153,8 @@ class Fair:
         return tenant
 
     def _first(self) -> TenantAccount | None:
+        """Returns the waiting tenant with the smallest rank, or None. Removes outdated entries of the heap on the
+        way and replaces those whose rank has grown."""
         while self.heap:
             entry = self.heap[0]
             tenant = self._by_index.get(entry[2])
@@ -167,6 +177,8 @@ class Fair:
         return 0.0 if self._last is None else self._last.counter
 
     def _tenant(self, name: str) -> TenantAccount:
+        """Returns the account of a tenant; a new one starts at the smallest counter of the waiting tenants and may
+        displace an idle tenant."""
         tenant = self.tenants.get(name)
         if tenant is None:
             self._remove_idle_tenant()

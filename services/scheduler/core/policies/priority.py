@@ -41,6 +41,7 @@ class Priority:
         return self._waiting[self._heap[0][1]]
 
     def pop(self) -> Sequence:
+        """Removes and returns the most urgent sequence; only valid while the queue is not empty."""
         sequence = self.peek()
         heapq.heappop(self._heap)
         del self._waiting[sequence.key]

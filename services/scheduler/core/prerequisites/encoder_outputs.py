@@ -54,6 +54,8 @@ class EncoderOutputs(Prerequisite):
         return not self._block(sequence)
 
     def leave(self, sequence: Sequence) -> None:
+        """Removes a sequence from the users of its media items. Items that the worker has not been ordered to encode
+        are dropped with their last user; encoded ones stay cached."""
         for item in _unique(sequence):
             unused = self._cache.leave(item.identifier, sequence)
             if unused is not None and not unused.has_place:  # else the worker is computing it

@@ -89,7 +89,8 @@ class RunningSearches:
         return [beam.slot for beam in self._groups[root.key].beams]
 
     def remove(self, root: Sequence) -> list[Beam]:
-        """Removes a search that has ended or is preempted; returns the beams whose slots the caller releases."""
+        """Removes a search that has ended or is preempted; returns its beams. The slots stay occupied until the
+        caller releases them."""
         beams = self._groups.pop(root.key).beams
         for beam in beams:
             del self._by_beam_key[beam.sequence.key]

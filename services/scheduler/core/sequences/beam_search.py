@@ -100,7 +100,8 @@ class BeamSearchState:
             self.rules = replace(self.rules, max_output_tokens=max_output_tokens)
 
     def advance(self, candidates: list[BeamCandidates]) -> list[BeamChild]:
-        """Returns the beams that follow from the candidates of each live one; none if the search has ended."""
+        """Returns the live beams that follow from the candidates of each live one; none if the search has ended.
+        Replaces `live` and adds the sequences that an end token or the length limit ended to `finished`."""
         ended, going_on = [], []
         for parent, node in self._continuations(candidates):
             if node.token in self.rules.end_token_ids:
@@ -120,6 +121,8 @@ class BeamSearchState:
         return children
 
     def _continuations(self, candidates: list[BeamCandidates]) -> Iterator[tuple[int, BeamNode]]:
+        """Yields each live beam continued by each of its candidates, as (index of the beam, node); banned tokens,
+        whose log-probability is -inf, are skipped."""
         for parent, (node, entries) in enumerate(zip(self.live, candidates, strict=True)):
             total, length = (0.0, 0) if node is None else (node.total, node.length)
             for rank, (token, logprob) in enumerate(
@@ -132,6 +135,8 @@ class BeamSearchState:
         self.finished = heapq.nlargest(self.rules.width, [*self.finished, *ended], key=lambda h: h.score)
 
     def _is_decided(self, children: list[BeamChild]) -> bool:
+        """Returns whether no continuation of `children` can improve the results: there is none, early_stopping has
+        its `width` finished sequences, or the best attainable score does not exceed the worst result."""
         rules = self.rules
         if not children:
             return True

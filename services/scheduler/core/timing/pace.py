@@ -13,6 +13,8 @@ class PromptPace:
         self._seconds_per_token: float | None = None
 
     def observe(self, num_tokens: int, num_sampled: int, seconds: float) -> None:
+        """Records the duration of a step with `num_tokens` tokens, `num_sampled` of which were sampled ones' turns;
+        steps that consist mostly of decoding are ignored."""
         if num_tokens < PROMPT_STEP_TOKENS * max(1, num_sampled):
             return
         measured = seconds / num_tokens

@@ -104,7 +104,8 @@ class DiskTransfers:
     # Results.
 
     def complete(self, transfer_id: int, lost: Collection[int]) -> None:
-        """Handles the end of a transfer. `lost`: indices of blocks that were not stored or read."""
+        """Handles the end of a transfer: updates both tiers and the counters, then orders writes that waited for
+        room. `lost`: indices, in the order's hashes, of blocks that were not stored or read."""
         order, counts = self._in_flight.pop(transfer_id), self._counts
         for number, block_hash in reversed(
             [*enumerate(order.hashes)]
