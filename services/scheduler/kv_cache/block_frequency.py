@@ -17,7 +17,8 @@ class BlockFrequency:
         self._counts: OrderedDict[bytes, int] = OrderedDict()
 
     def count_prompt(self, hashes: Iterable[bytes]) -> list[bytes]:
-        """Counts the blocks of a prompt. Returns those that reach the threshold with it."""
+        """Counts one more prompt for each of its blocks; returns those that reach the threshold with it. Blocks that
+        were counted longest ago are forgotten beyond the maximum number."""
         reached, counts = [], self._counts
         for block_hash in hashes:
             count = counts.pop(block_hash, 0) + 1

@@ -79,6 +79,7 @@ class SingleGroupMatch:
         return int(np.count_nonzero(self._pool.references_of[self._columns()] == 0))
 
     def _columns(self) -> np.ndarray[tuple[int], np.dtype[np.intp]]:
+        """Returns the matched blocks as an array, extended by those found since the last call."""
         known = len(self._ids)
         if known < len(self.blocks):
             self._ids = np.concatenate([self._ids, np.array(self.blocks[known:], dtype=np.intp)])
@@ -97,6 +98,7 @@ class MultiGroupMatch:
         self.refresh()
 
     def refresh(self) -> None:
+        """Looks the match up again if the cache has changed or the hash chain has grown since the last time."""
         now = *self._pool.version, len(self._hashes)
         if self._as_of != now:
             self._look_up(len(self._hashes))
@@ -112,6 +114,8 @@ class MultiGroupMatch:
         return sum(self._pool.references(block) == 0 for block in self.blocks if block)
 
     def _look_up(self, most: int) -> None:
+        """Replaces the match by the longest one, of at most `most` block positions, that all KV groups can continue
+        from; null blocks stand for pages that no group needs."""
         groups, pool, hashes = self._groups, self._pool, self._hashes
         end = groups.match(lambda group, block: pool.find(page_name(hashes[block], group)) is not None, most)
         firsts = [kept.first_needed(end) for kept in groups.retentions]

@@ -52,6 +52,7 @@ class SchedulerStatus:
         return [_worker(replica) for replica in self._cluster.replicas.values()]
 
     def scheduler(self) -> pb.ServiceStatus:
+        """Returns the scheduler's own entry: identity, state, and the sums of its workers' counters and blocks."""
         workers = list(self.workers())
         status = pb.ServiceStatus(
             role=pb.ROLE_SCHEDULER,
@@ -81,6 +82,7 @@ class SchedulerStatus:
         return status
 
     def _state(self) -> pb.State:
+        """Returns draining, asleep, paused or ready, the first that applies."""
         if self._cluster.draining:
             return pb.STATE_DRAINING
         if self._cluster.target_state.asleep:
@@ -93,6 +95,7 @@ class SchedulerStatus:
         return any(worker.state == pb.STATE_STALLED for worker in self.workers())
 
     def _redis(self) -> list[pb.ServiceStatus]:
+        """Returns the entry of Redis, without credentials of its URL; none if this scheduler uses no Redis."""
         if self.directory is None:
             return []
         state = {True: pb.STATE_READY, False: pb.STATE_DOWN, None: pb.STATE_STARTING}[self.directory.up]
@@ -101,6 +104,7 @@ class SchedulerStatus:
         return [pb.ServiceStatus(role=pb.ROLE_REDIS, id="redis", address=where, state=state)]
 
     def _frontend_entries(self) -> list[pb.ServiceStatus]:
+        """Returns an entry for each open frontend session, with its number of unfinished sequences."""
         return [
             pb.ServiceStatus(
                 role=pb.ROLE_FRONTEND,
@@ -116,6 +120,7 @@ class SchedulerStatus:
 
 
 def _worker(replica: Replica) -> pb.ServiceStatus:
+    """Returns a worker's entry: identity, state, blocks of each tier, and counters since the scheduler knows it."""
     core, use = replica.core, replica.core.use
     status = pb.ServiceStatus(
         role=pb.ROLE_WORKER,
@@ -180,6 +185,7 @@ def _drafts(speculation: DraftController) -> pb.DraftCounts:
 
 
 def _state(replica: Replica) -> pb.State:
+    """Returns a worker's state: draining, stalled, asleep, outdated, paused or ready, the first that applies."""
     if replica.leaving:
         return pb.STATE_DRAINING
     if replica.oldest_step_age_s() > STALLED_AFTER_S:
@@ -204,6 +210,7 @@ def _work(counts: CoreCounts, tokens_per_s: float) -> pb.WorkCounts:
 
 
 def _total(parts: Iterable[pb.WorkCounts]) -> pb.WorkCounts:
+    """Returns the field-wise sums of work counters."""
     total = pb.WorkCounts()
     for part in parts:
         for field in pb.WorkCounts.DESCRIPTOR.fields:

@@ -39,7 +39,7 @@ class WeightStream:
             raise InvalidArgument("piece: the stream of weights ended before its end", field="piece")
 
     def close(self) -> None:
-        """Ends the stream for all workers."""
+        """Ends the stream for all workers; pieces that they have not fetched are dropped."""
         for queue in self.queues.values():
             while not queue.empty():
                 queue.get_nowait()
@@ -54,6 +54,8 @@ class WeightStreams:
 
     @contextmanager
     def open(self, workers: Iterable[str]) -> Iterator[WeightStream]:
+        """Context in which a new stream to these workers can be fetched by its id; on exit it is removed and ends
+        for all of them."""
         stream = WeightStream(workers)
         self._open[stream.id] = stream
         try:

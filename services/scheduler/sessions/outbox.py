@@ -32,6 +32,8 @@ class Outbox:
         self._sequences: set[int] = set()  # ids of the sequences with tokens in it
 
     def send(self, message: pb.SessionResponse) -> None:
+        """Sends a message without blocking; merges it into the last one if that is unwritten, both are steps with
+        tokens alone, and they fit into one message."""
         last = self._link.last_unsent
         if last is not None and _is_plain(last) and _is_plain(message) and _fit(last.tokens, message.tokens):
             self._merge(last, message.tokens)

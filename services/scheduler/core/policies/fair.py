@@ -64,8 +64,9 @@ class Fair:
         return self.tenants[tenant].counter
 
     def push(self, sequence: Sequence) -> None:
-        """Appends a sequence to its tenant's queue. A tenant that starts to wait has its counter raised to the
-        smallest counter of the waiting tenants, so that idle time earns no credit."""
+        """Appends a sequence to its tenant's queue. A tenant that starts to wait has its counter raised to at least
+        the smallest one of the waiting tenants (without any, that of the tenant served last), so that idle time
+        earns no credit."""
         tenant = self._tenant(sequence.tenant)
         if not tenant.queue:
             tenant.counter = max(tenant.counter, self._min_counter())
@@ -177,8 +178,8 @@ class Fair:
         return 0.0 if self._last is None else self._last.counter
 
     def _tenant(self, name: str) -> TenantAccount:
-        """Returns the account of a tenant; a new one starts at the smallest counter of the waiting tenants and may
-        displace an idle tenant."""
+        """Returns the account of a tenant. A new account starts at the lower bound of _min_counter() and may
+        displace the account of an idle tenant."""
         tenant = self.tenants.get(name)
         if tenant is None:
             self._remove_idle_tenant()

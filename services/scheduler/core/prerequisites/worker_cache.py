@@ -179,8 +179,8 @@ class WorkerCache:
         self._evict(entry_id)
 
     def _remove_entry(self, entry_id: bytes) -> CacheEntry:
-        """Removes and returns an entry, whatever its state, and subtracts its size; calls neither `evict` nor
-        unblocks its users."""
+        """Removes and returns an entry, whatever its state, and subtracts its size. Does not call `evict` and does
+        not unblock the entry's users."""
         entry = self._entries.pop(entry_id)
         self._unplaced.pop(entry_id, None)
         if entry_id in self._idle:

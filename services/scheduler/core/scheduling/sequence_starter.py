@@ -50,7 +50,7 @@ class SequenceStarter:
 
     def find_cached_prefix(self, sequence: Sequence) -> CachedPrefix:
         """Returns the prefix that a sibling has computed, else the full blocks in the prefix cache and, after them,
-        a matching part of a block that is shared or copied. Allocates and changes nothing."""
+        a matching part of a block, which is taken over or copied. Allocates and changes nothing."""
         state, size = self._state, self._state.limits.block_size
         donor = None if self._has_states else self._siblings.donor(sequence)  # a recurrent state is past the last token
         if donor is not None and state.kv.has_needed_blocks(donor, sequence.num_tokens - 1):
