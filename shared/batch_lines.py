@@ -89,7 +89,8 @@ def parse_line(number: int, line: bytes, endpoints: Sequence[str] = ENDPOINTS) -
 
 
 def check_file(file: BinaryIO, endpoints: Sequence[str]) -> tuple[int, list[InvalidBatchLine]]:
-    """Returns the number of lines of a batch file and the first MAX_ERRORS errors in it."""
+    """Returns the number of lines read and the first MAX_ERRORS errors: malformed lines, repeated custom_ids, an
+    empty file or too many lines. Stops reading at that many errors."""
     wrong: list[InvalidBatchLine] = []
     seen: set[str] = set()
     count = 0

@@ -25,6 +25,8 @@ TOKEN_BYTES = 4
 
 
 def root_hash(adapter: str = "", salt: str = "") -> bytes:
+    """Returns the hash before a sequence's first block, which keeps adapters (adapter_ids.hash_text) and cache salts
+    apart."""
     parts = [b"quire/block/1"]
     for text in (adapter, salt):
         raw = text.encode()

@@ -78,6 +78,7 @@ class _Server(ThreadingHTTPServer):
         self._lock = threading.Lock()
 
     def process_request(self, call: Any, address: Any) -> None:
+        """Handles a call in a thread of its own; closes it at once if max_calls are open."""
         with self._lock:
             is_kept = len(self._calls) < self._bounds.max_calls
             if is_kept:
@@ -93,6 +94,7 @@ class _Server(ThreadingHTTPServer):
         super().shutdown_request(call)
 
     def service_actions(self) -> None:
+        """Shuts down the connections of calls that exceed max_call_s; called periodically by the server's loop."""
         now = time.monotonic()
         with self._lock:
             for call, over_s in self._calls.items():

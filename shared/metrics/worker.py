@@ -195,6 +195,7 @@ class WorkerMetrics:
         self._add_costs(registry)
 
     def _add_costs(self, registry: CollectorRegistry) -> None:
+        """Adds the gauges of peak performance and utilisation to the registry; all are 0 until set_peak() is called."""
         self._peak_flops = Gauge(
             "quire_worker_peak_flops_per_second",
             "Peak FLOP/s of the device according to its vendor; 0: unknown",
@@ -224,6 +225,7 @@ class WorkerMetrics:
         self._peak_bandwidth.set(peak.bytes)
 
     def grammar_prepared(self, prepared: GrammarOutcome) -> None:
+        """Counts a prepared grammar as failed, compiled or cached, and observes the compile time."""
         if prepared.error is not None:
             self.grammars.labels("failed").inc()
         else:
@@ -238,6 +240,8 @@ class WorkerMetrics:
         self.mask_wait.observe(seconds)
 
     def observe_step(self, result: StepOutcome, num_tokens: int, cost: StepCost) -> None:
+        """Observes the durations of a step's phases and adds its tokens and cost to the totals; updates utilisation
+        after every UTILISATION_OVER_S of busy time."""
         timings = result.timings
         forward_us, sample_us = timings.forward_us, timings.sample_us
         wait, prepare, forward, sample = self._observe_phases

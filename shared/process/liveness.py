@@ -64,6 +64,7 @@ class Liveness:
             await tell(self.is_alive)
 
     def look(self) -> None:
+        """Makes one check of all watched parts and logs an error when the set of dead parts changes."""
         before = self._dead
         for watched in self._watched:
             watched.look()

@@ -46,7 +46,8 @@ class ConnectionResets:
         self._buckets: OrderedDict[str, ResetBucket] = OrderedDict()
 
     def add(self, peer: str) -> None:
-        """Counts a call that its client has reset. `peer`: as gRPC names the remote end."""
+        """Counts a call that its client has reset, and closes the connection when its bucket exceeds the burst.
+        `peer`: as gRPC names the remote end."""
         bucket = self._bucket(peer)
         bucket.level += 1
         if bucket.level > self._burst:
@@ -59,6 +60,8 @@ class ConnectionResets:
             log.warning("closed a connection", peer=peer, reason=reason)
 
     def _bucket(self, peer: str) -> ResetBucket:
+        """Returns the bucket of a peer, drained by PER_SECOND since its last reset; creates it if needed and forgets
+        the least recently seen peer beyond MOST_REMEMBERED."""
         now = self._clock()
         bucket = self._buckets.setdefault(peer, ResetBucket(0.0, now))
         self._buckets.move_to_end(peer)

@@ -89,8 +89,8 @@ class BlockTier:
                 self._eviction.use(block_hash)
 
     def end_read(self, block_hashes: Iterable[bytes], *, failed: bool = False) -> None:
-        """Unpins blocks once per call. `failed`: their content is not valid, and they are dropped as soon as no
-        other reader has them pinned."""
+        """Ends one read of each block and unpins blocks without further readers. `failed`: their content is not
+        valid, and blocks that no other reader has pinned are dropped."""
         for block_hash in block_hashes:
             self._readers[block_hash] -= 1
             if not self._readers[block_hash]:

@@ -48,8 +48,8 @@ class WorkerReconciler:
                     await asyncio.sleep(RETRY_S)
 
     async def _reconcile(self, replica: Replica) -> None:
-        """Waits until the worker is idle, then brings it one round closer to the target: wakes it, puts it to sleep,
-        or changes its weights. Raises the worker's QuireError; then it stays outdated."""
+        """Waits until the worker is idle or the cluster is paused, then brings it closer to the target: wakes it,
+        puts it to sleep, or changes its weights. Raises the worker's QuireError; then it stays outdated."""
         while replica.core.has_work and not self._cluster.is_paused:
             await asyncio.sleep(LOOK_S)  # running sequences finish with the weights that they started with
         async with self._changing:

@@ -86,8 +86,8 @@ class SleepOperations:
             raise
 
     async def _sleep_all(self, level: int) -> None:
-        """Drops the prefix caches and puts all workers to sleep; if one refuses, wakes those that slept before
-        nothing else and raises its error."""
+        """Drops the prefix caches and puts all workers to sleep. If one refuses, wakes the others again, unless the
+        cluster was asleep before, and raises the first error."""
         cluster, target = self._cluster, self._cluster.target_state
         replicas = list(cluster.replicas.values())
         for replica in replicas:

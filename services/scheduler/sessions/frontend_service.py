@@ -136,8 +136,8 @@ class FrontendService:
             log.info("frontend left", frontend=hello.frontend_id)
 
     async def _read(self, session: FrontendSession, owner: int) -> None:
-        """Handles the messages of a session until it ends: submissions, cancellations and news of other schedulers'
-        weights."""
+        """Handles the messages of a session until it ends: submissions, cancellations, and weights that other
+        schedulers have been updated to."""
         budget = TurnBudget()
         async for message in session.messages():
             kind = message.WhichOneof("message")

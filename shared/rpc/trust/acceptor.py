@@ -82,6 +82,8 @@ class HandshakeAcceptor:
         )
 
     async def _verify(self, stream: CallStream, message: Any, service: str, secret: SecretFile) -> str:
+        """Performs the three steps of the handshake and returns the caller's name. Raises Unauthenticated if the
+        caller does not prove that it knows one of the secrets."""
         introduction = (await self._next(stream, "introduction")).introduction
         self._check(introduction)
         nonce = secrets.token_bytes(NONCE_BYTES)
@@ -107,6 +109,8 @@ class HandshakeAcceptor:
         return Unauthenticated(reason)
 
     def _check(self, introduction: pb.Introduction) -> None:
+        """Raises Unauthenticated for a malformed introduction, or one of a caller that dialled another address than
+        this service's."""
         if len(introduction.nonce) != NONCE_BYTES or len(introduction.name) > MAX_NAME_LENGTH:
             raise Unauthenticated(
                 f"an introduction has {NONCE_BYTES} bytes of nonce and a name of {MAX_NAME_LENGTH} at most"
@@ -118,6 +122,8 @@ class HandshakeAcceptor:
             )
 
     async def _next(self, stream: CallStream, step: str) -> pb.Handshake:
+        """Reads the next message, which must be this step of a handshake. Raises Unauthenticated for another one,
+        Unavailable if the caller has closed the stream."""
         try:
             received = await stream.read()
         except DecodeError:

@@ -59,6 +59,8 @@ class Dialler:
             await stream.write(message(handshake=pb.Handshake(proof=pb.Proof(proof=proof))))
 
     async def _challenge(self, stream: CallStream, address: str) -> pb.Challenge:
+        """Reads and returns the server's challenge. Raises Unavailable if the server closes the stream,
+        Unauthenticated if it sends anything else."""
         reply = await stream.read()
         if reply is grpc.aio.EOF:
             raise Unavailable(f"{address} closed the session before it opened")
