@@ -65,7 +65,8 @@ def numbered_lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
 
 
 def parse_line(number: int, line: bytes, endpoints: Sequence[str] = ENDPOINTS) -> BatchLine:
-    """Parses and validates one request line. Raises InvalidBatchLine."""
+    """Parses and validates one request line; `number`: its line number, from 1. Raises InvalidBatchLine, naming the
+    wrong field, also for a url outside of `endpoints` and for streaming."""
     if len(line) > MAX_LINE_BYTES:
         raise InvalidBatchLine(number, f"it has more than {MAX_LINE_BYTES} bytes")
     try:

@@ -114,6 +114,7 @@ class _Writer(logging.Handler):
     room again."""
 
     def __init__(self, stream: TextIO) -> None:
+        """Starts the thread that writes to `stream`; lines are gathered for GATHER_S before they are written."""
         super().__init__()
         self._stream = stream
         self._lines: deque[str] = deque()

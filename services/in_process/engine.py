@@ -44,7 +44,7 @@ OWNER = 1  # owner id of all sequences
 
 @dataclass(slots=True)
 class ActiveRequest:
-    """Request that has not ended."""
+    """Request that has not ended; `is_first`: no message of it has been returned yet."""
 
     generation: Generation
     is_first: bool = True
@@ -127,7 +127,7 @@ class InProcessEngine:
         return request.request_id
 
     def abort(self, request_ids: Seq[str]) -> None:
-        """Aborts requests; they produce no further updates."""
+        """Aborts requests and cancels their samples; they produce no further updates. Unknown ids are ignored."""
         for request_id in request_ids:
             request = self._open.pop(request_id, None)
             if request is not None:

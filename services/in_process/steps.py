@@ -110,7 +110,7 @@ def _logprobs(columns: LogprobEntries) -> Logprobs:
 
 
 def _pooled(columns: PooledColumns) -> Mapping[int, bytes]:
-    """Returns the f32 columns by slot."""
+    """Returns the vectors of pooling sequences as f32 columns by slot."""
     ends = np.cumsum([0, *columns.sizes.tolist()]).tolist()
     parts = [columns.values[begin:end].tobytes() for begin, end in pairwise(ends)]
     return dict(zip(columns.slots.tolist(), parts, strict=True))

@@ -87,6 +87,8 @@ class SimulatedLoad:
     """Core kept at a constant number of sequences, with a worker that returns random tokens."""
 
     def __init__(self, running: int, life: int) -> None:
+        """Fills a core with `running` sequences and plans the first steps. `life`: output tokens of each sequence;
+        short lives are staggered, so that every step ends some."""
         self._core = Core(_limits(running, life))
         self._life = life
         self._now = 0.0

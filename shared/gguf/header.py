@@ -45,7 +45,7 @@ class TensorPlace:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """Metadata and tensors of a file."""
+    """Metadata by key and tensors by name of one model, whose parts may be several files."""
 
     path: Path
     metadata: Mapping[str, Any]
@@ -70,7 +70,8 @@ def read_header(path: Path) -> Header:
 
 
 class _Reader:
-    """Parses a file's bytes sequentially from its beginning."""
+    """Parses a file's bytes sequentially from its beginning; every read is bounded by the file and by the maximum
+    header size."""
 
     def __init__(self, path: Path, mapped: mmap.mmap) -> None:
         self._path, self._mapped, self._at = path, mapped, 0

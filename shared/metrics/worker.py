@@ -94,6 +94,7 @@ class StepTotals(Collector):
         self.cost, self.busy_s = NO_COST, 0.0
 
     def collect(self) -> Iterable[Metric]:
+        """Yields the counters of tokens, busy time, and the minimum operations and bytes of all steps."""
         for name, text, value in (
             ("tokens_computed", "Tokens computed by the model", self.computed),
             ("tokens_sampled", "Tokens sampled", self.sampled),
@@ -139,7 +140,7 @@ class DiskMetrics:
 
 
 class WorkerMetrics:
-    """Metrics that are observed as events happen."""
+    """Metrics of steps, grammars and adapters that are observed as events happen."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry
@@ -280,6 +281,8 @@ class ExpertLoadCollector(Collector):
         return []
 
     def collect(self) -> Iterable[Metric]:
+        """Yields the tokens, the ratio of the busiest expert to the mean, and the number of unused experts of each
+        layer, since start-up."""
         tokens = CounterMetricFamily(
             "quire_worker_expert_tokens", "Tokens that experts of a layer computed, padding included", labels=["layer"]
         )
@@ -309,6 +312,7 @@ class StatusCollector(Collector):
         return []  # prevents collection at registration, before there is a status
 
     def collect(self) -> Iterable[Metric]:
+        """Yields the gauges of the present status; the age of the last step only after a first step."""
         status = self._read()
         yield GaugeMetricFamily("quire_worker_slots_live", "Sequences that have a slot", status.running)
         yield GaugeMetricFamily("quire_worker_blocks_total", "KV blocks, null block excluded", status.blocks.total)

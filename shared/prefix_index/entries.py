@@ -89,7 +89,7 @@ def worker_entry(name: str, value: bytes) -> WorkerEntry:
 
 
 def name_of(data: bytes) -> str:
-    """Decodes and checks an id. Raises ValueError."""
+    """Decodes an id from Redis and checks its length. Raises ValueError, also for bytes that are not UTF-8."""
     if not 0 < len(data) <= MAX_NAME_BYTES:
         raise ValueError(f"an id has 1 to {MAX_NAME_BYTES} bytes, not {len(data)}")
     return data.decode()

@@ -77,6 +77,8 @@ class CallLimitInterceptor(grpc.aio.ServerInterceptor):
         """Wraps a streamed response; a handler either yields its responses or writes them to the context."""
 
         async def write(requests: AsyncIterator[Any], context: Context) -> None:
+            """Runs the handler and writes the responses that it yields, if it yields any; the call's resets are
+            counted."""
             with self._counted(context):
                 found = behaviour(await self._request(requests, context) if reads else requests, context)
                 if hasattr(found, "__aiter__"):

@@ -24,7 +24,7 @@ MOST_REMEMBERED = 4_096  # connections
 
 @dataclass(slots=True)
 class ResetBucket:
-    """Recent resets of one connection."""
+    """Leaky bucket of one connection: resets that have not drained yet, and the time of the last one."""
 
     level: float
     seen_s: float
@@ -54,7 +54,7 @@ class ConnectionResets:
             self.end(peer, f"more than {self._burst} calls were reset")
 
     def end(self, peer: str, reason: str) -> None:
-        """Closes a connection and logs the reason."""
+        """Closes the connection to a peer, if it still exists, and logs the reason."""
         self._buckets.pop(peer, None)
         if self._close(peer):
             log.warning("closed a connection", peer=peer, reason=reason)

@@ -33,6 +33,8 @@ class Duplex(Generic[Incoming, Outgoing]):
     another."""
 
     def __init__(self, stream: CallStream, heartbeat: Outgoing, interval_s: float) -> None:
+        """Wraps one end of a gRPC stream. `heartbeat`: message to send after an interval without any; `interval_s`:
+        heartbeat interval, until the peer announces another."""
         self._stream = stream
         self._ending = CallStatus(stream.stream if isinstance(stream, PartStream) else stream)
         self._heartbeat = heartbeat

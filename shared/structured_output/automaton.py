@@ -44,7 +44,7 @@ def characters(ranges: Iterable[tuple[int, int]], *, negated: bool = False) -> E
 
 
 def chain(first: Expression, then: Expression) -> Expression:
-    """Returns the concatenation of two expressions."""
+    """Returns the concatenation of two expressions, simplified and nested to the right."""
     if NOTHING in (first, then):
         return NOTHING
     if first == EMPTY:

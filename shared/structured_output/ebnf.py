@@ -68,7 +68,7 @@ class _Writer:
         return self._recursive.isdisjoint(_names(node))
 
     def _rule(self, node: Node) -> str:
-        """Writes a node as part of a rule."""
+        """Returns a node as part of a Lark rule; regular parts become terminals."""
         if self._is_regular(node):
             return self._terminal(node)
         match node:
@@ -106,7 +106,7 @@ class _Writer:
         return name
 
     def _regular(self, node: Node) -> str:
-        """Writes a node as part of a terminal."""
+        """Returns a regular node as part of a Lark terminal, with names replaced by those of their terminals."""
         match node:
             case EbnfText(value):
                 return json.dumps(value, ensure_ascii=False)
@@ -129,7 +129,7 @@ def _bounds(least: int, most: int | None) -> str:
 
 
 def _names(node: Node) -> Iterator[str]:
-    """Yields the rules that `node` references directly."""
+    """Yields the names of rules that `node` references directly, repeated ones as often as they occur."""
     rest = [node]
     while rest:
         match rest.pop():

@@ -144,7 +144,8 @@ class _Writer:
         return f"({literal(_text(node, 'begin', where), self._specials)} {self._inside(node, where)})"
 
     def _inside(self, tag: Json, where: str) -> str:
-        """Writes the content and end of a tag."""
+        """Writes the content and end of a tag, whose begin is written already; any text ends at the first occurrence
+        of an end. Raises InvalidArgument for an end that is no text."""
         ends = tag.get("end", "")
         ends = ends if isinstance(ends, list) else [ends]
         if not ends or not all(isinstance(end, str) for end in ends):

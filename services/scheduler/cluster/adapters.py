@@ -37,7 +37,7 @@ MAX_REMEMBERED_UNLOADED = 1024
 
 
 class AdapterWorker(Protocol):
-    """Attached worker, as far as adapters are concerned."""
+    """Attached worker as ClusterAdapters sees it; replicas and the in-process engine's worker implement it."""
 
     hello: worker_pb2.WorkerHello
     adapters: ReplicaAdapters
@@ -50,7 +50,7 @@ class AdapterWorker(Protocol):
 
 @dataclass(slots=True)
 class KnownAdapter:
-    """Adapter that sequences use or may use."""
+    """Adapter that sequences use or may use; `leaving`: it is no longer offered to requests."""
 
     id: AdapterId
     path: str
@@ -315,6 +315,7 @@ class ClusterAdapters:
         handled as late."""
 
         def done(outcome: Outcome) -> None:
+            """Sets the future to the outcome; an outcome that no call waits for any more is handled as late."""
             if not future.done():
                 future.set_result(outcome)
             else:

@@ -44,6 +44,8 @@ class Core:
     """Owns the sequences of one worker and all bookkeeping of its KV blocks."""
 
     def __init__(self, limits: CoreLimits, counts: CoreCounts | None = None, observer: Observer | None = None) -> None:
+        """Creates a core without sequences. `counts`: counters that outlive the attachment; None: new ones.
+        `observer`: receives the changes of the set of cached block hashes."""
         self.limits = limits
         self.counts = CoreCounts() if counts is None else counts
         self.state = CoreState(limits, self.counts, observer)
@@ -198,7 +200,8 @@ class Core:
 
     @property
     def next_at(self) -> float:
-        """Time before which schedule() plans no step."""
+        """Time before which schedule() plans no step, so that a long step's successor is planned late; -inf if it
+        may plan now."""
         if len(self.steps_in_flight) != self.depth.num_stages:
             return -math.inf
         flight = self.steps_in_flight[0]

@@ -19,7 +19,7 @@ F32 = npt.NDArray[np.float32]
 
 
 class Admission(NamedTuple):
-    """Sequence that gets a slot in this step."""
+    """Sequence that gets a slot in this step, with all tokens that the worker has to know."""
 
     slot: int
     sequence: Sequence
@@ -120,14 +120,14 @@ class PooledOutput:
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobsPart:
-    """Log-probabilities of the next positions of a prompt."""
+    """Log-probabilities of the next positions of a prompt, in order; a long prompt returns several parts."""
 
     sequence: Sequence
     entries: Logprobs
 
 
 class SequenceStarted(NamedTuple):
-    """First admission of a sequence."""
+    """First admission of a sequence, `queued_s` seconds after it was queued."""
 
     sequence: Sequence
     queued_s: float

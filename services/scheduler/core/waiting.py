@@ -64,6 +64,7 @@ class WaitingSequences:
         self._count(sequence, sequence.num_tokens)
 
     def restart(self, sequence: Sequence) -> None:
+        """Queues a blocked sequence as a new one, with all of its tokens counted as waiting."""
         self._count(sequence, sequence.num_tokens)
         sequence.status = SequenceStatus.WAITING
         self.policy.push(sequence)
@@ -83,7 +84,7 @@ class WaitingSequences:
             self.policy.push(sequence)
 
     def pop(self) -> Sequence:
-        """Removes and returns the head of the queue."""
+        """Removes and returns the head of the queue, and no longer counts its tokens as waiting."""
         sequence = self.policy.pop()
         self.num_tokens -= sequence.num_queued_tokens
         sequence.num_queued_tokens = 0

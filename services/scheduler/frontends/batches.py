@@ -93,7 +93,7 @@ class OwnerBatches:
         return self._last_batch(sequence.owner)
 
     def _batch_without_tokens(self, owner: int) -> pb.TokenBatch:
-        """Returns a batch of `owner` without tokens."""
+        """Returns the owner's last batch if it has no token columns, else a new one after it."""
         batch = self._last_batch(owner)
         if batch.sequence_ids:
             self.by_owner[owner].append(self._new())

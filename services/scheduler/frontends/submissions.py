@@ -22,7 +22,7 @@ _KV_PRIORITIES = {pb.KV_PRIORITY_LOW: KVPriority.LOW, pb.KV_PRIORITY_HIGH: KVPri
 
 
 class SequenceFactory:
-    """Creates sequences with unique keys."""
+    """Creates the sequences of submissions, with keys that are unique in this process."""
 
     def __init__(self) -> None:
         self._keys = itertools.count(1)

@@ -10,7 +10,8 @@ MAX_COUNTED_BLOCKS = 64_000  # maximum number of counted blocks; the least recen
 
 
 class BlockFrequency:
-    """Occurrence counts of blocks, compared with a threshold."""
+    """Numbers of prompts in which blocks have occurred, by hash, compared with a threshold; those counted longest
+    ago are forgotten."""
 
     def __init__(self, threshold: int, most: int = MAX_COUNTED_BLOCKS) -> None:
         self._threshold, self._most = threshold, most

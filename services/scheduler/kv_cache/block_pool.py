@@ -45,7 +45,8 @@ class BlockPool:
     """Owns every block id of a worker. A block without references is free."""
 
     def __init__(self, num_blocks: int, observer: Observer | None = None, parts: PartIndex | None = None) -> None:
-        """`parts`: None if only whole blocks are reused."""
+        """Creates a pool whose blocks are all free and without content. `num_blocks`: null block included;
+        `observer`: receives changes of the cached hashes; `parts`: None if only whole blocks are reused."""
         assert num_blocks >= 2, "at least one block besides the null block"
         self.num_blocks = num_blocks
         self._free = FreeList(num_blocks, range(1, num_blocks))

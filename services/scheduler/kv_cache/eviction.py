@@ -31,7 +31,7 @@ class Eviction(Protocol):
 
 
 class LRU:
-    """Evicts the least recently used block."""
+    """Evicts the least recently used block that may be evicted."""
 
     def __init__(self, _capacity: int) -> None:
         self._order: OrderedDict[bytes, None] = OrderedDict()

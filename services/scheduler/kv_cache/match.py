@@ -39,7 +39,7 @@ class SingleGroupMatch:
     __slots__ = ("_as_of", "_hashes", "_ids", "_pool", "blocks", "num_null")
 
     def __init__(self, pool: BlockPool, hashes: Sequence[bytes]) -> None:
-        """`hashes` may grow at its end meanwhile."""
+        """Looks the longest match up at once. `hashes`: a hash chain, which may grow at its end meanwhile."""
         self._pool = pool
         self._hashes = hashes
         self._as_of = 0  # value of the pool's num_forgotten
@@ -90,7 +90,7 @@ class MultiGroupMatch:
     """Match for any KV groups, looked up again whenever the cache has changed."""
 
     def __init__(self, pool: BlockPool, groups: KVGroups, hashes: Sequence[bytes]) -> None:
-        """`hashes` may grow at its end meanwhile."""
+        """Looks the longest match up at once. `hashes`: a hash chain, which may grow at its end meanwhile."""
         self._pool, self._groups, self._hashes = pool, groups, hashes
         self._as_of: tuple[int, int, int] | None = None
         self.blocks: list[int] = []
@@ -105,6 +105,8 @@ class MultiGroupMatch:
             self._as_of = now
 
     def truncate(self, num_blocks: int) -> None:
+        """Looks up a match of at most `num_blocks` block positions, which may be shorter, because windows need other
+        pages there; the next refresh() lifts the limit."""
         if len(self.blocks) > num_blocks * self._groups.num:
             self._look_up(num_blocks)
             self._as_of = None

@@ -18,7 +18,7 @@ TOKEN_BYTES = 4
 
 
 class BlockPart(NamedTuple):
-    """Matching beginning of a block."""
+    """Block whose content begins like a prompt's next tokens, and the number of those that match."""
 
     block: int
     num_tokens: int
@@ -30,6 +30,8 @@ class PartIndex:
     executed before a step computes anything."""
 
     def __init__(self, block_size: int, grain: int) -> None:
+        """Creates an empty index. `grain`: tokens by which keys differ in length, and the shortest match that is
+        found."""
         self._stride = grain * TOKEN_BYTES
         self._first = PARENT_BYTES + self._stride  # bytes of the shortest key
         self._longest = PARENT_BYTES + (block_size - 1) * TOKEN_BYTES  # whole blocks are found by their hashes

@@ -88,6 +88,8 @@ class StatsReporter:
         model: Callable[[], str],
         workers: Callable[[], Iterable[pb.ServiceStatus]],
     ) -> None:
+        """Stores the loggers and starts the first interval. `model`: returns the model's name; `workers`: returns
+        the present status of all workers."""
         self._loggers = list(loggers)
         self._interval_s = interval_s
         self._model = model

@@ -35,7 +35,7 @@ class FrontendSessions(Protocol):
 
 
 class SchedulerStatus:
-    """Read-only status of the cluster."""
+    """Read-only status of the scheduler and of the services connected to it, computed at each call."""
 
     def __init__(self, settings: SchedulerSettings, cluster: WorkerCluster, frontends: FrontendSessions) -> None:
         self._settings = settings
@@ -153,6 +153,7 @@ def _worker(replica: Replica) -> pb.ServiceStatus:
 
 
 def _host_memory(tier: BlockTier, counts: CoreCounts) -> pb.HostMemory:
+    """Returns the size, use and lifetime transfers of a worker's host memory tier, in blocks."""
     return pb.HostMemory(
         total=tier.num_places,
         held=tier.num_held,
@@ -163,6 +164,8 @@ def _host_memory(tier: BlockTier, counts: CoreCounts) -> pb.HostMemory:
 
 
 def _disk(tier: BlockTier, counts: CoreCounts) -> pb.DiskBlocks:
+    """Returns the size, use and lifetime transfers of a worker's disk tier, in blocks; lost ones could not be read
+    back, dropped ones not written."""
     return pb.DiskBlocks(
         total=tier.num_places,
         held=tier.num_held,
@@ -174,6 +177,7 @@ def _disk(tier: BlockTier, counts: CoreCounts) -> pb.DiskBlocks:
 
 
 def _drafts(speculation: DraftController) -> pb.DraftCounts:
+    """Returns the lifetime counts of drafts of a worker, in total and by position, and the present draft length."""
     counts = speculation.counts
     return pb.DraftCounts(
         num_drafts=counts.drafts,
@@ -198,6 +202,7 @@ def _state(replica: Replica) -> pb.State:
 
 
 def _work(counts: CoreCounts, tokens_per_s: float) -> pb.WorkCounts:
+    """Returns the lifetime counts of tokens, preemptions and late-interaction documents of a worker."""
     return pb.WorkCounts(
         prompt_tokens=counts.prompt_tokens,
         cached_tokens=counts.cached_tokens,

@@ -47,7 +47,7 @@ class WeightStream:
 
 
 class WeightStreams:
-    """Open streams by id."""
+    """Open streams of weights by id, and access to each worker's copy of their pieces."""
 
     def __init__(self) -> None:
         self._open: dict[bytes, WeightStream] = {}

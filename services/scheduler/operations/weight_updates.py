@@ -89,7 +89,8 @@ class WeightUpdates:
 
 
 class StagedUpdate:
-    """Single update of all workers."""
+    """Single update of all workers, from staging to the swap or the end of the attempt; pauses generation in between
+    where necessary."""
 
     def __init__(
         self, cluster: WorkerCluster, identity: model_pb2.WeightsIdentity, mode: pb.PauseMode, tasks: Tasks

@@ -41,7 +41,8 @@ class Handover:
 
 
 class Handovers:
-    """Handovers between all workers of a scheduler."""
+    """Handovers between all workers of a scheduler: starts them for sequences placed on prefill workers, and
+    advances them after each pump."""
 
     def __init__(
         self, peer_topology: PeerTopology, placement: Placement, threshold: int, metrics: SchedulerMetrics, move: Move

@@ -45,7 +45,8 @@ class PeerTopology:
                 replica.unblock(replica.core.peer_blocks.tick(MAX_FETCH_TICKS))
 
     def readable_peers(self, replica: Replica) -> list[Replica]:
-        """Returns the workers whose KV `replica` can read."""
+        """Returns the workers whose KV `replica` can read: same KV layout, same weights and not outdated; none if
+        fetches are disabled."""
         layout = replica.hello.kv_transfer.layout
         if self._wanted == "never" or not layout or replica.outdated:
             return []

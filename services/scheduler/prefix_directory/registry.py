@@ -19,6 +19,8 @@ class SchedulerRegistry:
         entry: Callable[[], SchedulerEntry],
         malformed: MalformedEntries = LOG_ONLY,
     ) -> None:
+        """Stores the client without connecting. `entry`: returns this scheduler's present entry; `malformed`: counts
+        entries of others that cannot be read."""
         self._redis = redis
         self._keys = keys
         self._entry = entry

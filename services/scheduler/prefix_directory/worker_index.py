@@ -88,7 +88,7 @@ class WorkerIndex:
 
     async def _change(self, redis: Any, lease_ms: int, stored: list[bytes], removed: list[bytes]) -> None:
         """Adds and removes members of the worker's set of blocks, MEMBERS_PER_COMMAND at a time, by a script that
-        also sets the lease."""
+        gives the set a lease of `lease_ms` milliseconds if it has none."""
         change = redis.register_script(CHANGE)
         for start in range(0, max(len(stored), len(removed)), MEMBERS_PER_COMMAND):
             part = slice(start, start + MEMBERS_PER_COMMAND)

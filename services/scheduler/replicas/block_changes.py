@@ -32,7 +32,7 @@ class BlockChanges:
             self._removed.add(key)
 
     def take_changes(self) -> tuple[set[bytes], set[bytes]]:
-        """Returns and clears (stored, removed)."""
+        """Returns and clears the members (shortened hashes) stored and removed since the last call."""
         changes = self._stored, self._removed
         self._stored, self._removed = set(), set()
         return changes

@@ -161,7 +161,7 @@ def _decode_prompts(wire: pb.PromptLogprobColumns) -> PromptLogprobs:
 
 
 def _decode_pooled(wire: pb.PooledColumns) -> dict[int, bytes]:
-    """Returns the f32 columns by slot."""
+    """Returns the vectors of pooling sequences as f32 columns by slot."""
     sizes = u32(wire.sizes).tolist()
     ends = list(accumulate((size * NUMBER_BYTES for size in sizes), initial=0))
     values = wire.values  # reading the field copies it

@@ -55,6 +55,9 @@ class Replica:
         metrics: SchedulerMetrics,
         changes: BlockChanges,
     ) -> None:
+        """Connects a core with its stream; nothing is sent yet. `send`: queues a message without blocking;
+        `deliver`: receives the core's events; `call_soon`, `call_later`: schedule callbacks, whose errors end this
+        attachment only."""
         self.hello = hello
         self._checks = ResultChecks(hello)
         self.epoch = epoch

@@ -48,7 +48,8 @@ class TurnBudget:
 
 
 class FrontendService:
-    """Serves one session per frontend."""
+    """Serves one session per frontend: passes submissions and cancellations to the cluster, and publishes the
+    cluster's status."""
 
     def __init__(self, settings: SchedulerSettings, cluster: WorkerCluster, door: HandshakeAcceptor) -> None:
         self._settings = settings

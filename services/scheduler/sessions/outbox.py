@@ -66,7 +66,8 @@ def concatenate(batch: pb.TokenBatch, later: pb.TokenBatch) -> None:
 
 
 def merge(batch: pb.TokenBatch, later: pb.TokenBatch) -> None:
-    """Merges `later` into `batch`; neither has log-probabilities."""
+    """Merges `later` into `batch`, sequence by sequence in ascending order of ids; neither has log-probabilities. A
+    sequence in both has its tokens in one row afterwards."""
     ids = np.concatenate([u32(batch.sequence_ids), u32(later.sequence_ids)])
     if len(ids):
         tokens: I32 = np.concatenate([i32(batch.token_ids), i32(later.token_ids)])

@@ -52,7 +52,7 @@ SERVICE_NAME = pb.DESCRIPTOR.services_by_name["WorkerService"].full_name
 
 
 class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
-    """Serves one Attach call per worker."""
+    """Serves one Attach call per worker, and the weight streams that workers fetch."""
 
     def __init__(
         self,

@@ -33,7 +33,8 @@ class HandshakeAcceptor:
     proof gets an error."""
 
     def __init__(self, secret: SecretFile | None, name: str) -> None:
-        """`name`: role and id."""
+        """Stores the identity of the accepting service. `secret`: None: every caller is accepted; `name`: role and
+        id."""
         self._secret = secret
         self._name = name
         self._num_pending = 0

@@ -24,7 +24,7 @@ class Dialler:
     """Identity of a service that dials others. Without a secret no handshake takes place."""
 
     def __init__(self, name: str = "", tls: Tls = NO_TLS, secret: SecretFile | None = None) -> None:
-        """`name`: role and id."""
+        """Stores the identity of the dialling service. `secret`: None: no handshake; `name`: role and id."""
         self._name = name
         self._tls = tls
         self._secret = secret

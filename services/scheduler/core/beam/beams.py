@@ -37,7 +37,8 @@ FIRST_BEAM_KEY = -2  # keys of beams count down from here; no submission has a n
 
 
 class BeamScheduler:
-    """Schedules all beam searches of a core."""
+    """Schedules all beam searches of a core: admits them, moves their beams to the slots of their children, and
+    applies the candidates that steps return."""
 
     def __init__(self, state: CoreState, starter: SequenceStarter) -> None:
         self._state = state

@@ -12,7 +12,7 @@ from quire.services.scheduler.core.drafts.rows import DraftedRows
 
 @dataclass(slots=True)
 class DraftCounts:
-    """Counters named like the metrics vllm:spec_decode_*."""
+    """Counters of verified drafts and accepted tokens, named like the metrics vllm:spec_decode_*."""
 
     drafts: int = 0  # sequences with at least one draft token, summed over all steps
     draft_tokens: int = 0

@@ -58,6 +58,8 @@ class DraftLengthTuner:
     """Chooses the number of drafts per sequence of each step from the measurements of earlier steps."""
 
     def __init__(self, most: int, *, fixed: bool = False) -> None:
+        """Starts with the maximum length. `most`: maximum drafts per sequence; 0: never drafts. `fixed`: always uses
+        the maximum, without trials."""
         self._most = most
         self._fixed = fixed or most == 0
         self._ladder = sorted({0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, most} & set(range(most + 1)))

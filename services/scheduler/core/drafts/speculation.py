@@ -18,7 +18,7 @@ from quire.services.scheduler.core.step.plan_builder import InFlightStep
 
 
 class DraftController:
-    """Chooses the draft length of each step."""
+    """Chooses the draft length of each step by a DraftLengthTuner, and passes the results of steps to it."""
 
     def __init__(self, num_speculative_tokens: int, *, fixed: bool, counts: DraftCounts) -> None:
         """`num_speculative_tokens`: maximum drafts of the worker per sequence; 0: it does not draft. `fixed`: always

@@ -73,6 +73,7 @@ class Fair:
         self._enqueue(tenant, sequence)
 
     def push_back(self, sequence: Sequence) -> None:
+        """Returns a preempted sequence to the head of its tenant's queue, without raising the tenant's counter."""
         tenant = self._tenant(sequence.tenant)
         self._enqueue(tenant, sequence)
         tenant.queue.move_to_end(sequence.key, last=False)
@@ -130,6 +131,8 @@ class Fair:
         return running.live
 
     def charge_prompt(self, sequence: Sequence, num_uncached_tokens: int) -> None:
+        """Adds the uncached prompt tokens, divided by the tenant's weight, to the tenant's counter; a tenant that
+        was removed is not charged."""
         tenant = self._by_index.get(sequence.tenant_index)
         if tenant is not None:
             tenant.counter += num_uncached_tokens / tenant.weight

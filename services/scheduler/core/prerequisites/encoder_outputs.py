@@ -32,7 +32,7 @@ class EncoderOutputs(Prerequisite):
     room that the other one needs."""
 
     def __init__(self, capacity: int) -> None:
-        """`capacity`: embeddings that the worker keeps."""
+        """Creates an empty cache. `capacity`: rows of embeddings that the worker keeps, over all items."""
         super().__init__()
         limits = CacheLimits(max_idle=MOST_IDLE, capacity=capacity)
         self._cache = WorkerCache(limits, self._blocked, prepare=self._order, evict=self._order_release)

@@ -35,6 +35,7 @@ class HostBlocks(BlockSource):
     run."""
 
     def __init__(self, kv: KVCacheManager, tiers: TierLimits, counts: CoreCounts) -> None:
+        """Creates empty tiers of these sizes, and makes the KV cache manager collect filled blocks from now on."""
         super().__init__()
         make = POLICIES[tiers.policy]
         self.tier = BlockTier(tiers.num_host_blocks, make)

@@ -39,7 +39,7 @@ class Loan:
 
 @dataclass(frozen=True, slots=True)
 class BorrowedBlocks:
-    """Blocks that another worker lends."""
+    """Blocks that another worker lends and keeps unchanged until `release` is called."""
 
     source: object  # the lending worker; opaque here
     loan: Loan

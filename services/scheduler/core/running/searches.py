@@ -11,7 +11,7 @@ from quire.services.scheduler.core.sequences.sequence import Sequence
 
 @dataclass(slots=True, eq=False)
 class Beam:
-    """Live beam in a slot."""
+    """Live beam in a slot, with the candidates that its last step returned."""
 
     sequence: Sequence
     candidates: BeamCandidates | None = None  # None: not returned yet
@@ -23,7 +23,7 @@ class Beam:
 
 @dataclass(slots=True, eq=False)
 class RunningSearch:
-    """Beam search that holds slots."""
+    """Beam search that holds slots; its decision is applied in a later step than the one that led to it."""
 
     root: Sequence
     search: BeamSearchState

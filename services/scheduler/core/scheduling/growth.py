@@ -15,7 +15,7 @@ from quire.services.scheduler.core.step.plan_builder import PlanBuilder
 
 
 class RunningScheduler:
-    """Running half of schedule(): advances the running sequences."""
+    """Running half of schedule(): advances the running sequences and preempts some when KV blocks run out."""
 
     def __init__(self, state: CoreState, speculation: DraftController, num_new_seqs: Callable[[], int]) -> None:
         """`num_new_seqs`: returns the number of sequences that wait for nothing but this step, as far as is known."""

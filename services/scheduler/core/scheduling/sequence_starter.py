@@ -36,7 +36,7 @@ class CachedPrefix(NamedTuple):
 
 
 class SequenceStarter:
-    """Starts sequences and beams that fit."""
+    """Finds the cached prefix of sequences and beams, decides whether they fit, and starts those that do."""
 
     def __init__(self, state: CoreState, siblings: Siblings) -> None:
         self._state, self._siblings = state, siblings

@@ -22,7 +22,8 @@ from quire.services.scheduler.core.sequences.ending import Reason
 
 @dataclass(frozen=True, slots=True)
 class BeamRules:
-    """Parameters of a search, from the request."""
+    """Parameters of a search, from the request: `width` beams are live at a time, and the best `num_outputs`
+    sequences are returned."""
 
     width: int
     num_outputs: int
@@ -61,7 +62,7 @@ class BeamNode:
     length: int
 
     def path(self) -> list[BeamNode]:
-        """Returns the nodes from the first token on."""
+        """Returns the nodes from the first output token to this one."""
         nodes: list[BeamNode] = []
         node: BeamNode | None = self
         while node is not None:
@@ -71,7 +72,7 @@ class BeamNode:
 
 
 class BeamChild(NamedTuple):
-    """Live beam of the next step."""
+    """Live beam of the next step, as the continuation of a beam of this one."""
 
     parent: int  # index of the beam that it continues
     node: BeamNode
@@ -79,7 +80,7 @@ class BeamChild(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Hypothesis:
-    """Finished sequence of a beam search."""
+    """Finished sequence of a beam search, with its last node and the reason why it ended."""
 
     node: BeamNode
     score: float

@@ -24,6 +24,8 @@ class DiskTransfers:
     """Decides which blocks are written to disk and which are read back."""
 
     def __init__(self, host: BlockTier, tier: BlockTier, counts: CoreCounts, next_id: Callable[[], int]) -> None:
+        """Starts without transfers. `host`, `tier`: the places in host memory and on disk; `next_id`: returns ids
+        that are unique among all transfers of the worker."""
         self.tier = tier
         self._host = host
         self._counts = counts

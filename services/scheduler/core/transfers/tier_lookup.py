@@ -52,7 +52,7 @@ class TierLookup(Protocol):
 
 
 class SingleGroupLookup:
-    """Lookup for a single full-attention group."""
+    """Lookup for a single full-attention group, of which every block of a prompt is needed and worth storing."""
 
     least = MIN_BLOCKS
 
@@ -133,6 +133,8 @@ class MultiGroupLookup:
         return names, [*self.pages_at_end(hashes, min(num_found, len(hashes)))]
 
     def pages_at_end(self, hashes: Blocks[bytes], num_blocks: int) -> Iterable[bytes]:
+        """Returns the pages that a start after `num_blocks` blocks needs of groups with windows or states, and none
+        of full-attention groups, whose pages are stored as they fill."""
         windows, retentions = self._groups.windows, self._groups.retentions
         firsts = [kept.first_needed(num_blocks) if kept in windows else num_blocks for kept in retentions]
         return self._names(hashes, num_blocks, firsts)
@@ -152,4 +154,5 @@ class MultiGroupLookup:
 
 
 def tier_lookup_of(kv: KVCacheManager) -> TierLookup:
+    """Returns the lookup that suits the KV groups of a worker; the one for a single full-attention group is cheaper."""
     return SingleGroupLookup() if kv.groups.plain else MultiGroupLookup(kv.pool, kv.groups)
