@@ -65,7 +65,8 @@ def numbered_lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
 
 
 def parse_line(number: int, line: bytes, endpoints: Sequence[str] = ENDPOINTS) -> BatchLine:
-    """Parses and validates one request line. Raises InvalidBatchLine."""
+    """Parses and validates one request line; `number`: its line number, from 1. Raises InvalidBatchLine, naming the
+    wrong field, also for a url outside of `endpoints` and for streaming."""
     if len(line) > MAX_LINE_BYTES:
         raise InvalidBatchLine(number, f"it has more than {MAX_LINE_BYTES} bytes")
     try:
@@ -89,7 +90,8 @@ def parse_line(number: int, line: bytes, endpoints: Sequence[str] = ENDPOINTS) -
 
 
 def check_file(file: BinaryIO, endpoints: Sequence[str]) -> tuple[int, list[InvalidBatchLine]]:
-    """Returns the number of lines of a batch file and the first MAX_ERRORS errors in it."""
+    """Returns the number of lines read and the first MAX_ERRORS errors: malformed lines, repeated custom_ids, an
+    empty file or too many lines. Stops reading at that many errors."""
     wrong: list[InvalidBatchLine] = []
     seen: set[str] = set()
     count = 0

@@ -34,6 +34,8 @@ def of_checkout(root: Path) -> str:
 
 
 def _resolve(git: Path, ref: str) -> str:
+    """Returns the commit that a ref names, from its file or from packed-refs, also for a linked worktree; empty if
+    it has none. Raises OSError without packed-refs."""
     shared = git / "commondir"
     common = (git / shared.read_text().strip()).resolve() if shared.is_file() else git
     for folder in (git, common):

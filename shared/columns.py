@@ -27,6 +27,8 @@ class ColumnError(ValueError):
 
 
 def u32(column: bytes) -> U32:
+    """Returns a read-only u32 view of a column, without copying. Raises ColumnError if its length is not a multiple
+    of 4 bytes."""
     try:
         return np.frombuffer(column, dtype=np.uint32)
     except ValueError:
@@ -34,6 +36,8 @@ def u32(column: bytes) -> U32:
 
 
 def i32(column: bytes) -> I32:
+    """Returns a read-only i32 view of a column, without copying. Raises ColumnError if its length is not a multiple
+    of 4 bytes."""
     try:
         return np.frombuffer(column, dtype=np.int32)
     except ValueError:
@@ -41,6 +45,8 @@ def i32(column: bytes) -> I32:
 
 
 def f32(column: bytes) -> F32:
+    """Returns a read-only f32 view of a column, without copying. Raises ColumnError if its length is not a multiple
+    of 4 bytes."""
     try:
         return np.frombuffer(column, dtype=np.float32)
     except ValueError:

@@ -65,6 +65,8 @@ class _Text(logging.Formatter):
         self._service = service
 
     def format(self, record: logging.LogRecord) -> str:
+        """Returns the local time, level, service, message and the values that are not None, then a traceback if
+        there is one."""
         clock = _clock(int(record.created))
         values = getattr(record, "values", {})
         tail = "".join(f" {k}={_plain(v)}" for k, v in values.items() if v is not None)
@@ -92,6 +94,7 @@ class _Json(logging.Formatter):
         self._service = service
 
     def format(self, record: logging.LogRecord) -> str:
+        """Returns the record as a JSON object with its values as further fields, and the traceback as `exception`."""
         entry = {
             "time": round(record.created, 3),
             "level": record.levelname.lower(),
@@ -111,6 +114,7 @@ class _Writer(logging.Handler):
     room again."""
 
     def __init__(self, stream: TextIO) -> None:
+        """Starts the thread that writes to `stream`; lines are gathered for GATHER_S before they are written."""
         super().__init__()
         self._stream = stream
         self._lines: deque[str] = deque()
@@ -125,6 +129,7 @@ class _Writer(logging.Handler):
         threading.Thread(target=self._run, name="logs", daemon=True).start()
 
     def emit(self, record: logging.LogRecord) -> None:
+        """Queues a record as a formatted line without blocking; counts it as lost if MAX_LINES are queued."""
         if len(self._lines) >= MAX_LINES:
             self._num_lost += 1
             return
@@ -148,6 +153,8 @@ class _Writer(logging.Handler):
         super().close()
 
     def _run(self) -> None:
+        """Writes queued lines until close(), gathered for a moment, in the writer's thread; a failed write does not
+        end it."""
         while self._is_open:
             self._has_news.wait()
             time.sleep(self._gather_s)
@@ -160,6 +167,8 @@ class _Writer(logging.Handler):
                 self._is_idle.set()
 
     def _write(self) -> None:
+        """Writes all queued lines, and one line about lost ones; lines that cannot be written completely count as
+        lost."""
         lines = [self._lines.popleft() for _ in range(len(self._lines))]
         lost, self._num_lost = self._num_lost, 0
         num_lines = len(lines)
@@ -231,7 +240,8 @@ def _on_uncaught(kind: type[BaseException], error: BaseException, trace: Traceba
 
 
 def configure(service: str, level: str = "info", style: LogFormat = "text") -> None:
-    """Sends the logs of this process to stderr; `service` is included in every line."""
+    """Sends the logs of this process to stderr, replacing earlier handlers, and raises the level of noisy libraries;
+    `service` is included in every line. With JSON, warnings and uncaught exceptions are logged, too."""
     handler = _Writer(sys.stderr)
     handler.setFormatter(_Json(service) if style == "json" else _Text(service))
     root = logging.getLogger()

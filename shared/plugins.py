@@ -18,7 +18,8 @@ from quire.shared.errors import InvalidArgument
 
 
 def known(group: str, built_in: Mapping[str, str]) -> dict[str, str]:
-    """Returns name -> "module:attribute". Raises InvalidArgument for a name that is declared twice."""
+    """Returns name -> "module:attribute" of the built-in and the declared names, without importing anything. Raises
+    InvalidArgument for a name that stands for two different objects."""
     found = dict(built_in)
     for point in _declared(group, tuple(sys.path)):
         other = found.setdefault(point.name, point.value)

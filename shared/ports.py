@@ -33,7 +33,8 @@ def check(host: str, port: int, field: str, *, share: bool = False) -> None:
 
 
 def resolve(host: str, port: int) -> tuple[socket.AddressFamily, Any]:
-    """Returns the first address that `host` resolves to."""
+    """Returns the family and the first address that `host` resolves to, for bind(). Raises InvalidArgument if it
+    resolves to none."""
     try:
         found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except socket.gaierror as error:
@@ -45,6 +46,7 @@ def resolve(host: str, port: int) -> tuple[socket.AddressFamily, Any]:
 
 
 def refusal(host: str, port: int, field: str, error: OSError) -> QuireError:
+    """Returns the error for a port that cannot be bound; if it is in use, with the flag that selects another."""
     if error.errno != errno.EADDRINUSE:
         return FailedPrecondition(f"{field}: cannot listen on {host}:{port}: {error.strerror}", field=field)
     flag = f"--{field.replace('_', '-')}"

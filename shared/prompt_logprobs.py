@@ -20,7 +20,8 @@ def clear(sampling: sampling_pb2.SamplingParams) -> None:
 
 
 def resume_at(sampling: sampling_pb2.SamplingParams, position: int, num_prompt_tokens: int) -> None:
-    """Restricts the request to the positions from `position` on."""
+    """Restricts the request to the prompt positions from `position` on, because those before have been returned;
+    removes it if none is left."""
     if position >= num_prompt_tokens:
         clear(sampling)
         return

@@ -56,13 +56,15 @@ class Span:
             self._span.add_event(name, dict(attributes), self._moment.wall(at_s))
 
     def part(self, name: str, begin_s: float, end_s: float) -> None:
-        """Adds a completed child span."""
+        """Adds a completed child span from `begin_s` to `end_s`, which counts as at least `begin_s`."""
         trace = importlib.import_module("opentelemetry.trace")
         context = trace.set_span_in_context(self._span)
         child = self._tracer.start_span(name, context=context, start_time=self._moment.wall(begin_s))
         child.end(self._moment.wall(max(begin_s, end_s)))
 
     def end(self, at_s: float, attributes: Attributes, error: str = "") -> None:
+        """Sets the attributes, and the error status if `error` is not empty, and ends the span, which queues it for
+        sending."""
         self._span.set_attributes(dict(attributes))
         if error:
             status = importlib.import_module("opentelemetry.trace.status")
@@ -124,7 +126,8 @@ class Traces(NoTraces):
 
 
 def open_traces(settings: Settings) -> NoTraces:
-    """Returns the traces of a service. Raises InvalidArgument if packages are missing."""
+    """Returns the traces of a service: NoTraces without an endpoint in the settings. Raises InvalidArgument if
+    OpenTelemetry's packages are missing."""
     if not settings.otlp_traces_endpoint:
         return NoTraces()
     ratio = settings.otlp_traces_ratio

@@ -89,7 +89,8 @@ class EngineAdapters:
         self._start_or_defer(sequence)
 
     def cancel(self, key: int) -> None:
-        """Cancels a sequence. No step is in flight, so its adapter may be unloaded at once."""
+        """Cancels the sequence with this key, waiting or in the core; without one, does nothing. No step is in
+        flight, so its adapter may be unloaded at once."""
         for sequence in [one for one in self._live if one.key == key]:
             self._forget(sequence)
         if key in self._unassigned:
@@ -120,6 +121,8 @@ class EngineAdapters:
         return lost
 
     def _start_or_defer(self, sequence: Sequence) -> None:
+        """Adds a sequence to the core if it needs no adapter or its adapter is loaded or can be loaded into a free
+        slot now; else keeps it unassigned."""
         adapter, own = sequence.adapter, self._worker.adapters
         if isinstance(adapter, AdapterId) and not own.accepts(adapter):
             self._unassigned.add(sequence)
@@ -137,7 +140,8 @@ class EngineAdapters:
 
     @torch.inference_mode()
     def _execute(self, order: pb.AttachResponse) -> None:
-        """Executes an order that a worker would get over the wire."""
+        """Executes an order to load or unload an adapter, which a worker would get over the wire, and reports the
+        outcome of a load at once."""
         if order.HasField("unload_adapter"):
             self._device.remove(AdapterId(order.unload_adapter.name, order.unload_adapter.digest))
             return
@@ -150,7 +154,8 @@ class EngineAdapters:
         self._worker.adapters.receive_loaded(loaded)
 
     def _read(self, order: pb.LoadAdapter) -> bytes | QuireError:
-        """Loads an adapter into its slot. Returns its digest, or the error."""
+        """Reads an adapter from its folder and loads it into its slot. Returns its digest, or the error; an
+        unexpected exception is logged and returned as Internal."""
         found = self._reader.find(order.name, order.path, order.digest)
         if isinstance(found, QuireError):
             return found

@@ -44,7 +44,7 @@ OWNER = 1  # owner id of all sequences
 
 @dataclass(slots=True)
 class ActiveRequest:
-    """Request that has not ended."""
+    """Request that has not ended; `is_first`: no message of it has been returned yet."""
 
     generation: Generation
     is_first: bool = True
@@ -102,6 +102,8 @@ class InProcessEngine:
         return self._loop.run_until_complete(self._add(message))
 
     async def _add(self, message: pb.GenerateRequest) -> str:
+        """Checks a request, tokenizes its prompts and submits its sequences; returns the request's id. Raises
+        QuireError if the model is unknown, the id is in use or the request cannot run."""
         request = requests.generate_request(message, Arrival(self._loop.time(), None), self._tokenizer.defaults)
         if request.model not in ("", self.model_name):
             request = replace(request, adapter=request.model)
@@ -125,14 +127,15 @@ class InProcessEngine:
         return request.request_id
 
     def abort(self, request_ids: Seq[str]) -> None:
-        """Aborts requests; they produce no further updates."""
+        """Aborts requests and cancels their samples; they produce no further updates. Unknown ids are ignored."""
         for request_id in request_ids:
             request = self._open.pop(request_id, None)
             if request is not None:
                 self._close(request)
 
     def step(self) -> list[RequestUpdate]:
-        """Computes one step; returns the updates of the requests."""
+        """Computes one step, if requests are open; returns the updates of the requests that have output, an error or
+        an end. Requests that ended are closed."""
         if not self._open:
             return []
         self._scheduler_client.step()
@@ -144,6 +147,8 @@ class InProcessEngine:
         return updates
 
     def _update_of(self, request_id: str, request: ActiveRequest) -> RequestUpdate | None:
+        """Returns the output of a request since its last update, or its error, which ends it; None if there is
+        neither."""
         try:
             deltas = request.generation.take_pending()
         except QuireError as error:
@@ -157,7 +162,7 @@ class InProcessEngine:
         return RequestUpdate(request_id, messages, finished=not request.generation.num_unread) if messages else None
 
     def _close(self, request: ActiveRequest) -> None:
-        """Ends a request, including its unfinished samples."""
+        """Ends a request on the event loop, which cancels its unfinished samples."""
 
         async def close() -> None:
             request.generation.__exit__(None, None, None)
@@ -179,6 +184,7 @@ class InProcessEngine:
 
     @property
     def _adapters(self) -> EngineAdapters:
+        """Adapters of the engine; raises FailedPrecondition if it was created without lora_folders."""
         if self._engine_core.adapters is None:
             raise FailedPrecondition(
                 "lora_folders: this engine was created without lora_folders, so it cannot load adapters"
@@ -195,6 +201,8 @@ class InProcessEngine:
         self._engine_core.update_weights(NewWeights(given, version))
 
     def close(self) -> None:
+        """Aborts all requests and closes the tokenizer, the input processor and the event loop; the engine cannot be
+        used afterwards."""
         self.abort([*self._open])
         self._tokenizer.close()
         self._processor.close()
@@ -212,6 +220,8 @@ class InProcessSchedulerClient:
         self._keys: dict[int, int] = {}  # core's key by sequence id; all results of a beam search have the same key
 
     def submit(self, sequences: Seq[Sequence], held: Mapping[str, int]) -> None:
+        """Gives the sequences ids, builds them as the scheduler would from a submission, and adds them to the engine
+        core. `held` is not used here."""
         message = submission.build(sequences, self._next_id, self._layout, self._loop.time())
         for sequence in sequences:
             sequence.id = self._next_id
@@ -223,13 +233,15 @@ class InProcessSchedulerClient:
             self._engine_core.add(core_sequence)
 
     def cancel(self, sequences: Seq[Sequence], reason: FinishReason) -> None:
+        """Marks sequences as inactive and cancels those that are live in the core; `reason` is not used here."""
         for sequence in sequences:
             sequence.is_active = False
             if self._live.pop(sequence.id, None) is not None:
                 self._engine_core.cancel([self._keys.pop(sequence.id)])
 
     def step(self) -> None:
-        """Computes a step and delivers its output to the samples."""
+        """Computes a step and delivers its output to the samples' sinks; cancels samples that a stop string ended,
+        and ends those with an error whose output cannot be delivered."""
         batches = OwnerBatches(self._engine_core.replica.orders.version)
         batches.add(self._engine_core.step())
         for response in batches.by_owner.get(OWNER, ()):
@@ -248,6 +260,7 @@ class InProcessSchedulerClient:
         )
 
     def _refuse(self, sequence: Sequence, error: QuireError) -> None:
+        """Cancels a sequence in the core and ends its sample with `error`, unless it has ended already."""
         self.cancel_all([sequence])
         if sequence.is_active:
             sequence.is_active = False

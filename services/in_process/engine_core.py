@@ -47,6 +47,8 @@ class EngineCore:
         self._prepared: queue.SimpleQueue[tuple[bytes, CompileResult]] = queue.SimpleQueue()
 
     def add(self, sequence: Sequence) -> None:
+        """Computes the sequence's block hashes and queues it; a sequence whose adapter is not loaded waits for it
+        outside of the core."""
         complete_block_hashes(sequence, self.core.limits.block_size)
         if self.adapters is None:
             self.core.add(sequence)
@@ -54,8 +56,8 @@ class EngineCore:
             self.adapters.add(sequence)
 
     def step(self) -> Events:
-        """Computes one step; returns its events, none if no sequence can run. Waits for grammars if there is nothing
-        else to do."""
+        """Computes one step and returns its events; none if no sequence can run. Blocks the thread for grammars if
+        there is nothing else to do, and starts sequences whose adapter has been loaded."""
         if self.adapters is None:
             return self._step()
         failed = self.adapters.retry_waiting()
@@ -65,6 +67,8 @@ class EngineCore:
         return events
 
     def _step(self) -> Events:
+        """Orders grammars, plans a step, runs it on the device and applies its result; returns the core's events. If
+        only sequences that wait for grammars exist, blocks until one is compiled."""
         self._order_grammars()
         plan = self.core.schedule(time.monotonic())
         if plan is None and self.core.grammars.num_blocked:
@@ -86,6 +90,8 @@ class EngineCore:
         self.core.reset_prefix_cache(preempt_running=True)
 
     def _order_grammars(self) -> None:
+        """Executes the core's grammar orders, compiling on the library's own threads, and applies the compilations
+        that have ended; does not wait."""
         for order in self.core.grammars.take_orders():
             if order.sequence is None:
                 self._grammars.release(order.grammar_id)
@@ -113,7 +119,8 @@ class EngineCore:
 
 
 def _check_supported(settings: WorkerSettings) -> None:
-    """Raises InvalidArgument for settings that only services support."""
+    """Raises InvalidArgument, naming the field, for offloading and parallelism settings, which only separate
+    services support."""
     requested = {
         "kv_offloading_size": settings.kv_offloading_size > 0,
         "kv_offloading_disk": bool(settings.kv_offloading_disk),
@@ -129,6 +136,8 @@ def _check_supported(settings: WorkerSettings) -> None:
 
 
 def _limits(replica: Replica, settings: SchedulerSettings) -> CoreLimits:
+    """Returns the core's limits from the sizes of the loaded replica and the scheduler's settings; only one step is
+    in flight at a time."""
     sizes = replica.limits
     return CoreLimits(
         num_blocks=sizes.num_blocks,

@@ -29,6 +29,8 @@ def plan_for_worker(plan: CorePlan) -> StepPlan:
 
 
 def result_for_core(result: StepResult) -> CoreResult:
+    """Returns a worker's result as the core's value. Copies the token ids, whose memory the next step overwrites;
+    the other columns are shared."""
     counts, drafts, prompts = result.token_counts, result.draft_counts, result.prompt_logprobs
     return CoreResult(
         result.step_id,
@@ -48,6 +50,8 @@ def failure_of(error: QuireError) -> Failure:
 
 
 def _changes(plan: CorePlan) -> PlanChanges:
+    """Returns everything of a plan that is not in every step (admissions, releases, counts, copies, beams); the
+    shared constant NO_CHANGES if there is nothing."""
     drafts = plan.num_draft_tokens
     has_changes = plan.released_slots or plan.admitted or plan.counted_slots or plan.copies or plan.beam_moves
     if not has_changes and drafts is None and not plan.dropped_queries:
@@ -70,6 +74,7 @@ def _copies(copies: list[tuple[int, int]]) -> BlockCopies:
 
 
 def _beams(moves: list[BeamMove]) -> BeamMoves:
+    """Returns beam moves as columns, one row per move; last_blocks has one entry per move and KV group."""
     return BeamMoves(
         np.array([move.slot for move in moves], np.intp),
         np.array([move.parent for move in moves], np.intp),
@@ -79,6 +84,8 @@ def _beams(moves: list[BeamMove]) -> BeamMoves:
 
 
 def _admission(admission: CoreAdmission) -> Admission:
+    """Returns a core's admission with the sampling parameters of the sequence's payload, as the worker's replica
+    expects it."""
     sequence, payload, query = admission.sequence, admission.sequence.payload, admission.sequence.query
     assert isinstance(payload, Payload)
     return Admission(
@@ -103,7 +110,7 @@ def _logprobs(columns: LogprobEntries) -> Logprobs:
 
 
 def _pooled(columns: PooledColumns) -> Mapping[int, bytes]:
-    """Returns the f32 columns by slot."""
+    """Returns the vectors of pooling sequences as f32 columns by slot."""
     ends = np.cumsum([0, *columns.sizes.tolist()]).tolist()
     parts = [columns.values[begin:end].tobytes() for begin, end in pairwise(ends)]
     return dict(zip(columns.slots.tolist(), parts, strict=True))

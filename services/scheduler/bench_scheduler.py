@@ -70,6 +70,8 @@ def measure(running: int, mode: str, steps: int, runs: int) -> dict[str, float |
 
 
 def _run(running: int, mode: str, steps: int) -> list[PlanCost]:
+    """Runs WARMUP steps, then returns the costs of `steps` further ones, with the garbage collector set as in the
+    service."""
     load = SimulatedLoad(running, LIFE if mode == "churn" else steps + 2 * WARMUP)
     with garbage.service_gc_thresholds():
         for _ in range(WARMUP):
@@ -85,6 +87,8 @@ class SimulatedLoad:
     """Core kept at a constant number of sequences, with a worker that returns random tokens."""
 
     def __init__(self, running: int, life: int) -> None:
+        """Fills a core with `running` sequences and plans the first steps. `life`: output tokens of each sequence;
+        short lives are staggered, so that every step ends some."""
         self._core = Core(_limits(running, life))
         self._life = life
         self._now = 0.0
@@ -97,7 +101,8 @@ class SimulatedLoad:
             pass
 
     def step(self) -> PlanCost:
-        """Applies a result and plans the next step; returns the cost."""
+        """Applies the result of the oldest step in flight, replaces finished sequences by new ones and plans the
+        next step; returns the CPU cost, without that of adding sequences."""
         core, wire = self._core, self._result()
         self._now += STEP_S
         begin = thread_time()
@@ -119,18 +124,22 @@ class SimulatedLoad:
         return len(encode_plan(plan, EPOCH).SerializeToString())
 
     def _result(self) -> bytes:
+        """Encodes a worker's result of the oldest step in flight: one random token for each slot that samples."""
         flight = self._core.steps_in_flight[0]
         tokens = self._random.integers(100, 1000, len(flight.slots), dtype=np.int32)
         result = pb.StepResult(epoch=EPOCH, step_id=flight.step_id, token_ids=tokens.tobytes())
         return pb.AttachRequest(result=result).SerializeToString()
 
     def _new_sequences(self) -> Iterator[Sequence]:
+        """Yields sequences with ascending keys without end."""
         key = self._core.limits.max_num_seqs
         while True:
             yield self._sequence(key, self._life)
             key += 1
 
     def _sequence(self, key: int, num_output: int) -> Sequence:
+        """Creates a sequence with a prompt of its own, of PROMPT to PROMPT + BLOCK_SIZE - 1 tokens, that ends after
+        `num_output` output tokens."""
         num_prompt = PROMPT + key % BLOCK_SIZE
         tokens = i32_bytes([key, *range(num_prompt - 1)])
         root = block_hash.root_hash()

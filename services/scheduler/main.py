@@ -40,7 +40,8 @@ ROUND_PATIENCE_S = 30.0  # maximum time without a round of status updates, which
 
 
 async def serve(settings: SchedulerSettings, shutdown: lifecycle.Shutdown) -> None:
-    """Runs a scheduler until `shutdown`, then drains it."""
+    """Configures logging, starts a scheduler and its metrics page, and serves until `shutdown`, then drains; always
+    stops the servers at the end."""
     logs.configure(settings.name, settings.log_level, settings.log_format)
     registry = CollectorRegistry()
     base.add_process_collectors(registry)
@@ -113,7 +114,8 @@ class Scheduler:
         scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(service, self.server.methods)
 
     async def run(self, metrics_address: str) -> None:
-        """Serves until shutdown, then drains."""
+        """Starts the gRPC and admin servers, announces readiness, and serves until shutdown, then drains. An error
+        in an essential background loop ends the service. `metrics_address`: address to announce."""
         settings = self._settings
         await self.server.start()
         await self.admin.start()
@@ -143,6 +145,8 @@ class Scheduler:
         await asyncio.to_thread(self.traces.close)
 
     def _directory(self, metrics: DirectoryMetrics) -> PrefixDirectory | None:
+        """Creates the publisher of prefix caches and of the registry entry in Redis; None if the setting redis is
+        "none". Does not connect yet."""
         settings = self._settings
         if settings.redis == "none":
             return None
@@ -159,7 +163,8 @@ class Scheduler:
 
 
 async def _report_health(server: Server, status: SchedulerStatus) -> None:
-    """Sets the health status: serving unless steps stall while there is work."""
+    """Sets the gRPC health status periodically until cancelled: serving unless a worker's steps stall while there is
+    work."""
     while True:
         await asyncio.sleep(HEALTH_INTERVAL_S)
         await server.set_serving(not status.stalled)

@@ -65,7 +65,8 @@ PRE_TOKENIZER_RULES = {
 
 
 def parts(words: GgufVocabulary) -> tuple[dict[str, Any], bool]:
-    """Returns the sections of a tokenizer.json, and whether a BOS token is added unless the file says otherwise."""
+    """Returns the sections of a tokenizer.json for byte-level BPE, and whether a BOS token is added unless the file
+    says otherwise. Raises InvalidArgument for an unknown pre-tokenizer."""
     name = words.values.text(PRE)
     cut = PRE_TOKENIZER_RULES.get(name)
     if cut is None:
@@ -93,6 +94,8 @@ def parts(words: GgufVocabulary) -> tuple[dict[str, Any], bool]:
 
 
 def _cutters(cut: PreTokenizerRule) -> list[dict[str, Any]]:
+    """Returns the pre-tokenizers that split a text by the rule's regular expressions, then into digits if the rule
+    says so."""
     splits = [
         {"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": False} for regex in cut.regexes
     ]

@@ -75,6 +75,8 @@ class _Config:
         self._refuse_unknown_keys()
 
     def build(self) -> dict[str, Any]:
+        """Returns config.json as a dict. Raises InvalidArgument for a value that is missing, unsupported or
+        inconsistent with the tensors."""
         architecture, model_type = ARCHITECTURES[self._name]
         window = self._integer("attention.sliding_window", 0)
         if window and self._name == "llama":
@@ -101,6 +103,8 @@ class _Config:
         }
 
     def _sizes(self, hidden_size: int) -> dict[str, int]:
+        """Returns the sizes of the model, each checked against the shapes of the tensors. Raises InvalidArgument if
+        they differ."""
         heads = self._integer("attention.head_count")
         kv_heads = self._integer("attention.head_count_kv", heads)
         if heads < 1 or kv_heads < 1:
@@ -129,12 +133,16 @@ class _Config:
         }
 
     def _biases(self) -> dict[str, bool]:
+        """Returns whether the attention and the MLP have biases, by the tensors in the file; False for the attention
+        of qwen2, whose architecture always has the same ones."""
         return {
             "attention_bias": self._name != "qwen2" and "blk.0.attn_q.bias" in self._header.tensors,
             "mlp_bias": "blk.0.ffn_gate.bias" in self._header.tensors,
         }
 
     def _rope(self) -> dict[str, Any]:
+        """Returns the RoPE parameters in the form of transformers; Llama 3's precomputed factors if the file has
+        them. Raises InvalidArgument for an unknown scaling type."""
         theta = self._values.number(f"{self._name}.rope.freq_base", 10_000.0)
         kind = self._values.text(f"{self._name}.rope.scaling.type", "none")
         if ROPE_FACTORS in self._header.tensors:
@@ -154,7 +162,8 @@ class _Config:
         return scaling
 
     def _factors(self, theta: float, kind: str) -> dict[str, Any]:
-        """Returns the RoPE parameters of Llama 3.1 and later, whose per-frequency factors are stored precomputed."""
+        """Returns the RoPE parameters of Llama 3.1 and later, whose per-frequency factors are stored precomputed, as
+        longrope with equal factors for short and long texts. `kind`: scaling type that the file names."""
         if kind not in ("none", "llama3"):
             raise self._header.refusal(f"it has {ROPE_FACTORS} and {self._name}.rope.scaling.type {kind[:80]!r}")
         factors = floats(self._header, self._tensor(ROPE_FACTORS, 1))
@@ -172,7 +181,7 @@ class _Config:
         return {name: self._values.integer(key) if key in self._values else None for name, key in ids.items()}
 
     def _dtype(self) -> str:
-        """Returns the dtype of most matrix elements."""
+        """Returns the dtype of most matrix elements; that of the widened values if most are quantized."""
         counts: Counter[str] = Counter()
         for place in self._header.tensors.values():
             if len(place.shape) > 1:
@@ -180,6 +189,8 @@ class _Config:
         return DTYPES.get(counts.most_common(1)[0][0], WIDENED)
 
     def _refuse_unknown_keys(self) -> None:
+        """Raises InvalidArgument for a metadata key of this architecture that is not read and whose value is not
+        neutral."""
         for key, value in self._header.metadata.items():
             prefix, _, name = key.partition(".")
             if prefix == self._name and name not in READ and value not in NEUTRAL.get(name, ()):
@@ -189,6 +200,8 @@ class _Config:
         return self._values.integer(f"{self._name}.{name}", default)
 
     def _tensor(self, name: str, dims: int) -> TensorPlace:
+        """Returns the location of a tensor. Raises InvalidArgument if the file lacks it or it does not have `dims`
+        dimensions."""
         place = self._header.tensors.get(name)
         if place is None:
             raise self._header.refusal(f"it lacks the tensor {name}")

@@ -27,7 +27,8 @@ ANSWER_ENDS = (("<|return|>", "<|call|>"), ("<|calls|>", "<|flush|>"), ("<|call|
 
 
 def end_token_ids(words: GgufVocabulary) -> list[int]:
-    """Returns the named tokens first, then those recognized by their text, ascending and without duplicates."""
+    """Returns the end-of-generation tokens: those that the file names first, then those recognized by their text,
+    ascending; without duplicates. The end of a message counts only if the vocabulary has no other end of an answer."""
     named = [token[0] for token in map(words.token, NAMED) if token]
     known = [number for number, text in enumerate(words.tokens) if _ends(text, words.kinds[number])]
     texts = {words.tokens[number] for number in known}

@@ -56,7 +56,8 @@ def _cache() -> Path:
 
 
 def all_parts(path: Path) -> list[Path]:
-    """Returns all part files of the model that `path` belongs to. Raises InvalidArgument if some are missing."""
+    """Returns all part files of the model that `path` belongs to, in order; the path itself if its name is not that
+    of a part. Raises InvalidArgument if some are missing or there are too many."""
     found = PARTS.fullmatch(path.stem)
     if not found:
         return [path]
@@ -87,6 +88,8 @@ def _files(parts: list[Path]) -> dict[str, Any]:
 
 
 def _tensors(parts: list[Path], first: Header) -> Mapping[str, Any]:
+    """Returns the tensors of all parts by name. Raises InvalidArgument if the first part's count differs from the
+    number of files."""
     tensors = dict(first.tensors)
     count = first.metadata.get(SPLIT_COUNT, 1)
     if count not in (0, len(parts)):
@@ -97,7 +100,8 @@ def _tensors(parts: list[Path], first: Header) -> Mapping[str, Any]:
 
 
 def _write(folder: Path, path: Path, files: Mapping[str, Any]) -> None:
-    """Creates the folder atomically, also when other processes do the same."""
+    """Creates the folder with `files` (JSON objects to write, paths to link to) atomically, also when other
+    processes do the same. Raises InvalidArgument if it cannot be written."""
     try:
         folder.parent.parent.mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(dir=folder.parent.parent))
@@ -121,6 +125,8 @@ def _write(folder: Path, path: Path, files: Mapping[str, Any]) -> None:
 
 
 def _place(scratch: Path, wanted: Path) -> None:
+    """Renames the folder `scratch` to `wanted`, unless another process has created that meanwhile; raises other
+    OSErrors."""
     try:
         scratch.rename(wanted)
     except OSError:

@@ -45,7 +45,7 @@ class TensorPlace:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """Metadata and tensors of a file."""
+    """Metadata by key and tensors by name of one model, whose parts may be several files."""
 
     path: Path
     metadata: Mapping[str, Any]
@@ -70,7 +70,8 @@ def read_header(path: Path) -> Header:
 
 
 class _Reader:
-    """Parses a file's bytes sequentially from its beginning."""
+    """Parses a file's bytes sequentially from its beginning; every read is bounded by the file and by the maximum
+    header size."""
 
     def __init__(self, path: Path, mapped: mmap.mmap) -> None:
         self._path, self._mapped, self._at = path, mapped, 0
@@ -78,6 +79,8 @@ class _Reader:
         self._items = 0
 
     def header(self) -> Header:
+        """Reads the complete header. Raises InvalidArgument for another format or version, duplicates, or counts
+        beyond the limits."""
         if self._take(4, "its first bytes") != MAGIC:
             self._refuse("it is not a GGUF file")
         version = self._number("I", "its version")
@@ -96,7 +99,8 @@ class _Reader:
         return Header(self._path, metadata, self._placed(places, metadata))
 
     def _placed(self, places: list[TensorPlace], metadata: Mapping[str, Any]) -> dict[str, TensorPlace]:
-        """Returns the tensors with absolute offsets, after checking that they are aligned and do not overlap."""
+        """Returns the tensors by name with absolute offsets. Raises InvalidArgument if they are not aligned,
+        overlap, exceed the file or occur twice."""
         alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
         if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
             self._refuse(f"general.alignment is {alignment!r}: a power of two is needed")
@@ -132,6 +136,8 @@ class _Reader:
         return TensorPlace(self._path, name, kind, shape, start, count // kind.block_size * kind.block_bytes)
 
     def _value(self, key: str) -> Any:
+        """Reads a metadata value with its type: a number, a text or a list. Raises InvalidArgument for an unknown
+        type."""
         number = self._number("I", f"the type of {key}")
         if number in NUMBERS:
             return self._number(NUMBERS[number], key)
@@ -142,6 +148,8 @@ class _Reader:
         return list(self._items_of(key))
 
     def _items_of(self, key: str) -> Iterator[Any]:
+        """Reads the items of an array, whose total number over the file is limited; texts are read lazily, while the
+        result is iterated."""
         number = self._number("I", f"the type of {key}")
         count = self._count("Q", MAX_ITEMS - self._items, f"items of {key}")
         self._items += count
@@ -157,6 +165,7 @@ class _Reader:
         return self._take(size, what).decode(errors="replace")
 
     def _count(self, layout: str, most: int, of: str) -> int:
+        """Reads a number and returns it. Raises InvalidArgument if it exceeds `most`."""
         count = self._number(layout, f"the number of {of}")
         if count > most:
             self._refuse(f"it names {count} {of}; at most {most} are read")
@@ -166,6 +175,8 @@ class _Reader:
         return struct.unpack(f"<{layout}", self._take(struct.calcsize(f"<{layout}"), what))[0]
 
     def _take(self, size: int, what: str) -> bytes:
+        """Returns the next `size` bytes and advances. Raises InvalidArgument beyond the end of the file or the limit
+        of a header; `what` names the bytes in the error."""
         end = self._at + size
         if end > self._size:
             self._refuse(f"it is cut off in {what}: {end} bytes are needed, it has {self._size}")
@@ -214,6 +225,8 @@ class Values:
         return value
 
     def _of(self, key: str, default: Any, wanted: str, fits: Check) -> Any:
+        """Returns the value of a key or `default`. Raises InvalidArgument, with `wanted` as the expected type, if
+        the key is missing without a default or the value does not fit."""
         value = self._header.metadata.get(key, default)
         if value is None:
             raise self._header.refusal(f"it lacks the key {key}")

@@ -33,6 +33,8 @@ def parts_with_merges(words: GgufVocabulary) -> dict[str, Any]:
 
 
 def _parts(words: GgufVocabulary, merges: list[list[str]], *, prefixed: bool) -> dict[str, Any]:
+    """Returns the parts of a tokenizer.json for pieces in which a special character stands for a space. `prefixed`:
+    a space is put before each text, and removed again from decoded text."""
     unknown = words.token("unknown_token_id")
     spaces = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
     prefix = [{"type": "Prepend", "prepend": SPACE}] if prefixed else []
@@ -59,6 +61,8 @@ def _parts(words: GgufVocabulary, merges: list[list[str]], *, prefixed: bool) ->
 
 
 def _merges(words: GgufVocabulary) -> list[list[str]]:
+    """Returns the merges that the pieces' scores imply, highest score first. Raises InvalidArgument unless every
+    token has a score."""
     scores = words.values.numbers(SCORES)
     if len(scores) != len(words.tokens):
         raise words.header.refusal(f"{SCORES}: {len(scores)} for {len(words.tokens)} tokens")
@@ -69,7 +73,8 @@ def _merges(words: GgufVocabulary) -> list[list[str]]:
 
 
 def _pairs(text: str, ids: dict[str, int]) -> list[list[str]]:
-    """Returns the pairs of known pieces that form `text`, most frequent first."""
+    """Returns the pairs of known pieces that form `text`, ordered by their token ids; none for texts longer than
+    MAX_PIECE."""
     if len(text) > MAX_PIECE:
         return []
     found = [(text[:at], text[at:]) for at in range(1, len(text))]

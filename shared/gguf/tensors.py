@@ -10,7 +10,8 @@ MAX_FLOATS = 4096
 
 
 def floats(header: Header, place: TensorPlace) -> list[float]:
-    """Reads a small F32 vector. Raises InvalidArgument for any other tensor."""
+    """Reads a small F32 vector from the file. Raises InvalidArgument for a tensor of another type, a longer one, and
+    ValueError for one with several dimensions."""
     (count,) = place.shape
     if place.kind.name != "F32" or count > MAX_FLOATS:
         found = f"{place.kind.name} {list(place.shape)}"

@@ -27,7 +27,8 @@ class GgufVocabulary:
     header: Header
 
     def token(self, key: str) -> tuple[int, str] | None:
-        """Returns id and text of a special token that the file names; None if it names none."""
+        """Returns id and text of the special token that the metadata key names (without its prefix); None if it
+        names none. Raises InvalidArgument for an id outside the vocabulary."""
         if PREFIX + key not in self.values:
             return None
         number = self.values.integer(PREFIX + key)
@@ -39,7 +40,8 @@ class GgufVocabulary:
 
 
 def vocabulary(header: Header, vocab_size: int) -> GgufVocabulary:
-    """Reads the vocabulary. `vocab_size`: rows of the embedding. Raises InvalidArgument if the file has more tokens."""
+    """Reads the vocabulary; tokens without a type are normal ones. `vocab_size`: rows of the embedding. Raises
+    InvalidArgument for duplicates and for more tokens than rows."""
     values = Values(header)
     tokens = values.texts(f"{PREFIX}tokens")
     kinds = [int(kind) for kind in values.numbers(f"{PREFIX}token_type", [TokenKind.NORMAL] * len(tokens))]
@@ -52,6 +54,8 @@ def vocabulary(header: Header, vocab_size: int) -> GgufVocabulary:
 
 
 def tokenizer_json(words: GgufVocabulary) -> dict[str, Any]:
+    """Returns tokenizer.json as a dict: the parts for the file's tokenizer model (gpt2, llama or gemma4), its added
+    tokens and its BOS and EOS. Raises InvalidArgument for another model."""
     model = words.values.text(f"{PREFIX}model")
     if model == "gpt2":
         parts, adds_bos = byte_pairs.parts(words)
@@ -72,7 +76,8 @@ def tokenizer_json(words: GgufVocabulary) -> dict[str, Any]:
 
 
 def _added(words: GgufVocabulary) -> list[dict[str, Any]]:
-    """Returns the tokens that are matched in a text before it is split into words."""
+    """Returns the added tokens of tokenizer.json, which are matched in a text before it is split into words:
+    control, unknown, user-defined and end-of-generation tokens."""
     special, ends = {TokenKind.CONTROL, TokenKind.UNKNOWN}, frozenset(end_token_ids(words))
     return [
         {
@@ -97,6 +102,8 @@ def _frame(words: GgufVocabulary, adds_bos: bool) -> dict[str, Any] | None:
         return None
 
     def framed(*texts: str) -> list[dict[str, Any]]:
+        """Returns a template with BOS before and EOS after each of the named sequences, as far as they are added;
+        the sequence's number is its type id."""
         pieces: list[dict[str, Any]] = []
         for number, text in enumerate(texts):
             piece = [{"Sequence": {"id": text, "type_id": number}}]

@@ -25,6 +25,8 @@ TOKEN_BYTES = 4
 
 
 def root_hash(adapter: str = "", salt: str = "") -> bytes:
+    """Returns the hash before a sequence's first block, which keeps adapters (adapter_ids.hash_text) and cache salts
+    apart."""
     parts = [b"quire/block/1"]
     for text in (adapter, salt):
         raw = text.encode()
@@ -33,7 +35,7 @@ def root_hash(adapter: str = "", salt: str = "") -> bytes:
 
 
 class MediaRange(NamedTuple):
-    """Position of a media item in a sequence."""
+    """Position of a media item in a sequence, in tokens [offset, offset + length)."""
 
     identifier: bytes  # 32 bytes
     offset: int  # position of its first token
@@ -104,7 +106,7 @@ def split_names(hashes: bytes, groups: bytes) -> list[bytes]:
 
 
 def join_names(names: Iterable[bytes]) -> tuple[bytes, bytes]:
-    """Returns the two columns that split_names() reads."""
+    """Returns page names as the two columns that split_names() reads; the groups are empty if all are 0."""
     pages = [page_of(name) for name in names]
     groups = [group for group, _ in pages]
     return b"".join(digest for _, digest in pages), u32_bytes(groups) if any(groups) else b""

@@ -58,7 +58,8 @@ class WindowRetention:
     block_size: int
 
     def match(self, found: Found, num_blocks: int) -> int:
-        """Searches from the right, because a run of cached pages that covers the window is sufficient."""
+        """Returns the largest number of leading blocks whose last ones, which the window covers, are cached.
+        Searches from the right, because earlier blocks need not be."""
         end = block = num_blocks
         while end and block > self.first_needed(end):
             block -= 1
@@ -100,6 +101,7 @@ class NoRetention:
 
 
 def retention_of(spec: KVSpec, block_size: int) -> Retention:
+    """Returns the retention rules of a spec; a recurrent state is a window over the previous token."""
     if isinstance(spec, Nothing):
         return NoRetention()
     if isinstance(spec, State):

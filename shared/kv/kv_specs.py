@@ -106,7 +106,7 @@ def form_groups(layers: Sequence[LayerSpec], *, by_turns: bool = False) -> tuple
 
 
 def _cut(layers: Sequence[int], size: int, *, by_turns: bool) -> Iterable[tuple[int, ...]]:
-    """Splits layers into groups of at most `size`."""
+    """Splits layers into groups of at most `size`: consecutive layers, or with `by_turns` round-robin."""
     if not by_turns:
         return (tuple(layers[start : start + size]) for start in range(0, len(layers), size))
     num_groups = -(-len(layers) // size)

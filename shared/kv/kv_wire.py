@@ -22,6 +22,7 @@ def to_proto(groups: Sequence[KVGroup]) -> list[pb.KVGroup]:
 
 
 def _group_to_proto(group: KVGroup) -> pb.KVGroup:
+    """Returns the wire message of a KV group: its spec and its number of layers."""
     wire = pb.KVGroup(num_layers=len(group.layers))
     match group.spec:
         case Full():
@@ -49,6 +50,8 @@ def from_proto(wire: Sequence[pb.KVGroup], who: str) -> tuple[KVSpec, ...]:
 
 
 def _spec_from_proto(group: pb.KVGroup, field: str, who: str) -> KVSpec:
+    """Returns the spec of a group. Raises FailedPrecondition, naming `field` and `who`, for sizes out of range and
+    for unknown specs."""
     kind = group.WhichOneof("spec")
     if kind == "full":
         return FULL
@@ -73,6 +76,7 @@ def _spec_from_proto(group: pb.KVGroup, field: str, who: str) -> KVSpec:
 
 
 def _state_from_proto(num_bytes: int, field: str, who: str) -> State:
+    """Returns the spec of a recurrent state. Raises FailedPrecondition for a size out of range."""
     if not 1 <= num_bytes <= MOST_STATE_BYTES:
         text = f"{field}.state.num_bytes: {who} has {num_bytes}, it must be 1 to {MOST_STATE_BYTES}"
         raise FailedPrecondition(text, field="kv_groups")

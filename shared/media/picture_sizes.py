@@ -36,7 +36,8 @@ class FixedSize:
     resampling: str = "bicubic"
 
     def resize(self, height: int, width: int) -> Resize:
-        """Plans for a picture of this size."""
+        """Plans for a picture of `height` x `width` pixels. Raises InvalidArgument if it is too elongated to be
+        scaled by its shorter side."""
         if not self.shortest_edge:
             return Resize(self.height, self.width, 0, 0, self.height, self.width)
         short, long = sorted((height, width))
@@ -61,7 +62,8 @@ class PictureProcessor:
 
 
 def read_processor(folder: Path) -> PictureProcessor:
-    """Reads a model's folder. Raises InvalidArgument for a processing that would be done otherwise than it is meant."""
+    """Reads how pictures are processed from a model's folder. Raises InvalidArgument if no file says so, or for a
+    processing that is not supported."""
     for name in FILES:
         path = folder / name
         if path.is_file():
@@ -71,6 +73,8 @@ def read_processor(folder: Path) -> PictureProcessor:
 
 
 def _processor(values: dict[str, Any], name: str) -> PictureProcessor:
+    """Returns the processor that the values of the file `name` describe. Raises InvalidArgument for steps or sizes
+    that are not supported."""
     for key in ("do_resize", "do_rescale", "do_normalize"):
         if values.get(key) is False:
             raise InvalidArgument(f"{name}: {key} is false, which is not supported", field="model")
@@ -83,6 +87,8 @@ def _processor(values: dict[str, Any], name: str) -> PictureProcessor:
 
 
 def _fixed_size(values: dict[str, Any], name: str) -> FixedSize:
+    """Returns the size of all pictures: by the shorter side with a crop, or height and width. Raises InvalidArgument
+    for values that do not give a single size."""
     size, crop = values.get("size") or {}, values.get("crop_size") or {}
     if isinstance(size, int):
         size = {"shortest_edge": size}
@@ -101,6 +107,8 @@ def _fixed_size(values: dict[str, Any], name: str) -> FixedSize:
 def _triple(
     values: dict[str, Any], key: str, default: tuple[float, float, float], name: str
 ) -> tuple[float, float, float]:
+    """Returns three numbers, one per colour channel, or `default` if the key is missing. Raises InvalidArgument for
+    anything else."""
     found = values.get(key) or default
     if (
         not isinstance(found, (list, tuple))

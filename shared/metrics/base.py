@@ -58,7 +58,7 @@ def add_process_collectors(registry: CollectorRegistry) -> None:
 
 @dataclass(frozen=True, slots=True)
 class PageBounds:
-    """Limits for callers of a metrics page."""
+    """Limits for callers of a metrics page: seconds per call, and calls at a time."""
 
     max_call_s: float = MAX_CALL_S
     max_calls: int = MAX_CALLS
@@ -78,6 +78,7 @@ class _Server(ThreadingHTTPServer):
         self._lock = threading.Lock()
 
     def process_request(self, call: Any, address: Any) -> None:
+        """Handles a call in a thread of its own; closes it at once if max_calls are open."""
         with self._lock:
             is_kept = len(self._calls) < self._bounds.max_calls
             if is_kept:
@@ -93,6 +94,7 @@ class _Server(ThreadingHTTPServer):
         super().shutdown_request(call)
 
     def service_actions(self) -> None:
+        """Shuts down the connections of calls that exceed max_call_s; called periodically by the server's loop."""
         now = time.monotonic()
         with self._lock:
             for call, over_s in self._calls.items():
@@ -122,7 +124,7 @@ def of(registry: CollectorRegistry) -> Read:
 
 
 class MetricsPage:
-    """Serves /metrics from a thread of its own."""
+    """Serves /metrics over HTTP, or HTTPS if `tls` says so, from a thread of its own, until close()."""
 
     def __init__(
         self,
@@ -140,6 +142,7 @@ class MetricsPage:
             timeout = CALL_TIMEOUT_S
 
             def do_GET(self) -> None:
+                """Answers every path with the document that `read` returns for it."""
                 document = read(self.path)
                 self.send_response(200)
                 self.send_header("Content-Type", document.content_type)

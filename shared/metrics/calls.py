@@ -66,6 +66,7 @@ class CallMetrics(Collector):
         return []  # the series depend on the tenants seen
 
     def collect(self) -> Iterable[Metric]:
+        """Returns the counters of calls and tokens by tenant, for the page of the tenants' registry."""
         calls = CounterMetricFamily(
             "quire_frontend_tenant_calls", "Calls of a tenant, by outcome", labels=["tenant", "outcome"]
         )

@@ -44,6 +44,8 @@ class ClusterLoadCollector(Collector):
         self._changed_s = 0.0
 
     def collect(self) -> Iterator[Metric]:
+        """Yields the gauges of the cluster's load, and the adapters' names as labels of the time of their last
+        change, which is recorded here."""
         load = self._load()
         for field, (name, text) in GAUGES.items():
             yield GaugeMetricFamily(f"quire_frontend_cluster_{name}", text, value=load[field])

@@ -52,6 +52,7 @@ class TokenTraffic(Collector):
         self._gap_sum += seconds
 
     def collect(self) -> Iterator[Metric]:
+        """Yields the counter of generated tokens and the histogram of gaps between deliveries."""
         tokens = CounterMetricFamily("vllm:generation_tokens", "Tokens generated", labels=MODEL_LABELS)
         tokens.add_metric(self._label_values, self.generated)
         yield tokens
@@ -96,6 +97,7 @@ class FrontendMetrics:
         return histogram.labels(*self._labels)
 
     def _add_tokens(self, buckets: Sequence[int]) -> None:
+        """Adds counters and histograms of tokens per request. `buckets`: edges in tokens."""
         self.traffic = TokenTraffic(self._labels)
         self.registry.register(self.traffic)
         self.prompt_tokens = self._counter("vllm:prompt_tokens", "Prompt tokens", *MODEL_LABELS).labels(*self._labels)
@@ -123,6 +125,7 @@ class FrontendMetrics:
         )
 
     def _add_latencies(self) -> None:
+        """Adds the histograms of latencies, in seconds, under vLLM's names."""
         self.time_to_first_token = self._histogram(
             "vllm:time_to_first_token_seconds", "From arrival to a sample's first token", TTFT_BUCKETS
         )
@@ -146,6 +149,7 @@ class FrontendMetrics:
         )
 
     def _add_outcomes(self) -> None:
+        """Adds the counters of how requests, connections and calls ended; known labels exist from the start."""
         success = self._counter("vllm:request_success", "Samples that ended", *MODEL_LABELS, "finished_reason")
         self.request_success = {r: success.labels(*self._labels, r) for r in FINISHED_REASONS}
         parsed = self._counter(
@@ -188,6 +192,8 @@ class FrontendMetrics:
         self.grpc_requests = self._counter("quire_frontend_grpc_requests", "gRPC calls answered", "method", "code")
 
     def _add_own(self) -> None:
+        """Adds the metrics that vLLM does not have: load, waiting for workers, migration, streams, batches and the
+        event loop."""
         self.inflight_requests = self._gauge("inflight_requests", "Samples being worked on, n and prompt lists counted")
         self.queued_tokens = self._gauge("queued_tokens", "Prompt and output tokens promised to requests in flight")
         self.waiting_for_scheduler = self._gauge("waiting_for_scheduler", "Submissions that no session can take now")
@@ -218,6 +224,7 @@ class FrontendMetrics:
         self.write = self._steps("write", "From waking the streams with news until all of them have written")
 
     def _add_redis(self) -> None:
+        """Adds the metrics of Redis and of prefix look-ups."""
         self.redis_up = self._gauge("redis_up", "Whether Redis serves; 0 where none is used")
         malformed = self._counter(
             "quire_frontend_redis_malformed_entries",

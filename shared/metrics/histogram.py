@@ -57,6 +57,7 @@ class Histogram(Collector):
         return [HistogramMetricFamily(self._name, self._documentation, labels=self.label_names)]
 
     def collect(self) -> Iterable[Metric]:
+        """Returns the metric with all series, their bucket counts cumulated; called by the page's thread."""
         family = HistogramMetricFamily(self._name, self._documentation, labels=self.label_names)
         names = [*(str(float(edge)) for edge in self._edges), "+Inf"]
         for values, series in list(self._series.items()):

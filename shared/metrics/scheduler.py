@@ -164,6 +164,7 @@ class ClusterCollector(Collector):
         return []  # prevents collection at registration, before the cluster exists
 
     def collect(self) -> Iterable[Metric]:
+        """Yields all metrics of the workers and the cluster, read from their present status."""
         model = self._model_name()
         rows = [((model, worker.id), worker) for worker in self._workers()]
         yield _gauge("vllm:num_requests_running", "Sequences running", rows, lambda w: w.running)
@@ -221,6 +222,7 @@ Read = Callable[[pb.ServiceStatus], float]
 
 
 def _sleep_states(rows: list[Row]) -> Metric:
+    """Returns a gauge with one series per worker and sleep state: awake, weights offloaded or everything discarded."""
     family = GaugeMetricFamily(
         "vllm:engine_sleep_state", "1 for the current state, else 0", labels=[*MODEL_LABELS, "sleep_state"]
     )
@@ -244,6 +246,8 @@ def _by_reason(model: str, rows: list[Row], cluster: ClusterGauges) -> Metric:
 
 
 def _config(rows: list[Row], cluster: ClusterGauges) -> Metric:
+    """Returns vLLM's info metric of the KV cache sizes, as labels: blocks, tokens, and sequences of maximum length
+    that fit."""
     names = ("block_size", "num_gpu_blocks", "kv_cache_size_tokens", "kv_cache_max_concurrency")
     family = GaugeMetricFamily("vllm:cache_config_info", "KV cache sizes, as labels", labels=(*MODEL_LABELS, *names))
     for labels, worker in rows:
@@ -255,7 +259,7 @@ def _config(rows: list[Row], cluster: ClusterGauges) -> Metric:
 
 
 def _host_memory(rows: list[Row]) -> Iterable[Metric]:
-    """Metrics of the workers' host memory tier."""
+    """Yields gauges and counters of the workers' host memory tier; nothing without `rows`."""
     if not rows:
         return
     name = "quire_scheduler_host_blocks"
@@ -270,7 +274,7 @@ def _host_memory(rows: list[Row]) -> Iterable[Metric]:
 
 
 def _disk(rows: list[Row]) -> Iterable[Metric]:
-    """Metrics of the workers' disk tier."""
+    """Yields gauges and counters of the workers' disk tier; nothing without `rows`."""
     if not rows:
         return
     name = "quire_scheduler_disk_blocks"
@@ -283,7 +287,7 @@ def _disk(rows: list[Row]) -> Iterable[Metric]:
 
 
 def _speculation(rows: list[Row]) -> Iterable[Metric]:
-    """Metrics of the workers' speculative decoding."""
+    """Yields counters of the workers' speculative decoding and the present draft length; nothing without `rows`."""
     if not rows:
         return
     yield _counter("vllm:spec_decode_num_drafts", "Verified drafts", rows, lambda w: w.drafts.num_drafts)
@@ -313,6 +317,7 @@ def _usage(worker: pb.ServiceStatus) -> float:
 
 
 def _gauge(name: str, text: str, rows: list[Row], read: Read) -> Metric:
+    """Returns a gauge with one series per worker, whose value `read` takes from the worker's status."""
     family = GaugeMetricFamily(name, text, labels=MODEL_LABELS)
     for labels, worker in rows:
         family.add_metric(labels, read(worker))
@@ -320,6 +325,7 @@ def _gauge(name: str, text: str, rows: list[Row], read: Read) -> Metric:
 
 
 def _counter(name: str, text: str, rows: list[Row], read: Read) -> Metric:
+    """Returns a counter with one series per worker, whose value `read` takes from the worker's status."""
     family = CounterMetricFamily(name, text, labels=MODEL_LABELS)
     for labels, worker in rows:
         family.add_metric(labels, read(worker))

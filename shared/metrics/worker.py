@@ -94,6 +94,7 @@ class StepTotals(Collector):
         self.cost, self.busy_s = NO_COST, 0.0
 
     def collect(self) -> Iterable[Metric]:
+        """Yields the counters of tokens, busy time, and the minimum operations and bytes of all steps."""
         for name, text, value in (
             ("tokens_computed", "Tokens computed by the model", self.computed),
             ("tokens_sampled", "Tokens sampled", self.sampled),
@@ -139,7 +140,7 @@ class DiskMetrics:
 
 
 class WorkerMetrics:
-    """Metrics that are observed as events happen."""
+    """Metrics of steps, grammars and adapters that are observed as events happen."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry
@@ -195,6 +196,7 @@ class WorkerMetrics:
         self._add_costs(registry)
 
     def _add_costs(self, registry: CollectorRegistry) -> None:
+        """Adds the gauges of peak performance and utilisation to the registry; all are 0 until set_peak() is called."""
         self._peak_flops = Gauge(
             "quire_worker_peak_flops_per_second",
             "Peak FLOP/s of the device according to its vendor; 0: unknown",
@@ -224,6 +226,7 @@ class WorkerMetrics:
         self._peak_bandwidth.set(peak.bytes)
 
     def grammar_prepared(self, prepared: GrammarOutcome) -> None:
+        """Counts a prepared grammar as failed, compiled or cached, and observes the compile time."""
         if prepared.error is not None:
             self.grammars.labels("failed").inc()
         else:
@@ -238,6 +241,8 @@ class WorkerMetrics:
         self.mask_wait.observe(seconds)
 
     def observe_step(self, result: StepOutcome, num_tokens: int, cost: StepCost) -> None:
+        """Observes the durations of a step's phases and adds its tokens and cost to the totals; updates utilisation
+        after every UTILISATION_OVER_S of busy time."""
         timings = result.timings
         forward_us, sample_us = timings.forward_us, timings.sample_us
         wait, prepare, forward, sample = self._observe_phases
@@ -276,6 +281,8 @@ class ExpertLoadCollector(Collector):
         return []
 
     def collect(self) -> Iterable[Metric]:
+        """Yields the tokens, the ratio of the busiest expert to the mean, and the number of unused experts of each
+        layer, since start-up."""
         tokens = CounterMetricFamily(
             "quire_worker_expert_tokens", "Tokens that experts of a layer computed, padding included", labels=["layer"]
         )
@@ -305,6 +312,7 @@ class StatusCollector(Collector):
         return []  # prevents collection at registration, before there is a status
 
     def collect(self) -> Iterable[Metric]:
+        """Yields the gauges of the present status; the age of the last step only after a first step."""
         status = self._read()
         yield GaugeMetricFamily("quire_worker_slots_live", "Sequences that have a slot", status.running)
         yield GaugeMetricFamily("quire_worker_blocks_total", "KV blocks, null block excluded", status.blocks.total)

@@ -10,7 +10,7 @@ DIGEST_BYTES = 32
 
 
 class AdapterId(NamedTuple):
-    """Name and content of an adapter."""
+    """Name and content of an adapter; equal ids mean equal weights, as far as digests are reported."""
 
     name: str
     digest: bytes  # SHA-256 of the weights; empty: not reported

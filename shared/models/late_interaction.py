@@ -31,7 +31,8 @@ class LateInteraction:
 
 
 def from_colbert_metadata(values: dict[str, Any]) -> LateInteraction:
-    """Reads artifact.metadata of a ColBERT folder. Raises InvalidArgument."""
+    """Returns the settings in artifact.metadata of a ColBERT folder, with ColBERT's defaults for missing ones.
+    Raises InvalidArgument for another similarity than cosine, or lengths out of range."""
     if values.get("similarity", "cosine") != "cosine":
         raise _refusal("similarity", values["similarity"], "only cosine is supported")
     return LateInteraction(
@@ -46,7 +47,8 @@ def from_colbert_metadata(values: dict[str, Any]) -> LateInteraction:
 
 
 def from_pylate_config(values: dict[str, Any]) -> LateInteraction:
-    """Reads config_sentence_transformers.json of a PyLate folder. Raises InvalidArgument."""
+    """Returns the settings in config_sentence_transformers.json of a PyLate folder, with PyLate's defaults for
+    missing ones. Raises InvalidArgument for malformed values."""
     skipped = values.get("skiplist_words")
     if skipped is not None and not (isinstance(skipped, list) and all(isinstance(word, str) for word in skipped)):
         raise _refusal("skiplist_words", skipped, "a list of words is needed")

@@ -58,6 +58,8 @@ def served_name(model: str, folder: Path) -> str:
 
 
 def _snapshot(name: str, revision: str, weights: bool) -> Path:
+    """Returns the folder of a hub model: the cached one if it is complete, else after a download. Raises
+    InvalidArgument if there is no such model or no huggingface_hub, Unavailable if the download fails."""
     try:
         import huggingface_hub as hub
     except ImportError:
@@ -75,6 +77,8 @@ def _snapshot(name: str, revision: str, weights: bool) -> Path:
 
 
 def _wanted(files: Iterable[str], weights: bool) -> Iterable[str]:
+    """Yields the files to download: texts and configuration, and with `weights` the safetensors, or PyTorch's files
+    if there are none; subfolders and second copies are left out."""
     top = [file for file in files if "/" not in file and not file.startswith(SECOND_COPIES)]
     yield from (file for file in top if file.endswith(TEXTS))
     if weights:
@@ -83,7 +87,8 @@ def _wanted(files: Iterable[str], weights: bool) -> Iterable[str]:
 
 
 def is_complete(folder: Path, *, weights: bool) -> bool:
-    """Whether all files that the folder's own index names are present."""
+    """Returns whether the folder has all files that its own index names; without `weights`, whether it has a
+    tokenizer.json."""
     if not weights:
         return (folder / "tokenizer.json").exists()
     for index in (folder / INDEX, folder / OLDER_INDEX):

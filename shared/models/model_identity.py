@@ -48,7 +48,8 @@ def _text(path: Path) -> str:
 
 
 def class_names(config: dict[str, Any]) -> tuple[str, ...]:
-    """Returns the class names of a sequence classifier; transformers omits them if there are two unnamed classes."""
+    """Returns the class names of a sequence classifier, by number, LABEL_0 and so on if they are unnamed; empty for
+    other models. Raises InvalidArgument for malformed names."""
     if not any(str(name).endswith("ForSequenceClassification") for name in config.get("architectures") or ()):
         return ()
     named = config.get("id2label")
@@ -66,6 +67,8 @@ def fingerprint(config: dict[str, Any]) -> str:
 
 
 def identity(folder: Path, served_name: str = "") -> pb.ModelIdentity:
+    """Returns the identity of the model in a folder; its name is that of the folder by default. Raises
+    InvalidArgument for an unreadable config.json or an invalid vocab_size."""
     config = read_config(folder)
     name = served_name or folder.resolve().name
     vocab_size = config.get("vocab_size")

@@ -67,8 +67,8 @@ def has_identity_score_activation(config: dict[str, Any]) -> bool:
 
 
 def read_sentence_model(folder: Path) -> SentenceModel | None:
-    """Returns None for a folder that is not of sentence-transformers. Raises InvalidArgument for unsupported
-    modules."""
+    """Returns the settings in a sentence-transformers or ColBERT folder; None for any other folder. Raises
+    InvalidArgument for unsupported modules."""
     listed = _read(folder / "modules.json")
     if listed is None:
         return _colbert(folder)
@@ -101,7 +101,8 @@ def read_sentence_model(folder: Path) -> SentenceModel | None:
 
 
 def _colbert(folder: Path) -> SentenceModel | None:
-    """Reads a ColBERT folder, whose projection is among the model's own tensors."""
+    """Reads a ColBERT folder, whose projection is among the model's own tensors; None if the folder has no
+    artifact.metadata. Raises InvalidArgument for malformed values."""
     found = _read(folder / "artifact.metadata")
     if found is None:
         return None
@@ -130,6 +131,7 @@ def _modes(config: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _dense(folder: Path, path: str) -> DenseModule:
+    """Reads a Dense module's config.json. Raises InvalidArgument for an unsupported activation."""
     config = _object(folder / path / "config.json")
     activation = str(config.get("activation_function", "torch.nn.modules.activation.Tanh")).rpartition(".")[2]
     if activation not in ACTIVATIONS:
@@ -152,6 +154,7 @@ def _object(path: Path) -> dict[str, Any]:
 
 
 def _read(path: Path) -> Any:
+    """Returns the parsed JSON file; None if it does not exist. Raises InvalidArgument for malformed JSON."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -49,6 +49,8 @@ def _instead(folder: Path) -> str:
 
 
 def _sections(path: Path) -> dict[str, Any]:
+    """Returns the sections of tokenizer.json; empty if it is no JSON object. Raises InvalidArgument for a file that
+    cannot be read or parsed."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -33,6 +33,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    """Imports connect(), and with it the Redis client, when it is first used. Raises AttributeError for other names."""
     if name == "connect":
         from quire.shared.prefix_index.connection import connect
 

@@ -83,6 +83,8 @@ def _tls_options(tls: Tls) -> dict[str, str]:
 
 
 def _through_sentinel(url: str, options: dict[str, Any]) -> Any:
+    """Returns a client of the service's present master, which it asks the sentinels for. Raises InvalidArgument for
+    a URL without a service or with a host without a port."""
     parts = urlsplit(url)
     addresses = [_address(host, url) for host in parts.netloc.rsplit("@", 1)[-1].split(",")]
     service = parts.path.strip("/")
@@ -100,6 +102,7 @@ class _ThroughSentinel(Redis):
     """Client that also closes its connections to the sentinels."""
 
     async def aclose(self, close_connection_pool: bool | None = None) -> None:
+        """Closes the connections to the master and to all sentinels."""
         await super().aclose(close_connection_pool)
         pool: Any = self.connection_pool
         for sentinel in pool.sentinel_manager.sentinels:
@@ -113,6 +116,8 @@ def _shown(url: str) -> str:
 
 
 def _address(host: str, url: str) -> tuple[str, int]:
+    """Returns host and port of `host`, which is written HOST:PORT. Raises InvalidArgument, with the URL without its
+    password, if there is no port."""
     name, colon, port = host.rpartition(":")
     if not colon or not port.isdigit():
         raise InvalidArgument(f"redis: {_shown(url)!r} names no port for {host!r}", field="redis")

@@ -54,6 +54,7 @@ class MalformedEntries:
         self._num_suppressed = 0
 
     def add(self, kind: str, name: bytes, reason: str) -> None:
+        """Counts a malformed entry of this kind and logs it, unless one was logged within LOG_INTERVAL_S."""
         self._count(kind)
         now = self._clock()
         if now - self._logged_at < LOG_INTERVAL_S:
@@ -74,7 +75,8 @@ LOG_ONLY = MalformedEntries(lambda _kind: None)
 
 
 def scheduler_entry(name: str, value: bytes) -> SchedulerEntry:
-    """Parses the value of a scheduler's key. Raises ValueError."""
+    """Parses the JSON value of a scheduler's key; `name`: its id. Raises ValueError for malformed or oversized
+    values."""
     entry = _fields(value)
     numbers = _number(entry, "epoch"), _number(entry, "num_workers")
     return SchedulerEntry(name, _text(entry, "address"), *numbers, bool(entry.get("draining")))
@@ -87,13 +89,14 @@ def worker_entry(name: str, value: bytes) -> WorkerEntry:
 
 
 def name_of(data: bytes) -> str:
-    """Decodes and checks an id. Raises ValueError."""
+    """Decodes an id from Redis and checks its length. Raises ValueError, also for bytes that are not UTF-8."""
     if not 0 < len(data) <= MAX_NAME_BYTES:
         raise ValueError(f"an id has 1 to {MAX_NAME_BYTES} bytes, not {len(data)}")
     return data.decode()
 
 
 def _fields(value: bytes) -> dict[str, Any]:
+    """Parses a JSON object of limited size. Raises ValueError."""
     if len(value) > MAX_VALUE_BYTES:
         raise ValueError(f"it has {len(value)} bytes, at most {MAX_VALUE_BYTES} are allowed")
     try:
@@ -106,6 +109,7 @@ def _fields(value: bytes) -> dict[str, Any]:
 
 
 def _text(entry: dict[str, Any], field: str) -> str:
+    """Returns a text field that is not empty. Raises ValueError."""
     value = entry.get(field)
     if not isinstance(value, str) or not value:
         raise ValueError(f"{field}: a text is expected")
@@ -123,6 +127,8 @@ def _whole(value: Any, field: str, least: int) -> int:
 
 
 def _groups(entry: dict[str, Any]) -> tuple[Retention, ...]:
+    """Returns the retention rules of an entry's KV groups, from its windows in tokens (0: full attention) and block
+    size; empty without windows. Raises ValueError."""
     windows = entry.get("windows", [])
     if not isinstance(windows, list) or len(windows) > MAX_GROUPS:
         raise ValueError(f"windows: a list of at most {MAX_GROUPS} numbers is expected")

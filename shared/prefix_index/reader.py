@@ -83,7 +83,8 @@ class PrefixReader:
         return await _entries(self._redis, kind, self._malformed)
 
     async def match(self, block_hashes: Sequence[bytes], workers: Sequence[WorkerEntry]) -> list[WorkerMatch]:
-        """Returns the matching prefix lengths, with one round trip for all workers of a kind."""
+        """Returns the numbers of leading blocks that workers hold, without those that hold none, in one round trip
+        for all workers with a single KV group and one for the others."""
         plain = [worker for worker in workers if not worker.groups]
         grouped = [worker for worker in workers if worker.groups]
         found: list[tuple[WorkerEntry, int]] = []

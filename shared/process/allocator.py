@@ -16,7 +16,8 @@ SMALL = {"frontend": 128, "scheduler": 128, "worker": 512}  # bytes; torch's ope
 
 
 def environment(role: str, inherited: Mapping[str, str]) -> dict[str, str]:
-    """Returns variables to add to a service's environment; empty if the caller has already set them."""
+    """Returns variables to add to the environment of a service of this role, which limit malloc's arenas and caches;
+    empty if the caller has already set them or the role needs none."""
     if VARIABLE in inherited or role not in SMALL:
         return {}
     return {VARIABLE: f"glibc.malloc.arena_max=1:glibc.malloc.tcache_max={SMALL[role]}"}

@@ -53,8 +53,9 @@ class Child:
             self._start()
 
     def ask(self, message: bytes, longest_s: float | None = None) -> bytes:
-        """Sends a message and returns the answer. Raises ChildEnded if the child exits or does not answer within
-        `longest_s`, Internal if it cannot be started."""
+        """Sends a message and returns the answer; starts the process if it does not run, and again if it was killed
+        while idle. Raises ChildEnded if the child exits or does not answer within `longest_s` (it is killed then),
+        Internal if it cannot be started."""
         process = self._process or self._start()
         assert process.stdin is not None
         assert process.stdout is not None
@@ -83,6 +84,8 @@ class Child:
         self.close()
 
     def _start(self) -> subprocess.Popen[bytes]:
+        """Starts the process, sends the introduction and waits until it is ready. Raises Internal, with the last
+        line of its stderr, if it exits or is not ready after LONGEST_START_S."""
         with tempfile.TemporaryFile() as words:
             pipe = subprocess.PIPE
             process = subprocess.Popen(self._command, stdin=pipe, stdout=pipe, stderr=words)

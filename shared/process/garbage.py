@@ -25,7 +25,8 @@ MAX_INTERVAL_S = 600.0
 
 
 class Collector:
-    """Decides periodically whether to run a full collection."""
+    """Decides once per check whether to run a full garbage collection, by the process's load and the time since the
+    last one."""
 
     def __init__(
         self,
@@ -68,7 +69,8 @@ class Collector:
 
 @contextmanager
 def service_gc_thresholds() -> Iterator[None]:
-    """Applies a service's collection thresholds, for measurements."""
+    """Context with a service's collection thresholds, for measurements; restores the former ones and unfreezes all
+    objects at its end."""
     before = gc.get_threshold()
     _set_thresholds()
     try:

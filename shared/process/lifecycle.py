@@ -38,6 +38,8 @@ class Shutdown:
         self._signalled = False
 
     def install(self) -> None:
+        """Handles SIGTERM and SIGINT on the running loop; if a launcher has set PARENT_PIPE_VARIABLE, also drains
+        when stdin ends."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, signal.Signals(number).name)
@@ -45,6 +47,7 @@ class Shutdown:
             loop.add_reader(sys.stdin.fileno(), self._on_orphaned)
 
     def _on_signal(self, name: str) -> None:
+        """Requests the shutdown at the first signal; exits the process at once with EXIT_FORCED at the second."""
         if self._signalled:
             log.warning("second signal, exiting at once", signal=name)
             flush()
@@ -78,7 +81,7 @@ def run(service: Callable[[Shutdown], Coroutine[Any, Any, None]]) -> int:
     1 if a part of it ended unexpectedly."""
 
     async def main() -> None:
-        """Runs the service with signal handlers, and with a watchdog that is stopped at the end."""
+        """Runs the service with a handler of signals and a watchdog, which stops when the service ends."""
         _own_process.append(True)
         shutdown = Shutdown()
         shutdown.install()

@@ -22,7 +22,7 @@ Progress = Callable[[], Mapping[str, object]]  # parts that have work -> a value
 
 @dataclass(slots=True)
 class _Watched:
-    """A group of parts with their progress."""
+    """Group of parts, with their progress at the last check and their numbers of checks without progress."""
 
     progress: Progress
     most_looks: int
@@ -30,6 +30,8 @@ class _Watched:
     num_looks: Counter[str] = field(default_factory=Counter)  # checks without progress
 
     def look(self) -> None:
+        """Makes one check: counts it for parts that were there before and report the same progress, and resets the
+        count of others."""
         before, self.seen = self.seen, self.progress()
         still = [part for part, done in self.seen.items() if part in before and before[part] == done]
         self.num_looks = Counter({part: self.num_looks[part] + 1 for part in still})
@@ -40,7 +42,7 @@ class _Watched:
 
 
 class Liveness:
-    """Liveness of one process, independent of its peers."""
+    """Liveness of one process by the progress of its parts, independent of its peers."""
 
     def __init__(self) -> None:
         self._watched: list[_Watched] = []
@@ -64,6 +66,7 @@ class Liveness:
             await tell(self.is_alive)
 
     def look(self) -> None:
+        """Makes one check of all watched parts and logs an error when the set of dead parts changes."""
         before = self._dead
         for watched in self._watched:
             watched.look()

@@ -18,7 +18,8 @@ class CpuTimeExceeded(Exception):
 
 
 def limit_memory(num_bytes: int) -> None:
-    """Makes allocations beyond today's size and `num_bytes` raise MemoryError; no dump of memory is left either."""
+    """Makes allocations beyond the present size plus `num_bytes` raise MemoryError (Linux only), and disables core
+    dumps."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if not STATM.exists():
         return

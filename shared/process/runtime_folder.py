@@ -13,8 +13,8 @@ RUNTIME_VARIABLE = "XDG_RUNTIME_DIR"
 
 
 def runtime_folder() -> Path:
-    """Returns the folder, which is created if needed. Raises FailedPrecondition if another user could have created
-    it."""
+    """Returns the folder, in XDG's runtime folder or else the temporary one; creates it if needed. Raises
+    FailedPrecondition if it cannot be created or other users can open it."""
     parent = os.environ.get(RUNTIME_VARIABLE)
     path = Path(parent, "quire") if parent else Path(tempfile.gettempdir(), f"quire-{os.getuid()}")
     try:

@@ -90,7 +90,8 @@ async def run_restarting(
 
 
 async def _end_of(work: Callable[[], Awaitable[object]]) -> str:
-    """Runs `work` and returns the reason why it ended."""
+    """Runs `work` and returns the reason why it ended, logging an exception. Raises its FailedPrecondition, and a
+    cancellation that was requested."""
     try:
         await work()
     except FailedPrecondition:
@@ -116,12 +117,15 @@ class Tasks:
         return len(self.running)
 
     def start(self, name: str, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
+        """Starts a task and keeps a reference to it until it ends."""
         task = asyncio.create_task(work, name=name)
         self.running.add(task)
         task.add_done_callback(self._on_end)
         return task
 
     def _on_end(self, task: asyncio.Task[Any]) -> None:
+        """Drops the reference to an ended task; logs its failure at debug level and an unrequested cancellation as
+        an error."""
         self.running.discard(task)
         if task.cancelled():
             if not task.cancelling():

@@ -35,7 +35,8 @@ def with_unique_name(settings: S) -> Iterator[S]:
 
 
 def _take(folder: Path, default: str) -> tuple[str, int]:
-    """Returns the name and the lock file descriptor that reserves it until it is closed."""
+    """Returns the first free name (`default`, then with -2, -3, ...) and the descriptor of its lock file, which
+    reserves it until it is closed."""
     for number in itertools.count(1):
         name = default if number == 1 else f"{default}-{number}"
         lock = os.open(folder / f"{quote(name, safe='')}.name", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

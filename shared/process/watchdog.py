@@ -45,6 +45,8 @@ class Watchdog:
             self._loop.call_later(TURN_S, self._turn)
 
     def _watch(self) -> None:
+        """Ends the process with EXIT_STUCK, after printing all stacks, when the event loop has not turned for
+        MAX_TURNS checks in a row; returns after stop()."""
         seen, num_waits = self._num_turns, 0
         while not self._over.wait(TURN_S):
             num_waits = 0 if seen != self._num_turns else num_waits + 1

@@ -27,7 +27,8 @@ class AdminCredentials:
 
 
 def publish(role: str, grpc_port: int, admin: AdminCredentials) -> Path:
-    """Writes the file of this process and removes those of processes that have exited."""
+    """Writes the credentials file of this process and removes those of processes that have exited; returns its path.
+    Raises FailedPrecondition or OSError."""
     place = runtime_folder()
     for path in place.glob("*.json"):
         if not _is_alive(path):
@@ -51,6 +52,7 @@ def find(address: str, role: str = "*") -> AdminCredentials | None:
 
 
 def _is_alive(path: Path) -> bool:
+    """Returns whether the process in a file's name runs and belongs to this user."""
     with contextlib.suppress(ValueError, ProcessLookupError, PermissionError):
         os.kill(int(path.stem.rsplit("-", 1)[1]), 0)
         return True

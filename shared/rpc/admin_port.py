@@ -52,6 +52,8 @@ class AdminPort:
         return self._file.first.decode() if self._file is not None else self._generated_key
 
     async def start(self) -> None:
+        """Starts the server and publishes its address and key for commands of this user; logs a warning if they
+        cannot be published."""
         await self._server.start()
         await self._server.set_serving(True)
         try:
@@ -75,6 +77,8 @@ class AdminPort:
             raise error
 
     def _check(self, metadata: dict[str, str | bytes]) -> QuireError | None:
+        """Returns Unauthenticated unless the metadata has the right key as a bearer token, compared in constant
+        time."""
         shown = bearer(metadata)
         held = (
             self._file.holds(shown)
@@ -88,6 +92,8 @@ class AdminPort:
 
 
 def _check_exposed(settings: Settings) -> None:
+    """Raises InvalidArgument for an admin service beyond this machine without a key file, or without TLS unless
+    `insecure` is set."""
     if not settings.admin_key_file:
         message = f"admin_key_file: needed for an admin service beyond this machine (admin_host {settings.admin_host})"
         raise InvalidArgument(message, field="admin_key_file")

@@ -154,6 +154,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
 
 
 async def _answer(answer: Awaitable[Response], context: grpc.aio.ServicerContext[Request, Response]) -> Response:
+    """Returns the answer of an admin call; aborts the gRPC call with the status of its QuireError."""
     try:
         return await answer
     except QuireError as error:

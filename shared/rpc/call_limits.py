@@ -37,6 +37,8 @@ class CallLimitInterceptor(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Handler | None:
+        """Returns the wrapped handler of a method, made once, or a handler that refuses the call, for unknown
+        methods and for oversized headers."""
         if not _fits(handler_call_details.invocation_metadata or ()):
             return self._too_large
         handler = await continuation(handler_call_details)
@@ -50,6 +52,8 @@ class CallLimitInterceptor(grpc.aio.ServerInterceptor):
         return changed
 
     def _bounded(self, handler: Any) -> Handler:
+        """Returns a handler that takes every request as a stream, so that it waits for the request itself, for a
+        limited time."""
         changed = dict.fromkeys(("unary_unary", "unary_stream", "stream_unary", "stream_stream"))
         streams = handler.request_streaming
         if handler.response_streaming:
@@ -73,6 +77,8 @@ class CallLimitInterceptor(grpc.aio.ServerInterceptor):
         """Wraps a streamed response; a handler either yields its responses or writes them to the context."""
 
         async def write(requests: AsyncIterator[Any], context: Context) -> None:
+            """Runs the handler and writes the responses that it yields, if it yields any; the call's resets are
+            counted."""
             with self._counted(context):
                 found = behaviour(await self._request(requests, context) if reads else requests, context)
                 if hasattr(found, "__aiter__"):
@@ -85,7 +91,8 @@ class CallLimitInterceptor(grpc.aio.ServerInterceptor):
 
     @contextmanager
     def _counted(self, context: Context) -> Iterator[None]:
-        """Counts the call if its client resets it: its task is then cancelled, or writing to it fails."""
+        """Context of one call: counts the call if its client resets it; its task is then cancelled, or writing to it
+        fails."""
         peer = context.peer()  # not available after the call
         try:
             yield
@@ -104,6 +111,8 @@ class CallLimitInterceptor(grpc.aio.ServerInterceptor):
             self._resets.end(peer, text)
 
     async def _request(self, requests: AsyncIterator[Any], context: Context) -> Any:
+        """Returns the call's single request. Aborts the call if none arrives in time, or if the client closes its
+        side without one."""
         try:
             async with asyncio.timeout(self._patience_s):
                 async for request in requests:

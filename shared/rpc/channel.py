@@ -44,7 +44,8 @@ def connect(address: str, tls: Tls = NO_TLS, max_receive_bytes: int = MAX_MESSAG
 
 
 def connect_blocking(address: str, tls: Tls = NO_TLS) -> grpc.Channel:
-    """Opens a channel for use by threads; otherwise like connect()."""
+    """Opens a channel for use by threads instead of an event loop. Raises Unavailable if the certificates are
+    unusable."""
     options = _options(tls, MAX_MESSAGE_BYTES)
     if not tls.dials:
         return grpc.insecure_channel(address, options=options)

@@ -24,7 +24,7 @@ MOST_REMEMBERED = 4_096  # connections
 
 @dataclass(slots=True)
 class ResetBucket:
-    """Recent resets of one connection."""
+    """Leaky bucket of one connection: resets that have not drained yet, and the time of the last one."""
 
     level: float
     seen_s: float
@@ -46,19 +46,22 @@ class ConnectionResets:
         self._buckets: OrderedDict[str, ResetBucket] = OrderedDict()
 
     def add(self, peer: str) -> None:
-        """Counts a call that its client has reset. `peer`: as gRPC names the remote end."""
+        """Counts a call that its client has reset, and closes the connection when its bucket exceeds the burst.
+        `peer`: as gRPC names the remote end."""
         bucket = self._bucket(peer)
         bucket.level += 1
         if bucket.level > self._burst:
             self.end(peer, f"more than {self._burst} calls were reset")
 
     def end(self, peer: str, reason: str) -> None:
-        """Closes a connection and logs the reason."""
+        """Closes the connection to a peer, if it still exists, and logs the reason."""
         self._buckets.pop(peer, None)
         if self._close(peer):
             log.warning("closed a connection", peer=peer, reason=reason)
 
     def _bucket(self, peer: str) -> ResetBucket:
+        """Returns the bucket of a peer, drained by PER_SECOND since its last reset; creates it if needed and forgets
+        the least recently seen peer beyond MOST_REMEMBERED."""
         now = self._clock()
         bucket = self._buckets.setdefault(peer, ResetBucket(0.0, now))
         self._buckets.move_to_end(peer)

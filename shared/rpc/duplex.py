@@ -33,6 +33,8 @@ class Duplex(Generic[Incoming, Outgoing]):
     another."""
 
     def __init__(self, stream: CallStream, heartbeat: Outgoing, interval_s: float) -> None:
+        """Wraps one end of a gRPC stream. `heartbeat`: message to send after an interval without any; `interval_s`:
+        heartbeat interval, until the peer announces another."""
         self._stream = stream
         self._ending = CallStatus(stream.stream if isinstance(stream, PartStream) else stream)
         self._heartbeat = heartbeat
@@ -126,6 +128,8 @@ class Duplex(Generic[Incoming, Outgoing]):
         return message  # type: ignore[no-any-return]
 
     async def _write(self, message: Outgoing) -> None:
+        """Writes one message. Raises Unavailable if the call was cancelled locally, or, after a moment in which the
+        reader can report the call's status, if the call is over."""
         try:
             await self._stream.write(message)
         except asyncio.CancelledError:
@@ -136,6 +140,8 @@ class Duplex(Generic[Incoming, Outgoing]):
             raise Unavailable("the peer has ended the stream") from None
 
     async def _receive(self) -> Any:
+        """Returns the next message, or EOF. Raises Unavailable if the peer is silent for too long or the call was
+        cancelled locally, and AioRpcError with the server's own status if the call has ended."""
         try:
             async with self._silence:
                 return await self._stream.read()

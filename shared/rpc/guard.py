@@ -32,6 +32,8 @@ class CallGuard(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler[Any, Any] | None:
+        """Returns the method's handler, or, if `check` returns an error, reports the refusal and returns a handler
+        that aborts the call without reading a message."""
         if handler_call_details.method.startswith(HEALTH):
             return await continuation(handler_call_details)
         error = self._check(metadata_of(handler_call_details.invocation_metadata))
@@ -42,6 +44,8 @@ class CallGuard(grpc.aio.ServerInterceptor):
 
 
 def _refusing(error: QuireError) -> grpc.RpcMethodHandler[Any, Any]:
+    """Returns a handler that aborts every call with `error` before a message is read."""
+
     async def refuse(_messages: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         await context.abort(transport(error).grpc_code, error.message)
 

@@ -37,6 +37,7 @@ class Health:
         self._changed = asyncio.Event()
 
     def handler(self) -> grpc.GenericRpcHandler:
+        """Returns the gRPC handler of Check and Watch, to be added to a server."""
         return grpc.method_handlers_generic_handler(
             SERVICE_NAME,
             {
@@ -46,12 +47,15 @@ class Health:
         )
 
     async def _check(self, question: bytes, context: Context) -> int:
+        """Returns the status of the requested service; aborts the call with NOT_FOUND for an unknown one."""
         status = self._statuses.get(await _service(question, context))
         if status is None:
             await context.abort(grpc.StatusCode.NOT_FOUND)
         return status
 
     async def _watch(self, question: bytes, context: Context) -> AsyncIterator[int]:
+        """Yields the status of the requested service, UNKNOWN for an unknown one, at once and after each change.
+        Aborts the call beyond MAX_WATCHES."""
         service = await _service(question, context)
         if self._num_watches >= MAX_WATCHES:
             text = f"{MAX_WATCHES} watches are open, which is the limit; use Check instead"

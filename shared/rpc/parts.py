@@ -40,6 +40,7 @@ class PartStream:
         return await self._whole(message) if _is_part(message) else message
 
     async def write(self, message: Any) -> None:
+        """Writes a message, in parts if it exceeds PART_BYTES."""
         if message.ByteSize() <= PART_BYTES:
             await self.stream.write(message)
             return
@@ -49,6 +50,8 @@ class PartStream:
             await self.stream.write(kind(part=Part(data=bytes(data[start:end]), last=end >= len(data))))
 
     async def _whole(self, message: Any) -> Any:
+        """Reads the remaining parts of a message and returns the parsed whole; calls `on_part` after each part but
+        the last. Raises InvalidArgument if it exceeds MAX_BYTES or another message interrupts it."""
         kind, data = type(message), bytearray()
         while _is_part(message):
             data += message.part.data
@@ -66,6 +69,7 @@ def _is_part(message: Any) -> bool:
 
 
 def _parsed(kind: type[Any], data: bytes) -> Any:
+    """Parses a joined message. Raises InvalidArgument for malformed bytes."""
     try:
         return kind.FromString(data)
     except Exception as error:  # protobuf's own errors have no common class in all its implementations

@@ -37,6 +37,8 @@ def connections(found: Iterable[str]) -> Iterator[tuple[socket.socket, tuple[str
 
 
 def _peer(held: socket.socket) -> tuple[str, int] | None:
+    """Returns the remote address and port of a connected TCP socket, IPv4-mapped addresses as IPv4; None for any
+    other socket."""
     if held.family not in FAMILIES or held.type != socket.SOCK_STREAM:
         return None
     try:

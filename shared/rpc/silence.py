@@ -35,6 +35,7 @@ class Silence:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        """Ends the read of one message. Raises Unavailable if it ended because the peer was silent for too long."""
         assert self._reading is not None
         reading, self._reading = self._reading, None
         try:

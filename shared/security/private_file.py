@@ -48,6 +48,8 @@ class PrivateFile(Generic[Held]):
 
     @property
     def held(self) -> Held:
+        """Contents of the file, read again if it has changed. If it is unusable now, logs an error and calls
+        `on_error`, once per reason, and returns the previous contents."""
         try:
             self._reload(self._look())
         except InvalidArgument as error:  # logged once per reason
@@ -58,6 +60,8 @@ class PrivateFile(Generic[Held]):
         return self._held
 
     def _reload(self, stamp: Stamp) -> None:
+        """Reads the file again if its stamp differs from that of the last attempt. Raises InvalidArgument for
+        unusable contents, which are not tried again until the file changes."""
         if stamp == self._stamp:
             return
         self._stamp, self._failure = stamp, ""
@@ -65,6 +69,8 @@ class PrivateFile(Generic[Held]):
         log.info("file read again", setting=self._setting)
 
     def _look(self) -> Stamp:
+        """Returns modification time, inode and size of the file. Raises InvalidArgument if it is missing, too large,
+        or other users can open it."""
         try:
             status = self._path.stat()
         except OSError as error:
@@ -76,6 +82,7 @@ class PrivateFile(Generic[Held]):
         return status.st_mtime_ns, status.st_ino, status.st_size
 
     def _read(self) -> Held:
+        """Reads and parses the file. Raises InvalidArgument if it cannot be read or its contents are unusable."""
         try:
             with self._path.open("rb") as file:
                 return self._read_bytes(file.read(self._max_bytes))

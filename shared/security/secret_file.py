@@ -40,6 +40,8 @@ class SecretFile:
         return any(found)
 
     def _read(self, content: bytes) -> tuple[bytes, ...]:
+        """Returns the secrets of the file's content, one per line that is not blank. Raises UnusableFile if there is
+        none or one is too short."""
         secrets = tuple(line.strip() for line in content.splitlines() if line.strip())
         if not secrets:
             raise UnusableFile("it is empty")

@@ -36,7 +36,8 @@ class _ReloadingValue(Generic[Value]):
         self.value = self._load()
 
     def refresh(self) -> bool:
-        """Reloads if the files have changed; returns whether `value` is new."""
+        """Derives `value` again if the files have changed; returns whether it is new. Unusable files are logged, and
+        the previous value stays in effect."""
         stamps = _stamps(self._tls)
         if stamps == self._stamps:
             return False
@@ -50,7 +51,7 @@ class _ReloadingValue(Generic[Value]):
         return True
 
     def _load(self) -> Value:
-        """Returns a new value made from the current files. Raises InvalidArgument, naming them, if they are
+        """Derives the value from the files. Raises InvalidArgument, naming the setting and the files, if they are
         unusable."""
         try:
             return self._make(self._tls)
@@ -84,7 +85,8 @@ def channel_credentials(tls: Tls) -> grpc.ChannelCredentials:
 
 
 def client_context(tls: Tls) -> ssl.SSLContext:
-    """Returns a client context from the current files. Raises Unavailable if they are unusable."""
+    """Returns a client context from the current files, with the system's CAs if none is set. Raises Unavailable if
+    they are unusable."""
     try:
         context = _context(tls, ssl.PROTOCOL_TLS_CLIENT)
         if not tls.ca:
@@ -113,6 +115,8 @@ def server_context(tls: Tls, setting: str) -> ssl.SSLContext:
 
 
 def _certificate_configuration(tls: Tls) -> grpc.ServerCertificateConfiguration:
+    """Returns the certificates for a gRPC server's next handshakes. Raises OSError or SSLError if the files are
+    unusable or do not match."""
     _server_context(tls)  # gRPC itself would detect a mismatched pair only at the first handshake
     return grpc.ssl_server_certificate_configuration(
         [(Path(tls.key).read_bytes(), Path(tls.cert).read_bytes())],
@@ -121,6 +125,8 @@ def _certificate_configuration(tls: Tls) -> grpc.ServerCertificateConfiguration:
 
 
 def _server_context(tls: Tls) -> ssl.SSLContext:
+    """Returns a server context from the current files; with mutual TLS it requires TLS 1.3 and issues no session
+    tickets."""
     context = _context(tls, ssl.PROTOCOL_TLS_SERVER)
     context.verify_mode = ssl.CERT_REQUIRED if tls.is_mutual else ssl.CERT_NONE
     if tls.is_mutual:
@@ -132,6 +138,8 @@ def _server_context(tls: Tls) -> ssl.SSLContext:
 
 
 def _context(tls: Tls, protocol: int) -> ssl.SSLContext:
+    """Returns a context for the protocol, with the certificate and CA that are set. Raises OSError or SSLError if
+    they are unusable."""
     context = ssl.SSLContext(protocol)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     if tls.cert:
@@ -146,6 +154,7 @@ def _bytes(path: str) -> bytes | None:
 
 
 def _stamps(tls: Tls) -> list[tuple[int, int, int] | None]:
+    """Returns modification time, inode and size of each file; None for one that is missing."""
     found: list[tuple[int, int, int] | None] = []
     for path in tls.files:
         try:

@@ -27,6 +27,7 @@ class Tls(BaseModel):
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
+        """Checks that settings that need each other are set together; raises ValueError."""
         if bool(self.cert) != bool(self.key):
             raise ValueError("cert and key belong together")
         if self.clients == "require" and not (self.cert and self.ca):

@@ -121,8 +121,9 @@ def load(
     flags: Mapping[str, Any],
     environ: Mapping[str, str] | None = None,
 ) -> S:
-    """Returns the settings of the service that `model` belongs to. `known`: the models of all services; `flags`:
-    without None values."""
+    """Returns the settings of the service that `model` belongs to, from file, environment and flags in ascending
+    precedence. `known`: the models of all services; `flags`: without None values, may name the file as `config`.
+    Raises InvalidArgument."""
     service = next(name for name, candidate in known.items() if candidate is model)
     flags = dict(flags)
     given = configured(known, flags.pop("config", ""), environ)
@@ -142,6 +143,8 @@ def configured(
 
 
 def build(model: type[M], values: Mapping[str, Any], service: str) -> M:
+    """Creates the settings. Raises InvalidArgument for the first wrong value, naming service, field and value;
+    secrets are not shown."""
     try:
         return model(**values)
     except ValidationError as error:
@@ -156,6 +159,8 @@ def build(model: type[M], values: Mapping[str, Any], service: str) -> M:
 
 
 def _from_file(path: Path, known: Mapping[str, type[Settings]]) -> dict[str, dict[str, Any]]:
+    """Returns the values of a YAML file by service, with deprecated names replaced. Raises InvalidArgument if it
+    cannot be read, or has an unknown section or setting."""
     try:
         document = yaml.safe_load(path.read_text()) or {}
     except OSError as error:

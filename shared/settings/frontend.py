@@ -159,6 +159,7 @@ class FrontendSettings(Settings):
     @field_validator("limits")
     @classmethod
     def _known(cls, limits: dict[str, int]) -> dict[str, int]:
+        """Checks that the names of request limits exist; raises ValueError."""
         for name in limits:
             if name not in RequestLimits.names():
                 raise ValueError(f"unknown limit {name!r}; known limits: {', '.join(RequestLimits.names())}")
@@ -167,6 +168,7 @@ class FrontendSettings(Settings):
     @field_validator("connections")
     @classmethod
     def _known_connections(cls, limits: dict[str, int]) -> dict[str, int]:
+        """Checks that the names of connection limits exist; raises ValueError."""
         for name in limits:
             if name not in ConnectionLimits.names():
                 raise ValueError(f"unknown limit {name!r}; known limits: {', '.join(ConnectionLimits.names())}")
@@ -175,6 +177,7 @@ class FrontendSettings(Settings):
     @field_validator("stream_limits")
     @classmethod
     def _known_stream_limits(cls, limits: dict[str, int]) -> dict[str, int]:
+        """Checks that the names of stream limits exist; raises ValueError."""
         for name in limits:
             if name not in StreamLimits.names():
                 raise ValueError(f"unknown limit {name!r}; known limits: {', '.join(StreamLimits.names())}")

@@ -190,6 +190,7 @@ class WorkerSettings(Settings):
     @field_validator("lora")
     @classmethod
     def _named(cls, lora: dict[str, str]) -> dict[str, str]:
+        """Checks that adapters are written NAME=FOLDER with a printable name of limited length; raises ValueError."""
         for name, folder in lora.items():
             if not name or not folder or not name.isprintable() or len(name) > LONGEST_ADAPTER_NAME:
                 raise ValueError(f"{name!r:.80}={folder!r:.80} is not NAME=FOLDER")

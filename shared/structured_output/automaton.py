@@ -44,7 +44,7 @@ def characters(ranges: Iterable[tuple[int, int]], *, negated: bool = False) -> E
 
 
 def chain(first: Expression, then: Expression) -> Expression:
-    """Returns the concatenation of two expressions."""
+    """Returns the concatenation of two expressions, simplified and nested to the right."""
     if NOTHING in (first, then):
         return NOTHING
     if first == EMPTY:
@@ -55,7 +55,7 @@ def chain(first: Expression, then: Expression) -> Expression:
 
 
 def either(options: Iterable[Expression]) -> Expression:
-    """Returns the union of expressions."""
+    """Returns the union of expressions, simplified; NOTHING for none."""
     found = _flat("either", options) - {NOTHING}
     if ANY_TEXT in found:
         return ANY_TEXT
@@ -143,8 +143,8 @@ def derivative(expression: Expression, character: int, before: bool) -> Expressi
 
 
 def plain(expression: Expression) -> str:
-    """Returns an anchored regular expression without look-around for the same texts; empty if there are none. Raises
-    TooLarge."""
+    """Returns an anchored regular expression without look-around that matches the same texts; empty if there are
+    none. Raises TooLarge for too many states, classes or characters."""
     _check_size(expression)
     classes = _classes(expression)
     if len(classes) > MAX_CLASSES:
@@ -178,6 +178,7 @@ def _check_size(expression: Expression) -> None:
 
 
 def _parts(expression: Expression) -> Iterator[Expression]:
+    """Yields an expression and all expressions inside it, repeated ones as often as they occur."""
     rest: list[Any] = [expression]
     while rest:
         part = rest.pop()
@@ -201,6 +202,8 @@ def _classes(expression: Expression) -> list[Ranges]:
 
 
 def _written(ranges: Iterable[tuple[int, int]]) -> str:
+    """Returns a character class of a regular expression for these ranges (both ends included), as hexadecimal
+    escapes."""
     found = characters(ranges)[1]
     inside = "".join(
         rf"\x{{{first:X}}}-\x{{{last:X}}}" if first < last else rf"\x{{{first:X}}}" for first, last in found
@@ -209,7 +212,8 @@ def _written(ranges: Iterable[tuple[int, int]]) -> str:
 
 
 def _eliminated(edges: dict[tuple[int, int], str], ends: set[int], num_states: int) -> str:
-    """Eliminates states one by one, those with the fewest paths through them first."""
+    """Returns the anchored regular expression of an automaton with start state 0; empty if no end is reachable.
+    Eliminates states one by one, those with the fewest paths through them first. Raises TooLarge."""
     begin, end = -1, -2
     edges[begin, 0] = ""
     edges.update(((state, end), "") for state in ends)

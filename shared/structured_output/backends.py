@@ -134,6 +134,7 @@ def cannot(name: str, constraint: pb.StructuredOutput) -> str:
 
 
 def _faults(able: BackendSupport, constraint: pb.StructuredOutput) -> Iterator[str]:
+    """Yields a text for each feature of the constraint that a backend with these abilities does not support."""
     kind = str(constraint.WhichOneof("constraint"))
     if kind not in able.forms:
         yield f"takes no {kind}"
@@ -185,6 +186,7 @@ class _Schema:
         self._able = able
 
     def faults(self, schema: Any) -> Iterator[str]:
+        """Yields a text for each unsupported feature of a schema and of all schemas inside it."""
         if not isinstance(schema, dict):
             if schema is not True or not self._able.any_value:
                 yield f"takes no schema {schema!r}"
@@ -200,6 +202,8 @@ class _Schema:
         yield from self._inner(said)
 
     def _values(self, said: dict[str, Any]) -> Iterator[str]:
+        """Yields what is unsupported in enum and const: arrays and objects, mixed types, characters that JSON
+        escapes."""
         values = said["enum"] if isinstance(said.get("enum"), list) else []
         if "const" in said:
             values = [*values, said["const"]]
@@ -214,6 +218,7 @@ class _Schema:
             yield "takes no strings in 'enum' and 'const' that JSON escapes"
 
     def _strings(self, said: dict[str, Any]) -> Iterator[str]:
+        """Yields what is unsupported in format and pattern, including combinations of pattern with other keywords."""
         if "format" in said and said["format"] not in self._able.formats:
             yield f"does not keep to 'format': {said['format']!r}"
         pattern = said.get("pattern")
@@ -231,6 +236,7 @@ class _Schema:
             yield "takes no 'pattern' that could match what JSON escapes"
 
     def _sizes(self, said: dict[str, Any]) -> Iterator[str]:
+        """Yields what is unsupported in sizes: a maximum of 0, and several arrays among the alternatives of anyOf."""
         for key in ("maxLength", "maxItems"):
             if said.get(key) == 0 and not self._able.empty:
                 yield f"does not keep to '{key}': 0"
@@ -239,6 +245,7 @@ class _Schema:
             yield "takes no 'anyOf' of several arrays"
 
     def _references(self, said: dict[str, Any]) -> Iterator[str]:
+        """Yields what is unsupported in $ref: other targets than definitions, and keywords next to it."""
         ref = said.get("$ref")
         if ref is None:
             return
@@ -250,6 +257,7 @@ class _Schema:
             yield "does not keep to what stands beside '$ref'"
 
     def _inner(self, said: dict[str, Any]) -> Iterator[str]:
+        """Yields what is unsupported in properties and combinations, and the faults of the inner schemas."""
         names = said.get("properties")
         if isinstance(names, dict) and not self._able.escapes and not all(map(PLAIN_NAME.fullmatch, names)):
             yield "takes no names in 'properties' that JSON escapes"
@@ -271,6 +279,8 @@ class _Schema:
 
 
 def _may_be_array(schema: Any) -> bool:
+    """Returns whether a schema's type allows an array; True for a boolean schema and for one without a type or
+    values."""
     if not isinstance(schema, dict):
         return True
     kinds = schema.get("type", [] if schema.keys() & {"enum", "const"} else ["array"])

@@ -50,7 +50,8 @@ def is_unsupported_feature(reason: str) -> bool:
 
 
 def check(constraint: pb.StructuredOutput) -> None:
-    """Validates a constraint. Raises InvalidArgument."""
+    """Validates a constraint without compiling it: kind, size, nesting, and for a JSON Schema whether a value can
+    satisfy it. Raises InvalidArgument."""
     kind = check_size(constraint)
     if constraint.disable_any_whitespace and constraint.whitespace_pattern:
         raise refuse("whitespace_pattern and disable_any_whitespace exclude each other")
@@ -82,6 +83,7 @@ def _check_regex(constraint: pb.StructuredOutput) -> None:
 
 
 def _check_choice(constraint: pb.StructuredOutput) -> None:
+    """Raises InvalidArgument for a choice without options or with an empty one."""
     options = constraint.choice.options
     if not options:
         raise refuse("choice must have at least one option")
@@ -110,6 +112,7 @@ _CHECKS: dict[str, Callable[[pb.StructuredOutput], None]] = {
 
 
 def _check_text(text: str, kind: str) -> None:
+    """Raises InvalidArgument for a blank text and for one with a NUL character; `kind` names it in the error."""
     if not text.strip():
         raise refuse(f"{kind} cannot be empty")
     if "\0" in text:
@@ -117,7 +120,8 @@ def _check_text(text: str, kind: str) -> None:
 
 
 def parse(text: str, kind: str, max_nesting: int) -> Any:
-    """Parses JSON after limiting its nesting depth, so that the parser cannot exhaust the stack."""
+    """Parses strict JSON after limiting its nesting depth, so that the parser cannot exhaust the stack. Raises
+    InvalidArgument; `kind` names the text in it."""
     if not text.strip():
         raise refuse(f"{kind} cannot be empty")
     nesting = _nesting(text)
@@ -130,7 +134,8 @@ def parse(text: str, kind: str, max_nesting: int) -> Any:
 
 
 def check_schema(schema: Any) -> None:
-    """Raises InvalidArgument for a schema that is valid JSON but cannot be used."""
+    """Raises InvalidArgument for a schema that is valid JSON but cannot be used: it is no object or boolean, no
+    value satisfies it, or its multipleOf values have too large a common multiple."""
     if not isinstance(schema, dict | bool):
         raise refuse(f"json_schema must be an object or a boolean, got {type(schema).__name__}")
     reason = contradiction(schema)

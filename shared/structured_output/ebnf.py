@@ -32,7 +32,8 @@ def is_ebnf(text: str) -> bool:
 
 
 def lark(text: str) -> str:
-    """Returns the grammar in Lark. Raises InvalidArgument."""
+    """Returns the grammar in Lark, with a start rule for ROOT. Raises InvalidArgument for a syntax error, an
+    undefined name, or a missing root."""
     bodies = rules(text)
     if ROOT not in bodies:
         raise refuse(f"grammar: there is no rule named {ROOT}")
@@ -55,6 +56,8 @@ class _Writer:
         self._terminals: list[str] = []  # for runs of regular items inside rules
 
     def write(self) -> str:
+        """Returns the complete grammar: start rule, one rule or terminal for each rule of the source, and the
+        terminals made of their parts."""
         lines = [f"start: {self._written[ROOT]}"]
         for name, body in self._bodies.items():
             written = self._rule(body) if name in self._recursive else self._regular(body)
@@ -65,7 +68,7 @@ class _Writer:
         return self._recursive.isdisjoint(_names(node))
 
     def _rule(self, node: Node) -> str:
-        """Writes a node as part of a rule."""
+        """Returns a node as part of a Lark rule; regular parts become terminals."""
         if self._is_regular(node):
             return self._terminal(node)
         match node:
@@ -94,6 +97,7 @@ class _Writer:
             yield self._terminal(EbnfSequence(tuple(regular)))
 
     def _terminal(self, node: Node) -> str:
+        """Writes a regular node as part of a rule; adds a terminal for it unless it is a single text, class or name."""
         written = self._regular(node)
         if isinstance(node, EbnfText | Characters | Name) or not written:
             return written
@@ -102,7 +106,7 @@ class _Writer:
         return name
 
     def _regular(self, node: Node) -> str:
-        """Writes a node as part of a terminal."""
+        """Returns a regular node as part of a Lark terminal, with names replaced by those of their terminals."""
         match node:
             case EbnfText(value):
                 return json.dumps(value, ensure_ascii=False)
@@ -125,7 +129,7 @@ def _bounds(least: int, most: int | None) -> str:
 
 
 def _names(node: Node) -> Iterator[str]:
-    """Yields the rules that `node` references directly."""
+    """Yields the names of rules that `node` references directly, repeated ones as often as they occur."""
     rest = [node]
     while rest:
         match rest.pop():

@@ -82,6 +82,8 @@ ANY_CHARACTER = Characters(((10, 10),), negated=True)  # like `.` of a regular e
 
 @dataclass(frozen=True, slots=True)
 class _Token:
+    """Token of a grammar, with its line from 1; `kind` is the name of the TOKEN group that matched, or "end"."""
+
     kind: str
     text: str
     line: int
@@ -104,6 +106,8 @@ def error(line: int, text: str) -> InvalidArgument:
 
 
 def _tokens(text: str) -> list[_Token]:
+    """Splits a grammar into tokens, without spaces and comments. Raises InvalidArgument, naming the line, for text
+    that is no token."""
     tokens = []
     at, line = 0, 1
     while at < len(text):
@@ -130,6 +134,7 @@ class _Parser:
         return self._peek().kind == "end"
 
     def rule(self) -> tuple[int, str, Node]:
+        """Parses one rule; returns its line, name and body. Raises InvalidArgument for a token out of place."""
         name = self._take("name")
         self._take("define")
         body = self._choice()
@@ -139,6 +144,7 @@ class _Parser:
         return name.line, name.text, body
 
     def _choice(self) -> Node:
+        """Parses alternatives separated by |. Raises InvalidArgument beyond MAX_NESTING levels of groups."""
         self._depth += 1
         if self._depth > MAX_NESTING:
             raise error(self._peek().line, f"groups are nested more than {MAX_NESTING} levels deep")
@@ -150,18 +156,21 @@ class _Parser:
         return options[0] if len(options) == 1 else EbnfChoice(tuple(options))
 
     def _sequence(self) -> Node:
+        """Parses items up to a token that begins none; no item at all is the empty text."""
         items: list[Node] = []
         while (item := self._item()) is not None:
             items.append(item)
         return items[0] if len(items) == 1 else EbnfSequence(tuple(items))
 
     def _item(self) -> Node | None:
+        """Parses an element and the repetitions after it; None if no element follows."""
         node = self._element()
         while node is not None and (bounds := self._bounds()) is not None:
             node = Repeat(node, *bounds)
         return node
 
     def _element(self) -> Node | None:
+        """Parses a text, class, name or group; None if the next token is none of these or begins the next rule."""
         token = self._peek()
         if token.kind == "name" and self._begins_rule():
             return None
@@ -175,6 +184,8 @@ class _Parser:
         return node
 
     def _bounds(self) -> tuple[int, int | None] | None:
+        """Parses a repetition such as * or {2,5}: (least, most), most None: unbounded; None if none follows. Raises
+        InvalidArgument for bounds beyond MAX_REPEAT or in the wrong order."""
         token = self._peek()
         simple: dict[str, tuple[int, int | None]] = {"*": (0, None), "+": (1, None), "?": (0, 1)}
         bounds = simple.get(token.text) if token.kind == "mark" else None
@@ -194,6 +205,8 @@ class _Parser:
         return self._tokens[self._at]
 
     def _take(self, kind: str, text: str = "") -> _Token:
+        """Returns the next token and advances. Raises InvalidArgument unless it has this kind and, if given, this
+        text."""
         token = self._peek()
         if token.kind != kind or (text and token.text != text):
             raise error(token.line, f"{text or {'define': '::='}.get(kind, kind)} is due, not {token.text}")
@@ -202,6 +215,7 @@ class _Parser:
 
 
 def _leaf(token: _Token) -> Node | None:
+    """Returns the node of a token that stands for itself: a name, text, class or dot; None for any other."""
     match token.kind:
         case "name":
             return Name(token.text)
@@ -215,6 +229,8 @@ def _leaf(token: _Token) -> Node | None:
 
 
 def _class(token: _Token) -> Characters:
+    """Returns the character class of a token. Raises InvalidArgument for a range that runs backwards and for an
+    empty class."""
     inside = token.text[1:-1]
     negated = inside.startswith("^")
     characters = _characters(inside.removeprefix("^"), token.line)
@@ -235,7 +251,8 @@ def _class(token: _Token) -> Characters:
 
 
 def _characters(text: str, line: int) -> list[tuple[int, bool]]:
-    """Returns code points, and whether each was escaped."""
+    """Returns the code points of a text without its quotes or brackets, escapes resolved, and whether each was
+    escaped. Raises InvalidArgument for a wrong escape."""
     found = []
     at = 0
     while at < len(text):
@@ -251,6 +268,8 @@ def _characters(text: str, line: int) -> list[tuple[int, bool]]:
 
 
 def _escaped(letter: str, digits: str, line: int) -> int:
+    """Returns the code point of an escape sequence. `digits`: its hexadecimal digits, if it has any. Raises
+    InvalidArgument for an unknown or incomplete one."""
     if letter in ESCAPES:
         return ord(ESCAPES[letter])
     try:

@@ -14,7 +14,8 @@ WHITESPACE = r"(\x20|\r?\n[\x20\x09]{0,64})"
 
 
 def json_rule(schema: Any, options: pb.StructuredOutput) -> str:
-    """Returns a rule's body for a schema."""
+    """Returns a rule's body for a schema, rewritten for llguidance, with the request's options on whitespace and
+    additional properties."""
     if schema is True:
         schema = {}
     if options.disable_additional_properties:
@@ -34,7 +35,8 @@ def _spacing(options: pb.StructuredOutput) -> dict[str, Any]:
 
 
 def closed(schema: Any) -> Any:
-    """Forbids properties that a schema does not name, unless it sets additionalProperties itself."""
+    """Returns the schema, and all inside it, with properties forbidden that it does not name, unless it sets
+    additionalProperties itself."""
     if isinstance(schema, list):
         return [closed(item) for item in schema]
     if not isinstance(schema, dict):

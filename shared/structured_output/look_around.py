@@ -46,6 +46,8 @@ def plain_patterns(pattern: str) -> tuple[str, ...]:
 
 
 def _plain(pattern: str) -> list[str]:
+    """Returns plain patterns that together match the same texts: one for each look-ahead at the beginning, and one
+    for the rest. Raises Unreadable or TooLarge."""
     text, written = pattern.removeprefix("^"), list[str]()
     while pattern.startswith("^") and text.startswith(("(?=", "(?!")):
         inside, text = _first_group(text)
@@ -58,7 +60,8 @@ def _plain(pattern: str) -> list[str]:
 
 
 def _searched(pattern: str) -> Expression:
-    """Returns the expression for a pattern as JSON Schema uses it, unanchored."""
+    """Returns the expression for texts that contain a match of `pattern`, as JSON Schema uses patterns; anchored at
+    the beginning if it starts with ^."""
     tree = [*_syntax.parse(pattern)]
     if tree and tree[0] == (_syntax.AT, _syntax.AT_BEGINNING):
         return _expression(tree[1:], ANY_TEXT)
@@ -66,7 +69,8 @@ def _searched(pattern: str) -> Expression:
 
 
 def _first_group(text: str) -> tuple[str, str]:
-    """Splits the text after the group that it begins with, dropping the group's closing parenthesis."""
+    """Splits a text that begins with a group: returns the group without its closing parenthesis, and the text after
+    it. Raises Unreadable if the group has no end."""
     for at, depth in _depths(text):
         if depth == 0:
             return text[:at], text[at + 1 :]
@@ -104,6 +108,8 @@ def _expression(tree: list[Any], then: Expression) -> Expression:
 
 
 def _of_one(operation: str, value: Any, then: Expression) -> Expression:  # noqa: PLR0911 - a case each
+    """Returns the expression of one operation of the parsed tree (Python's re parser) followed by `then`. Raises
+    Unreadable for an operation that cannot be rewritten, such as a back-reference."""
     match operation:
         case "LITERAL":
             return automaton.chain(automaton.characters([(value, value)]), then)
@@ -131,6 +137,7 @@ def _of_one(operation: str, value: Any, then: Expression) -> Expression:  # noqa
 
 
 def _class(items: list[Any]) -> Expression:
+    """Returns the expression of a character class: its literals, ranges and categories, negated if it says so."""
     ranges: list[tuple[int, int]] = []
     negated = False
     for operation, value in items:
@@ -147,6 +154,7 @@ def _class(items: list[Any]) -> Expression:
 
 
 def _category(name: str) -> automaton.Ranges:
+    """Returns the character ranges of a category such as DIGIT or NOT_WORD."""
     found: automaton.Ranges = automaton.characters(
         CATEGORIES[name.removeprefix("NOT_")], negated=name.startswith("NOT_")
     )[1]
@@ -154,6 +162,8 @@ def _category(name: str) -> automaton.Ranges:
 
 
 def _repeat(least: int, most: Any, body: Any, then: Expression) -> Expression:
+    """Returns `least` to `most` repetitions of `body` followed by `then`. Raises Unreadable for more than
+    MAX_REPEAT, and for look-ahead inside of a repetition other than `?`."""
     endless = most == _syntax.MAXREPEAT
     if least > MAX_REPEAT or (not endless and most > MAX_REPEAT):
         raise Unreadable(f"more than {MAX_REPEAT} repetitions are not offered beside it")

@@ -30,6 +30,8 @@ def escape(text: str) -> str:
 
 
 def _ascii(pattern: str) -> str:
+    r"""Returns the pattern with ASCII-only classes for \d and \w (outside of classes also \D and \W), and with
+    slashes and line feeds escaped for Lark."""
     written: list[str] = []
     in_class = escaped = False
     for character in pattern:
@@ -50,6 +52,7 @@ def _ascii(pattern: str) -> str:
 
 
 def _escape(character: str, *, in_class: bool) -> str:
+    """Returns the replacement of an escape sequence, given the character after the backslash; most stay as they are."""
     positive = ASCII.get(character)
     if positive is not None:
         return positive if in_class else f"[{positive}]"

@@ -56,6 +56,7 @@ class _Finder:
         return self._reason(self._root, "#")
 
     def _reason(self, node: Any, at: str) -> str:
+        """Returns where and why no value satisfies `node`, a schema at the JSON pointer `at`; empty if a value may."""
         if node is False:
             return f"{at} is false"
         if not isinstance(node, dict):
@@ -63,6 +64,8 @@ class _Finder:
         return self._of_reference(node, at) or self._of_parts(node, at) or self._of_values(node, at)
 
     def _of_reference(self, node: Json, at: str) -> str:
+        """Returns why the target of the node's $ref cannot be satisfied, for instance because it requires itself;
+        empty if it may or there is no $ref. Records targets found satisfiable."""
         ref = node.get("$ref")
         if not isinstance(ref, str) or ref in self._fulfillable:
             return ""
@@ -81,6 +84,7 @@ class _Finder:
         return self._failed[ref]
 
     def _of_parts(self, node: Json, at: str) -> str:
+        """Returns why one part of allOf, or every part of anyOf or oneOf, cannot be satisfied; empty if they may."""
         for number, part in enumerate(_list(node, "allOf")):
             if reason := self._reason(part, f"{at}/allOf/{number}"):
                 return reason
@@ -91,6 +95,8 @@ class _Finder:
         return ""
 
     def _of_values(self, node: Json, at: str) -> str:
+        """Returns why no listed value (enum, const), or no value of any allowed type, satisfies the node; empty if
+        one may."""
         kinds = node.get("type", TYPES)
         kinds = [kinds] if isinstance(kinds, str) else kinds
         if not isinstance(kinds, list | tuple) or not kinds or not all(kind in TYPES for kind in kinds):
@@ -101,6 +107,8 @@ class _Finder:
         return reasons[0] if all(reasons) else ""
 
     def _of_kind(self, kind: str, node: Json, at: str) -> str:
+        """Returns why no value of the JSON type `kind` satisfies the node: contradictory bounds, properties or
+        items; empty if one may."""
         for least, most in BOUNDS.get(kind, ()):
             low, high = _number(node, least), _number(node, most)
             touch = low == high and "exclusive" in least + most
@@ -111,6 +119,8 @@ class _Finder:
         return self._of_array(node, at) if kind == "array" else ""
 
     def _of_object(self, node: Json, at: str) -> str:
+        """Returns why no object satisfies the node: more required names than maxProperties, a forbidden one, or one
+        whose schema cannot be satisfied; empty if one may."""
         names = [name for name in _list(node, "required") if isinstance(name, str)]
         properties = node.get("properties")
         properties = properties if isinstance(properties, dict) else {}
@@ -131,6 +141,8 @@ class _Finder:
         return ""
 
     def _of_array(self, node: Json, at: str) -> str:
+        """Returns why no array satisfies the node: an item that minItems requires has a schema that cannot be
+        satisfied; empty if one may."""
         least = _number(node, "minItems") or 0
         items = node.get("items")
         key, first = ("items", items) if isinstance(items, list) else ("prefixItems", _list(node, "prefixItems"))
@@ -142,7 +154,8 @@ class _Finder:
 
 
 def _of_listed(node: Json, kinds: list[str] | tuple[str, ...], at: str) -> str:
-    """Checks enum and const."""
+    """Returns why no value of enum or const is allowed: an empty list, a const outside of it, or only values of
+    other types; empty if one is."""
     listed = node.get("enum", [node.get("const")])
     if not isinstance(listed, list):
         return ""

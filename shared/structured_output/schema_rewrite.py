@@ -56,6 +56,7 @@ def without_annotations(schema: Any) -> Any:
 
 
 def _without_annotations(schema: Json) -> Json:
+    """Returns one schema without formats that no library asserts, trivial propertyNames, and keywords that are null."""
     found = {key: value for key, value in schema.items() if value is not None or key not in NEVER_NULL}
     if isinstance(found.get("format"), str) and found["format"] not in FORMATS:
         del found["format"]
@@ -72,6 +73,8 @@ def for_other_backends(schema: Any) -> Any:
 
 
 def _with_required_names(schema: Json) -> Json:
+    """Returns the schema with required names added to its properties, under the schema of additionalProperties;
+    unchanged if these are forbidden."""
     properties, required = schema.get("properties", {}), schema.get("required")
     others = schema.get("additionalProperties", True)
     if not isinstance(required, list) or not isinstance(properties, dict) or others is False:
@@ -106,7 +109,8 @@ def _with_small_bounds(schema: Json) -> Json:
 
 
 def _with_plain_patterns(schema: Json) -> Json:
-    """Replaces look-around in patterns. Raises InvalidArgument if that is impossible."""
+    """Replaces look-around in the schema's pattern by plain patterns, further ones in allOf. Raises InvalidArgument
+    if that is impossible."""
     pattern = schema.get("pattern")
     if not isinstance(pattern, str):
         return schema
@@ -117,6 +121,8 @@ def _with_plain_patterns(schema: Json) -> Json:
 
 
 def _with_names(schema: Json) -> Json:
+    """Replaces propertyNames that only lists names (enum, const) by properties, and one that only has a pattern, in
+    a schema without properties, by patternProperties; returns other schemas unchanged."""
     names = schema.get("propertyNames")
     if not isinstance(names, dict) or "patternProperties" in schema:
         return schema

@@ -29,6 +29,8 @@ def lark(tags: Json, options: pb.StructuredOutput, specials: SpecialTokens) -> s
 
 
 def as_format(tags: Json) -> Json:
+    """Returns a tag in the notation with `format`: structures and triggers become triggered_tags. Raises
+    InvalidArgument if the tag has neither."""
     if "format" in tags:
         return _object(tags["format"], "format")
     structures, triggers = tags.get("structures"), tags.get("triggers")
@@ -72,6 +74,8 @@ class _Writer:
         }
 
     def format(self, node: Any, where: str) -> str:
+        """Writes a format by its type and returns the expression, adding rules that it needs to `lines`. `where`:
+        path for errors. Raises InvalidArgument for an unknown type."""
         kind = _object(node, where).get("type")
         write = self._formats.get(str(kind))
         if write is None:
@@ -85,6 +89,8 @@ class _Writer:
         return literal(_text(node, "value", where), self._specials)
 
     def _json_schema(self, node: Json, where: str) -> str:
+        """Writes the rule of a JSON Schema. Raises InvalidArgument for another style than JSON, or an invalid
+        schema."""
         if node.get("style", "json") != "json":
             raise wrong(f"{where}.style", f"{node['style']!r} is not offered; there is 'json'")
         _only(node, {"json_schema", "style"}, where)
@@ -125,6 +131,8 @@ class _Writer:
         return f"({' | '.join(self.format(e, f'{where}.elements[{i}]') for i, e in enumerate(elements))})"
 
     def _repeat(self, node: Json, where: str) -> str:
+        """Writes min to max repetitions of the content; max -1: unbounded. Raises InvalidArgument for bounds out of
+        range."""
         least, most = node.get("min", 0), node.get("max", -1)
         if not (isinstance(least, int) and isinstance(most, int) and 0 <= least <= MAX_REPEAT and most <= MAX_REPEAT):
             raise wrong(where, f"min and max must be integers of at most {MAX_REPEAT}, got {least!r} and {most!r}")
@@ -136,7 +144,8 @@ class _Writer:
         return f"({literal(_text(node, 'begin', where), self._specials)} {self._inside(node, where)})"
 
     def _inside(self, tag: Json, where: str) -> str:
-        """Writes the content and end of a tag."""
+        """Writes the content and end of a tag, whose begin is written already; any text ends at the first occurrence
+        of an end. Raises InvalidArgument for an end that is no text."""
         ends = tag.get("end", "")
         ends = ends if isinstance(ends, list) else [ends]
         if not ends or not all(isinstance(end, str) for end in ends):
@@ -169,6 +178,8 @@ class _Writer:
         return f"({tag}{'+' if node.get('at_least_one') else '*'} {self._text_without([*triggers, *excludes])})"
 
     def _tags_with_separator(self, node: Json, where: str) -> str:
+        """Writes tags that follow each other with the separator in between: any number, at least one (at_least_one),
+        or no further one after the first (stop_after_first)."""
         _only(node, {"tags", "separator", "at_least_one", "stop_after_first"}, where)
         tags = _list(node, "tags", where)
         tag = self._rule(" | ".join(self._tag(_object(t, where), f"{where}.tags[{i}]") for i, t in enumerate(tags)))
@@ -178,7 +189,8 @@ class _Writer:
         return some if node.get("at_least_one") else f"({some})?"
 
     def _head(self, trigger: str, excludes: list[str]) -> str:
-        """Writes text up to and including the first `trigger`."""
+        """Writes text up to and including the first `trigger`, which contains none of `excludes`; special tokens in
+        the trigger stand for themselves."""
         first, *rest = pieces(trigger, self._specials)
         marks = self._marks([trigger, *excludes])
         text = self._terminal(without(excludes)) if excludes else ANY
@@ -200,7 +212,8 @@ class _Writer:
         return f"{self._marks(excludes)} {text}".strip()
 
     def _marks(self, excludes: list[str]) -> str:
-        """Writes any number of texts that each end with a token allowed in free text."""
+        """Writes any number of texts that each end with a special token allowed in free text; empty if there are no
+        such tokens. `excludes`: texts that must not occur."""
         names = {token_id: name for name, token_id in self._specials.ids.items()}
         allowed = [i for i in sorted(self._specials.in_text) if not any(text in names[i] for text in excludes)]
         if not allowed:
@@ -235,6 +248,7 @@ def _object(node: Any, where: str) -> Json:
 
 
 def _list(node: Json, key: str, where: str) -> list[Any]:
+    """Returns a list field that is not empty. Raises InvalidArgument."""
     found = node.get(key)
     if not isinstance(found, list) or not found:
         raise wrong(f"{where}.{key}", f"must be a list that is not empty, got {found!r}")
@@ -242,6 +256,7 @@ def _list(node: Json, key: str, where: str) -> list[Any]:
 
 
 def _text(node: Json, key: str, where: str) -> str:
+    """Returns a text field that is not empty. Raises InvalidArgument."""
     found = node.get(key)
     if not isinstance(found, str) or not found:
         raise wrong(f"{where}.{key}", f"must be a text that is not empty, got {found!r}")
@@ -249,6 +264,7 @@ def _text(node: Json, key: str, where: str) -> str:
 
 
 def _texts(node: Json, key: str, where: str) -> list[str]:
+    """Returns an optional list of texts that are not empty. Raises InvalidArgument."""
     found = node.get(key, [])
     if not isinstance(found, list) or not all(isinstance(text, str) and text for text in found):
         raise wrong(f"{where}.{key}", f"must be a list of texts, none of them empty, got {found!r}")
@@ -256,7 +272,8 @@ def _texts(node: Json, key: str, where: str) -> list[str]:
 
 
 def _only(node: Json, known: set[str], where: str) -> None:
-    """Refuses unknown options, because ignoring a restriction would silently change the result."""
+    """Raises InvalidArgument for a set option that is not in `known`, because ignoring a restriction would silently
+    change the result."""
     for key, value in node.items():
         if key not in {"type", *known} and value not in (None, False, [], ""):
             raise wrong(f"{where}.{key}", "is not offered")

@@ -37,7 +37,7 @@ MAX_REMEMBERED_UNLOADED = 1024
 
 
 class AdapterWorker(Protocol):
-    """Attached worker, as far as adapters are concerned."""
+    """Attached worker as ClusterAdapters sees it; replicas and the in-process engine's worker implement it."""
 
     hello: worker_pb2.WorkerHello
     adapters: ReplicaAdapters
@@ -50,7 +50,7 @@ class AdapterWorker(Protocol):
 
 @dataclass(slots=True)
 class KnownAdapter:
-    """Adapter that sequences use or may use."""
+    """Adapter that sequences use or may use; `leaving`: it is no longer offered to requests."""
 
     id: AdapterId
     path: str
@@ -176,7 +176,11 @@ class ClusterAdapters:
         return unused is not None
 
     def _order(self, replica: AdapterWorker, known: KnownAdapter) -> None:
+        """Has a worker load a known adapter. If its content differs or the load fails, the worker is not asked for
+        this adapter again."""
+
         def done(outcome: Outcome) -> None:
+            """Handles the outcome of the load order; an adapter that is no longer known is unloaded again."""
             self._handle_late_outcome(replica, outcome)  # it may have been unloaded meanwhile
             if outcome == known.id:
                 self._on_loaded()
@@ -211,7 +215,8 @@ class ClusterAdapters:
     # Operators.
 
     async def load(self, request: pb.LoadAdapterRequest, model_name: str) -> pb.LoadAdapterResponse:
-        """Loads an adapter on every worker and offers it. Raises QuireError; then no worker has it."""
+        """Loads an adapter on every worker and offers it to frontends; an adapter of the same name is replaced.
+        Raises QuireError; then no worker has it."""
         async with self._loading:
             replicas = self._load_targets(request, model_name)
             late = self._late = []
@@ -229,7 +234,8 @@ class ClusterAdapters:
             return pb.LoadAdapterResponse(digest=adapter.digest, num_workers=num_workers)
 
     async def unload(self, name: str) -> pb.UnloadAdapterResponse:
-        """Stops offering an adapter; returns the number of sequences that still use it."""
+        """Stops offering an adapter; workers unload it when its last sequence has ended. Returns the number of
+        sequences that still use it. Raises NotFound, or FailedPrecondition if workers cannot unload."""
         async with self._loading:
             known = next((known for known in self._known.values() if known.id.name == name and not known.leaving), None)
             if known is None:
@@ -242,6 +248,8 @@ class ClusterAdapters:
             return pb.UnloadAdapterResponse(num_sequences=num_users)
 
     def list_adapters(self) -> pb.ListAdaptersResponse:
+        """Returns the known adapters by name, those that are being unloaded included, with their numbers of workers
+        and sequences."""
         response = pb.ListAdaptersResponse()
         for known in sorted(self._known.values(), key=lambda known: known.id):
             response.adapters.add(
@@ -280,7 +288,8 @@ class ClusterAdapters:
     async def _load_on(
         self, request: pb.LoadAdapterRequest, replicas: list[AdapterWorker]
     ) -> dict[AdapterWorker, Outcome]:
-        """Orders the load on each worker and returns the outcomes. If it is cancelled, the loads are undone."""
+        """Orders the load on each worker, in a slot that is freed if necessary, and returns the outcomes by worker.
+        Raises Unavailable after LOAD_TIMEOUT_S; then, and if it is cancelled, the loads are undone."""
         loop = asyncio.get_running_loop()
         waiting: dict[AdapterWorker, asyncio.Future[Outcome]] = {replica: loop.create_future() for replica in replicas}
         for replica, future in waiting.items():
@@ -302,7 +311,11 @@ class ClusterAdapters:
         return {replica: future.result() for replica, future in waiting.items()}
 
     def _resolver(self, replica: AdapterWorker, future: asyncio.Future[Outcome]) -> Callable[[Outcome], None]:
+        """Returns a callback that sets `future` to the outcome of a load; an outcome after the end of the future is
+        handled as late."""
+
         def done(outcome: Outcome) -> None:
+            """Sets the future to the outcome; an outcome that no call waits for any more is handled as late."""
             if not future.done():
                 future.set_result(outcome)
             else:
@@ -338,6 +351,8 @@ class ClusterAdapters:
         raise Unavailable("the workers that were to load the adapter are gone", retry_after_ms=1000)
 
     def _undo(self, outcomes: Mapping[AdapterWorker, Outcome]) -> None:
+        """Has workers unload adapters that they have just loaded, except known ones and those whose name is being
+        loaded again."""
         for replica, outcome in outcomes.items():
             if not isinstance(outcome, AdapterId) or outcome in self._known:
                 continue
@@ -347,6 +362,7 @@ class ClusterAdapters:
                 replica.adapters.unload(outcome)
 
     def _offer(self, adapter: AdapterId, path: str) -> None:
+        """Offers an adapter to frontends from now on; another one of the same name is no longer offered."""
         for known in self._known.values():
             known.leaving = known.leaving or known.id.name == adapter.name
         self._known[adapter] = KnownAdapter(adapter, path)

@@ -63,6 +63,7 @@ class Assignments:
             self.place(sequence)
 
     def cancel(self, sequence: Sequence, reason: Reason) -> None:
+        """Ends a sequence with `reason`, on its worker or while it is unassigned."""
         replica = self._replica_of.get(sequence.key)
         if replica is None:
             self._end_unassigned(sequence, reason)
@@ -166,6 +167,8 @@ class Assignments:
         self._deliver(Events(finished=finished_events(sequence, Reason.ERROR, failure=failure)))
 
     def _end_unassigned(self, sequence: Sequence, reason: Reason) -> None:
+        """Removes an unassigned sequence and emits its terminal events, with an error text if its deadline has
+        passed."""
         self.unassigned.remove(sequence.key)
         failure = None
         if reason is Reason.DEADLINE:
@@ -186,6 +189,8 @@ class Assignments:
             self._deliver(Events(finished=finished_events(sequence, Reason.ERROR, failure=failure)))
 
     def place(self, sequence: Sequence) -> None:
+        """Assigns a sequence to the worker of its siblings, or to the one that the placement chooses, and adds it
+        there. Without a suitable worker it becomes unassigned, and its adapter is fetched if no worker has it."""
         if self._terms.layout is not None:
             complete_block_hashes(sequence, self._terms.layout.block_size)
         candidates = [r for r in self._replicas.values() if not r.outdated and r.adapters.accepts(sequence.adapter)]
@@ -219,6 +224,8 @@ class Assignments:
         return replica
 
     def _reassign(self, sequences: list[Sequence], last_step_at: float | None) -> None:
+        """Places sequences of a worker that is gone or leaves elsewhere; those that lost too many workers end with
+        an error. `last_step_at`: time from which the pause of their output is measured; None: now."""
         self._metrics.sequences_moved.inc(len(sequences))
         self.num_moved += len(sequences)
         for sequence in sequences:
@@ -235,7 +242,8 @@ class Assignments:
                 )
 
     def _migrate(self, sequence: Sequence, target: Replica) -> None:
-        """Continues the sequence on the given replica."""
+        """Continues a running sequence on `target`, after its tokens so far have been delivered; its slot and blocks
+        on the source are freed."""
         source = self._replica_of[sequence.key]
         source.flush()  # deliver its tokens first
         source.core.migrate_out(sequence)

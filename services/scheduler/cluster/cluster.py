@@ -132,6 +132,8 @@ class WorkerCluster:
         )
 
     def cancel(self, owner: int, sequence_ids: Iterable[int], reason: Reason) -> None:
+        """Ends sequences of an owner with `reason`; ids that are unknown or finished are skipped. If a cancellation
+        fails, the sequence ends with an internal error."""
         for sequence_id in sequence_ids:
             sequence = self._live.of(owner).get(sequence_id)
             if sequence is None:
@@ -165,6 +167,8 @@ class WorkerCluster:
                 self._fail(owner, begun, WEIGHTS_CHANGED)
 
     def attach(self, replica: Replica) -> None:
+        """Adds a worker whose session has been accepted: brings it to the cluster's pause state, offers its adapters
+        and places unassigned sequences."""
         assert replica.id not in self.replicas, "its last attachment has been detached"
         self.replicas[replica.id] = replica
         self._clear_reconnected_loss(replica)
@@ -213,8 +217,9 @@ class WorkerCluster:
         write_log("worker detached", worker=replica.id, epoch=replica.epoch, moved=num_moved, lost=lost)
 
     def begin_leaving(self, replica: Replica) -> None:
-        """Starts the departure of a worker: running sequences move to another worker; without one they finish here, or
-        wait for one while generation is paused."""
+        """Starts the departure of a worker: it gets no sequences any more, waiting ones move, and running ones move
+        when its steps have returned; without another worker they finish here, or wait for one while generation is
+        paused."""
         replica.leaving = True
         if self._pause_reasons or any(other.takes_sequences for other in self.replicas.values()):
             replica.pause()
@@ -255,7 +260,8 @@ class WorkerCluster:
         self.assignments.set_parking(parking)
 
     def abort(self) -> int:
-        """Ends every sequence with the output it has. Returns the number of sequences."""
+        """Ends every sequence with the output it has, as cancelled. Returns the number of sequences, counting each
+        output of a beam search."""
         count = 0
         for owner in self._live.owners:
             ids = list(self._live.of(owner))
@@ -316,7 +322,8 @@ class WorkerCluster:
         return "" if replica is None else replica.id
 
     def _refusal(self, submission: pb.Submission) -> Failure | None:
-        """Returns why a submission is rejected; None if it is accepted."""
+        """Returns why a submission is rejected (malformed, draining, max_waiting, unknown adapter), which is counted
+        in the metrics; None if it is accepted."""
         model = self.terms.model
         failure, reason = refusal(submission, 0 if model is None else model.vocab_size), "malformed"
         if failure is None and self.draining:

@@ -9,7 +9,8 @@ from quire.shared.pb.worker.v1 import worker_pb2
 
 
 def view_of(cluster: WorkerCluster, scheduling_policy: str) -> pb.ClusterView:
-    """Returns the cluster status that is sent to frontends."""
+    """Returns the cluster status that is sent to frontends: agreed properties, load, and what workers that accept
+    sequences have in common."""
     accepting = [r for r in cluster.replicas.values() if r.takes_sequences]
     waiting_tokens = sum(sequence.num_tokens for sequence in cluster.assignments.unassigned)
     blocks = [r.core.kv.use for r in accepting]
@@ -37,6 +38,7 @@ def view_of(cluster: WorkerCluster, scheduling_policy: str) -> pb.ClusterView:
 
 
 def gauges_of(cluster: WorkerCluster) -> ClusterGauges:
+    """Returns the figures for the metrics page; counts unowned blocks, which walks all block tables."""
     layout, replicas = cluster.terms.layout, cluster.replicas.values()
     return ClusterGauges(
         deferred=len(cluster.assignments.unassigned) + sum(r.core.grammars.num_blocked for r in replicas),

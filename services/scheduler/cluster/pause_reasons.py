@@ -31,6 +31,7 @@ class PauseReasons:
         return reason in self._reasons
 
     def set(self, reason: PauseReason, active: bool) -> None:
+        """Adds or removes a reason; pauses or resumes generation on all workers if it was the first or the last one."""
         was_paused = bool(self._reasons)
         (self._reasons.add if active else self._reasons.discard)(reason)
         if bool(self._reasons) != was_paused:

@@ -20,6 +20,7 @@ class RequestTraces:
         self._spans: dict[int, Span] = {}  # by sequence key
 
     def on_submitted(self, sequence: Sequence, traceparent: str) -> None:
+        """Begins the span of a sequence; does nothing without a traceparent, as for requests that are not sampled."""
         if not traceparent:  # frontends send it only for sampled requests
             return
         now = self._clock()
@@ -47,6 +48,8 @@ class RequestTraces:
                 span.event("step", now, attributes)
 
     def on_events(self, events: Events, worker_of: Callable[[int], str]) -> None:
+        """Adds admissions to the spans of sampled sequences and ends the spans of those that have finished.
+        `worker_of`: returns the worker's id by sequence key."""
         if not self._spans:
             return
         now = self._clock()

@@ -71,7 +71,8 @@ class TargetState:
         return (replica.weights.update, replica.weights.version) == (self.weights.update, self.weights.version)
 
     def update_outdated(self, replica: Replica) -> None:
-        """Compares a worker with the target. Weights that sleep are compared once they are awake."""
+        """Compares a worker with the target and sets its `outdated`; wakes the reconciler and logs a warning if it
+        differs. Weights that sleep are compared once they are awake."""
         has_right_weights = WEIGHTS in self.asleep or self.has_right_weights(replica)
         replica.outdated = not has_right_weights or replica.asleep != self.asleep
         if replica.outdated:

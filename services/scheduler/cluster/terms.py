@@ -52,6 +52,8 @@ class ClusterTerms:
         return self.model.name if self.model is not None else ""
 
     def agree_on_model(self, model: model_pb2.ModelIdentity, service: str) -> None:
+        """Fixes the model, or raises FailedPrecondition if it differs from that of the first service. `service`:
+        name of the connecting one."""
         if self.model is None:
             self.model, self._set_by = model, service
             return
@@ -61,8 +63,9 @@ class ClusterTerms:
             raise FailedPrecondition(problem, field="model")
 
     def agree_on_weights(self, hello: worker_pb2.WorkerHello, *, in_use: bool) -> bool:
-        """Checks the weights that a worker starts with. While none of the agreed weights are `in_use`, others may
-        replace them; returns whether they do."""
+        """Checks the weights that a worker starts with by their digest. While none of the agreed weights are
+        `in_use`, others may replace them; returns whether they do. Otherwise raises FailedPrecondition for other
+        weights."""
         digest, worker = hello.weights_state.weights_digest, f"worker {hello.worker_id}"
         has_changed = bool(digest and self._weights) and digest != self._weights
         if has_changed and in_use:
@@ -77,6 +80,7 @@ class ClusterTerms:
         return has_changed
 
     def agree_on_layout(self, hello: worker_pb2.WorkerHello) -> None:
+        """Fixes the block size. Raises FailedPrecondition if a worker's block size or hash scheme differs."""
         layout = hello.layout
         if layout.hash_scheme != block_hash.SCHEME:
             raise FailedPrecondition(
@@ -94,8 +98,8 @@ class ClusterTerms:
             )
 
     def agree_on_groups(self, hello: worker_pb2.WorkerHello) -> tuple[KVSpec, ...]:
-        """Checks the KV groups: the meaning of a block, and the prefixes that can be reused, must be the same on every
-        worker."""
+        """Checks and returns the KV groups: the meaning of a block, and the prefixes that can be reused, must be the
+        same on every worker. Raises FailedPrecondition."""
         worker = f"worker {hello.worker_id}"
         specs = kv_wire.from_proto(hello.kv_cache.groups, worker)
         _check_held_groups(hello, len(specs), worker)
@@ -117,8 +121,8 @@ class ClusterTerms:
             )
 
     def agree_on_grammars(self, hello: worker_pb2.WorkerHello) -> None:
-        """Checks that at least one grammar library is common to all workers, so that any worker can run an accepted
-        constraint."""
+        """Reduces the grammar libraries to those common to all workers, so that any worker can run an accepted
+        constraint; raises FailedPrecondition if none is left."""
         worker_libraries = tuple(hello.sampling.structured_output_backends) or (LLGUIDANCE,)
         common = tuple(name for name in self.grammar_libraries or worker_libraries if name in worker_libraries)
         if not common:
@@ -247,6 +251,8 @@ def check_sizes(hello: worker_pb2.WorkerHello) -> None:
 
 
 def _check_kv(hello: worker_pb2.WorkerHello, service: str) -> None:
+    """Raises FailedPrecondition if the worker's KV transfer layout is no digest, or does not go with a valid block
+    size in bytes."""
     num_bytes, size = len(hello.kv_transfer.layout), hello.kv_transfer.block_bytes
     if num_bytes not in (0, LAYOUT_BYTES) or (num_bytes > 0) != (0 < size <= MAX_BLOCK_BYTES):
         text = f"kv_layout: {service} sent {num_bytes} bytes, for blocks of {size}; {LAYOUT_BYTES} are a layout"
@@ -266,6 +272,8 @@ def check_model(model: model_pb2.ModelIdentity, service: str) -> None:
 
 
 def _adapters(hello: worker_pb2.WorkerHello) -> dict[str, bytes]:
+    """Returns the digests of the worker's adapters by name. Raises FailedPrecondition if the digests do not match
+    the names."""
     try:
         return adapter_ids.digests_by_name(hello.lora.names, hello.lora.digests)
     except ValueError as error:
@@ -274,6 +282,7 @@ def _adapters(hello: worker_pb2.WorkerHello) -> dict[str, bytes]:
 
 
 def _check_paths(hello: worker_pb2.WorkerHello, service: str) -> None:
+    """Raises FailedPrecondition unless the hello has one path for each adapter, or none, all of valid length."""
     paths = hello.lora.paths
     if len(paths) not in (0, len(hello.lora.names)) or max(map(len, paths), default=0) > MAX_PATH_LENGTH:
         text = (
@@ -291,6 +300,8 @@ def check_name(field: str, value: str, *, needed: bool = True) -> None:
 
 
 def _check_held(hello: worker_pb2.WorkerHello, service: str) -> None:
+    """Checks the columns of the blocks that a worker kept on the device, in host memory and on disk. Raises
+    FailedPrecondition."""
     blocks = range(1, hello.kv_cache.num_blocks)
     _check_ids("held_block_ids", hello.held.block_ids, hello.held.block_hashes, blocks, f"{service}'s blocks")
     places = range(hello.kv_cache.num_host_blocks)
@@ -300,6 +311,8 @@ def _check_held(hello: worker_pb2.WorkerHello, service: str) -> None:
 
 
 def _check_ids(field: str, ids: bytes, hashes: bytes, valid: range, what: str) -> None:
+    """Raises FailedPrecondition unless `ids` (u32 column) and `hashes` have equally many entries, not more than
+    `valid` has, and all ids lie in it."""
     num_held = len(ids) // TOKEN_BYTES
     if len(ids) % TOKEN_BYTES or len(hashes) != block_hash.HASH_BYTES * num_held or num_held > len(valid):
         raise FailedPrecondition(
@@ -315,6 +328,7 @@ def _check_ids(field: str, ids: bytes, hashes: bytes, valid: range, what: str) -
 
 
 def _check_held_groups(hello: worker_pb2.WorkerHello, num_groups: int, service: str) -> None:
+    """Checks the group columns of kept blocks against the worker's number of KV groups. Raises FailedPrecondition."""
     _check_groups("held_block_groups", hello.held.block_groups, hello.held.block_ids, num_groups, service)
     _check_groups("held_place_groups", hello.held.host_place_groups, hello.held.host_place_ids, num_groups, service)
     _check_groups(
@@ -323,6 +337,8 @@ def _check_held_groups(hello: worker_pb2.WorkerHello, num_groups: int, service: 
 
 
 def _check_groups(field: str, column: bytes, ids: bytes, num_groups: int, service: str) -> None:
+    """Raises FailedPrecondition unless `column` (u32) is empty or has a KV group below `num_groups` for each of
+    `ids`."""
     num_held = len(ids) // TOKEN_BYTES
     if len(column) not in (0, TOKEN_BYTES * num_held):
         raise FailedPrecondition(f"{field}: {service} sent {len(column)} bytes for {num_held} blocks", field=field)

@@ -44,6 +44,8 @@ class Core:
     """Owns the sequences of one worker and all bookkeeping of its KV blocks."""
 
     def __init__(self, limits: CoreLimits, counts: CoreCounts | None = None, observer: Observer | None = None) -> None:
+        """Creates a core without sequences. `counts`: counters that outlive the attachment; None: new ones.
+        `observer`: receives the changes of the set of cached block hashes."""
         self.limits = limits
         self.counts = CoreCounts() if counts is None else counts
         self.state = CoreState(limits, self.counts, observer)
@@ -121,8 +123,8 @@ class Core:
             self.state.finish(sequence, reason)
 
     def on_grammar_prepared(self, grammar_id: bytes, failure: Failure | None = None) -> None:
-        """Handles the worker's answer to a grammar order: the grammar is ready, or could not be compiled
-        (`failure`)."""
+        """Handles the worker's answer to a grammar order: the grammar is ready, and the sequences that waited for it
+        are queued, or it could not be compiled (`failure`), and they finish with this error."""
         for sequence in self.grammars.complete(grammar_id, failed=failure is not None):
             if failure is None:
                 self.state.queue.enqueue(sequence, after=self.grammars)
@@ -130,8 +132,9 @@ class Core:
                 self.state.finish(sequence, Reason.ERROR, failure=failure)
 
     def on_media_encoded(self, identifier: bytes, failure: Failure | None = None) -> None:
-        """Handles the worker's answer to an encoder order: the item's rows are there, or the item could not be had
-        (`failure`)."""
+        """Handles the worker's answer to an encoder order: the item's rows are ready, and the sequences that waited
+        for them are queued, or the item could not be fetched or encoded (`failure`), and they finish with this
+        error."""
         for sequence in self.encoder_outputs.complete(identifier, failed=failure is not None):
             if failure is None:
                 self.state.queue.enqueue(sequence, after=self.encoder_outputs)
@@ -139,8 +142,8 @@ class Core:
                 self.state.finish(sequence, Reason.ERROR, failure=failure)
 
     def on_transfer_done(self, transfer_id: int, *, failed: bool = False, lost: Collection[int] = ()) -> None:
-        """Handles the end of a host or disk transfer. `lost`: indices of blocks that the disk did not store or
-        return."""
+        """Handles the end of a host or disk transfer; the sequences that waited for it are queued again. `lost`:
+        indices of blocks that the disk did not store or return."""
         assert self.host_blocks is not None, "it was ordered"
         self.state.queue.unblock(self.host_blocks.complete(transfer_id, failed=failed, lost=lost))
 
@@ -156,8 +159,9 @@ class Core:
     # Scheduling.
 
     def schedule(self, now: float) -> StepPlan | None:
-        """Returns the next step, or None if there is nothing to compute or enough steps are in flight. `now`: seconds,
-        from any fixed origin."""
+        """Returns the next step and records it as in flight, or returns None if there is nothing to compute or
+        enough steps are in flight. Finishes expired sequences first and may preempt sequences. `now`: seconds, from
+        any fixed origin."""
         self.expire(now)
         if len(self.steps_in_flight) >= self.depth.max_steps or now < self.next_at:
             return None
@@ -169,7 +173,8 @@ class Core:
         return self._commit(builder, now) if builder.num_tokens else None
 
     def apply(self, result: StepResult, now: float) -> None:
-        """Applies the result of the oldest step in flight; take_events() then returns what it produced."""
+        """Applies the result of the oldest step in flight, whose id it must have, and records the step's duration;
+        take_events() then returns what it produced. `now`: seconds, from the origin that schedule() uses."""
         flight = self.steps_in_flight.popleft()
         started_at = self._start_time(flight)
         self._step_times.observe(flight.num_tokens, now - started_at)
@@ -195,7 +200,8 @@ class Core:
 
     @property
     def next_at(self) -> float:
-        """Time before which schedule() plans no step."""
+        """Time before which schedule() plans no step, so that a long step's successor is planned late; -inf if it
+        may plan now."""
         if len(self.steps_in_flight) != self.depth.num_stages:
             return -math.inf
         flight = self.steps_in_flight[0]
@@ -321,6 +327,8 @@ class Core:
         return builder
 
     def _build(self, now: float, micro_batch: int) -> PlanBuilder:
+        """Builds a step of one micro-batch: one token for each ready sequence, then prompt chunks, the beams of
+        decided searches, and at last admissions. The token budget of beams is reserved before all others."""
         if self.kv.parts is not None:
             self.kv.parts.publish()
         self.state.tables.slide()
@@ -345,6 +353,8 @@ class Core:
         return max(oldest.planned_at, self._last_applied_at)
 
     def _commit(self, builder: PlanBuilder, now: float) -> StepPlan:
+        """Turns the built step into a plan: assigns its id, adds it to the steps in flight, charges its tokens to
+        the policy, records the hashes of blocks that it fills and unblocks sequences that waited for its prompts."""
         step_id = self.state.last_ordered = next(self._step_ids)
         released = self.state.take_released()
         flight = builder.build_step_in_flight(step_id, self.running, now)

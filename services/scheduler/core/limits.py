@@ -112,6 +112,8 @@ class CoreLimits:
         return self.refusal(num_tokens, samples=False)
 
     def _refusal_of_whole(self, num_tokens: int, *, samples: bool) -> str | None:
+        """Returns why an encoder, which computes each prompt within one step, can never compute this sequence; None
+        if it can. `samples`: it would generate tokens."""
         if samples:
             return "The model reads texts and generates none: it is an encoder."
         if num_tokens > self.max_num_batched_tokens:

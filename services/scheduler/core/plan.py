@@ -19,7 +19,7 @@ F32 = npt.NDArray[np.float32]
 
 
 class Admission(NamedTuple):
-    """Sequence that gets a slot in this step."""
+    """Sequence that gets a slot in this step, with all tokens that the worker has to know."""
 
     slot: int
     sequence: Sequence
@@ -66,14 +66,14 @@ class Logprobs:
     ranks: U32  # [num_positions]
 
     def select(self, positions: npt.NDArray[np.bool_]) -> Logprobs:
-        """Returns the entries of the selected positions."""
+        """Returns the log-probabilities of the positions that a mask [num_positions] selects, all entries of each."""
         entries = np.repeat(positions, self.entry_counts)
         return Logprobs(
             self.entry_counts[positions], self.token_ids[entries], self.logprobs[entries], self.ranks[positions]
         )
 
     def split(self, counts: list[int]) -> list[Logprobs]:
-        """Splits the positions into parts of `counts` positions each."""
+        """Splits the positions into consecutive parts of `counts` positions each; every count is at least 1."""
         ends = np.cumsum(counts)[:-1]
         entry_ends = np.cumsum(self.entry_counts, dtype=np.intp)[ends - 1]  # every part has a position
         columns = (
@@ -120,14 +120,14 @@ class PooledOutput:
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobsPart:
-    """Log-probabilities of the next positions of a prompt."""
+    """Log-probabilities of the next positions of a prompt, in order; a long prompt returns several parts."""
 
     sequence: Sequence
     entries: Logprobs
 
 
 class SequenceStarted(NamedTuple):
-    """First admission of a sequence."""
+    """First admission of a sequence, `queued_s` seconds after it was queued."""
 
     sequence: Sequence
     queued_s: float
@@ -146,8 +146,8 @@ class SequenceFinished(NamedTuple):
 def finished_events(
     sequence: Sequence, reason: Reason, stop_token_id: int | None = None, failure: Failure | None = None
 ) -> list[SequenceFinished]:
-    """Returns a terminal event for each sequence that the frontend waits for: the sequence, or all outputs of a beam
-    search."""
+    """Returns the terminal events of a sequence, all with the same reason: one for each output that the frontend
+    waits for, which is the sequence itself, or all outputs of a beam search."""
     return [SequenceFinished(output, reason, stop_token_id, failure) for output in sequence.outputs or (sequence,)]
 
 

@@ -93,7 +93,8 @@ class ResultProcessor:
         return flight
 
     def _apply_prompts(self, flight: InFlightStep, prompts: PromptLogprobs) -> None:
-        """Applies log-probabilities of prompts, including those of sequences that were preempted meanwhile."""
+        """Emits log-probabilities of prompts and counts their positions as delivered, also for sequences that were
+        preempted meanwhile."""
         parts = prompts.entries.split(prompts.position_counts.tolist())
         for slot, entries in zip(prompts.slots.tolist(), parts, strict=True):
             sequence = self._state.sequences.get(flight.prompt_logprob_keys[slot])
@@ -102,7 +103,9 @@ class ResultProcessor:
                 self._state.events.prompts.append(PromptLogprobsPart(sequence, entries))
 
     def _apply_pooled(self, ended: Mapping[int, int], pooled: Mapping[int, bytes]) -> None:
-        """Finishes sequences with their vectors, including those that were preempted meanwhile."""
+        """Finishes the sequences that ended without a sample, including those that were preempted meanwhile: emits
+        their vectors, or, for a late-interaction query, applies it as an internal sequence. `ended`: keys by slot;
+        `pooled`: f32 columns by slot."""
         for slot, key in ended.items():
             sequence = self._state.sequences.get(key)
             if sequence is not None and sequence.is_query:
@@ -114,7 +117,8 @@ class ResultProcessor:
     def _apply_current(
         self, slots: Slots, tokens: I32, logprobs: Logprobs | None, asks_logprobs: npt.NDArray[np.bool_]
     ) -> None:
-        """Applies one token to each of `slots`."""
+        """Appends one token to each of `slots`, emits the tokens with their log-probabilities, and finishes the
+        sequences that they end. `asks_logprobs`: mask of the slots that `logprobs` has entries for."""
         if len(slots) == 0:
             return
         running = self._running
@@ -130,8 +134,8 @@ class ResultProcessor:
             self._end(sequence, ending)
 
     def _apply_several(self, slots: Slots, rows: DraftedRows) -> None:
-        """Applies several tokens, or none, to each of `slots`: column by column, up to the token that ends the
-        sequence."""
+        """Appends several tokens, or none, to each of `slots`, column by column, up to the token that ends the
+        sequence; tokens after it are dropped. Emits the rest and finishes the sequences that ended."""
         running = self._running
         ends: dict[int, tuple[Sequence, Ending]] = {}  # by row
         num_applied = np.zeros(len(slots), dtype=np.uint32)
@@ -175,7 +179,8 @@ class ResultProcessor:
             self._state.suspects.difference_update(slots.tolist())
 
     def _apply_late(self, rows: DraftedRows, key: int) -> None:
-        """Applies tokens of a sequence that lost its slot meanwhile: kept if it was preempted, dropped if it ended."""
+        """Applies tokens of the sequence with this key, which lost its slot meanwhile: kept and emitted, up to the
+        token that ends it, if it was preempted; dropped if it ended."""
         sequence = self._state.sequences.get(key)
         if sequence is None or sequence.status is not SequenceStatus.PREEMPTED:
             return

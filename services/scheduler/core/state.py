@@ -58,14 +58,16 @@ class CoreState:
             raise
 
     def submit(self, sequence: Sequence) -> None:
-        """Queues a sequence. Prerequisites submit internal sequences with it, which no client sees."""
+        """Queues a sequence, client's or internal, and gives it an order of arrival if it has none. Prerequisites
+        submit internal sequences with it, which no client sees."""
         self.sequences[sequence.key] = sequence
         if sequence.order < 0:
             sequence.order = next(self._orders)
         self.queue.enqueue(sequence)
 
     def withdraw(self, sequence: Sequence) -> None:
-        """Removes an internal sequence, whatever its state, if it exists."""
+        """Removes an internal sequence, whatever its state, and frees its slot and blocks; does nothing if it does
+        not exist."""
         if sequence.status is SequenceStatus.RUNNING:
             self.release(sequence, Reason.CANCELLED)
         else:
@@ -93,8 +95,8 @@ class CoreState:
     # Running.
 
     def release_slot(self, sequence: Sequence) -> int | None:
-        """Frees slot and blocks; returns the id of the step to wait for, or None if no step in flight names the
-        slot."""
+        """Frees the slot and blocks of a running sequence and lists the slot for the next plan. Returns the id of
+        the last step in flight, after which the blocks are free, or None if no step is in flight."""
         fence = self.steps_in_flight[-1].step_id if self.steps_in_flight else None
         for prerequisite in self.queue.slot_observers:
             prerequisite.release_slot(sequence)
@@ -129,7 +131,8 @@ class CoreState:
     def finish(
         self, sequence: Sequence, reason: Reason, stop_token_id: int | None = None, failure: Failure | None = None
     ) -> None:
-        """Finishes a sequence: releases its resources and emits its terminal event."""
+        """Finishes a sequence, whatever its state: releases its slot, blocks and prerequisites and emits one
+        terminal event for each of its outputs."""
         self.release(sequence, reason)
         self.events.finished += finished_events(sequence, reason, stop_token_id, failure)
 
@@ -144,7 +147,8 @@ class CoreState:
         del self.sequences[sequence.key]
 
     def migrate_out(self, sequence: Sequence) -> None:
-        """Removes a running sequence that another worker continues."""
+        """Removes a running sequence that another worker continues: frees its slot, leaves its prerequisites and
+        emits no event; its last, partial block stays in the prefix cache. Raises AssertionError for beams."""
         assert sequence.status is SequenceStatus.RUNNING, "it holds a slot"
         assert not sequence.is_beam, "beams stay together"
         self.tables.cache_partial_block(sequence.slot)
@@ -202,6 +206,8 @@ class CoreState:
         del self.sequences[sequence.key]
 
     def _stop_running(self, sequence: Sequence, reason: Reason) -> None:
+        """Frees the slot of a sequence, or the slots of a whole search. Its partial block is cached unless it
+        failed; the length of a complete answer enters the forecast."""
         if sequence.search is not None:
             self._release_search(sequence)
             return

@@ -100,7 +100,8 @@ class SlotTables:
         builder.add_blocks_each(listed, self.kv.append_each(listed))
 
     def slide(self) -> None:
-        """Frees blocks that slid out of every window: no step planned from now on reads them."""
+        """Frees blocks that slid out of every window: no step planned from now on reads them. Does nothing for
+        models without sliding windows."""
         if self._has_windows:
             running = self.running
             certain = np.minimum(running.confirmed(running.num_computed), running.capacity)
@@ -109,7 +110,9 @@ class SlotTables:
     # Tokens.
 
     def schedule_tokens(self, builder: PlanBuilder, slot: int, num_tokens: int) -> None:
-        """Schedules `num_tokens` of `slot`, whose blocks are allocated."""
+        """Schedules the next `num_tokens` of `slot`, whose blocks are allocated, and advances its columns. If they
+        complete the known tokens, the slot samples one more, with drafts if the budget suffices; a slot that samples
+        nothing is marked as ending."""
         running = self.running
         total, num_computed = int(running.num_tokens[slot]), int(running.num_computed[slot])
         non_sampling = slot in running.non_sampling
@@ -138,7 +141,8 @@ class SlotTables:
             self._extend_chain(sequence, block)
 
     def append_late_token(self, sequence: Sequence, token: int) -> None:
-        """Appends the next token of a sequence that has lost its slot meanwhile."""
+        """Appends the next token of a sequence that has lost its slot meanwhile, and the hash of the block that the
+        token completes."""
         sequence.tokens.append(token)
         num_tokens, size = sequence.num_tokens, self.limits.block_size
         if num_tokens % size == 0:
@@ -152,7 +156,8 @@ class SlotTables:
     # Recorded hashes.
 
     def cache_full_blocks(self) -> None:
-        """Records the hashes of the blocks that planned steps fill."""
+        """Records the hashes of the blocks that planned steps fill with known tokens, so that other sequences can
+        share them; drafts that may be rejected do not count."""
         if not self.kv.enable_caching:
             return
         running = self.running
@@ -183,7 +188,8 @@ class SlotTables:
                     self.cache_partial_block(slot)
 
     def cache_partial_block(self, slot: int) -> None:
-        """Records the tokens of `slot` after its recorded blocks, as far as planned steps compute them."""
+        """Records the tokens of `slot` after its last full block in the part index, as far as planned steps compute
+        them and at least prefix_grain of them; records full blocks that are not recorded yet as well."""
         if self.kv.parts is None:
             return
         num_held = min(int(self.running.num_known[slot]), int(self._num_ordered[slot]))

@@ -64,6 +64,7 @@ class WaitingSequences:
         self._count(sequence, sequence.num_tokens)
 
     def restart(self, sequence: Sequence) -> None:
+        """Queues a blocked sequence as a new one, with all of its tokens counted as waiting."""
         self._count(sequence, sequence.num_tokens)
         sequence.status = SequenceStatus.WAITING
         self.policy.push(sequence)
@@ -75,13 +76,15 @@ class WaitingSequences:
             sequence.status = SequenceStatus.BLOCKED
 
     def raise_priority(self, sequence: Sequence, priority: int) -> None:
+        """Sets the priority of a sequence; a queued one moves to its new place, a running or blocked one only keeps
+        the value."""
         sequence.priority = priority
         if sequence.status is SequenceStatus.WAITING:
             self.policy.remove(sequence)
             self.policy.push(sequence)
 
     def pop(self) -> Sequence:
-        """Removes and returns the head of the queue."""
+        """Removes and returns the head of the queue, and no longer counts its tokens as waiting."""
         sequence = self.policy.pop()
         self.num_tokens -= sequence.num_queued_tokens
         sequence.num_queued_tokens = 0
@@ -95,7 +98,8 @@ class WaitingSequences:
         self.leave_prerequisites(sequence)
 
     def undo_enqueue(self, sequence: Sequence) -> None:
-        """Removes a sequence, whatever part of enqueue() was executed."""
+        """Removes a sequence from the queue and all prerequisites, whatever part of enqueue() was executed; it need
+        not be in any of them."""
         self._count(sequence, 0)
         if any(waiting is sequence for waiting in self.policy):
             self.policy.remove(sequence)

@@ -48,6 +48,8 @@ class OwnerBatches:
         self.by_owner: dict[int, list[pb.SessionResponse]] = {}
 
     def add(self, events: Events) -> None:
+        """Converts the events to messages in `by_owner`. The end of a sequence goes to the message with its last
+        tokens; further token columns of an owner start another message."""
         for started in events.started:
             self._last_batch(started.sequence.owner).started.append(_started(started))
         for owner, parts in _by_owner(events.prompts).items():
@@ -60,6 +62,7 @@ class OwnerBatches:
             self._batch_with_tokens_of(finished.sequence).finished.append(_finished(finished))
 
     def _add_tokens(self, columns: TokenColumns) -> None:
+        """Adds the token columns of a step to the batches of their owners; columns of a single owner are not split."""
         owners = columns.owners
         first = int(owners[0])
         if len(owners) == 1 or (owners == first).all():
@@ -69,6 +72,7 @@ class OwnerBatches:
             _fill(self._batch_without_tokens(owner), _part(columns, owners == owner, owner))
 
     def _last_batch(self, owner: int) -> pb.TokenBatch:
+        """Returns the last batch of an owner; creates one if there is none."""
         messages = self.by_owner.setdefault(owner, [])
         if not messages:
             messages.append(self._new())
@@ -89,7 +93,7 @@ class OwnerBatches:
         return self._last_batch(sequence.owner)
 
     def _batch_without_tokens(self, owner: int) -> pb.TokenBatch:
-        """Returns a batch of `owner` without tokens."""
+        """Returns the owner's last batch if it has no token columns, else a new one after it."""
         batch = self._last_batch(owner)
         if batch.sequence_ids:
             self.by_owner[owner].append(self._new())
@@ -98,7 +102,8 @@ class OwnerBatches:
 
 
 def _part(columns: TokenColumns, rows: npt.NDArray[np.bool_], owner: int) -> TokenColumns:
-    """Returns the `rows` of an owner."""
+    """Returns the columns of one owner: the `rows` (a mask) that belong to it, with their tokens and
+    log-probabilities."""
     counts, logprobs, part = columns.token_counts, columns.logprobs, None
     tokens = rows if counts is None else np.repeat(rows, counts)
     if logprobs is not None:
@@ -116,6 +121,8 @@ def _part(columns: TokenColumns, rows: npt.NDArray[np.bool_], owner: int) -> Tok
 
 
 def _fill(batch: pb.TokenBatch, columns: TokenColumns) -> None:
+    """Writes token columns and log-probabilities to an empty batch; positions of one sequence must be adjacent and
+    have equally many entries."""
     batch.sequence_ids = columns.sequence_ids.tobytes()
     batch.token_ids = columns.token_ids.tobytes()
     if columns.token_counts is not None:
@@ -134,6 +141,7 @@ def _fill(batch: pb.TokenBatch, columns: TokenColumns) -> None:
 
 
 def _by_owner(parts: Iterable[Part]) -> dict[int, list[Part]]:
+    """Groups parts by the owner of their sequence, in order."""
     found: defaultdict[int, list[Part]] = defaultdict(list)
     for part in parts:
         found[part.sequence.owner].append(part)
@@ -144,6 +152,7 @@ def _by_owner(parts: Iterable[Part]) -> dict[int, list[Part]]:
 
 
 def _add_prompts(batch: pb.PromptLogprobBatch, parts: list[PromptLogprobsPart]) -> None:
+    """Appends log-probabilities of prompt positions to the columns of a batch."""
     entries = [part.entries for part in parts]
     batch.sequence_ids += u32_bytes([part.sequence.sequence_id for part in parts])
     batch.position_counts += u32_bytes([len(part.ranks) for part in entries])
@@ -160,6 +169,8 @@ def _add_vectors(batch: pb.PooledBatch, vectors: list[PooledOutput]) -> None:
 
 
 def _started(started: SequenceStarted) -> pb.StartedSequence:
+    """Returns the wire message of a first admission; queue time in microseconds, cached tokens without the last
+    prompt token."""
     sequence = started.sequence
     return pb.StartedSequence(
         sequence_id=sequence.sequence_id,
@@ -171,6 +182,7 @@ def _started(started: SequenceStarted) -> pb.StartedSequence:
 
 
 def _finished(finished: SequenceFinished) -> pb.FinishedSequence:
+    """Returns the wire message of a terminal event, with its stop token, score or error where there is one."""
     sequence = finished.sequence
     wire = pb.FinishedSequence(
         sequence_id=sequence.sequence_id,

@@ -46,8 +46,8 @@ def _wrong(field: str, problem: str) -> InvalidArgument:
 
 
 def refusal(submission: pb.Submission, vocab_size: int) -> Failure | None:
-    """Returns what is wrong with a submission that a correct frontend never sends. `vocab_size`: 0 while it is
-    unknown."""
+    """Returns an INVALID_ARGUMENT failure that names the first wrong field of a submission, or None; a correct
+    frontend never sends such a field. `vocab_size`: 0 while it is unknown."""
     problem = _malformed(submission) or _too_much(submission)
     if not problem and submission.HasField("beam_search"):
         problem = _wrong_search(submission.beam_search)
@@ -59,6 +59,7 @@ def refusal(submission: pb.Submission, vocab_size: int) -> Failure | None:
 
 
 def _malformed(submission: pb.Submission) -> str:
+    """Returns which fields of a submission contradict each other or have the wrong size; empty if none do."""
     num_tokens, rest = divmod(len(submission.token_ids), block_hash.TOKEN_BYTES)
     num_hashes, rest_of_hash = divmod(len(submission.block_hashes), block_hash.HASH_BYTES)
     problem = ""
@@ -84,6 +85,8 @@ def _malformed(submission: pb.Submission) -> str:
 
 
 def _wrong_query(submission: pb.Submission, vocab_size: int) -> str:
+    """Returns what is wrong with the late-interaction query of a submission; empty if nothing is. `vocab_size`: 0
+    while it is unknown."""
     query = submission.late_query
     num_tokens, rest = divmod(len(query.token_ids), block_hash.TOKEN_BYTES)
     if not submission.samples_nothing:
@@ -113,6 +116,7 @@ REPETITION_FIELDS = ("min_pattern_size", "max_pattern_size", "min_count")
 
 
 def _wrong_search(search: BeamSearch) -> str:
+    """Returns which parameter of a beam search exceeds its limit; empty if none does."""
     if search.width > MAX_SEQUENCES:
         return f"beam_search.width: {search.width}, the limit is {MAX_SEQUENCES}"
     if not -MAX_LENGTH_PENALTY <= search.length_penalty <= MAX_LENGTH_PENALTY:
@@ -121,6 +125,7 @@ def _wrong_search(search: BeamSearch) -> str:
 
 
 def _too_much(submission: pb.Submission) -> str:
+    """Returns which field of a submission exceeds its limit in items, bytes or value; empty if none does."""
     num_tokens = len(submission.token_ids) // block_hash.TOKEN_BYTES
     if submission.num_sequences * num_tokens > MAX_TOKENS:
         text = f"{submission.num_sequences} sequences of {num_tokens} tokens, the limit is {MAX_TOKENS}"

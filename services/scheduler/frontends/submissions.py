@@ -22,7 +22,7 @@ _KV_PRIORITIES = {pb.KV_PRIORITY_LOW: KVPriority.LOW, pb.KV_PRIORITY_HIGH: KVPri
 
 
 class SequenceFactory:
-    """Creates sequences with unique keys."""
+    """Creates the sequences of submissions, with keys that are unique in this process."""
 
     def __init__(self) -> None:
         self._keys = itertools.count(1)
@@ -37,6 +37,9 @@ class SequenceFactory:
             yield from samples
 
     def _samples(self, submission: pb.Submission, owner: int, now: float) -> Iterator[Sequence]:
+        """Yields one sequence for each requested sample, with consecutive ids; several samples of a prompt share a
+        SampleGroup, and only the first one asks for prompt log-probabilities. `now`: seconds, for deadline and
+        arrival."""
         hashes = block_hash.split(submission.block_hashes)
         grammar_id = hashlib.sha256(submission.grammar).digest() if submission.grammar else b""
         eos = tuple(u32(submission.eos_token_ids).tolist())
@@ -118,6 +121,7 @@ def _root(outputs: list[Sequence], submission: pb.Submission) -> Sequence:
 
 
 def _repetition(submission: pb.Submission) -> RepetitionRule | None:
+    """Returns the submission's rule for repetitive output; None if it has none."""
     if not submission.HasField("repetition_detection"):
         return None
     rule = submission.repetition_detection
@@ -125,7 +129,8 @@ def _repetition(submission: pb.Submission) -> RepetitionRule | None:
 
 
 def complete_block_hashes(sequence: Sequence, block_size: int) -> None:
-    """Computes the hashes of full blocks that the frontend did not send."""
+    """Appends the hashes of full blocks that the frontend did not send to the sequence; computes all of them again
+    if there are more than full blocks, because they were hashed with another block size."""
     missing_from = len(sequence.block_hashes) * block_size
     if sequence.num_tokens // block_size == len(sequence.block_hashes):
         return

@@ -10,14 +10,16 @@ MAX_COUNTED_BLOCKS = 64_000  # maximum number of counted blocks; the least recen
 
 
 class BlockFrequency:
-    """Occurrence counts of blocks, compared with a threshold."""
+    """Numbers of prompts in which blocks have occurred, by hash, compared with a threshold; those counted longest
+    ago are forgotten."""
 
     def __init__(self, threshold: int, most: int = MAX_COUNTED_BLOCKS) -> None:
         self._threshold, self._most = threshold, most
         self._counts: OrderedDict[bytes, int] = OrderedDict()
 
     def count_prompt(self, hashes: Iterable[bytes]) -> list[bytes]:
-        """Counts the blocks of a prompt. Returns those that reach the threshold with it."""
+        """Counts one more prompt for each of its blocks; returns those that reach the threshold with it. Blocks that
+        were counted longest ago are forgotten beyond the maximum number."""
         reached, counts = [], self._counts
         for block_hash in hashes:
             count = counts.pop(block_hash, 0) + 1

@@ -45,7 +45,8 @@ class BlockPool:
     """Owns every block id of a worker. A block without references is free."""
 
     def __init__(self, num_blocks: int, observer: Observer | None = None, parts: PartIndex | None = None) -> None:
-        """`parts`: None if only whole blocks are reused."""
+        """Creates a pool whose blocks are all free and without content. `num_blocks`: null block included;
+        `observer`: receives changes of the cached hashes; `parts`: None if only whole blocks are reused."""
         assert num_blocks >= 2, "at least one block besides the null block"
         self.num_blocks = num_blocks
         self._free = FreeList(num_blocks, range(1, num_blocks))
@@ -101,7 +102,8 @@ class BlockPool:
         return bool(self._hash_of[block]) or block in self._twin_hash
 
     def allocate(self, count: int) -> list[int]:
-        """Allocates `count` blocks, evicting what they hold."""
+        """Allocates `count` blocks with one reference each, least recently used first, and evicts the content that
+        they hold. Raises IndexError if fewer are free."""
         blocks = self._free.popleft_n(count)
         references, hash_of = self._references, self._hash_of
         for block in blocks:
@@ -113,7 +115,7 @@ class BlockPool:
         return blocks
 
     def share(self, blocks: Iterable[int]) -> None:
-        """Adds a reference to each block; a free block leaves the free list."""
+        """Adds a reference to each block; a free block leaves the free list and keeps its content."""
         for block in blocks:
             if self._references[block] == 0:
                 self._free.remove(block)
@@ -149,7 +151,8 @@ class BlockPool:
         self.record_hash_each((block,), (block_hash,))
 
     def record_hash_each(self, blocks: Sequence[int], block_hashes: Sequence[bytes]) -> None:
-        """Records the content of each block, as record_hash() does."""
+        """Records the content of each owned block, as record_hash() does, and reports newly cached hashes to the
+        observer."""
         references, block_of, hash_of, observer = self._references, self._block_of, self._hash_of, self._observer
         for block, block_hash in zip(blocks, block_hashes, strict=True):
             assert references[block] > 0, "a free block cannot gain content"
@@ -162,7 +165,8 @@ class BlockPool:
                 observer.store(block_hash)
 
     def record_part(self, block: int, content: bytes) -> None:
-        """Records the content of an owned, partially filled block."""
+        """Records the content of an owned, partially filled block in the part index; requires that partial blocks
+        are reused."""
         assert self._parts is not None, "parts are to be found again"
         assert self._references[block] > 0, "a free block cannot gain content"
         if self._hash_of[block] is None:
@@ -170,7 +174,8 @@ class BlockPool:
         self._parts.note(block, content)
 
     def adopt(self, block: int, block_hash: bytes) -> None:
-        """Records the content of a free block that the worker kept while the scheduler was away."""
+        """Records the content of a free block that the worker kept while the scheduler was away, and reports it to
+        the observer. Does nothing if another block has this hash or this block has content already."""
         assert self._references[block] == 0, "adopted before anything runs"
         if block_hash not in self._block_of and self._hash_of[block] is None:
             self._block_of[block_hash] = block
@@ -195,7 +200,8 @@ class BlockPool:
         return self._block_of.keys()
 
     def _evict(self, blocks: Iterable[int]) -> None:
-        """Removes blocks with content from the index."""
+        """Removes blocks with content from the index and reports the hashes to the observer; a twin with the same
+        content, if there is one, takes over the hash instead."""
         hash_of, block_of, forgotten_at = self._hash_of, self._block_of, self._forgotten_at
         twins, parts, observer = self._twins, self._parts, self._observer
         self.num_forgotten = now = self.num_forgotten + 1
@@ -214,6 +220,8 @@ class BlockPool:
                     observer.remove(block_hash)
 
     def _add_twin(self, block: int, block_hash: bytes) -> None:
+        """Records that `block` has the same content as the block that is found under `block_hash`, and replaces it
+        once that one is evicted."""
         if self._hash_of[block] == PARTIAL_BLOCK:
             self._evict((block,))
         self._twins.setdefault(block_hash, {})[block] = None
@@ -225,6 +233,7 @@ class BlockPool:
         self._hash_of[twin] = block_hash
 
     def _drop_twin(self, block: int) -> None:
+        """Removes a block from the twins of its hash."""
         block_hash = self._twin_hash.pop(block)
         twins = self._twins[block_hash]
         del twins[block]

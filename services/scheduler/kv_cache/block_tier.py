@@ -54,7 +54,8 @@ class BlockTier:
         return block_hash in self._held or block_hash in self._storing
 
     def begin_store(self, block_hash: bytes) -> int | None:
-        """Returns a place for a block that is not in the tier; None if every place is being stored into or pinned."""
+        """Reserves and returns a place for a block that is not in the tier, evicting another block if no place is
+        free; None if every place is being stored into or pinned."""
         assert not self.holds_or_stores(block_hash), "stored once"
         self._eviction.miss(block_hash)
         if not self._free and not self._evict():
@@ -63,7 +64,7 @@ class BlockTier:
         return place
 
     def end_store(self, block_hash: bytes, *, failed: bool = False) -> None:
-        """Ends a store; a failed one frees the place again."""
+        """Ends a store: the block can be read from now on; after a failed store its place is free again."""
         place = self._storing.pop(block_hash)
         if failed:
             self._free.append(place)
@@ -88,7 +89,8 @@ class BlockTier:
                 self._eviction.use(block_hash)
 
     def end_read(self, block_hashes: Iterable[bytes], *, failed: bool = False) -> None:
-        """Unpins blocks. `failed`: their content is not valid, and they are dropped."""
+        """Ends one read of each block and unpins blocks without further readers. `failed`: their content is not
+        valid, and blocks that no other reader has pinned are dropped."""
         for block_hash in block_hashes:
             self._readers[block_hash] -= 1
             if not self._readers[block_hash]:

@@ -31,7 +31,7 @@ class Eviction(Protocol):
 
 
 class LRU:
-    """Evicts the least recently used block."""
+    """Evicts the least recently used block that may be evicted."""
 
     def __init__(self, _capacity: int) -> None:
         self._order: OrderedDict[bytes, None] = OrderedDict()
@@ -69,6 +69,8 @@ class ARC:
         self.target = 0.0  # target length of the first list
 
     def miss(self, block_hash: bytes) -> None:
+        """Adapts the target size of the list of blocks used once, if the block was evicted recently: larger if it
+        was evicted from that list, smaller if it was evicted from the other one."""
         lost_once, lost_again = len(self._lost_once), len(self._lost_again)
         if block_hash in self._lost_once:
             self.target = min(float(self._capacity), self.target + max(1.0, lost_again / lost_once))
@@ -78,12 +80,15 @@ class ARC:
             self._lost_again.move_to_end(block_hash)
 
     def add(self, block_hash: bytes) -> None:
+        """Adds a block as used repeatedly if it was evicted recently, otherwise as used once."""
         known = block_hash in self._lost_once or block_hash in self._lost_again
         self._lost_once.pop(block_hash, None)
         self._lost_again.pop(block_hash, None)
         (self._again if known else self._once)[block_hash] = None
 
     def use(self, block_hash: bytes) -> None:
+        """Moves a block to the recent end of the list of blocks used repeatedly. Raises KeyError if it is in neither
+        list."""
         if block_hash in self._once:
             del self._once[block_hash]
             self._again[block_hash] = None
@@ -91,6 +96,8 @@ class ARC:
             self._again.move_to_end(block_hash)
 
     def evict(self, can_evict: CanEvict) -> bytes | None:
+        """Removes and returns the oldest block that may be evicted, first from the list of blocks used once if that
+        is as long as its target, else from the other list; remembers its name. None if there is none."""
         first = (self._once, self._lost_once), (self._again, self._lost_again)
         in_turn = first if len(self._once) >= max(1, int(self.target)) else first[::-1]
         for held, lost in in_turn:
@@ -115,6 +122,7 @@ POLICIES: Mapping[str, Callable[[int], Eviction]] = {"lru": LRU, "arc": ARC}
 
 
 def _pop_first(order: OrderedDict[bytes, None], can_evict: CanEvict) -> bytes | None:
+    """Removes and returns the first block in order that may be evicted; None if there is none."""
     found = next((block_hash for block_hash in order if can_evict(block_hash)), None)
     if found is not None:
         del order[found]

@@ -26,6 +26,7 @@ class FreeList:
         return self._size
 
     def __iter__(self) -> Iterator[int]:
+        """Yields the free ids in the order of allocation; the list must not change meanwhile."""
         block = self._next[self._end]
         while block != self._end:
             yield block
@@ -52,12 +53,14 @@ class FreeList:
         self._insert(self._end, block, self._next[self._end])
 
     def remove(self, block: int) -> None:
+        """Unlinks an id that is in the list, which is not checked."""
         previous, following = self._prev[block], self._next[block]
         self._next[previous] = following
         self._prev[following] = previous
         self._size -= 1
 
     def popleft(self) -> int:
+        """Removes and returns the id at the left end. Raises IndexError if the list is empty."""
         block = self._next[self._end]
         if block == self._end:
             raise IndexError("No free blocks available")
@@ -65,6 +68,8 @@ class FreeList:
         return block
 
     def popleft_n(self, count: int) -> list[int]:
+        """Removes and returns `count` ids from the left end, in order. Raises IndexError, with nothing changed, if
+        there are fewer."""
         if count > self._size:
             raise IndexError(f"No free blocks available: {count} asked for, {self._size} there")
         blocks = []
@@ -78,6 +83,7 @@ class FreeList:
         return blocks
 
     def _insert(self, previous: int, block: int, following: int) -> None:
+        """Links an id between two neighbours, either of which may be the sentinel."""
         self._next[previous] = block
         self._prev[block] = previous
         self._next[block] = following

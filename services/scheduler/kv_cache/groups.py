@@ -81,7 +81,8 @@ class KVGroups:
         return num_blocks if self.plain else sum(kept.cost(num_blocks, 1) for kept in self.retentions)
 
     def max_sequence_tokens(self, num_pages: int, max_model_len: int) -> int:
-        """Returns the maximum number of tokens of a sequence with `num_pages` pages, at most `max_model_len`."""
+        """Returns the maximum number of tokens of a sequence that may use `num_pages` pages in chunks as small as
+        necessary, at most `max_model_len`; whole blocks, found by bisection."""
         most = -(-max_model_len // self.block_size)
         if self.least_cost(most) <= num_pages:
             return max_model_len

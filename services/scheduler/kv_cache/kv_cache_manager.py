@@ -93,7 +93,7 @@ class KVCacheManager:
         return None if self.parts is None else self.parts.find(content)
 
     def pin(self, block: int) -> None:
-        """Prevents the allocation of an unowned block until unpin()."""
+        """Prevents the allocation of an unowned block until unpin(); does nothing for a block with references."""
         if self.pool.references(block) == 0:
             self.pool.share([block])
             self._pinned.append(block)
@@ -121,6 +121,8 @@ class KVCacheManager:
         self._begin(slot, blocks, len(blocks) // self.num_groups)
 
     def _begin(self, slot: int, blocks: list[int], num_hashed: int) -> None:
+        """Stores the slot's table, whose first `num_hashed` positions have recorded hashes, and derives how far each
+        window has slid from the leading null blocks."""
         self._tables[slot] = list(blocks)
         self.num_hashed[slot] = num_hashed
         if not self._has_windows:
@@ -134,8 +136,8 @@ class KVCacheManager:
         return [block for block in blocks if block] if self._has_windows else blocks
 
     def grow(self, slot: int, num_tokens: int) -> list[int] | None:
-        """Allocates blocks so that `slot` has room for `num_tokens`; returns them, or None, with nothing changed, if
-        there are too few."""
+        """Allocates blocks so that `slot` has room for `num_tokens` tokens, possibly none; returns the new ones, or
+        None, with nothing changed, if there are too few."""
         table = self._tables[slot]
         missing = self.blocks_for(num_tokens) * self.num_groups - len(table)
         if missing <= 0:
@@ -147,7 +149,8 @@ class KVCacheManager:
         return blocks
 
     def append(self, slot: int, count: int) -> list[int]:
-        """Allocates `count` block positions for `slot`; the caller has checked that there are enough blocks."""
+        """Allocates `count` block positions for `slot` and returns their blocks, one per KV group and position; the
+        caller has checked that there are enough blocks."""
         blocks = self.pool.allocate(count * self.num_groups)
         self._tables[slot] += blocks
         return blocks
@@ -185,6 +188,8 @@ class KVCacheManager:
                 slid[slot] = end
 
     def _slide(self, table: list[int], groups: Sequence[int], begin: int, end: int) -> None:
+        """Releases the blocks of `groups` at block positions [begin, end) of a table and replaces them by the null
+        block."""
         size = self.num_groups
         places = [block * size + group for block in range(begin, end) for group in groups]
         self.pool.release([table[place] for place in places if table[place]])
@@ -207,6 +212,8 @@ class KVCacheManager:
         self.num_hashed[slot] = end
 
     def _name_groups(self, slot: int, start: int, block_hashes: Sequence[bytes]) -> None:
+        """Records the page name of every block at positions from `start` on, for several KV groups; null blocks are
+        skipped. Pages worth storing in a lower tier are collected for take_filled()."""
         size, table, filled = self.num_groups, self._tables[slot], self._filled
         worth = self._worth.get(slot, self._worth_without_ends)
         for position, block_hash in enumerate(block_hashes, start):
@@ -219,7 +226,7 @@ class KVCacheManager:
                     filled.append((block, name))
 
     def record_full_blocks(self, slot: int, contents: Sequence[bytes]) -> None:
-        """Adds the last recorded blocks to the part index."""
+        """Notes the contents of the last len(contents) blocks with recorded hashes of `slot` in the part index."""
         assert self.parts is not None
         end = int(self.num_hashed[slot])
         for block, content in zip(self._tables[slot][end - len(contents) : end], contents, strict=True):
@@ -235,7 +242,8 @@ class KVCacheManager:
             self.pool.record_part(block, content)
 
     def release(self, slot: int, fence: int | None) -> None:
-        """Releases the slot's blocks once the step `fence` has returned (None: at once)."""
+        """Empties the slot's table and releases its blocks, last to first, once the step `fence` has returned (None:
+        at once)."""
         blocks = self._without_null(self._tables[slot][::-1])
         self._tables[slot] = []
         self.num_hashed[slot] = 0
@@ -247,7 +255,7 @@ class KVCacheManager:
             self.num_fenced += len(blocks)
 
     def pass_fence(self, step_id: int) -> None:
-        """Releases the blocks that were fenced until `step_id` returned."""
+        """Releases the blocks whose fence is `step_id` or an earlier step, as all steps up to it have returned."""
         while self._fenced and self._fenced[0][0] <= step_id:
             _, blocks = self._fenced.popleft()
             self.num_fenced -= len(blocks)
@@ -276,7 +284,8 @@ class KVCacheManager:
         self._held[transfer_id] = [*self._held.get(transfer_id, ()), *blocks]
 
     def allocate_for(self, transfer_id: int, count: int) -> list[int]:
-        """Allocates blocks that a transfer fills and holds; there are enough."""
+        """Allocates `count` blocks that the transfer fills, and holds them until release_held(); the caller has
+        checked that there are enough."""
         blocks = self.pool.allocate(count)
         self._held[transfer_id] = [*self._held.get(transfer_id, ()), *blocks]
         return blocks

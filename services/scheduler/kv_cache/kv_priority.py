@@ -39,8 +39,9 @@ class PriorityEviction:
         self._most_low, self._most_high = capacity, capacity // HIGH_SHARE
 
     def set_priority(self, block_hashes: Iterable[bytes], priority: KVPriority) -> None:
-        """Sets the priority of a prompt's blocks. A lower priority than an earlier request's takes nothing from that
-        one."""
+        """Sets the priority of a prompt's blocks, stored or not, and moves stored ones to its policy. A lower
+        priority than an earlier request's takes nothing from that one; too many blocks of high priority lose it, the
+        oldest first."""
         if priority is KVPriority.HIGH:
             for block_hash in block_hashes:
                 self._low.pop(block_hash, None)
@@ -68,6 +69,7 @@ class PriorityEviction:
         self._orders[self._requested(block_hash)].miss(block_hash)
 
     def add(self, block_hash: bytes) -> None:
+        """Adds a block to the policy of the priority that was requested for it, NORMAL by default."""
         priority = self._requested(block_hash)
         self._held.add(block_hash)
         if priority:
@@ -78,6 +80,8 @@ class PriorityEviction:
         self._orders[self._priorities.get(block_hash, KVPriority.NORMAL)].use(block_hash)
 
     def evict(self, can_evict: CanEvict) -> bytes | None:
+        """Removes and returns the first block that may be evicted: of LOW priority, else NORMAL, else HIGH; None if
+        there is none."""
         for order in self._orders.values():  # LOW, NORMAL, HIGH
             evicted = order.evict(can_evict)
             if evicted is not None:
@@ -91,6 +95,7 @@ class PriorityEviction:
         self._orders[self._priorities.pop(block_hash, KVPriority.NORMAL)].drop(block_hash)
 
     def clear(self) -> None:
+        """Forgets all blocks and all requested priorities."""
         for order in self._orders.values():
             order.clear()
         for kept in (self._priorities, self._low, self._high, self._held):

@@ -39,7 +39,7 @@ class SingleGroupMatch:
     __slots__ = ("_as_of", "_hashes", "_ids", "_pool", "blocks", "num_null")
 
     def __init__(self, pool: BlockPool, hashes: Sequence[bytes]) -> None:
-        """`hashes` may grow at its end meanwhile."""
+        """Looks the longest match up at once. `hashes`: a hash chain, which may grow at its end meanwhile."""
         self._pool = pool
         self._hashes = hashes
         self._as_of = 0  # value of the pool's num_forgotten
@@ -79,6 +79,7 @@ class SingleGroupMatch:
         return int(np.count_nonzero(self._pool.references_of[self._columns()] == 0))
 
     def _columns(self) -> np.ndarray[tuple[int], np.dtype[np.intp]]:
+        """Returns the matched blocks as an array, extended by those found since the last call."""
         known = len(self._ids)
         if known < len(self.blocks):
             self._ids = np.concatenate([self._ids, np.array(self.blocks[known:], dtype=np.intp)])
@@ -89,7 +90,7 @@ class MultiGroupMatch:
     """Match for any KV groups, looked up again whenever the cache has changed."""
 
     def __init__(self, pool: BlockPool, groups: KVGroups, hashes: Sequence[bytes]) -> None:
-        """`hashes` may grow at its end meanwhile."""
+        """Looks the longest match up at once. `hashes`: a hash chain, which may grow at its end meanwhile."""
         self._pool, self._groups, self._hashes = pool, groups, hashes
         self._as_of: tuple[int, int, int] | None = None
         self.blocks: list[int] = []
@@ -97,12 +98,15 @@ class MultiGroupMatch:
         self.refresh()
 
     def refresh(self) -> None:
+        """Looks the match up again if the cache has changed or the hash chain has grown since the last time."""
         now = *self._pool.version, len(self._hashes)
         if self._as_of != now:
             self._look_up(len(self._hashes))
             self._as_of = now
 
     def truncate(self, num_blocks: int) -> None:
+        """Looks up a match of at most `num_blocks` block positions, which may be shorter, because windows need other
+        pages there; the next refresh() lifts the limit."""
         if len(self.blocks) > num_blocks * self._groups.num:
             self._look_up(num_blocks)
             self._as_of = None
@@ -112,6 +116,8 @@ class MultiGroupMatch:
         return sum(self._pool.references(block) == 0 for block in self.blocks if block)
 
     def _look_up(self, most: int) -> None:
+        """Replaces the match by the longest one, of at most `most` block positions, that all KV groups can continue
+        from; null blocks stand for pages that no group needs."""
         groups, pool, hashes = self._groups, self._pool, self._hashes
         end = groups.match(lambda group, block: pool.find(page_name(hashes[block], group)) is not None, most)
         firsts = [kept.first_needed(end) for kept in groups.retentions]

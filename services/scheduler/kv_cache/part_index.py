@@ -18,7 +18,7 @@ TOKEN_BYTES = 4
 
 
 class BlockPart(NamedTuple):
-    """Matching beginning of a block."""
+    """Block whose content begins like a prompt's next tokens, and the number of those that match."""
 
     block: int
     num_tokens: int
@@ -30,6 +30,8 @@ class PartIndex:
     executed before a step computes anything."""
 
     def __init__(self, block_size: int, grain: int) -> None:
+        """Creates an empty index. `grain`: tokens by which keys differ in length, and the shortest match that is
+        found."""
         self._stride = grain * TOKEN_BYTES
         self._first = PARENT_BYTES + self._stride  # bytes of the shortest key
         self._longest = PARENT_BYTES + (block_size - 1) * TOKEN_BYTES  # whole blocks are found by their hashes
@@ -51,7 +53,8 @@ class PartIndex:
             self._noted.clear()
 
     def find(self, content: bytes) -> BlockPart | None:
-        """Returns the block with the longest matching beginning of `content`, at least a grain."""
+        """Returns the block whose content has the longest common beginning with `content`, in whole tokens; None if
+        that is shorter than a grain. Only published content is found."""
         found = None
         for end in range(self._first, min(len(content), self._longest) + 1, self._stride):
             block = self.newest.get(hash(content[:end]))
@@ -68,7 +71,7 @@ class PartIndex:
         return BlockPart(found, (num_common - PARENT_BYTES) // TOKEN_BYTES, is_all)
 
     def remove(self, block: int) -> None:
-        """Removes a block whose content will be overwritten."""
+        """Removes a block whose content will be overwritten, noted or published; does nothing if it is unknown."""
         self._noted.pop(block, None)
         content = self._contents.pop(block, None)
         if content is None:
@@ -90,6 +93,8 @@ class PartIndex:
             del self.older[key]
 
     def _enter(self, block: int, content: bytes) -> None:
+        """Indexes a block under its beginnings, up to the first one that no other block has; a block found there so
+        far stays as an older one and is indexed one stride deeper."""
         self._contents[block] = content
         end = self._first
         for end in range(self._first, min(len(content), self._longest) + 1, self._stride):

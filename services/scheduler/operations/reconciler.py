@@ -48,6 +48,8 @@ class WorkerReconciler:
                     await asyncio.sleep(RETRY_S)
 
     async def _reconcile(self, replica: Replica) -> None:
+        """Waits until the worker is idle or the cluster is paused, then brings it closer to the target: wakes it,
+        puts it to sleep, or changes its weights. Raises the worker's QuireError; then it stays outdated."""
         while replica.core.has_work and not self._cluster.is_paused:
             await asyncio.sleep(LOOK_S)  # running sequences finish with the weights that they started with
         async with self._changing:
@@ -70,6 +72,8 @@ class WorkerReconciler:
             self._cluster.on_workers_available()
 
     async def _change_weights(self, replica: Replica) -> None:
+        """Drops the worker's prefix cache and has it stage and swap in the target weights from their path. Raises
+        FailedPrecondition if they came as a stream, because streams are not stored."""
         weights = self._cluster.target_state.weights
         if not weights.path:
             text = f"weights {weights.version!r} came as a stream and are not stored: update the weights again"

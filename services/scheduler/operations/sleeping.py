@@ -37,7 +37,9 @@ class SleepOperations:
         self._tasks = Tasks()
 
     async def sleep(self, request: pb.SleepRequest) -> pb.SleepResponse:
-        """Puts all workers to sleep, or none. Raises QuireError."""
+        """Pauses generation and puts all workers to sleep, or none: if one refuses, the others are woken up. Raises
+        InvalidArgument for an unknown level, Unavailable while another change is in progress, and the workers'
+        QuireError."""
         level = request.level or 1
         if level not in LEVELS:
             raise InvalidArgument(f"level: 1 or 2, not {level}", field="level")
@@ -59,7 +61,8 @@ class SleepOperations:
             return pb.SleepResponse(num_kept=num_kept, num_aborted=num_aborted)
 
     async def wake_up(self, request: pb.WakeUpRequest) -> pb.WakeUpResponse:
-        """Wakes all workers. If one worker cannot take its memory back, no worker runs steps. Raises QuireError."""
+        """Wakes all workers, or the parts of them named by tags; generation resumes when nothing sleeps. If one
+        worker cannot take its memory back, no worker runs steps. Raises QuireError."""
         tags = frozenset(request.tags) or ALL
         if tags - ALL:
             text = f"tags: {', '.join(sorted(ALL))}, not {min(tags - ALL)!r:.40}"
@@ -83,6 +86,8 @@ class SleepOperations:
             raise
 
     async def _sleep_all(self, level: int) -> None:
+        """Drops the prefix caches and puts all workers to sleep. If one refuses, wakes the others again, unless the
+        cluster was asleep before, and raises the first error."""
         cluster, target = self._cluster, self._cluster.target_state
         replicas = list(cluster.replicas.values())
         for replica in replicas:
@@ -99,6 +104,8 @@ class SleepOperations:
         log.info("workers sleep", level=level, workers=len(replicas))
 
     async def _wake(self, tags: frozenset[str]) -> None:
+        """Wakes the parts named by `tags` on all workers that have them asleep, updates the target state and resumes
+        generation if nothing sleeps. Raises the first worker's error."""
         cluster, target = self._cluster, self._cluster.target_state
         replicas = [replica for replica in cluster.replicas.values() if replica.asleep & tags]
         order = worker_pb2.DeviceOrder(wake_up=worker_pb2.WakeUp(tags=sorted(tags)))
@@ -126,6 +133,8 @@ class SleepOperations:
         Returns the errors of the others."""
 
         async def one(replica: Replica) -> QuireError | None:
+            """Sends the order to one worker and updates its sleep state; returns its error. A worker that did not
+            answer is forced to attach again."""
             own = worker_pb2.DeviceOrder()
             own.CopyFrom(order)
             try:

@@ -68,7 +68,8 @@ def log_line(stats: WorkerStats) -> None:
 
 
 def find(names: Sequence[str]) -> list[tuple[str, StatLogger]]:
-    """Returns the stat loggers with these names. Raises InvalidArgument for an unknown name."""
+    """Loads the stat loggers with these names; returns (name, logger) pairs. Raises InvalidArgument, which lists the
+    existing names, for an unknown one."""
     known = plugins.known(GROUP, STAT_LOGGERS)
     for name in names:
         if name not in known:
@@ -87,6 +88,8 @@ class StatsReporter:
         model: Callable[[], str],
         workers: Callable[[], Iterable[pb.ServiceStatus]],
     ) -> None:
+        """Stores the loggers and starts the first interval. `model`: returns the model's name; `workers`: returns
+        the present status of all workers."""
         self._loggers = list(loggers)
         self._interval_s = interval_s
         self._model = model
@@ -102,6 +105,7 @@ class StatsReporter:
             self.report(time.monotonic())
 
     def report(self, now: float) -> None:
+        """Passes the figures of every worker since the last report to the stat loggers. `now`: monotonic seconds."""
         seconds, self._last_report_s = max(now - self._last_report_s, 1e-3), now
         workers = {(worker.id, worker.epoch): worker for worker in self._workers()}
         for key, worker in workers.items():
@@ -110,6 +114,7 @@ class StatsReporter:
         self._before = workers
 
     def _report_worker(self, stats: WorkerStats) -> None:
+        """Calls every stat logger with the figures; one that raises is logged and disabled."""
         for entry in list(self._loggers):
             name, stat_logger = entry
             try:
@@ -120,6 +125,7 @@ class StatsReporter:
 
 
 def _stats(worker: pb.ServiceStatus, before: pb.ServiceStatus, model: str, seconds: float) -> WorkerStats:
+    """Returns the differences between two states of a worker's counters as the figures of an interval of `seconds`."""
     now, then = worker.work, before.work
     return WorkerStats(
         worker=worker.id,

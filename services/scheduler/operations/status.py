@@ -35,7 +35,7 @@ class FrontendSessions(Protocol):
 
 
 class SchedulerStatus:
-    """Read-only status of the cluster."""
+    """Read-only status of the scheduler and of the services connected to it, computed at each call."""
 
     def __init__(self, settings: SchedulerSettings, cluster: WorkerCluster, frontends: FrontendSessions) -> None:
         self._settings = settings
@@ -52,6 +52,7 @@ class SchedulerStatus:
         return [_worker(replica) for replica in self._cluster.replicas.values()]
 
     def scheduler(self) -> pb.ServiceStatus:
+        """Returns the scheduler's own entry: identity, state, and the sums of its workers' counters and blocks."""
         workers = list(self.workers())
         status = pb.ServiceStatus(
             role=pb.ROLE_SCHEDULER,
@@ -81,6 +82,7 @@ class SchedulerStatus:
         return status
 
     def _state(self) -> pb.State:
+        """Returns draining, asleep, paused or ready, the first that applies."""
         if self._cluster.draining:
             return pb.STATE_DRAINING
         if self._cluster.target_state.asleep:
@@ -93,6 +95,7 @@ class SchedulerStatus:
         return any(worker.state == pb.STATE_STALLED for worker in self.workers())
 
     def _redis(self) -> list[pb.ServiceStatus]:
+        """Returns the entry of Redis, without credentials of its URL; none if this scheduler uses no Redis."""
         if self.directory is None:
             return []
         state = {True: pb.STATE_READY, False: pb.STATE_DOWN, None: pb.STATE_STARTING}[self.directory.up]
@@ -101,6 +104,7 @@ class SchedulerStatus:
         return [pb.ServiceStatus(role=pb.ROLE_REDIS, id="redis", address=where, state=state)]
 
     def _frontend_entries(self) -> list[pb.ServiceStatus]:
+        """Returns an entry for each open frontend session, with its number of unfinished sequences."""
         return [
             pb.ServiceStatus(
                 role=pb.ROLE_FRONTEND,
@@ -116,6 +120,7 @@ class SchedulerStatus:
 
 
 def _worker(replica: Replica) -> pb.ServiceStatus:
+    """Returns a worker's entry: identity, state, blocks of each tier, and counters since the scheduler knows it."""
     core, use = replica.core, replica.core.use
     status = pb.ServiceStatus(
         role=pb.ROLE_WORKER,
@@ -148,6 +153,7 @@ def _worker(replica: Replica) -> pb.ServiceStatus:
 
 
 def _host_memory(tier: BlockTier, counts: CoreCounts) -> pb.HostMemory:
+    """Returns the size, use and lifetime transfers of a worker's host memory tier, in blocks."""
     return pb.HostMemory(
         total=tier.num_places,
         held=tier.num_held,
@@ -158,6 +164,8 @@ def _host_memory(tier: BlockTier, counts: CoreCounts) -> pb.HostMemory:
 
 
 def _disk(tier: BlockTier, counts: CoreCounts) -> pb.DiskBlocks:
+    """Returns the size, use and lifetime transfers of a worker's disk tier, in blocks; lost ones could not be read
+    back, dropped ones not written."""
     return pb.DiskBlocks(
         total=tier.num_places,
         held=tier.num_held,
@@ -169,6 +177,7 @@ def _disk(tier: BlockTier, counts: CoreCounts) -> pb.DiskBlocks:
 
 
 def _drafts(speculation: DraftController) -> pb.DraftCounts:
+    """Returns the lifetime counts of drafts of a worker, in total and by position, and the present draft length."""
     counts = speculation.counts
     return pb.DraftCounts(
         num_drafts=counts.drafts,
@@ -180,6 +189,7 @@ def _drafts(speculation: DraftController) -> pb.DraftCounts:
 
 
 def _state(replica: Replica) -> pb.State:
+    """Returns a worker's state: draining, stalled, asleep, outdated, paused or ready, the first that applies."""
     if replica.leaving:
         return pb.STATE_DRAINING
     if replica.oldest_step_age_s() > STALLED_AFTER_S:
@@ -192,6 +202,7 @@ def _state(replica: Replica) -> pb.State:
 
 
 def _work(counts: CoreCounts, tokens_per_s: float) -> pb.WorkCounts:
+    """Returns the lifetime counts of tokens, preemptions and late-interaction documents of a worker."""
     return pb.WorkCounts(
         prompt_tokens=counts.prompt_tokens,
         cached_tokens=counts.cached_tokens,
@@ -204,6 +215,7 @@ def _work(counts: CoreCounts, tokens_per_s: float) -> pb.WorkCounts:
 
 
 def _total(parts: Iterable[pb.WorkCounts]) -> pb.WorkCounts:
+    """Returns the field-wise sums of work counters."""
     total = pb.WorkCounts()
     for part in parts:
         for field in pb.WorkCounts.DESCRIPTOR.fields:

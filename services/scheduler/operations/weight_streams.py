@@ -39,7 +39,7 @@ class WeightStream:
             raise InvalidArgument("piece: the stream of weights ended before its end", field="piece")
 
     def close(self) -> None:
-        """Ends the stream for all workers."""
+        """Ends the stream for all workers; pieces that they have not fetched are dropped."""
         for queue in self.queues.values():
             while not queue.empty():
                 queue.get_nowait()
@@ -47,13 +47,15 @@ class WeightStream:
 
 
 class WeightStreams:
-    """Open streams by id."""
+    """Open streams of weights by id, and access to each worker's copy of their pieces."""
 
     def __init__(self) -> None:
         self._open: dict[bytes, WeightStream] = {}
 
     @contextmanager
     def open(self, workers: Iterable[str]) -> Iterator[WeightStream]:
+        """Context in which a new stream to these workers can be fetched by its id; on exit it is removed and ends
+        for all of them."""
         stream = WeightStream(workers)
         self._open[stream.id] = stream
         try:

@@ -72,6 +72,8 @@ class WeightUpdates:
     async def _staged(
         self, number: int, request: pb.UpdateWeightsRequest, pieces: AsyncIterator[WeightsPiece] | None
     ) -> AsyncIterator[StagedUpdate]:
+        """Stages the weights while holding the lock of device changes, and closes the update on exit. Raises
+        Unavailable if another change is in progress, FailedPrecondition if `number` is not newer."""
         identity, mode = _checked(number, request, streamed=pieces is not None), request.mode or pb.PAUSE_MODE_WAIT
         if self._changing.locked():
             raise Unavailable(CHANGE_IN_PROGRESS, retry_after_ms=1000)
@@ -87,7 +89,8 @@ class WeightUpdates:
 
 
 class StagedUpdate:
-    """Single update of all workers."""
+    """Single update of all workers, from staging to the swap or the end of the attempt; pauses generation in between
+    where necessary."""
 
     def __init__(
         self, cluster: WorkerCluster, identity: model_pb2.WeightsIdentity, mode: pb.PauseMode, tasks: Tasks
@@ -99,6 +102,8 @@ class StagedUpdate:
         self.is_decided = False  # the update takes effect on all workers, now or when they attach
 
     async def stage(self, stream_id: bytes = b"") -> None:
+        """Has all workers stage the weights; pauses generation first if a worker cannot stage next to its steps.
+        Waits for all workers, then raises the first error; with a stream, raises it at once."""
         replicas = [replica for replica in self._cluster.replicas.values() if not replica.leaving]
         if not all(replica.hello.weights_state.stages_beside_steps for replica in replicas):
             await self._hold()
@@ -148,8 +153,8 @@ class StagedUpdate:
         return len(self._staged)
 
     async def swap(self) -> pb.UpdateWeightsResponse:
-        """Decides the update and swaps the weights on all workers, even if the caller is cancelled. Workers that attach
-        later are reconciled."""
+        """Decides the update and swaps the weights on all workers, to the end even if the caller is cancelled.
+        Workers that attach later are reconciled. Raises QuireError before the decision only."""
         if not self._is_held:
             await self._hold()
         swapping = self._tasks.start("a swap of weights", self._swap())
@@ -180,6 +185,9 @@ class StagedUpdate:
                 quiesce.drop_prefix_cache(replica)
 
     async def _swap(self) -> None:
+        """Sets the target weights, drops the prefix caches and swaps the weights of the workers that have staged
+        them; others become outdated and lose their waiting sequences. Raises FailedPrecondition if a newer update
+        was decided, Unavailable if all workers are gone."""
         cluster = self._cluster
         if cluster.target_state.weights.update > (number := self._identity.update):  # equal: already decided
             raise FailedPrecondition(f"update: {number} is less than that of the current weights")
@@ -213,6 +221,7 @@ class StagedUpdate:
             replica.weights = self._identity
 
     def close(self) -> None:
+        """Has workers drop weights that were staged but not swapped in, and ends the update's pause of generation."""
         for replica in self._staged:
             replica.orders.send_order(worker_pb2.DeviceOrder(drop_weights=worker_pb2.DropWeights()))
         if self._is_held:
@@ -220,6 +229,8 @@ class StagedUpdate:
 
 
 def _checked(number: int, request: pb.UpdateWeightsRequest, *, streamed: bool) -> model_pb2.WeightsIdentity:
+    """Returns the identity of the requested weights; a streamed update has no path, and the version is the number by
+    default. Raises InvalidArgument for an invalid path or version."""
     path, version = request.path, request.weight_version or str(number)
     if streamed:
         path = ""

@@ -69,6 +69,7 @@ class WeightsGroups:
         return sorted(attached, key=lambda replica: replica.id)
 
     async def _join(self, name: str, replicas: Sequence[Replica], orders: Sequence[worker_pb2.DeviceOrder]) -> None:
+        """Sends the join orders; if one fails, has all workers leave the group again and raises the error."""
         try:
             await self._order(replicas, orders)
         except BaseException:
@@ -116,6 +117,7 @@ def _num_ranks(replica: Replica) -> int:
 def _join_orders(
     order: worker_pb2.JoinWeightsGroup, first_rank: int, replicas: Sequence[Replica]
 ) -> list[worker_pb2.DeviceOrder]:
+    """Returns a join order for each worker, with consecutive ranks from `first_rank` on."""
     orders = []
     for replica in replicas:
         order.first_rank = first_rank
@@ -125,6 +127,7 @@ def _join_orders(
 
 
 def _name(name: str) -> str:
+    """Returns the group's name, the default one for an empty name. Raises InvalidArgument for an invalid name."""
     if not NAME.fullmatch(name or DEFAULT_GROUP):
         text = f'group_name: 1 to 64 letters, digits, "_", "-" and ".", not {name!r:.80}'
         raise InvalidArgument(text, field="group_name")
@@ -132,6 +135,8 @@ def _name(name: str) -> str:
 
 
 def _checked(request: pb.InitWeightsUpdateGroupRequest) -> worker_pb2.JoinWeightsGroup:
+    """Returns the join order without its first rank, with defaults for unset fields. Raises InvalidArgument, naming
+    the field, for values out of range."""
     address, backend = request.master_address, request.backend or BACKENDS[0]
     if not (0 < len(address) <= MAX_ADDRESS_LENGTH) or not address.isprintable() or " " in address:
         raise InvalidArgument(f"master_address: {address!r:.80} is no host", field="master_address")

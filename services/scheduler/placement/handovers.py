@@ -41,7 +41,8 @@ class Handover:
 
 
 class Handovers:
-    """Handovers between all workers of a scheduler."""
+    """Handovers between all workers of a scheduler: starts them for sequences placed on prefill workers, and
+    advances them after each pump."""
 
     def __init__(
         self, peer_topology: PeerTopology, placement: Placement, threshold: int, metrics: SchedulerMetrics, move: Move
@@ -61,7 +62,8 @@ class Handovers:
     # Placement.
 
     def place(self, sequence: Sequence, replicas: Seq[Replica]) -> Replica | None:
-        """Returns the worker for a sequence; None if no worker can take it."""
+        """Returns the worker for a sequence: a prefill worker if there are any, the sequence can be handed over, and
+        that is worth it, else the best of the others; None if no worker can take it."""
         prefills = [replica for replica in replicas if replica.hello.role == PREFILL]
         if not prefills:
             return self._placement.place(sequence, replicas)
@@ -77,6 +79,8 @@ class Handovers:
         )  # no fetch would succeed: the prompt would be computed twice
 
     def _goes_to(self, prefill: Replica, decoder: Replica, sequence: Sequence) -> bool:
+        """Returns whether the sequence's prompt is better computed on `prefill` than on `decoder`, by their work and
+        the uncached tokens."""
         cached = decoder.core.num_cached(sequence)
         return should_use_prefill_worker(
             uncached=sequence.num_tokens - cached,
@@ -125,6 +129,8 @@ class Handovers:
     # One handover.
 
     def _begin(self, sequence: Sequence, source: Replica) -> None:
+        """Starts a handover of `sequence` to a decode worker, which reserves the leading blocks that it has already;
+        without a suitable worker, the sequence stays where it is."""
         target = self._target(sequence, source)
         if target is None or target.core.peer_blocks is None:
             return  # the sequence stays where it is
@@ -151,12 +157,15 @@ class Handovers:
         return replica.core.num_sequences + num_expected, replica.core.num_pending_tokens
 
     def _end(self, handover: Handover) -> None:
+        """Forgets a handover and closes its reservation on the target, whose blocks become free cached blocks."""
         for replica in (handover.source, handover.target):
             self._of.get(replica, {}).pop(handover.sequence.key, None)
         if handover.target.core.peer_blocks is not None:
             handover.target.core.peer_blocks.close_reservation(handover.reservation_id)
 
     def _advance(self, handover: Handover) -> None:
+        """Sends the handover's new blocks and moves the sequence when it is ready; ends a handover that is complete
+        or whose sequence has finished, and starts again with another target if this one no longer accepts sequences."""
         sequence, status = handover.sequence, handover.sequence.status
         if status is SequenceStatus.FINISHED or (handover.moved and status is SequenceStatus.RUNNING):
             self._end(handover)
@@ -198,6 +207,8 @@ class Handovers:
             handover.num_sent = found
 
     def _move_if_ready(self, handover: Handover) -> None:
+        """Moves the sequence to the target if it has its first token, all prompt blocks have arrived (or sending
+        them has failed too often), and the target would admit it now."""
         sequence, source, target = handover.sequence, handover.source, handover.target
         fetches = target.core.peer_blocks
         assert fetches is not None, "targets can fetch blocks"

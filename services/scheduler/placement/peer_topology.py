@@ -45,7 +45,8 @@ class PeerTopology:
                 replica.unblock(replica.core.peer_blocks.tick(MAX_FETCH_TICKS))
 
     def readable_peers(self, replica: Replica) -> list[Replica]:
-        """Returns the workers whose KV `replica` can read."""
+        """Returns the workers whose KV `replica` can read: same KV layout, same weights and not outdated; none if
+        fetches are disabled."""
         layout = replica.hello.kv_transfer.layout
         if self._wanted == "never" or not layout or replica.outdated:
             return []
@@ -89,7 +90,8 @@ class PeerTopology:
         return max(0, count * size - int(fetch_s / token_s)) if token_s else 0
 
     def is_worth_fetching(self, replica: Replica, lender: Replica, num_blocks: int) -> bool:
-        """Returns whether fetching `num_blocks` blocks from `lender` is faster than computing them."""
+        """Returns whether fetching `num_blocks` blocks from `lender` is faster than computing them, or allowed by
+        kv_handover "always"; False while fetches over this link fail."""
         link = replica.links[lender.id]
         if not link.allow_attempt():
             return False
@@ -106,6 +108,8 @@ class PeerView:
         self._peer_topology, self._replica = peer_topology, replica
 
     def borrow(self, hashes: Seq[bytes], start: int, most: int) -> BorrowedBlocks | None:
+        """Borrows the longest cached run of blocks that another worker has from index `start` on, at most `most`;
+        None if it is shorter than MIN_BLOCKS or computing it is faster."""
         replica = self._replica
         count, lender = self._peer_topology.find_longest(replica, hashes, start, most)
         if lender is None or count < MIN_BLOCKS:
@@ -116,7 +120,8 @@ class PeerView:
 
 
 def borrow_from(lender: Replica, hashes: Seq[bytes], start: int, count: int) -> BorrowedBlocks:
-    """Borrows cached blocks of `lender`."""
+    """Borrows the cached blocks of `hashes[start : start + count]` from `lender`, which keeps them until `release`
+    of the result is called."""
     lender_fetches = lender.core.peer_blocks
     assert isinstance(lender_fetches, PeerFetches), "it shares its blocks"
     loan = lender_fetches.lend(hashes, start, count)

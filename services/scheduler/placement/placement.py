@@ -39,6 +39,8 @@ class Placement:
         return self._pick(sequence, fitting) if fitting else None
 
     def _least_left_to_compute(self, sequence: Sequence, replicas: Seq[Replica]) -> Replica:
+        """Returns the worker with the fewest tokens to compute before the sequence's first token, cached and
+        fetchable ones subtracted; the fewest sequences among equals."""
         cached = [(replica.core.num_cached(sequence), replica) for replica in replicas]
         longest = sorted(cached, key=lambda found: -found[0])
 
@@ -55,6 +57,7 @@ class Placement:
 
 
 def _fits(sequence: Sequence, replica: Replica) -> bool:
+    """Returns whether the worker's limits allow the sequence and its late-interaction query, however busy it is."""
     limits = replica.core.limits
     if sequence.query is not None and limits.refusal_of_query(sequence.query.num_tokens) is not None:
         return False

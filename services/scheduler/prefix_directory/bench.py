@@ -29,7 +29,7 @@ def hashes(tag: str, count: int) -> list[bytes]:
 
 
 async def publish(redis: Any, keys: BlockKeys, workers: list[WorkerEntry], prompt: list[bytes]) -> float:
-    """Publishes the blocks of all workers; returns blocks per second."""
+    """Adds the blocks of all workers to Redis, each with an increasing part of `prompt`; returns blocks per second."""
     begin = time.perf_counter()
     for index, worker in enumerate(workers):
         held = prompt[: 2 * index] + hashes(worker.id, BLOCKS_PER_WORKER - 2 * index)
@@ -40,6 +40,8 @@ async def publish(redis: Any, keys: BlockKeys, workers: list[WorkerEntry], promp
 
 
 async def look_up(reader: PrefixReader, prompt: list[bytes], workers: list[WorkerEntry]) -> dict[str, float]:
+    """Matches the prompt LOOKUPS times against all workers; returns the median and the 99th percentile in
+    milliseconds."""
     times = []
     for _ in range(LOOKUPS):
         begin = time.perf_counter()
@@ -51,6 +53,8 @@ async def look_up(reader: PrefixReader, prompt: list[bytes], workers: list[Worke
 
 
 async def measure(url: str) -> dict[str, float]:
+    """Publishes simulated workers to the Redis at `url`, measures look-ups and memory, and removes the entries
+    again; returns the figures by name."""
     redis = connect(url, timeout_s=30)
     layout = model_pb2.BlockLayout(block_size=16, hash_scheme="sha256/1")
     keys = BlockKeys.of("bench", model_pb2.ModelIdentity(name="m", fingerprint="f"), layout)

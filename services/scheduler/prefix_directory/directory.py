@@ -61,6 +61,8 @@ class PrefixDirectory:
         self._workers[replica.id] = WorkerIndex(replica, keys, self._scheduler_id)
 
     def untrack(self, replica: Replica) -> None:
+        """Stops publishing a worker; the next round removes its entries from Redis. Does nothing if a later
+        attachment of the worker is tracked."""
         index = self._workers.get(replica.id)
         if index is not None and index.replica is replica:
             del self._workers[replica.id]
@@ -76,7 +78,8 @@ class PrefixDirectory:
                 await self._deregister()
 
     async def _round(self) -> float:
-        """Publishes pending changes; returns the seconds until the next round."""
+        """Publishes pending changes; returns the seconds until the next round, which is later after a failure of
+        Redis."""
         try:
             await self._publish()
         except (redis_error(), OSError) as error:
@@ -88,6 +91,8 @@ class PrefixDirectory:
         return PUBLISH_INTERVAL_S
 
     async def _publish(self) -> None:
+        """Renews the registry entry if that is due, removes entries of untracked workers, and publishes the changes
+        of all others. Raises Redis errors."""
         renew = time.monotonic() - self._renewed_at >= RENEW_INTERVAL_S
         if renew:
             await self._registry.renew(LEASE_MS)
@@ -101,6 +106,8 @@ class PrefixDirectory:
             self._renewed_at = time.monotonic()
 
     def _fail(self, error: Exception) -> None:
+        """Records a failure of Redis: logs it, as a warning only the first time, and invalidates the index of every
+        worker."""
         write_log = log.warning if self.up is not False else log.debug
         write_log("redis does not serve; continuing with local knowledge", error=str(error) or repr(error))
         self.up = False
@@ -110,6 +117,8 @@ class PrefixDirectory:
             index.invalidate()
 
     async def _deregister(self) -> None:
+        """Removes this scheduler and its workers from Redis and closes the connection; gives up silently after one
+        second or on an error."""
         try:
             async with asyncio.timeout(1):
                 await self._registry.deregister()

@@ -19,6 +19,8 @@ class SchedulerRegistry:
         entry: Callable[[], SchedulerEntry],
         malformed: MalformedEntries = LOG_ONLY,
     ) -> None:
+        """Stores the client without connecting. `entry`: returns this scheduler's present entry; `malformed`: counts
+        entries of others that cannot be read."""
         self._redis = redis
         self._keys = keys
         self._entry = entry
@@ -26,7 +28,8 @@ class SchedulerRegistry:
         self.peers: list[SchedulerEntry] = []
 
     async def renew(self, lease_ms: int) -> None:
-        """Writes this scheduler's entry and reads those of the others."""
+        """Writes this scheduler's entry with a lease of `lease_ms` milliseconds, then reads those of the others into
+        `peers`. Raises Redis errors."""
         own = self._entry()
         fields = {"address": own.address, "epoch": own.epoch, "num_workers": own.num_workers}
         value = json.dumps(fields | ({"draining": True} if own.draining else {}))
@@ -37,6 +40,7 @@ class SchedulerRegistry:
         self.peers = [entry for entry in await self._reader.schedulers() if entry.id != own.id]
 
     async def deregister(self) -> None:
+        """Removes this scheduler's entry from Redis before its lease expires. Raises Redis errors."""
         own = self._entry()
         # Not a pipeline: Redis Cluster's pipeline does not support UNLINK.
         await self._redis.unlink(self._keys.scheduler(own.id))

@@ -42,13 +42,15 @@ class WorkerIndex:
         self.changed_at: float | None = None
 
     def invalidate(self) -> None:
-        """Marks the content of Redis as unknown."""
+        """Marks the content of Redis as unknown, so that the next publish() writes everything."""
         self._is_complete = False
         self.num_published = 0
         self.changed_at = self.changed_at or time.monotonic()
 
     async def publish(self, redis: Any, lease_ms: int, *, renew: bool) -> bool:
-        """Publishes changes, or everything if the content of Redis is unknown; returns whether it was everything."""
+        """Publishes changes, or everything if the content of Redis is unknown; returns whether it was everything.
+        `renew`: also renews the lease, and invalidates the index if Redis holds another number of blocks. Raises
+        Redis errors."""
         is_full = not self._is_complete
         if is_full:
             await self._publish_all(redis, lease_ms)
@@ -65,6 +67,7 @@ class WorkerIndex:
             await redis.unlink(self._keys.worker(self.replica.id))
 
     async def _publish_all(self, redis: Any, lease_ms: int) -> None:
+        """Replaces the worker's blocks in Redis by all hashes that are cached now, and clears the pending changes."""
         self.replica.changes.take_changes()
         hashes = list(self.replica.core.kv.pool.cached_hashes)
         await redis.unlink(self._blocks)
@@ -73,6 +76,8 @@ class WorkerIndex:
         self._is_complete, self.changed_at = True, None
 
     async def _publish_changes(self, redis: Any, lease_ms: int) -> None:
+        """Sends the blocks stored and removed since the last publication to Redis, if there are any. Redis errors
+        lose them: the caller then invalidates the index."""
         if not len(self.replica.changes):
             return
         self.changed_at = time.monotonic()
@@ -82,6 +87,8 @@ class WorkerIndex:
         self.changed_at = None
 
     async def _change(self, redis: Any, lease_ms: int, stored: list[bytes], removed: list[bytes]) -> None:
+        """Adds and removes members of the worker's set of blocks, MEMBERS_PER_COMMAND at a time, by a script that
+        gives the set a lease of `lease_ms` milliseconds if it has none."""
         change = redis.register_script(CHANGE)
         for start in range(0, max(len(stored), len(removed)), MEMBERS_PER_COMMAND):
             part = slice(start, start + MEMBERS_PER_COMMAND)

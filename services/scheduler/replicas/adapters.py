@@ -59,7 +59,8 @@ class ReplicaAdapters:
         self._held[adapter] = self._held.pop(adapter)
 
     def load(self, name: str, path: str, done: Done, digest: bytes = b"") -> None:
-        """Orders the load of an adapter. `digest`: required content; empty: any."""
+        """Orders the load of an adapter; `done` is called with the adapter's id or the error, at once if the worker
+        is gone. `digest`: required content; empty: any."""
         if self._is_gone:
             done(Unavailable("the worker is gone"))
             return
@@ -72,7 +73,8 @@ class ReplicaAdapters:
         return any(name == ordered for ordered, _ in self._orders.values())
 
     def receive_loaded(self, wire: pb.AdapterLoaded) -> None:
-        """Handles the worker's answer. Raises FailedPrecondition for an unknown order."""
+        """Handles the worker's answer: records the loaded adapter and calls the order's `done` with its id, or with
+        the worker's error. Raises FailedPrecondition for an unknown order or a malformed digest."""
         if wire.order_id not in self._orders:
             raise FailedPrecondition(f"order_id: the scheduler awaits no adapter {wire.order_id}")
         if not wire.HasField("error") and len(wire.digest) != DIGEST_BYTES:

@@ -16,6 +16,7 @@ class BlockChanges:
         return len(self._stored) + len(self._removed)
 
     def store(self, block_hash: bytes) -> None:
+        """Records that a block became cached; cancels a removal that is not published yet."""
         key = member(block_hash)
         if key in self._removed:
             self._removed.discard(key)
@@ -23,6 +24,7 @@ class BlockChanges:
             self._stored.add(key)
 
     def remove(self, block_hash: bytes) -> None:
+        """Records that a block is no longer cached; cancels an addition that is not published yet."""
         key = member(block_hash)
         if key in self._stored:
             self._stored.discard(key)
@@ -30,7 +32,7 @@ class BlockChanges:
             self._removed.add(key)
 
     def take_changes(self) -> tuple[set[bytes], set[bytes]]:
-        """Returns and clears (stored, removed)."""
+        """Returns and clears the members (shortened hashes) stored and removed since the last call."""
         changes = self._stored, self._removed
         self._stored, self._removed = set(), set()
         return changes

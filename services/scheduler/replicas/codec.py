@@ -18,6 +18,8 @@ from quire.shared.pb.worker.v1 import worker_pb2 as pb
 
 
 def encode_plan(plan: StepPlan, epoch: int) -> pb.AttachResponse:
+    """Returns a step plan as a message to the worker; empty columns and unchanged values are left unset. `epoch`:
+    the attachment's."""
     message = pb.AttachResponse()
     wire = message.plan
     wire.epoch = epoch
@@ -51,6 +53,8 @@ def encode_plan(plan: StepPlan, epoch: int) -> pb.AttachResponse:
 
 
 def _encode_admission(wire: pb.Admission, admission: Admission) -> None:
+    """Fills the wire message of an admitted sequence: known tokens, sampling parameters, and the features that it
+    uses."""
     sequence, payload = admission.sequence, admission.sequence.payload
     assert isinstance(payload, Payload)
     wire.slot = admission.slot
@@ -73,6 +77,7 @@ def _encode_admission(wire: pb.Admission, admission: Admission) -> None:
 
 
 def encode_order(order: GrammarOrder) -> pb.AttachResponse:
+    """Returns a grammar order as a message to the worker: prepare the grammar, or release it."""
     if order.sequence is None:
         return pb.AttachResponse(release_grammar=pb.ReleaseGrammar(grammar_id=order.grammar_id))
     payload = order.sequence.payload
@@ -82,6 +87,7 @@ def encode_order(order: GrammarOrder) -> pb.AttachResponse:
 
 
 def encode_transfer(order: TransferOrder | DiskOrder) -> pb.AttachResponse:
+    """Returns a transfer order between device and host memory, or host memory and disk, as a message to the worker."""
     if isinstance(order, DiskOrder):
         return pb.AttachResponse(disk_transfer=_disk_transfer(order))
     hashes, groups = block_hash.join_names(order.hashes)
@@ -97,6 +103,7 @@ def encode_transfer(order: TransferOrder | DiskOrder) -> pb.AttachResponse:
 
 
 def _disk_transfer(order: DiskOrder) -> pb.DiskTransfer:
+    """Returns the wire message of a transfer between host memory and disk."""
     hashes, groups = block_hash.join_names(order.hashes)
     return pb.DiskTransfer(
         transfer_id=order.transfer_id,
@@ -109,6 +116,8 @@ def _disk_transfer(order: DiskOrder) -> pb.DiskTransfer:
 
 
 def encode_fetch(order: FetchOrder) -> pb.AttachResponse:
+    """Returns a fetch order as a message to the worker: address, epoch and lent blocks of the lender, and the local
+    target blocks."""
     source, loan = order.borrowed.source, order.borrowed.loan
     assert isinstance(source, KVSource)
     fetch = pb.FetchBlocks(
@@ -129,6 +138,8 @@ def decode_failure(error: finish_pb2.Error) -> Failure:
 
 
 def decode_result(wire: pb.StepResult) -> StepResult:
+    """Returns a worker's step result as the core's value; the columns are views of the message. Lengths must have
+    been checked (result_checks.py)."""
     failures = [(failure.slot, decode_failure(failure.error)) for failure in wire.failures]
     logprobs = _decode_logprobs(wire.logprobs) if wire.HasField("logprobs") else None
     counts = u32(wire.token_counts) if wire.token_counts else None
@@ -150,7 +161,7 @@ def _decode_prompts(wire: pb.PromptLogprobColumns) -> PromptLogprobs:
 
 
 def _decode_pooled(wire: pb.PooledColumns) -> dict[int, bytes]:
-    """Returns the f32 columns by slot."""
+    """Returns the vectors of pooling sequences as f32 columns by slot."""
     sizes = u32(wire.sizes).tolist()
     ends = list(accumulate((size * NUMBER_BYTES for size in sizes), initial=0))
     values = wire.values  # reading the field copies it

@@ -37,7 +37,8 @@ class DeviceOrders:
             raise from_proto(done.error)
 
     def send_order(self, order: pb.DeviceOrder) -> asyncio.Future[pb.DeviceOrderDone]:
-        """Sends an order; the returned answer may be awaited or ignored."""
+        """Sends an order under a new id without waiting; the returned answer may be awaited or ignored. If the
+        worker is gone, the answer is an error at once."""
         answer: asyncio.Future[pb.DeviceOrderDone] = asyncio.get_running_loop().create_future()
         if self._is_gone:
             answer.set_result(_gone(0))

@@ -55,6 +55,9 @@ class Replica:
         metrics: SchedulerMetrics,
         changes: BlockChanges,
     ) -> None:
+        """Connects a core with its stream; nothing is sent yet. `send`: queues a message without blocking;
+        `deliver`: receives the core's events; `call_soon`, `call_later`: schedule callbacks, whose errors end this
+        attachment only."""
         self.hello = hello
         self._checks = ResultChecks(hello)
         self.epoch = epoch
@@ -111,12 +114,16 @@ class Replica:
         return not self.leaving and not self.outdated
 
     def add(self, sequence: Sequence) -> None:
+        """Queues a sequence in the core and schedules a pump. If this raises, the core holds nothing of the
+        sequence."""
         self.wake()
         if sequence.moved_at is not None:
             self._moved.add(sequence.key)
         self.core.add(sequence)  # last: the core accepts the whole sequence or nothing
 
     def cancel(self, key: int, reason: Reason) -> None:
+        """Ends a sequence with `reason`, unless it has ended, and schedules a pump; measures the time until its
+        blocks are free."""
         self.core.cancel(key, reason)
         if self.core.steps_in_flight:
             self._freeing.append((self.core.steps_in_flight[-1].step_id, self._clock()))
@@ -152,7 +159,8 @@ class Replica:
         self.wake()
 
     def pump(self) -> None:
-        """Sends the steps and orders that can be sent now, and delivers events to the frontends."""
+        """Sends the orders and steps that can be sent now (no steps while paused), delivers events to the frontends
+        and calls the pump callback; schedules the next pump if a step is due later."""
         self._is_pump_scheduled = False
         self._send_orders()
         started = perf_counter()
@@ -189,7 +197,8 @@ class Replica:
         self.pump()
 
     def apply_result(self, wire: pb.StepResult) -> None:
-        """Applies the result of the oldest step in flight and pumps."""
+        """Applies the result of the oldest step in flight, measures it and pumps. Raises FailedPrecondition if the
+        result is of another epoch or step, or invalid."""
         self._check(wire)
         now = self._clock()
         started = perf_counter()
@@ -217,7 +226,8 @@ class Replica:
                 self._moved.discard(key)
 
     def receive_prepared(self, wire: pb.GrammarPrepared) -> None:
-        """Handles the answer to a grammar order. Raises FailedPrecondition for an unknown one."""
+        """Handles the worker's answer to a grammar order, which unblocks or fails the sequences that wait for it,
+        and schedules a pump. Raises FailedPrecondition for an unknown order."""
         if not self.core.grammars.awaits(wire.grammar_id):
             raise FailedPrecondition(f"grammar_id: the scheduler awaits no grammar {wire.grammar_id.hex()}")
         failure = decode_failure(wire.error) if wire.HasField("error") else None
@@ -225,7 +235,8 @@ class Replica:
         self.wake()
 
     def receive_transferred(self, wire: pb.Transferred) -> None:
-        """Handles the end of a transfer. Raises FailedPrecondition for an unknown one."""
+        """Handles the worker's report that a transfer has ended, with or without an error, and schedules a pump.
+        Raises FailedPrecondition for an unknown transfer."""
         transfers = self.core.host_blocks
         if transfers is None or not transfers.awaits(wire.transfer_id):
             raise FailedPrecondition(f"transfer_id: the scheduler awaits no transfer {wire.transfer_id}")
@@ -237,7 +248,8 @@ class Replica:
         self.wake()
 
     def receive_fetched(self, wire: pb.BlocksFetched) -> None:
-        """Handles the end of a fetch. Raises FailedPrecondition for an unknown one."""
+        """Handles the worker's report that a fetch from another worker has ended: updates the link to that worker
+        and the metrics, and schedules a pump. Raises FailedPrecondition for an unknown fetch."""
         fetches = self.core.peer_blocks
         if fetches is None or not fetches.awaits(wire.fetch_id):
             raise FailedPrecondition(f"fetch_id: the scheduler awaits no fetch {wire.fetch_id}")
@@ -285,6 +297,8 @@ class Replica:
             self.send(encode_order(order))
 
     def flush(self) -> None:
+        """Delivers the core's pending events, marked with the current weight version; does nothing if there are
+        none."""
         events = self.core.take_events()
         if events:
             events.weight_version = self.weights.version
@@ -302,6 +316,8 @@ class Replica:
         return self._clock() - self._sent_at[0] if self._sent_at else 0.0
 
     def _check(self, wire: pb.StepResult) -> None:
+        """Raises FailedPrecondition unless the result is of this epoch and of the oldest step in flight, and has
+        valid columns."""
         if wire.epoch != self.epoch:
             raise FailedPrecondition(f"epoch: the scheduler is at {self.epoch}, the worker's result at {wire.epoch}")
         due = self.core.steps_in_flight[0].step_id if self.core.steps_in_flight else None

@@ -51,6 +51,8 @@ class ResultChecks:
             self._check_progress(counts, flight)
 
     def _counts(self, wire: pb.StepResult, flight: InFlightStep) -> U32:
+        """Returns the number of tokens of each slot. Raises FailedPrecondition if a slot has more than its drafts
+        allow, or none although the worker does not draft."""
         counts = _column(wire.token_counts, "token_counts", len(flight.slots), flight)
         most = 1 if flight.drafts is None else 1 + flight.drafts
         if not self._most_drafts and not counts.all():
@@ -72,7 +74,8 @@ class ResultChecks:
             raise _wrong(flight, f"token_counts: slot {slot} has got no token in {most} steps that sample it")
 
     def _check_failures(self, wire: pb.StepResult, flight: InFlightStep, counts: U32 | None, tokens: U32) -> None:
-        """Checks the failed slots, and the tokens of the others: tokens of failed slots have no meaning."""
+        """Checks that failed slots sample or end in this step, and the tokens of the others: tokens of failed slots
+        have no meaning. Raises FailedPrecondition."""
         failed = np.array([failure.slot for failure in wire.failures], dtype=np.int64)
         if not np.isin(failed, [*flight.slots.tolist(), *flight.pooled_keys]).all():
             raise _wrong(flight, f"failures: slots {failed.tolist()} do not all sample or end")
@@ -91,6 +94,8 @@ class ResultChecks:
             raise _wrong(flight, f"draft_counts: the worker drafts {self._most_drafts} at most, and sent {verified}")
 
     def _check_prompts(self, wire: pb.PromptLogprobColumns, flight: InFlightStep) -> None:
+        """Checks that prompt log-probabilities are of slots that asked for them, each once, and that the columns
+        have matching lengths. Raises FailedPrecondition."""
         slots = _whole(wire.slots, "prompt_logprobs.slots", flight)
         if len(np.unique(slots)) != len(slots) or not set(slots.tolist()) <= flight.prompt_logprob_keys.keys():
             raise _wrong(flight, f"prompt_logprobs: no prompts that ask are computed in slots {slots}")
@@ -118,7 +123,8 @@ class ResultChecks:
         _column(pooled.values, "pooled.values", int(sizes.sum()), flight)
 
     def _check_logprobs(self, wire: pb.LogprobColumns, name: str, flight: InFlightStep) -> int:
-        """Checks log-probability columns; returns the number of positions."""
+        """Checks that log-probability columns have matching lengths and known tokens; returns the number of
+        positions. `name`: of the columns, for the error. Raises FailedPrecondition."""
         counts = _whole(wire.entry_counts, f"{name}.entry_counts", flight)
         num_entries = int(counts.sum())
         self._check_vocabulary(_column(wire.token_ids, f"{name}.token_ids", num_entries, flight), name, flight)

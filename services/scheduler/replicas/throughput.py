@@ -18,6 +18,8 @@ class Throughput:
         self._tokens = 0
 
     def add(self, tokens: int, now: float) -> None:
+        """Records the tokens of a step that returned at `now` (seconds). The time since the previous step counts as
+        busy; a step after an idle gap only starts the clock again."""
         gap = 0.0 if self._last is None else now - self._last
         self._last = now
         if gap > IDLE_GAP_S:

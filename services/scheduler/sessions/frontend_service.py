@@ -40,6 +40,7 @@ class TurnBudget:
         self._left = SEQUENCES_PER_TURN
 
     async def spend(self, sequences: int) -> None:
+        """Counts work in units of a sequence; yields to the event loop once when the turn's budget is used up."""
         self._left -= sequences
         if self._left <= 0:
             self._left = SEQUENCES_PER_TURN
@@ -47,7 +48,8 @@ class TurnBudget:
 
 
 class FrontendService:
-    """Serves one session per frontend."""
+    """Serves one session per frontend: passes submissions and cancellations to the cluster, and publishes the
+    cluster's status."""
 
     def __init__(self, settings: SchedulerSettings, cluster: WorkerCluster, door: HandshakeAcceptor) -> None:
         self._settings = settings
@@ -66,7 +68,7 @@ class FrontendService:
 
     async def serve(self, stream: CallStream, caller: str) -> None:
         """Serves a frontend's session to its end. `caller`: the authenticated name, empty if no authentication is
-        required."""
+        required. Raises QuireError for an invalid first message or a name that is not the caller's."""
         heartbeat = pb.SessionResponse(heartbeat=pb.Heartbeat())
         session: FrontendSession = Duplex(PartStream(stream), heartbeat, self._settings.heartbeat_interval_ms / 1000)
         hello = await self._hello(session)
@@ -83,6 +85,7 @@ class FrontendService:
             self.num_rounds += 1
 
     def publish(self) -> None:
+        """Sends the cluster's status to all frontends if it has changed since the last call."""
         view = self._view()
         if view != self._last_view:
             self._last_view = view
@@ -93,6 +96,8 @@ class FrontendService:
         return view_of(self._cluster, self._settings.scheduling_policy)
 
     async def _hello(self, session: FrontendSession) -> pb.FrontendHello:
+        """Receives and returns the first message of a session. Raises FailedPrecondition if it is not a valid hello
+        or names another model than the cluster's."""
         first = await session.receive()
         kind = first.WhichOneof("message")
         if kind != "hello":
@@ -107,6 +112,8 @@ class FrontendService:
         return first.hello
 
     async def _serve(self, session: FrontendSession, hello: pb.FrontendHello) -> None:
+        """Answers with the welcome and the cluster's status, then serves messages until the frontend leaves or is
+        lost; at the end cancels its sequences."""
         owner = next(self._owners)
         welcome = pb.SchedulerWelcome(
             scheduler_id=self._settings.name,
@@ -130,6 +137,8 @@ class FrontendService:
             log.info("frontend left", frontend=hello.frontend_id)
 
     async def _read(self, session: FrontendSession, owner: int) -> None:
+        """Handles the messages of a session until it ends: submissions, cancellations, and weights that other
+        schedulers have been updated to."""
         budget = TurnBudget()
         async for message in session.messages():
             kind = message.WhichOneof("message")
@@ -147,6 +156,8 @@ class FrontendService:
                     await budget.spend(len(named))
 
     async def _submit(self, owner: int, submissions: Iterable[pb.Submission], budget: TurnBudget) -> None:
+        """Passes submissions to the cluster sequence by sequence, yielding to the event loop in between. Raises
+        InvalidArgument if an error cannot be reported by sequence id."""
         for submission in submissions:
             cost = 1 + len(submission.token_ids) // (TOKEN_BYTES * TOKENS_PER_SEQUENCE_COST)
             await budget.spend(cost)
@@ -154,6 +165,8 @@ class FrontendService:
                 await budget.spend(cost)
 
     async def _remove(self, owner: int) -> None:
+        """Removes a frontend and cancels its sequences, yielding to the event loop in between; if cancelled itself,
+        finishes without yielding."""
         budget, removals = TurnBudget(), self._cluster.remove_frontend(owner)
         try:
             for _ in removals:

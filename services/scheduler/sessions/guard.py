@@ -22,6 +22,7 @@ class LoopGuard:
         self._loop.call_later(delay_s, self._run, call)
 
     def _run(self, call: Call) -> None:
+        """Calls `call` unless the attachment has failed or ended; the first exception becomes that of `failed`."""
         if self.failed.done():  # after an error, or because the attachment has ended
             return
         try:

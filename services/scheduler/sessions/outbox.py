@@ -32,6 +32,8 @@ class Outbox:
         self._sequences: set[int] = set()  # ids of the sequences with tokens in it
 
     def send(self, message: pb.SessionResponse) -> None:
+        """Sends a message without blocking; merges it into the last one if that is unwritten, both are steps with
+        tokens alone, and they fit into one message."""
         last = self._link.last_unsent
         if last is not None and _is_plain(last) and _is_plain(message) and _fit(last.tokens, message.tokens):
             self._merge(last, message.tokens)
@@ -64,7 +66,8 @@ def concatenate(batch: pb.TokenBatch, later: pb.TokenBatch) -> None:
 
 
 def merge(batch: pb.TokenBatch, later: pb.TokenBatch) -> None:
-    """Merges `later` into `batch`; neither has log-probabilities."""
+    """Merges `later` into `batch`, sequence by sequence in ascending order of ids; neither has log-probabilities. A
+    sequence in both has its tokens in one row afterwards."""
     ids = np.concatenate([u32(batch.sequence_ids), u32(later.sequence_ids)])
     if len(ids):
         tokens: I32 = np.concatenate([i32(batch.token_ids), i32(later.token_ids)])

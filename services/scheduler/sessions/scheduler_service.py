@@ -36,6 +36,8 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
     async def Session(
         self, _requests: object, context: grpc.aio.ServicerContext[pb.SessionRequest, pb.SessionResponse]
     ) -> None:
+        """Serves the gRPC stream of one frontend after authentication. Errors abort the call with their status code;
+        unexpected ones are logged and reported as INTERNAL."""
         try:
             caller = await self._door.authenticate(context, pb.SessionResponse, SERVICE_NAME)
             await self._frontends.serve(context, caller)
@@ -50,6 +52,8 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
     async def Administer(
         self, _requests: object, context: grpc.aio.ServicerContext[pb.AdministerRequest, pb.AdministerResponse]
     ) -> None:
+        """Serves one operator call that a frontend forwards, after authentication; a weight update is a dialogue,
+        all others are one answer. Errors abort the call with their status code."""
         try:
             await self._door.authenticate(context, pb.AdministerResponse, SERVICE_NAME)
             request = await context.read()
@@ -65,7 +69,8 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
     async def _update_weights(
         self, context: grpc.aio.ServicerContext[pb.AdministerRequest, pb.AdministerResponse], update: pb.UpdateWeights
     ) -> None:
-        """Stages the weights; swaps them in if the caller says so, drops them if it leaves."""
+        """Stages the weights from a path or from the pieces that follow; swaps them in if the caller says so, drops
+        them if it leaves. An error with streamed weights is also sent as a message before it is raised."""
         if update.request.path:
             await self._staged(context, update, None)
             return
@@ -81,6 +86,8 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         request: pb.UpdateWeights,
         pieces: AsyncIterator[WeightsPiece] | None,
     ) -> None:
+        """Stages the weights on all workers and reports it, then waits for the caller's decision: swaps them in and
+        answers, or drops them. `pieces`: weights that come as a stream."""
         async with self._administration.updates.staged(request.update, request.request, pieces) as staged:
             await context.write(pb.AdministerResponse(weights_staged=pb.WeightsStaged(num_workers=staged.num_workers)))
             decision = await context.read()
@@ -88,6 +95,8 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
                 await context.write(pb.AdministerResponse(weights_updated=await staged.swap()))
 
     async def _answer(self, request: pb.AdministerRequest) -> pb.AdministerResponse:
+        """Executes an operator call and returns its answer. Raises FailedPrecondition for an unknown call, and the
+        call's own QuireError."""
         answer, administration = pb.AdministerResponse(), self._administration
         match request.WhichOneof("message"):
             case "get_status":

@@ -15,7 +15,8 @@ POLICIES = {
 
 
 def find_policy(name: str) -> PolicyMaker:
-    """Returns the policy with this name. Raises InvalidArgument for an unknown name."""
+    """Loads and returns the constructor of the policy with this name. Raises InvalidArgument, which lists the
+    existing names, for an unknown one."""
     known = plugins.known(GROUP, POLICIES)
     if name not in known:
         text = f"scheduling_policy: {name!r} does not exist; there are {', '.join(known)}"

@@ -24,8 +24,8 @@ class WorkerBalancer:
         return [peer.address for peer in self._peers()]
 
     def redirect_target(self, num_workers: int) -> str | None:
-        """Returns the address of a less loaded scheduler for a new worker, or None. `num_workers`: workers of this
-        scheduler."""
+        """Returns the address of a less loaded scheduler for a new worker, and counts the worker there; None if this
+        scheduler keeps it. `num_workers`: workers of this scheduler."""
         best = self._least_loaded()
         if best is None or self._load(best) >= num_workers:
             return None
@@ -37,6 +37,8 @@ class WorkerBalancer:
         return None if best is None else self._redirect(best)
 
     def _least_loaded(self) -> SchedulerEntry | None:
+        """Returns the peer with the fewest workers, redirected ones included, that is not draining; None if there is
+        none. Resets the counts when the registry has been read again."""
         peers = self._peers()
         if peers is not self._known_peers:
             self._known_peers = peers

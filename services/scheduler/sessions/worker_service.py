@@ -52,7 +52,7 @@ SERVICE_NAME = pb.DESCRIPTOR.services_by_name["WorkerService"].full_name
 
 
 class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
-    """Serves one Attach call per worker."""
+    """Serves one Attach call per worker, and the weight streams that workers fetch."""
 
     def __init__(
         self,
@@ -84,6 +84,8 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
     async def Attach(
         self, _requests: object, context: grpc.aio.ServicerContext[pb.AttachRequest, pb.AttachResponse]
     ) -> None:
+        """Serves the gRPC stream of one worker: authenticates it, redirects it to a less loaded scheduler, or
+        attaches it and serves its session to the end. Errors abort the call with their status code."""
         interval_s = self._settings.heartbeat_interval_ms / 1000
         heartbeat = pb.AttachResponse(heartbeat=pb.Heartbeat())
         session: WorkerSession = Duplex(PartStream(context), heartbeat, interval_s)
@@ -106,6 +108,8 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
     async def FetchWeights(
         self, _requests: object, context: grpc.aio.ServicerContext[pb.FetchWeightsRequest, pb.FetchWeightsResponse]
     ) -> None:
+        """Serves one worker's copy of a weights stream, piece by piece, after authentication. Errors abort the call
+        with their status code."""
         try:
             caller = await self._door.authenticate(context, pb.FetchWeightsResponse, SERVICE_NAME)
             request = await context.read()
@@ -128,7 +132,8 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         return None if hello.redirected else self.balancer.redirect_target(len(self._cluster.replicas))
 
     async def _run_session(self, session: WorkerSession, hello: pb.WorkerHello) -> None:
-        """Runs the session in a task of its own, so that a later session of the same worker can end it."""
+        """Runs the session in a task of its own, so that a later session of the same worker can end it. Raises the
+        session's error, FailedPrecondition if the worker attached again."""
         task = self._tasks.start(f"session of worker {hello.worker_id}", self._serve(session, hello))
         self._sessions[hello.worker_id] = OpenSession(
             hello, task
@@ -145,6 +150,8 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         task.result()
 
     async def _hello(self, session: WorkerSession) -> pb.WorkerHello:
+        """Receives and returns the first message of a session. Raises FailedPrecondition if it is not a valid hello,
+        or differs from what the services of the cluster agree on."""
         first = await session.receive()
         kind = first.WhichOneof("message")
         if kind != "hello":
@@ -176,6 +183,8 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
             await asyncio.wait([old.task])
 
     async def _serve(self, session: WorkerSession, hello: pb.WorkerHello) -> None:
+        """Creates and attaches the worker's replica, then serves its messages until it leaves or is lost; at the end
+        detaches it, which moves its sequences to other workers."""
         guard = LoopGuard(asyncio.get_running_loop())
         replica = await self._replica(session, hello, guard)
         self._cluster.agree_on_weights(replica)  # no other worker attaches between this call and the attachment
@@ -228,6 +237,8 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
             self._directory.track(replica, BlockKeys.of(self._settings.redis_namespace, terms.model, terms.layout))
 
     async def _replica(self, session: WorkerSession, hello: pb.WorkerHello, guard: LoopGuard) -> Replica:
+        """Creates a replica with an empty core, adopts the blocks that the worker kept, and chooses an epoch greater
+        than the worker's last one. Does not attach it."""
         changes = BlockChanges()
         observer = changes if self._directory is not None else None
         core = Core(self._limits(hello), counts=self._cluster.counts_of(hello.worker_id), observer=observer)
@@ -246,6 +257,8 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         )
 
     def _limits(self, hello: pb.WorkerHello) -> CoreLimits:
+        """Returns the core's limits: the sizes in the worker's hello, reduced by the scheduler's settings where
+        these are lower."""
         settings = self._settings
         usable = hello.kv_cache.num_blocks - 1
         specs = kv_wire.from_proto(hello.kv_cache.groups, f"worker {hello.worker_id}")
@@ -282,6 +295,8 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         )
 
     async def _read(self, session: WorkerSession, replica: Replica) -> None:
+        """Handles a worker's messages until it has left or the stream ends; a stream that ends without a departure
+        counts as a lost worker. Raises FailedPrecondition for invalid messages."""
         served = self._sessions[replica.id]
         is_leaving = False  # set by the worker, not by a drain, after which it leaves when it has its redirect
         async for message in session.messages():
@@ -311,8 +326,8 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         self._metrics.workers_lost.labels("closed").inc()
 
     async def _watch(self, replica: Replica) -> None:
-        """Ends the attachment of a live worker that does not finish its step in time; its late results have an old
-        epoch."""
+        """Returns, which ends the attachment, when a live worker has not finished its oldest step for
+        step_deadline_s seconds; late results of the worker have an old epoch."""
         most_checks = math.ceil(self._settings.step_deadline_s / OVERDUE_CHECK_S)
         oldest, num_checks = replica.oldest_sent_at, 0
         while (
@@ -332,7 +347,8 @@ ADOPTED_AT_A_TIME = 10_000  # about 10 ms of the event loop
 
 
 async def _adopt(core: Core, hello: pb.WorkerHello) -> None:
-    """Adopts the blocks that the worker kept from an earlier attachment, so that its cache is warm at once."""
+    """Records the blocks that the worker kept from an earlier attachment (device, host memory, disk) in a new core,
+    so that its cache is warm at once; yields to the event loop in between."""
     if not core.limits.caches_prefixes:
         return
     ids = u32(hello.held.block_ids).tolist()
@@ -353,6 +369,8 @@ async def _adopt(core: Core, hello: pb.WorkerHello) -> None:
 
 
 async def _adopt_tier(tier: BlockTier, place_ids: bytes, names: list[bytes]) -> None:
+    """Records the blocks that the worker kept in one tier: `names` by place in the u32 column `place_ids`; yields to
+    the event loop in between."""
     held = [*zip(u32(place_ids).tolist(), names, strict=True)]
     for start in range(0, len(held), ADOPTED_AT_A_TIME):
         tier.adopt(held[start : start + ADOPTED_AT_A_TIME])

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """Opaque fields for the worker."""
+    """Fields of a submission for the worker, which the scheduler does not read."""
 
     params: bytes
     sample: int = 0

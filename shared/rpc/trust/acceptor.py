@@ -33,7 +33,8 @@ class HandshakeAcceptor:
     proof gets an error."""
 
     def __init__(self, secret: SecretFile | None, name: str) -> None:
-        """`name`: role and id."""
+        """Stores the identity of the accepting service. `secret`: None: every caller is accepted; `name`: role and
+        id."""
         self._secret = secret
         self._name = name
         self._num_pending = 0
@@ -82,6 +83,8 @@ class HandshakeAcceptor:
         )
 
     async def _verify(self, stream: CallStream, message: Any, service: str, secret: SecretFile) -> str:
+        """Performs the three steps of the handshake and returns the caller's name. Raises Unauthenticated if the
+        caller does not prove that it knows one of the secrets."""
         introduction = (await self._next(stream, "introduction")).introduction
         self._check(introduction)
         nonce = secrets.token_bytes(NONCE_BYTES)
@@ -107,6 +110,8 @@ class HandshakeAcceptor:
         return Unauthenticated(reason)
 
     def _check(self, introduction: pb.Introduction) -> None:
+        """Raises Unauthenticated for a malformed introduction, or one of a caller that dialled another address than
+        this service's."""
         if len(introduction.nonce) != NONCE_BYTES or len(introduction.name) > MAX_NAME_LENGTH:
             raise Unauthenticated(
                 f"an introduction has {NONCE_BYTES} bytes of nonce and a name of {MAX_NAME_LENGTH} at most"
@@ -118,6 +123,8 @@ class HandshakeAcceptor:
             )
 
     async def _next(self, stream: CallStream, step: str) -> pb.Handshake:
+        """Reads the next message, which must be this step of a handshake. Raises Unauthenticated for another one,
+        Unavailable if the caller has closed the stream."""
         try:
             received = await stream.read()
         except DecodeError:

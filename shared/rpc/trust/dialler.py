@@ -24,7 +24,7 @@ class Dialler:
     """Identity of a service that dials others. Without a secret no handshake takes place."""
 
     def __init__(self, name: str = "", tls: Tls = NO_TLS, secret: SecretFile | None = None) -> None:
-        """`name`: role and id."""
+        """Stores the identity of the dialling service. `secret`: None: no handshake; `name`: role and id."""
         self._name = name
         self._tls = tls
         self._secret = secret
@@ -59,6 +59,8 @@ class Dialler:
             await stream.write(message(handshake=pb.Handshake(proof=pb.Proof(proof=proof))))
 
     async def _challenge(self, stream: CallStream, address: str) -> pb.Challenge:
+        """Reads and returns the server's challenge. Raises Unavailable if the server closes the stream,
+        Unauthenticated if it sends anything else."""
         reply = await stream.read()
         if reply is grpc.aio.EOF:
             raise Unavailable(f"{address} closed the session before it opened")

@@ -25,6 +25,8 @@ class HandshakeTranscript:
     server_nonce: bytes
 
     def proof(self, secret: bytes, side: Side) -> bytes:
+        """Returns the HMAC-SHA-256 of the transcript and the proving side under the secret; every part is preceded
+        by its length."""
         texts = (CONTEXT, side, self.service, self.client, self.server, self.dialled)
         parts = (*(text.encode() for text in texts), self.client_nonce, self.server_nonce)
         message = b"".join(len(part).to_bytes(4, "little") + part for part in parts)

@@ -37,7 +37,8 @@ FIRST_BEAM_KEY = -2  # keys of beams count down from here; no submission has a n
 
 
 class BeamScheduler:
-    """Schedules all beam searches of a core."""
+    """Schedules all beam searches of a core: admits them, moves their beams to the slots of their children, and
+    applies the candidates that steps return."""
 
     def __init__(self, state: CoreState, starter: SequenceStarter) -> None:
         self._state = state
@@ -49,7 +50,9 @@ class BeamScheduler:
     # Admission.
 
     def admit(self, builder: PlanBuilder, root: Sequence, now: float) -> bool:
-        """Admits the beam search at the head of the queue if all its beams fit; returns True if the queue advanced."""
+        """Admits the beam search at the head of the queue if slots and blocks for all its beams are free; returns
+        True if the queue advanced. A search that does not fit although nothing else runs finishes with an error,
+        which also advances the queue."""
         state, search = self._state, root.search
         assert search is not None
         if state.running.num_free_slots - self._groups.num_reserved < search.rules.width:
@@ -81,6 +84,8 @@ class BeamScheduler:
         return self._beam_of(root, bytes(root.tokens) + i32_bytes(output))
 
     def _beam_of(self, root: Sequence, tokens: bytes) -> Beam:
+        """Creates a beam with these known tokens (i32 column), which inherits the request's parameters and its place
+        in the order from the search's root."""
         sequence = Sequence(
             key=next(self._keys),
             owner=root.owner,
@@ -103,12 +108,16 @@ class BeamScheduler:
     # Steps.
 
     def apply_decisions(self, builder: PlanBuilder) -> None:
-        """Applies the decisions of searches since the last step, for as many searches as there are free blocks."""
+        """Moves the beams of searches that have decided since the last step. Without enough free blocks for a
+        search, a sequence is preempted instead, or the search finishes with an error if it runs alone."""
         for group in self._groups:
             if group.decision is not None and self._groups.is_running(group):
                 self._apply_decision(builder, group)
 
     def _apply_decision(self, builder: PlanBuilder, group: RunningSearch) -> None:
+        """Releases the beams that no child continues, moves the children into their slots and schedules their next
+        tokens, which count against the budget. If blocks are short, frees some instead and keeps the decision for a
+        later step."""
         assert group.decision is not None
         slots = [beam.slot for beam in group.beams]
         moves = self._mover.plan(slots, [child.parent for child in group.decision])
@@ -137,6 +146,8 @@ class BeamScheduler:
         group.decision = None
 
     def _free_blocks_for(self, builder: PlanBuilder, group: RunningSearch) -> None:
+        """Preempts a sequence so that `group` can continue in a later step; if no other sequence runs and no blocks
+        are about to be released, finishes the search with an error."""
         state = self._state
         builder.short_of_blocks = True
         has_others = any(
@@ -175,6 +186,8 @@ class BeamScheduler:
                 self._decide(group)
 
     def _decide(self, group: RunningSearch) -> None:
+        """Advances the search by the candidates of its beams: stores the children as its decision for the next step,
+        or finishes the search."""
         children = group.search.advance([beam.candidates for beam in group.beams if beam.candidates is not None])
         if children:
             group.decision = children
@@ -182,7 +195,8 @@ class BeamScheduler:
             self._finish(group)
 
     def _finish(self, group: RunningSearch) -> None:
-        """Emits the best sequences, each with all of its tokens in one event, then their terminal events."""
+        """Emits the best sequences, each with all of its tokens in one event, then their terminal events, and
+        releases the search. Outputs for which there is no result finish with an error."""
         state, root = self._state, group.root
         results = group.search.results
         sequence_ids = [output.sequence_id for output in root.outputs[: len(results)]]
@@ -198,6 +212,8 @@ class BeamScheduler:
 
 
 def _columns(root: Sequence, sequence_ids: list[int], paths: list[list[BeamNode]]) -> TokenColumns:
+    """Returns all tokens of the result sequences, one path of nodes each, in the form sent to frontends; with the
+    log-probabilities of `root.num_logprobs` candidates per token if the request asked for them."""
     lengths = np.array([len(path) for path in paths], dtype=np.uint32)
     nodes = [node for path in paths for node in path]
     columns = TokenColumns(

@@ -29,7 +29,8 @@ class BeamMover:
         self._tables = tables
 
     def plan(self, slots: list[int], parents: list[int]) -> BeamMovePlan:
-        """Assigns each child a slot. `parents`: the index in `slots` of each child's parent. Changes nothing."""
+        """Assigns each child a slot: the first child of a parent continues in the parent's slot, others get slots of
+        beams that ended, then new ones. `parents`: the index in `slots` of each child's parent. Changes nothing."""
         free_slots = [slot for index, slot in enumerate(slots) if index not in parents]
         targets: list[int | None] = []
         continued: set[int] = set()
@@ -49,8 +50,9 @@ class BeamMover:
         return int(running.num_computed[slot]) % running.block_size == 0
 
     def execute(self, builder: PlanBuilder, moves: BeamMovePlan, sequences: list[Sequence], tokens: list[int]) -> None:
-        """Moves the children, which have these `sequences` and `tokens`. All parents are read before any of them gets
-        its next token."""
+        """Moves the children, which have these `sequences` and `tokens`, into their slots: shares full blocks,
+        schedules copies of partial blocks, appends and schedules the next token. All parents are read before any of
+        them gets its next token."""
         children = list(zip(moves.parents, moves.targets, sequences, tokens, strict=True))
         fresh = self._begins_block(moves.parents[0])
         for parent, target, sequence, token in children:
@@ -63,7 +65,8 @@ class BeamMover:
                 self._continue_beam(builder, target, token, stays=target == parent, fresh=fresh)
 
     def _admit(self, builder: PlanBuilder, parent: int, sequence: Sequence, fresh: bool) -> None:
-        """Admits a child in a new slot; its next token is already among its known tokens."""
+        """Admits a child in a new slot with the parent's full blocks and a copy of its partial block; `fresh`: the
+        next token begins a block. The next token is already among the child's known tokens."""
         num_computed = int(self._tables.running.num_computed[parent])
         shared, last = self._split(parent)
         slot = self._tables.admit(builder, sequence, shared, num_computed, num_computed)
@@ -73,7 +76,8 @@ class BeamMover:
         self._tables.schedule_tokens(builder, slot, 1)
 
     def _rebase(self, builder: PlanBuilder, parent: int, slot: int, token: int, fresh: bool) -> None:
-        """Moves a child into the slot of a beam that ended: releases that beam's blocks and shares the parent's."""
+        """Moves a child into the slot of a beam that ended: releases that beam's blocks, shares the parent's full
+        ones and copies its partial one. `fresh`: the next token begins a block."""
         shared, last = self._split(parent)
         self._tables.rebase(builder, slot, parent, shared)
         blocks = self._tables.append_blocks(builder, slot, in_plan=fresh)

@@ -18,7 +18,8 @@ class AcceptanceRates:
         self._accepted: npt.NDArray[np.float64] = np.float64(INITIAL_ACCEPTANCE) ** np.arange(1, most + 1)
 
     def observe(self, accepted: npt.NDArray[np.int64], length: int) -> None:
-        """Records the accepted drafts of each sequence in a step with drafts of `length`."""
+        """Records the accepted drafts of each sequence [num_sequences] in a step with drafts of `length`: moves the
+        rate of each position towards the share of sequences that accepted it."""
         if length and len(accepted):
             right = (accepted[:, None] > np.arange(length)).mean(axis=0)
             self._accepted[:length] += _weight(len(accepted)) * (right - self._accepted[:length])

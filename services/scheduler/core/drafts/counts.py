@@ -12,7 +12,7 @@ from quire.services.scheduler.core.drafts.rows import DraftedRows
 
 @dataclass(slots=True)
 class DraftCounts:
-    """Counters named like the metrics vllm:spec_decode_*."""
+    """Counters of verified drafts and accepted tokens, named like the metrics vllm:spec_decode_*."""
 
     drafts: int = 0  # sequences with at least one draft token, summed over all steps
     draft_tokens: int = 0
@@ -20,7 +20,8 @@ class DraftCounts:
     accepted_by_position: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
     def add(self, rows: DraftedRows) -> None:
-        """Adds the drafts and accepted tokens of one step."""
+        """Adds the verified drafts and accepted tokens of one step, in total and by position; grows
+        accepted_by_position if a row has more drafts than before."""
         drafted = rows.verified
         accepted = np.where(drafted > 0, rows.counts.astype(np.int64) - 1, 0)
         self.drafts += int(np.count_nonzero(drafted))

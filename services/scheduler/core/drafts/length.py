@@ -58,6 +58,8 @@ class DraftLengthTuner:
     """Chooses the number of drafts per sequence of each step from the measurements of earlier steps."""
 
     def __init__(self, most: int, *, fixed: bool = False) -> None:
+        """Starts with the maximum length. `most`: maximum drafts per sequence; 0: never drafts. `fixed`: always uses
+        the maximum, without trials."""
         self._most = most
         self._fixed = fixed or most == 0
         self._ladder = sorted({0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, most} & set(range(most + 1)))
@@ -100,13 +102,15 @@ class DraftLengthTuner:
             self._record_time((seconds, drafted))
 
     def observe_accepted(self, accepted: npt.NDArray[np.int64], length: int) -> None:
-        """Records the accepted drafts of each sequence in a step with drafts of `length`."""
+        """Records the accepted drafts of each sequence [num_sequences] in a step with drafts of `length`, for the
+        acceptance rates and for the trial of this length, if one runs."""
         self._odds.observe(accepted, length)
         if self._trial is not None and self._trial.length == length:
             self._trial.count_accepted(accepted)
 
     def observe_no_drafts(self, num_sequences: int, length: int) -> None:
-        """Records a step with drafts of `length` in which no sequence had a draft."""
+        """Records a step with drafts of `length` in which no sequence had a draft, for the acceptance rates and for
+        the trial of this length, if one runs."""
         self._odds.observe_no_drafts(num_sequences, length)
         if self._trial is not None and self._trial.length == length:
             self._trial.count_no_drafts(num_sequences)
@@ -118,15 +122,16 @@ class DraftLengthTuner:
         return self._trial is not None and (self._trial.seconds == 0.0 or self._trial.was_too_slow)
 
     def _class_of(self, num_sequences: int) -> int:
-        """Returns the size class of `num_sequences`: the current one while the hysteresis allows it."""
+        """Returns the size class of `num_sequences`: their bit length, or the current class while the hysteresis
+        allows it."""
         least = 2.0 ** (self._size_class - 1) if self._size_class > 0 else 0.0
         if (1 - SIZE_CLASS_HYSTERESIS) * least <= num_sequences < (1 + SIZE_CLASS_HYSTERESIS) * 2 * least:
             return self._size_class
         return num_sequences.bit_length()
 
     def _enter_size_class(self, size_class: int) -> None:
-        """Switches to the length that was best in this size class, or to that of the previous class if nothing is known
-        here."""
+        """Switches to the length that was best in this size class, or to that of the previous class if no step was
+        measured in this one; ends a trial without a result."""
         regime = self._regimes.get(size_class)
         if regime is None or not regime.times:
             self._regimes[size_class] = self._first_regime(size_class)
@@ -134,6 +139,9 @@ class DraftLengthTuner:
         self._set_length(self._regimes[size_class].length, None)
 
     def _first_regime(self, size_class: int) -> Regime:
+        """Returns the initial state of a size class without measurements: length and trial schedule of the current
+        class, or, at the first class and after a jump of more than one class, the maximum length for small batches
+        and no drafts for large ones."""
         before = self._regimes.get(self._size_class)
         if before is None or size_class > self._size_class + 1:
             return Regime(self._most if size_class <= SMALL_BATCH.bit_length() else 0)
@@ -146,6 +154,8 @@ class DraftLengthTuner:
         self._num_to_ignore = NUM_IGNORED_STEPS if changed else self._num_to_ignore
 
     def _record_time(self, time: StepTime) -> None:
+        """Adds a step's time to the trial, which is judged once it has enough samples, or to the current length;
+        starts the next trial when it is due."""
         regime = self._regimes[self._size_class]
         if self._trial is not None:
             self._trial.times.append(time)
@@ -191,7 +201,8 @@ class DraftLengthTuner:
             self._adopt(regime, trial)
 
     def _adopt(self, regime: Regime, trial: LengthTrial) -> None:
-        """Makes the trial's length the regime's length."""
+        """Makes the trial's length the regime's length, keeps the trial's step times, drops older evidence and makes
+        the next trials more frequent."""
         regime.length, regime.patience = trial.length, max(FIRST_TRIAL_AFTER, regime.patience // 4)
         regime.cooldown, regime.cooldown_s = max(MIN_COOLDOWN, regime.cooldown // 4), 0.0
         regime.times = deque(trial.times, maxlen=regime.times.maxlen)
@@ -199,7 +210,8 @@ class DraftLengthTuner:
         self._set_length(regime.length, None)
 
     def _ends_trial(self, trial: LengthTrial, seconds: float, *, alone: bool, drafted: bool) -> bool:
-        """Returns whether this step ends the trial before it has enough samples to be judged."""
+        """Ends the trial before it has enough samples if its steps are far too slow (rejected) or too many did other
+        work as well (postponed); returns whether it did. `seconds`: duration of the step."""
         regime = self._regimes[self._size_class]
         if not alone:
             trial.num_mixed += 1
@@ -214,7 +226,8 @@ class DraftLengthTuner:
         return self._trial is not trial
 
     def _reject(self, regime: Regime, trial: LengthTrial, factor: int) -> None:
-        """Returns to the regime's length and makes the next trial rarer by `factor`."""
+        """Ends the trial without adopting its length and makes the next one rarer by `factor`, with a cooldown in
+        proportion to the time that the trial lost."""
         regime.patience = min(factor * regime.patience, MAX_PATIENCE)
         regime.cooldown = min(factor * regime.cooldown, MAX_COOLDOWN)
         lost_share = 1 - trial.speed(self._odds) / self._current_speed(regime)
@@ -222,7 +235,8 @@ class DraftLengthTuner:
         self._set_length(regime.length, None)
 
     def _postpone(self, regime: Regime, trial: LengthTrial) -> None:
-        """Returns to the regime's length without a result: the trial's loss is unknown."""
+        """Ends the trial without a result, because its loss is unknown, returns to the regime's length and doubles
+        the steps until the next trial."""
         regime.patience = min(2 * regime.patience, MAX_PATIENCE)
         regime.cooldown_s = MIN_COOLDOWN * trial.seconds
         self._set_length(regime.length, None)

@@ -40,6 +40,8 @@ class DraftedRows:
 
     @classmethod
     def _make(cls, flight: InFlightStep, result: StepResult) -> DraftedRows:
+        """Combines the columns of a planned step and its result; missing columns count as one token and no drafts
+        for each row. Raises AssertionError if lengths do not match."""
         num_rows = len(flight.slots)
         counts = np.ones(num_rows, dtype=np.uint32) if result.token_counts is None else result.token_counts
         assumed = np.zeros(num_rows, dtype=np.int32) if flight.drafts is None else flight.drafts
@@ -58,7 +60,7 @@ class DraftedRows:
         return bool((self.counts == 1).all())
 
     def select(self, rows: npt.NDArray[np.bool_]) -> DraftedRows:
-        """Returns the rows of a mask."""
+        """Returns the rows that a mask [num_rows] selects, with their tokens and log-probabilities."""
         positions = np.repeat(rows[self.asks_logprobs], self.counts[self.asks_logprobs])
         return DraftedRows(
             self.counts[rows],
@@ -70,7 +72,8 @@ class DraftedRows:
         )
 
     def truncate(self, counts: U32) -> DraftedRows:
-        """Returns the first `counts` tokens of each row."""
+        """Returns the first `counts` [num_rows] tokens of each row with their log-probabilities; the draft columns
+        stay as they are."""
         kept = self._within(self.counts) < np.repeat(counts, self.counts)
         asked_counts = self.counts[self.asks_logprobs]
         positions = self._within(asked_counts) < np.repeat(counts[self.asks_logprobs], asked_counts)

@@ -18,7 +18,7 @@ from quire.services.scheduler.core.step.plan_builder import InFlightStep
 
 
 class DraftController:
-    """Chooses the draft length of each step."""
+    """Chooses the draft length of each step by a DraftLengthTuner, and passes the results of steps to it."""
 
     def __init__(self, num_speculative_tokens: int, *, fixed: bool, counts: DraftCounts) -> None:
         """`num_speculative_tokens`: maximum drafts of the worker per sequence; 0: it does not draft. `fixed`: always
@@ -47,7 +47,8 @@ class DraftController:
         return length and max(0, min(length, budget // num_ready - 1))
 
     def observe(self, flight: InFlightStep, result: StepResult, seconds: float) -> None:
-        """Records a step that returned `seconds` after it started."""
+        """Passes a step that returned `seconds` after it started to the tuner: its draft length, its accepted drafts
+        and whether it did other work. Does nothing if the worker does not draft or no slot sampled."""
         num_sequences = len(flight.slots)
         if not self.enabled or not num_sequences:
             return
@@ -64,7 +65,8 @@ class DraftController:
         self.lengths.observe(num_sequences, length, seconds, alone=alone, drafted=drafted)
 
     def take_length_change(self, length: int) -> int | None:
-        """Returns the draft length for the plan, or None if the last plan that named one named the same."""
+        """Returns the draft length for the plan and remembers it as sent; None if the last plan that named one named
+        the same."""
         if length == self._sent_length:
             return None
         self._sent_length = length

@@ -31,7 +31,8 @@ class TrialEvidence:
     error: float
 
     def combine(self, other: TrialEvidence | None, share: float) -> TrialEvidence:
-        """Returns the weighted mean with earlier evidence, which counts with `share` of its weight."""
+        """Returns the mean with earlier evidence, weighted by inverse variance; the earlier one counts with `share`
+        of its weight. None: no earlier evidence."""
         if other is None:
             return self
         weight, other_weight = self.error**-2, share * other.error**-2
@@ -74,6 +75,8 @@ class LengthTrial:
         return TrialEvidence(self.speed(odds) / required_speed - 1, max((times + tokens) ** 0.5, MIN_ERROR))
 
     def _tokens(self, odds: AcceptanceRates) -> float:
+        """Returns the tokens of a sequence per step: the mean counted in this trial, blended with the expectation
+        from the acceptance rates, which weighs less the more samples the trial has."""
         expected = odds.tokens(self.length)
         if not self._num_counted:
             return expected
@@ -88,7 +91,8 @@ def typical(times: Collection[StepTime]) -> float:
 
 
 def spread(times: Collection[StepTime]) -> float:
-    """Returns the standard deviation of a step's time relative to the median, from the interquartile range."""
+    """Returns the standard deviation of a step's time relative to the median, estimated from the interquartile
+    range; 0 for fewer than two times."""
     if len(times) < 2:
         return 0.0
     parts = [seconds / statistics.median(kind) for kind in _kinds(times) for seconds in kind]

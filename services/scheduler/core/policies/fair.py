@@ -64,17 +64,23 @@ class Fair:
         return self.tenants[tenant].counter
 
     def push(self, sequence: Sequence) -> None:
+        """Appends a sequence to its tenant's queue. A tenant that starts to wait has its counter raised to at least
+        the smallest one of the waiting tenants (without any, that of the tenant served last), so that idle time
+        earns no credit."""
         tenant = self._tenant(sequence.tenant)
         if not tenant.queue:
             tenant.counter = max(tenant.counter, self._min_counter())
         self._enqueue(tenant, sequence)
 
     def push_back(self, sequence: Sequence) -> None:
+        """Returns a preempted sequence to the head of its tenant's queue, without raising the tenant's counter."""
         tenant = self._tenant(sequence.tenant)
         self._enqueue(tenant, sequence)
         tenant.queue.move_to_end(sequence.key, last=False)
 
     def _enqueue(self, tenant: TenantAccount, sequence: Sequence) -> None:
+        """Appends a sequence to the tenant's queue, gives the tenant an entry in the heap if it has none, and marks
+        it as not idle."""
         if not tenant.queue:
             self._num_waits += 1
             tenant.waits_since = self._num_waits
@@ -90,6 +96,8 @@ class Fair:
         return next(iter(self._next().queue.values()))
 
     def pop(self) -> Sequence:
+        """Removes and returns the first sequence of the tenant with the smallest rank; only valid while the queue is
+        not empty."""
         tenant = self._next()
         self._last = tenant
         sequence = tenant.queue.popitem(last=False)[1]
@@ -123,12 +131,15 @@ class Fair:
         return running.live
 
     def charge_prompt(self, sequence: Sequence, num_uncached_tokens: int) -> None:
+        """Adds the uncached prompt tokens, divided by the tenant's weight, to the tenant's counter; a tenant that
+        was removed is not charged."""
         tenant = self._by_index.get(sequence.tenant_index)
         if tenant is not None:
             tenant.counter += num_uncached_tokens / tenant.weight
 
     def charge_output(self, running: Running, slots: Slots) -> None:
-        """Adds one output token, divided by the tenant's weight, to the tenant's counter for each entry of `slots`."""
+        """Adds one token for each of `slots`, divided by the tenant's weight, to the counters of their tenants;
+        tenants that were removed are not charged."""
         indices, counts = np.unique(running.tenants[slots], return_counts=True)
         for index, count in zip(indices.tolist(), counts.tolist(), strict=True):
             tenant = self._by_index.get(index)
@@ -146,6 +157,8 @@ class Fair:
         return tenant
 
     def _first(self) -> TenantAccount | None:
+        """Returns the waiting tenant with the smallest rank, or None. Removes outdated entries of the heap on the
+        way and replaces those whose rank has grown."""
         while self.heap:
             entry = self.heap[0]
             tenant = self._by_index.get(entry[2])
@@ -168,6 +181,8 @@ class Fair:
         return 0.0 if self._last is None else self._last.counter
 
     def _tenant(self, name: str) -> TenantAccount:
+        """Returns the account of a tenant. A new account starts at the lower bound of _min_counter() and may
+        displace the account of an idle tenant."""
         tenant = self.tenants.get(name)
         if tenant is None:
             self._remove_idle_tenant()

@@ -13,7 +13,7 @@ from quire.services.scheduler.core.sequences.sequence import Sequence
 
 
 class Fcfs:
-    """FIFO queue; preempted sequences return to its head."""
+    """FIFO queue; preempted sequences return to its head. Priorities and tenants have no effect."""
 
     def __init__(self, options: PolicyOptions = DEFAULTS) -> None:
         self._queue: OrderedDict[int, Sequence] = OrderedDict()
@@ -41,9 +41,11 @@ class Fcfs:
         return iter(self._queue.values())
 
     def victim(self, running: Running) -> int:
+        """Returns the slot of the running sequence that loses the least work."""
         return least_work_lost(running, np.flatnonzero(running.live))
 
     def counted(self, running: Running, newcomer: Sequence) -> Mask:
+        """Returns all running sequences: none is preempted for a newcomer."""
         return running.live
 
     def charge_prompt(self, sequence: Sequence, num_uncached_tokens: int) -> None:

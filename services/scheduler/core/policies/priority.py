@@ -29,6 +29,7 @@ class Priority:
         self._waiting: dict[int, Sequence] = {}
 
     def push(self, sequence: Sequence) -> None:
+        """Computes the sequence's urgency from its priority and, with aging, its arrival, and adds it to the heap."""
         sequence.urgency = sequence.priority + (sequence.arrival / self._aging_s if self._aging_s else 0.0)
         self._waiting[sequence.key] = sequence
         heapq.heappush(self._heap, (_rank(sequence), sequence.key))
@@ -36,11 +37,14 @@ class Priority:
     push_back = push  # the rank of a sequence never changes
 
     def peek(self) -> Sequence:
+        """Returns the most urgent sequence, dropping removed ones from the heap; only valid while the queue is not
+        empty."""
         while self._heap[0][1] not in self._waiting:
             heapq.heappop(self._heap)
         return self._waiting[self._heap[0][1]]
 
     def pop(self) -> Sequence:
+        """Removes and returns the most urgent sequence; only valid while the queue is not empty."""
         sequence = self.peek()
         heapq.heappop(self._heap)
         del self._waiting[sequence.key]
@@ -56,6 +60,7 @@ class Priority:
         return iter(sorted(self._waiting.values(), key=_rank))
 
     def victim(self, running: Running) -> int:
+        """Returns the slot of the least urgent running sequence, the newest of equals."""
         slots = np.flatnonzero(running.live).tolist()
         return int(max(slots, key=lambda slot: _rank(running.sequence(slot))))
 

@@ -22,7 +22,8 @@ class BlockedSequences:
         return (sequence for sequences in self._by_entry.values() for sequence in sequences.values())
 
     def add(self, entry: Hashable, sequence: Sequence) -> None:
-        """Blocks `sequence` until free() names the entry, and no longer until another one is named."""
+        """Blocks `sequence` on `entry` until free() names the entry or remove() the sequence; replaces the entry
+        that it was blocked on before."""
         self.remove(sequence)
         self._by_entry.setdefault(entry, {})[sequence.key] = sequence
         self._entry_of[sequence.key] = entry

@@ -32,7 +32,7 @@ class EncoderOutputs(Prerequisite):
     room that the other one needs."""
 
     def __init__(self, capacity: int) -> None:
-        """`capacity`: embeddings that the worker keeps."""
+        """Creates an empty cache. `capacity`: rows of embeddings that the worker keeps, over all items."""
         super().__init__()
         limits = CacheLimits(max_idle=MOST_IDLE, capacity=capacity)
         self._cache = WorkerCache(limits, self._blocked, prepare=self._order, evict=self._order_release)
@@ -54,6 +54,8 @@ class EncoderOutputs(Prerequisite):
         return not self._block(sequence)
 
     def leave(self, sequence: Sequence) -> None:
+        """Removes a sequence from the users of its media items. Items that the worker has not been ordered to encode
+        are dropped with their last user; encoded ones stay cached."""
         for item in _unique(sequence):
             unused = self._cache.leave(item.identifier, sequence)
             if unused is not None and not unused.has_place:  # else the worker is computing it

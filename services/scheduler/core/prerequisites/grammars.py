@@ -43,6 +43,8 @@ class Grammars(Prerequisite):
         return not sequence.grammar_id or self._cache.join(sequence.grammar_id, sequence.grammar_bytes, sequence)
 
     def leave(self, sequence: Sequence) -> None:
+        """Removes a sequence from the users of its grammar, if it has one. A grammar without users is kept if it is
+        ready or being compiled, and dropped otherwise."""
         if not sequence.grammar_id:
             return
         unused = self._cache.leave(sequence.grammar_id, sequence)

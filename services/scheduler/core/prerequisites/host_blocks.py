@@ -35,6 +35,7 @@ class HostBlocks(BlockSource):
     run."""
 
     def __init__(self, kv: KVCacheManager, tiers: TierLimits, counts: CoreCounts) -> None:
+        """Creates empty tiers of these sizes, and makes the KV cache manager collect filled blocks from now on."""
         super().__init__()
         make = POLICIES[tiers.policy]
         self.tier = BlockTier(tiers.num_host_blocks, make)
@@ -115,8 +116,9 @@ class HostBlocks(BlockSource):
         self._filled += [(block, name) for block, name in found if block is not None]
 
     def store_filled(self) -> None:
-        """Orders copies of filled blocks to host memory, in order, as far as there is room; skips blocks that the
-        device has evicted meanwhile."""
+        """Orders copies of filled blocks to host memory, in order, as far as there is room, and holds them until the
+        transfer ends; skips blocks that are stored already, are not worth storing, or that the device has evicted
+        meanwhile."""
         self._filled += self._kv.take_filled()
         to_store: list[tuple[int, int, bytes]] = []
         max_blocks = self._most_storing - self.tier.num_storing
@@ -134,6 +136,8 @@ class HostBlocks(BlockSource):
             self._kv.hold_blocks(order.transfer_id, blocks)
 
     def _is_worth_storing(self, name: bytes) -> bool:
+        """Returns whether a page is to be copied to host memory: it is not there or on its way, and either there is
+        no store threshold, it has high priority, or enough prompts have contained it."""
         if self.tier.holds_or_stores(name):
             return False
         if not self._has_threshold or self.tier.is_high(name):
@@ -141,8 +145,9 @@ class HostBlocks(BlockSource):
         return self._block_frequency is not None and self._block_frequency.has_reached_threshold(page_of(name)[1])
 
     def fetch(self, sequence: Sequence, found: Blocks[int], most: int) -> bool:
-        """Orders what follows the blocks `found` on the device, at most `most` block positions. Returns whether
-        `sequence` has to wait for it."""
+        """Orders the transfer of blocks that continue the prefix after `found`, at most `most` block positions,
+        first from disk to host memory if necessary, or joins a transfer in flight. Returns whether `sequence` is
+        blocked until it ends; False if nothing worth the wait is stored."""
         if sequence.num_fetches >= self._most_waits:
             return False
         pages = self._pages(sequence, found, most, self._holds)
@@ -178,7 +183,8 @@ class HostBlocks(BlockSource):
         return NeededPages([], [])
 
     def _waits_for_disk(self, sequence: Sequence, wanted: list[bytes]) -> bool:
-        """Blocks `sequence` until the wanted pages that are only on disk have been read into host memory."""
+        """Orders a read of the wanted pages that are only on disk into host memory and blocks `sequence` until it
+        ends; returns whether it did."""
         if self.disk is None or sequence.num_fetches >= MAX_WAITS or all(map(self.tier.holds, wanted)):
             return False
         transfer_id = self.disk.order_read(wanted)
@@ -189,7 +195,8 @@ class HostBlocks(BlockSource):
         return True
 
     def _order_read(self, pages: NeededPages) -> int:
-        """Orders the transfer of pages from host memory; needed pages on the device are held until it ends."""
+        """Orders the transfer of pages from host memory to newly allocated device blocks; needed pages on the device
+        are held until it ends. Returns the transfer's id."""
         transfer_id, names = next(self._ids), pages.names
         self._kv.hold_blocks(transfer_id, pages.kept)
         blocks = self._kv.allocate_for(transfer_id, len(names))
@@ -228,6 +235,8 @@ class HostBlocks(BlockSource):
         return freed
 
     def _stored(self, hashes: list[bytes], *, failed: bool) -> None:
+        """Ends the copies of blocks to host memory; unless they failed, counts them and offers them to the disk, if
+        there is one."""
         for block_hash in reversed(hashes):  # the tail of a prefix is evicted before its head
             self.tier.end_store(block_hash, failed=failed)
         if failed:

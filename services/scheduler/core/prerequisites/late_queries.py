@@ -50,6 +50,9 @@ class QueryVectors(Prerequisite):
         return self._cache.size
 
     def join(self, sequence: Sequence) -> bool:
+        """Adds a document to the users of its query; returns whether the vectors are ready. If not, the document is
+        blocked, and the internal sequence of the query becomes as urgent as the document. Sequences without a query,
+        and queries themselves, need not wait."""
         query = sequence.query
         if query is None or sequence.is_query:
             return True
@@ -62,6 +65,8 @@ class QueryVectors(Prerequisite):
         return is_ready
 
     def leave(self, sequence: Sequence) -> None:
+        """Removes a document from the users of its query. If that was the last one and the vectors are not ready,
+        the query's internal sequence is withdrawn."""
         query = sequence.query
         if query is None or sequence.is_query:
             return
@@ -73,6 +78,8 @@ class QueryVectors(Prerequisite):
             self._cache.remove(query.name)
 
     def on_prompts_scheduled(self, sequences: Seq[Sequence]) -> list[Sequence]:
+        """Marks the vectors of queries among `sequences` as ready, as the step being planned completes them; returns
+        the documents that were blocked on them."""
         freed: list[Sequence] = []
         for sequence in sequences if self._computing else ():
             if self._computes(sequence):
@@ -80,6 +87,8 @@ class QueryVectors(Prerequisite):
         return freed
 
     def on_computed(self, sequence: Sequence, *, failed: bool) -> list[Sequence]:
+        """Handles the result of a query's internal sequence. After a failure, drops the query and returns the
+        documents, which fail with it; otherwise returns none."""
         if not self._computes(sequence):
             return []
         name = _query_of(sequence).name
@@ -117,7 +126,8 @@ class QueryVectors(Prerequisite):
         return sequence.is_query and self._computing.get(_query_of(sequence).name) is sequence
 
     def _compute(self, entry: CacheEntry) -> None:
-        """Submits an internal sequence for the documents that wait for the query."""
+        """Submits an internal sequence that computes the query of an entry for the documents that wait for it; it
+        inherits owner, tenant and the most urgent priority from them."""
         documents = list(entry.users.values())
         first = documents[0]
         query = _query_of(first)

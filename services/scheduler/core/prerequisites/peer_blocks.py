@@ -39,7 +39,7 @@ class Loan:
 
 @dataclass(frozen=True, slots=True)
 class BorrowedBlocks:
-    """Blocks that another worker lends."""
+    """Blocks that another worker lends and keeps unchanged until `release` is called."""
 
     source: object  # the lending worker; opaque here
     loan: Loan
@@ -66,6 +66,8 @@ class FetchOrder:
 
 @dataclass(slots=True)
 class _PendingFetch:
+    """Fetch that the worker has not reported as ended."""
+
     order: FetchOrder
     holder: int | None  # reservation that gets the blocks; None: they become free cached blocks
     num_ticks: int = 0  # ticks since it was ordered
@@ -124,7 +126,8 @@ class PeerFetches(BlockSource):
     # Loans.
 
     def lend(self, hashes: Blocks[bytes], start: int, count: int) -> Loan:
-        """Lends cached blocks until end_loan()."""
+        """Lends the cached blocks of `hashes[start : start + count]` and holds them until end_loan(); raises
+        AssertionError if one is not cached."""
         found = [self._kv.pool.find(block_hash) for block_hash in hashes[start : start + count]]
         loan = Loan(next(self._loan_ids), [block for block in found if block is not None], self._last_step())
         assert len(loan.blocks) == count, "they were found"
@@ -168,8 +171,9 @@ class PeerFetches(BlockSource):
     # Fetches.
 
     def fetch(self, sequence: Sequence, found: Blocks[int], most: int) -> bool:
-        """Orders what follows the blocks `found`, at most `most` blocks. Returns whether `sequence` has to wait for
-        it."""
+        """Orders blocks of another worker that continue the prefix after `found`, at most `most` blocks, or joins a
+        fetch already in flight for them. Returns whether `sequence` is blocked until it ends; False if no worker
+        lends them or the sequence has used up its fetches."""
         if self.lenders is None or sequence.num_fetches >= MAX_FETCHES or sequence.key == self._refused_key:
             return False
         hashes, start = sequence.block_hashes, len(found)
@@ -198,7 +202,9 @@ class PeerFetches(BlockSource):
         return fetch_id
 
     def complete(self, fetch_id: int, *, failed: bool) -> list[Sequence]:
-        """Handles the end of a fetch; returns the sequences that waited for it, in order of arrival."""
+        """Handles the end of a fetch: records the hashes of the blocks unless it failed, ends the loan, and returns
+        the sequences that waited for it, in order of arrival. After a failure these compute the blocks and do not
+        fetch again."""
         fetch = self._in_flight.pop(fetch_id)
         order = fetch.order
         for block, block_hash in zip(order.blocks, order.hashes, strict=True):
@@ -237,8 +243,8 @@ class PeerFetches(BlockSource):
         return [fetch.order for fetch in self._in_flight.values()]
 
     def _stop_waiting(self, fetch: _PendingFetch) -> list[Sequence]:
-        """Unblocks the sequences that wait for a fetch. The blocks stay held until the worker has reported the end of
-        the fetch."""
+        """Unblocks and returns the sequences that wait for a fetch; they do not fetch again. The blocks stay held
+        until the worker has reported the end of the fetch."""
         for block_hash in fetch.order.hashes:
             if self._incoming.get(block_hash) == fetch.order.fetch_id:
                 del self._incoming[block_hash]
@@ -246,7 +252,7 @@ class PeerFetches(BlockSource):
 
 
 def _without_further_fetches(sequences: list[Sequence]) -> list[Sequence]:
-    """Marks sequences that compute the missing blocks: they do not wait for a fetch again."""
+    """Marks and returns sequences that compute the missing blocks: they do not wait for a fetch again."""
     for sequence in sequences:
         sequence.num_fetches = MAX_FETCHES
     return sequences

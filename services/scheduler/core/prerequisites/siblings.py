@@ -31,6 +31,9 @@ class Siblings(Prerequisite):
         return len(self._computing)
 
     def join(self, sequence: Sequence) -> bool:
+        """Blocks a sample without output while another one of its group computes the prompt; returns whether it may
+        run. The first sample of a group computes the prompt, and so does every sample that asks for prompt
+        log-probabilities."""
         sample_group = sequence.sample_group
         if sample_group is None or not sequence.has_prompt_only:
             return True
@@ -55,6 +58,7 @@ class Siblings(Prerequisite):
             self._requeue.restart(successor)
 
     def release_slot(self, sequence: Sequence) -> None:
+        """Removes the slot of `sequence` from the donors of its group: its blocks can no longer be shared by slot."""
         donors = None if sequence.sample_group is None else self._donors.get(sequence.sample_group)
         if donors is not None and sequence.sample_group is not None:
             donors.pop(sequence.slot, None)
@@ -62,6 +66,8 @@ class Siblings(Prerequisite):
                 del self._donors[sequence.sample_group]
 
     def on_prompts_scheduled(self, sequences: Seq[Sequence]) -> list[Sequence]:
+        """Records the slots of `sequences` as donors of their groups' prompts; returns the siblings that were
+        blocked until then."""
         freed: list[Sequence] = []
         for sequence in sequences:
             sample_group = sequence.sample_group
@@ -73,7 +79,8 @@ class Siblings(Prerequisite):
         return freed
 
     def donor(self, sequence: Sequence) -> int | None:
-        """Returns a slot that has computed the prompt of `sequence`, which has no output yet, or None."""
+        """Returns a slot whose prompt, the same as that of `sequence`, is computed. None if there is no such slot,
+        if `sequence` has output, or if it asks for prompt log-probabilities."""
         if sequence.sample_group is None or not sequence.has_prompt_only or sequence.asks_prompt_logprobs:
             return None
         return next(iter(self._donors.get(sequence.sample_group, ())), None)

@@ -105,7 +105,8 @@ class WorkerCache:
         return None
 
     def ready(self, entry_id: bytes) -> list[Sequence]:
-        """Marks the entry as ready; returns the sequences that were blocked on it."""
+        """Marks the entry as ready and unblocks its users; returns the sequences that were blocked on it. An entry
+        without users becomes idle. Raises KeyError if the entry is unknown."""
         entry = self._entries[entry_id]
         is_new, entry.is_ready = not entry.is_ready, True
         freed = self._blocked.free(entry_id)
@@ -114,7 +115,8 @@ class WorkerCache:
         return freed
 
     def remove(self, entry_id: bytes) -> list[Sequence]:
-        """Removes an entry that failed or is no longer wanted; returns its users."""
+        """Removes an entry that failed or is no longer wanted, without a call of `evict`, and places waiting entries
+        in its room; returns its users. Raises KeyError if the entry is unknown."""
         users = list(self._remove_entry(entry_id).users.values())
         self._blocked.free(entry_id)
         self._give_places()
@@ -158,6 +160,8 @@ class WorkerCache:
             entry.has_place = True
 
     def _become_idle(self, entry: CacheEntry) -> None:
+        """Marks an entry without users as idle, evicts the least recently used idle entries beyond their limits, and
+        places entries that wait for capacity."""
         self._idle[entry.entry_id] = None
         self._idle_size += entry.size
         most = self._limits.max_idle_size
@@ -175,6 +179,8 @@ class WorkerCache:
         self._evict(entry_id)
 
     def _remove_entry(self, entry_id: bytes) -> CacheEntry:
+        """Removes and returns an entry, whatever its state, and subtracts its size. Does not call `evict` and does
+        not unblock the entry's users."""
         entry = self._entries.pop(entry_id)
         self._unplaced.pop(entry_id, None)
         if entry_id in self._idle:

@@ -75,7 +75,8 @@ class Running:
         return total - self.free_slots.count(micro_batch)
 
     def admit(self, sequence: Sequence, num_computed: int, micro_batch: int = 0) -> int:
-        """Gives `sequence` the lowest free slot, of this micro-batch if it has one. Returns the slot."""
+        """Gives `sequence` the lowest free slot, of this micro-batch if it has one, and fills all columns of the
+        slot; its tokens' last block moves into the row. Returns the slot."""
         slot = self.free_slots.allocate(micro_batch)
         num_tokens = self._token_rows.admit(slot, sequence.tokens)
         self.sequences[slot] = sequence
@@ -116,7 +117,8 @@ class Running:
         target.block_hashes[:] = source.block_hashes
 
     def release(self, slot: int) -> Sequence:
-        """Frees the slot; returns its sequence."""
+        """Frees the slot and clears its columns; the sequence gets its tokens back from the row. Returns the
+        sequence. Raises AssertionError if the slot is free."""
         sequence = self.sequence(slot)
         sequence.tokens.unbind()
         self.max_blocks -= self.max_blocks_of(sequence)
@@ -202,6 +204,7 @@ class Running:
         self.num_beams += sequence.is_beam
 
     def _clear_optional_columns(self, slot: int, sequence: Sequence) -> None:
+        """Resets the columns of rarely used features and subtracts the sequence from their counts."""
         for column in (self.asks_logprobs, self.asks_prompt_logprobs, self.detects_repetition, self.is_beam):
             column[slot] = False
         self.num_constrained -= bool(sequence.grammar_id)
@@ -209,6 +212,8 @@ class Running:
         self.num_beams -= sequence.is_beam
 
     def _set_stop_ids(self, slot: int, sequence: Sequence) -> None:
+        """Writes the end-of-sequence and stop tokens of `sequence` to the slot's column of `stop_ids` [max_stops,
+        num_slots], padded with NO_TOKEN; widens the array if the sequence has more than fit."""
         stops = (*sequence.eos_token_ids, *sequence.stop_token_ids)
         width = len(self.stop_ids)
         if len(stops) > width:

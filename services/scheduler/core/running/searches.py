@@ -11,7 +11,7 @@ from quire.services.scheduler.core.sequences.sequence import Sequence
 
 @dataclass(slots=True, eq=False)
 class Beam:
-    """Live beam in a slot."""
+    """Live beam in a slot, with the candidates that its last step returned."""
 
     sequence: Sequence
     candidates: BeamCandidates | None = None  # None: not returned yet
@@ -23,7 +23,7 @@ class Beam:
 
 @dataclass(slots=True, eq=False)
 class RunningSearch:
-    """Beam search that holds slots."""
+    """Beam search that holds slots; its decision is applied in a later step than the one that led to it."""
 
     root: Sequence
     search: BeamSearchState
@@ -89,7 +89,8 @@ class RunningSearches:
         return [beam.slot for beam in self._groups[root.key].beams]
 
     def remove(self, root: Sequence) -> list[Beam]:
-        """Removes a search that has ended or is preempted; returns the beams whose slots the caller releases."""
+        """Removes a search that has ended or is preempted; returns its beams. The slots stay occupied until the
+        caller releases them."""
         beams = self._groups.pop(root.key).beams
         for beam in beams:
             del self._by_beam_key[beam.sequence.key]

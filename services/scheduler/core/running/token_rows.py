@@ -20,7 +20,8 @@ class TokenRows:
         self._row_bytes = block_size * TOKEN_BYTES
 
     def admit(self, slot: int, tokens: SequenceTokens) -> int:
-        """Moves the last, partial block of a sequence into the slot's row; returns the sequence's number of tokens."""
+        """Moves the last, partial block of a sequence into the slot's row and binds the sequence's tokens to it;
+        returns the sequence's number of tokens."""
         num_bytes, size = len(tokens.kept), self._row_bytes
         last = tokens.bind(self, slot, num_bytes - num_bytes % size)
         begin = slot * size

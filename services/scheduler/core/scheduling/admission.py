@@ -51,13 +51,17 @@ class Admitter:
         return min(max(0, len(self._state.waiting) - self._num_deferred), self._state.running.num_free_slots)
 
     def admit(self, builder: PlanBuilder, now: float) -> None:
-        """Admits waiting sequences; none while running ones lack blocks."""
+        """Admits waiting sequences, in the order of the policy, to the step being built; none while running ones
+        lack blocks. Unpins the source blocks of copies afterwards."""
         if self._state.waiting and not builder.short_of_blocks:
             self._admit_all(builder, now)
             self._state.kv.unpin()  # from here on no block is allocated before the copies of this step
         self._num_deferred = len(self._state.waiting) if builder.budget.remaining else 0
 
     def _admit_all(self, builder: PlanBuilder, now: float) -> None:
+        """Admits the head of the queue again and again until it does not fit, or slots or tokens of the step run
+        out. Sequences that would miss their deadline finish with an error; those whose prefix is worth fetching are
+        blocked; beam searches go to `admit_search`."""
         state = self._state
         while state.waiting and builder.budget.remaining and self._has_slot(builder.micro_batch):
             sequence = state.waiting.peek()
@@ -88,8 +92,8 @@ class Admitter:
                 state.on_prompts_scheduled([sequence])  # its documents are admitted in the same step
 
     def _has_slot(self, micro_batch: int) -> bool:
-        """Returns whether a slot is free for this micro-batch. No micro-batch takes more than its share, so that every
-        pipeline stage has work."""
+        """Returns whether a slot of this micro-batch is free, besides those reserved for beams. No micro-batch takes
+        more than its share of the sequences, so that every pipeline stage has work."""
         state, running = self._state, self._state.running
         if running.num_free_slots <= state.searches.num_reserved:
             return False
@@ -142,7 +146,8 @@ class Admitter:
         return state.forecast.fits(state.running, counted, sequence, usable, state.kv.groups)
 
     def _misses_deadline(self, sequence: Sequence, start: CachedPrefix, now: float) -> bool:
-        """Returns whether the deadline passes before the first token can be computed."""
+        """Returns whether the sequence's deadline passes before its uncached tokens can be computed, at the measured
+        pace; False without a deadline."""
         if sequence.deadline == math.inf:
             return False
         uncached = sequence.num_tokens - start.num_cached

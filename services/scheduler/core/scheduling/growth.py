@@ -15,7 +15,7 @@ from quire.services.scheduler.core.step.plan_builder import PlanBuilder
 
 
 class RunningScheduler:
-    """Running half of schedule(): advances the running sequences."""
+    """Running half of schedule(): advances the running sequences and preempts some when KV blocks run out."""
 
     def __init__(self, state: CoreState, speculation: DraftController, num_new_seqs: Callable[[], int]) -> None:
         """`num_new_seqs`: returns the number of sequences that wait for nothing but this step, as far as is known."""
@@ -25,7 +25,9 @@ class RunningScheduler:
         self._num_entering = num_new_seqs
 
     def advance_ready(self, builder: PlanBuilder) -> None:
-        """Schedules one token for every sequence that is past its prompt and below its limit."""
+        """Schedules one token, and drafts if the worker drafts, for every sequence of this micro-batch that is past
+        its prompt and below its limit. Skips sequences whose last token a step in flight computes; allocates blocks
+        and may preempt sequences for them."""
         running = self._running
         ready = running.ready()
         if running.num_micro_batches > 1:
@@ -47,7 +49,8 @@ class RunningScheduler:
         builder.advance(slots)
 
     def advance_prefills(self, builder: PlanBuilder) -> None:
-        """Schedules the next chunk of every prompt that is not computed yet, oldest first."""
+        """Schedules the next chunk of every prompt of this micro-batch that is not computed yet, oldest first, until
+        the token budget is used up; may preempt sequences for blocks."""
         running = self._running
         for slot in sorted(running.prefilling, key=lambda s: int(running.order[s])):
             if builder.budget.remaining == 0:
@@ -65,6 +68,8 @@ class RunningScheduler:
         return not self._state.limits.drafts_constrained_only or self._running.num_constrained > 0
 
     def _advance_prefill(self, builder: PlanBuilder, slot: int) -> None:
+        """Schedules the next chunk of the prompt in `slot`, limited by the token budget and the free blocks;
+        preempts a sequence instead if there is no room for a single token."""
         running = self._running
         computed = int(running.num_computed[slot])
         num_free_tokens = int(running.capacity[slot]) + self._kv.num_free * running.block_size - computed
@@ -76,8 +81,8 @@ class RunningScheduler:
         self._tables.schedule_tokens(builder, slot, chunk)
 
     def _grow(self, builder: PlanBuilder, slots: Slots) -> Slots:
-        """Allocates a block for each of `slots` that needs one for its next token; returns the slots that can
-        advance."""
+        """Allocates a block for each of `slots` that needs one for its next token, and more if drafts are in the
+        step or in flight; preempts or skips sequences where blocks run out. Returns the slots that can advance."""
         running = self._running
         if self._speculation.enabled and (
             builder.num_drafts or any(flight.drafts is not None for flight in self._state.steps_in_flight)
@@ -107,8 +112,8 @@ class RunningScheduler:
         return slots
 
     def _grow_scarce(self, builder: PlanBuilder, slots: Slots, needy: Slots) -> Slots:
-        """Allocates blocks oldest first, preempting sequences where blocks run out; returns the slots that can
-        advance."""
+        """Allocates a block for each of the `needy` slots, oldest first, preempting a sequence where blocks run out
+        and skipping slots that still have none. Returns those of `slots` that can advance."""
         running = self._running
         waits: set[int] = set()
         for slot in sorted(needy.tolist(), key=lambda s: int(running.order[s])):

@@ -7,8 +7,9 @@ from quire.services.scheduler.core.step.plan_builder import PlanBuilder
 
 
 def preempt_for_blocks(state: CoreState, builder: PlanBuilder) -> None:
-    """Preempts a sequence, possibly the one that needs blocks, unless blocks of steps in flight are about to be
-    released anyway."""
+    """Preempts the policy's victim, possibly the sequence that needs blocks, and removes its slots from the step.
+    Always marks the step as short of blocks, so that it admits nothing; preempts nothing while blocks of steps in
+    flight are about to be released, or if the victim is a beam moved in this step."""
     builder.short_of_blocks = True
     if state.kv.num_fenced:
         return

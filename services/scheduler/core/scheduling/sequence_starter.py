@@ -36,7 +36,7 @@ class CachedPrefix(NamedTuple):
 
 
 class SequenceStarter:
-    """Starts sequences and beams that fit."""
+    """Finds the cached prefix of sequences and beams, decides whether they fit, and starts those that do."""
 
     def __init__(self, state: CoreState, siblings: Siblings) -> None:
         self._state, self._siblings = state, siblings
@@ -49,7 +49,8 @@ class SequenceStarter:
         self._looked_up = None if start.match is None else (sequence.key, start.match)
 
     def find_cached_prefix(self, sequence: Sequence) -> CachedPrefix:
-        """Returns the prefix that a sibling has computed, else the one in the prefix cache. Changes nothing."""
+        """Returns the prefix that a sibling has computed, else the full blocks in the prefix cache and, after them,
+        a matching part of a block, which is taken over or copied. Allocates and changes nothing."""
         state, size = self._state, self._state.limits.block_size
         donor = None if self._has_states else self._siblings.donor(sequence)  # a recurrent state is past the last token
         if donor is not None and state.kv.has_needed_blocks(donor, sequence.num_tokens - 1):
@@ -73,7 +74,8 @@ class SequenceStarter:
         return with_copy if not is_free or self.fits_now(sequence, with_copy, state.limits.watermark_blocks) else start
 
     def _prefix_of_sibling(self, donor: int, num_tokens: int) -> CachedPrefix:
-        """Returns everything that a sibling has computed of the prompt."""
+        """Returns the first `num_tokens` tokens of the sibling in slot `donor` as a cached prefix: its full blocks
+        are shared, its partial block of each KV group is copied."""
         kv, size = self._state.kv, self._state.kv.num_groups
         table, end = kv.table(donor), num_tokens // kv.block_size * size
         last = table[end : end + size] if num_tokens % kv.block_size else ()
@@ -98,8 +100,8 @@ class SequenceStarter:
         return state.kv.match_part(sequence.hash_before(num_whole) + tokens)
 
     def _match(self, sequence: Sequence) -> Match:
-        """Returns the cached full blocks that the sequence may start with, without those whose prompt log-probabilities
-        it needs."""
+        """Returns the cached full blocks that the sequence may start with, without those whose prompt
+        log-probabilities it needs. Reuses the match kept by keep_match() if it is of this sequence."""
         if self._looked_up is not None and self._looked_up[0] == sequence.key:
             match = self._looked_up[1]
             match.refresh()
@@ -135,6 +137,8 @@ class SequenceStarter:
         return self._has_room(start, kv.groups.least_cost(kv.blocks_for(sequence.num_tokens) - num_shared))
 
     def _has_room(self, start: CachedPrefix, missing: int) -> bool:
+        """Returns whether `missing` new blocks are free in addition to the cached ones, which are free as well until
+        the sequence shares them."""
         kv = self._state.kv
         if missing > kv.pool.num_free:
             return False
@@ -150,14 +154,16 @@ class SequenceStarter:
         return num_unowned + sum(self._state.kv.pool.references(block) == 0 for block in partial)
 
     def start_beam(self, builder: PlanBuilder, beam: Sequence) -> None:
-        """Starts a beam of a search that fits."""
+        """Starts one beam of a search that fits: finds its cached prefix, records how much was cached, takes a slot
+        and schedules the first chunk."""
         start = self.find_cached_prefix(beam)
         beam.num_cached_tokens = start.num_cached
         self.start_sequence(builder, beam, start)
 
     def start_sequence(self, builder: PlanBuilder, sequence: Sequence, start: CachedPrefix) -> None:
-        """Takes a slot for `sequence` and schedules its first chunk; the caller has checked that slot and blocks are
-        free."""
+        """Takes a slot for `sequence`, allocates blocks, schedules its first chunk and the copies of partial cached
+        blocks, and records the hashes of the blocks that the chunk fills. The caller has checked that slot and
+        blocks are free."""
         state, tables, kv, num_tokens = self._state, self._state.tables, self._state.kv, sequence.num_tokens
         num_computed = min(start.num_cached, num_tokens - 1)  # the last token's logits are always needed
         slot = tables.admit(builder, sequence, start.shared, start.num_cached, num_computed)
@@ -183,7 +189,8 @@ class SequenceStarter:
         return min(wanted, capacity + kv.num_free * kv.block_size - num_computed)
 
     def record_admission(self, sequence: Sequence, num_cached: int, now: float) -> None:
-        """Updates status, counters and events of a sequence that got a slot."""
+        """Sets the status of a sequence that got a slot to RUNNING and updates counters; at the first admission it
+        also charges the uncached prompt tokens to the policy and emits SequenceStarted. `now`: seconds."""
         state, counts, num_tokens = self._state, self._state.counts, sequence.num_tokens
         num_read = min(num_cached, num_tokens - 1)  # the last token is always computed again
         sequence.status = SequenceStatus.RUNNING

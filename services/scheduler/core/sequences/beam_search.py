@@ -22,7 +22,8 @@ from quire.services.scheduler.core.sequences.ending import Reason
 
 @dataclass(frozen=True, slots=True)
 class BeamRules:
-    """Parameters of a search, from the request."""
+    """Parameters of a search, from the request: `width` beams are live at a time, and the best `num_outputs`
+    sequences are returned."""
 
     width: int
     num_outputs: int
@@ -61,7 +62,7 @@ class BeamNode:
     length: int
 
     def path(self) -> list[BeamNode]:
-        """Returns the nodes from the first token on."""
+        """Returns the nodes from the first output token to this one."""
         nodes: list[BeamNode] = []
         node: BeamNode | None = self
         while node is not None:
@@ -71,7 +72,7 @@ class BeamNode:
 
 
 class BeamChild(NamedTuple):
-    """Live beam of the next step."""
+    """Live beam of the next step, as the continuation of a beam of this one."""
 
     parent: int  # index of the beam that it continues
     node: BeamNode
@@ -79,7 +80,7 @@ class BeamChild(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Hypothesis:
-    """Finished sequence of a beam search."""
+    """Finished sequence of a beam search, with its last node and the reason why it ended."""
 
     node: BeamNode
     score: float
@@ -100,7 +101,8 @@ class BeamSearchState:
             self.rules = replace(self.rules, max_output_tokens=max_output_tokens)
 
     def advance(self, candidates: list[BeamCandidates]) -> list[BeamChild]:
-        """Returns the beams that follow from the candidates of each live one; none if the search has ended."""
+        """Returns the live beams that follow from the candidates of each live one; none if the search has ended.
+        Replaces `live` and adds the sequences that an end token or the length limit ended to `finished`."""
         ended, going_on = [], []
         for parent, node in self._continuations(candidates):
             if node.token in self.rules.end_token_ids:
@@ -120,6 +122,8 @@ class BeamSearchState:
         return children
 
     def _continuations(self, candidates: list[BeamCandidates]) -> Iterator[tuple[int, BeamNode]]:
+        """Yields each live beam continued by each of its candidates, as (index of the beam, node); banned tokens,
+        whose log-probability is -inf, are skipped."""
         for parent, (node, entries) in enumerate(zip(self.live, candidates, strict=True)):
             total, length = (0.0, 0) if node is None else (node.total, node.length)
             for rank, (token, logprob) in enumerate(
@@ -132,6 +136,8 @@ class BeamSearchState:
         self.finished = heapq.nlargest(self.rules.width, [*self.finished, *ended], key=lambda h: h.score)
 
     def _is_decided(self, children: list[BeamChild]) -> bool:
+        """Returns whether no continuation of `children` can improve the results: there is none, early_stopping has
+        its `width` finished sequences, or the best attainable score does not exceed the worst result."""
         rules = self.rules
         if not children:
             return True

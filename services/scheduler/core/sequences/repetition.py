@@ -19,6 +19,8 @@ class RepetitionRule:
         return self.max_pattern_size * self.min_count
 
     def repeats(self, output: list[int]) -> bool:
+        """Returns whether `output` (the last output tokens) ends with min_count copies of a pattern of an allowed
+        size."""
         for size in range(self.min_pattern_size, self.max_pattern_size + 1):
             span = size * self.min_count
             if span > len(output):

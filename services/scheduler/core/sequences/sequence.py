@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 
 class SequenceStatus(Enum):
-    """Scheduling state of a sequence."""
+    """Scheduling state: blocked on a prerequisite, waiting in the queue, running in a slot, preempted (queued again)
+    or finished."""
 
     BLOCKED = "blocked"
     WAITING = "waiting"
@@ -155,7 +156,7 @@ class Sequence:
         return 0 < self.prompt_logprobs_from < self.num_prompt_tokens
 
     def last_output(self, count: int) -> list[int]:
-        """Returns the last output tokens, at most `count`."""
+        """Returns the ids of the last output tokens, at most `count`, without tokens of the prompt."""
         end = self.num_tokens
         begin = max(end - count, self.num_prompt_tokens)
         return list(np.frombuffer(self.tokens.column(begin, end), dtype=np.int32).tolist())

@@ -70,7 +70,8 @@ class SequenceTokens:
         return last
 
     def unbind(self) -> None:
-        """Moves the last block back from the row."""
+        """Moves the last block back from the slot's row, because the sequence loses its slot; the row must still
+        hold it."""
         assert self._rows is not None, "it was put there"
         self.kept += self._rows.after(self._slot, len(self.kept))
         self._rows = None

@@ -65,6 +65,8 @@ class PlanBuilder:
         self._moves: dict[int, BeamMove] = {}  # by slot
 
     def advance(self, ready: Slots) -> None:
+        """Schedules one token, and num_drafts drafts, for each of the `ready` slots (ascending), which the plan need
+        not name, and subtracts them from the budget. Replaces the slots of an earlier call."""
         self.ready = ready
         num_tokens = len(ready) * (1 + self.num_drafts)
         self.num_tokens += num_tokens
@@ -75,9 +77,9 @@ class PlanBuilder:
         self._counted[slot] = 0
 
     def add_chunk(self, slot: int, num_tokens: int, *, implied: bool, samples: bool, drafts: bool = False) -> None:
-        """Schedules `num_tokens` prompt tokens of `slot`, or a beam's token. `implied`: the worker infers their number
-        from its slot table, so that the plan does not list the slot; `samples`: the prompt ends and a token is sampled;
-        `drafts`: the slot also computes `num_drafts` draft tokens."""
+        """Records the next `num_tokens` tokens of a slot's prompt, or of a beam. `implied`: the slot need not be
+        named; `samples`: the chunk completes the known tokens, so the slot samples; `drafts`: it drafts after it.
+        The caller has taken the tokens from the budget."""
         self.num_tokens += num_tokens
         self._chunks[slot] = num_tokens
         if not implied:
@@ -104,7 +106,7 @@ class PlanBuilder:
         self._admitted.append(admission)
 
     def remove_slot(self, slot: int) -> None:
-        """Removes a preempted slot from this step."""
+        """Removes a preempted slot from this step, with its new blocks; its tokens return to the budget."""
         num_removed = self._chunks.pop(slot, 0)
         if slot in self.ready:
             self.ready = self.ready[self.ready != slot]
@@ -143,6 +145,8 @@ class PlanBuilder:
         return [*self._finishing, *self._ending]
 
     def build_step_in_flight(self, step_id: int, running: Running, now: float) -> InFlightStep:
+        """Returns the record of this step for its result: slots that sample, ascending, and the keys of the
+        sequences that hold them now. `now`: seconds, from the core's origin."""
         slots = self.ready
         if self._finishing:
             slots = np.sort(np.concatenate([slots, np.array(list(self._finishing), dtype=np.intp)]))
@@ -168,6 +172,8 @@ class PlanBuilder:
         return {slot: sequence.is_query for slot, sequence in ending if sequence.query is not None}
 
     def _drafts_of(self, slots: Slots) -> I32 | None:
+        """Returns the maximum drafts [num_slots] of each of `slots`, 0 where the slot ends a prompt and does not
+        draft; None if the step has no drafts."""
         if not self.num_drafts:
             return None
         drafts = np.full(len(slots), self.num_drafts, dtype=np.int32)
@@ -177,6 +183,8 @@ class PlanBuilder:
         return drafts
 
     def build_plan(self, step_id: int, released: list[int], num_draft_tokens: int | None) -> StepPlan:
+        """Returns the plan for the worker. `released`: slots to name as free; `num_draft_tokens`: maximum drafts per
+        slot from this step on, None: unchanged."""
         counted = sorted(self._counted)
         if len(self._new_blocks) > 1:
             self._new_blocks.sort(key=itemgetter(0))  # a slot's blocks stay in their order

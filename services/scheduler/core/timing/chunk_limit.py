@@ -30,7 +30,9 @@ class ChunkLimit:
         return int(self._tokens)
 
     def observe(self, num_prompt_tokens: int, num_others: int, seconds: float) -> None:
-        """Records a step with `num_others` tokens of streams besides its prompt tokens."""
+        """Records the duration in seconds of a step with `num_others` tokens of streams besides its prompt tokens,
+        and adapts the limit; steps without streams are ignored, steps without prompts only measure the streams'
+        share."""
         if not num_others or seconds <= 0:
             return
         if not num_prompt_tokens:

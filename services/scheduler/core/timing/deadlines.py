@@ -25,6 +25,8 @@ class Deadlines:
         return len(self._heap)
 
     def add(self, sequence: Sequence) -> None:
+        """Adds the deadline of a sequence, if it has one; drops entries of finished sequences when the heap has
+        become too large."""
         if sequence.deadline == math.inf:
             return
         if len(self._heap) > MIN_HEAP_SIZE + 2 * len(self._sequences):
@@ -33,7 +35,8 @@ class Deadlines:
         heapq.heappush(self._heap, (sequence.deadline, sequence.key))
 
     def pop_expired(self, now: float) -> Iterator[Sequence]:
-        """Removes and yields the unfinished sequences whose deadline is at or before `now`."""
+        """Removes and yields the unfinished sequences whose deadline is at or before `now` (seconds); the caller
+        finishes them."""
         while self._heap and self._heap[0][0] <= now:
             sequence = self._sequences.get(heapq.heappop(self._heap)[1])
             if sequence is not None:

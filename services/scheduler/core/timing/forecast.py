@@ -41,7 +41,8 @@ class Forecast:
         self._curve = None
 
     def fits(self, running: Running, counted: Mask, newcomer: Sequence, num_blocks: int, groups: KVGroups) -> bool:
-        """Returns whether `num_blocks` suffice for `newcomer` and the `counted` running sequences until they end."""
+        """Returns whether `num_blocks` blocks suffice for `newcomer` and the `counted` running sequences (a mask by
+        slot) until they end with the expected output lengths."""
         lengths = np.append(running.num_tokens[counted], newcomer.num_tokens).astype(np.int64)
         limits = np.append(running.limit[counted], newcomer.max_total_tokens)
         prompts = np.append(running.num_prompt_tokens[counted], newcomer.num_prompt_tokens)

@@ -13,6 +13,8 @@ class PromptPace:
         self._seconds_per_token: float | None = None
 
     def observe(self, num_tokens: int, num_sampled: int, seconds: float) -> None:
+        """Records the duration in seconds of a step with `num_tokens` computed tokens and `num_sampled` sampling
+        slots; ignores steps with few tokens per sampling slot, which mostly decode."""
         if num_tokens < PROMPT_STEP_TOKENS * max(1, num_sampled):
             return
         measured = seconds / num_tokens

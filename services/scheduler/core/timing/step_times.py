@@ -14,6 +14,8 @@ class StepTimes:
         ] = {}  # seconds per token by size class: smoothed, and of the last step
 
     def observe(self, num_tokens: int, seconds: float) -> None:
+        """Records a returned step of `num_tokens` tokens, whose seconds per token are smoothed by the bit length of
+        that number."""
         rate = seconds / num_tokens
         smoothed, _ = self._known.get(num_tokens.bit_length(), (rate, rate))
         self._known[num_tokens.bit_length()] = (smoothed + SMOOTHING * (rate - smoothed), rate)

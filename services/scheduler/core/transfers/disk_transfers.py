@@ -24,6 +24,8 @@ class DiskTransfers:
     """Decides which blocks are written to disk and which are read back."""
 
     def __init__(self, host: BlockTier, tier: BlockTier, counts: CoreCounts, next_id: Callable[[], int]) -> None:
+        """Starts without transfers. `host`, `tier`: the places in host memory and on disk; `next_id`: returns ids
+        that are unique among all transfers of the worker."""
         self.tier = tier
         self._host = host
         self._counts = counts
@@ -104,7 +106,8 @@ class DiskTransfers:
     # Results.
 
     def complete(self, transfer_id: int, lost: Collection[int]) -> None:
-        """Handles the end of a transfer. `lost`: indices of blocks that were not stored or read."""
+        """Handles the end of a transfer: updates both tiers and the counters, then orders writes that waited for
+        room. `lost`: indices, in the order's hashes, of blocks that were not stored or read."""
         order, counts = self._in_flight.pop(transfer_id), self._counts
         for number, block_hash in reversed(
             [*enumerate(order.hashes)]

@@ -52,11 +52,13 @@ class TierLookup(Protocol):
 
 
 class SingleGroupLookup:
-    """Lookup for a single full-attention group."""
+    """Lookup for a single full-attention group, of which every block of a prompt is needed and worth storing."""
 
     least = MIN_BLOCKS
 
     def num_following(self, hashes: Blocks[bytes], found: Blocks[int], most: int, holds: IsStored) -> int:
+        """Returns the number of consecutive blocks of the hash chain after those found, at most `most`, that `holds`
+        says are stored."""
         start = end = len(found)
         last = min(len(hashes), start + most)
         while end < last and holds(hashes[end]):
@@ -88,6 +90,9 @@ class MultiGroupLookup:
         self.least = MIN_STATES if groups.has_states else MIN_BLOCKS
 
     def num_following(self, hashes: Blocks[bytes], found: Blocks[int], most: int, holds: IsStored) -> int:
+        """Returns the number of block positions, at most `most`, after those found on the device at which all KV
+        groups agree that a start is possible; a page counts if it is on the device or `holds` says that it is
+        stored."""
         start, find = len(found) // self._groups.num, self._pool.find
 
         def is_stored(group: int, block: int) -> bool:
@@ -97,6 +102,8 @@ class MultiGroupLookup:
         return max(0, self._groups.match(is_stored, min(len(hashes), start + most)) - start)
 
     def pages(self, hashes: Blocks[bytes], found: Blocks[int], num_following: int) -> NeededPages:
+        """Returns the pages of all groups for a start after `num_following` more positions: the device blocks that
+        hold some of them, and the names of the others."""
         end = len(found) // self._groups.num + num_following
         kept, names = [], []
         for name in self._names(hashes, end, self._firsts(end)):
@@ -108,6 +115,9 @@ class MultiGroupLookup:
         return NeededPages(kept, names)
 
     def register_prompt(self, sequence: Sequence, num_found: int, fork: int) -> tuple[list[bytes], list[bytes]]:
+        """Stores the likely restart points of the prompt in `sequence.restart_points` (its cached end, the fork, its
+        end). Returns the names of the pages needed to start at any of them, and the names of those at the cached
+        end."""
         hashes, size = sequence.block_hashes, self._groups.block_size
         ends = {min(num_found, len(hashes)), fork, len(hashes)}
         if self._groups.has_states:  # the same prompt may come again: its last token is computed anew
@@ -123,6 +133,8 @@ class MultiGroupLookup:
         return names, [*self.pages_at_end(hashes, min(num_found, len(hashes)))]
 
     def pages_at_end(self, hashes: Blocks[bytes], num_blocks: int) -> Iterable[bytes]:
+        """Returns the pages that a start after `num_blocks` blocks needs of groups with windows or states, and none
+        of full-attention groups, whose pages are stored as they fill."""
         windows, retentions = self._groups.windows, self._groups.retentions
         firsts = [kept.first_needed(num_blocks) if kept in windows else num_blocks for kept in retentions]
         return self._names(hashes, num_blocks, firsts)
@@ -132,6 +144,7 @@ class MultiGroupLookup:
         return [kept.first_needed(end) for kept in self._groups.retentions]
 
     def _names(self, hashes: Blocks[bytes], end: int, firsts: list[int]) -> list[bytes]:
+        """Returns the page names of block positions [firsts[g], end) of each group g, head of the prompt first."""
         return [
             page_name(hashes[block], group)
             for block in range(min(firsts, default=0), end)
@@ -141,4 +154,5 @@ class MultiGroupLookup:
 
 
 def tier_lookup_of(kv: KVCacheManager) -> TierLookup:
+    """Returns the lookup that suits the KV groups of a worker; the one for a single full-attention group is cheaper."""
     return SingleGroupLookup() if kv.groups.plain else MultiGroupLookup(kv.pool, kv.groups)
