@@ -46,6 +46,7 @@ class Caller:
             raise PermissionDenied(f"model: the API key {self.key.name} is not for {model!r}", field="model")
 
     def _check_priorities(self, request: Request) -> None:
+        """Raises PermissionDenied if the request is more urgent, or keeps its KV blocks longer, than the key allows."""
         most_urgent, highest = self.key.most_urgent_priority, self.key.highest_kv_priority
         if most_urgent is not None and request.priority < most_urgent:
             text = f"priority: the API key {self.key.name} may ask for {most_urgent} and more, not {request.priority}"
@@ -58,7 +59,8 @@ class Caller:
 
 
 class Access:
-    """The API keys of all sources. Without sources, every call is accepted and names its own tenant."""
+    """The API keys of all sources, and the account of each key. Without sources, every call is accepted and names its
+    own tenant."""
 
     def __init__(self, sources: Iterable[KeySource], metrics: FrontendMetrics, clock: Callable[[], float]) -> None:
         self.sources = tuple(sources)
@@ -73,7 +75,7 @@ class Access:
 
     @property
     def has_several_tenants(self) -> bool:
-        """Whether keys of more than one tenant exist."""
+        """Whether keys of more than one tenant exist; reads the keys anew at each call."""
         tenants = (key.tenant for source in self.sources for key in source.keys().values())
         first = next(tenants, None)
         return any(tenant != first for tenant in tenants)
@@ -131,7 +133,7 @@ class Access:
         return self.authenticate(_bytes(metadata.get("authorization", b"")), _bytes(metadata.get("x-api-key", b"")))
 
     def check(self, metadata: dict[str, str | bytes]) -> QuireError | None:
-        """Returns the error that rejects a gRPC call, or None."""
+        """Returns the Unauthenticated error that rejects a gRPC call with this metadata, or None; never raises it."""
         try:
             self.caller_from_metadata(metadata)
         except Unauthenticated as error:
@@ -145,6 +147,8 @@ class Access:
 
 
 def _key_headers(headers: Iterable[tuple[bytes, bytes]]) -> tuple[bytes, bytes]:
+    """Returns the values of the `authorization` and the API-key header; empty for one that is missing or occurs
+    twice."""
     found: dict[bytes, bytes] = {}
     for name, value in headers:
         if name in (AUTHORIZATION, API_KEY):

@@ -73,7 +73,7 @@ class Account:
 
     @property
     def is_active(self) -> bool:
-        """Whether the key has limits and was used recently."""
+        """Whether the key has limits and was used in the last ACTIVE_S; only such accounts are synchronized."""
         key = self.key
         is_limited = key.requests_per_minute or key.tokens_per_minute or key.tokens_per_day
         return bool(is_limited) and self._clock() - self._touched_s < ACTIVE_S
@@ -95,7 +95,8 @@ class Account:
         self._unreported = AccountUsage(self._unreported.requests + 1, self._unreported.tokens)
 
     def charge(self, num_tokens: int) -> None:
-        """Counts the prompt and output tokens of a finished request."""
+        """Counts the prompt and output tokens of a finished request in the minute and the day, and as not yet
+        reported."""
         self._touched_s = self._clock()
         self._tokens.spend(num_tokens, self.key.tokens_per_minute)
         self._day_tokens = self._today() + num_tokens
@@ -133,6 +134,7 @@ class Account:
             self._day_tokens = level.day_tokens + self._unreported.tokens
 
     def _today(self) -> int:
+        """Returns the tokens used in the present UTC day, and starts at 0 when the day has changed."""
         day = int(self._wall() // DAY_S)
         if day != self._day:
             self._day, self._day_tokens = day, 0
@@ -140,6 +142,7 @@ class Account:
 
 
 def _limit_exceeded(key: ApiKey, limit: str, maximum: int, wait_s: float) -> ResourceExhausted:
+    """Returns the error for a used-up limit, with a hint to retry after `wait_s` seconds."""
     return ResourceExhausted(
         f"{limit}: the API key {key.name} has used its {maximum}",
         field=limit,

@@ -20,6 +20,8 @@ class RateLimit:
     reset_s: float  # until `remaining` is back at `limit`
 
     def headers(self) -> list[tuple[bytes, bytes]]:
+        """Returns OpenAI's headers x-ratelimit-{limit,remaining,reset}-{requests,tokens}; a negative rest is shown as
+        0."""
         fields = (
             ("limit", str(self.limit)),
             ("remaining", str(max(0, math.floor(self.remaining)))),

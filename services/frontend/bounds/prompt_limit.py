@@ -12,7 +12,7 @@ LONGEST_CHARACTER = 4  # UTF-8 bytes
 
 @dataclass(frozen=True, slots=True)
 class PromptLimit:
-    """Length limit of one prompt."""
+    """Length limit of one prompt, in tokens, and the characters and bytes that so many tokens hold at most."""
 
     max_model_len: int  # tokens; 0: unknown
     longest_token: int  # characters
@@ -30,7 +30,8 @@ class PromptLimit:
         return text[too_many:] if side == "left" else text[: self.max_characters]
 
     def truncate_pair(self, first: str, second: str, side: str) -> tuple[str, str]:
-        """Truncates two texts that are tokenized together."""
+        """Truncates two texts that are tokenized together to max_characters in all: at the end of the second or, with
+        side "left", at the start of the first."""
         first, second = self.truncate(first, side), self.truncate(second, side)
         too_many = len(first) + len(second) - self.max_characters if self.max_model_len else 0
         if too_many <= 0:
@@ -51,7 +52,8 @@ class PromptLimit:
             )
 
     def check_bytes(self, count: int) -> None:
-        """Checks the length of an undecoded UTF-8 prompt. Raises InvalidArgument."""
+        """Checks the length of a UTF-8 prompt in bytes before it is decoded. Raises InvalidArgument; does nothing while
+        the limit is unknown."""
         if self.max_model_len and count > LONGEST_CHARACTER * self.max_characters:
             raise InvalidArgument(
                 f"This model's maximum context length is {self.max_model_len} tokens, in which at most "

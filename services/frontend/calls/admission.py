@@ -69,6 +69,7 @@ class TenantLimit:
         self.of_tenants: Counter[str] = Counter()
 
     def add(self, tenant: str, amount: int) -> None:
+        """Adds `amount`, negative to release, to the tenant's share and to the total."""
         self.total += amount
         self.of_tenants[tenant] += amount
         if not self.of_tenants[tenant]:
@@ -178,13 +179,15 @@ class CallAdmission:
             self._check(self._tokens, tenant, 0, 1, asked=1)
 
     def is_full(self, num_arriving: int = 0) -> bool:
-        """Whether check_open() would raise for every tenant."""
+        """Whether check_open() would raise for every tenant. `num_arriving`: requests that were let through and will
+        acquire soon."""
         present = self.num_samples + num_arriving
         full = present >= self._samples.limit or self.num_tokens >= self._tokens.limit
         return self._closed or bool(present and full)
 
     def check(self, lease: Lease, num_samples: int, num_tokens: int) -> None:
-        """Raises QuireError if the amounts do not fit together with what other leases hold."""
+        """Raises ResourceExhausted if the amounts do not fit together with what other leases hold, Unavailable after
+        close()."""
         if not lease.num_samples:
             self._check_closed()
         if self.num_samples == lease.num_samples:
@@ -220,13 +223,14 @@ class CallAdmission:
         return [self._rate_limit(of, limit, tenant) for of, limit in limits]
 
     def _rate_limit(self, of: Literal["requests", "tokens"], limit: TenantLimit, tenant: str) -> RateLimit:
+        """Returns one limit with its rest: the tenant's own if keys of several tenants exist, else the frontend's."""
         maximum, left = limit.limit, limit.limit - limit.total
         if self._has_several_tenants():
             maximum, left = limit.shared, limit.remaining_for(tenant)
         return RateLimit(of, maximum, left, self._retry_after_ms / 1000 if left <= 0 else 0.0)
 
     def add(self, lease: Lease, num_samples: int, num_tokens: int) -> None:
-        """Changes the lease's share and the totals."""
+        """Adds the amounts, negative to release, to the lease and the totals, and wakes wait_idle() at 0."""
         lease.num_samples += num_samples
         lease.num_tokens += num_tokens
         self._samples.add(lease.tenant, num_samples)

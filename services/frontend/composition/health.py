@@ -11,7 +11,7 @@ ATTEMPT_TIMEOUT_S = 60.0  # per connection attempt, which takes at most 10 s
 
 
 class FrontendHealth:
-    """Watches the process and updates the gRPC health service."""
+    """Decides whether the process is alive and whether it serves, and updates the gRPC health service accordingly."""
 
     def __init__(
         self, client: SchedulerClient, shutdown: Shutdown, server: Server, *, awaits_worker: bool = False

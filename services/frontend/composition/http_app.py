@@ -108,6 +108,8 @@ def _install_errors(app: FastAPI, dialects: Dialects) -> None:
     """Installs handlers that format every error as the clients of its path expect."""
 
     async def on_quire_error(request: Request, error: Exception) -> Response:
+        """Answers a QuireError in the format and with the field names of the path's dialect, and notes it in the
+        call."""
         assert isinstance(error, QuireError)
         request.scope[CALL].error = error
         path = request.url.path

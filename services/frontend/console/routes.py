@@ -71,7 +71,7 @@ class ConsoleRoutes:
         return _answer(STATIC / "index.html")
 
     async def cluster(self) -> dict[str, Any]:
-        """Returns the status of every service, without the fields for operators."""
+        """Returns the status of every service as JSON, without the fields for operators (PRIVATE)."""
         async with self._lock:
             if asyncio.get_running_loop().time() - self._read_s > CACHE_S:
                 self._services = [_as_dict(service) for service in await self._read_status()]
@@ -101,6 +101,7 @@ def _policy_of(page: bytes) -> str:
 
 
 def _as_dict(service: pb.ServiceStatus) -> dict[str, Any]:
+    """Returns a copy of the status as a dictionary with proto field names, without the fields in PRIVATE."""
     shown = pb.ServiceStatus()
     shown.CopyFrom(service)
     for name in PRIVATE:
@@ -109,6 +110,8 @@ def _as_dict(service: pb.ServiceStatus) -> dict[str, Any]:
 
 
 def _file(path: Path) -> Callable[[], Awaitable[Response]]:
+    """Returns a handler that answers with this file."""
+
     async def read() -> Response:
         return _answer(path)
 

@@ -24,7 +24,7 @@ Resume = Callable[[Generation], None]
 
 
 class Generator:
-    """Checks, admits, tokenizes and submits requests."""
+    """Checks, admits, tokenizes and submits requests; the entry point of every edge to the model."""
 
     def __init__(
         self,
@@ -88,6 +88,7 @@ class Generator:
         return limits
 
     def _generation(self, request: Request, prepared: list[PreparedPrompt]) -> Generation:
+        """Returns the generation of a request whose prompts are tokenized; nothing is submitted yet."""
         return Generation(
             request,
             prepared=prepared,
@@ -99,6 +100,8 @@ class Generator:
         )
 
     async def _checked(self, request: Request, max_model_len: int) -> Request:
+        """Returns the request with its stream interval raised to the server's minimum and the tools' constraint added.
+        Raises InvalidArgument."""
         self._processor.check(request, max_model_len)
         if request.stream_interval < self._stream_interval:
             request = replace(request, stream_interval=self._stream_interval)
@@ -116,6 +119,8 @@ class Generator:
         return constrained
 
     async def _prepare(self, request: Request, limits: ClusterLimits) -> list[PreparedPrompt]:
+        """Returns the tokenized prompts. Raises QuireError, with the field named as the client sent it and without a
+        traceback."""
         try:
             return await self._processor.prepare(request, limits)
         except QuireError as error:

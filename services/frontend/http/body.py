@@ -48,7 +48,7 @@ class BufferedRequest(Request):
         tail: memoryview | None = None,
     ) -> None:
         """Wraps a request. `error`: why the body is not JSON, if known. `ids_begin`: offset of an extracted id list.
-        `behind`: bytes after the JSON part, if the headers announced any."""
+        `tail`: bytes after the JSON part, if the headers announced any."""
         super().__init__(request.scope if tail is None else _as_json(request.scope), request.receive)
         self.tail = tail
         self._ids = None if ids_begin is None else long_ids.unpack_ids(memoryview(body)[ids_begin:])
@@ -61,7 +61,7 @@ class BufferedRequest(Request):
         return self._bytes
 
     async def json(self) -> Any:
-        """Returns the parsed body. Raises JSONDecodeError, which FastAPI reports."""
+        """Returns the parsed body, parsing it at most once. Raises JSONDecodeError, which FastAPI reports."""
         if self._error is not None:
             raise self._error
         return json.loads(self._bytes) if self._document is UNREAD else self._document
@@ -130,7 +130,7 @@ class BodyReader:
         return Response(status_code=CLIENT_GONE)
 
     def route(self, *, at_once: bool = True) -> type[APIRoute]:
-        """Returns a route class whose bodies are read here."""
+        """Returns a route class whose bodies are read by handle() before the handler runs. `at_once`: see handle()."""
         bounds = self
 
         class BoundedRoute(APIRoute):
@@ -147,6 +147,8 @@ class BodyReader:
         return BoundedRoute
 
     async def _check(self, request: BufferedRequest) -> None:
+        """Checks the nesting, counts and texts of a body in this process, in steps; the body of a request that is not
+        JSON passes. Raises InvalidArgument."""
         body = await request.body()
         await in_steps(json_scan.check(body, self._limits))
         document = request.parse()

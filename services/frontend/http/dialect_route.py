@@ -28,7 +28,8 @@ def dialect_route(
     json_bytes: JsonBytes = json_only,
     any_type: bool = False,
 ) -> type[APIRoute]:
-    """Returns a route class that answers errors in this format. `json_bytes`, `any_type`: see BodyReader.handle."""
+    """Returns a route class that reads the body and answers errors, also those of its handler, in this format.
+    `json_bytes`, `any_type`: see BodyReader.handle."""
 
     class DialectRoute(APIRoute):
         """A route that checks the body and formats errors."""

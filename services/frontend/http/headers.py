@@ -67,6 +67,8 @@ def traceparent(headers: Headers) -> str:
 
 
 def _timeout_s(written: str | None) -> float | None:
+    """Returns the timeout in seconds, None if the header was not sent. Raises InvalidArgument for any other text than a
+    number in (0, LONGEST_TIMEOUT_S]."""
     if written is None:
         return None
     try:

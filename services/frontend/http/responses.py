@@ -102,6 +102,8 @@ class DeferredResponse(Response, ABC):
         """Sends the whole response. Raises the error that the client gets instead."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Sends the response until the client disconnects. An error is noted in the call and sent in the client's
+        terms; an unexpected exception is logged and sent as an internal error."""
         call: Call = scope[CALL]
         async with while_connected(receive):
             try:
@@ -204,6 +206,7 @@ class GenerationResponse(DeferredResponse):
             await (self._stream(generation, send) if self._streams else self._whole(generation, send))
 
     async def _whole(self, generation: Generation, send: Send) -> None:
+        """Sends the answer in one piece, when all samples have ended."""
         body = await self._body(generation)
         self.headers["content-length"] = str(len(body))
         await self._open(send)

@@ -25,7 +25,8 @@ class Router:
         self._settings = settings
 
     def add_api_route(self, path: str, endpoint: Callable[..., Any], *, methods: list[str], **settings: Any) -> None:
-        """Adds a route. `settings`: passed to APIRouter.add_api_route."""
+        """Adds a route that FastAPI builds only when it is first needed. `settings`: passed to
+        APIRouter.add_api_route."""
         path = self._prefix + path
 
         def build() -> BaseRoute:

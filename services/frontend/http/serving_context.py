@@ -26,7 +26,7 @@ class ModelFacts:
 
 @dataclass(frozen=True, slots=True)
 class ServingContext:
-    """A frontend as its routes see it."""
+    """Collaborators and limits of a frontend, as its dialects' routes get them."""
 
     generator: Generator
     processor: InputProcessor

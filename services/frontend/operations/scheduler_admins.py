@@ -64,6 +64,7 @@ class SchedulerAdmins:
         return [entry for entries in answers for entry in entries]
 
     async def _status_of(self, address: str) -> list[pb.ServiceStatus]:
+        """Returns the status of one scheduler and its workers; a scheduler that does not answer is DOWN."""
         try:
             admin_request = scheduler_pb2.AdministerRequest(get_status=pb.GetStatusRequest())
             answer = await self._ask(address, admin_request, STATUS_TIMEOUT_S)
@@ -215,12 +216,14 @@ class SchedulerAdmins:
     async def _answers(
         self, admin_request: scheduler_pb2.AdministerRequest, timeout_s: float = ANSWER_TIMEOUT_S
     ) -> list[scheduler_pb2.AdministerResponse | BaseException]:
+        """Calls all schedulers concurrently; returns each answer or the error, in the order of the addresses."""
         calls = (self._ask(address, admin_request, timeout_s) for address in self._schedulers.addresses)
         return await asyncio.gather(*calls, return_exceptions=True)
 
     async def _ask(
         self, address: str, admin_request: scheduler_pb2.AdministerRequest, timeout_s: float
     ) -> scheduler_pb2.AdministerResponse:
+        """Calls one scheduler on a new connection. Raises QuireError; Unavailable after `timeout_s`."""
         try:
             async with asyncio.timeout(timeout_s), self._call(address) as call:
                 return await call.ask(admin_request)
@@ -229,7 +232,7 @@ class SchedulerAdmins:
 
     @asynccontextmanager
     async def _call(self, address: str) -> AsyncIterator[AdminCall]:
-        """Opens an authenticated admin call."""
+        """Opens an authenticated admin call on a connection of its own, and closes both at the end of the `with`."""
         async with self._dialler.connect(address) as channel:
             call = AdminCall(address, scheduler_pb2_grpc.SchedulerServiceStub(channel).Administer())
             await call.handshake(self._dialler, known=self._schedulers.is_configured(address))
@@ -243,6 +246,7 @@ class AdminCall:
         self.address, self._call = address, call
 
     async def handshake(self, dialler: Dialler, *, known: bool) -> None:
+        """Authenticates both sides. `known`: the settings name the address. Raises QuireError."""
         with _refusals(self.address):
             await dialler.handshake(
                 self._call, scheduler_pb2.AdministerRequest, SERVICE_NAME, self.address, known=known
@@ -263,7 +267,8 @@ class AdminCall:
                 raise
 
     async def receive(self) -> scheduler_pb2.AdministerResponse:
-        """Returns the next answer. Raises QuireError."""
+        """Returns the next answer. Raises QuireError, also for one that reports refused weights or if the call has
+        ended."""
         with _refusals(self.address):
             answer: Any = await PartStream(self._call).read()
         if answer is grpc.aio.EOF:
@@ -320,7 +325,7 @@ async def _forward(
 
 
 async def _all(waiting: Sequence[Awaitable[Result]]) -> list[Result]:
-    """Awaits all. Raises the first refusal once all have ended."""
+    """Awaits all and returns the results in order. Raises the first error once all have ended."""
     outcomes = await asyncio.gather(*waiting, return_exceptions=True)
     for outcome in outcomes:
         if isinstance(outcome, BaseException):
@@ -330,6 +335,7 @@ async def _all(waiting: Sequence[Awaitable[Result]]) -> list[Result]:
 
 @contextmanager
 def _refusals(address: str) -> Iterator[None]:
+    """Turns gRPC errors within the `with` into QuireErrors that name the scheduler."""
     try:
         yield
     except grpc.aio.AioRpcError as error:

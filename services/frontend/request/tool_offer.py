@@ -47,7 +47,7 @@ def build_tool_offer(
 
 
 def new_tool(place: str, name: Any, parameters: Any, description: Any, strict: Any = None) -> Tool:
-    """Returns a validated tool. `place`: names the tool in errors."""
+    """Returns a validated tool. `place`: names the tool in errors. Raises InvalidArgument for a wrong type."""
     if not isinstance(name, str) or not name:
         raise InvalidArgument(f"{place}: name must be a text that is not empty, got {name!r}", field="tools")
     if parameters is not None and not isinstance(parameters, dict):
@@ -82,6 +82,8 @@ def text_tool(place: str, name: Any, description: Any, format: Any, grammar: Any
 
 
 def _grammar(place: str, grammar: Any) -> TextInput:
+    """Returns the text input of a grammar object with `syntax` and `definition`; the grammar itself is not parsed.
+    Raises InvalidArgument."""
     fields = grammar if isinstance(grammar, dict) else {}
     syntax, definition = fields.get("syntax"), fields.get("definition")
     if syntax not in SYNTAXES:
@@ -97,7 +99,7 @@ def _grammar(place: str, grammar: Any) -> TextInput:
 
 
 def to_openai_tool(tool: Tool) -> dict[str, Any]:
-    """Returns the tool in OpenAI's form, which chat templates read."""
+    """Returns the function's name, description and parameters in OpenAI's form, which chat templates read."""
     function: dict[str, Any] = {"name": tool.name}
     if tool.description:
         function["description"] = tool.description

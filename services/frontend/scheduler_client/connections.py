@@ -72,7 +72,8 @@ class SchedulerConnections:
             await self._tasks.close()
 
     def update(self, entries: Seq[SchedulerEntry]) -> None:
-        """Adds and removes connections according to the registry's entries."""
+        """Connects to newly registered schedulers. Drops one that has left the registry after FORGET_AFTER_S without a
+        session; configured ones stay."""
         listed = {entry.address: entry for entry in entries}
         self._misfits = {a: e for a, e in self._misfits.items() if a in listed and listed[a].epoch == e}
         for address, entry in listed.items():
@@ -97,6 +98,8 @@ class SchedulerConnections:
         self._members[address] = ConnectedScheduler(connection, entry, task)
 
     async def _run(self, connection: Connection, entry: SchedulerEntry | None) -> None:
+        """Runs a connection. A discovered scheduler with another model is ignored until it restarts; any other failure
+        ends run()."""
         try:
             await run_restarting(f"the connection to scheduler {connection.address}", connection.run)
         except FailedPrecondition as error:

@@ -16,6 +16,8 @@ Group = tuple[Sequence, ...]  # consecutive samples of one prompt without tokens
 
 @dataclass(slots=True, eq=False)
 class _PendingGroup:
+    """A group that waits for a scheduler, and its timer."""
+
     group: Group
     num_waiting: int  # of the group
     latest_s: float
@@ -71,7 +73,7 @@ class PendingQueue:
                     self._end(entry)
 
     def take_all(self) -> list[Group]:
-        """Removes and returns all groups, in order of arrival."""
+        """Removes and returns all groups, in order of arrival; their timers are cancelled."""
         groups = [entry.group for entry in self._entries]
         for group in groups:
             self.remove(group)

@@ -28,7 +28,7 @@ IDS_BEGIN = "ids_begin"
 
 @dataclass(frozen=True, slots=True)
 class BodyCheck:
-    """A request to check one body."""
+    """Question to the checking process: one body in a file, and the limits of the prompt in it."""
 
     path: str
     num_bytes: int  # length of the part to check, from the start of the file
@@ -42,6 +42,9 @@ class BodyCheck:
 
 
 def begin(introduction: bytes) -> Callable[[bytes], bytes]:
+    """Returns the function of the child process that answers one encoded BodyCheck: empty if the body is valid, else
+    JSON with the offset of extracted ids, or with the error's message and field. `introduction`: the RequestLimits as
+    JSON."""
     limits = RequestLimits(**json.loads(introduction))
 
     def answer(message: bytes) -> bytes:
@@ -64,7 +67,8 @@ def _encoded(message: str, **more: Any) -> bytes:
 
 
 def _check(question: BodyCheck, limits: RequestLimits) -> int | None:
-    """Checks the body; returns the offset of extracted ids, or None."""
+    """Checks the body in the file; returns the offset of extracted ids, or None. Raises JSONDecodeError, OSError,
+    InvalidArgument."""
     with Path(question.path).open("rb") as file:
         data = file.read(question.num_bytes)
     prompt_limit = PromptLimit(question.max_model_len, question.longest_token)
@@ -83,6 +87,8 @@ def _check(question: BodyCheck, limits: RequestLimits) -> int | None:
 
 
 def _check_json(question: BodyCheck, data: bytes, limits: RequestLimits, prompt_limit: PromptLimit) -> int | None:
+    """Checks a JSON body. A long list of ids is moved to the end of the file, as i32 after the body with an emptied
+    list; returns its offset, or None if there is no such list. Raises JSONDecodeError, InvalidArgument."""
     extracted = long_ids.extract_ids(data) if question.is_whole else None
     document = json_body.parse(data if extracted is None else extracted.body)
     if extracted is not None and (not isinstance(document, dict) or document.get(long_ids.FIELD) != []):

@@ -96,6 +96,7 @@ class _Deflate:
         return self._member is not None and self._member.has_more
 
     def feed(self, data: bytes, most: int) -> bytes:
+        """Implements Member.feed(). Waits for the first two bytes, which tell zlib from raw DEFLATE."""
         if self._member is None:
             self._head += data
             if len(self._head) < 2:
@@ -174,6 +175,7 @@ class _Stage:
             raise InvalidArgument(f"the body is incomplete: its {self._name} stream is truncated", field=FIELD)
 
     def _next_member(self) -> Member:
+        """Returns the decoder of the next compressed stream. Raises InvalidArgument beyond MAX_MEMBERS."""
         self._num_members += 1
         if self._num_members > MAX_MEMBERS:
             text = f"the body has more than {MAX_MEMBERS} members of {self._name}: send it as one"
@@ -181,6 +183,8 @@ class _Stage:
         return MEMBERS[self._name]()
 
     def _feed(self, member: Member, data: bytes, num_sent: int) -> bytes:
+        """Returns the next piece that the member decodes, and counts it. Raises InvalidArgument for malformed data,
+        BodyTooLarge beyond the size limit or MAX_RATIO times the bytes sent."""
         try:
             piece = member.feed(data, min(PIECE_BYTES, self._max_bytes + 1))
         except (zlib.error, zstd.ZstdError) as error:
@@ -221,6 +225,8 @@ class ContentDecoder:
             yield b"".join(gathered)
 
     def _pieces(self, data: bytes) -> Iterator[bytes]:
+        """Yields what each slice of `data` decodes to; the bytes sent are counted slice by slice, for the limit on the
+        ratio."""
         for at in range(0, len(data), SLICE_BYTES):
             part = data[at : at + SLICE_BYTES]
             self._num_sent += len(part)
@@ -233,6 +239,7 @@ class ContentDecoder:
 
 
 def _through(stages: Sequence[_Stage], data: bytes, num_sent: int) -> Iterator[bytes]:
+    """Yields `data` decoded by all stages in turn, piece by piece, so that no stage holds a whole body."""
     if not stages:
         yield data
         return

@@ -37,6 +37,8 @@ def check(text: bytes, limits: RequestLimits) -> Iterator[None]:
 
 
 def _check_exactly(text: bytes, limits: RequestLimits) -> Iterator[None]:
+    """Counts values, named fields and nesting of `text` slice by slice and yields between slices. Raises
+    InvalidArgument that names the exceeded limit."""
     depth = values = keys = 0
     for piece in _without_strings(text):
         codes = np.frombuffer(piece, np.uint8)
@@ -57,6 +59,8 @@ def _check_exactly(text: bytes, limits: RequestLimits) -> Iterator[None]:
 
 
 def _without_strings(text: bytes) -> Iterator[bytes]:
+    """Yields the slices of `text` without the contents of strings, empty ones within a long string, so that only
+    structural characters are counted."""
     position, in_string = 0, False
     while position < len(text):
         end = min(position + SLICE_BYTES, len(text))

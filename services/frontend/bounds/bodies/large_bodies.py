@@ -29,7 +29,8 @@ log = logger("large bodies")
 
 
 class LargeBodies:
-    """Owns the child process, which checks one body at a time, smallest first."""
+    """Owns the child process, which checks one large body at a time, smallest first, so that the event loop is never
+    blocked."""
 
     def __init__(self, limits: RequestLimits, prompt_limit: Callable[[], PromptLimit]) -> None:
         """Prepares the process; start() launches it. `prompt_limit`: limit for one prompt, as known now."""

@@ -56,7 +56,8 @@ class CheckedBody(BaseModel):
 
 
 def _check_models(unknown: UnknownFields, model: BaseModel) -> None:
-    """Raises InvalidArgument for a refused field in nested models."""
+    """Raises InvalidArgument for a refused field in nested models; those that are a CheckedBody apply their own
+    policy."""
     nested = list(_models(model, ""))
     for place, one in nested:
         if isinstance(one, CheckedBody):
@@ -70,7 +71,7 @@ def _check_models(unknown: UnknownFields, model: BaseModel) -> None:
 
 
 def _models(model: BaseModel, place: str) -> Iterator[tuple[str, BaseModel]]:
-    """Yields the nested models with the prefix of their fields."""
+    """Yields the nested models of all depths, each with the prefix of its fields, such as `messages[0].`."""
     for name in model.model_fields_set & type(model).model_fields.keys():
         value = getattr(model, name)
         entries = {f"{place}{name}.": value}

@@ -19,8 +19,8 @@ MAX_CACHED_REFUSALS = 64
 
 
 class AdmissionMiddleware:
-    """The protocol asks `refuse()` before it creates a call; an accepted call acquires its lease once its body has
-    arrived, and waits for its turn."""
+    """Admits inference calls. The protocol asks `refuse()` before it creates a call; an accepted call acquires its
+    lease once its body has arrived, and waits for its turn."""
 
     def __init__(
         self, app: ASGIApp, admission: CallAdmission, calls: Calls, metrics: FrontendMetrics, dialects: Dialects
@@ -66,6 +66,8 @@ class AdmissionMiddleware:
         return self._refusals[key]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Reads the body of an inference call, then admits it and calls the app, or answers with the refusal. Other
+        calls pass."""
         is_post = scope["type"] == "http" and scope["method"] == "POST"
         metric_path = self._dialects.inference_path(scope["path"]) if is_post else ""
         if not metric_path:
@@ -103,6 +105,7 @@ async def _buffer(receive: Receive) -> Receive:
     messages.reverse()
 
     async def replay() -> Message:
+        """Returns the read body once, then raises the error that reading ended with, or receives further messages."""
         if messages:
             return messages.pop()
         if failure is not None:

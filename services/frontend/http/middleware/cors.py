@@ -35,6 +35,7 @@ class Cors:
         self._rules = rules
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Calls the app and adds the CORS headers if the single Origin header names a permitted origin."""
         origins = values_of(b"origin", scope["headers"]) if scope["type"] == "http" else []
         if len(origins) != 1 or not self._rules.may_read(origins[0]):
             await self._app(scope, receive, send)
@@ -49,6 +50,8 @@ class Cors:
         await self._app(scope, receive, send_with_headers)
 
     def _headers(self, origin: str, method: str, sent: Headers) -> Sequence[tuple[bytes, bytes]]:
+        """Returns the CORS headers of an answer; those of a preflight if an OPTIONS call asks for a method. `sent`: the
+        call's headers."""
         is_for_all = ALL in self._rules.origins
         granted = b"*" if is_for_all else origin.encode("latin-1")
         found = [(b"access-control-allow-origin", granted)]

@@ -39,12 +39,14 @@ class BodyLimit:
     """Refuses bodies of more than `max_bytes` with 413; a body with a larger announced length is not stored."""
 
     def __init__(self, app: ASGIApp, max_bytes: int, of_paths: Mapping[str, int] | None = None) -> None:
-        """Wraps `app`. `of_paths`: paths with another limit."""
+        """Wraps `app`. `max_bytes`: limit of a body; `of_paths`: paths with another limit."""
         self._app = app
         self._max_bytes = max_bytes
         self._of_paths = of_paths or {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Calls the app with a receive callable that raises BodyTooLarge for a body beyond the limit. One that is
+        announced slightly too large is drained first, so that the client reads the answer."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -90,6 +92,7 @@ class PageGuard:
         self._refusal = refusal
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Calls the app if the page rules permit the call, else answers with the refusal."""
         if scope["type"] == "http":
             try:
                 self._rules.check(scope["method"], scope["path"], scope["headers"], scope["http_version"])
@@ -112,6 +115,7 @@ class OperatorGuard:
         self._refusal = refusal
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Calls the app unless the path is an operators' path and the key is missing or wrong; that is refused."""
         if scope["type"] == "http" and scope["path"] in OPERATORS:
             try:
                 self._check(scope["headers"])
@@ -135,6 +139,8 @@ class KeyGuard:
         self._refusal = refusal
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Authenticates the call, notes its caller, and calls the app; refuses a call without a valid key with
+        `www-authenticate: Bearer`."""
         if scope["type"] == "http" and scope["path"] not in self._open:
             call: Call = scope[CALL]
             try:

@@ -24,6 +24,7 @@ class LoadHeader:
         self._load = load
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Calls the app; adds the load to the answer's headers if the call asks for a known format."""
         kind = next((format_ for name, format_ in scope.get("headers", ()) if name == REQUEST_HEADER), None)
         if kind is None:
             await self._app(scope, receive, send)

@@ -53,6 +53,7 @@ class PageRules:
         return ALL in self.origins or origin in self.origins
 
     def _check_host(self, known: Collection[str], name: str) -> None:
+        """Raises PermissionDenied unless the Host header's name is one of `known` or a local name."""
         if name in known or name.endswith(LOCAL_SUFFIX):
             return
         shown = name[:MAX_SHOWN]
@@ -76,7 +77,7 @@ class PageRules:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether the address is only reachable from this machine."""
+    """Whether the address is only reachable from this machine; False for host names other than localhost."""
     if host == LOCAL_NAMES[0]:
         return True
     try:
@@ -95,6 +96,8 @@ def host_name(authority: str) -> str:
 
 
 def _hosts(settings: FrontendSettings, *, has_keys: bool) -> frozenset[str] | None:
+    """Returns the accepted names of the Host header, or None for any. Unset, only a frontend on loopback without API
+    keys restricts them, against DNS rebinding."""
     asked = settings.allowed_hosts
     if ALL in asked or not (asked or (is_loopback(settings.host) and not has_keys)):
         return None

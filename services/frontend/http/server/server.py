@@ -35,7 +35,7 @@ class HttpApplication(NamedTuple):
 
 
 class _Uvicorn(uvicorn.Server):
-    """uvicorn's server; SIGTERM is handled by quire.shared.process.lifecycle."""
+    """uvicorn's server, with TLS by a TlsListener if given; SIGTERM is handled by quire.shared.process.lifecycle."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -47,6 +47,7 @@ class _Uvicorn(uvicorn.Server):
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Starts serving, through the TLS listener if there is one, and sets `listening`."""
         if self.tls_listener is None:
             await super().startup(sockets=sockets)
         else:
@@ -58,6 +59,7 @@ class _Uvicorn(uvicorn.Server):
         self.listening.set()
 
     def _new_protocol(self) -> asyncio.Protocol:
+        """Returns the protocol of a new TLS connection, as uvicorn creates it for others."""
         protocol: asyncio.Protocol = self.config.http_protocol_class(
             config=self.config, server_state=self.server_state, app_state=self.lifespan.state
         )
@@ -103,6 +105,7 @@ class HttpServer:
             self._server.tls_listener = TlsListener(self._socket, context, connections)
 
     async def run(self) -> None:
+        """Serves until stop(), then closes the listeners."""
         try:
             await self._server.serve(sockets=[self._socket])
         finally:
