@@ -110,6 +110,8 @@ class Frontend:
         self.model.warm_up()
 
     async def run(self) -> None:
+        """Starts the servers and all background tasks, and runs until one of them fails or the drain after `shutdown`
+        is over."""
         await self._grpc.server.start()
         await self.admin.start()
         serving = run_vital("the HTTP server", self.http.server.run(), may_end=lambda: self._shutdown.requested)
@@ -157,6 +159,7 @@ class Frontend:
         await http
 
     async def close(self) -> None:
+        """Stops the tasks and servers, releases the streams' leases, and ends the child processes."""
         await self._tasks.close()
         await self._grpc.server.stop(0)
         await self.admin.stop()

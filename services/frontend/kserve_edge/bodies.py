@@ -39,7 +39,8 @@ class InputTensorBody(BaseModel):
     )
 
     def element(self, tail: BinaryTail) -> Any:
-        """Returns the tensor's single element. Raises InvalidArgument."""
+        """Returns the tensor's single element, from the JSON or from the bytes after it. Raises InvalidArgument for
+        another shape or type, or if both or neither hold it."""
         tensors.check(self.name, self.datatype)
         size = (self.parameters or {}).get(binary.SIZE)
         if self.data is None and size is None:
@@ -77,6 +78,8 @@ class InferBody(BaseModel):
     outputs: list[OutputBody] | None = Field(None, description="requested outputs; default: all")
 
     def infer(self, model: str, version: str, tail: BinaryTail) -> ReceivedInference:
+        """Returns the inference with the element of each input. Raises InvalidArgument if a tensor occurs twice or
+        bytes of the tail are left."""
         inputs: dict[str, Any] = {}
         for tensor in self.inputs:
             element = tensor.element(tail)
@@ -127,6 +130,7 @@ class TritonGenerateBody(BaseModel):
 
 
 def _flat(values: list[Any]) -> Iterator[Any]:
+    """Yields the elements of nested lists in order, without recursion."""
     pending = [*values[::-1]]
     while pending:
         value = pending.pop()
@@ -137,6 +141,7 @@ def _flat(values: list[Any]) -> Iterator[Any]:
 
 
 def _of_its_type(name: str, value: Any) -> Any:
+    """Returns the value if it has the JSON type of the tensor `name`. Raises InvalidArgument."""
     kind = bool if tensors.DATATYPES[name] == tensors.BOOL else str
     if not isinstance(value, kind):
         raise InvalidArgument(f"{name} is {tensors.DATATYPES[name]}, got {type(value).__name__}", field=name)

@@ -18,7 +18,8 @@ SLACK = 3.0  # elapsed time for a second of processor time, on a busy machine
 
 
 class PictureDecoder:
-    """Owns a fixed number of processes, started when they are first needed; callers wait for a free one."""
+    """Decodes pictures in a fixed number of processes, started when they are first needed; callers wait for a free
+    one."""
 
     def __init__(self, bounds: MediaBounds, num_processes: int) -> None:
         self._bounds = bounds
@@ -62,6 +63,8 @@ class PictureDecoder:
         return future
 
     def _ask(self, child: Child, question: bytes) -> Picture:
+        """Returns the picture that `child` decodes; blocks. A process that ended is started again, up to ATTEMPTS
+        times. Raises InvalidArgument for a picture that exceeds processor time or memory."""
         for _ in range(ATTEMPTS):
             try:
                 return decoder_process.decode(child.ask(question, self._bounds.decode_s * SLACK + 1.0))

@@ -29,6 +29,8 @@ def introduction(bounds: MediaBounds) -> bytes:
 
 
 def begin(introduced: bytes) -> Callable[[bytes], bytes]:
+    """Limits the memory of this process and returns the function that answers a question with an encoded picture or a
+    refusal. `introduced`: the MediaBounds as JSON."""
     bounds = MediaBounds(**json.loads(introduced))
     limit_memory(bounds.decode_bytes)
 
@@ -65,7 +67,7 @@ def encode(picture: Picture) -> bytes:
 
 
 def decode(answer: bytes) -> Picture:
-    """Raises InvalidArgument with the refusal of the process."""
+    """Returns the picture of an encoded answer. Raises InvalidArgument with the refusal of the process."""
     head, _, pixels = answer.partition(END)
     found = json.loads(head)
     if "refused" in found:

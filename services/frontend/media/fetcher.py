@@ -36,10 +36,11 @@ class _FailedAttempt(Exception):
 
 
 class MediaFetcher:
-    """Reads the bytes of media sources under a policy."""
+    """Reads the bytes of media sources (inline, http(s), local files) under a policy."""
 
     def __init__(self, policy: MediaPolicy, resolve: Resolve | None = None, tls: ssl.SSLContext | None = None) -> None:
-        """`resolve` returns the addresses of a host name; `tls` overrides the trusted certificates."""
+        """Prepares the fetcher. `resolve`: returns the addresses of a host name; `tls`: overrides the trusted
+        certificates."""
         self._policy, self._bounds = policy, policy.bounds
         self._pool = httpcore.AsyncConnectionPool(
             ssl_context=tls,
@@ -62,6 +63,7 @@ class MediaFetcher:
         await self._pool.aclose()
 
     async def _fetch(self, address: WebAddress) -> bytes:
+        """Returns the content of a URL within `fetch_s`, retries and redirects included. Raises InvalidArgument."""
         try:
             async with asyncio.timeout(self._bounds.fetch_s):
                 return await self._attempts(address)
@@ -71,6 +73,7 @@ class MediaFetcher:
             ) from None
 
     async def _attempts(self, address: WebAddress) -> bytes:
+        """Tries up to `attempts` times, with pauses that double, while failures may pass. Raises InvalidArgument."""
         pause = FIRST_PAUSE_S
         for attempt in range(1, self._bounds.attempts + 1):
             try:
@@ -83,6 +86,7 @@ class MediaFetcher:
         raise AssertionError("attempts is at least 1")
 
     async def _follow(self, address: WebAddress) -> bytes:
+        """Returns the content after up to `redirects` redirects, each checked by the policy. Raises InvalidArgument."""
         for _ in range(self._bounds.redirects + 1):
             found = await self._get(address)
             if isinstance(found, bytes):
@@ -115,6 +119,8 @@ class MediaFetcher:
             raise refused(f"Failed to fetch media from URL: {address.host} does not answer as HTTP does") from None
 
     async def _content(self, response: httpcore.Response) -> bytes:
+        """Reads the body of a response. Raises InvalidArgument as soon as it exceeds, or announces more than,
+        `download_bytes`."""
         announced = _header(response, b"content-length")
         if announced.isdigit():
             self._check_size(int(announced))
@@ -131,6 +137,8 @@ class MediaFetcher:
             raise refused(f"Maximum file size exceeded: an item of media has at most {limit} MiB")
 
     def _read_file(self, path: str) -> bytes:
+        """Returns the content of a regular file beneath the policy's folder, symbolic links resolved. Raises
+        InvalidArgument for all others."""
         folder = self._policy.local_folder
         if folder is None:
             raise refused("Cannot load local files without `--allowed-local-media-path`.")
@@ -149,7 +157,8 @@ class MediaFetcher:
 
 
 class _CheckedBackend(httpcore.AsyncNetworkBackend):
-    """Resolves a host name once, checks all of its addresses, and connects to these."""
+    """Network backend that resolves a host name once, checks all of its addresses, and connects to these, so that a
+    second resolution cannot evade the check."""
 
     def __init__(self, policy: MediaPolicy, resolve: Resolve) -> None:
         self._policy, self._resolve = policy, resolve
@@ -163,6 +172,8 @@ class _CheckedBackend(httpcore.AsyncNetworkBackend):
         local_address: str | None = None,
         socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
     ) -> httpcore.AsyncNetworkStream:
+        """Connects to the first address of the host that accepts. Raises InvalidArgument if the policy forbids any of
+        them."""
         addresses = await self._allowed(host, port)
         for address in addresses[:-1]:
             with contextlib.suppress(httpcore.ConnectError, httpcore.ConnectTimeout):
@@ -170,6 +181,8 @@ class _CheckedBackend(httpcore.AsyncNetworkBackend):
         return await self._backend.connect_tcp(addresses[-1], port, timeout, local_address, socket_options)
 
     async def _allowed(self, host: str, port: int) -> list[str]:
+        """Returns the addresses of a host. Raises InvalidArgument if it is unknown or the policy forbids one of
+        them."""
         try:
             addresses = await self._resolve(host, port)
         except (OSError, UnicodeError):

@@ -63,7 +63,8 @@ class MediaPolicy:
 
 
 def _reached(address: Address) -> list[Address]:
-    """Returns `address` and the IPv4 addresses that it stands for."""
+    """Returns the addresses to check for `address`: itself and the IPv4 addresses that it carries (6to4, Teredo,
+    NAT64); for an IPv4-mapped one only the carried."""
     if isinstance(address, ipaddress.IPv4Address):
         return [address]
     carried = [address.ipv4_mapped, address.sixtofour, *(address.teredo or ())]

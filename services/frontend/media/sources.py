@@ -41,7 +41,8 @@ class WebAddress:
         return host if self.port == DEFAULT_PORTS[self.scheme] else f"{host}:{self.port}"
 
     def redirected(self, location: str) -> WebAddress:
-        """Returns the address that a Location header names. Raises InvalidArgument."""
+        """Returns the address that a Location header names, which may be relative. Raises InvalidArgument for anything
+        but http(s), and for a step from https to http."""
         base = f"{self.scheme}://{self.host_header}{self.target}"
         found = parse(urljoin(base, location.strip()))
         if not isinstance(found, WebAddress):
@@ -94,6 +95,7 @@ def base64_bytes(text: str) -> bytes:
 
 
 def _data_url(url: str) -> InlineData:
+    """Returns the content of a data: URL. Raises InvalidArgument unless it is base64."""
     head, comma, data = url.partition(",")
     if not comma:
         raise refused(f"Invalid data URL '{url:.{SHOWN}}': missing ',' separator.")
@@ -104,6 +106,8 @@ def _data_url(url: str) -> InlineData:
 
 
 def _web_address(parts: SplitResult, port: int | None, url: str) -> WebAddress:
+    """Returns the parts of an http(s) URL. Raises InvalidArgument for credentials, an invalid host, or characters that
+    are not ASCII."""
     if "@" in parts.netloc:
         raise refused("Invalid URL format: a URL of media has no user name or password")
     host = _ascii(parts.hostname or "")
@@ -118,6 +122,7 @@ def _web_address(parts: SplitResult, port: int | None, url: str) -> WebAddress:
 
 
 def _ascii(host: str) -> str:
+    """Returns the host name in IDNA's ASCII form; empty if it has none."""
     try:
         return host if host.isascii() else host.encode("idna").decode()
     except UnicodeError:

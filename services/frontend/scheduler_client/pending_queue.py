@@ -83,6 +83,8 @@ class PendingQueue:
         entry.timer = asyncio.get_running_loop().call_later(wait_s, self._expire, entry)
 
     def _expire(self, entry: _PendingGroup) -> None:
+        """Removes a group whose wait is over and passes it to `on_time`; a timer that fired late is followed by a
+        second wait."""
         assert entry.timer is not None
         if asyncio.get_running_loop().time() - entry.timer.when() > self._late_s:
             self._wait(entry, self._second_wait_s)

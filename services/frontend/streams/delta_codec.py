@@ -15,7 +15,8 @@ from quire.shared.pb.inference.v1 import inference_pb2
 
 
 def encode_delta(delta: SampleDelta) -> pb.ResumableDelta:
-    """Returns the stored form of a delta."""
+    """Returns the stored form of a delta: token ids and the length of the text, which is regenerated from them,
+    log-probabilities, tool call ids and end."""
     return pb.ResumableDelta(
         sample=delta.sample,
         token_ids=i32_bytes(delta.token_ids),
@@ -28,7 +29,7 @@ def encode_delta(delta: SampleDelta) -> pb.ResumableDelta:
 
 
 def decode_delta(kept: pb.ResumableDelta) -> SampleDelta:
-    """Returns the delta of its stored form, without its text."""
+    """Returns the delta of its stored form, without its text and parts, which the generation regenerates."""
     finish = _finish(kept.ending) if kept.HasField("ending") else None
     token_ids: list[int] = i32(kept.token_ids).tolist()
     prompt_logprobs = _decode_logprobs(kept.prompt_logprobs)
@@ -58,6 +59,7 @@ def _with_original_id(part: Part, ids: Iterator[str]) -> Part:
 
 
 def _ending(finish: Finish) -> pb.ResumableDelta.Ending:
+    """Returns the stored form of a sample's end; a score is not stored."""
     return pb.ResumableDelta.Ending(
         reason=finish.reason,
         stop_token_id=finish.stop_token_id,
@@ -73,6 +75,7 @@ def _finish(ending: pb.ResumableDelta.Ending) -> Finish:
 
 
 def _encode_logprobs(entries: Iterable[TokenLogprobs]) -> list[inference_pb2.TokenLogprobs]:
+    """Returns the stored form of log-probabilities, one entry per position."""
     return [
         inference_pb2.TokenLogprobs(
             token_id=entry.token_id,
@@ -85,7 +88,7 @@ def _encode_logprobs(entries: Iterable[TokenLogprobs]) -> list[inference_pb2.Tok
 
 
 def _decode_logprobs(entries: Iterable[inference_pb2.TokenLogprobs]) -> list[TokenLogprobs]:
-    """Decodes log-probabilities; they were 32-bit floats and keep their values."""
+    """Returns the stored log-probabilities; they were 32-bit floats and keep their values."""
     return [
         TokenLogprobs(entry.token_id, entry.logprob, entry.rank, [(one.token_id, one.logprob) for one in entry.top])
         for entry in entries

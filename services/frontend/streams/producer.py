@@ -111,7 +111,8 @@ class StreamProducer:
             self._generation = None
 
     async def fail(self, error: QuireError, writer: MessageWriter) -> None:
-        """Ends the stream with an error. Raises LeaseLost."""
+        """Ends the stream with an error: by the writer's messages if entries exist, else by the end entry. Raises
+        LeaseLost."""
         messages = writer.error_messages(error) if self._stream.entries else []
         end = pb.KeptEnd() if messages else pb.KeptEnd(error=to_proto(error))
         await self._add_entries([*map(_message, messages), pb.KeptMessage(end=end)])
@@ -140,6 +141,8 @@ class StreamProducer:
         """Returns a callback that restores the stored deltas into a new generation and its message writer."""
 
         def resume(generation: Generation) -> None:
+            """Restores all stored entries into the generation and the writer. Raises FailedPrecondition if the prompt
+            has other tokens here."""
             if _digest(generation) != self._stream.request.prompt_digest:
                 raise FailedPrecondition(
                     "the stream cannot be continued: its prompt has different tokens at this frontend"
@@ -216,6 +219,8 @@ class StreamProducer:
             self._is_cancelled = self._is_cancelled or status.is_cancelled
 
     async def _append(self, entries: Iterable[pb.KeptMessage], is_last: bool) -> LeaseStatus:
+        """Appends entries after the stored ones and renews the lease. `is_last`: they contain the end. Raises
+        StoreUnavailable."""
         written = [entry.SerializeToString() for entry in entries]
         place = self._stream.num_stored
         ttl_ms = self._ttl_ms(is_last)
@@ -244,6 +249,8 @@ class StreamProducer:
         return self._stream.request.retention_ms + (0 if is_last else ORPHANED_MS)
 
     def _note_store_down(self, reason: str) -> None:
+        """Counts and logs, at the first failure only, that the stream continues in this process without being
+        stored."""
         if not self._is_store_down:
             self._metrics.unkept.inc()
             log.warning("a stream continues without being stored", request=self._stream.key.request_id, reason=reason)

@@ -57,7 +57,8 @@ class RedisUsage:
         return bool(done)
 
     async def report_usage(self, uses: Sequence[StreamUsage]) -> StoreUsage:
-        """Updates the usage of these streams and returns the totals."""
+        """Updates the usage of these streams, AT_ONCE per call of the script, and returns the totals; also without
+        streams."""
         for start in range(0, max(1, len(uses)), AT_ONCE):
             entries = [value for use in uses[start : start + AT_ONCE] for value in _script_args(use)]
             args = ["", "", EXPIRES_MS, *entries]

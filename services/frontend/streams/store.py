@@ -194,6 +194,7 @@ def parse_request(kept: bytes) -> pb.KeptRequest:
 
 
 def _read(kind: type[Read], data: bytes, what: str) -> Read:
+    """Parses stored bytes as a message of this kind. `what`: names the value in the error. Raises Internal."""
     try:
         return kind.FromString(data)
     except DecodeError:

@@ -98,6 +98,8 @@ class Streams:
             return await self._begin(stored, request, writer, call)
 
     async def _begin(self, stored: pb.KeptRequest, request: Request, writer: MessageWriter, call: Call) -> Stream:
+        """Creates the stream and starts its producer. The seed is fixed, so that another frontend can continue the
+        stream, and the deadline is dropped. Returns when the producer has started, or raises its error."""
         check_resumable(request)
         seed = random.getrandbits(62) if request.sampling.seed is None else request.sampling.seed
         request = replace(request, deadline_s=None, sampling=replace(request.sampling, seed=seed))
@@ -116,6 +118,7 @@ class Streams:
 
     @contextmanager
     def _counting_refusals(self) -> Iterator[None]:
+        """Counts a QuireError raised inside by its reason, if it concerns streams, and re-raises it."""
         try:
             yield
         except QuireError as error:
@@ -143,6 +146,8 @@ class Streams:
                 raise self.policy.full(bound)
 
     def _new_producer(self, stream: Stream, writer: MessageWriter, owner: str = "") -> LocalStream:
+        """Registers the stream as local and returns it with its producer. `owner`: the lease already acquired; empty: a
+        new owner id."""
         maker = StreamProducer(stream, self.store, self.policy, self._metrics, owner or uuid.uuid4().hex)
         self.local[stream.key] = local = LocalStream(stream, maker, writer)
         stream.unread_since_s = self._clock()
@@ -216,7 +221,8 @@ class Streams:
             self.follower.wake()
 
     def forget(self, stream: Stream) -> None:
-        """Drops the stream from this frontend's tables."""
+        """Drops the stream from this frontend's tables, unless another one has its key by now; the store keeps its
+        entries."""
         if self.known.get(stream.key) is stream:
             del self.known[stream.key]
             self.local.pop(stream.key, None)
@@ -269,7 +275,7 @@ class Streams:
             raise not_found(key, is_shared=self.store.is_shared)
 
     async def delete(self, stream: Stream) -> None:
-        """Deletes an ended stream. Raises FailedPrecondition while it runs, Unavailable."""
+        """Deletes an ended stream here and in the store. Raises FailedPrecondition while it runs, Unavailable."""
         if not stream.has_ended:
             raise FailedPrecondition(f"{stream.key.request_id!r} is still running: cancel it first", field="request_id")
         await answer_of_store(self.store.delete(stream.key))
@@ -340,7 +346,7 @@ class Streams:
         await self._produce(local, request, caller, None)
 
     async def run_heartbeats(self) -> None:
-        """Renews leases and expires streams until cancelled."""
+        """Calls heartbeat() every HEARTBEAT_S until cancelled."""
         while True:
             await cancellable_sleep(HEARTBEAT_S)
             await self.heartbeat()
@@ -355,6 +361,8 @@ class Streams:
             self.expire(stream)
 
     async def _renew(self, local: LocalStream) -> None:
+        """Renews the lease of a local stream; if another frontend holds it, stops the producer and makes the stream
+        remote. Aborts a stream cancelled elsewhere."""
         try:
             await local.producer.renew()
         except LeaseLost:

@@ -16,7 +16,7 @@ LISTED = 20  # default page size
 
 
 class BatchService(batch_pb2_grpc.BatchServiceServicer):
-    """Converts messages; the batch operations decide."""
+    """gRPC service for batches: converts messages; the batch operations decide."""
 
     def __init__(self, work: OfflineOperations, metrics: FrontendMetrics, calls: Calls) -> None:
         self._work = work
@@ -24,6 +24,7 @@ class BatchService(batch_pb2_grpc.BatchServiceServicer):
         self._calls = calls
 
     async def CreateBatch(self, message: pb.CreateBatchRequest, context: Context) -> pb.CreateBatchResponse:
+        """Creates a batch of an uploaded file's requests, to run under the caller's API key."""
         async with call_context("CreateBatch", context, self._metrics, self._calls) as call:
             batch = await self._work.create(
                 _tenant(message.tenant, context, call),
@@ -41,6 +42,7 @@ class BatchService(batch_pb2_grpc.BatchServiceServicer):
             return pb.GetBatchResponse(batch=_message(batch, is_cancelled=is_cancelled))
 
     async def ListBatches(self, message: pb.ListBatchesRequest, context: Context) -> pb.ListBatchesResponse:
+        """Returns one page of the tenant's batches, those after the id `after`."""
         async with call_context("ListBatches", context, self._metrics, self._calls) as call:
             owner = _tenant(message.tenant, context, call)
             page = await self._work.list_batches(owner, message.after, message.limit or LISTED)
@@ -57,7 +59,8 @@ def _tenant(claimed: str, context: Context, call: Call) -> str:
 
 
 def _message(batch: Batch, *, is_cancelled: bool = False) -> pb.Batch:
-    """Returns the batch as a message. `is_cancelled`: cancellation was requested."""
+    """Returns the batch as a message. `is_cancelled`: cancellation was requested, which changes the status of a running
+    batch."""
     told = batch.to_openai(is_cancelled=is_cancelled)
     return pb.Batch(
         id=batch.id,

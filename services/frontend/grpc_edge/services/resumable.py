@@ -49,6 +49,8 @@ class ResponseWriter:
         self._is_first = True
 
     def to_message(self, delta: SampleDelta, generation: Generation) -> responses.Response:
+        """Returns the response message of a delta; details only for the first, the last, and those with
+        log-probabilities."""
         response = self._to_message(self._request_id, delta)
         if self._is_first or delta.finish is not None or delta.logprobs or delta.prompt_logprobs:
             responses.add_details(response, delta, generation, self._is_first)
@@ -75,6 +77,8 @@ class ResumableCalls:
         streams.register_restorers({kind: self._remake(KINDS[kind]) for kind in KINDS})
 
     def _remake(self, kind: ResumableMethod) -> RequestRestorer:
+        """Returns the function that parses a stored request of this method again and prepares its writer."""
+
         def remake(kept: stream_pb2.KeptRequest) -> RestoredRequest:
             message = kind.message_class.FromString(kept.body)
             request = kind.to_request(message, requests.detached_arrival(), self._defaults)
@@ -103,6 +107,7 @@ class ResumableCalls:
         context: Context,
         wrap: Callable[[pb.AttachResponse], responses.Response | pb.AttachResponse],
     ) -> None:
+        """Writes the stream's messages from the offset on. `wrap`: converts an Attach message to that of the method."""
         with self._streams.reading(stream):
             async for piece in stream.read(offset):
                 await context.write(wrap(transcoding.attach_response(stream, piece)))

@@ -45,8 +45,8 @@ class BodyLimit:
         self._of_paths = of_paths or {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Calls the app with a receive callable that raises BodyTooLarge for a body beyond the limit. One that is
-        announced slightly too large is drained first, so that the client reads the answer."""
+        """Calls the app with a receive callable that raises BodyTooLarge for a body beyond the limit. One announced
+        with at most DRAIN_FACTOR times the limit is drained first, so that the client reads the answer."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
