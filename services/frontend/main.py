@@ -54,7 +54,7 @@ def _check_ports(settings: FrontendSettings) -> None:
 
 
 class Frontend:
-    """The parts of one frontend process."""
+    """Composition root of one frontend process: owns its servers, the core and the background tasks."""
 
     def __init__(self, settings: FrontendSettings, shutdown: Shutdown) -> None:
         self._settings = settings

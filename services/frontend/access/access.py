@@ -120,6 +120,8 @@ class Access:
         return self._owner(key)
 
     def _owner(self, key: ApiKey) -> Caller:
+        """Returns the caller for a key. Its account is created at first use and kept by name, so that a replaced key
+        keeps its usage."""
         if key.name not in self.accounts:
             self.accounts[key.name] = Account(key, self._clock, time.time)
         return Caller(key, self.accounts[key.name])

@@ -17,7 +17,7 @@ ACTIVE_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class AccountUsage:
-    """Usage not yet reported to the shared counters."""
+    """Requests and tokens of one key that are not yet reported to the shared counters."""
 
     requests: int
     tokens: int
@@ -62,6 +62,7 @@ class Account:
     time, for days."""
 
     def __init__(self, key: ApiKey, clock: Callable[[], float], wall: Callable[[], float]) -> None:
+        """Starts with full buckets and no usage. `clock`: monotonic seconds; `wall`: Unix time, for days."""
         self._clock, self._wall = clock, wall
         now = clock()
         self._requests = TokenBucket(float(key.requests_per_minute), now)
@@ -119,6 +120,7 @@ class Account:
         return taken
 
     def restore_unreported(self, usage: AccountUsage) -> None:
+        """Adds back what take_unreported() returned, to usage that has arrived since."""
         self._unreported = AccountUsage(
             self._unreported.requests + usage.requests, self._unreported.tokens + usage.tokens
         )

@@ -12,7 +12,7 @@ MINUTE_S, HOUR_S = 60, 3600
 
 @dataclass(frozen=True, slots=True)
 class RateLimit:
-    """The present state of one limit."""
+    """State of one limit, as the x-ratelimit headers report it."""
 
     of: Literal["requests", "tokens"]
     limit: int

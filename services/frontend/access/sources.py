@@ -25,13 +25,13 @@ DEFAULT_KEY_NAME = "default"  # the name of the key in the environment
 
 
 class KeySource(Protocol):
-    """Provides the keys that are valid at present."""
+    """Provides the API keys that are valid at present, by the SHA-256 of the key."""
 
     def keys(self) -> Keys: ...
 
 
 class SingleKey:
-    """One key for all clients."""
+    """Source of the one key from the settings, shared by all clients."""
 
     def __init__(self, secret: str) -> None:
         self._keys = {digest(secret.encode()): ApiKey.model_validate({"name": DEFAULT_KEY_NAME})}

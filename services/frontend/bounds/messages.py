@@ -80,6 +80,7 @@ def check(message: Message, limits: RequestLimits) -> None:
 
 
 def _check_tools(tools: Iterable[pb.Tool], limits: RequestLimits) -> None:
+    """Raises InvalidArgument if the tools together have more than max_form_characters."""
     characters = sum(len(tool.parameters) + len(tool.description) + len(tool.name) for tool in tools)
     if characters > limits.max_form_characters:
         raise counts.too_long_form("tools", limits)

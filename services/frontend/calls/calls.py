@@ -121,6 +121,7 @@ class Calls:
     def __init__(
         self, admission: CallAdmission, access: Access, metrics: CallMetrics, traces: NoTraces | None = None
     ) -> None:
+        """Stores the collaborators. `traces`: starts the spans of traced calls; None: no traces."""
         self.admission = admission
         self._metrics = metrics
         self.access = access

@@ -38,6 +38,7 @@ class GrpcServices:
         offline: OfflineOperations,
         shutdown: Shutdown,
     ) -> None:
+        """Builds the services, registers those for clients on `port`, and prepares the operators' port."""
         server = port.server.methods
         self.inference = _inference(settings.name, model, ingress, core)
         self.operators = _operators(settings.name, port.address, ingress, core, shutdown)

@@ -27,6 +27,8 @@ class FrontendHealth:
         return self._liveness.is_alive
 
     def is_serving(self) -> bool:
+        """Whether new calls can be answered: a scheduler session is open and the process neither drains nor hangs;
+        before the first worker's report only if `awaits_worker` is unset."""
         self._awaits_worker = self._awaits_worker and self._client.limits is None
         is_up = self._client.is_open and self._liveness.is_alive
         return is_up and not self._awaits_worker and not self._shutdown.requested

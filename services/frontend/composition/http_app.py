@@ -99,6 +99,7 @@ def build(
 
 
 def _path_hint(request: Request) -> str:
+    """Returns the end of an error text that suggests a served path; empty if none is similar."""
     routes = request.app.routes
     meant = suggest_path(request.url.path, paths(routes), lambda path: is_served(routes, path))
     return f"; did you mean {meant}?" if meant else ""
@@ -116,6 +117,8 @@ def _install_errors(app: FastAPI, dialects: Dialects) -> None:
         return dialects.refusal(path, dialects.in_client_terms(path, error))
 
     async def on_validation_error(request: Request, error: Exception) -> Response:
+        """Answers a body or query that pydantic refuses, in the format of the path's dialect, and notes the error in
+        the call."""
         assert isinstance(error, RequestValidationError)
         request.scope[CALL].error = invalid = as_invalid_argument(error)
         return dialects.refusal(request.url.path, invalid)

@@ -44,6 +44,7 @@ class HttpPort:
         health: FrontendHealth,
         offline: OfflineService,
     ) -> None:
+        """Builds the application and binds the port; run the server to accept calls."""
         self._settings = settings
         self._model = model
         self._ingress = ingress

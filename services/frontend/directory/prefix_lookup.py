@@ -98,6 +98,7 @@ class PrefixLookup:
 
     @property
     def _may_look_up(self) -> bool:
+        """Whether Redis is up, no pause is running, and fewer than MAX_WAITING lookups wait (after a failure: none)."""
         if not self._directory.is_up or self._clock() < self._pause_until_s:
             return False
         return self._num_waiting < (1 if self._failed else MAX_WAITING)
@@ -133,6 +134,7 @@ class PrefixLookup:
         return cached, "hit" if cached else "miss"
 
     def _pause(self, reason: str) -> None:
+        """Skips lookups for PAUSE_S; after that a single one tries until one succeeds."""
         log.debug("pausing prefix lookups", reason=reason)
         self._failed = True
         self._pause_until_s = self._clock() + PAUSE_S
@@ -144,6 +146,7 @@ class PrefixLookup:
         return task
 
     def _on_answer(self, task: asyncio.Task[CachedTokens]) -> None:
+        """Frees the lookup's slot when it has ended, also if its caller is gone."""
         self._slots.release()
         if not task.cancelled():
             task.exception()  # marks the exception as retrieved, also if the caller is gone

@@ -13,7 +13,7 @@ from quire.shared.pb.common.v1 import model_pb2
 
 @dataclass(frozen=True, slots=True)
 class CatalogueEntry:
-    """A model as clients see it."""
+    """A model name as clients see it: the served model, an alias or an adapter."""
 
     name: str
     vocab_size: int

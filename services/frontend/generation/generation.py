@@ -33,11 +33,11 @@ CLIENT_CLOCK_S = 0.1  # a client cancels at its own deadline, up to this much be
 
 
 class Aborted(QuireError):
-    """An authorized party ended the request while it ran."""
+    """The reader's error after abort(): an authorized party ended the request while it ran."""
 
 
 class Submitter(Protocol):
-    """Submits sequences to schedulers and cancels them."""
+    """Submits sequences to schedulers and cancels them; implemented by the scheduler client."""
 
     def submit(self, sequences: Seq[Sequence], cached: CachedTokens) -> None:
         """Submits all samples of one prompt, in order, or one sequence with tokens. `cached`: prompt tokens cached per
@@ -71,6 +71,8 @@ class Generation:
         metrics: FrontendMetrics,
         pace: WakeupPacer,
     ) -> None:
+        """Creates the samples and sequences; nothing is submitted before begin(). `prepared`: tokenized prompts;
+        `pace`: groups wake-ups of the reader."""
         self.request = request
         self.prepared = prepared
         self._client = client
@@ -175,6 +177,7 @@ class Generation:
         return self
 
     async def __anext__(self) -> list[SampleDelta]:
+        """Waits for the next deltas of any samples. Raises the error that ended the request."""
         if not self._num_unread:
             raise StopAsyncIteration
         return self._read(await self._mailbox.next_deltas())
@@ -380,6 +383,7 @@ class Generation:
 
 
 def _hidden_stop_ids(sampling: Sampling, tokenizer: Tokenizer) -> frozenset[int]:
+    """Returns the stop tokens whose text is not shown; empty if the request includes stop texts in the output."""
     if sampling.include_stop_str_in_output:
         return frozenset()
     return frozenset(tokenizer.eos_ids).union(sampling.stop_token_ids)

@@ -97,8 +97,8 @@ def status_of(error: QuireError) -> status_pb2.Status:
 
 
 async def abort(context: Context, error: QuireError) -> NoReturn:
-    """Ends the call with the error's status and details; never returns. DEADLINE_EXCEEDED is left to gRPC where
-    possible."""
+    """Ends the call with the error's status and details; never returns. For DeadlineExceeded it first leaves gRPC the
+    time to end a call whose deadline is about to pass."""
     if isinstance(error, DeadlineExceeded):
         await _wait_for_grpc_deadline(context)
     await context.abort_with_status(rpc_status.to_status(status_of(error)))

@@ -60,6 +60,7 @@ def tenant(claimed: str, arrival: Arrival, call: Call) -> str:
 
 
 def generate_request(message: pb.GenerateRequest, arrival: Arrival, defaults: GenerationDefaults) -> Request:
+    """Returns the request of a Generate message. `defaults`: the model's sampling defaults. Raises InvalidArgument."""
     _check_retention(message)
     sampling = _sampling(message.sampling, defaults)
     return new_request(message.model, _prompt(message), sampling, message.options, arrival)

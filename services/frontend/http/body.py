@@ -83,7 +83,7 @@ class BufferedRequest(Request):
 
 
 class BodyReader:
-    """Reads and checks bodies within the request limits."""
+    """Reads and checks bodies within the request limits, large ones in another process."""
 
     def __init__(self, limits: RequestLimits, large: LargeBodies, unknown_fields: UnknownFields) -> None:
         self.unknown_fields = unknown_fields
@@ -137,6 +137,7 @@ class BodyReader:
             """A route that reads and checks the body before its handler runs."""
 
             def get_route_handler(self) -> Handler:
+                """Returns FastAPI's handler with the body read and checked before."""
                 handler = super().get_route_handler()
 
                 async def guarded(request: Request) -> Response:

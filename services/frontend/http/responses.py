@@ -44,7 +44,7 @@ def keep_alive_comment() -> bytes:
 
 
 class ResponseFormatter(Protocol):
-    """Formats the answer of one call."""
+    """Formats the answer of one call, streamed or whole, in a dialect's form."""
 
     def events(self, deltas: list[SampleDelta], generation: Generation) -> bytes:
         """Returns the stream events for these deltas."""
@@ -63,7 +63,7 @@ class ResponseFormatter(Protocol):
 
 
 class ErrorWriter(Protocol):
-    """Formats errors for the clients of one path."""
+    """Formats errors for the clients of one path, before or within a stream."""
 
     def error_events(self, error: QuireError) -> bytes:
         """Returns the events that end a failed stream."""
@@ -194,6 +194,8 @@ class GenerationResponse(DeferredResponse):
         stream_type: str = EVENTS,
         keep_alive: Callable[[], bytes] = keep_alive_comment,
     ) -> None:
+        """Prepares the response. `stream`: send events of media type `stream_type` instead of one JSON object;
+        `keep_alive`: returns what a silent stream sends."""
         kind = stream_type if stream else "application/json"
         super().__init__(kind, format, request.structured_output_field, keep_alive if stream else None)
         self._generator = generator

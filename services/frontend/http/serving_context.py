@@ -18,7 +18,7 @@ from quire.shared.settings.request_limits import RequestLimits
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """Facts from the model's folder."""
+    """Facts from the model's folder that some dialects report."""
 
     family: str  # model_type
     digest: str  # of config.json

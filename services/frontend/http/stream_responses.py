@@ -25,7 +25,7 @@ NO_CONTENT = 204  # stops a browser's EventSource from reconnecting
 
 
 class EventMessageWriter:
-    """A MessageWriter whose messages are server-sent events."""
+    """A MessageWriter of resumable streams whose messages are a format's server-sent events."""
 
     def __init__(self, format: ResponseFormatter) -> None:
         self._format = format

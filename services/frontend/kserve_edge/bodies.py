@@ -26,7 +26,7 @@ RULES: list[dict[str, Any]] = [
 
 
 class InputTensorBody(BaseModel):
-    """One input tensor of an inference body."""
+    """One input tensor of an inference body, whose elements are in the JSON or in the bytes after it."""
 
     model_config = ConfigDict(extra="forbid", json_schema_extra={"allOf": [*RULES]})
 
@@ -53,7 +53,7 @@ class InputTensorBody(BaseModel):
 
 
 class OutputBody(BaseModel):
-    """One requested output tensor of an inference body."""
+    """One requested output tensor of an inference body, and whether it is sent as bytes."""
 
     model_config = ConfigDict(extra="forbid")
 

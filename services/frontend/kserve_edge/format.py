@@ -21,7 +21,7 @@ UNFINISHED = b"None"  # as Triton's vLLM backend writes it
 
 
 class _SampleOutput:
-    """Output of one sample since the last answer."""
+    """Output of one sample since the last answer, collected from its deltas."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -80,6 +80,7 @@ class TensorWriter:
         ]
 
     def _logprobs(self, output: _SampleOutput, generation: Generation) -> bytes:
+        """Returns the sample's log-probabilities as JSON, candidates by token id per token; null if not requested."""
         if generation.request.sampling.logprobs is None:
             return b"null"
         return orjson.dumps([self._candidates(entry) for entry in output.logprobs], option=orjson.OPT_NON_STR_KEYS)

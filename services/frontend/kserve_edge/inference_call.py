@@ -50,7 +50,7 @@ class ReceivedInference:
 
 @dataclass(frozen=True, slots=True)
 class OpenInferenceCall:
-    """A validated inference call, ready to become a request."""
+    """A validated inference call, ready to become a request by to_request()."""
 
     id: str
     model: str  # the adapter's name, if the parameters name one

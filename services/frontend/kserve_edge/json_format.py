@@ -29,6 +29,8 @@ class InferFormat:
     def __init__(
         self, call: OpenInferenceCall, texts: TokenTexts, model: str, binary_outputs: frozenset[str] = frozenset()
     ) -> None:
+        """Prepares the format. `model`: the name that answers carry; `binary_outputs`: outputs to send as bytes after
+        the JSON."""
         self._binary = binary_outputs
         self._answers = TensorWriter(call, texts)
         known = {"id": call.id} if call.id else {}

@@ -47,6 +47,7 @@ class _Reply:
         self._has_ended = False
 
     async def write(self, response: pb.ModelInferResponse, *, is_last: bool) -> None:
+        """Writes a response and notes whether it was the request's last one."""
         response.parameters[FINAL].bool_param = is_last
         await self._write(pb.ModelStreamInferResponse(infer_response=response))
         self._has_ended = is_last
@@ -164,7 +165,7 @@ class OpenInferenceService(open_inference_pb2_grpc.GRPCInferenceServiceServicer)
                     await reply.write(self._response(message, outputs, request), is_last=answers.is_last)
 
     def _parse(self, message: pb.ModelInferRequest) -> OpenInferenceCall:
-        """Validates a message. Raises InvalidArgument, NotFound."""
+        """Validates a message and its tensors. Raises InvalidArgument, NotFound."""
         call = ReceivedInference(
             message.model_name,
             message.model_version,
@@ -209,6 +210,7 @@ def _value(parameter: pb.InferParameter) -> Any:
 
 
 def _headers(context: Context) -> CallHeaders:
+    """Returns what HTTP sends as headers: tenant, deadline and arrival; the request id is a field of the message."""
     metadata = dict(context.invocation_metadata() or ())
     arrival_s = asyncio.get_running_loop().time()
     return CallHeaders(None, str(metadata.get(TENANT, "")), context.time_remaining(), arrival_s)

@@ -27,7 +27,7 @@ Value = TypeVar("Value")
 
 
 class TensorKind(NamedTuple):
-    """A tensor as ModelMetadata describes it."""
+    """Name, datatype and size of a tensor, as ModelMetadata describes it."""
 
     name: str
     datatype: str

@@ -50,7 +50,8 @@ class PictureDecoder:
             self._num_waiting -= 1
 
     def _started(self, child: Child, question: bytes) -> asyncio.Future[Picture]:
-        """Has `child` decode; it is free again when it has answered, also where the caller has left."""
+        """Has `child` decode in a thread and returns the future picture; the child is free again when it has answered,
+        also where the caller has left."""
         loop = asyncio.get_running_loop()
         future = loop.run_in_executor(self._threads, self._ask, child, question)
 

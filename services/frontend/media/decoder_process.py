@@ -35,6 +35,8 @@ def begin(introduced: bytes) -> Callable[[bytes], bytes]:
     limit_memory(bounds.decode_bytes)
 
     def answer(message: bytes) -> bytes:
+        """Decodes the picture of one question within the bounds on processor time and memory; returns it or the
+        refusal, encoded."""
         head, _, content = message.partition(END)
         wanted = json.loads(head)
         try:

@@ -32,7 +32,7 @@ LOST = (httpcore.NetworkError, httpcore.TimeoutException, httpcore.RemoteProtoco
 
 
 class _FailedAttempt(Exception):
-    """An attempt failed in a way that may pass."""
+    """An attempt failed in a way that may pass, so that another one is worthwhile."""
 
 
 class MediaFetcher:

@@ -35,7 +35,7 @@ FAILURES = (
 
 
 class Picture(NamedTuple):
-    """A decoded picture."""
+    """A decoded picture, as an array of 8-bit RGB pixels."""
 
     pixels: npt.NDArray[np.uint8]  # [height, width, 3], RGB
 

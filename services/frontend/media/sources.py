@@ -19,7 +19,7 @@ HOST = re.compile(r"[a-z0-9._-]+|\[[0-9a-f:.]+\]")
 
 @dataclass(frozen=True, slots=True)
 class InlineData:
-    """Media that stand in the request itself."""
+    """Media whose content stands in the request itself, as a data: URL."""
 
     content: bytes
     media_type: str  # as the sender says; empty: not said
@@ -54,7 +54,7 @@ class WebAddress:
 
 @dataclass(frozen=True, slots=True)
 class LocalFile:
-    """A file: URL."""
+    """A file: URL, by its path on this machine."""
 
     path: str
 
@@ -130,6 +130,7 @@ def _ascii(host: str) -> str:
 
 
 def _local_file(parts: SplitResult) -> LocalFile:
+    """Returns the path of a file: URL. Raises InvalidArgument if it names another host."""
     if parts.netloc not in {"", "localhost"}:
         raise refused(f"The file URL names the host {parts.netloc!r:.{SHOWN}}; only files of this machine are read")
     return LocalFile(unquote(parts.path))

@@ -94,7 +94,7 @@ WITHOUT_TEMPLATE = {
 
 
 class AnswerBody(OllamaBody):
-    """Common fields of chat and generate."""
+    """Common fields of the bodies of /api/chat and /api/generate."""
 
     stream: Flag = True
     format: Literal["", "json"] | dict[str, Any] | None = Field(None, description="json, or a JSON Schema")

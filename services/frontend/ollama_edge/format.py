@@ -60,6 +60,7 @@ class _PendingParts:
             self._open_call = None
 
     def take(self) -> tuple[str, str, list[Json]]:
+        """Returns and clears the text, reasoning and complete tool calls; an open call stays."""
         parts = self.text, self.thinking, self.calls
         self.text, self.thinking, self.calls = "", "", []
         return parts

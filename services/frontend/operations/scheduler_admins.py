@@ -37,7 +37,7 @@ SERVICE_NAME = scheduler_pb2.DESCRIPTOR.services_by_name["SchedulerService"].ful
 
 
 class SchedulerAddresses(Protocol):
-    """Provides the addresses of the schedulers to call."""
+    """Provides the addresses of the schedulers to call, as the session client knows them."""
 
     @property
     def addresses(self) -> list[str]: ...
@@ -345,6 +345,8 @@ def _refusals(address: str) -> Iterator[None]:
 
 
 def _refusal(address: str, error: grpc.aio.AioRpcError) -> QuireError:
+    """Returns the scheduler's error, naming the scheduler; kinds that a client can act on are preserved, others become
+    Unavailable."""
     message = f"scheduler at {address}: {error.details()}"
     kinds = (kind for kind in PRESERVED_ERRORS if TRANSPORTS[kind.code].grpc_code is error.code())
     return next(kinds, Unavailable)(message)

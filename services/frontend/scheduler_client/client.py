@@ -34,7 +34,7 @@ REFUSAL_PAUSE_S = 0.2  # pause before a refused sequence is submitted again, unl
 
 @dataclass(frozen=True, slots=True)
 class ClusterLimits:
-    """Capabilities of the usable clusters, combined."""
+    """Capabilities that requests may rely on, combined over the usable clusters."""
 
     max_model_len: int
     max_logprobs: int
@@ -57,6 +57,8 @@ class SchedulerClient:
         metrics: FrontendMetrics,
         dialler: Dialler,
     ) -> None:
+        """Prepares a connection to each address; run() connects. `retry_after_ms`: hint of errors when no worker is
+        available."""
         self.connections = SchedulerConnections(
             addresses, lambda address, known: Connection(address, hello, self, dialler, known=known)
         )
@@ -296,6 +298,7 @@ class SchedulerClient:
             session.send_weights(newest)
 
     def on_resumed(self, sequence: Sequence, now: float) -> None:
+        """Observes how long a moved sequence was without tokens."""
         assert sequence.migrating_since_s is not None
         self._metrics.migration.observe(now - sequence.migrating_since_s)
         sequence.migrating_since_s = None
@@ -328,6 +331,7 @@ class SchedulerClient:
             self.retrying.add(sequence.group or (sequence,), pause_s, pause_s)
 
     def _fail_without_worker(self, group: Group) -> None:
+        """Fails the active sequences of a group whose wait for a worker is over."""
         for sequence in group:
             if sequence.is_active:
                 self._fail(sequence, self._no_worker())

@@ -93,6 +93,7 @@ class SchedulerConnections:
         return not any(s is not None and (s.scheduler_id, s.epoch) == (entry.id, entry.epoch) for s in sessions)
 
     def _add(self, address: str, entry: SchedulerEntry | None) -> None:
+        """Starts a connection to the address; one without a registry entry counts as configured."""
         connection = self._connection_to(address, entry is None)
         task = self._tasks.start(f"connection to {address}", self._run(connection, entry))
         self._members[address] = ConnectedScheduler(connection, entry, task)

@@ -23,7 +23,7 @@ class Link(Protocol):
 
 
 class Outbox:
-    """Queues submissions; `submit` never blocks."""
+    """Queues submissions on the session's stream, merged into one message while it waits; `submit` never blocks."""
 
     def __init__(self, link: Link, *, supports_merging: bool) -> None:
         """Wraps the link. `supports_merging`: the scheduler supports merged submissions."""

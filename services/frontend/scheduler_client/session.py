@@ -142,6 +142,7 @@ class Session:
         self.num_tokens_since_view -= self._tokens_since_view.pop(sequence_id, 0)
 
     def _send_cancellation(self, sequences: Seq[Sequence], reason: FinishReason) -> None:
+        """Sends a cancellation of these sequences; nothing for an empty list."""
         if sequences:
             ids = u32_bytes([sequence.id for sequence in sequences])
             self._link.send(pb.SessionRequest(cancellation=pb.Cancellation(sequence_ids=ids, reason=reason)))

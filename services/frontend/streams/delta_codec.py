@@ -53,6 +53,7 @@ def restore_call_ids(delta: SampleDelta, kept: pb.ResumableDelta) -> SampleDelta
 
 
 def _with_original_id(part: Part, ids: Iterator[str]) -> Part:
+    """Returns the part with the next of `ids` if it begins a tool call; other parts as they are."""
     if not isinstance(part, CallDelta) or not part.id:
         return part
     return part._replace(id=next(ids, part.id))
@@ -69,6 +70,7 @@ def _ending(finish: Finish) -> pb.ResumableDelta.Ending:
 
 
 def _finish(ending: pb.ResumableDelta.Ending) -> Finish:
+    """Returns the end of its stored form; it has no score."""
     stop_token_id = ending.stop_token_id if ending.HasField("stop_token_id") else None
     stop_string = ending.stop_string if ending.HasField("stop_string") else None
     return Finish(ending.reason, stop_token_id, stop_string, weight_version=ending.weight_version)

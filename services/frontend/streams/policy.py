@@ -40,7 +40,7 @@ REASONS: Mapping[type[QuireError], str] = {
 
 @dataclass(frozen=True, slots=True)
 class StreamPolicy:
-    """Retention and limits of one frontend's streams."""
+    """Retention and limits of one frontend's streams, and the errors for requests beyond them."""
 
     retention_s: float  # longest retention that a request may ask for; 0: resumable streams are disabled
     limits: StreamLimits

@@ -31,7 +31,7 @@ ORPHANED_MS = 5000  # kept beyond the retention, so that another frontend can ta
 
 
 class MessageWriter(Protocol):
-    """Writes the messages of one stream."""
+    """Writes the messages of one stream, in the form of the edge that received the request."""
 
     def messages(self, deltas: list[SampleDelta], generation: Generation) -> list[bytes]:
         """Returns the messages for these deltas."""
@@ -48,7 +48,7 @@ class LeaseLost(Exception):
 
 
 class StreamProducer:
-    """Produces one stream while this frontend holds its lease."""
+    """Produces one stream while this frontend holds its lease: runs the generation and stores every message."""
 
     def __init__(
         self, stream: Stream, store: StreamStore, policy: StreamPolicy, metrics: StreamMetrics, owner: str
@@ -111,8 +111,8 @@ class StreamProducer:
             self._generation = None
 
     async def fail(self, error: QuireError, writer: MessageWriter) -> None:
-        """Ends the stream with an error: by the writer's messages if entries exist, else by the end entry. Raises
-        LeaseLost."""
+        """Ends the stream with an error: by the writer's messages if entries exist and it has such messages, else by an
+        end entry with the error. Raises LeaseLost."""
         messages = writer.error_messages(error) if self._stream.entries else []
         end = pb.KeptEnd() if messages else pb.KeptEnd(error=to_proto(error))
         await self._add_entries([*map(_message, messages), pb.KeptMessage(end=end)])

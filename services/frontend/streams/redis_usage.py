@@ -40,7 +40,7 @@ EXPIRES_MS = 2 * DELETED_S * 1000  # longer than the longest retention
 
 
 class RedisUsage:
-    """Usage totals of one namespace."""
+    """Number and bytes of the streams of one namespace, counted in Redis over all frontends."""
 
     def __init__(self, redis: Any, namespace: str) -> None:
         self._report = redis.register_script(REPORT)

@@ -154,11 +154,13 @@ class Streams:
         return local
 
     def _start(self, local: LocalStream, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Starts the producer's task and lists the stream as running until it ends."""
         self.running[local.stream.key] = task = self._tasks.start("stream", work)
         task.add_done_callback(lambda _: self._ended(local))
         return task
 
     def _ended(self, local: LocalStream) -> None:
+        """Handles the end of a producer's task: wakes begin(), and starts the stream's time without readers."""
         local.producer.started.set()  # releases begin(), which raises the task's error
         self.running.pop(local.stream.key, None)
         local.stream.unread_since_s = self._clock()

@@ -48,6 +48,8 @@ def begin(introduction: bytes) -> Callable[[bytes], bytes]:
     limits = RequestLimits(**json.loads(introduction))
 
     def answer(message: bytes) -> bytes:
+        """Checks the body of one encoded BodyCheck and returns the encoded result; only unexpected errors are
+        raised."""
         question = BodyCheck(**json.loads(message))
         try:
             begins = _check(question, limits)

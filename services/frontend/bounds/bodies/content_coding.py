@@ -33,7 +33,7 @@ DEFLATED = 8  # low nibble of a zlib stream's first byte
 
 
 class Member(Protocol):
-    """One compressed stream, from its header to its checksum."""
+    """Decoder of one compressed stream, from its header to its checksum; a body may consist of several."""
 
     def feed(self, data: bytes, most: int) -> bytes:
         """Decodes data; returns up to `most` bytes. Raises zlib.error, ZstdError."""
@@ -52,7 +52,7 @@ class Member(Protocol):
 
 
 class _Zlib:
-    """A member of gzip or deflate."""
+    """Decoder of one member of gzip or deflate."""
 
     def __init__(self, bits: int) -> None:
         self._stream = zlib.decompressobj(bits)
@@ -71,6 +71,7 @@ class _Zlib:
         return not self.eof and (self._is_full or bool(self._stream.unconsumed_tail))
 
     def feed(self, data: bytes, most: int) -> bytes:
+        """Implements Member.feed(); input beyond `most` bytes of output is kept for the next call."""
         piece = self._stream.decompress(self._stream.unconsumed_tail + data, most)
         self._is_full = len(piece) == most
         return piece
@@ -107,7 +108,7 @@ class _Deflate:
 
 
 class _Zstd:
-    """A zstd frame, with the window limited to WINDOW_LOG."""
+    """Decoder of one zstd frame, with the window limited to WINDOW_LOG."""
 
     def __init__(self) -> None:
         self._frame = zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: WINDOW_LOG})
@@ -147,7 +148,7 @@ def encodings_of(values: Sequence[str], field: str = FIELD) -> tuple[str, ...]:
 
 
 class _Stage:
-    """Decodes one encoding of a body, member by member."""
+    """Decodes one encoding of a body, one compressed stream after another, within limits on size, ratio and number."""
 
     def __init__(self, name: str, max_bytes: int) -> None:
         self._name = name

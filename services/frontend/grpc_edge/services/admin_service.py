@@ -24,7 +24,7 @@ NUM_OLDEST = 10  # calls listed in the status
 
 
 class FrontendStatus:
-    """Builds the status of this frontend."""
+    """Builds the status of this frontend, as operators and the console see it."""
 
     def __init__(
         self,
@@ -107,6 +107,7 @@ class FrontendAdminService(admin_pb2_grpc.AdminServiceServicer):
         return _once_each([self._status(), *await self.schedulers.status()])
 
     async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:
+        """Requests the shutdown of this frontend, which drains first; returns at once."""
         async with call_context("Drain", context, self._metrics, self._calls):
             self._shutdown.request()
             return pb.DrainResponse()

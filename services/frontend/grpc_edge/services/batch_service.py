@@ -37,6 +37,7 @@ class BatchService(batch_pb2_grpc.BatchServiceServicer):
             return pb.CreateBatchResponse(batch=_message(batch))
 
     async def GetBatch(self, message: pb.GetBatchRequest, context: Context) -> pb.GetBatchResponse:
+        """Returns a batch of the tenant. Raises NotFound for an id that the tenant does not have."""
         async with call_context("GetBatch", context, self._metrics, self._calls) as call:
             batch, is_cancelled = await self._work.batch(message.batch_id, _tenant(message.tenant, context, call))
             return pb.GetBatchResponse(batch=_message(batch, is_cancelled=is_cancelled))
@@ -49,6 +50,7 @@ class BatchService(batch_pb2_grpc.BatchServiceServicer):
             return pb.ListBatchesResponse(batches=map(_message, page.shown), has_more=page.has_more)
 
     async def CancelBatch(self, message: pb.CancelBatchRequest, context: Context) -> pb.CancelBatchResponse:
+        """Requests the cancellation of a batch; running lines may still finish."""
         async with call_context("CancelBatch", context, self._metrics, self._calls) as call:
             batch = await self._work.cancel(message.batch_id, _tenant(message.tenant, context, call))
             return pb.CancelBatchResponse(batch=_message(batch, is_cancelled=True))

@@ -49,6 +49,7 @@ class FileService(batch_pb2_grpc.FileServiceServicer):
             return pb.UploadFileResponse(file=_message(stored))
 
     async def GetFile(self, message: pb.GetFileRequest, context: Context) -> pb.GetFileResponse:
+        """Returns the description of a file of the tenant, without its content."""
         async with call_context("GetFile", context, self._metrics, self._calls) as call:
             found = await self._work.file(message.file_id, _tenant(message.tenant, context, call))
             return pb.GetFileResponse(file=_message(found))

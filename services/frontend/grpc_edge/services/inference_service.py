@@ -71,11 +71,13 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
                 await self._stream(request, call, responses.chat_response, context)
 
     async def Attach(self, message: pb.AttachRequest, context: Context) -> None:
+        """Streams a resumable stream from an offset on; its tenant must be that of the caller."""
         arrival = requests.arrival_of(context)
         async with call_context("Attach", context, self._metrics, self._calls) as call:
             await self._resumable.attach(message, arrival, call, context)
 
     async def Cancel(self, message: pb.CancelRequest, context: Context) -> pb.CancelResponse:
+        """Cancels a resumable stream of the tenant, at whichever frontend it runs."""
         arrival = requests.arrival_of(context)
         async with call_context("Cancel", context, self._metrics, self._calls) as call:
             return await self._resumable.cancel(message, arrival, call)
@@ -137,7 +139,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
                 return pooling_messages.score_response(request.request_id, generation, scoring)
 
     async def Rerank(self, message: pb.RerankRequest, context: Context) -> pb.RerankResponse:
-        """Returns the documents by score for one query, at most `top_n` of them."""
+        """Returns the documents by score for one query, the best first; at most `top_n` of them, 0: all."""
         arrival = requests.arrival_of(context)
         async with call_context("Rerank", context, self._metrics, self._calls) as call:
             await call.admit()
@@ -164,6 +166,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             return pb.DetokenizeResponse(text=text)
 
     async def ListModels(self, message: pb.ListModelsRequest, context: Context) -> pb.ListModelsResponse:
+        """Returns the model's names and adapters; the trailing metadata names this frontend."""
         async with call_context("ListModels", context, self._metrics, self._calls):
             context.set_trailing_metadata(((FRONTEND_METADATA, self._name),))
             return pb.ListModelsResponse(models=[responses.model(entry) for entry in self._catalogue.entries()])

@@ -27,7 +27,7 @@ ToMessage = Callable[[str, SampleDelta], responses.Response]
 
 
 class ResumableMethod(NamedTuple):
-    """A method that supports resumable streams."""
+    """A method that supports resumable streams: its message, and the conversions to request and response."""
 
     message_class: type[RequestMessage]
     to_request: Callable[..., Request]
@@ -80,6 +80,7 @@ class ResumableCalls:
         """Returns the function that parses a stored request of this method again and prepares its writer."""
 
         def remake(kept: stream_pb2.KeptRequest) -> RestoredRequest:
+            """Parses a stored request again. Raises QuireError, or DecodeError for a message that cannot be read."""
             message = kind.message_class.FromString(kept.body)
             request = kind.to_request(message, requests.detached_arrival(), self._defaults)
             return RestoredRequest(request, ResponseWriter(kept.request_id, kind.to_message))

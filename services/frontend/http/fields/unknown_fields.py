@@ -44,7 +44,8 @@ LIKENESS = 0.8  # similarity from 0 to 1: two of five letters swapped, or two of
 
 
 class UnknownFields:
-    """The policy of one server."""
+    """Policy of one server for fields that a body does not declare: ignore and count them, or refuse those likely
+    misspelt, or all."""
 
     def __init__(self, count: Callable[[str], None], *, strict: bool = False) -> None:
         """Stores the policy. `count`: called with one of LABELS or OTHER; `strict`: refuses every unknown field."""

@@ -85,6 +85,7 @@ class AdmissionMiddleware:
         await self._app(scope, receive, send)
 
     def _note_arrival(self) -> None:
+        """Counts a call that was let through, until the next loop iteration, in which it has acquired its lease."""
         if not self._num_arriving:
             asyncio.get_running_loop().call_soon(self._reset_arrivals)
         self._num_arriving += 1

@@ -58,6 +58,7 @@ class CallScope:
         status = 0
 
         async def send_with_headers(message: Message) -> None:
+            """Adds the request id and, for inference calls, the rate limits to the response's headers."""
             nonlocal status
             if message["type"] == "http.response.start":
                 more = [

@@ -28,7 +28,7 @@ ASKED_PRIVATE = b"access-control-request-private-network"
 
 
 class Cors:
-    """Adds CORS headers to the answers of `app`."""
+    """Adds CORS headers to the answers of `app` for pages that the rules permit."""
 
     def __init__(self, app: ASGIApp, rules: PageRules) -> None:
         self._app = app
@@ -43,6 +43,7 @@ class Cors:
         more = self._headers(origins[0], scope["method"], scope["headers"])
 
         async def send_with_headers(message: Message) -> None:
+            """Adds the CORS headers to the response's headers."""
             if message["type"] == "http.response.start":
                 message = {**message, "headers": [*message.get("headers", ()), *more]}
             await send(message)

@@ -94,7 +94,7 @@ class BodyDecoders:
 
 
 class _DecodedBody:
-    """The receive callable of an encoded body."""
+    """The receive callable of an encoded body: returns decoded pieces, limited in size."""
 
     def __init__(
         self, receive: Receive, decoder: ContentDecoder, thread: ThreadPoolExecutor, held: DecodedBytes | None
@@ -147,6 +147,7 @@ class _DecodedBody:
         self._pieces = self._decoder.decode(sent)
 
     async def _next(self) -> bytes | None:
+        """Returns the next decoded piece or None; small bodies are decoded here, others in the decoding thread."""
         if self._is_small and self._decoder.num_bytes < SMALL_DECODED:
             return next(self._pieces, None)
         return await asyncio.get_running_loop().run_in_executor(self._thread, next, self._pieces, None)

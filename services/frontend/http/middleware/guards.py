@@ -57,6 +57,8 @@ class BodyLimit:
         num_bytes = 0
 
         async def limited() -> Message:
+            """Receives the next message. Raises BodyTooLarge if the body's announced or received length exceeds the
+            limit."""
             nonlocal num_bytes
             if max_bytes < announced <= DRAIN_FACTOR * max_bytes and not expects_continue:
                 await drain_body(receive)
@@ -127,7 +129,7 @@ class OperatorGuard:
 
 
 class KeyGuard:
-    """Requires an API key on every path except `open_paths`."""
+    """Requires an API key on every path except `open_paths`; without configured keys every call passes."""
 
     def __init__(
         self, app: ASGIApp, access: Access, open_paths: Iterable[str], refusal: Callable[[str, QuireError], Response]

@@ -31,6 +31,7 @@ class LoadHeader:
             return
 
         async def send_with_load(message: Message) -> None:
+            """Adds the load to the response's headers, if its format is known."""
             if message["type"] == "http.response.start" and (value := format_load(kind, self._load())):
                 message = {**message, "headers": [*message["headers"], (RESPONSE_HEADER, value)]}
             await send(message)

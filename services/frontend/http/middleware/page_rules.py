@@ -27,7 +27,7 @@ ALL = "*"
 
 @dataclass(frozen=True, slots=True)
 class PageRules:
-    """Accepted values of the Host and Origin headers."""
+    """Accepted values of the Host and Origin headers, which keep foreign web pages from calling the frontend."""
 
     hosts: frozenset[str] | None  # None: any
     origins: frozenset[str]  # origins that may call, besides the frontend's own

@@ -14,7 +14,7 @@ from quire.services.frontend.http.server.protocol import Refuse
 
 
 class PathNormalizer:
-    """Normalizes the path for all inner middleware."""
+    """Removes a proxy's prefix and superfluous slashes from the path for all inner middleware."""
 
     def __init__(self, app: ASGIApp, root: str) -> None:
         """Wraps `app`. `root`: path prefix that a proxy adds, such as /llm, whether the proxy strips it or not; or

@@ -32,6 +32,7 @@ class ConnectionLimiter:
     refusal."""
 
     def __init__(self, limits: ConnectionLimits, num_descriptors: int, metrics: FrontendMetrics) -> None:
+        """Divides the free descriptors between gRPC and HTTP. `num_descriptors`: the process's limit."""
         self.limits = limits
         free = max(MIN_CONNECTIONS, num_descriptors - limits.reserved)
         self.max_grpc = min(limits.grpc, free // 3)

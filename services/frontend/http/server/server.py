@@ -67,7 +67,7 @@ class _Uvicorn(uvicorn.Server):
 
 
 class HttpServer:
-    """The HTTP server; run() serves until stop()."""
+    """The HTTP server on a port that is bound at once; run() serves until stop()."""
 
     def __init__(
         self,
@@ -80,6 +80,8 @@ class HttpServer:
         tls: Tls,
         connections: ConnectionLimiter,
     ) -> None:
+        """Binds the port and prepares uvicorn. `share_port`: other processes may bind it too; `drain_timeout_s`: time
+        for running calls after stop()."""
         self._socket = ports.bind(host, port, "http_port", share=share_port)
         self._socket.setblocking(False)
         self.port: int = self._socket.getsockname()[1]
