@@ -31,7 +31,8 @@ SWITCH_INTERVAL_S = 5e-4
 
 
 async def serve(settings: FrontendSettings, shutdown: Shutdown) -> None:
-    """Runs a frontend until `shutdown` and the following drain. Raises errors that prevent serving."""
+    """Runs a frontend until `shutdown` and the following drain, and closes it. Raises errors that prevent serving, such
+    as a port in use, before the model is loaded."""
     logs.configure(settings.name, settings.log_level, settings.log_format)
     _check_ports(settings)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
@@ -145,7 +146,8 @@ class Frontend:
         )
 
     async def _drain_when_asked(self, http: asyncio.Task[None]) -> None:
-        """Refuses new calls from the signal on, waits for running ones, then stops the servers."""
+        """Waits for `shutdown`; then refuses new calls, waits for running ones for at most drain_timeout_s, and stops
+        the servers."""
         await self._shutdown.wait()
         self.ingress.admission.close()
         await self._grpc.server.set_serving(False)

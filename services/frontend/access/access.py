@@ -32,9 +32,9 @@ class Caller:
         return self.key.tenant
 
     def authorize(self, request: Request, model: str) -> Request:
-        """Checks the key's permissions and rate limits and returns the request with the key's tenant and a
-        tenant-specific cache salt, so that response times reveal nothing about other tenants' prompts. `model`: the
-        served name of the requested model. Raises PermissionDenied, ResourceExhausted."""
+        """Checks the key's permissions, counts the request under its rate limits, and returns the request with the
+        key's tenant and a tenant-specific cache salt, so that response times reveal nothing about other tenants'
+        prompts. `model`: the served name of the requested model. Raises PermissionDenied, ResourceExhausted."""
         self._check_model(model)
         self._check_priorities(request)
         self.account.admit_request(self.key)
@@ -105,8 +105,8 @@ class Access:
         return self._owner(key)
 
     def authenticate(self, authorization: bytes, api_key: bytes) -> Caller | None:
-        """Returns the caller for the values of the two headers; None if no keys are configured. Raises
-        Unauthenticated."""
+        """Returns the caller for the values of the two headers; None if no keys are configured. Raises Unauthenticated
+        for a missing or unknown key, and counts it."""
         if self.allows_anonymous:
             return None
         presented = _presented_key(authorization, api_key)

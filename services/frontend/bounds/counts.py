@@ -81,7 +81,9 @@ def too_many(name: str, count: int, limit: str, most: int) -> InvalidArgument:
 
 
 def check_body(body: Any, num_bytes: int, limits: RequestLimits) -> None:
-    """Checks a parsed JSON body of `num_bytes` bytes before its fields are validated. Raises InvalidArgument."""
+    """Checks a parsed JSON body of `num_bytes` bytes before its fields are validated: numbers of fields, entries,
+    prompts and content parts, types in id lists, lengths of texts. Anything but an object passes. Raises
+    InvalidArgument."""
     body = merge_extra_body(body)
     if not isinstance(body, dict):
         return

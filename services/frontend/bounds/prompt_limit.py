@@ -70,8 +70,8 @@ class PromptLimit:
 
 
 def check_length(length: int, max_model_len: int, *, goes_on: bool = True) -> None:
-    """Checks a prompt's length in tokens; one that is continued must leave space for one more. Raises
-    InvalidArgument."""
+    """Raises InvalidArgument if a prompt of `length` tokens exceeds the context; with `goes_on` (it is continued) it
+    must leave space for one token more."""
     if length + goes_on > max_model_len:
         suffix = (
             ", and at least one is left for the output. Please reduce its length."

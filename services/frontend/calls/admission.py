@@ -80,9 +80,9 @@ class TenantLimit:
         return self.limit - self.reserve
 
     def charged_amount(self, tenant: str, own: int, more: int) -> int:
-        """Returns the amount that `more` is charged as. A request larger than the free part is charged as that part if
-        it is at least half of the limit and the tenant holds nothing else: otherwise it would never be admitted while
-        other tenants are active."""
+        """Returns the amount that `more`, in place of the call's `own`, is charged as: at most the part that tenants
+        share. A request larger than the free part is charged as that part if it is at least half of the limit and the
+        tenant holds nothing else: otherwise it would never be admitted while other tenants are active."""
         left = self.shared - (self.total - own)
         if more > left >= self.limit // 2 and self.of_tenants[tenant] == own:
             return left
@@ -148,14 +148,16 @@ class CallAdmission:
         return Lease(self)
 
     def charged_amount(self, lease: Lease, num_samples: int, num_tokens: int) -> tuple[int, int]:
-        """Returns the samples and tokens that a request is charged as."""
+        """Returns the samples and tokens that a request is charged as: with several tenants, at most one tenant's
+        maximum."""
         if not self._has_several_tenants():
             return num_samples, num_tokens
         samples = self._samples.charged_amount(lease.tenant, lease.num_samples, num_samples)
         return samples, self._tokens.charged_amount(lease.tenant, lease.num_tokens, num_tokens)
 
     def num_first_prompt_samples(self, lease: Lease, num_samples: int, piece: int) -> int:
-        """Returns how many of its samples a call with several prompts starts with."""
+        """Returns how many of its samples a call with several prompts starts with: all of them without several tenants,
+        else a multiple of `piece`, at least one prompt's."""
         if not self._has_several_tenants():
             return num_samples
         most = self._samples.max_for_call(lease.tenant, lease.num_samples)
@@ -200,7 +202,8 @@ class CallAdmission:
             raise Unavailable("this frontend is draining", retry_after_ms=self._retry_after_ms)
 
     def _check(self, limit: TenantLimit, tenant: str, own: int, more: int, asked: int = 0) -> None:
-        """Checks one limit. `more`: replaces `own`; `asked`: the part of it that the request itself asks for."""
+        """Checks one limit and, with several tenants, its reserve. `more`: replaces `own`; `asked`: the part of it that
+        the request itself asks for. Raises ResourceExhausted."""
         others = limit.total - own
         if others + more > limit.limit:
             present, asked = others + more - (asked or more), asked or more

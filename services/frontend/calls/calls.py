@@ -178,7 +178,8 @@ class Calls:
         )
 
     def log_refusal(self, route: str, status: str, call: Call | None = None) -> None:
-        """Logs a call for which nothing was computed. `call`: None if it was refused before it started."""
+        """Logs a call for which nothing was computed, at most REFUSALS_A_SECOND one by one and the others as counts,
+        and lets further refusals go first. `call`: None if it was refused before it started."""
         self.preparation_queue.note_refusal()
         if self._refusal_timer is None:
             self._refusal_timer = asyncio.get_running_loop().call_later(SECOND_S, self._log_refusal_counts)

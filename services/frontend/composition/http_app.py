@@ -124,7 +124,8 @@ def _install_errors(app: FastAPI, dialects: Dialects) -> None:
         return dialects.refusal(request.url.path, invalid)
 
     async def on_http_exception(request: Request, error: Exception) -> Response:
-        """Answers an unknown path or a method that the path does not have."""
+        """Answers an unknown path, with a similar path as a hint, or a method that the path does not have, with
+        Allow."""
         assert isinstance(error, HTTPException)
         headers = dict(error.headers or {})
         if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:  # a route lists only the methods of its own entry

@@ -79,7 +79,8 @@ class ConsoleRoutes:
         return {"services": self._services}
 
     async def docs(self) -> HTMLResponse:
-        """Returns a page to read the OpenAPI document and try its calls."""
+        """Returns a page to read the OpenAPI document and try its calls. Raises NotFound if the package with its
+        scripts is not installed."""
         if self._swagger is None:
             raise NotFound("/docs needs the package fastapi-offline; /openapi.json has the document")
         page = get_swagger_ui_html(

@@ -104,7 +104,8 @@ class PrefixLookup:
         return self._num_waiting < (1 if self._failed else MAX_WAITING)
 
     def _queries(self, request: PromptRequest) -> list[IndexQuery]:
-        """Returns the lookups to make; empty if the result could not change the placement."""
+        """Returns the lookups to make, one per block size; empty if the result could not change the placement: a single
+        session, a short prompt, or no publishing worker."""
         sessions = self._sessions()
         if len(sessions) < 2 or request.sampling.skip_reading_prefix_cache:
             return []

@@ -81,7 +81,9 @@ class Generator:
             yield generation
 
     async def _first_limits(self, request: Request, call: Call) -> ClusterLimits:
-        """Waits for the first usable cluster. All waiting requests wake at once and then continue one by one."""
+        """Waits for the first usable cluster and returns its limits. All waiting requests wake at once and then
+        continue one by one. Raises NotFound for a model name that is no adapter either, Unavailable,
+        DeadlineExceeded."""
         limits = await self._client.wait_for_limits(request.deadline_s)
         self._catalogue.check(request.model)  # until now any name could be an adapter's
         await call.wait_turn()
@@ -109,7 +111,8 @@ class Generator:
         return await self._constrained(request)
 
     async def _constrained(self, request: Request) -> Request:
-        """Adds the output constraint that the tools require, and checks the request again with it."""
+        """Returns the request with the output constraint that its tools require, checked again. Raises InvalidArgument
+        that names the field as the client sent it."""
         constrained = await self._formats.with_constraint(request)
         if constrained is not request:
             try:

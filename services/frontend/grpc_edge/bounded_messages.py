@@ -66,7 +66,8 @@ class BoundedMessages(grpc.aio.ServerInterceptor):
         return handler._replace(**changed)
 
     def _bounded_stream(self, behaviour: Behaviour, kind: type[Message]) -> Behaviour:
-        """Wraps the behaviour of a request stream: its reader gets the error of a refused message."""
+        """Wraps the behaviour of a request stream, whose messages are checked one by one: its reader gets the error of
+        a refused message."""
 
         async def parsed(stream: AsyncIterator[bytes]) -> AsyncIterator[Message]:
             async for data in stream:

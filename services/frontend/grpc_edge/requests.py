@@ -139,7 +139,8 @@ def _sampling(message: sampling_pb2.SamplingParams, defaults: GenerationDefaults
 
 
 def _plain(value: Any) -> Any:
-    """Returns a value as a Python type. A 32-bit float becomes the shortest decimal that its sender may have meant."""
+    """Returns a protobuf value as a Python type: lists as tuples, nested messages as values of Sampling. A 32-bit float
+    becomes the shortest decimal that its sender may have meant."""
     if isinstance(value, float):
         return float(str(np.float32(value)))
     if isinstance(value, sampling_pb2.RepetitionDetection):

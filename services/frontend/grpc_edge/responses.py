@@ -44,7 +44,8 @@ def _add_part(response: pb.ChatResponse, part: Part) -> None:
 
 
 def add_details(response: Response, delta: SampleDelta, generation: Generation, is_first: bool) -> None:
-    """Adds what only some messages carry: log-probabilities, finish reason, times, usage."""
+    """Adds in place what only some messages carry: log-probabilities; finish reason and times with the last of a
+    sample; usage with the first and last. `is_first`: of the whole call."""
     if delta.logprobs or delta.prompt_logprobs:
         _add_logprobs(response, delta, flat=generation.request.sampling.flat_logprobs)
     if delta.finish is not None:

@@ -67,8 +67,8 @@ class BufferedRequest(Request):
         return json.loads(self._bytes) if self._document is UNREAD else self._document
 
     def parse(self) -> Any:
-        """Parses the body; returns None if it is not JSON, which json() reports. Raises InvalidArgument for what
-        FastAPI cannot report."""
+        """Parses the body, inserts extracted ids, and drops the bytes; returns None if it is not JSON, which json()
+        reports. Raises InvalidArgument for what FastAPI cannot report."""
         if self._error is not None:
             return None
         try:
@@ -100,8 +100,9 @@ class BodyReader:
         json_bytes: JsonBytes = json_only,
         any_type: bool = False,
     ) -> Response:
-        """Reads the body and calls `handler`. `at_once`: the handler does its work without waiting, so the loop's slot
-        is kept for it. `any_type`: the body is JSON whatever its content type. Raises InvalidArgument."""
+        """Reads and checks the body and calls `handler`; a client that disconnects before the answer cancels it.
+        `at_once`: the handler does its work without waiting, so the loop's slot is kept for it. `json_bytes`: returns
+        the length of the JSON part. `any_type`: the body is JSON whatever its content type. Raises InvalidArgument."""
         with Spool() as spool:
             async for chunk in request.stream():  # request.body() would keep all chunks
                 spool.append(chunk)

@@ -141,7 +141,8 @@ class DeferredResponse(Response, ABC):
             task.cancel()
 
     async def _send_keep_alives(self, keep_alive: Callable[[], bytes], every_s: float, send: Send) -> None:
-        """Runs concurrently with respond(); errors end only this task, since respond() notices a disconnect itself."""
+        """Sends the headers after OPEN_AFTER_S, then a keep-alive after every `every_s` of silence. Runs concurrently
+        with respond(); errors end only this task, since respond() notices a disconnect itself."""
         try:
             await asyncio.sleep(OPEN_AFTER_S)
             await self._send_piece(b"", send)

@@ -45,7 +45,8 @@ class BinaryTail:
         self._is_announced = data is not None
 
     def take(self, name: str, size: Any) -> memoryview:
-        """Returns the next `size` bytes, for the tensor `name`. Raises InvalidArgument."""
+        """Returns the next `size` bytes, for the tensor `name`. Raises InvalidArgument for an invalid size, fewer
+        bytes, or a missing header."""
         if type(size) is not int or size < 0:
             raise InvalidArgument(f"{name}: {SIZE} must be a number of bytes, got {shown(size)}.", field="inputs")
         if not self._is_announced:

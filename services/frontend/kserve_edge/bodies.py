@@ -91,7 +91,8 @@ class InferBody(BaseModel):
         return ReceivedInference(model, version, self.id, inputs, self.parameters or {}, requested)
 
     def binary_outputs(self) -> frozenset[str]:
-        """Returns the outputs to send as bytes after the JSON. Raises InvalidArgument."""
+        """Returns the outputs to send as bytes after the JSON: those that ask for it, or all if the body does. Raises
+        InvalidArgument for shared memory or another option that is not offered."""
         everything = binary.flag(self.parameters, binary.ALL_REQUESTED, "parameters", otherwise=False)
         if not self.outputs:
             return frozenset(kind.name for kind in tensors.OUTPUTS if everything)
@@ -116,7 +117,8 @@ class TritonGenerateBody(BaseModel):
     parameters: dict[str, Any] | None = Field(None, description="sampling parameters")
 
     def infer(self, model: str, version: str, *, stream: bool) -> ReceivedInference:
-        """Returns the inference. `stream`: whether the path is the streaming one."""
+        """Returns the inference: fields named like tensors are inputs, others parameters. `stream`: whether the path is
+        the streaming one. Raises InvalidArgument if the field `stream` asks for the other path."""
         named = self.model_extra or {}
         inputs = {name: _of_its_type(name, value) for name, value in named.items() if name in tensors.DATATYPES}
         if bool(inputs.get(tensors.STREAM, stream)) != stream:

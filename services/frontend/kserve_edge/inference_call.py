@@ -71,8 +71,8 @@ def check_version(version: str) -> None:
 
 
 def parse_inference(call: ReceivedInference, limits: RequestLimits, prompt_limit: PromptLimit) -> OpenInferenceCall:
-    """Validates a received inference. `prompt_limit`: limit on the prompt's length. Raises InvalidArgument,
-    NotFound."""
+    """Validates a received inference; its sampling parameters are taken from the SAMPLING tensor, if sent, else from
+    the call's parameters. `prompt_limit`: limit on the prompt's length. Raises InvalidArgument, NotFound."""
     inputs = call.inputs
     check_version(call.version)
     if tensors.TEXT_INPUT not in inputs:
@@ -102,7 +102,8 @@ def parse_inference(call: ReceivedInference, limits: RequestLimits, prompt_limit
 
 
 def _requested_outputs(inputs: Mapping[str, Any], listed: Iterable[str]) -> frozenset[str]:
-    """Returns the output tensors that inputs enable, limited to the list of requested outputs if there is one."""
+    """Returns the output tensors that inputs enable, limited to the list of requested outputs if there is one. Raises
+    InvalidArgument for an unknown one."""
     enabled = {name for name in tensors.OUTPUTS_ON_REQUEST if inputs.get(tensors.RETURN + name)} | {tensors.TEXT_OUTPUT}
     names = set(listed)
     unknown = names - {kind.name for kind in tensors.OUTPUTS}

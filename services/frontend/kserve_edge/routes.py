@@ -120,7 +120,8 @@ class OpenInferenceRoutes:
                 raise NotFound(f"{PREFIX}{name}/{extension} is not offered; extensions of this server: {available}")
 
     async def infer(self, body: InferBody, http: Request, name: str, version: str = "") -> Response:
-        """Answers texts given as tensors, in the JSON or as bytes after it."""
+        """Answers a text given as a tensor, in the JSON or as bytes after it; outputs are bytes as well if the body
+        asks for that. Raises InvalidArgument for a request that asks to stream."""
         call = parse_inference(
             body.infer(name, version, BinaryTail(binary_part(http))), self._limits, self._prompt_limit()
         )

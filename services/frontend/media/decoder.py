@@ -38,8 +38,7 @@ class PictureDecoder:
         return self._num_waiting
 
     async def decode(self, content: bytes, size: FixedSize | None = None) -> Picture:
-        """Returns the picture as a model wants it; without `size` in its own.
-
+        """Waits for a free process and returns the picture resized as a model wants it; without `size` in its own size.
         Raises InvalidArgument for what is no picture, or is too large to decode within the bounds."""
         self._num_waiting += 1
         child: Child | None = None

@@ -49,7 +49,8 @@ class MediaFetcher:
         )
 
     async def read(self, source: MediaSource) -> bytes:
-        """Returns the content. Raises InvalidArgument with what the sender of the request can do."""
+        """Returns the bytes of a source: inline ones, those of a local file, or those fetched from an address. Raises
+        InvalidArgument with what the sender of the request can do."""
         match source:
             case InlineData():
                 self._check_size(len(source.content))
@@ -95,7 +96,8 @@ class MediaFetcher:
         raise refused(f"Failed to fetch media from URL: more than {self._bounds.redirects} redirects")
 
     async def _get(self, address: WebAddress) -> bytes | WebAddress:
-        """Returns the content, or the address that the server redirects to."""
+        """Returns the content, or the address that the server redirects to. Raises InvalidArgument for a forbidden host
+        or another status, _FailedAttempt for a failure that may pass."""
         self._policy.check_domain(address.host)
         url = httpcore.URL(
             scheme=address.scheme.encode(),

@@ -36,7 +36,7 @@ def chat_request(body: OllamaChatBody, headers: CallHeaders, defaults: Generatio
 
 
 def _conversation(body: OllamaChatBody, offer: ToolOffer) -> ChatPrompt:
-    """Returns the chat prompt; a last message of the assistant is continued."""
+    """Returns the chat prompt; a last message of the assistant is continued unless it has tool calls."""
     written = [_message(message) for message in body.messages]
     is_continued = written[-1]["role"] == "assistant" and not written[-1].get("tool_calls")
     return ChatPrompt(
@@ -49,7 +49,8 @@ def _conversation(body: OllamaChatBody, offer: ToolOffer) -> ChatPrompt:
 
 
 def generate_request(body: OllamaGenerateBody, headers: CallHeaders, defaults: GenerationDefaults) -> Request:
-    """Returns the request for a prompt, rendered as a conversation of one turn unless it is raw."""
+    """Returns the request for a prompt, rendered as a conversation of one turn unless it is raw. Raises InvalidArgument
+    for a system text with a raw prompt."""
     if not body.raw:
         turns = [conversation.message("user", body.prompt)]
         if body.system:

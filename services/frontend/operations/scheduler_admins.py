@@ -96,7 +96,8 @@ class SchedulerAdmins:
         self, request: pb.UpdateWeightsRequest, pieces: AsyncIterator[WeightsPiece] | None = None
     ) -> pb.UpdateWeightsResponse:
         """Updates the weights of all workers or of none: they are swapped only when all have staged them. `pieces`:
-        weights sent as a stream, which are passed on without being stored."""
+        weights sent as a stream, which are passed on without being stored. Raises InvalidArgument for a path together
+        with pieces or neither, Unavailable without workers, and the first refusal."""
         if bool(request.path) == (pieces is not None):
             reason = "must be empty for streamed weights" if request.path else "must name the folder of the weights"
             raise InvalidArgument(f"path: {reason}", field="path")
@@ -124,7 +125,8 @@ class SchedulerAdmins:
         self, request: pb.InitWeightsUpdateGroupRequest
     ) -> pb.InitWeightsUpdateGroupResponse:
         """Creates a process group with a trainer; ranks are assigned to the workers of one scheduler after the other.
-        Raises the first refusal once all have answered; the group is destroyed then."""
+        Raises InvalidArgument for too small a world size, and the first refusal once all have answered; the group is
+        destroyed then."""
         statuses = await asyncio.gather(*(self._status_of(address) for address in self._schedulers.addresses))
         counts = [_num_ranks(services) for services in statuses]
         first, calls = request.rank_offset, []
@@ -183,8 +185,8 @@ class SchedulerAdmins:
         )
 
     async def unload_adapter(self, request: pb.UnloadAdapterRequest) -> pb.UnloadAdapterResponse:
-        """Unloads an adapter at all schedulers. Raises the first refusal unless a scheduler had the adapter and the
-        others answer NotFound."""
+        """Unloads an adapter at all schedulers. Raises the first refusal; NotFound only if no scheduler had the
+        adapter."""
         answers = await self._answers(scheduler_pb2.AdministerRequest(unload_adapter=request))
         unloaded = [answer.adapter_unloaded for answer in answers if not isinstance(answer, BaseException)]
         for answer in answers:
@@ -193,7 +195,8 @@ class SchedulerAdmins:
         return pb.UnloadAdapterResponse(num_sequences=sum(one.num_sequences for one in unloaded))
 
     async def list_adapters(self, request: pb.ListAdaptersRequest) -> pb.ListAdaptersResponse:
-        """Lists the adapters; those with the same name and content are merged."""
+        """Lists the adapters of all schedulers by name; the counts of those with the same name and content are
+        added."""
         answers = await self._ask_all(scheduler_pb2.AdministerRequest(list_adapters=request))
         found: dict[tuple[str, bytes], pb.Adapter] = {}
         for adapter in (adapter for answer in answers for adapter in answer.adapters.adapters):
@@ -294,7 +297,8 @@ def _num_ranks(services: Sequence[pb.ServiceStatus]) -> int:
 async def _staged(
     calls: Sequence[AdminCall], pieces: AsyncIterator[WeightsPiece] | None
 ) -> list[scheduler_pb2.AdministerResponse]:
-    """Waits until all schedulers have staged the weights. Raises the first refusal, for streamed weights at once."""
+    """Waits until all schedulers have staged the weights and returns their answers; forwards `pieces` meanwhile. Raises
+    the first refusal, for streamed weights at once."""
     tasks = Tasks()
     answers = [tasks.start("answer about staged weights", call.receive()) for call in calls]
     try:

@@ -160,7 +160,8 @@ class SchedulerClient:
         return self._wait_policy.wait_s(has_scheduler=self.is_open)
 
     def submit(self, sequences: Seq[Sequence], cached: CachedTokens) -> None:
-        """Submits all samples of one prompt, in order. `cached`: prompt tokens cached per scheduler."""
+        """Submits all samples of one prompt, in order, or lets them wait for a worker; errors come through the sinks.
+        `cached`: prompt tokens cached per scheduler."""
         group = tuple(sequences)
         if group[0].prompt_request.is_beam_search:
             for sequence in group:
@@ -251,7 +252,9 @@ class SchedulerClient:
         self._notify()
 
     def _common_limits(self) -> ClusterLimits | None:
-        """Combines the limits of the usable sessions; computed at each change, since every request reads them."""
+        """Returns the combined limits of the usable sessions, or None without any: the largest lengths, and the
+        adapters, logits processors and libraries that all have. Computed at each change, since every request reads
+        them."""
         views = [session.view for session in self.usable_sessions]
         if not views:
             return None
@@ -307,7 +310,7 @@ class SchedulerClient:
         self._metrics.detokenize.observe(seconds)
 
     def on_refused(self, sequence: Sequence, error: QuireError) -> None:
-        """Retries a sequence that a draining or overloaded scheduler refused, or fails it."""
+        """Retries a sequence that a draining or overloaded scheduler refused, or fails it; ignores a cancelled one."""
         if not sequence.is_active:
             return
         try:

@@ -111,7 +111,8 @@ class Session:
 
     def submit(self, sequences: Seq[Sequence], num_cached: int = 0) -> None:
         """Submits consecutive samples of one prompt without tokens, or a single sequence. `num_cached`: prompt tokens
-        cached there. If it raises, cancel() undoes its effects."""
+        cached there. If it raises, cancel() undoes its effects. A session whose sequence ids are nearly used up is
+        closed afterwards."""
         message = submission.build(sequences, self._next_id, self.view.layout, self._loop.time())
         num_tokens = len(message.token_ids) // TOKEN_BYTES - num_cached
         for sequence in sequences:

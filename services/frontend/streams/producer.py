@@ -159,7 +159,8 @@ class StreamProducer:
         return resume
 
     async def _produce(self, generation: Generation, writer: MessageWriter) -> None:
-        """Stores the messages of each batch of deltas, then the final messages and the end entry."""
+        """Stores the messages of each batch of deltas, then the final messages and the end entry; the samples of a
+        cancelled stream end as cancelled."""
         try:
             async for deltas in generation:
                 await self._store_deltas(deltas, writer.messages(deltas, generation))
@@ -176,7 +177,9 @@ class StreamProducer:
         await self._add_entries([*last, pb.KeptMessage(end=pb.KeptEnd())])
 
     async def _store_deltas(self, deltas: Sequence[SampleDelta], messages: Sequence[bytes]) -> None:
-        """Stores the messages together with their deltas in one append: all of them or none."""
+        """Stores the messages together with their deltas in one append: all of them or none; deltas without a message
+        wait for the next one. Aborts a cancelled generation. Raises ResourceExhausted beyond the stream's limits,
+        LeaseLost."""
         self._pending_deltas += map(encode_delta, deltas)
         if not messages:
             return
@@ -198,7 +201,8 @@ class StreamProducer:
             await self.renew()
 
     async def renew(self) -> None:
-        """Renews the lease and stores the entries not yet stored. Raises LeaseLost."""
+        """Renews the lease and stores the entries not yet stored; while the store is unavailable they become visible
+        without it. Raises LeaseLost."""
         async with self._store_lock:
             stream = self._stream
             unstored = stream.entries[stream.num_stored :]
@@ -227,7 +231,8 @@ class StreamProducer:
         return await self._store.append(self._stream.key, self._owner, place, written, ttl_ms, is_last=is_last)
 
     async def _store_again(self, is_last: bool) -> LeaseStatus:
-        """Stores the whole stream again after Redis has lost it or part of it."""
+        """Stores the whole stream again after Redis has lost it or part of it; returns the state after the last append.
+        `is_last`: the entries contain the end."""
         stream = self._stream
         try:
             await self._store.create(

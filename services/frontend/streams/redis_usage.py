@@ -47,7 +47,8 @@ class RedisUsage:
         self._keys = [f"{{{namespace}:streams}}:{name}" for name in ("until", "bytes")]
 
     async def admit(self, use: StreamUsage, bounds: StoreLimits | None) -> bool:
-        """Counts a new stream; returns False if it is already counted. Raises StoreFull."""
+        """Counts a new stream; returns False if it is already counted. `bounds`: None for no limits. Raises
+        StoreFull."""
         limits = (UNBOUNDED, UNBOUNDED) if bounds is None else (bounds.all_tenants, bounds.kept_bytes)
         done, count, total = await self._report(keys=self._keys, args=[*limits, EXPIRES_MS, *_script_args(use)])
         if done == -1:

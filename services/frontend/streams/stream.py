@@ -108,7 +108,8 @@ class Stream:
         self._changed = asyncio.Event()
 
     async def read(self, offset: int) -> AsyncIterator[StreamPiece]:
-        """Yields messages from `offset` on until the end. Raises the error that the stream ends with."""
+        """Yields visible messages from `offset` on until the end, waiting for further ones. Raises the error that the
+        stream ends with, or the reason why no more entries arrive here."""
         place = offset
         while True:
             while place < self.num_visible:

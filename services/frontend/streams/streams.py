@@ -194,8 +194,8 @@ class Streams:
                 raise reported from None
 
     async def _on_refused(self, local: LocalStream, error: QuireError, *, is_new: bool) -> None:
-        """Handles an error before the first message: the stream does not start, or cannot continue here, for now or at
-        all."""
+        """Handles an error before the first message: a new stream does not start; one taken over is left to another
+        frontend if the error is retryable here, else it ends with the error."""
         if is_new or isinstance(error, RETRYABLE):
             if not is_new:
                 self._metrics.ended["elsewhere"].inc()
@@ -237,7 +237,8 @@ class Streams:
         return stream
 
     async def find(self, tenant: str, request_id: str) -> Stream:
-        """Returns the stream of a tenant. Raises NotFound if there is none, Unavailable if the store does not
+        """Returns the stream of a tenant: one known here, else a remote one whose request is in the store. Raises
+        NotFound if there is none or it was deleted, ResourceExhausted without memory, Unavailable if the store does not
         answer."""
         self.policy.check_offered("request_id")
         key = StreamKey(tenant, request_id)
@@ -324,7 +325,8 @@ class Streams:
         self._start(local, self._continue(local))
 
     async def refresh(self, stream: Stream) -> None:
-        """Reads all stored entries of a remote stream, and takes it over if it has no producer."""
+        """Reads all stored entries of a remote stream, and takes it over if it has no producer. Raises the error of a
+        stream that cannot be followed."""
         with self.reading(stream):
             while self._is_followed(stream) and await self.follower.poll([stream]):
                 pass
@@ -374,7 +376,8 @@ class Streams:
         local.producer.abort_if_cancelled()
 
     def expire(self, stream: Stream) -> None:
-        """Cancels a stream that stays unread, and drops an ended one, once its retention is over."""
+        """Cancels a running stream that stays unread for its retention, and drops an ended one then, or as soon as the
+        store has it whole; drops a remote one UNREAD_S after its last reader."""
         now, local = self._clock(), self.local.get(stream.key)
         if (
             stream.num_readers

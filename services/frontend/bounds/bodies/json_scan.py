@@ -23,8 +23,8 @@ OPENING, CLOSING = b"[{", b"]}"
 
 
 def check(text: bytes, limits: RequestLimits) -> Iterator[None]:
-    """Yields between slices; raises InvalidArgument if a limit is exceeded. The result for invalid JSON is
-    unspecified."""
+    """Checks numbers of values and fields and the nesting of a JSON text without parsing it, and yields between slices.
+    Raises InvalidArgument if a limit is exceeded; the result for invalid JSON is unspecified."""
     num_opened = values = keys = 0
     for start in range(0, len(text), SLICE_BYTES):
         brackets = sum(text.count(byte, start, start + SLICE_BYTES) for byte in (b"[", b"{"))

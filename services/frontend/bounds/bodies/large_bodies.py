@@ -40,9 +40,9 @@ class LargeBodies:
         self._turns = SmallestFirstLimiter(1)
 
     async def check(self, spool: Spool, kind: str = body_probe.JSON, *, num_json: int | None = None) -> bool:
-        """Checks a spooled body; returns whether it was checked (small ones are not). Long lists of ids may have
-        been extracted. `num_json`: length of the JSON part, if other bytes follow. Raises JSONDecodeError,
-        InvalidArgument."""
+        """Checks a spooled body in the child process. Returns whether it was checked: False for small ones, or if the
+        process does not answer; the caller checks those. Long lists of ids may have been extracted. `num_json`: length
+        of the JSON part, if other bytes follow. Raises JSONDecodeError, InvalidArgument."""
         num_bytes = spool.num_bytes if num_json is None else num_json
         if num_bytes <= HEAVY_BYTES or spool.path is None:
             return False

@@ -88,7 +88,8 @@ class ResumableCalls:
         return remake
 
     async def begin(self, kind: str, message: RequestMessage, request: Request, call: Call, context: Context) -> None:
-        """Starts a stream and sends it to the caller. Raises QuireError."""
+        """Starts a stream, stored under the request id, and sends it to the caller from its first message on. `kind`:
+        of the method. Raises QuireError."""
         retention_s = self._streams.policy.retention_for_s(message.retention_s)
         kept = stream_pb2.KeptRequest(
             kind=kind, body=message.SerializeToString(), retention_ms=round(1000 * retention_s)

@@ -36,8 +36,8 @@ class CheckedBody(BaseModel):
         return cls.model_fields.keys()
 
     def refuse_unknown(self, unknown: UnknownFields, place: str = "") -> None:
-        """Raises InvalidArgument for a misspelt field, Unimplemented for an unsupported one. `place`: prefix of the
-        names, such as `options.`."""
+        """Checks the undeclared fields of the body and of nested objects, then its own rules. `place`: prefix of the
+        names, such as `options.`. Raises InvalidArgument for a misspelt field, Unimplemented for an unsupported one."""
         extra = self.model_extra or {}
         known = self.ignored_fields | self.not_offered.keys() | self.unavailable.keys() | {*self.known_fields()}
         unknown.check(extra.keys() - known, known, place)

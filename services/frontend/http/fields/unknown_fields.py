@@ -53,7 +53,8 @@ class UnknownFields:
         self._is_strict = strict
 
     def check(self, names: Iterable[str], known: Collection[str], place: str = "") -> None:
-        """Raises InvalidArgument for a refused name. `place`: prefix of the names, such as `options.`."""
+        """Counts undeclared names. Raises InvalidArgument for one that resembles a name in `known`, for any with a
+        strict policy, or for more than MAX_NAMES. `place`: prefix of the names, such as `options.`."""
         fields = frozenset(known)
         for number, name in enumerate(names):
             if number >= MAX_NAMES:

@@ -38,7 +38,8 @@ class AdmissionMiddleware:
         return self._admission.is_full(self._num_arriving)
 
     def refuse(self, method: bytes, target: bytes, headers: Headers) -> bytes | None:
-        """Returns the whole refusal of a call beyond the limits, or None to accept it."""
+        """Returns the serialized refusal of an inference call beyond its tenant's limits, counted and logged, or None
+        to accept it; an accepted one counts as arriving. `target`: path and query."""
         path = target.partition(b"?")[0].decode("latin-1")
         metric_path = self._dialects.inference_path(path) if method == b"POST" else ""
         if not metric_path:

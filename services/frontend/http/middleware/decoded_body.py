@@ -193,7 +193,7 @@ class DecodedBodies:
 
 
 def _failing_receive(error: QuireError) -> Receive:
-    """Returns the receive callable of a body with an unsupported encoding."""
+    """Returns a receive callable that raises the error, for a body with an unsupported encoding."""
 
     async def refuse() -> Message:
         raise error

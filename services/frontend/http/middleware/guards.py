@@ -77,8 +77,8 @@ def _check_length(num_bytes: int, max_bytes: int) -> None:
 
 
 async def drain_body(receive: Receive) -> None:
-    """Reads and drops the rest of a body: if the connection were closed while the client still writes, it would lose
-    the answer."""
+    """Reads and drops the rest of a body for at most DRAIN_TIMEOUT_S: if the connection were closed while the client
+    still writes, it would lose the answer."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(DRAIN_TIMEOUT_S):
             while (await receive()).get("more_body"):

@@ -40,7 +40,8 @@ class LoadHeader:
 
 
 def format_load(kind: bytes, load: Mapping[str, float]) -> bytes:
-    """Returns the header's value; empty for an unknown format, since the header is only a hint."""
+    """Returns the header's value in the format `kind`, json or text; empty for an unknown format, since the header is
+    only a hint."""
     match kind.strip().lower():
         case b"json":
             return b"JSON " + json.dumps({"named_metrics": load}).encode()

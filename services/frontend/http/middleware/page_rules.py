@@ -37,8 +37,8 @@ class PageRules:
         return cls(_hosts(settings, has_keys=has_keys), frozenset(settings.cors_origins))
 
     def check(self, method: str, path: str, headers: Headers, http_version: str = "1.1") -> None:
-        """Raises InvalidArgument for an invalid Host header, PermissionDenied with the setting that would permit the
-        call."""
+        """Checks the Host header, except for probes, and, unless the method only reads, the origin. Raises
+        InvalidArgument for an invalid Host header, PermissionDenied with the setting that would permit the call."""
         hosts = values_of(b"host", headers)
         if len(hosts) > 1 or (not hosts and http_version != "1.0"):
             raise InvalidArgument(f"a request must have one Host header, got {len(hosts)}", field="host")
@@ -64,8 +64,9 @@ class PageRules:
         )
 
     def _check_origin(self, host: str, origins: Sequence[str], sites: Sequence[str]) -> None:
-        """Checks the Origin header. Browsers omit `sec-fetch-site` for servers without TLS outside loopback, and
-        desktop applications always omit it and send the origin of their window."""
+        """Raises PermissionDenied for a page of another site whose origin is not permitted. Browsers omit
+        `sec-fetch-site` for servers without TLS outside loopback, and desktop applications always omit it and send the
+        origin of their window."""
         is_other = sites[0] in OTHER_SITES if sites else any(_is_other_site(origin, host) for origin in origins)
         if not is_other or (origins and all(origin in self.origins for origin in origins)):
             return

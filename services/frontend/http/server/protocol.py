@@ -150,7 +150,8 @@ class AdmittingHttpProtocol(HttpToolsProtocol):
                 return
 
     def eof_received(self) -> bool:
-        """Handles a half-close. Returns whether an answer is still to be written; TLS cannot be half-closed."""
+        """Handles a half-close: answers a call that was cut short, and keeps the connection for an answer that is still
+        due, probing whether the client reads it. Returns whether to keep it open; TLS cannot be half-closed."""
         if not self._is_kept or self._is_over or self.scheme == "https":
             return False
         cycle = self.cycle

@@ -85,7 +85,7 @@ class TlsListener:
                 self._handshakes.start("handshake", self._handshake(connection))
 
     def _admit(self, raw_socket: socket.socket, address: str) -> WatchedSocket | None:
-        """Wraps an accepted socket; returns None, and closes it, if a limit is exceeded."""
+        """Counts and wraps an accepted socket; returns None, and closes it, if a limit on connections is exceeded."""
         max_open, max_per_address = self._connections.max_open
         if self._num >= max_open or self._of[address] >= max_per_address:
             raw_socket.close()
