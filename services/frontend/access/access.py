@@ -42,6 +42,7 @@ class Caller:
         return replace(request, tenant=self.tenant, cache_salt=salt)
 
     def _check_model(self, model: str) -> None:
+        """Raises PermissionDenied unless the key may request the model; a key without a list may request all."""
         if self.key.models and model not in self.key.models:
             raise PermissionDenied(f"model: the API key {self.key.name} is not for {model!r}", field="model")
 

@@ -42,6 +42,7 @@ class TokenBucket:
     seen_s: float
 
     def refill(self, per_minute: int, now: float) -> None:
+        """Adds what has accrued since the last call, up to `per_minute`. `now`: monotonic seconds."""
         self.level = min(float(per_minute), self.level + (now - self.seen_s) * per_minute / MINUTE_S)
         self.seen_s = now
 
@@ -53,6 +54,7 @@ class TokenBucket:
         return max(0.0, (wanted - self.level) * MINUTE_S / per_minute)
 
     def rate_limit(self, of: Literal["requests", "tokens"], per_minute: int) -> RateLimit:
+        """Returns the state of the bucket, as of the last refill, for the rate-limit headers."""
         reset_s = self.wait_s(per_minute, per_minute) if per_minute else 0.0
         return RateLimit(of, per_minute, self.level, reset_s)
 

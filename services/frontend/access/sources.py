@@ -53,7 +53,8 @@ class KeyFile:
         return self._file.held
 
     def _read(self, content: bytes) -> Keys:
-        """Returns the keys of the file's content by hash. Raises UnusableFile without quoting the content."""
+        """Returns the keys of the file's content by hash. Raises UnusableFile, without quoting the content, or
+        InvalidArgument for a field of an entry."""
         try:
             document = yaml.safe_load(content.decode())
         except UnicodeDecodeError:

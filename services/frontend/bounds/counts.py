@@ -162,6 +162,7 @@ def _check_forms(body: Mapping[str, Any], limits: RequestLimits) -> None:
 
 
 def too_long_form(name: str, limits: RequestLimits) -> InvalidArgument:
+    """Returns the error for free-form fields that exceed max_form_characters together; `name`: the field that did."""
     text = f"{name}: tools, schemas and the like may have {limits.max_form_characters} characters together"
     return InvalidArgument(f"{text} (max_form_characters).", field=name)
 

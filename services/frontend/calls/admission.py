@@ -213,6 +213,7 @@ class CallAdmission:
             self._refuse(limit, f"{others} in flight and {asked or more} asked for are too much for one tenant: {kept}")
 
     def _refuse(self, limit: TenantLimit, text: str) -> None:
+        """Counts a rejection by this limit and raises ResourceExhausted with the retry hint."""
         self._metrics.rejections[limit.name].inc()
         raise ResourceExhausted(f"{limit.name}: {text}", retry_after_ms=self._retry_after_ms)
 

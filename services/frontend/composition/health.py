@@ -48,5 +48,6 @@ class FrontendHealth:
             await self._client.wait_for_change()
 
     async def _set_alive(self, is_alive: bool) -> None:
+        """Reports a changed liveness to the health service, and the readiness that depends on it."""
         await self._server.set_alive(is_alive)
         await self._server.set_serving(self.is_serving())

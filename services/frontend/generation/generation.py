@@ -28,7 +28,7 @@ from quire.shared.pb.common.v1 import finish_pb2
 from quire.shared.pb.common.v1.finish_pb2 import FinishReason
 
 TOKENS_IN_A_TURN = 16_384  # submitted before yielding to the event loop; hashing and submitting them takes 2 ms
-PER_SAMPLE_COST_TOKENS = 256  # cost of submitting a sample besides its prompt, in tokens
+PER_SAMPLE_COST_TOKENS = 256  # cost of submitting a sample in addition to its prompt, in tokens
 CLIENT_CLOCK_S = 0.1  # a client cancels at its own deadline, up to this much before the server's
 
 
@@ -161,6 +161,7 @@ class Generation:
                 await asyncio.sleep(0)
 
     def _submit(self, prompt: int) -> None:
+        """Submits all samples of the prompt with this index."""
         n = self.request.sampling.n
         self._client.submit(self._sequences[prompt * n : prompt * n + n], self._cached[prompt])
 
@@ -214,6 +215,7 @@ class Generation:
             self._count_calls(has_calls=parser.has_called)
 
     def _count_calls(self, *, has_calls: bool) -> None:
+        """Counts a sample that was offered tools, by whether it called one."""
         if self.request.tool_use is not None:
             generation_metrics.tools_offered(self._metrics, streamed=not self.request.final_only, called=has_calls)
 
@@ -258,6 +260,7 @@ class Generation:
 
     @property
     def times(self) -> Times:
+        """Durations of the whole request: queue time of the first sample to start, and the earliest first token."""
         first_s = min((sample.first_token_s for sample in self._samples if sample.num_tokens), default=None)
         return Times(self._queue_s, None if first_s is None else first_s - self.request.arrival_s)
 
@@ -340,11 +343,13 @@ class Generation:
         self._count_unfinished(reason, "cancelled")
 
     def _expire(self) -> None:
+        """Ends the request with DeadlineExceeded and counts its unfinished samples; called by the timer."""
         self._fail(DeadlineExceeded("the deadline passed"), finish_pb2.FINISH_REASON_DEADLINE)
         self._count_unfinished(finish_pb2.FINISH_REASON_DEADLINE, "deadline")
 
     def _fail(self, error: QuireError, reason: FinishReason) -> None:
-        """Delivers the error to the reader, then cancels all sequences; the request is over."""
+        """Delivers the error to the reader, then cancels all sequences; the request is over. Counts a ResourceExhausted
+        as a rejection by the scheduler."""
         self._is_over = True
         self._mailbox.fail(error)
         self._client.cancel(self._sequences, reason)
@@ -363,7 +368,8 @@ class Generation:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Cancels the samples that have not finished, as expired if the deadline has passed, and closes the mailbox."""
+        """Cancels the samples that have not finished, as expired if the deadline has passed or nearly so, and closes
+        the mailbox."""
         is_late = self._is_late()
         reason = finish_pb2.FINISH_REASON_DEADLINE if is_late else finish_pb2.FINISH_REASON_CANCELLED
         self._close(reason)
@@ -378,6 +384,7 @@ class Generation:
         self._mailbox.close()
 
     def _is_late(self) -> bool:
+        """Whether the deadline has passed, or is so close that the client's clock may say so."""
         deadline_s = self.request.deadline_s
         return deadline_s is not None and self._loop.time() > deadline_s - CLIENT_CLOCK_S
 

@@ -100,9 +100,10 @@ class BodyReader:
         json_bytes: JsonBytes = json_only,
         any_type: bool = False,
     ) -> Response:
-        """Reads and checks the body and calls `handler`; a client that disconnects before the answer cancels it.
-        `at_once`: the handler does its work without waiting, so the loop's slot is kept for it. `json_bytes`: returns
-        the length of the JSON part. `any_type`: the body is JSON whatever its content type. Raises InvalidArgument."""
+        """Reads and checks the body and calls `handler`. `at_once`: the handler does its work without waiting, so the
+        loop's slot is kept for it; otherwise a client that disconnects before the answer cancels it. `json_bytes`:
+        returns the length of the JSON part. `any_type`: the body is JSON whatever its content type. Raises
+        InvalidArgument."""
         with Spool() as spool:
             async for chunk in request.stream():  # request.body() would keep all chunks
                 spool.append(chunk)

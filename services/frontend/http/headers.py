@@ -41,6 +41,7 @@ class CallHeaders:
 
 
 def read(http: HTTPConnection) -> CallHeaders:
+    """Returns the headers that every dialect reads. Raises InvalidArgument for an invalid timeout."""
     headers, call = http.headers, http.scope[CALL]
     return CallHeaders(headers.get(REQUEST_ID), tenant(http), _timeout_s(headers.get(TIMEOUT)), call.started_s)
 

@@ -205,6 +205,7 @@ class GenerationResponse(DeferredResponse):
         self._streams = stream
 
     async def respond(self, call: Call, send: Send) -> None:
+        """Runs the generation within the call and sends its output, as a stream or in one piece."""
         async with self._generator.start(self._request, call) as generation:
             await (self._stream(generation, send) if self._streams else self._whole(generation, send))
 
@@ -216,6 +217,7 @@ class GenerationResponse(DeferredResponse):
         await send({"type": "http.response.body", "body": body})
 
     async def _body(self, generation: Generation) -> bytes:
+        """Returns the whole answer as JSON, when all samples have ended."""
         deltas = await generation.collect()
         return await _serialize(deltas, lambda: orjson.dumps(self._format.whole(deltas, generation)))
 

@@ -92,7 +92,7 @@ class InferBody(BaseModel):
 
     def binary_outputs(self) -> frozenset[str]:
         """Returns the outputs to send as bytes after the JSON: those that ask for it, or all if the body does. Raises
-        InvalidArgument for shared memory or another option that is not offered."""
+        InvalidArgument for an output with shared memory or classification."""
         everything = binary.flag(self.parameters, binary.ALL_REQUESTED, "parameters", otherwise=False)
         if not self.outputs:
             return frozenset(kind.name for kind in tensors.OUTPUTS if everything)

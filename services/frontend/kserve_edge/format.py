@@ -54,8 +54,8 @@ class TensorWriter:
         return self._has_begun and not self._num_unfinished
 
     def tensors(self, deltas: Sequence[SampleDelta], generation: Generation) -> list[Tensor]:
-        """Returns the requested output tensors for these deltas, one element per sample; the prompt, if asked for, is
-        put in front of the first texts."""
+        """Returns the requested output tensors for these deltas, with one element per sample (one in all for the number
+        of input tokens); the prompt, if asked for, is put in front of the first texts."""
         samples = [_SampleOutput() for _ in range(generation.request.num_samples)]
         if not self._has_begun:
             self._has_begun, self._num_unfinished = True, len(samples)

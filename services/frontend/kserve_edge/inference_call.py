@@ -172,5 +172,6 @@ def _body_locations(error: ValidationError) -> list[dict[str, Any]]:
 
 
 def _with_timeout(headers: CallHeaders, timeout_s: float | None) -> CallHeaders:
+    """Returns the headers with the shorter of the two timeouts, in seconds."""
     timeouts = [seconds for seconds in (headers.timeout_s, timeout_s) if seconds is not None]
     return replace(headers, timeout_s=min(timeouts, default=None))

@@ -134,6 +134,7 @@ class MediaFetcher:
         return b"".join(parts)
 
     def _check_size(self, num_bytes: int) -> None:
+        """Raises InvalidArgument if one item has more than `download_bytes`."""
         if num_bytes > self._bounds.download_bytes:
             limit = self._bounds.download_bytes >> 20
             raise refused(f"Maximum file size exceeded: an item of media has at most {limit} MiB")

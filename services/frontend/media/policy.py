@@ -75,5 +75,6 @@ def _reached(address: Address) -> list[Address]:
 
 
 def _is_public(address: Address) -> bool:
+    """Whether the address belongs to the public internet: neither private nor multicast, reserved or site-local."""
     is_site_local = isinstance(address, ipaddress.IPv6Address) and address.is_site_local
     return address.is_global and not (address.is_multicast or address.is_reserved or is_site_local)

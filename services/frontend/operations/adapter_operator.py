@@ -20,13 +20,15 @@ class AdapterOperator:
         self._client = client
 
     async def load(self, request: pb.LoadAdapterRequest) -> pb.LoadAdapterResponse:
-        """Loads an adapter at all schedulers and returns when requests may name it. Raises QuireError."""
+        """Loads an adapter at all schedulers and waits, for a bounded time, until requests here may name it. Raises
+        QuireError."""
         loaded = await self._schedulers.load_adapter(request)
         await self._wait_until(lambda: self._digest(request.name) in (None, loaded.digest))
         return loaded
 
     async def unload(self, request: pb.UnloadAdapterRequest) -> pb.UnloadAdapterResponse:
-        """Unloads an adapter at all schedulers and returns when requests can no longer name it. Raises QuireError."""
+        """Unloads an adapter at all schedulers and waits, for a bounded time, until requests here can no longer name
+        it. Raises QuireError."""
         unloaded = await self._schedulers.unload_adapter(request)
         await self._wait_until(lambda: not self._digest(request.name))
         return unloaded

@@ -48,9 +48,9 @@ def message(
 
 
 def tool_call(call_id: str, name: str, arguments: str | Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a tool call in OpenAI's form. `arguments`: an object, or JSON text. Text that is not JSON is kept as
-    text: it is a call that was cut off or malformed by the model, and the conversation must remain usable. Raises
-    InvalidArgument for JSON beyond the limits of strict parsing."""
+    """Returns a tool call in OpenAI's form. `arguments`: an object, or JSON text. Malformed text is kept: it is a call
+    that was cut off by the model, and the conversation must remain usable. Raises InvalidArgument for JSON nested too
+    deeply, NaN, or a lone surrogate."""
     if isinstance(arguments, str):
         try:
             strict_json.read(arguments or "{}")

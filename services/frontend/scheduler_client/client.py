@@ -217,6 +217,8 @@ class SchedulerClient:
         self.on_view(session)
 
     def find_session(self, welcome: pb.SchedulerWelcome) -> Session | None:
+        """Implements ConnectionOwner.find_session(): a session matches by scheduler id and epoch, which changes with
+        every start."""
         lifetime = welcome.scheduler_id, welcome.epoch
         return next((s for s in self.sessions if (s.scheduler_id, s.epoch) == lifetime), None)
 

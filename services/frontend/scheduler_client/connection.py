@@ -54,6 +54,7 @@ class Backoff:
         self._pause_s = FIRST_PAUSE_S
 
     def next_s(self) -> float:
+        """Returns the pause before the next attempt, in seconds, and doubles the one after it up to LONGEST_PAUSE_S."""
         pause_s, self._pause_s = self._pause_s, min(2 * self._pause_s, LONGEST_PAUSE_S)
         return pause_s * random.uniform(0.5, 1.0)
 

@@ -114,5 +114,6 @@ class SchedulerConnections:
             self._fail(error)
 
     def _fail(self, error: Exception) -> None:
+        """Ends run() with this error; only the first one counts."""
         if not self._failed.done():
             self._failed.set_exception(error)

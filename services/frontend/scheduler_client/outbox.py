@@ -32,7 +32,8 @@ class Outbox:
         self._num_bytes = 0  # size of the last message
 
     def submit(self, submission: pb.Submission) -> None:
-        """Sends a submission, or appends it to the last message if that is still queued and stays within MAX_BYTES."""
+        """Sends a submission, or appends it to the last message if that is a queued submission, stays within MAX_BYTES,
+        and the scheduler supports merging."""
         last, num_bytes = self._link.last_unsent, submission.ByteSize()
         if self._supports_merging and last is not None and last.HasField("submission"):
             self._num_bytes += num_bytes

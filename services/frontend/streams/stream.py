@@ -104,6 +104,7 @@ class Stream:
         self._notify()
 
     def _notify(self) -> None:
+        """Wakes all readers that wait; later ones wait for the next change."""
         self._changed.set()
         self._changed = asyncio.Event()
 

@@ -307,6 +307,7 @@ class Streams:
         return stream.key not in self.local and not stream.has_ended
 
     def _lose(self, stream: Stream, error: QuireError) -> None:
+        """Drops the stream here and ends its readers with the error; the store keeps the stream."""
         self.forget(stream)
         stream.fail(error)
 
@@ -376,8 +377,9 @@ class Streams:
         local.producer.abort_if_cancelled()
 
     def expire(self, stream: Stream) -> None:
-        """Cancels a running stream that stays unread for its retention, and drops an ended one then, or as soon as the
-        store has it whole; drops a remote one UNREAD_S after its last reader."""
+        """Cancels a running stream that stays unread for its retention, unless its request runs unread, and drops an
+        ended one then, or without readers as soon as the store has it whole; drops a remote one UNREAD_S after its last
+        reader."""
         now, local = self._clock(), self.local.get(stream.key)
         if (
             stream.num_readers

@@ -1,7 +1,7 @@
 """Child process of large_bodies.py: checks large bodies and messages outside the event loop.
 
 The parent sends the limits as JSON once, then one BodyCheck per body; the answer is an error as JSON, or empty
-(shared/process/child.py). A long list of ids in an accepted body is moved behind the rest of the file; the answer then
+(shared/process/child.py). A long list of ids in an accepted body is moved to the end of the file; the answer then
 holds the offset at which the ids begin.
 """
 

@@ -29,8 +29,7 @@ log = logger("large bodies")
 
 
 class LargeBodies:
-    """Owns the child process, which checks one large body at a time, smallest first, so that the event loop is never
-    blocked."""
+    """Owns the child process that checks large bodies outside the event loop, one at a time, smallest first."""
 
     def __init__(self, limits: RequestLimits, prompt_limit: Callable[[], PromptLimit]) -> None:
         """Prepares the process; start() launches it. `prompt_limit`: limit for one prompt, as known now."""

@@ -25,7 +25,7 @@ class Spool:
         self._chunks: list[bytes | memoryview] = []
         self._file: int | None = None
         self.num_bytes = 0
-        self.ids_begin: int | None = None  # offset of packed ids behind the body (long_ids.py)
+        self.ids_begin: int | None = None  # offset of packed ids after the body (long_ids.py)
 
     @property
     def path(self) -> str | None:

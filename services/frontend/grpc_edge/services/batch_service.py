@@ -50,7 +50,7 @@ class BatchService(batch_pb2_grpc.BatchServiceServicer):
             return pb.ListBatchesResponse(batches=map(_message, page.shown), has_more=page.has_more)
 
     async def CancelBatch(self, message: pb.CancelBatchRequest, context: Context) -> pb.CancelBatchResponse:
-        """Requests the cancellation of a batch; running lines may still finish."""
+        """Requests the cancellation of a batch of the tenant and returns it; lines in progress are still answered."""
         async with call_context("CancelBatch", context, self._metrics, self._calls) as call:
             batch = await self._work.cancel(message.batch_id, _tenant(message.tenant, context, call))
             return pb.CancelBatchResponse(batch=_message(batch, is_cancelled=True))

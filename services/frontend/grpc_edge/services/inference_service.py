@@ -71,7 +71,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
                 await self._stream(request, call, responses.chat_response, context)
 
     async def Attach(self, message: pb.AttachRequest, context: Context) -> None:
-        """Streams a resumable stream from an offset on; its tenant must be that of the caller."""
+        """Streams a resumable stream of the caller's tenant from an offset on."""
         arrival = requests.arrival_of(context)
         async with call_context("Attach", context, self._metrics, self._calls) as call:
             await self._resumable.attach(message, arrival, call, context)

@@ -86,7 +86,8 @@ class AdmissionMiddleware:
         await self._app(scope, receive, send)
 
     def _note_arrival(self) -> None:
-        """Counts a call that was let through, until the next loop iteration, in which it has acquired its lease."""
+        """Counts a call that was let through in this loop iteration and has no lease yet; the next iteration resets the
+        count."""
         if not self._num_arriving:
             asyncio.get_running_loop().call_soon(self._reset_arrivals)
         self._num_arriving += 1

@@ -45,8 +45,8 @@ class BodyLimit:
         self._of_paths = of_paths or {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Calls the app with a receive callable that raises BodyTooLarge for a body beyond the limit. One announced
-        with at most DRAIN_FACTOR times the limit is drained first, so that the client reads the answer."""
+        """Calls the app with a receive callable that raises HTTPException 413 for a body beyond the limit. One
+        announced with at most DRAIN_FACTOR times the limit is drained first, so that the client reads the answer."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -57,8 +57,8 @@ class BodyLimit:
         num_bytes = 0
 
         async def limited() -> Message:
-            """Receives the next message. Raises BodyTooLarge if the body's announced or received length exceeds the
-            limit."""
+            """Receives the next message. Raises HTTPException 413 if the body's announced or received length exceeds
+            the limit."""
             nonlocal num_bytes
             if max_bytes < announced <= DRAIN_FACTOR * max_bytes and not expects_continue:
                 await drain_body(receive)

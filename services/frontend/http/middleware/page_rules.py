@@ -30,7 +30,7 @@ class PageRules:
     """Accepted values of the Host and Origin headers, which keep foreign web pages from calling the frontend."""
 
     hosts: frozenset[str] | None  # None: any
-    origins: frozenset[str]  # origins that may call, besides the frontend's own
+    origins: frozenset[str]  # origins that may call, in addition to the frontend's own
 
     @classmethod
     def of(cls, settings: FrontendSettings, *, has_keys: bool) -> PageRules:

@@ -44,6 +44,7 @@ class _Refused:
 
 
 def _closing_response(status: HTTPStatus, more: str = "") -> bytes:
+    """Returns an empty response that closes the connection. `more`: further header lines, each with its line end."""
     head = f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-length: 0\r\nconnection: close\r\n"
     return f"{head}{more}\r\n".encode()
 
@@ -223,6 +224,7 @@ class AdmittingHttpProtocol(HttpToolsProtocol):
         self._admit_or_refuse()
 
     def pause_writing(self) -> None:
+        """Starts the time limit for a client that does not read its answer."""
         super().pause_writing()
         self._writing.set(self.connection_limiter.limits.write_s, self._on_write_timeout)
 
@@ -249,10 +251,12 @@ class AdmittingHttpProtocol(HttpToolsProtocol):
         return b"" if self.cycle is None or self.cycle.response_started else response
 
     def _on_write_timeout(self) -> None:
+        """Aborts the connection of a client that does not read its answer."""
         self.connection_limiter.count_closed("write")
         self.transport.abort()
 
     def _close_with(self, reason: str, answer: bytes) -> None:
+        """Counts the connection as closed for `reason`, sends `answer` if it is not empty, and closes."""
         self.connection_limiter.count_closed(reason)
         self._respond_and_close(answer)
 

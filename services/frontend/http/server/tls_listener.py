@@ -63,6 +63,7 @@ class TlsListener:
         await self._handshakes.close()
 
     def _listen(self) -> None:
+        """Resumes accepting after a pause, unless the listener is closed."""
         if self._is_open:
             asyncio.get_running_loop().add_reader(self._listening, self._accept)
 
