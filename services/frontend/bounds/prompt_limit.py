@@ -39,7 +39,8 @@ class PromptLimit:
         return (first[too_many:], second) if side == "left" else (first, second[: self.max_characters - len(first)])
 
     def check_characters(self, characters: int, *, is_text: bool) -> None:
-        """Checks the characters of a text, or a lower bound for a conversation. Raises InvalidArgument."""
+        """Checks a number of characters: of a text, or, for a conversation, a lower bound. Raises InvalidArgument; the
+        text of the error depends on `is_text`."""
         if self.max_model_len and characters > self.max_characters:
             has = f"{characters} characters" if is_text else f"more than {self.max_characters} characters"
             raise InvalidArgument(

@@ -71,7 +71,8 @@ class ConsoleRoutes:
         return _answer(STATIC / "index.html")
 
     async def cluster(self) -> dict[str, Any]:
-        """Returns the status of every service as JSON, without the fields for operators (PRIVATE)."""
+        """Returns the status of every service as JSON, at most CACHE_S old, without the fields for operators
+        (PRIVATE)."""
         async with self._lock:
             if asyncio.get_running_loop().time() - self._read_s > CACHE_S:
                 self._services = [_as_dict(service) for service in await self._read_status()]

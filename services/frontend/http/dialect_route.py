@@ -39,8 +39,8 @@ def dialect_route(
             handle = super().get_route_handler()
 
             async def guarded(request: Request) -> Response:
-                """Runs the handler; a QuireError, a validation error or an HTTPException becomes a response and is
-                noted in the call."""
+                """Runs the handler; a QuireError, a validation error or an HTTPException becomes a response, and the
+                first two are noted in the call."""
                 try:
                     return await bounds.handle(request, handle, at_once=False, json_bytes=json_bytes, any_type=any_type)
                 except QuireError as error:

@@ -118,7 +118,8 @@ class StreamProducer:
         await self._add_entries([*map(_message, messages), pb.KeptMessage(end=end)])
 
     async def _create(self, generation: Generation) -> None:
-        """Creates the stream in the store. Raises the QuireError that the client gets."""
+        """Creates the stream in the store with the digest of its prompt, and so acquires the lease. Raises the
+        QuireError that the client gets."""
         kept, key = self._stream.request, self._stream.key
         kept.prompt_digest = _digest(generation)
         try:

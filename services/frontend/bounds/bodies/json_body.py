@@ -51,7 +51,8 @@ def check_prompt(document: Any, prompt_limit: PromptLimit) -> None:
 
 
 def _characters(message: Any) -> int:
-    """Returns a lower bound on the characters of a message's text."""
+    """Returns a lower bound on the characters of a message's text, its content parts included; 0 for anything but an
+    object."""
     if not isinstance(message, dict):
         return 0
     content = message.get("content")

@@ -99,7 +99,8 @@ async def _with_timeout(messages: AsyncIterator[pb.UploadFileRequest]) -> AsyncI
 
 
 async def _content(messages: AsyncIterator[pb.UploadFileRequest], announced: int) -> AsyncIterator[bytes]:
-    """Yields the file's content. Raises InvalidArgument if its length differs from the announced one."""
+    """Yields the file's content. Raises InvalidArgument if its length differs from the announced one, or a message has
+    no content or more than MAX_PIECE_BYTES."""
     num_bytes = 0
     async for message in messages:
         if not message.HasField("content"):

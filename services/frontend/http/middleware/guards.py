@@ -106,7 +106,7 @@ class PageGuard:
 
 
 class OperatorGuard:
-    """Checks the admin key of operators' calls before their bodies are read."""
+    """Requires the operators' key on operators' paths, before the bodies are read."""
 
     def __init__(
         self, app: ASGIApp, check: Callable[[Headers], None], refusal: Callable[[str, QuireError], Response]

@@ -171,8 +171,8 @@ class AdmittingHttpProtocol(HttpToolsProtocol):
         return True
 
     def _refuse_whole(self, data: bytes) -> bool:
-        """Refuses a call that arrived in one piece, if no earlier call is running. Returns whether `data` was
-        answered."""
+        """Refuses a call that arrived in one piece, if no earlier call is running, without creating it. Returns whether
+        `data` was answered; otherwise it is still to be parsed."""
         if self.cycle is not None and not self.cycle.response_complete:
             return False
         call = complete_request.read(data, self.connection_limiter.limits.header_bytes)
