@@ -31,7 +31,8 @@ SWITCH_INTERVAL_S = 5e-4
 
 
 async def serve(settings: FrontendSettings, shutdown: Shutdown) -> None:
-    """Runs a frontend until `shutdown` and the following drain. Raises errors that prevent serving."""
+    """Runs a frontend until `shutdown` and the following drain, and closes it. Raises errors that prevent serving, such
+    as a port in use, before the model is loaded."""
     logs.configure(settings.name, settings.log_level, settings.log_format)
     _check_ports(settings)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
@@ -54,7 +55,7 @@ def _check_ports(settings: FrontendSettings) -> None:
 
 
 class Frontend:
-    """The parts of one frontend process."""
+    """Composition root of one frontend process: owns its servers, the core and the background tasks."""
 
     def __init__(self, settings: FrontendSettings, shutdown: Shutdown) -> None:
         self._settings = settings
@@ -110,6 +111,8 @@ class Frontend:
         self.model.warm_up()
 
     async def run(self) -> None:
+        """Starts the servers and all background tasks, and runs until one of them fails or the drain after `shutdown`
+        is over."""
         await self._grpc.server.start()
         await self.admin.start()
         serving = run_vital("the HTTP server", self.http.server.run(), may_end=lambda: self._shutdown.requested)
@@ -143,7 +146,8 @@ class Frontend:
         )
 
     async def _drain_when_asked(self, http: asyncio.Task[None]) -> None:
-        """Refuses new calls from the signal on, waits for running ones, then stops the servers."""
+        """Waits for `shutdown`; then refuses new calls, waits for running ones for at most drain_timeout_s, and stops
+        the servers."""
         await self._shutdown.wait()
         self.ingress.admission.close()
         await self._grpc.server.set_serving(False)
@@ -157,6 +161,7 @@ class Frontend:
         await http
 
     async def close(self) -> None:
+        """Stops the tasks and servers, releases the streams' leases, and ends the child processes."""
         await self._tasks.close()
         await self._grpc.server.stop(0)
         await self.admin.stop()

@@ -32,9 +32,9 @@ class Caller:
         return self.key.tenant
 
     def authorize(self, request: Request, model: str) -> Request:
-        """Checks the key's permissions and rate limits and returns the request with the key's tenant and a
-        tenant-specific cache salt, so that response times reveal nothing about other tenants' prompts. `model`: the
-        served name of the requested model. Raises PermissionDenied, ResourceExhausted."""
+        """Checks the key's permissions, counts the request under its rate limits, and returns the request with the
+        key's tenant and a tenant-specific cache salt, so that response times reveal nothing about other tenants'
+        prompts. `model`: the served name of the requested model. Raises PermissionDenied, ResourceExhausted."""
         self._check_model(model)
         self._check_priorities(request)
         self.account.admit_request(self.key)
@@ -42,10 +42,12 @@ class Caller:
         return replace(request, tenant=self.tenant, cache_salt=salt)
 
     def _check_model(self, model: str) -> None:
+        """Raises PermissionDenied unless the key may request the model; a key without a list may request all."""
         if self.key.models and model not in self.key.models:
             raise PermissionDenied(f"model: the API key {self.key.name} is not for {model!r}", field="model")
 
     def _check_priorities(self, request: Request) -> None:
+        """Raises PermissionDenied if the request is more urgent, or keeps its KV blocks longer, than the key allows."""
         most_urgent, highest = self.key.most_urgent_priority, self.key.highest_kv_priority
         if most_urgent is not None and request.priority < most_urgent:
             text = f"priority: the API key {self.key.name} may ask for {most_urgent} and more, not {request.priority}"
@@ -58,7 +60,8 @@ class Caller:
 
 
 class Access:
-    """The API keys of all sources. Without sources, every call is accepted and names its own tenant."""
+    """The API keys of all sources, and the account of each key. Without sources, every call is accepted and names its
+    own tenant."""
 
     def __init__(self, sources: Iterable[KeySource], metrics: FrontendMetrics, clock: Callable[[], float]) -> None:
         self.sources = tuple(sources)
@@ -73,7 +76,7 @@ class Access:
 
     @property
     def has_several_tenants(self) -> bool:
-        """Whether keys of more than one tenant exist."""
+        """Whether keys of more than one tenant exist; reads the keys anew at each call."""
         tenants = (key.tenant for source in self.sources for key in source.keys().values())
         first = next(tenants, None)
         return any(tenant != first for tenant in tenants)
@@ -103,8 +106,8 @@ class Access:
         return self._owner(key)
 
     def authenticate(self, authorization: bytes, api_key: bytes) -> Caller | None:
-        """Returns the caller for the values of the two headers; None if no keys are configured. Raises
-        Unauthenticated."""
+        """Returns the caller for the values of the two headers; None if no keys are configured. Raises Unauthenticated
+        for a missing or unknown key, and counts it."""
         if self.allows_anonymous:
             return None
         presented = _presented_key(authorization, api_key)
@@ -118,6 +121,8 @@ class Access:
         return self._owner(key)
 
     def _owner(self, key: ApiKey) -> Caller:
+        """Returns the caller for a key. Its account is created at first use and kept by name, so that a replaced key
+        keeps its usage."""
         if key.name not in self.accounts:
             self.accounts[key.name] = Account(key, self._clock, time.time)
         return Caller(key, self.accounts[key.name])
@@ -131,7 +136,7 @@ class Access:
         return self.authenticate(_bytes(metadata.get("authorization", b"")), _bytes(metadata.get("x-api-key", b"")))
 
     def check(self, metadata: dict[str, str | bytes]) -> QuireError | None:
-        """Returns the error that rejects a gRPC call, or None."""
+        """Returns the Unauthenticated error that rejects a gRPC call with this metadata, or None; never raises it."""
         try:
             self.caller_from_metadata(metadata)
         except Unauthenticated as error:
@@ -145,6 +150,8 @@ class Access:
 
 
 def _key_headers(headers: Iterable[tuple[bytes, bytes]]) -> tuple[bytes, bytes]:
+    """Returns the values of the `authorization` and the API-key header; empty for one that is missing or occurs
+    twice."""
     found: dict[bytes, bytes] = {}
     for name, value in headers:
         if name in (AUTHORIZATION, API_KEY):

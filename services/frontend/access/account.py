@@ -17,7 +17,7 @@ ACTIVE_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class AccountUsage:
-    """Usage not yet reported to the shared counters."""
+    """Requests and tokens of one key that are not yet reported to the shared counters."""
 
     requests: int
     tokens: int
@@ -42,6 +42,7 @@ class TokenBucket:
     seen_s: float
 
     def refill(self, per_minute: int, now: float) -> None:
+        """Adds what has accrued since the last call, up to `per_minute`. `now`: monotonic seconds."""
         self.level = min(float(per_minute), self.level + (now - self.seen_s) * per_minute / MINUTE_S)
         self.seen_s = now
 
@@ -53,6 +54,7 @@ class TokenBucket:
         return max(0.0, (wanted - self.level) * MINUTE_S / per_minute)
 
     def rate_limit(self, of: Literal["requests", "tokens"], per_minute: int) -> RateLimit:
+        """Returns the state of the bucket, as of the last refill, for the rate-limit headers."""
         reset_s = self.wait_s(per_minute, per_minute) if per_minute else 0.0
         return RateLimit(of, per_minute, self.level, reset_s)
 
@@ -62,6 +64,7 @@ class Account:
     time, for days."""
 
     def __init__(self, key: ApiKey, clock: Callable[[], float], wall: Callable[[], float]) -> None:
+        """Starts with full buckets and no usage. `clock`: monotonic seconds; `wall`: Unix time, for days."""
         self._clock, self._wall = clock, wall
         now = clock()
         self._requests = TokenBucket(float(key.requests_per_minute), now)
@@ -73,7 +76,7 @@ class Account:
 
     @property
     def is_active(self) -> bool:
-        """Whether the key has limits and was used recently."""
+        """Whether the key has limits and was used in the last ACTIVE_S; only such accounts are synchronized."""
         key = self.key
         is_limited = key.requests_per_minute or key.tokens_per_minute or key.tokens_per_day
         return bool(is_limited) and self._clock() - self._touched_s < ACTIVE_S
@@ -95,7 +98,8 @@ class Account:
         self._unreported = AccountUsage(self._unreported.requests + 1, self._unreported.tokens)
 
     def charge(self, num_tokens: int) -> None:
-        """Counts the prompt and output tokens of a finished request."""
+        """Counts the prompt and output tokens of a finished request in the minute and the day, and as not yet
+        reported."""
         self._touched_s = self._clock()
         self._tokens.spend(num_tokens, self.key.tokens_per_minute)
         self._day_tokens = self._today() + num_tokens
@@ -118,6 +122,7 @@ class Account:
         return taken
 
     def restore_unreported(self, usage: AccountUsage) -> None:
+        """Adds back what take_unreported() returned, to usage that has arrived since."""
         self._unreported = AccountUsage(
             self._unreported.requests + usage.requests, self._unreported.tokens + usage.tokens
         )
@@ -133,6 +138,7 @@ class Account:
             self._day_tokens = level.day_tokens + self._unreported.tokens
 
     def _today(self) -> int:
+        """Returns the tokens used in the present UTC day, and starts at 0 when the day has changed."""
         day = int(self._wall() // DAY_S)
         if day != self._day:
             self._day, self._day_tokens = day, 0
@@ -140,6 +146,7 @@ class Account:
 
 
 def _limit_exceeded(key: ApiKey, limit: str, maximum: int, wait_s: float) -> ResourceExhausted:
+    """Returns the error for a used-up limit, with a hint to retry after `wait_s` seconds."""
     return ResourceExhausted(
         f"{limit}: the API key {key.name} has used its {maximum}",
         field=limit,

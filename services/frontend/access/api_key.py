@@ -38,6 +38,7 @@ class ApiKey(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _tenant_by_name(cls, values: Any) -> Any:
+        """Fills in the key's name for a missing tenant, before validation."""
         if isinstance(values, dict) and not values.get("tenant"):
             return {**values, "tenant": values.get("name", "")}
         return values

@@ -12,7 +12,7 @@ MINUTE_S, HOUR_S = 60, 3600
 
 @dataclass(frozen=True, slots=True)
 class RateLimit:
-    """The present state of one limit."""
+    """State of one limit, as the x-ratelimit headers report it."""
 
     of: Literal["requests", "tokens"]
     limit: int
@@ -20,6 +20,8 @@ class RateLimit:
     reset_s: float  # until `remaining` is back at `limit`
 
     def headers(self) -> list[tuple[bytes, bytes]]:
+        """Returns OpenAI's headers x-ratelimit-{limit,remaining,reset}-{requests,tokens}; a negative rest is shown as
+        0."""
         fields = (
             ("limit", str(self.limit)),
             ("remaining", str(max(0, math.floor(self.remaining)))),

@@ -45,12 +45,13 @@ return {{tostring(requests), tostring(tokens), day, day_tokens}}
 
 
 class SharedUsage:
-    """Synchronizes the accounts of one frontend."""
+    """Synchronizes the accounts of one frontend with the counters in Redis, which all frontends share."""
 
     def __init__(
         self, redis: Any, namespace: str, accounts: Mapping[str, Account], on_error: Callable[[], None]
     ) -> None:
-        """Stores the accounts. `accounts`: by key name; may grow."""
+        """Stores the accounts and registers the script. `accounts`: by key name; may grow. `on_error`: called at each
+        failure."""
         self.redis = redis
         self._namespace = namespace
         self.accounts = accounts
@@ -65,7 +66,8 @@ class SharedUsage:
             await self.sync()
 
     async def sync(self) -> None:
-        """Synchronizes all recently used accounts once."""
+        """Synchronizes all active accounts once, AT_ONCE at a time; stops at the first failure, the rest waits for the
+        next round."""
         active = [(name, account) for name, account in self.accounts.items() if account.is_active]
         for start in range(0, len(active), AT_ONCE):
             done = await asyncio.gather(*(self._sync(*one) for one in active[start : start + AT_ONCE]))
@@ -77,6 +79,8 @@ class SharedUsage:
         await self.redis.aclose()
 
     async def _sync(self, name: str, account: Account) -> bool:
+        """Reports the unreported usage of one account and applies the shared level that Redis returns. Returns False if
+        Redis is unavailable; the usage is restored then."""
         key, usage = account.key, account.take_unreported()
         values = [key.requests_per_minute, key.tokens_per_minute, usage.requests, usage.tokens]
         try:
@@ -88,6 +92,7 @@ class SharedUsage:
         return True
 
     def _note_state(self, is_up: bool) -> None:
+        """Counts a failure, and logs when Redis becomes unavailable or available again."""
         if not is_up:
             self._on_error()
             if not self._is_down:

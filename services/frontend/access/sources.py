@@ -25,13 +25,13 @@ DEFAULT_KEY_NAME = "default"  # the name of the key in the environment
 
 
 class KeySource(Protocol):
-    """Provides the keys that are valid at present."""
+    """Provides the API keys that are valid at present, by the SHA-256 of the key."""
 
     def keys(self) -> Keys: ...
 
 
 class SingleKey:
-    """One key for all clients."""
+    """Source of the one key from the settings, shared by all clients."""
 
     def __init__(self, secret: str) -> None:
         self._keys = {digest(secret.encode()): ApiKey.model_validate({"name": DEFAULT_KEY_NAME})}
@@ -53,6 +53,8 @@ class KeyFile:
         return self._file.held
 
     def _read(self, content: bytes) -> Keys:
+        """Returns the keys of the file's content by hash. Raises UnusableFile, without quoting the content, or
+        InvalidArgument for a field of an entry."""
         try:
             document = yaml.safe_load(content.decode())
         except UnicodeDecodeError:
@@ -71,6 +73,8 @@ class KeyFile:
         return keys
 
     def _entry(self, entry: Any, where: str) -> tuple[Digest, ApiKey]:
+        """Returns the hash and the key of one entry. `where`: its place, for errors. Raises UnusableFile,
+        InvalidArgument."""
         if not isinstance(entry, dict):
             raise UnusableFile(f"{where}: must be a mapping")
         values = dict(entry)
@@ -81,6 +85,7 @@ class KeyFile:
         return digest(str(secret).encode()) if hashed is None else self._hash(str(hashed), where), key
 
     def _hash(self, text: str, where: str) -> Digest:
+        """Returns the SHA-256 that `text` holds in hexadecimal. Raises UnusableFile."""
         try:
             found = bytes.fromhex(text)
         except ValueError:
@@ -105,7 +110,7 @@ class RedisKeys:
         return self._keys
 
     async def run(self) -> None:
-        """Reloads the keys until cancelled."""
+        """Reloads the keys every RELOAD_S until cancelled."""
         while True:
             await self.read()
             await cancellable_sleep(RELOAD_S)
@@ -114,6 +119,8 @@ class RedisKeys:
         await self._redis.aclose()
 
     async def read(self) -> None:
+        """Replaces the keys by those in Redis. Keeps the present ones if Redis is unavailable, with a warning and a
+        call of `on_error`."""
         try:
             found = await self._redis.hgetall(self._name)
         except (redis_error(), OSError) as error:

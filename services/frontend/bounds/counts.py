@@ -56,7 +56,8 @@ FREE_FORM_FIELDS = (
 
 
 def check_entries(fields: Iterable[tuple[str, Any]], limits: RequestLimits) -> None:
-    """Checks the number of entries of lists and mappings. Raises InvalidArgument."""
+    """Checks the number of entries of lists and mappings against the limit for each field's name. Raises
+    InvalidArgument."""
     for name, value in fields:
         limit = ENTRIES.get(name)
         if not value or limit is None or isinstance(value, str) or not isinstance(value, Sized):
@@ -68,6 +69,7 @@ def check_entries(fields: Iterable[tuple[str, Any]], limits: RequestLimits) -> N
 
 
 def check_words(name: str, words: Iterable[Any], limits: RequestLimits) -> None:
+    """Raises InvalidArgument if a text in the list `name` is longer than max_word_characters; other values pass."""
     for word in words:
         if isinstance(word, str) and len(word) > limits.max_word_characters:
             text = f"{name}: a text of {len(word)} characters; at most {limits.max_word_characters} are taken"
@@ -79,7 +81,9 @@ def too_many(name: str, count: int, limit: str, most: int) -> InvalidArgument:
 
 
 def check_body(body: Any, num_bytes: int, limits: RequestLimits) -> None:
-    """Checks a parsed JSON body of `num_bytes` bytes before its fields are validated. Raises InvalidArgument."""
+    """Checks a parsed JSON body of `num_bytes` bytes before its fields are validated: numbers of fields, entries,
+    prompts and content parts, types in id lists, lengths of texts. Anything but an object passes. Raises
+    InvalidArgument."""
     body = merge_extra_body(body)
     if not isinstance(body, dict):
         return
@@ -116,6 +120,7 @@ def _is_list(value: Any) -> bool:
 
 
 def check_metadata(metadata: Any) -> None:
+    """Raises InvalidArgument if a key or a text of the mapping is too long; anything but a mapping passes."""
     for key, value in metadata.items() if isinstance(metadata, dict) else ():
         if len(key) > MAX_IN_KEY or (isinstance(value, str) and len(value) > MAX_IN_VALUE):
             most = f"keys have at most {MAX_IN_KEY} characters, values {MAX_IN_VALUE}"
@@ -123,6 +128,8 @@ def check_metadata(metadata: Any) -> None:
 
 
 def _check_parts(body: Mapping[str, Any], limits: RequestLimits) -> None:
+    """Raises InvalidArgument if the messages together hold more than max_parts content parts, tool calls and summaries,
+    or a batch of conversations more than max_messages messages."""
     for name in ("messages", "input"):
         messages = body.get(name)
         if not isinstance(messages, list):
@@ -143,6 +150,8 @@ def _check_parts(body: Mapping[str, Any], limits: RequestLimits) -> None:
 
 
 def _check_forms(body: Mapping[str, Any], limits: RequestLimits) -> None:
+    """Raises InvalidArgument if the free-form fields (schemas, tools, variables) together hold more than
+    max_form_characters."""
     remaining = limits.max_form_characters
     for name in FREE_FORM_FIELDS:
         if name == "text" and isinstance(body.get(name), (str, list)):  # prompts
@@ -153,6 +162,7 @@ def _check_forms(body: Mapping[str, Any], limits: RequestLimits) -> None:
 
 
 def too_long_form(name: str, limits: RequestLimits) -> InvalidArgument:
+    """Returns the error for free-form fields that exceed max_form_characters together; `name`: the field that did."""
     text = f"{name}: tools, schemas and the like may have {limits.max_form_characters} characters together"
     return InvalidArgument(f"{text} (max_form_characters).", field=name)
 

@@ -33,7 +33,7 @@ IDS = ("ids", "input_ids", "token_ids", "allowed_token_ids", "prompt_logprob_tok
 
 
 def parse(data: bytes, kind: type[AnyMessage]) -> AnyMessage:
-    """Parses a message. Raises InvalidArgument."""
+    """Parses protobuf bytes as a message of type `kind`. Raises InvalidArgument with the parser's text."""
     try:
         return kind.FromString(data)
     except Exception as error:  # protobuf implementations have no common error class
@@ -42,7 +42,8 @@ def parse(data: bytes, kind: type[AnyMessage]) -> AnyMessage:
 
 
 def check_prompt(message: Message, prompt_limit: PromptLimit) -> None:
-    """Refuses prompts that validation would refuse in any case. Raises InvalidArgument."""
+    """Refuses a message whose prompt is too long in bytes, before the tokenizer would refuse it. Raises
+    InvalidArgument."""
     if isinstance(message, open_inference_pb2.ModelInferRequest):
         _check_tensors(message, prompt_limit)
     for field, value in message.ListFields():
@@ -64,7 +65,8 @@ def _check_tensors(request: open_inference_pb2.ModelInferRequest, prompt_limit: 
 
 
 def check(message: Message, limits: RequestLimits) -> None:
-    """Checks all lists of a message. Raises InvalidArgument."""
+    """Checks the lengths of all lists of a message, a batch's metadata, and a chat's template variables. Raises
+    InvalidArgument."""
     for field, value in _lists(message):
         if field.name in IDS and len(value) > limits.max_values:
             raise counts.too_many(field.name, len(value), "max_values", limits.max_values)
@@ -78,6 +80,7 @@ def check(message: Message, limits: RequestLimits) -> None:
 
 
 def _check_tools(tools: Iterable[pb.Tool], limits: RequestLimits) -> None:
+    """Raises InvalidArgument if the tools together have more than max_form_characters."""
     characters = sum(len(tool.parameters) + len(tool.description) + len(tool.name) for tool in tools)
     if characters > limits.max_form_characters:
         raise counts.too_long_form("tools", limits)

@@ -12,7 +12,7 @@ LONGEST_CHARACTER = 4  # UTF-8 bytes
 
 @dataclass(frozen=True, slots=True)
 class PromptLimit:
-    """Length limit of one prompt."""
+    """Length limit of one prompt, in tokens, and the characters and bytes that so many tokens hold at most."""
 
     max_model_len: int  # tokens; 0: unknown
     longest_token: int  # characters
@@ -30,7 +30,8 @@ class PromptLimit:
         return text[too_many:] if side == "left" else text[: self.max_characters]
 
     def truncate_pair(self, first: str, second: str, side: str) -> tuple[str, str]:
-        """Truncates two texts that are tokenized together."""
+        """Truncates two texts that are tokenized together to max_characters in all: at the end of the second or, with
+        side "left", at the start of the first."""
         first, second = self.truncate(first, side), self.truncate(second, side)
         too_many = len(first) + len(second) - self.max_characters if self.max_model_len else 0
         if too_many <= 0:
@@ -38,7 +39,8 @@ class PromptLimit:
         return (first[too_many:], second) if side == "left" else (first, second[: self.max_characters - len(first)])
 
     def check_characters(self, characters: int, *, is_text: bool) -> None:
-        """Checks the characters of a text, or a lower bound for a conversation. Raises InvalidArgument."""
+        """Checks a number of characters: of a text, or, for a conversation, a lower bound. Raises InvalidArgument; the
+        text of the error depends on `is_text`."""
         if self.max_model_len and characters > self.max_characters:
             has = f"{characters} characters" if is_text else f"more than {self.max_characters} characters"
             raise InvalidArgument(
@@ -51,7 +53,8 @@ class PromptLimit:
             )
 
     def check_bytes(self, count: int) -> None:
-        """Checks the length of an undecoded UTF-8 prompt. Raises InvalidArgument."""
+        """Checks the length of a UTF-8 prompt in bytes before it is decoded. Raises InvalidArgument; does nothing while
+        the limit is unknown."""
         if self.max_model_len and count > LONGEST_CHARACTER * self.max_characters:
             raise InvalidArgument(
                 f"This model's maximum context length is {self.max_model_len} tokens, in which at most "
@@ -68,8 +71,8 @@ class PromptLimit:
 
 
 def check_length(length: int, max_model_len: int, *, goes_on: bool = True) -> None:
-    """Checks a prompt's length in tokens; one that is continued must leave space for one more. Raises
-    InvalidArgument."""
+    """Raises InvalidArgument if a prompt of `length` tokens exceeds the context; with `goes_on` (it is continued) it
+    must leave space for one token more."""
     if length + goes_on > max_model_len:
         suffix = (
             ", and at least one is left for the output. Please reduce its length."

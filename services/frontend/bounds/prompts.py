@@ -27,7 +27,8 @@ def check(request: Request, limits: RequestLimits) -> None:
 
 
 def check_characters(prompt: TextPrompt | PairPrompt | ChatPrompt, prompt_limit: PromptLimit) -> None:
-    """Checks the length of a prompt. Raises InvalidArgument."""
+    """Checks the length of a prompt's texts in characters. Raises InvalidArgument; does nothing while the limit is
+    unknown."""
     if not prompt_limit.max_model_len:
         return
     match prompt:
@@ -52,6 +53,7 @@ def characters_of(prompt: ChatPrompt, enough: int) -> int:
 
 
 def _values(prompt: ChatPrompt) -> Iterator[Any]:
+    """Yields everything in the conversation that the template reads: message fields, tools, template variables."""
     for message in prompt.messages:
         yield from message.values()
     yield from prompt.tools

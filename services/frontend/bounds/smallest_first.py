@@ -30,6 +30,8 @@ class SmallestFirstLimiter:
             self._release()
 
     async def _wait(self, work: int) -> None:
+        """Waits in the queue until a slot is handed over. A slot that arrives together with a cancellation is passed to
+        the next task."""
         called: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         heapq.heappush(self._waiting, (work, next(self._numbers), called))
         try:
@@ -40,6 +42,7 @@ class SmallestFirstLimiter:
             raise
 
     def _release(self) -> None:
+        """Hands the slot to the waiting task with the least work, or returns it to the free places."""
         while self._waiting:
             called = heapq.heappop(self._waiting)[2]
             if not called.done():

@@ -14,8 +14,8 @@ OTHER_ENCODING = b"\0"  # UTF-16 or UTF-32, which the patterns cannot search
 
 
 def check(body: bytes, document: Any) -> None:
-    """Raises InvalidArgument that names the field of `document` (the parsed `body`). Costs one search in the bytes if
-    nothing is found."""
+    """Raises InvalidArgument that names the field of `document` (the parsed `body`) with an unpaired surrogate, which
+    is not valid Unicode. Costs one search in the bytes if nothing is found."""
     if not (SURROGATE.search(body) or AS_BYTES.search(body) or OTHER_ENCODING in body):
         return
     found = find_lone_surrogate(document)

@@ -21,8 +21,9 @@ FIXED = {FIXED64: 8, FIXED32: 4}
 
 
 def check(data: bytes, kind: Any, limits: RequestLimits) -> Iterator[None]:
-    """Yields between slices; raises InvalidArgument if there are too many fields. `kind`: the message's descriptor.
-    Malformed messages are left to the parser."""
+    """Counts the fields and packed numbers of a protobuf message without parsing it, and yields between slices. `kind`:
+    the message's descriptor. Raises InvalidArgument if there are too many; malformed messages are left to the
+    parser."""
     if len(data) // 2 <= limits.max_values:
         return  # every field takes at least two bytes
     count = 0

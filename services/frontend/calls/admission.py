@@ -69,6 +69,7 @@ class TenantLimit:
         self.of_tenants: Counter[str] = Counter()
 
     def add(self, tenant: str, amount: int) -> None:
+        """Adds `amount`, negative to release, to the tenant's share and to the total."""
         self.total += amount
         self.of_tenants[tenant] += amount
         if not self.of_tenants[tenant]:
@@ -79,9 +80,9 @@ class TenantLimit:
         return self.limit - self.reserve
 
     def charged_amount(self, tenant: str, own: int, more: int) -> int:
-        """Returns the amount that `more` is charged as. A request larger than the free part is charged as that part if
-        it is at least half of the limit and the tenant holds nothing else: otherwise it would never be admitted while
-        other tenants are active."""
+        """Returns the amount that `more`, in place of the call's `own`, is charged as: at most the part that tenants
+        share. A request larger than the free part is charged as that part if it is at least half of the limit and the
+        tenant holds nothing else: otherwise it would never be admitted while other tenants are active."""
         left = self.shared - (self.total - own)
         if more > left >= self.limit // 2 and self.of_tenants[tenant] == own:
             return left
@@ -147,14 +148,16 @@ class CallAdmission:
         return Lease(self)
 
     def charged_amount(self, lease: Lease, num_samples: int, num_tokens: int) -> tuple[int, int]:
-        """Returns the samples and tokens that a request is charged as."""
+        """Returns the samples and tokens that a request is charged as: with several tenants, at most one tenant's
+        maximum."""
         if not self._has_several_tenants():
             return num_samples, num_tokens
         samples = self._samples.charged_amount(lease.tenant, lease.num_samples, num_samples)
         return samples, self._tokens.charged_amount(lease.tenant, lease.num_tokens, num_tokens)
 
     def num_first_prompt_samples(self, lease: Lease, num_samples: int, piece: int) -> int:
-        """Returns how many of its samples a call with several prompts starts with."""
+        """Returns how many of its samples a call with several prompts starts with: all of them without several tenants,
+        else a multiple of `piece`, at least one prompt's."""
         if not self._has_several_tenants():
             return num_samples
         most = self._samples.max_for_call(lease.tenant, lease.num_samples)
@@ -178,13 +181,15 @@ class CallAdmission:
             self._check(self._tokens, tenant, 0, 1, asked=1)
 
     def is_full(self, num_arriving: int = 0) -> bool:
-        """Whether check_open() would raise for every tenant."""
+        """Whether check_open() would raise for every tenant. `num_arriving`: requests that were let through and will
+        acquire soon."""
         present = self.num_samples + num_arriving
         full = present >= self._samples.limit or self.num_tokens >= self._tokens.limit
         return self._closed or bool(present and full)
 
     def check(self, lease: Lease, num_samples: int, num_tokens: int) -> None:
-        """Raises QuireError if the amounts do not fit together with what other leases hold."""
+        """Raises ResourceExhausted if the amounts do not fit together with what other leases hold, Unavailable after
+        close()."""
         if not lease.num_samples:
             self._check_closed()
         if self.num_samples == lease.num_samples:
@@ -197,7 +202,8 @@ class CallAdmission:
             raise Unavailable("this frontend is draining", retry_after_ms=self._retry_after_ms)
 
     def _check(self, limit: TenantLimit, tenant: str, own: int, more: int, asked: int = 0) -> None:
-        """Checks one limit. `more`: replaces `own`; `asked`: the part of it that the request itself asks for."""
+        """Checks one limit and, with several tenants, its reserve. `more`: replaces `own`; `asked`: the part of it that
+        the request itself asks for. Raises ResourceExhausted."""
         others = limit.total - own
         if others + more > limit.limit:
             present, asked = others + more - (asked or more), asked or more
@@ -207,6 +213,7 @@ class CallAdmission:
             self._refuse(limit, f"{others} in flight and {asked or more} asked for are too much for one tenant: {kept}")
 
     def _refuse(self, limit: TenantLimit, text: str) -> None:
+        """Counts a rejection by this limit and raises ResourceExhausted with the retry hint."""
         self._metrics.rejections[limit.name].inc()
         raise ResourceExhausted(f"{limit.name}: {text}", retry_after_ms=self._retry_after_ms)
 
@@ -220,13 +227,14 @@ class CallAdmission:
         return [self._rate_limit(of, limit, tenant) for of, limit in limits]
 
     def _rate_limit(self, of: Literal["requests", "tokens"], limit: TenantLimit, tenant: str) -> RateLimit:
+        """Returns one limit with its rest: the tenant's own if keys of several tenants exist, else the frontend's."""
         maximum, left = limit.limit, limit.limit - limit.total
         if self._has_several_tenants():
             maximum, left = limit.shared, limit.remaining_for(tenant)
         return RateLimit(of, maximum, left, self._retry_after_ms / 1000 if left <= 0 else 0.0)
 
     def add(self, lease: Lease, num_samples: int, num_tokens: int) -> None:
-        """Changes the lease's share and the totals."""
+        """Adds the amounts, negative to release, to the lease and the totals, and wakes wait_idle() at 0."""
         lease.num_samples += num_samples
         lease.num_tokens += num_tokens
         self._samples.add(lease.tenant, num_samples)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def observe_call(metrics: CallMetrics, call: Call) -> None:
-    """Records the metrics of an ended call."""
+    """Records the outcome, token counts and times of an ended call; a detached call is not counted as a call."""
     tenant = metrics.tenant(_tenant(call))
     if not call.is_detached:
         tenant.calls[_outcome(call)] += 1
@@ -31,6 +31,7 @@ def _tenant(call: Call) -> str:
 
 
 def _outcome(call: Call) -> str:
+    """Returns the metric label of the call's end: limited, failed, answered, or left (the client disconnected)."""
     if isinstance(call.error, ResourceExhausted):
         return "limited"
     if call.error is not None:
@@ -39,6 +40,7 @@ def _outcome(call: Call) -> str:
 
 
 def _count_tokens(tenant: TenantMetrics, generation: MeasuredGeneration) -> None:
+    """Adds the generation's tokens and its time to the first token to the tenant's metrics."""
     usage, first_token_s = generation.usage, generation.times.first_token_s
     tenant.tokens["prompt"] += usage.prompt_tokens
     tenant.tokens["cached"] += usage.cached_tokens

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def end_span(call: Call, span: Span) -> None:
-    """Ends a call's span with its attributes; never records any text."""
+    """Ends a call's trace span with its attributes and phases; never records any text."""
     now = asyncio.get_running_loop().time()
     attributes: dict[str, str | int | float | bool] = {
         "gen_ai.request.id": truncated_name(call.id),

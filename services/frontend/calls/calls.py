@@ -102,6 +102,8 @@ class Call:
         return self
 
     def __exit__(self, *_: object) -> None:
+        """Releases the lease, charges the tokens to the key's account, ends the trace span, and logs and counts the
+        call."""
         self.lease.release()
         if self.caller is not None and self.generation is not None:
             usage = self.generation.usage
@@ -119,6 +121,7 @@ class Calls:
     def __init__(
         self, admission: CallAdmission, access: Access, metrics: CallMetrics, traces: NoTraces | None = None
     ) -> None:
+        """Stores the collaborators. `traces`: starts the spans of traced calls; None: no traces."""
         self.admission = admission
         self._metrics = metrics
         self.access = access
@@ -137,12 +140,14 @@ class Calls:
         return heapq.nsmallest(count, live, key=lambda call: call.started_s)
 
     def begin(self) -> Call:
-        """Returns a new call for use in a `with`."""
+        """Returns a new call for use in a `with`, and lists it as live until that ends."""
         call = Call(self, self.admission)
         self._live.add(call)
         return call
 
     def finish(self, call: Call) -> None:
+        """Records the metrics of an ended call and logs it; a call without a route (pages, probes) is only
+        forgotten."""
         self._live.discard(call)
         if not call.route:
             return
@@ -156,6 +161,7 @@ class Calls:
             log.info("request", **_identity(call), status=call.status, total_ms=_total_ms(call))
 
     def _log_generation(self, call: Call, generation: MeasuredGeneration) -> None:
+        """Logs a call that computed something: its end, token counts and times in milliseconds."""
         usage, times = generation.usage, generation.times
         log.info(
             "request",
@@ -172,7 +178,8 @@ class Calls:
         )
 
     def log_refusal(self, route: str, status: str, call: Call | None = None) -> None:
-        """Logs a call for which nothing was computed. `call`: None if it was refused before it started."""
+        """Logs a call for which nothing was computed, at most REFUSALS_A_SECOND one by one and the others as counts,
+        and lets further refusals go first. `call`: None if it was refused before it started."""
         self.preparation_queue.note_refusal()
         if self._refusal_timer is None:
             self._refusal_timer = asyncio.get_running_loop().call_later(SECOND_S, self._log_refusal_counts)
@@ -185,6 +192,7 @@ class Calls:
             log.info("request", **_identity(call), status=status, **_error_fields(call.error), total_ms=_total_ms(call))
 
     def _log_refusal_counts(self) -> None:
+        """Logs how many refusals of each route and status were not logged one by one, and starts a new interval."""
         untold, self._unlogged = self._unlogged, Counter()
         self._refusal_timer, self._num_refusals = None, 0
         for (route, status), count in untold.items():
@@ -192,6 +200,7 @@ class Calls:
 
 
 def _identity(call: Call) -> dict[str, str]:
+    """Returns the log fields that identify a call, those that are known: request id, route, key, tenant, model."""
     request = call.request
     request_id = call.generated_id if request is None else request.request_id
     fields = {"request": truncated_name(request_id)} if request_id else {}

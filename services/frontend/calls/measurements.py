@@ -6,7 +6,7 @@ from typing import NamedTuple, Protocol
 
 
 class Usage(NamedTuple):
-    """Tokens delivered to the reader so far."""
+    """Token counts of a request or a sample, of what was delivered to the reader so far."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -15,7 +15,7 @@ class Usage(NamedTuple):
 
 
 class Times(NamedTuple):
-    """Durations in seconds; None if not reached."""
+    """Durations of a sample in seconds; None if not reached."""
 
     queue_s: float | None  # in the scheduler's queue, of the first sample to start
     first_token_s: float | None  # from arrival to the first token

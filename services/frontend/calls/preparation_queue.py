@@ -16,7 +16,8 @@ WINDOW_S = 1.0
 
 
 class PreparationQueue:
-    """FIFO queue that admits one request per event loop iteration."""
+    """FIFO queue that admits one request per event loop iteration, so that tokenizing many does not delay the
+    others."""
 
     def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
         self.clock = clock
@@ -51,6 +52,7 @@ class PreparationQueue:
             self._call_next()
 
     def _call_next(self) -> None:
+        """Wakes the first waiter that was not cancelled, if any."""
         while self.waiting:
             turn = self.waiting.popleft()
             if not turn.done():  # it was not cancelled
@@ -58,6 +60,8 @@ class PreparationQueue:
                 return
 
     def _refusals_go_first(self) -> bool:
+        """Whether the waiters yield this iteration to refusals: after a refusal, for at most REFUSALS_FIRST_S in each
+        window of WINDOW_S."""
         if not self._has_refused:
             return False
         self._has_refused = False

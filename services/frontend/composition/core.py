@@ -48,6 +48,7 @@ class FrontendCore:
         self.streams = redis.streams(self.generator, ingress.calls)
 
     def _new_generator(self, settings: FrontendSettings, redis: SharedState, ingress: Ingress) -> Generator:
+        """Returns the generator over the model's tokenizer, the scheduler client and the locator of cached prefixes."""
         return Generator(
             catalogue=self.catalogue,
             processor=self._model.processor,
@@ -65,10 +66,10 @@ class FrontendCore:
         )
 
     def load(self) -> dict[str, float]:
-        """Returns the load of the cluster, as its schedulers last reported it."""
+        """Returns the load of the cluster, by metric name, as its schedulers last reported it."""
         return self.client.load
 
     def prompt_limit(self) -> PromptLimit:
-        """Returns the limit on a prompt's length, as far as it is known."""
+        """Returns the length limit on a prompt; its context length is 0 until a worker has reported it."""
         limits = self.client.limits
         return PromptLimit(0 if limits is None else limits.max_model_len, self._model.tokenizer.longest_token)

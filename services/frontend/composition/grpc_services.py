@@ -38,6 +38,7 @@ class GrpcServices:
         offline: OfflineOperations,
         shutdown: Shutdown,
     ) -> None:
+        """Builds the services, registers those for clients on `port`, and prepares the operators' port."""
         server = port.server.methods
         self.inference = _inference(settings.name, model, ingress, core)
         self.operators = _operators(settings.name, port.address, ingress, core, shutdown)
@@ -55,6 +56,7 @@ class GrpcServices:
 def _inference(
     name: str, model: ServedModel, ingress: Ingress, core: FrontendCore
 ) -> inference_service.InferenceService:
+    """Returns Quire's own gRPC inference service over the core. `name`: the name of this frontend."""
     return inference_service.InferenceService(
         core.generator,
         model.processor,
@@ -70,6 +72,7 @@ def _inference(
 def _operators(
     name: str, address: str, ingress: Ingress, core: FrontendCore, shutdown: Shutdown
 ) -> admin_service.FrontendAdminService:
+    """Returns the gRPC service for operators: status, adapters, weights, shutdown."""
     status = admin_service.FrontendStatus(
         name, address, ingress.admission, core.client, shutdown=shutdown, calls=ingress.calls
     )
@@ -82,6 +85,7 @@ def _operators(
 def _open_inference(
     model: ServedModel, ingress: Ingress, core: FrontendCore, health: FrontendHealth
 ) -> open_inference.OpenInferenceService:
+    """Returns the gRPC service of KServe's Open Inference Protocol."""
     return open_inference.OpenInferenceService(
         core.generator,
         model.tokenizer,
@@ -98,6 +102,7 @@ def _open_inference(
 def _vllm_engine(
     model: ServedModel, ingress: Ingress, core: FrontendCore, health: FrontendHealth
 ) -> vllm_engine.VllmEngineService:
+    """Returns the gRPC service that stands in for vLLM's engine."""
     return vllm_engine.VllmEngineService(
         core.generator,
         model.tokenizer,

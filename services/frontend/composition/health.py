@@ -11,7 +11,7 @@ ATTEMPT_TIMEOUT_S = 60.0  # per connection attempt, which takes at most 10 s
 
 
 class FrontendHealth:
-    """Watches the process and updates the gRPC health service."""
+    """Decides whether the process is alive and whether it serves, and updates the gRPC health service accordingly."""
 
     def __init__(
         self, client: SchedulerClient, shutdown: Shutdown, server: Server, *, awaits_worker: bool = False
@@ -27,6 +27,8 @@ class FrontendHealth:
         return self._liveness.is_alive
 
     def is_serving(self) -> bool:
+        """Whether new calls can be answered: a scheduler session is open and the process neither drains nor hangs;
+        before the first worker's report only if `awaits_worker` is unset."""
         self._awaits_worker = self._awaits_worker and self._client.limits is None
         is_up = self._client.is_open and self._liveness.is_alive
         return is_up and not self._awaits_worker and not self._shutdown.requested
@@ -46,5 +48,6 @@ class FrontendHealth:
             await self._client.wait_for_change()
 
     async def _set_alive(self, is_alive: bool) -> None:
+        """Reports a changed liveness to the health service, and the readiness that depends on it."""
         await self._server.set_alive(is_alive)
         await self._server.set_serving(self.is_serving())

@@ -99,6 +99,7 @@ def build(
 
 
 def _path_hint(request: Request) -> str:
+    """Returns the end of an error text that suggests a served path; empty if none is similar."""
     routes = request.app.routes
     meant = suggest_path(request.url.path, paths(routes), lambda path: is_served(routes, path))
     return f"; did you mean {meant}?" if meant else ""
@@ -108,18 +109,23 @@ def _install_errors(app: FastAPI, dialects: Dialects) -> None:
     """Installs handlers that format every error as the clients of its path expect."""
 
     async def on_quire_error(request: Request, error: Exception) -> Response:
+        """Answers a QuireError in the format and with the field names of the path's dialect, and notes it in the
+        call."""
         assert isinstance(error, QuireError)
         request.scope[CALL].error = error
         path = request.url.path
         return dialects.refusal(path, dialects.in_client_terms(path, error))
 
     async def on_validation_error(request: Request, error: Exception) -> Response:
+        """Answers a body or query that pydantic refuses, in the format of the path's dialect, and notes the error in
+        the call."""
         assert isinstance(error, RequestValidationError)
         request.scope[CALL].error = invalid = as_invalid_argument(error)
         return dialects.refusal(request.url.path, invalid)
 
     async def on_http_exception(request: Request, error: Exception) -> Response:
-        """Answers an unknown path or a method that the path does not have."""
+        """Answers an unknown path, with a similar path as a hint, or a method that the path does not have, with
+        Allow."""
         assert isinstance(error, HTTPException)
         headers = dict(error.headers or {})
         if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:  # a route lists only the methods of its own entry

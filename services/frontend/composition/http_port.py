@@ -44,6 +44,7 @@ class HttpPort:
         health: FrontendHealth,
         offline: OfflineService,
     ) -> None:
+        """Builds the application and binds the port; run the server to accept calls."""
         self._settings = settings
         self._model = model
         self._ingress = ingress
@@ -55,6 +56,8 @@ class HttpPort:
         self.address = settings.reachable(self.server.port)
 
     def _new_server(self) -> HttpServer:
+        """Builds the application with the routes of all dialects and operators, gives it to the batch service, and
+        returns the server that will listen on the HTTP port."""
         settings, ingress, rules = self._settings, self._ingress, self._page_rules()
         application = app.build(
             [*self._apis(), *self._operation()],
@@ -92,6 +95,7 @@ class HttpPort:
         return [router for dialect in DIALECTS.all for router in dialect.routers(context)]
 
     def _context(self) -> ServingContext:
+        """Returns the collaborators that the dialects' routes are built with."""
         model, core = self._model, self._core
         return ServingContext(
             generator=core.generator,
@@ -110,7 +114,7 @@ class HttpPort:
         )
 
     def _operation(self) -> list[Router]:
-        """Returns the routes for operators, probes and metrics."""
+        """Returns the routes for adapters, operators, batches, the console, probes and metrics."""
         operators, ingress, health = self._services.operators, self._ingress, self._health
         routes = (
             AdapterRoutes(operators.adapters, ingress.bodies),
@@ -126,6 +130,8 @@ class HttpPort:
         return self._ingress.metrics.page(tenants=self._ingress.access.allows_anonymous)
 
     def _page_rules(self) -> PageRules:
+        """Returns the rules for web pages of other origins; warns if an address beyond loopback is open without API
+        keys."""
         settings, is_open = self._settings, self._ingress.access.allows_anonymous
         if is_open and not is_loopback(settings.host):
             log.warning(
@@ -137,6 +143,7 @@ class HttpPort:
         return PageRules.of(settings, has_keys=not is_open)
 
     def _new_web_edge(self, application: ASGIApp, rules: PageRules) -> WebEdge:
+        """Returns `application` wrapped with the edge that answers gRPC-Web and Connect calls."""
         return WebEdge(
             application,
             self._services.inference,

@@ -34,6 +34,8 @@ class Ingress:
         access: Access,
         prompt_limit: Callable[[], PromptLimit],
     ) -> None:
+        """Builds the parts that every call passes before the core. `prompt_limit`: limit of one prompt, as known
+        now."""
         self.metrics = metrics
         self.access = access
         self.prompt_limit = prompt_limit
@@ -61,6 +63,7 @@ class Ingress:
         self._large.start()
 
     async def close(self) -> None:
+        """Sends the remaining traces, and ends the checking process and the decoding thread."""
         await asyncio.to_thread(self._traces.close)
         self._large.close()
         self.decoders.close()

@@ -43,6 +43,8 @@ class SharedState:
         self._locator: PrefixLookup | None = None
 
     def _sources(self) -> list[KeySource]:
+        """Returns the key sources that the settings name: a single key, and a file or the hash in Redis. An unusable
+        file raises InvalidArgument."""
         settings, sources, on_error = self._settings, list[KeySource](), self._metrics.access_errors.inc
         if settings.api_key:
             sources.append(SingleKey(settings.api_key))

@@ -71,7 +71,8 @@ class ConsoleRoutes:
         return _answer(STATIC / "index.html")
 
     async def cluster(self) -> dict[str, Any]:
-        """Returns the status of every service, without the fields for operators."""
+        """Returns the status of every service as JSON, at most CACHE_S old, without the fields for operators
+        (PRIVATE)."""
         async with self._lock:
             if asyncio.get_running_loop().time() - self._read_s > CACHE_S:
                 self._services = [_as_dict(service) for service in await self._read_status()]
@@ -79,7 +80,8 @@ class ConsoleRoutes:
         return {"services": self._services}
 
     async def docs(self) -> HTMLResponse:
-        """Returns a page to read the OpenAPI document and try its calls."""
+        """Returns a page to read the OpenAPI document and try its calls. Raises NotFound if the package with its
+        scripts is not installed."""
         if self._swagger is None:
             raise NotFound("/docs needs the package fastapi-offline; /openapi.json has the document")
         page = get_swagger_ui_html(
@@ -101,6 +103,7 @@ def _policy_of(page: bytes) -> str:
 
 
 def _as_dict(service: pb.ServiceStatus) -> dict[str, Any]:
+    """Returns a copy of the status as a dictionary with proto field names, without the fields in PRIVATE."""
     shown = pb.ServiceStatus()
     shown.CopyFrom(service)
     for name in PRIVATE:
@@ -109,6 +112,8 @@ def _as_dict(service: pb.ServiceStatus) -> dict[str, Any]:
 
 
 def _file(path: Path) -> Callable[[], Awaitable[Response]]:
+    """Returns a handler that answers with this file."""
+
     async def read() -> Response:
         return _answer(path)
 

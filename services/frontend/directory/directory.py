@@ -30,14 +30,14 @@ INTERVAL_S = 1.0
 
 @dataclass(slots=True)
 class PublishedCaches:
-    """Published prefix caches of the workers with one block size."""
+    """Reader of the published prefix caches with one block size, and the workers that publish them."""
 
     reader: PrefixReader
     workers: Seq[WorkerEntry] = ()
 
 
 class Directory:
-    """Polls the registry; `run()` it in a task."""
+    """Polls the registry in Redis for schedulers of the model and for published prefix caches; `run()` it in a task."""
 
     def __init__(
         self,
@@ -49,7 +49,8 @@ class Directory:
         on_schedulers: Callable[[Seq[SchedulerEntry]], None],
         metrics: FrontendMetrics,
     ) -> None:
-        """Starts empty. `sessions`: sessions whose block sizes are of interest."""
+        """Starts empty. `sessions`: sessions whose block sizes are of interest; `on_schedulers`: called with all
+        registered schedulers after each read."""
         self._redis = redis
         self._namespace = namespace
         self._model = model
@@ -71,7 +72,7 @@ class Directory:
         return self._caches.get(block_size)
 
     async def run(self) -> None:
-        """Polls the registry every INTERVAL_S until cancelled."""
+        """Polls the registry every INTERVAL_S until cancelled; after any failure the last known state stays."""
         while True:
             try:
                 await self._read()
@@ -82,6 +83,8 @@ class Directory:
             await cancellable_sleep(INTERVAL_S)
 
     async def _read(self) -> None:
+        """Reports the registered schedulers, adds a reader for each new block size of the sessions, and refreshes the
+        workers of every reader."""
         self._on_schedulers(await self._registry.schedulers())
         for session in self._sessions():
             block_size = supported_block_size(session.view.layout)
@@ -92,6 +95,7 @@ class Directory:
             index.workers = await index.reader.workers()
 
     def _set_is_up(self, up: bool, reason: str = "") -> None:
+        """Sets the state and its metric, and logs a change with its reason."""
         if up and not self._is_up:
             log.info("Redis is available")
         elif not up and self._is_up is not False:

@@ -27,7 +27,7 @@ MAX_WAITING = 64  # waiting requests; MAX_AT_ONCE lookups serve about as many wi
 
 
 class PrefixLocator(Protocol):
-    """Knows approximately where prompt prefixes are cached."""
+    """Knows approximately how many tokens of a prompt each scheduler's workers have cached."""
 
     async def cached_tokens(self, requests: Seq[PromptRequest]) -> list[CachedTokens]:
         """Returns the cached tokens per scheduler, one mapping per request."""
@@ -71,6 +71,8 @@ class PrefixLookup:
         self._pause_until_s = 0.0
 
     async def cached_tokens(self, requests: Seq[PromptRequest]) -> list[CachedTokens]:
+        """Implements PrefixLocator.cached_tokens() with concurrent lookups; a lookup that is skipped or fails yields an
+        empty mapping."""
         return (
             [await self._cached(requests[0])]
             if len(requests) == 1
@@ -78,6 +80,8 @@ class PrefixLookup:
         )
 
     async def _cached(self, request: PromptRequest) -> CachedTokens:
+        """Returns the cached tokens of one prompt by scheduler, and records the outcome; never raises an error of
+        Redis."""
         queries = self._queries(request) if self._may_look_up else []
         if not queries:
             self._outcomes["skipped"].inc()
@@ -94,12 +98,14 @@ class PrefixLookup:
 
     @property
     def _may_look_up(self) -> bool:
+        """Whether Redis is up, no pause is running, and fewer than MAX_WAITING lookups wait (after a failure: none)."""
         if not self._directory.is_up or self._clock() < self._pause_until_s:
             return False
         return self._num_waiting < (1 if self._failed else MAX_WAITING)
 
     def _queries(self, request: PromptRequest) -> list[IndexQuery]:
-        """Returns the lookups to make; empty if the result could not change the placement."""
+        """Returns the lookups to make, one per block size; empty if the result could not change the placement: a single
+        session, a short prompt, or no publishing worker."""
         sessions = self._sessions()
         if len(sessions) < 2 or request.sampling.skip_reading_prefix_cache:
             return []
@@ -113,6 +119,8 @@ class PrefixLookup:
         return [query for query in queries if query.workers]
 
     async def _within_budget(self, request: PromptRequest, queries: Seq[IndexQuery]) -> tuple[CachedTokens, str]:
+        """Returns the cached tokens and the outcome's label. A lookup that takes longer than BUDGET_S, or fails, pauses
+        further ones and yields nothing."""
         try:
             async with asyncio.timeout(BUDGET_S):
                 await self._slots.acquire()
@@ -127,6 +135,7 @@ class PrefixLookup:
         return cached, "hit" if cached else "miss"
 
     def _pause(self, reason: str) -> None:
+        """Skips lookups for PAUSE_S; after that a single one tries until one succeeds."""
         log.debug("pausing prefix lookups", reason=reason)
         self._failed = True
         self._pause_until_s = self._clock() + PAUSE_S
@@ -138,6 +147,7 @@ class PrefixLookup:
         return task
 
     def _on_answer(self, task: asyncio.Task[CachedTokens]) -> None:
+        """Frees the lookup's slot when it has ended, also if its caller is gone."""
         self._slots.release()
         if not task.cancelled():
             task.exception()  # marks the exception as retrieved, also if the caller is gone
@@ -147,6 +157,7 @@ class PrefixLookup:
 
 
 async def _look_up(request: PromptRequest, queries: Seq[IndexQuery]) -> CachedTokens:
+    """Returns the longest cached prefix in tokens by scheduler, over the workers of all queried block sizes."""
     cached: dict[str, int] = {}
     for reader, block_size, workers in queries:
         for match in await reader.match(request.hashes.block_hashes(block_size), workers):

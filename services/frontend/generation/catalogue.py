@@ -13,7 +13,7 @@ from quire.shared.pb.common.v1 import model_pb2
 
 @dataclass(frozen=True, slots=True)
 class CatalogueEntry:
-    """A model as clients see it."""
+    """A model name as clients see it: the served model, an alias or an adapter."""
 
     name: str
     vocab_size: int
@@ -88,12 +88,15 @@ class Catalogue:
         return self._max_model_len
 
     def check(self, name: str) -> None:
-        """Raises NotFound for an unknown name."""
+        """Raises NotFound that lists the available names, for a name that is neither the model's nor a loaded
+        adapter's."""
         self._refresh()
         if name and name not in self._own_names and name not in self._adapters:
             raise model_not_found(name, [*self._own_names], self._adapters)
 
     def _refresh(self) -> None:
+        """Adopts the context length and the adapters if the cluster has reported new limits; keeps the last ones
+        otherwise."""
         limits = self._limits()
         if limits is not None and limits is not self._last_limits:
             self._last_limits = limits

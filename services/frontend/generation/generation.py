@@ -28,16 +28,16 @@ from quire.shared.pb.common.v1 import finish_pb2
 from quire.shared.pb.common.v1.finish_pb2 import FinishReason
 
 TOKENS_IN_A_TURN = 16_384  # submitted before yielding to the event loop; hashing and submitting them takes 2 ms
-PER_SAMPLE_COST_TOKENS = 256  # cost of submitting a sample besides its prompt, in tokens
+PER_SAMPLE_COST_TOKENS = 256  # cost of submitting a sample in addition to its prompt, in tokens
 CLIENT_CLOCK_S = 0.1  # a client cancels at its own deadline, up to this much before the server's
 
 
 class Aborted(QuireError):
-    """An authorized party ended the request while it ran."""
+    """The reader's error after abort(): an authorized party ended the request while it ran."""
 
 
 class Submitter(Protocol):
-    """Submits sequences to schedulers and cancels them."""
+    """Submits sequences to schedulers and cancels them; implemented by the scheduler client."""
 
     def submit(self, sequences: Seq[Sequence], cached: CachedTokens) -> None:
         """Submits all samples of one prompt, in order, or one sequence with tokens. `cached`: prompt tokens cached per
@@ -71,6 +71,8 @@ class Generation:
         metrics: FrontendMetrics,
         pace: WakeupPacer,
     ) -> None:
+        """Creates the samples and sequences; nothing is submitted before begin(). `prepared`: tokenized prompts;
+        `pace`: groups wake-ups of the reader."""
         self.request = request
         self.prepared = prepared
         self._client = client
@@ -99,6 +101,8 @@ class Generation:
         )
 
     def _new_sample(self, index: int, tokenizer: Tokenizer, silent: frozenset[int], shown: frozenset[str]) -> Sample:
+        """Returns the sample with this index; samples of one prompt have consecutive indexes. `silent`: stop tokens
+        that are not shown; `shown`: special tokens that the text keeps."""
         prompt = self.prepared[index // self.request.sampling.n]
         text = new_text(
             self.request.sampling,
@@ -136,9 +140,9 @@ class Generation:
         return self.take_pending()
 
     async def begin(self, cached: Seq[CachedTokens], slots: PromptSlots | None = None) -> None:
-        """Starts the deadline and submits the prompts, yielding to the event loop in between. `cached`: per prompt,
-        tokens cached by scheduler. `slots`: if given, only that many samples start now and further prompts as others
-        end."""
+        """Starts the deadline and submits the prompts, yielding to the event loop in between. A restored generation
+        submits its unfinished samples. `cached`: per prompt, tokens cached by scheduler. `slots`: if given, only that
+        many samples start now and further prompts as others end."""
         if self.request.deadline_s is not None:
             self._deadline = self._loop.call_at(self.request.deadline_s, self._expire)
         self._submitted_s = self._loop.time()
@@ -157,11 +161,12 @@ class Generation:
                 await asyncio.sleep(0)
 
     def _submit(self, prompt: int) -> None:
+        """Submits all samples of the prompt with this index."""
         n = self.request.sampling.n
         self._client.submit(self._sequences[prompt * n : prompt * n + n], self._cached[prompt])
 
     def _start_next_prompts(self) -> None:
-        """Submits the prompts that may start after one has ended."""
+        """Submits the prompts that may start after one has ended; does nothing once the request is over."""
         if self._is_over or self._slots is None:
             return
         left = len(self.prepared) - self._num_begun
@@ -173,6 +178,7 @@ class Generation:
         return self
 
     async def __anext__(self) -> list[SampleDelta]:
+        """Waits for the next deltas of any samples. Raises the error that ended the request."""
         if not self._num_unread:
             raise StopAsyncIteration
         return self._read(await self._mailbox.next_deltas())
@@ -192,6 +198,7 @@ class Generation:
         return [sample.index for sample in self._samples if sample.finish is None]
 
     def _read(self, deltas: list[SampleDelta]) -> list[SampleDelta]:
+        """Counts the tokens, ends, reasoning and tool calls of deltas that the reader gets, and returns the deltas."""
         for delta in deltas:
             self._num_tokens_read[delta.sample] += len(delta.token_ids)
             self._num_unread -= delta.finish is not None
@@ -200,6 +207,7 @@ class Generation:
         return deltas
 
     def _count_parts(self, delta: SampleDelta, parser: AnswerParser) -> None:
+        """Counts the delta's tokens as reasoning or answer and, at the sample's end, whether it called a tool."""
         self._reasoning[delta.sample].count(
             delta.token_ids, has_reasoned=parser.has_reasoned, has_called=parser.has_called
         )
@@ -207,6 +215,7 @@ class Generation:
             self._count_calls(has_calls=parser.has_called)
 
     def _count_calls(self, *, has_calls: bool) -> None:
+        """Counts a sample that was offered tools, by whether it called one."""
         if self.request.tool_use is not None:
             generation_metrics.tools_offered(self._metrics, streamed=not self.request.final_only, called=has_calls)
 
@@ -235,13 +244,14 @@ class Generation:
 
     @property
     def usage(self) -> Usage:
-        """Token counts over all prompts and samples."""
+        """Token counts over all prompts and samples, of what the reader has got so far; a prompt counts once, whatever
+        n is."""
         prompt_tokens = sum(prompt.num_tokens for prompt in self.prepared)
         reasoning_tokens = sum(count.num_tokens for count in self._reasoning)
         return Usage(prompt_tokens, sum(self._num_tokens_read), sum(self._cached_tokens.values()), reasoning_tokens)
 
     def sample_usage(self, index: int) -> Usage:
-        """Token counts of one sample and its prompt."""
+        """Token counts of one sample, as far as read, and of its prompt."""
         prompt = index // self.request.sampling.n
         num_prompt_tokens = self.prepared[prompt].num_tokens
         reasoning_tokens = self._reasoning[index].num_tokens if self._reasoning else 0
@@ -250,10 +260,12 @@ class Generation:
 
     @property
     def times(self) -> Times:
+        """Durations of the whole request: queue time of the first sample to start, and the earliest first token."""
         first_s = min((sample.first_token_s for sample in self._samples if sample.num_tokens), default=None)
         return Times(self._queue_s, None if first_s is None else first_s - self.request.arrival_s)
 
     def sample_times(self, index: int) -> Times:
+        """Durations of one sample; without tokens only the queue time, which is that of the first sample to start."""
         sample = self._samples[index]
         if not sample.num_tokens:
             return Times(self._queue_s, None)
@@ -262,6 +274,7 @@ class Generation:
 
     @property
     def latency(self) -> LatencyBreakdown:
+        """Milestones of sample 0; None for those that it has not reached."""
         if not self._samples:  # a request for nothing
             return LatencyBreakdown(self._submitted_s, self._queue_s, None, None, None)
         sample = self._samples[0]
@@ -284,6 +297,8 @@ class Generation:
         return ",".join(dict.fromkeys(generation_metrics.finish_reason_name(sample.finish) for sample in self._samples))
 
     def on_start(self, sample: Sample, num_cached_tokens: int, queue_us: int) -> None:
+        """Notes that a worker runs the sample. `queue_us`: microseconds in the scheduler's queue; the cached tokens
+        count for the first sample of each prompt."""
         sample.started_s = self._loop.time()
         if self._queue_s is None:
             self._queue_s = queue_us / 1e6
@@ -297,6 +312,8 @@ class Generation:
         self._metrics.time_to_first_token.observe(now - self.request.arrival_s)
 
     def on_done(self, sample: Sample, end: SequenceEnd, now: float) -> None:
+        """Counts the end of a sample. An error fails the whole request; else the prompt's last sample lets further
+        prompts start."""
         if end.error is not None:
             self._fail(end.error, finish_pb2.FINISH_REASON_CANCELLED)
         if end.finish.stop_string is not None:
@@ -308,6 +325,7 @@ class Generation:
             self._loop.call_soon(self._start_next_prompts)  # after the scheduler's message has been processed
 
     def _count(self, sample: Sample, reason: FinishReason, now: float, num_preemptions: int = 0) -> None:
+        """Records the metrics of an ended sample and, with the last sample of its prompt, of the prompt."""
         generation_metrics.sample_ended(self._metrics, sample, reason, self.request.arrival_s, now)
         self._metrics.request_num_preemptions.observe(num_preemptions)
         n = self.request.sampling.n
@@ -325,11 +343,13 @@ class Generation:
         self._count_unfinished(reason, "cancelled")
 
     def _expire(self) -> None:
+        """Ends the request with DeadlineExceeded and counts its unfinished samples; called by the timer."""
         self._fail(DeadlineExceeded("the deadline passed"), finish_pb2.FINISH_REASON_DEADLINE)
         self._count_unfinished(finish_pb2.FINISH_REASON_DEADLINE, "deadline")
 
     def _fail(self, error: QuireError, reason: FinishReason) -> None:
-        """Delivers the error to the reader, then cancels the sequences."""
+        """Delivers the error to the reader, then cancels all sequences; the request is over. Counts a ResourceExhausted
+        as a rejection by the scheduler."""
         self._is_over = True
         self._mailbox.fail(error)
         self._client.cancel(self._sequences, reason)
@@ -337,6 +357,7 @@ class Generation:
             self._metrics.rejections["scheduler"].inc()
 
     def _count_unfinished(self, reason: FinishReason, counted_as: str) -> None:
+        """Marks all unfinished samples as done and counts them. `counted_as`: label of the cancellation metric."""
         unwanted = [sample for sample in self._samples if not sample.done]
         self._metrics.cancellations[counted_as].inc(len(unwanted))
         for sample in unwanted:
@@ -347,14 +368,15 @@ class Generation:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Cancels the samples that have not finished."""
+        """Cancels the samples that have not finished, as expired if the deadline has passed or nearly so, and closes
+        the mailbox."""
         is_late = self._is_late()
         reason = finish_pb2.FINISH_REASON_DEADLINE if is_late else finish_pb2.FINISH_REASON_CANCELLED
         self._close(reason)
         self._count_unfinished(reason, "deadline" if is_late else "cancelled")
 
     def _close(self, reason: FinishReason) -> None:
-        """Cancels sequences and timers, and closes the mailbox."""
+        """Cancels the sequences and the deadline's timer, and closes the mailbox."""
         self._is_over = True
         self._client.cancel(self._sequences, reason)
         if self._deadline is not None:
@@ -362,11 +384,13 @@ class Generation:
         self._mailbox.close()
 
     def _is_late(self) -> bool:
+        """Whether the deadline has passed, or is so close that the client's clock may say so."""
         deadline_s = self.request.deadline_s
         return deadline_s is not None and self._loop.time() > deadline_s - CLIENT_CLOCK_S
 
 
 def _hidden_stop_ids(sampling: Sampling, tokenizer: Tokenizer) -> frozenset[int]:
+    """Returns the stop tokens whose text is not shown; empty if the request includes stop texts in the output."""
     if sampling.include_stop_str_in_output:
         return frozenset()
     return frozenset(tokenizer.eos_ids).union(sampling.stop_token_ids)

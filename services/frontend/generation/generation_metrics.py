@@ -29,13 +29,15 @@ def finish_reason_name(finish: Finish | None) -> str:
 
 
 def prompt_started(metrics: FrontendMetrics, prompt: PreparedPrompt, num_cached_tokens: int) -> None:
-    """Counts a prompt once, whatever n is, as in usage."""
+    """Counts a prompt's tokens, cached and computed, once whatever n is, as in usage."""
     metrics.prompt_tokens.inc(prompt.num_tokens)
     metrics.cached_tokens.inc(num_cached_tokens)
     metrics.request_computed_tokens.observe(prompt.num_tokens - num_cached_tokens)
 
 
 def sample_ended(metrics: FrontendMetrics, sample: Sample, reason: FinishReason, arrival_s: float, now: float) -> None:
+    """Records the end, token count and phase durations of one sample. `arrival_s`, `now`: on the event loop's clock;
+    phases that were not reached are left out."""
     metrics.request_success[FINISHED_REASON[reason]].inc()
     metrics.e2e_latency.observe(now - arrival_s)
     metrics.request_generation_tokens.observe(sample.num_tokens)
@@ -54,6 +56,7 @@ def tools_offered(metrics: FrontendMetrics, *, streamed: bool, called: bool) -> 
 
 
 def prompt_ended(metrics: FrontendMetrics, prompt: PreparedPrompt, samples: Iterable[Sample]) -> None:
+    """Observes a prompt's parameters and the token counts of its samples, all of which have ended."""
     lengths = [sample.num_tokens for sample in samples]
     metrics.request_prompt_tokens.observe(prompt.num_tokens)
     metrics.request_params_n.observe(len(lengths))

@@ -24,7 +24,7 @@ Resume = Callable[[Generation], None]
 
 
 class Generator:
-    """Checks, admits, tokenizes and submits requests."""
+    """Checks, admits, tokenizes and submits requests; the entry point of every edge to the model."""
 
     def __init__(
         self,
@@ -81,13 +81,16 @@ class Generator:
             yield generation
 
     async def _first_limits(self, request: Request, call: Call) -> ClusterLimits:
-        """Waits for the first usable cluster. All waiting requests wake at once and then continue one by one."""
+        """Waits for the first usable cluster and returns its limits. All waiting requests wake at once and then
+        continue one by one. Raises NotFound for a model name that is no adapter either, Unavailable,
+        DeadlineExceeded."""
         limits = await self._client.wait_for_limits(request.deadline_s)
         self._catalogue.check(request.model)  # until now any name could be an adapter's
         await call.wait_turn()
         return limits
 
     def _generation(self, request: Request, prepared: list[PreparedPrompt]) -> Generation:
+        """Returns the generation of a request whose prompts are tokenized; nothing is submitted yet."""
         return Generation(
             request,
             prepared=prepared,
@@ -99,6 +102,8 @@ class Generator:
         )
 
     async def _checked(self, request: Request, max_model_len: int) -> Request:
+        """Returns the request with its stream interval raised to the server's minimum and the tools' constraint added.
+        Raises InvalidArgument."""
         self._processor.check(request, max_model_len)
         if request.stream_interval < self._stream_interval:
             request = replace(request, stream_interval=self._stream_interval)
@@ -106,7 +111,8 @@ class Generator:
         return await self._constrained(request)
 
     async def _constrained(self, request: Request) -> Request:
-        """Adds the output constraint that the tools require, and checks the request again with it."""
+        """Returns the request with the output constraint that its tools require, checked again. Raises InvalidArgument
+        that names the field as the client sent it."""
         constrained = await self._formats.with_constraint(request)
         if constrained is not request:
             try:
@@ -116,6 +122,8 @@ class Generator:
         return constrained
 
     async def _prepare(self, request: Request, limits: ClusterLimits) -> list[PreparedPrompt]:
+        """Returns the tokenized prompts. Raises QuireError, with the field named as the client sent it and without a
+        traceback."""
         try:
             return await self._processor.prepare(request, limits)
         except QuireError as error:

@@ -49,6 +49,8 @@ class AdmissionInterceptor(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[AnyHandler | None]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> AnyHandler | None:
+        """Returns a handler that refuses an inference call while its tenant's limits are reached, before its message is
+        read; otherwise the next handler."""
         if handler_call_details.method in INFERENCE_METHODS:
             try:
                 tenant = self._tenant_of(metadata_of(handler_call_details.invocation_metadata))
@@ -70,6 +72,7 @@ class AdmissionInterceptor(grpc.aio.ServerInterceptor):
 
 
 def _answering_with(error: QuireError) -> AnyHandler:
+    """Returns a handler that aborts each call with the error's status, without reading its message."""
     status = rpc_status.to_status(status_of(error))
 
     async def refuse(_messages: Any, context: Context) -> None:

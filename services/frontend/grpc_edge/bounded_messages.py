@@ -26,7 +26,7 @@ SLICE_BYTES = 1 << 18  # copied in a tenth of a millisecond
 
 
 class BoundedMessages(grpc.aio.ServerInterceptor):
-    """Interceptor for the client-facing methods."""
+    """Interceptor that checks and parses the messages of client-facing methods within the request limits."""
 
     def __init__(self, limits: RequestLimits, large: LargeBodies, calls: Calls, metrics: FrontendMetrics) -> None:
         self._limits = limits
@@ -40,6 +40,8 @@ class BoundedMessages(grpc.aio.ServerInterceptor):
     async def intercept_service(
         self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: grpc.HandlerCallDetails
     ) -> Any:
+        """Returns the handler with parsing under limits; other methods keep their own. Wrapped handlers are cached by
+        method."""
         handler = await continuation(handler_call_details)
         request_class = messages.REQUESTS.get(handler_call_details.method)
         if handler is None or request_class is None:
@@ -51,6 +53,8 @@ class BoundedMessages(grpc.aio.ServerInterceptor):
         return bounded
 
     def _bound(self, path: str, handler: Any, kind: type[Message]) -> Any:
+        """Returns the handler with the raw bytes as its input and parsing in front of its behaviour. `path`: of the
+        method."""
         changed: dict[str, Any] = {"request_deserializer": None}
         method = path.rpartition("/")[2]
         if handler.request_streaming:
@@ -62,7 +66,8 @@ class BoundedMessages(grpc.aio.ServerInterceptor):
         return handler._replace(**changed)
 
     def _bounded_stream(self, behaviour: Behaviour, kind: type[Message]) -> Behaviour:
-        """Wraps the behaviour of a request stream: its reader gets the error of a refused message."""
+        """Wraps the behaviour of a request stream, whose messages are checked one by one: its reader gets the error of
+        a refused message."""
 
         async def parsed(stream: AsyncIterator[bytes]) -> AsyncIterator[Message]:
             async for data in stream:
@@ -74,7 +79,12 @@ class BoundedMessages(grpc.aio.ServerInterceptor):
         return answered
 
     def _bounded(self, method: str, behaviour: Behaviour, kind: type[Message]) -> Behaviour:
+        """Wraps the behaviour of a single request message: a refused one ends the call with its error, counted and
+        logged under `method`."""
+
         async def parsed(data: bytes, context: Context) -> Any:
+            """Parses the message and calls the behaviour with it. Raises QuireError for a refused message, within a
+            Call."""
             try:
                 message = await self.parse(data, kind)
             except QuireError as error:
@@ -85,7 +95,8 @@ class BoundedMessages(grpc.aio.ServerInterceptor):
         return parsed
 
     async def parse(self, data: bytes, kind: type[Message]) -> Message:
-        """Checks and parses a message. Raises InvalidArgument."""
+        """Checks and parses a message, a large one checked in the other process. `kind`: its class. Raises
+        InvalidArgument."""
         is_checked = len(data) > HEAVY_BYTES and await self._check_in_process(data, kind)
         async with self._heavy.slot(len(data)):
             if is_checked:
@@ -96,6 +107,8 @@ class BoundedMessages(grpc.aio.ServerInterceptor):
             return message
 
     async def _check_in_process(self, data: bytes, kind: type[Message]) -> bool:
+        """Copies a large message to a spool and has the child process check it; returns whether it was checked. Raises
+        InvalidArgument."""
         with Spool() as spool:
             async with self._copies.slot(len(data)):  # one copy at a time, so that a loop iteration copies one slice
                 await self._copy(data, spool)
@@ -103,6 +116,7 @@ class BoundedMessages(grpc.aio.ServerInterceptor):
 
     @staticmethod
     async def _copy(data: bytes, spool: Spool) -> None:
+        """Copies `data` to the spool slice by slice, yielding to the event loop in between."""
         with memoryview(data) as view:
             for start in range(0, len(data), SLICE_BYTES):
                 spool.append(view[start : start + SLICE_BYTES])

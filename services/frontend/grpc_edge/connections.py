@@ -24,7 +24,7 @@ Options = tuple[tuple[str, int], ...]
 
 
 def options(connections: ConnectionLimiter) -> Options:
-    """Returns the gRPC server options."""
+    """Returns the gRPC server options for the limits on connections, handshakes and idle time."""
     limits = connections.limits
     return (
         ("grpc.max_allowed_incoming_connections", connections.max_grpc),
@@ -34,10 +34,11 @@ def options(connections: ConnectionLimiter) -> Options:
 
 
 class AddressLimiter:
-    """Limits the connections per address on one port."""
+    """Limits the connections per address on one port, which gRPC itself cannot, by scanning the process's sockets."""
 
     def __init__(self, port: int, max_per_address: int, on_closed: Callable[[], None]) -> None:
-        """Stores the limits. `most`: connections per address."""
+        """Stores the limits. `max_per_address`: connections per address; `on_closed`: called for each closed
+        connection."""
         self._port = port
         self._max_per_address = max_per_address
         self._on_closed = on_closed
@@ -50,13 +51,15 @@ class AddressLimiter:
             await asyncio.to_thread(self.close_surplus)
 
     def close_surplus(self) -> None:
-        """Closes surplus connections; those of the last scan stay."""
+        """Scans the sockets once and closes surplus connections; those of the last scan stay."""
         descriptors = peer_sockets.descriptors()
         if len(descriptors) > self._max_per_address:
             self._close_surplus(sorted(descriptors, key=lambda descriptor: descriptor not in self._known))
         self._known = set(descriptors)
 
     def _close_surplus(self, descriptors: list[str]) -> None:
+        """Shuts down the connections of an address beyond its limit, and logs their number. `descriptors`: in the order
+        of preference."""
         number: Counter[str] = Counter()
         for peer, (address, _) in peer_sockets.connections(descriptors):
             with peer, contextlib.suppress(OSError):

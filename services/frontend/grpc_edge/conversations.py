@@ -34,6 +34,7 @@ def messages(written: Iterable[pb.ChatMessage]) -> list[Mapping[str, Any]]:
 
 
 def _message(message: pb.ChatMessage) -> Mapping[str, Any]:
+    """Converts one message of a conversation. Raises InvalidArgument for an unknown role."""
     if message.role not in ROLES:
         raise InvalidArgument(
             f"messages: role must be one of {', '.join(ROLES)}, got {message.role!r}", field="messages"
@@ -54,6 +55,8 @@ def shown_tools(tools: Iterable[pb.Tool]) -> list[dict[str, Any]]:
 
 
 def tool_offer(message: pb.ChatRequest) -> ToolOffer:
+    """Returns the tools and the tool choice of a chat. Raises InvalidArgument for an unknown mode, or a choice that
+    does not fit the tools."""
     choice = message.tool_choice
     if choice.mode not in MODES:
         raise InvalidArgument(f"tool_choice: there is no mode {choice.mode}", field="tool_choice")
@@ -69,6 +72,7 @@ def tool_offer(message: pb.ChatRequest) -> ToolOffer:
 
 
 def _tools(tools: Iterable[pb.Tool]) -> list[Tool]:
+    """Returns the validated tools. Raises InvalidArgument that names the tool by its number."""
     return [
         new_tool(f"tools[{number}]", tool.name, _json("tools", tool.parameters), tool.description, tool.strict)
         for number, tool in enumerate(tools)
@@ -76,6 +80,8 @@ def _tools(tools: Iterable[pb.Tool]) -> list[Tool]:
 
 
 def variables(text: str) -> Mapping[str, Any]:
+    """Returns the template variables of the JSON text; none for an empty text. Raises InvalidArgument unless it is an
+    object."""
     found = _json("chat_template_kwargs", text)
     if not isinstance(found, dict):
         raise InvalidArgument("chat_template_kwargs must be a JSON object", field="chat_template_kwargs")
@@ -83,6 +89,7 @@ def variables(text: str) -> Mapping[str, Any]:
 
 
 def _json(field: str, text: str) -> Any:
+    """Parses strict JSON; an empty text is an empty object. Raises InvalidArgument that names `field`."""
     try:
         return strict_json.read(text or "{}")
     except ValueError as error:

@@ -59,6 +59,7 @@ def _trailer_message(error: QuireError) -> str:
 
 
 def _details(error: QuireError) -> list[any_pb2.Any]:
+    """Returns the status details: RetryInfo if the error has a hint, BadRequest if it names a field."""
     messages: list[Message] = []
     if error.retry_after_ms:
         delay = duration_pb2.Duration()
@@ -83,6 +84,7 @@ class RefusalRecorder:
         self._known = known
 
     def __call__(self, path: str, error: QuireError) -> None:
+        """Counts and logs a call of the method `path` that ended with `error`; unknown methods share one label."""
         method = path.rpartition("/")[2] if path in self._known else UNKNOWN
         code = transport(error).grpc_code.name
         self._metrics.grpc_requests.labels(method, code).inc()
@@ -95,6 +97,8 @@ def status_of(error: QuireError) -> status_pb2.Status:
 
 
 async def abort(context: Context, error: QuireError) -> NoReturn:
+    """Ends the call with the error's status and details; never returns. For DeadlineExceeded it first leaves gRPC the
+    time to end a call whose deadline is about to pass."""
     if isinstance(error, DeadlineExceeded):
         await _wait_for_grpc_deadline(context)
     await context.abort_with_status(rpc_status.to_status(status_of(error)))

@@ -21,6 +21,7 @@ POOLERS = {number: name for name, number in pooling.POOLERS.items()}
 
 
 def embed_request(message: pb.EmbedRequest, arrival: Arrival) -> Request:
+    """Returns the pooling request of an Embed message, one prompt per input. Raises InvalidArgument."""
     params = message.pooling
     if params.pooler not in POOLERS:
         raise InvalidArgument(f"pooler: there is no pooler {params.pooler}", field="pooler")
@@ -48,12 +49,16 @@ def score_request(message: pb.ScoreRequest | pb.RerankRequest, scoring: Scoring,
 def _request(
     model: str, prompts: Sequence[Prompt], pooling_params: Pooling, options: pb.RequestOptions, arrival: Arrival
 ) -> Request:
+    """Returns a pooling request with several prompts, whose results are delivered whole; a prompt that is too long
+    loses its end by default."""
     request = new_request(model, prompts[0], Sampling(detokenize=False), options, arrival)
     side = options.truncation_side or "right"
     return replace(request, prompts=prompts, pooling=pooling_params, truncation_side=side, final_only=True)
 
 
 def _prompts(inputs: Iterable[pb.EmbedInput], *, framed: bool) -> list[Prompt]:
+    """Returns the prompts of the inputs. `framed`: with the tokenizer's special tokens. Raises InvalidArgument if there
+    is none."""
     prompts = [_prompt(one, framed=framed) for one in inputs]
     if not prompts:
         raise InvalidArgument("inputs must hold at least one", field="inputs")
@@ -61,6 +66,7 @@ def _prompts(inputs: Iterable[pb.EmbedInput], *, framed: bool) -> list[Prompt]:
 
 
 def _prompt(one: pb.EmbedInput, *, framed: bool) -> Prompt:
+    """Returns the prompt of one input, a text or token ids. Raises InvalidArgument for an empty one."""
     match one.WhichOneof("input"):
         case "text":
             return TextPrompt(one.text, add_special_tokens=framed)
@@ -71,6 +77,8 @@ def _prompt(one: pb.EmbedInput, *, framed: bool) -> Prompt:
 
 
 def embed_response(request_id: str, generation: Generation) -> pb.EmbedResponse:
+    """Returns all vectors of a finished generation, with the number of rows of each if the model gives one per
+    token."""
     return pb.EmbedResponse(
         request_id=request_id,
         vectors=generation.vectors,
@@ -80,7 +88,7 @@ def embed_response(request_id: str, generation: Generation) -> pb.EmbedResponse:
 
 
 def embed_part(request_id: str, generation: Generation, index: int, *, is_last: bool) -> pb.EmbedStreamResponse:
-    """Returns the message for one finished input."""
+    """Returns the message for the finished input `index`. `is_last`: it also carries the usage."""
     return pb.EmbedStreamResponse(
         request_id=request_id,
         index=index,
@@ -91,6 +99,8 @@ def embed_part(request_id: str, generation: Generation, index: int, *, is_last: 
 
 
 def classify_response(request_id: str, generation: Generation, classes: Sequence[str]) -> pb.ClassifyResponse:
+    """Returns the probabilities of each input and the most likely label. `classes`: labels in the order of the model's
+    outputs."""
     found = [probabilities(vector) for vector in generation.vectors]
     return pb.ClassifyResponse(
         request_id=request_id,

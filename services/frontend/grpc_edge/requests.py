@@ -42,6 +42,7 @@ class Arrival:
 
 
 def arrival_of(context: Context) -> Arrival:
+    """Returns the arrival of a call at the present time, with its gRPC deadline and its x-tenant metadata."""
     now = asyncio.get_running_loop().time()
     remaining_s = context.time_remaining()
     metadata = dict(context.invocation_metadata() or ())
@@ -59,12 +60,15 @@ def tenant(claimed: str, arrival: Arrival, call: Call) -> str:
 
 
 def generate_request(message: pb.GenerateRequest, arrival: Arrival, defaults: GenerationDefaults) -> Request:
+    """Returns the request of a Generate message. `defaults`: the model's sampling defaults. Raises InvalidArgument."""
     _check_retention(message)
     sampling = _sampling(message.sampling, defaults)
     return new_request(message.model, _prompt(message), sampling, message.options, arrival)
 
 
 def chat_request(message: pb.ChatRequest, arrival: Arrival, defaults: GenerationDefaults) -> Request:
+    """Returns the request of a Chat message, whose answer is parsed for reasoning and tool calls. `defaults`: the
+    model's sampling defaults. Raises InvalidArgument."""
     _check_retention(message)
     offer = conversations.tool_offer(message)
     variables = reasoning.template_variables(message.reasoning_effort or None)
@@ -79,6 +83,7 @@ def chat_request(message: pb.ChatRequest, arrival: Arrival, defaults: Generation
 
 
 def _check_retention(message: pb.GenerateRequest | pb.ChatRequest) -> None:
+    """Raises InvalidArgument for a retention of a request that is not resumable."""
     if message.retention_s and not message.resumable:
         raise InvalidArgument(f"retention_s={message.retention_s:g} needs resumable", field="retention_s")
 
@@ -90,6 +95,8 @@ def tokenize_prompt(message: pb.TokenizeRequest) -> Prompt:
 def new_request(
     model: str, prompt: Prompt, sampling: Sampling, options: pb.RequestOptions, arrival: Arrival
 ) -> Request:
+    """Returns a request with one prompt and the common options; an id is generated if the message has none. A
+    max_tokens beyond the context is refused."""
     return Request(
         request_id=options.request_id or uuid.uuid4().hex,
         model=model,
@@ -111,6 +118,8 @@ def new_request(
 
 
 def _prompt(message: pb.GenerateRequest | pb.TokenizeRequest) -> Prompt:
+    """Returns the prompt: a text, a conversation, or, for Generate only, token ids. Raises InvalidArgument if it is not
+    set."""
     match message.WhichOneof("prompt"):
         case "text":
             return TextPrompt(message.text, add_special_tokens=not message.skip_special_prompt_tokens)
@@ -131,7 +140,8 @@ def _sampling(message: sampling_pb2.SamplingParams, defaults: GenerationDefaults
 
 
 def _plain(value: Any) -> Any:
-    """Returns a value as a Python type. A 32-bit float becomes the shortest decimal that its sender may have meant."""
+    """Returns a protobuf value as a Python type: lists as tuples, nested messages as values of Sampling. A 32-bit float
+    becomes the shortest decimal that its sender may have meant."""
     if isinstance(value, float):
         return float(str(np.float32(value)))
     if isinstance(value, sampling_pb2.RepetitionDetection):
@@ -146,6 +156,7 @@ def _plain(value: Any) -> Any:
 
 
 def _plain_message(value: sampling_pb2.BeamSearch | sampling_pb2.NamedTokens) -> Any:
+    """Returns a nested message as the type that Sampling uses: a tuple of ids, or the beam search."""
     if isinstance(value, sampling_pb2.NamedTokens):
         return tuple(value.ids)
     penalty = _plain(value.length_penalty) if value.HasField("length_penalty") else 1.0

@@ -22,6 +22,8 @@ def generate_response(request_id: str, delta: SampleDelta) -> pb.GenerateRespons
 
 
 def chat_response(request_id: str, delta: SampleDelta) -> pb.ChatResponse:
+    """Returns the message of a delta, with its parsed parts (content, reasoning, tool calls) or, unparsed, its text as
+    content."""
     if delta.parts is None:
         return pb.ChatResponse(request_id=request_id, index=delta.sample, token_ids=delta.token_ids, content=delta.text)
     response = pb.ChatResponse(request_id=request_id, index=delta.sample, token_ids=delta.token_ids)
@@ -31,6 +33,7 @@ def chat_response(request_id: str, delta: SampleDelta) -> pb.ChatResponse:
 
 
 def _add_part(response: pb.ChatResponse, part: Part) -> None:
+    """Adds one part of the parsed answer; texts of the same kind are joined."""
     match part:
         case Content(text):
             response.content += text
@@ -41,7 +44,8 @@ def _add_part(response: pb.ChatResponse, part: Part) -> None:
 
 
 def add_details(response: Response, delta: SampleDelta, generation: Generation, is_first: bool) -> None:
-    """Adds what only some messages carry: log-probabilities, finish reason, times, usage."""
+    """Adds in place what only some messages carry: log-probabilities; finish reason and times with the last of a
+    sample; usage with the first and last. `is_first`: of the whole call."""
     if delta.logprobs or delta.prompt_logprobs:
         _add_logprobs(response, delta, flat=generation.request.sampling.flat_logprobs)
     if delta.finish is not None:
@@ -53,6 +57,7 @@ def add_details(response: Response, delta: SampleDelta, generation: Generation, 
 
 
 def usage_of(usage: Usage) -> finish_pb2.Usage:
+    """Returns the token counts as a message."""
     return finish_pb2.Usage(
         prompt_tokens=usage.prompt_tokens,
         completion_tokens=usage.completion_tokens,
@@ -62,6 +67,7 @@ def usage_of(usage: Usage) -> finish_pb2.Usage:
 
 
 def _times(generation: Generation, sample: int) -> finish_pb2.Times:
+    """Returns the durations of one sample and the call's time spans in microseconds; 0 for those not reached."""
     queue_us, first_token_us, generation_us = (_us(seconds or 0) for seconds in generation.sample_times(sample))
     return finish_pb2.Times(
         queue_us=queue_us,
@@ -77,6 +83,7 @@ def _us(seconds: float) -> int:
 
 
 def _add_finish(response: Response, finish: Finish) -> None:
+    """Adds the finish reason, the weight version, and either the stop string or the stop token that matched."""
     response.finish_reason = finish.reason
     response.weight_version = finish.weight_version
     if finish.score is not None:
@@ -88,6 +95,7 @@ def _add_finish(response: Response, finish: Finish) -> None:
 
 
 def _add_logprobs(response: Response, delta: SampleDelta, *, flat: bool) -> None:
+    """Adds the log-probabilities of output and prompt. `flat`: as arrays instead of one message per position."""
     if not flat:
         response.logprobs.extend(_logprobs(entry) for entry in delta.logprobs)
         response.prompt_logprobs.extend(_logprobs(entry) for entry in delta.prompt_logprobs)
@@ -99,6 +107,8 @@ def _add_logprobs(response: Response, delta: SampleDelta, *, flat: bool) -> None
 
 
 def _arrays(entries: Sequence[TokenLogprobs]) -> pb.LogprobArrays:
+    """Returns log-probabilities as flat arrays; per position the sampled token comes first, and only its rank is
+    given."""
     pairs = [pair for entry in entries for pair in ((entry.token_id, entry.logprob), *entry.top)]
     return pb.LogprobArrays(
         entry_counts=[1 + len(entry.top) for entry in entries],
@@ -114,6 +124,7 @@ def _logprobs(entry: TokenLogprobs) -> pb.TokenLogprobs:
 
 
 def model(entry: CatalogueEntry) -> pb.Model:
+    """Returns the catalogue's entry as a message."""
     return pb.Model(
         name=entry.name,
         max_model_len=entry.max_model_len,

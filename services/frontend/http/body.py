@@ -61,14 +61,14 @@ class BufferedRequest(Request):
         return self._bytes
 
     async def json(self) -> Any:
-        """Returns the parsed body. Raises JSONDecodeError, which FastAPI reports."""
+        """Returns the parsed body, parsing it at most once. Raises JSONDecodeError, which FastAPI reports."""
         if self._error is not None:
             raise self._error
         return json.loads(self._bytes) if self._document is UNREAD else self._document
 
     def parse(self) -> Any:
-        """Parses the body; returns None if it is not JSON, which json() reports. Raises InvalidArgument for what
-        FastAPI cannot report."""
+        """Parses the body, inserts extracted ids, and drops the bytes; returns None if it is not JSON, which json()
+        reports. Raises InvalidArgument for what FastAPI cannot report."""
         if self._error is not None:
             return None
         try:
@@ -83,7 +83,7 @@ class BufferedRequest(Request):
 
 
 class BodyReader:
-    """Reads and checks bodies within the request limits."""
+    """Reads and checks bodies within the request limits, large ones in another process."""
 
     def __init__(self, limits: RequestLimits, large: LargeBodies, unknown_fields: UnknownFields) -> None:
         self.unknown_fields = unknown_fields
@@ -100,14 +100,10 @@ class BodyReader:
         json_bytes: JsonBytes = json_only,
         any_type: bool = False,
     ) -> Response:
-        """Reads and checks the body, calls `handler` with the buffered request and returns its response, or one with
-        status 499 if the client disconnects. Raises InvalidArgument.
-
-        `at_once`: the handler does not wait for other work, so the slot for heavy work is held until it returns;
-        otherwise the slot is released before the call, and a disconnect cancels the handler. `json_bytes`: returns the
-        length of the JSON part of a body that also has a binary part. `any_type`: the body is read as JSON regardless
-        of its content type.
-        """
+        """Reads and checks the body and calls `handler`. `at_once`: the handler does its work without waiting, so the
+        loop's slot is kept for it; otherwise a client that disconnects before the answer cancels it. `json_bytes`:
+        returns the length of the JSON part. `any_type`: the body is JSON whatever its content type. Raises
+        InvalidArgument."""
         with Spool() as spool:
             async for chunk in request.stream():  # request.body() would keep all chunks
                 spool.append(chunk)
@@ -136,13 +132,14 @@ class BodyReader:
         return Response(status_code=CLIENT_GONE)
 
     def route(self, *, at_once: bool = True) -> type[APIRoute]:
-        """Returns a route class whose bodies are read here."""
+        """Returns a route class whose bodies are read by handle() before the handler runs. `at_once`: see handle()."""
         bounds = self
 
         class BoundedRoute(APIRoute):
             """A route that reads and checks the body before its handler runs."""
 
             def get_route_handler(self) -> Handler:
+                """Returns FastAPI's handler with the body read and checked before."""
                 handler = super().get_route_handler()
 
                 async def guarded(request: Request) -> Response:
@@ -153,6 +150,8 @@ class BodyReader:
         return BoundedRoute
 
     async def _check(self, request: BufferedRequest) -> None:
+        """Checks the nesting, counts and texts of a body in this process, in steps; the body of a request that is not
+        JSON passes. Raises InvalidArgument."""
         body = await request.body()
         await in_steps(json_scan.check(body, self._limits))
         document = request.parse()

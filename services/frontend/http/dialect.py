@@ -26,7 +26,7 @@ def no_examples(_model: str) -> Mapping[str, Mapping[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class ErrorFormat:
-    """Formats errors for the clients of an API."""
+    """Formats errors and plain HTTP statuses for the clients of one API."""
 
     of_error: Callable[[QuireError], Response]
     of_status: Callable[[int, str], Response]

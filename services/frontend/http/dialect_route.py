@@ -28,15 +28,19 @@ def dialect_route(
     json_bytes: JsonBytes = json_only,
     any_type: bool = False,
 ) -> type[APIRoute]:
-    """Returns a route class that answers errors in this format. `json_bytes`, `any_type`: see BodyReader.handle."""
+    """Returns a route class that reads the body and answers errors, also those of its handler, in this format.
+    `json_bytes`, `any_type`: see BodyReader.handle."""
 
     class DialectRoute(APIRoute):
-        """A route that checks the body and formats errors."""
+        """A route that checks the body and answers errors in the dialect's format."""
 
         def get_route_handler(self) -> Handler:
+            """Returns FastAPI's handler with the body checked before and its errors formatted."""
             handle = super().get_route_handler()
 
             async def guarded(request: Request) -> Response:
+                """Runs the handler; a QuireError, a validation error or an HTTPException becomes a response, and the
+                first two are noted in the call."""
                 try:
                     return await bounds.handle(request, handle, at_once=False, json_bytes=json_bytes, any_type=any_type)
                 except QuireError as error:

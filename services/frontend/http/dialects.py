@@ -25,7 +25,7 @@ class Dialects:
         self._templates = _templates(self._work)
 
     def errors_of(self, path: str) -> ErrorFormat:
-        """Returns the error format of a path."""
+        """Returns the error format of a path: of the path itself, else of its prefix, else the first dialect's."""
         known = self._errors.get(path)
         if known is not None:
             return known

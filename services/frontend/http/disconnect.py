@@ -24,6 +24,7 @@ async def while_connected(receive: Receive) -> AsyncIterator[None]:
     has_disconnected = False
 
     async def watch() -> None:
+        """Cancels the task in the `with` as soon as the client disconnects."""
         nonlocal has_disconnected
         while (await receive())["type"] != "http.disconnect":
             pass

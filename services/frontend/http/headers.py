@@ -41,6 +41,7 @@ class CallHeaders:
 
 
 def read(http: HTTPConnection) -> CallHeaders:
+    """Returns the headers that every dialect reads. Raises InvalidArgument for an invalid timeout."""
     headers, call = http.headers, http.scope[CALL]
     return CallHeaders(headers.get(REQUEST_ID), tenant(http), _timeout_s(headers.get(TIMEOUT)), call.started_s)
 
@@ -67,6 +68,8 @@ def traceparent(headers: Headers) -> str:
 
 
 def _timeout_s(written: str | None) -> float | None:
+    """Returns the timeout in seconds, None if the header was not sent. Raises InvalidArgument for any other text than a
+    number in (0, LONGEST_TIMEOUT_S]."""
     if written is None:
         return None
     try:

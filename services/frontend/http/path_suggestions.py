@@ -23,6 +23,7 @@ def suggest_path(path: str, known: Iterable[str], is_served: Callable[[str], boo
 
 
 def _candidates(path: str) -> Iterator[str]:
+    """Yields variants of a path: without each number of leading parts, and with the version in front."""
     parts = path.strip("/").split("/")
     for start in range(len(parts)):
         rest = "/" + "/".join(parts[start:])

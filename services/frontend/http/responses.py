@@ -44,7 +44,7 @@ def keep_alive_comment() -> bytes:
 
 
 class ResponseFormatter(Protocol):
-    """Formats the answer of one call."""
+    """Formats the answer of one call, streamed or whole, in a dialect's form."""
 
     def events(self, deltas: list[SampleDelta], generation: Generation) -> bytes:
         """Returns the stream events for these deltas."""
@@ -63,7 +63,7 @@ class ResponseFormatter(Protocol):
 
 
 class ErrorWriter(Protocol):
-    """Formats errors for the clients of one path."""
+    """Formats errors for the clients of one path, before or within a stream."""
 
     def error_events(self, error: QuireError) -> bytes:
         """Returns the events that end a failed stream."""
@@ -102,6 +102,8 @@ class DeferredResponse(Response, ABC):
         """Sends the whole response. Raises the error that the client gets instead."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Sends the response until the client disconnects. An error is noted in the call and sent in the client's
+        terms; an unexpected exception is logged and sent as an internal error."""
         call: Call = scope[CALL]
         async with while_connected(receive):
             try:
@@ -139,7 +141,8 @@ class DeferredResponse(Response, ABC):
             task.cancel()
 
     async def _send_keep_alives(self, keep_alive: Callable[[], bytes], every_s: float, send: Send) -> None:
-        """Runs concurrently with respond(); errors end only this task, since respond() notices a disconnect itself."""
+        """Sends the headers after OPEN_AFTER_S, then a keep-alive after every `every_s` of silence. Runs concurrently
+        with respond(); errors end only this task, since respond() notices a disconnect itself."""
         try:
             await asyncio.sleep(OPEN_AFTER_S)
             await self._send_piece(b"", send)
@@ -192,6 +195,8 @@ class GenerationResponse(DeferredResponse):
         stream_type: str = EVENTS,
         keep_alive: Callable[[], bytes] = keep_alive_comment,
     ) -> None:
+        """Prepares the response. `stream`: send events of media type `stream_type` instead of one JSON object;
+        `keep_alive`: returns what a silent stream sends."""
         kind = stream_type if stream else "application/json"
         super().__init__(kind, format, request.structured_output_field, keep_alive if stream else None)
         self._generator = generator
@@ -200,16 +205,19 @@ class GenerationResponse(DeferredResponse):
         self._streams = stream
 
     async def respond(self, call: Call, send: Send) -> None:
+        """Runs the generation within the call and sends its output, as a stream or in one piece."""
         async with self._generator.start(self._request, call) as generation:
             await (self._stream(generation, send) if self._streams else self._whole(generation, send))
 
     async def _whole(self, generation: Generation, send: Send) -> None:
+        """Sends the answer in one piece, when all samples have ended."""
         body = await self._body(generation)
         self.headers["content-length"] = str(len(body))
         await self._open(send)
         await send({"type": "http.response.body", "body": body})
 
     async def _body(self, generation: Generation) -> bytes:
+        """Returns the whole answer as JSON, when all samples have ended."""
         deltas = await generation.collect()
         return await _serialize(deltas, lambda: orjson.dumps(self._format.whole(deltas, generation)))
 

@@ -25,7 +25,8 @@ class Router:
         self._settings = settings
 
     def add_api_route(self, path: str, endpoint: Callable[..., Any], *, methods: list[str], **settings: Any) -> None:
-        """Adds a route. `settings`: passed to APIRouter.add_api_route."""
+        """Adds a route that FastAPI builds only when it is first needed. `settings`: passed to
+        APIRouter.add_api_route."""
         path = self._prefix + path
 
         def build() -> BaseRoute:
@@ -65,6 +66,7 @@ class LazyRoute(BaseRoute):
         return self._pattern.match(path) is not None
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Builds the route, refuses unknown query parameters if configured, and handles the call; HEAD as GET."""
         if self._own_query and scope["query_string"]:
             query.refuse_unknown(self.built, scope)
         await self.built.handle(_head_as_get(scope), receive, send)

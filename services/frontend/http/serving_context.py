@@ -18,7 +18,7 @@ from quire.shared.settings.request_limits import RequestLimits
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """Facts from the model's folder."""
+    """Facts from the model's folder that some dialects report."""
 
     family: str  # model_type
     digest: str  # of config.json
@@ -26,7 +26,7 @@ class ModelFacts:
 
 @dataclass(frozen=True, slots=True)
 class ServingContext:
-    """A frontend as its routes see it."""
+    """Collaborators and limits of a frontend, as its dialects' routes get them."""
 
     generator: Generator
     processor: InputProcessor

@@ -25,7 +25,7 @@ NO_CONTENT = 204  # stops a browser's EventSource from reconnecting
 
 
 class EventMessageWriter:
-    """A MessageWriter whose messages are server-sent events."""
+    """A MessageWriter of resumable streams whose messages are a format's server-sent events."""
 
     def __init__(self, format: ResponseFormatter) -> None:
         self._format = format
@@ -55,12 +55,13 @@ class StreamStartedResponse(DeferredResponse):
         error_writer: ErrorWriter,
         structured_output_field: str,
     ) -> None:
-        """Prepares the response. `begin`: starts the stream; raises QuireError."""
+        """Prepares the response. `begin`: starts the stream; raises QuireError. `confirmation`: the body, as JSON."""
         super().__init__("application/json", error_writer, structured_output_field)
         self._begin = begin
         self._confirmation = confirmation
 
     async def respond(self, call: Call, send: Send) -> None:
+        """Starts the stream, then sends the confirmation."""
         await self._begin(call)
         body = orjson.dumps(self._confirmation)
         self.headers["content-length"] = str(len(body))
@@ -86,6 +87,7 @@ class StreamResponse(DeferredResponse):
         self._offset = offset
 
     async def respond(self, call: Call, send: Send) -> None:
+        """Sends the stream from the offset on as server-sent events; 204 if nothing is left of it."""
         stream = await self._find(call)
         with self._streams.reading(stream):
             async for piece in stream.read(self._offset):

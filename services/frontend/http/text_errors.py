@@ -17,6 +17,7 @@ def as_object(error: QuireError) -> dict[str, str]:
 
 
 def as_response(error: QuireError) -> Response:
+    """Returns the error as a JSON response with its HTTP status, and Retry-After in seconds if the error has a hint."""
     headers = {"retry-after": str(math.ceil(error.retry_after_ms / 1000))} if error.retry_after_ms else {}
     return Response(
         orjson.dumps(as_object(error)), transport(error).http_status, headers, media_type="application/json"

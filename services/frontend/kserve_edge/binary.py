@@ -37,7 +37,7 @@ def json_bytes(http: Request, num_bytes: int) -> int | None:
 
 
 class BinaryTail:
-    """The bytes after the JSON part. Each tensor takes its own in turn, so that no two share any."""
+    """The bytes after the JSON part of a body. Each tensor takes its own in turn, so that no two share any."""
 
     def __init__(self, data: memoryview | None) -> None:
         """Wraps the bytes. None: the header was not sent."""
@@ -45,7 +45,8 @@ class BinaryTail:
         self._is_announced = data is not None
 
     def take(self, name: str, size: Any) -> memoryview:
-        """Returns the next `size` bytes, for the tensor `name`. Raises InvalidArgument."""
+        """Returns the next `size` bytes, for the tensor `name`. Raises InvalidArgument for an invalid size, fewer
+        bytes, or a missing header."""
         if type(size) is not int or size < 0:
             raise InvalidArgument(f"{name}: {SIZE} must be a number of bytes, got {shown(size)}.", field="inputs")
         if not self._is_announced:
@@ -57,14 +58,15 @@ class BinaryTail:
         return data
 
     def check_end(self) -> None:
-        """Raises InvalidArgument if bytes are left."""
+        """Raises InvalidArgument if bytes are left that no tensor has taken."""
         if len(self._rest):
             text = f"{len(self._rest)} bytes after the JSON belong to no tensor: no {SIZE} counts them."
             raise InvalidArgument(text, field="inputs")
 
 
 def flag(parameters: Mapping[str, Any] | None, name: str, where: str, *, otherwise: bool) -> bool:
-    """Returns a boolean parameter. Raises InvalidArgument for another type."""
+    """Returns a boolean parameter, or `otherwise` if it is missing. `where`: names its owner in the error. Raises
+    InvalidArgument for another type."""
     value = (parameters or {}).get(name, otherwise)
     if not isinstance(value, bool):
         raise InvalidArgument(f"{where}: {name} must be true or false, got {shown(value)}.", field=where)

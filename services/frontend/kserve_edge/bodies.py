@@ -26,7 +26,7 @@ RULES: list[dict[str, Any]] = [
 
 
 class InputTensorBody(BaseModel):
-    """One input tensor of an inference body."""
+    """One input tensor of an inference body, whose elements are in the JSON or in the bytes after it."""
 
     model_config = ConfigDict(extra="forbid", json_schema_extra={"allOf": [*RULES]})
 
@@ -39,7 +39,8 @@ class InputTensorBody(BaseModel):
     )
 
     def element(self, tail: BinaryTail) -> Any:
-        """Returns the tensor's single element. Raises InvalidArgument."""
+        """Returns the tensor's single element, from the JSON or from the bytes after it. Raises InvalidArgument for
+        another shape or type, or if both or neither hold it."""
         tensors.check(self.name, self.datatype)
         size = (self.parameters or {}).get(binary.SIZE)
         if self.data is None and size is None:
@@ -52,7 +53,7 @@ class InputTensorBody(BaseModel):
 
 
 class OutputBody(BaseModel):
-    """One requested output tensor of an inference body."""
+    """One requested output tensor of an inference body, and whether it is sent as bytes."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -77,6 +78,8 @@ class InferBody(BaseModel):
     outputs: list[OutputBody] | None = Field(None, description="requested outputs; default: all")
 
     def infer(self, model: str, version: str, tail: BinaryTail) -> ReceivedInference:
+        """Returns the inference with the element of each input. Raises InvalidArgument if a tensor occurs twice or
+        bytes of the tail are left."""
         inputs: dict[str, Any] = {}
         for tensor in self.inputs:
             element = tensor.element(tail)
@@ -88,7 +91,8 @@ class InferBody(BaseModel):
         return ReceivedInference(model, version, self.id, inputs, self.parameters or {}, requested)
 
     def binary_outputs(self) -> frozenset[str]:
-        """Returns the outputs to send as bytes after the JSON. Raises InvalidArgument."""
+        """Returns the outputs to send as bytes after the JSON: those that ask for it, or all if the body does. Raises
+        InvalidArgument for an output with shared memory or classification."""
         everything = binary.flag(self.parameters, binary.ALL_REQUESTED, "parameters", otherwise=False)
         if not self.outputs:
             return frozenset(kind.name for kind in tensors.OUTPUTS if everything)
@@ -113,7 +117,8 @@ class TritonGenerateBody(BaseModel):
     parameters: dict[str, Any] | None = Field(None, description="sampling parameters")
 
     def infer(self, model: str, version: str, *, stream: bool) -> ReceivedInference:
-        """Returns the inference. `stream`: whether the path is the streaming one."""
+        """Returns the inference: fields named like tensors are inputs, others parameters. `stream`: whether the path is
+        the streaming one. Raises InvalidArgument if the field `stream` asks for the other path."""
         named = self.model_extra or {}
         inputs = {name: _of_its_type(name, value) for name, value in named.items() if name in tensors.DATATYPES}
         if bool(inputs.get(tensors.STREAM, stream)) != stream:
@@ -127,6 +132,7 @@ class TritonGenerateBody(BaseModel):
 
 
 def _flat(values: list[Any]) -> Iterator[Any]:
+    """Yields the elements of nested lists in order, without recursion."""
     pending = [*values[::-1]]
     while pending:
         value = pending.pop()
@@ -137,6 +143,7 @@ def _flat(values: list[Any]) -> Iterator[Any]:
 
 
 def _of_its_type(name: str, value: Any) -> Any:
+    """Returns the value if it has the JSON type of the tensor `name`. Raises InvalidArgument."""
     kind = bool if tensors.DATATYPES[name] == tensors.BOOL else str
     if not isinstance(value, kind):
         raise InvalidArgument(f"{name} is {tensors.DATATYPES[name]}, got {type(value).__name__}", field=name)

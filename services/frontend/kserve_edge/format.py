@@ -21,7 +21,7 @@ UNFINISHED = b"None"  # as Triton's vLLM backend writes it
 
 
 class _SampleOutput:
-    """Output of one sample since the last answer."""
+    """Output of one sample since the last answer, collected from its deltas."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -30,6 +30,7 @@ class _SampleOutput:
         self.finish: Finish | None = None
 
     def add(self, delta: SampleDelta) -> None:
+        """Adds a delta's text, tokens, log-probabilities and finish reason."""
         self.text += delta.text
         self.num_tokens += len(delta.token_ids)
         self.logprobs += delta.logprobs
@@ -37,7 +38,7 @@ class _SampleOutput:
 
 
 class TensorWriter:
-    """Formats the answers of one request."""
+    """Formats the answers of one request as output tensors, in one piece or several."""
 
     def __init__(self, call: OpenInferenceCall, texts: TokenTexts) -> None:
         self._call = call
@@ -53,6 +54,8 @@ class TensorWriter:
         return self._has_begun and not self._num_unfinished
 
     def tensors(self, deltas: Sequence[SampleDelta], generation: Generation) -> list[Tensor]:
+        """Returns the requested output tensors for these deltas, with one element per sample (one in all for the number
+        of input tokens); the prompt, if asked for, is put in front of the first texts."""
         samples = [_SampleOutput() for _ in range(generation.request.num_samples)]
         if not self._has_begun:
             self._has_begun, self._num_unfinished = True, len(samples)
@@ -77,12 +80,13 @@ class TensorWriter:
         ]
 
     def _logprobs(self, output: _SampleOutput, generation: Generation) -> bytes:
+        """Returns the sample's log-probabilities as JSON, candidates by token id per token; null if not requested."""
         if generation.request.sampling.logprobs is None:
             return b"null"
         return orjson.dumps([self._candidates(entry) for entry in output.logprobs], option=orjson.OPT_NON_STR_KEYS)
 
     def _candidates(self, entry: TokenLogprobs) -> dict[int, Any]:
-        """Returns the candidates by token id, the sampled one first."""
+        """Returns the candidates at one position by token id, the sampled one first, each once."""
         candidates = {entry.token_id: self._candidate(entry.token_id, entry.logprob, entry.rank)}
         for rank, (token_id, logprob) in enumerate(entry.top, 1):
             candidates.setdefault(token_id, self._candidate(token_id, logprob, rank))

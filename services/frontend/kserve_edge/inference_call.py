@@ -50,7 +50,7 @@ class ReceivedInference:
 
 @dataclass(frozen=True, slots=True)
 class OpenInferenceCall:
-    """A validated inference call, ready to become a request."""
+    """A validated inference call, ready to become a request by to_request()."""
 
     id: str
     model: str  # the adapter's name, if the parameters name one
@@ -64,15 +64,15 @@ class OpenInferenceCall:
 
 
 def check_version(version: str) -> None:
-    """Checks a model version; empty means any. Raises NotFound."""
+    """Raises NotFound unless the model version is empty, which means any, or the only one."""
     if version not in ("", tensors.VERSION_OF_MODELS):
         text = f"there is no version {version!r:.64} of models, only {tensors.VERSION_OF_MODELS}"
         raise NotFound(text, field="version")
 
 
 def parse_inference(call: ReceivedInference, limits: RequestLimits, prompt_limit: PromptLimit) -> OpenInferenceCall:
-    """Validates a received inference. `prompt_limit`: limit on the prompt's length. Raises InvalidArgument,
-    NotFound."""
+    """Validates a received inference; its sampling parameters are taken from the SAMPLING tensor, if sent, else from
+    the call's parameters. `prompt_limit`: limit on the prompt's length. Raises InvalidArgument, NotFound."""
     inputs = call.inputs
     check_version(call.version)
     if tensors.TEXT_INPUT not in inputs:
@@ -102,7 +102,8 @@ def parse_inference(call: ReceivedInference, limits: RequestLimits, prompt_limit
 
 
 def _requested_outputs(inputs: Mapping[str, Any], listed: Iterable[str]) -> frozenset[str]:
-    """Returns the output tensors that inputs enable, limited to the list of requested outputs if there is one."""
+    """Returns the output tensors that inputs enable, limited to the list of requested outputs if there is one. Raises
+    InvalidArgument for an unknown one."""
     enabled = {name for name in tensors.OUTPUTS_ON_REQUEST if inputs.get(tensors.RETURN + name)} | {tensors.TEXT_OUTPUT}
     names = set(listed)
     unknown = names - {kind.name for kind in tensors.OUTPUTS}
@@ -112,6 +113,8 @@ def _requested_outputs(inputs: Mapping[str, Any], listed: Iterable[str]) -> froz
 
 
 def _number(parameters: dict[str, Any], name: str) -> int:
+    """Removes a parameter and returns it; 0 if it is missing. Raises InvalidArgument unless it is a non-negative
+    integer."""
     value = parameters.pop(name, 0)
     if not isinstance(value, int) or value < 0:
         raise InvalidArgument(f"{name} must be a non-negative integer, got {value!r}", field=name)
@@ -119,6 +122,7 @@ def _number(parameters: dict[str, Any], name: str) -> int:
 
 
 def _text(name: str, value: bytes | memoryview | str) -> str:
+    """Returns the value of the tensor `name` as text. Raises InvalidArgument for bytes that are not UTF-8."""
     try:
         return value if isinstance(value, str) else str(value, "utf-8")
     except UnicodeDecodeError as error:
@@ -126,7 +130,8 @@ def _text(name: str, value: bytes | memoryview | str) -> str:
 
 
 def _read(value: bytes | memoryview | str, limits: RequestLimits) -> dict[str, Any]:
-    """Parses a JSON object, checked against the limits before parsing."""
+    """Parses the sampling parameters, a JSON object of at most MAX_SAMPLING_BYTES, checked against the limits before
+    parsing. Raises InvalidArgument."""
     if len(value) > MAX_SAMPLING_BYTES:
         message = f"{tensors.SAMPLING} has at most {MAX_SAMPLING_BYTES} bytes, got {len(value)}"
         raise InvalidArgument(message, field=tensors.SAMPLING)
@@ -144,7 +149,8 @@ def _read(value: bytes | memoryview | str, limits: RequestLimits) -> dict[str, A
 
 
 def to_request(call: OpenInferenceCall, headers: CallHeaders, defaults: GenerationDefaults) -> Request:
-    """Returns the request of a call. Raises InvalidArgument."""
+    """Returns the request of a call, whose parameters are validated like the body of a completion. Raises
+    InvalidArgument."""
     for name in ("prompt", "echo", "model", "stream", "stream_options"):
         if name in call.parameters:
             raise InvalidArgument(f"{name} is not a sampling parameter", field=name)
@@ -166,5 +172,6 @@ def _body_locations(error: ValidationError) -> list[dict[str, Any]]:
 
 
 def _with_timeout(headers: CallHeaders, timeout_s: float | None) -> CallHeaders:
+    """Returns the headers with the shorter of the two timeouts, in seconds."""
     timeouts = [seconds for seconds in (headers.timeout_s, timeout_s) if seconds is not None]
     return replace(headers, timeout_s=min(timeouts, default=None))

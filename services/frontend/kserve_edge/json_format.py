@@ -24,11 +24,13 @@ Json = dict[str, Any]
 
 
 class InferFormat:
-    """Formats outputs as tensors with shapes."""
+    """Formats outputs as tensors with names, datatypes and shapes."""
 
     def __init__(
         self, call: OpenInferenceCall, texts: TokenTexts, model: str, binary_outputs: frozenset[str] = frozenset()
     ) -> None:
+        """Prepares the format. `model`: the name that answers carry; `binary_outputs`: outputs to send as bytes after
+        the JSON."""
         self._binary = binary_outputs
         self._answers = TensorWriter(call, texts)
         known = {"id": call.id} if call.id else {}
@@ -38,7 +40,7 @@ class InferFormat:
         return self.parts(deltas, generation)[0]
 
     def parts(self, deltas: list[SampleDelta], generation: Generation) -> tuple[Json, bytes]:
-        """Returns the JSON part and the bytes that follow it."""
+        """Returns the JSON part and the bytes that follow it: the outputs that were requested as binary."""
         outputs, tail = [], bytearray()
         for name, datatype, values in self._answers.tensors(deltas, generation):
             output: Json = {"name": name, "datatype": datatype, "shape": [len(values)]}
@@ -65,13 +67,14 @@ class InferFormat:
 
 
 class BinaryAnswer(GenerationResponse):
-    """An answer of a JSON part followed by bytes."""
+    """An answer in one piece: a JSON part, then the bytes of binary outputs."""
 
     def __init__(self, generator: Generator, request: Request, answer_format: InferFormat) -> None:
         super().__init__(generator, request, answer_format, stream=False)
         self._parts = answer_format.parts
 
     async def _body(self, generation: Generation) -> bytes:
+        """Returns the JSON part and the bytes after it, and sets the header with the JSON's length."""
         document, tail = self._parts(await generation.collect(), generation)
         head = orjson.dumps(document)
         self.headers["content-type"] = binary.MEDIA_TYPE
@@ -83,6 +86,8 @@ class KserveGenerateFormat(InferFormat):
     """Formats outputs as fields; those of a single sample without a list."""
 
     def whole(self, deltas: list[SampleDelta], generation: Generation) -> Json:
+        """Returns each output as a field of the answer: a list with one value per sample, or the value of a single
+        one."""
         fields = dict(self._frame)
         for name, datatype, values in self._answers.tensors(deltas, generation):
             written = _written(datatype, values)

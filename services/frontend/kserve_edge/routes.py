@@ -38,7 +38,8 @@ ONE, ONES_VERSION = "/{name:path}", "/{name:path}/versions/{version}"
 
 
 class OpenInferenceRoutes:
-    """Converts bodies to requests, and requests to responses."""
+    """Routes of KServe's Open Inference Protocol and Triton's generate: converts bodies to requests, and outputs to
+    responses."""
 
     def __init__(self, context: ServingContext) -> None:
         self._generator = context.generator
@@ -79,19 +80,19 @@ class OpenInferenceRoutes:
         return {"name": tensors.PLATFORM, "version": VERSION, "extensions": [*EXTENSIONS, binary.EXTENSION]}
 
     async def live(self) -> dict[str, bool]:
-        """Answers 200 unless a restart would help."""
+        """Answers 200 unless a restart of this process would help. Raises Unavailable."""
         if not self._is_alive():
             raise Unavailable("the sessions with schedulers make no progress")
         return {"live": True}
 
     async def ready(self) -> dict[str, bool]:
-        """Answers 200 while requests can be answered."""
+        """Answers 200 while a scheduler session is open and the frontend is not draining. Raises Unavailable."""
         if not self._is_serving():
             raise Unavailable("no scheduler session is open, or this frontend is draining")
         return {"ready": True}
 
     async def model_ready(self, name: str, version: str = "") -> dict[str, Any]:
-        """Answers 200 while the model can be used."""
+        """Answers 200 while a worker serves the model. Raises NotFound, Unavailable."""
         entry = self._catalogue.entry(name)
         check_version(version)
         if not entry.ready:
@@ -99,7 +100,7 @@ class OpenInferenceRoutes:
         return {"name": entry.name, "ready": True}
 
     async def model(self, name: str, version: str = "") -> dict[str, Any]:
-        """Returns the model's input and output tensors."""
+        """Returns the names, datatypes and shapes of the model's input and output tensors. Raises NotFound."""
         self._check_extension(name)
         entry = self._catalogue.entry(name)
         check_version(version)
@@ -111,7 +112,7 @@ class OpenInferenceRoutes:
         return document
 
     def _check_extension(self, path: str) -> None:
-        """Raises NotFound for an extension of other servers."""
+        """Raises NotFound that lists the extensions, if the path names a model and an extension of other servers."""
         for extension in NOT_OFFERED:
             name = path.removesuffix(f"/{extension}")
             if name != path and any(name == entry.name for entry in self._catalogue.entries()):
@@ -119,7 +120,8 @@ class OpenInferenceRoutes:
                 raise NotFound(f"{PREFIX}{name}/{extension} is not offered; extensions of this server: {available}")
 
     async def infer(self, body: InferBody, http: Request, name: str, version: str = "") -> Response:
-        """Answers texts given as tensors, in the JSON or as bytes after it."""
+        """Answers a text given as a tensor, in the JSON or as bytes after it; outputs are bytes as well if the body
+        asks for that. Raises InvalidArgument for a request that asks to stream."""
         call = parse_inference(
             body.infer(name, version, BinaryTail(binary_part(http))), self._limits, self._prompt_limit()
         )

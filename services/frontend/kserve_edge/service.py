@@ -47,11 +47,14 @@ class _Reply:
         self._has_ended = False
 
     async def write(self, response: pb.ModelInferResponse, *, is_last: bool) -> None:
+        """Writes a response and notes whether it was the request's last one."""
         response.parameters[FINAL].bool_param = is_last
         await self._write(pb.ModelStreamInferResponse(infer_response=response))
         self._has_ended = is_last
 
     async def fail(self, _: Context, error: QuireError) -> None:
+        """Writes the error as the request's last response, unless it has ended; the stream's other requests
+        continue."""
         if not self._has_ended:
             response = pb.ModelInferResponse(model_name=self._message.model_name, id=self._message.id)
             response.parameters[FINAL].bool_param = True
@@ -59,7 +62,7 @@ class _Reply:
 
 
 class OpenInferenceService(open_inference_pb2_grpc.GRPCInferenceServiceServicer):
-    """Converts tensors to requests and results to tensors; the generator does the work."""
+    """KServe's gRPC API: converts tensors to requests and results to tensors; the generator does the work."""
 
     def __init__(
         self,
@@ -101,12 +104,15 @@ class OpenInferenceService(open_inference_pb2_grpc.GRPCInferenceServiceServicer)
             return pb.ServerMetadataResponse(name=tensors.PLATFORM, version=VERSION, extensions=EXTENSIONS)
 
     async def ModelMetadata(self, message: pb.ModelMetadataRequest, context: Context) -> pb.ModelMetadataResponse:
+        """Returns the input and output tensors of a model. Raises NotFound for an unknown name or version."""
         async with call_context("ModelMetadata", context, self._metrics, self._calls):
             name = self._catalogue.entry(message.name).name
             check_version(message.version)
             return tensors.metadata(name)
 
     async def ModelInfer(self, message: pb.ModelInferRequest, context: Context) -> pb.ModelInferResponse:
+        """Returns the answer in one piece, when all samples have ended. Raises InvalidArgument for a request that asks
+        to stream."""
         headers = _headers(context)
         async with call_context("ModelInfer", context, self._metrics, self._calls) as call:
             await call.admit()
@@ -140,6 +146,7 @@ class OpenInferenceService(open_inference_pb2_grpc.GRPCInferenceServiceServicer)
             await abort(context, failure)
 
     async def _answer(self, message: pb.ModelInferRequest, context: Context, write: Write) -> None:
+        """Answers one request of a stream, in pieces if it asks for that; an error becomes its last response."""
         reply = _Reply(message, write)
         headers = _headers(context)
         async with call_context("ModelStreamInfer", context, self._metrics, self._calls, end=reply.fail) as call:
@@ -158,6 +165,7 @@ class OpenInferenceService(open_inference_pb2_grpc.GRPCInferenceServiceServicer)
                     await reply.write(self._response(message, outputs, request), is_last=answers.is_last)
 
     def _parse(self, message: pb.ModelInferRequest) -> OpenInferenceCall:
+        """Validates a message and its tensors. Raises InvalidArgument, NotFound."""
         call = ReceivedInference(
             message.model_name,
             message.model_version,
@@ -174,6 +182,7 @@ class OpenInferenceService(open_inference_pb2_grpc.GRPCInferenceServiceServicer)
     def _response(
         self, message: pb.ModelInferRequest, outputs: list[tensors.Tensor], request: Request
     ) -> pb.ModelInferResponse:
+        """Returns the message with the outputs; as raw bytes if the inputs were sent so."""
         response = pb.ModelInferResponse(
             model_name=self._catalogue.served_name(request.model),
             model_version=tensors.VERSION_OF_MODELS,
@@ -187,6 +196,7 @@ EXTENSIONS = ("generate",)
 
 
 def is_ready(catalogue: Catalogue, name: str, version: str) -> bool:
+    """Whether the model is known in this version and a worker serves it; never raises NotFound."""
     try:
         check_version(version)
         return catalogue.entry(name).ready
@@ -200,6 +210,7 @@ def _value(parameter: pb.InferParameter) -> Any:
 
 
 def _headers(context: Context) -> CallHeaders:
+    """Returns what HTTP sends as headers: tenant, deadline and arrival; the request id is a field of the message."""
     metadata = dict(context.invocation_metadata() or ())
     arrival_s = asyncio.get_running_loop().time()
     return CallHeaders(None, str(metadata.get(TENANT, "")), context.time_remaining(), arrival_s)

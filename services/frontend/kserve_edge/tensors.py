@@ -27,7 +27,7 @@ Value = TypeVar("Value")
 
 
 class TensorKind(NamedTuple):
-    """A tensor as ModelMetadata describes it."""
+    """Name, datatype and size of a tensor, as ModelMetadata describes it."""
 
     name: str
     datatype: str
@@ -76,7 +76,7 @@ def check(name: str, datatype: str) -> None:
 
 
 def read_inputs(message: pb.ModelInferRequest) -> dict[str, bytes | memoryview | bool]:
-    """Returns the single element of each input. Raises InvalidArgument."""
+    """Returns the single element of each input by name, from its contents or the raw ones. Raises InvalidArgument."""
     is_raw = bool(message.raw_input_contents)
     if is_raw and len(message.raw_input_contents) != len(message.inputs):
         text = f"{len(message.inputs)} inputs with {len(message.raw_input_contents)} raw_input_contents"
@@ -95,7 +95,7 @@ def read_inputs(message: pb.ModelInferRequest) -> dict[str, bytes | memoryview |
 
 
 def single_element(name: str, shape: Iterable[int], values: Sequence[Value]) -> Value:
-    """Returns the single element of an input. Raises InvalidArgument."""
+    """Returns the single element of an input. Raises InvalidArgument for another shape or number of values."""
     if any(size != 1 for size in shape) or len(values) != 1:
         text = f"{name} must have one element, got the shape {list(shape)} and {len(values)} values"
         raise InvalidArgument(text, field="inputs")
@@ -119,6 +119,7 @@ def decode_raw(name: str, shape: Iterable[int], data: bytes | memoryview) -> mem
 
 
 def write_outputs(response: pb.ModelInferResponse, tensors: Iterable[Tensor], *, is_raw: bool) -> None:
+    """Adds the tensors to the response, in place. `is_raw`: their values as bytes in raw_output_contents."""
     for name, datatype, values in tensors:
         output = response.outputs.add(name=name, datatype=datatype, shape=[len(values)])
         if is_raw:
@@ -139,6 +140,7 @@ RAW: Mapping[str, Callable[[Sequence[Any]], bytes]] = {
 
 
 def metadata(name: str) -> pb.ModelMetadataResponse:
+    """Returns the ModelMetadata answer for the model `name`; the tensors are the same for all models."""
     kind = pb.ModelMetadataResponse.TensorMetadata
     return pb.ModelMetadataResponse(
         name=name,

@@ -18,7 +18,8 @@ SLACK = 3.0  # elapsed time for a second of processor time, on a busy machine
 
 
 class PictureDecoder:
-    """Owns a fixed number of processes, started when they are first needed; callers wait for a free one."""
+    """Decodes pictures in a fixed number of processes, started when they are first needed; callers wait for a free
+    one."""
 
     def __init__(self, bounds: MediaBounds, num_processes: int) -> None:
         self._bounds = bounds
@@ -37,8 +38,7 @@ class PictureDecoder:
         return self._num_waiting
 
     async def decode(self, content: bytes, size: FixedSize | None = None) -> Picture:
-        """Returns the picture as a model wants it; without `size` in its own.
-
+        """Waits for a free process and returns the picture resized as a model wants it; without `size` in its own size.
         Raises InvalidArgument for what is no picture, or is too large to decode within the bounds."""
         self._num_waiting += 1
         child: Child | None = None
@@ -49,7 +49,8 @@ class PictureDecoder:
             self._num_waiting -= 1
 
     def _started(self, child: Child, question: bytes) -> asyncio.Future[Picture]:
-        """Has `child` decode; it is free again when it has answered, also where the caller has left."""
+        """Has `child` decode in a thread and returns the future picture; the child is free again when it has answered,
+        also where the caller has left."""
         loop = asyncio.get_running_loop()
         future = loop.run_in_executor(self._threads, self._ask, child, question)
 
@@ -62,6 +63,8 @@ class PictureDecoder:
         return future
 
     def _ask(self, child: Child, question: bytes) -> Picture:
+        """Returns the picture that `child` decodes; blocks. A process that ended is started again, up to ATTEMPTS
+        times. Raises InvalidArgument for a picture that exceeds processor time or memory."""
         for _ in range(ATTEMPTS):
             try:
                 return decoder_process.decode(child.ask(question, self._bounds.decode_s * SLACK + 1.0))

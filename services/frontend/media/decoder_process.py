@@ -29,10 +29,14 @@ def introduction(bounds: MediaBounds) -> bytes:
 
 
 def begin(introduced: bytes) -> Callable[[bytes], bytes]:
+    """Limits the memory of this process and returns the function that answers a question with an encoded picture or a
+    refusal. `introduced`: the MediaBounds as JSON."""
     bounds = MediaBounds(**json.loads(introduced))
     limit_memory(bounds.decode_bytes)
 
     def answer(message: bytes) -> bytes:
+        """Decodes the picture of one question within the bounds on processor time and memory; returns it or the
+        refusal, encoded."""
         head, _, content = message.partition(END)
         wanted = json.loads(head)
         try:
@@ -65,7 +69,7 @@ def encode(picture: Picture) -> bytes:
 
 
 def decode(answer: bytes) -> Picture:
-    """Raises InvalidArgument with the refusal of the process."""
+    """Returns the picture of an encoded answer. Raises InvalidArgument with the refusal of the process."""
     head, _, pixels = answer.partition(END)
     found = json.loads(head)
     if "refused" in found:

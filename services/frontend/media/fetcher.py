@@ -32,14 +32,15 @@ LOST = (httpcore.NetworkError, httpcore.TimeoutException, httpcore.RemoteProtoco
 
 
 class _FailedAttempt(Exception):
-    """An attempt failed in a way that may pass."""
+    """An attempt failed in a way that may pass, so that another one is worthwhile."""
 
 
 class MediaFetcher:
-    """Reads the bytes of media sources under a policy."""
+    """Reads the bytes of media sources (inline, http(s), local files) under a policy."""
 
     def __init__(self, policy: MediaPolicy, resolve: Resolve | None = None, tls: ssl.SSLContext | None = None) -> None:
-        """`resolve` returns the addresses of a host name; `tls` overrides the trusted certificates."""
+        """Prepares the fetcher. `resolve`: returns the addresses of a host name; `tls`: overrides the trusted
+        certificates."""
         self._policy, self._bounds = policy, policy.bounds
         self._pool = httpcore.AsyncConnectionPool(
             ssl_context=tls,
@@ -48,7 +49,8 @@ class MediaFetcher:
         )
 
     async def read(self, source: MediaSource) -> bytes:
-        """Returns the content. Raises InvalidArgument with what the sender of the request can do."""
+        """Returns the bytes of a source: inline ones, those of a local file, or those fetched from an address. Raises
+        InvalidArgument with what the sender of the request can do."""
         match source:
             case InlineData():
                 self._check_size(len(source.content))
@@ -62,6 +64,7 @@ class MediaFetcher:
         await self._pool.aclose()
 
     async def _fetch(self, address: WebAddress) -> bytes:
+        """Returns the content of a URL within `fetch_s`, retries and redirects included. Raises InvalidArgument."""
         try:
             async with asyncio.timeout(self._bounds.fetch_s):
                 return await self._attempts(address)
@@ -71,6 +74,7 @@ class MediaFetcher:
             ) from None
 
     async def _attempts(self, address: WebAddress) -> bytes:
+        """Tries up to `attempts` times, with pauses that double, while failures may pass. Raises InvalidArgument."""
         pause = FIRST_PAUSE_S
         for attempt in range(1, self._bounds.attempts + 1):
             try:
@@ -83,6 +87,7 @@ class MediaFetcher:
         raise AssertionError("attempts is at least 1")
 
     async def _follow(self, address: WebAddress) -> bytes:
+        """Returns the content after up to `redirects` redirects, each checked by the policy. Raises InvalidArgument."""
         for _ in range(self._bounds.redirects + 1):
             found = await self._get(address)
             if isinstance(found, bytes):
@@ -91,7 +96,8 @@ class MediaFetcher:
         raise refused(f"Failed to fetch media from URL: more than {self._bounds.redirects} redirects")
 
     async def _get(self, address: WebAddress) -> bytes | WebAddress:
-        """Returns the content, or the address that the server redirects to."""
+        """Returns the content, or the address that the server redirects to. Raises InvalidArgument for a forbidden host
+        or another status, _FailedAttempt for a failure that may pass."""
         self._policy.check_domain(address.host)
         url = httpcore.URL(
             scheme=address.scheme.encode(),
@@ -115,6 +121,8 @@ class MediaFetcher:
             raise refused(f"Failed to fetch media from URL: {address.host} does not answer as HTTP does") from None
 
     async def _content(self, response: httpcore.Response) -> bytes:
+        """Reads the body of a response. Raises InvalidArgument as soon as it exceeds, or announces more than,
+        `download_bytes`."""
         announced = _header(response, b"content-length")
         if announced.isdigit():
             self._check_size(int(announced))
@@ -126,11 +134,14 @@ class MediaFetcher:
         return b"".join(parts)
 
     def _check_size(self, num_bytes: int) -> None:
+        """Raises InvalidArgument if one item has more than `download_bytes`."""
         if num_bytes > self._bounds.download_bytes:
             limit = self._bounds.download_bytes >> 20
             raise refused(f"Maximum file size exceeded: an item of media has at most {limit} MiB")
 
     def _read_file(self, path: str) -> bytes:
+        """Returns the content of a regular file beneath the policy's folder, symbolic links resolved. Raises
+        InvalidArgument for all others."""
         folder = self._policy.local_folder
         if folder is None:
             raise refused("Cannot load local files without `--allowed-local-media-path`.")
@@ -149,7 +160,8 @@ class MediaFetcher:
 
 
 class _CheckedBackend(httpcore.AsyncNetworkBackend):
-    """Resolves a host name once, checks all of its addresses, and connects to these."""
+    """Network backend that resolves a host name once, checks all of its addresses, and connects to these, so that a
+    second resolution cannot evade the check."""
 
     def __init__(self, policy: MediaPolicy, resolve: Resolve) -> None:
         self._policy, self._resolve = policy, resolve
@@ -163,6 +175,8 @@ class _CheckedBackend(httpcore.AsyncNetworkBackend):
         local_address: str | None = None,
         socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
     ) -> httpcore.AsyncNetworkStream:
+        """Connects to the first address of the host that accepts. Raises InvalidArgument if the policy forbids any of
+        them."""
         addresses = await self._allowed(host, port)
         for address in addresses[:-1]:
             with contextlib.suppress(httpcore.ConnectError, httpcore.ConnectTimeout):
@@ -170,6 +184,8 @@ class _CheckedBackend(httpcore.AsyncNetworkBackend):
         return await self._backend.connect_tcp(addresses[-1], port, timeout, local_address, socket_options)
 
     async def _allowed(self, host: str, port: int) -> list[str]:
+        """Returns the addresses of a host. Raises InvalidArgument if it is unknown or the policy forbids one of
+        them."""
         try:
             addresses = await self._resolve(host, port)
         except (OSError, UnicodeError):

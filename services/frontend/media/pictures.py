@@ -35,7 +35,7 @@ FAILURES = (
 
 
 class Picture(NamedTuple):
-    """A decoded picture."""
+    """A decoded picture, as an array of 8-bit RGB pixels."""
 
     pixels: npt.NDArray[np.uint8]  # [height, width, 3], RGB
 
@@ -80,6 +80,8 @@ def _check_size(image: Image.Image, bounds: MediaBounds) -> None:
 
 
 def _rgb(image: Image.Image) -> Image.Image:
+    """Returns the picture turned as its EXIF says, in 8-bit RGB; 16-bit and float values are scaled, transparent parts
+    are white."""
     image.load()
     if image.mode in SIXTEEN_BITS:
         image = _eight_bits(image, 65535.0)
@@ -95,6 +97,7 @@ def _rgb(image: Image.Image) -> Image.Image:
 
 
 def _resized(image: Image.Image, size: FixedSize) -> Image.Image:
+    """Returns the picture scaled and cropped to the model's fixed size."""
     plan = size.resize(image.height, image.width)
     resampling = Image.Resampling[size.resampling.upper()]
     scaled = image.resize((plan.width, plan.height), resampling)

@@ -63,7 +63,8 @@ class MediaPolicy:
 
 
 def _reached(address: Address) -> list[Address]:
-    """Returns `address` and the IPv4 addresses that it stands for."""
+    """Returns the addresses to check for `address`: itself and the IPv4 addresses that it carries (6to4, Teredo,
+    NAT64); for an IPv4-mapped one only the carried."""
     if isinstance(address, ipaddress.IPv4Address):
         return [address]
     carried = [address.ipv4_mapped, address.sixtofour, *(address.teredo or ())]
@@ -74,5 +75,6 @@ def _reached(address: Address) -> list[Address]:
 
 
 def _is_public(address: Address) -> bool:
+    """Whether the address belongs to the public internet: neither private nor multicast, reserved or site-local."""
     is_site_local = isinstance(address, ipaddress.IPv6Address) and address.is_site_local
     return address.is_global and not (address.is_multicast or address.is_reserved or is_site_local)

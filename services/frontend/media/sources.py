@@ -19,7 +19,7 @@ HOST = re.compile(r"[a-z0-9._-]+|\[[0-9a-f:.]+\]")
 
 @dataclass(frozen=True, slots=True)
 class InlineData:
-    """Media that stand in the request itself."""
+    """Media whose content stands in the request itself, as a data: URL."""
 
     content: bytes
     media_type: str  # as the sender says; empty: not said
@@ -41,7 +41,8 @@ class WebAddress:
         return host if self.port == DEFAULT_PORTS[self.scheme] else f"{host}:{self.port}"
 
     def redirected(self, location: str) -> WebAddress:
-        """Returns the address that a Location header names. Raises InvalidArgument."""
+        """Returns the address that a Location header names, which may be relative. Raises InvalidArgument for anything
+        but http(s), and for a step from https to http."""
         base = f"{self.scheme}://{self.host_header}{self.target}"
         found = parse(urljoin(base, location.strip()))
         if not isinstance(found, WebAddress):
@@ -53,7 +54,7 @@ class WebAddress:
 
 @dataclass(frozen=True, slots=True)
 class LocalFile:
-    """A file: URL."""
+    """A file: URL, by its path on this machine."""
 
     path: str
 
@@ -94,6 +95,7 @@ def base64_bytes(text: str) -> bytes:
 
 
 def _data_url(url: str) -> InlineData:
+    """Returns the content of a data: URL. Raises InvalidArgument unless it is base64."""
     head, comma, data = url.partition(",")
     if not comma:
         raise refused(f"Invalid data URL '{url:.{SHOWN}}': missing ',' separator.")
@@ -104,6 +106,8 @@ def _data_url(url: str) -> InlineData:
 
 
 def _web_address(parts: SplitResult, port: int | None, url: str) -> WebAddress:
+    """Returns the parts of an http(s) URL. Raises InvalidArgument for credentials, an invalid host, or characters that
+    are not ASCII."""
     if "@" in parts.netloc:
         raise refused("Invalid URL format: a URL of media has no user name or password")
     host = _ascii(parts.hostname or "")
@@ -118,6 +122,7 @@ def _web_address(parts: SplitResult, port: int | None, url: str) -> WebAddress:
 
 
 def _ascii(host: str) -> str:
+    """Returns the host name in IDNA's ASCII form; empty if it has none."""
     try:
         return host if host.isascii() else host.encode("idna").decode()
     except UnicodeError:
@@ -125,6 +130,7 @@ def _ascii(host: str) -> str:
 
 
 def _local_file(parts: SplitResult) -> LocalFile:
+    """Returns the path of a file: URL. Raises InvalidArgument if it names another host."""
     if parts.netloc not in {"", "localhost"}:
         raise refused(f"The file URL names the host {parts.netloc!r:.{SHOWN}}; only files of this machine are read")
     return LocalFile(unquote(parts.path))

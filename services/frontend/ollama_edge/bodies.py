@@ -41,7 +41,7 @@ HARMLESS_OPTIONS: Mapping[str, Sequence[Any]] = {**UNSUPPORTED_SAMPLERS, "penali
 
 
 class Options(CheckedBody):
-    """Sampling options; omitted ones use the model's recommendation."""
+    """Sampling options in Ollama's names; omitted ones use the model's recommendation."""
 
     model_config = ConfigDict(
         extra="allow",
@@ -66,7 +66,7 @@ class Options(CheckedBody):
 
 
 class OllamaBody(CheckedBody):
-    """Common fields of all bodies."""
+    """Common fields of the bodies of all paths."""
 
     model_config = ConfigDict(extra="allow", json_schema_extra=body_schema_extra(IGNORED, NOT_OFFERED))
 
@@ -94,7 +94,7 @@ WITHOUT_TEMPLATE = {
 
 
 class AnswerBody(OllamaBody):
-    """Common fields of chat and generate."""
+    """Common fields of the bodies of /api/chat and /api/generate."""
 
     stream: Flag = True
     format: Literal["", "json"] | dict[str, Any] | None = Field(None, description="json, or a JSON Schema")

@@ -25,6 +25,7 @@ def _routers(context: ServingContext) -> Sequence[Router]:
 
 
 def _examples(model: str) -> Mapping[str, Mapping[str, Any]]:
+    """Returns an example body per path, for the OpenAPI document."""
     question, texts = "What is 23 + 45?", ["an apple", "a lighthouse"]
     return {
         f"{PREFIX}chat": {"model": model, "messages": [{"role": "user", "content": question}], "stream": False},

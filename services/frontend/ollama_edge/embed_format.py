@@ -16,7 +16,7 @@ from quire.shared.errors import QuireError
 
 
 class EmbedFormat(VectorFormat):
-    """Formats one vector per input."""
+    """Formats the answers of /api/embed, one vector per input, and of /api/embeddings."""
 
     def __init__(self, model: str, *, only_one: bool = False) -> None:
         """Prepares the format. `only_one`: the form of /api/embeddings."""
@@ -27,6 +27,8 @@ class EmbedFormat(VectorFormat):
         return [self.written(vector) for vector in vectors]
 
     def whole(self, deltas: list[SampleDelta], generation: Generation) -> dict[str, Any]:
+        """Returns the vectors with the token count and the duration in nanoseconds; for /api/embeddings the single
+        vector alone."""
         embeddings = self.data(generation.vectors)
         if self._only_one:
             return {"embedding": embeddings[0]}

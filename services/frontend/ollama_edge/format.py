@@ -39,6 +39,7 @@ class _PendingParts:
         self.calls: list[Json] = []
 
     def add(self, part: Part) -> None:
+        """Adds a part; the arguments of a tool call are collected until end_call() or the next call's first part."""
         match part:
             case Content(text):
                 self.text += text
@@ -52,12 +53,14 @@ class _PendingParts:
                 self._open_call[1].append(part.arguments)
 
     def end_call(self) -> None:
+        """Completes the open tool call, if any, with its arguments as an object."""
         if self._open_call is not None:
             name, pieces = self._open_call
             self.calls.append({"function": {"name": name, "arguments": call_arguments("".join(pieces))}})
             self._open_call = None
 
     def take(self) -> tuple[str, str, list[Json]]:
+        """Returns and clears the text, reasoning and complete tool calls; an open call stays."""
         parts = self.text, self.thinking, self.calls
         self.text, self.thinking, self.calls = "", "", []
         return parts
@@ -80,6 +83,7 @@ class LineFormat(ABC):
         return b"".join([self._line(delta) for delta in deltas])
 
     def _line(self, delta: SampleDelta) -> bytes:
+        """Returns the line for a delta; empty while there is nothing to show, such as within a tool call."""
         self._read(delta)
         text, thinking, calls = self._pending.take()
         if not (text or thinking or calls or delta.logprobs):
@@ -90,6 +94,8 @@ class LineFormat(ABC):
         )
 
     def _read(self, delta: SampleDelta) -> None:
+        """Adds the delta's parts to the pending ones; at the sample's end, notes the finish and completes the open tool
+        call."""
         for part in [Content(delta.text)] if delta.parts is None else delta.parts:
             self._pending.add(part)
         if delta.finish is not None:
@@ -100,6 +106,7 @@ class LineFormat(ABC):
         return orjson.dumps(self._frame(self.content_fields("", "", []), done=True) | self._ending(generation)) + b"\n"
 
     def whole(self, deltas: list[SampleDelta], generation: Generation) -> Json:
+        """Returns the answer in one piece with counts and durations; Ollama's requests have one sample."""
         (delta,) = deltas
         self._read(delta)
         content = self.content_fields(*self._pending.take())
@@ -146,6 +153,7 @@ class OllamaChatFormat(LineFormat):
     """Format of POST /api/chat."""
 
     def content_fields(self, text: str, thinking: str, calls: list[Json]) -> Json:
+        """Returns the assistant's message; `thinking` and `tool_calls` only if not empty."""
         message: Json = {"role": "assistant", "content": text}
         if thinking:
             message["thinking"] = thinking

@@ -36,7 +36,7 @@ def chat_request(body: OllamaChatBody, headers: CallHeaders, defaults: Generatio
 
 
 def _conversation(body: OllamaChatBody, offer: ToolOffer) -> ChatPrompt:
-    """Returns the chat prompt; a last message of the assistant is continued."""
+    """Returns the chat prompt; a last message of the assistant is continued unless it has tool calls."""
     written = [_message(message) for message in body.messages]
     is_continued = written[-1]["role"] == "assistant" and not written[-1].get("tool_calls")
     return ChatPrompt(
@@ -49,7 +49,8 @@ def _conversation(body: OllamaChatBody, offer: ToolOffer) -> ChatPrompt:
 
 
 def generate_request(body: OllamaGenerateBody, headers: CallHeaders, defaults: GenerationDefaults) -> Request:
-    """Returns the request for a prompt, rendered as a conversation of one turn unless it is raw."""
+    """Returns the request for a prompt, rendered as a conversation of one turn unless it is raw. Raises InvalidArgument
+    for a system text with a raw prompt."""
     if not body.raw:
         turns = [conversation.message("user", body.prompt)]
         if body.system:
@@ -65,7 +66,8 @@ def generate_request(body: OllamaGenerateBody, headers: CallHeaders, defaults: G
 def _request(
     body: AnswerBody, prompt: Prompt, offer: ToolOffer, headers: CallHeaders, defaults: GenerationDefaults
 ) -> Request:
-    """Builds the request; a num_predict beyond the context is shortened."""
+    """Builds the request with a generated id, if the client sent none; a num_predict beyond the context is shortened.
+    Raises InvalidArgument."""
     return Request(
         request_id=headers.request_id or uuid.uuid4().hex,
         model=body.model_name,
@@ -87,6 +89,7 @@ def check_options(options: Options, defaults: GenerationDefaults) -> None:
 
 
 def _given(body: AnswerBody) -> Mapping[str, Any]:
+    """Returns the sampling parameters under the common names; None for omitted ones."""
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     return {
         **_sampling_options(body.given_options),
@@ -96,6 +99,8 @@ def _given(body: AnswerBody) -> Mapping[str, Any]:
 
 
 def _sampling_options(options: Options) -> Mapping[str, Any]:
+    """Returns Ollama's options under the common names; None for omitted ones, and for a num_predict that means
+    unlimited."""
     return {
         "temperature": options.temperature,
         "seed": options.seed,
@@ -107,6 +112,7 @@ def _sampling_options(options: Options) -> Mapping[str, Any]:
 
 
 def _structured_output(body: AnswerBody) -> sampling_pb2.StructuredOutput | None:
+    """Returns the constraint of `format`: any JSON object, or a schema, which may be {}; None without one."""
     if not body.format and not isinstance(body.format, dict):
         return None
     if body.format == "json":
@@ -115,6 +121,7 @@ def _structured_output(body: AnswerBody) -> sampling_pb2.StructuredOutput | None
 
 
 def _variables(body: AnswerBody) -> Mapping[str, Any]:
+    """Returns the template variables for `think`: an effort, or whether to think; empty if it is not given."""
     if body.think is None:
         return {}
     if isinstance(body.think, str):
@@ -123,6 +130,8 @@ def _variables(body: AnswerBody) -> Mapping[str, Any]:
 
 
 def _message(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Converts one message of a conversation. Raises InvalidArgument for an unknown role or a wrong type, Unimplemented
+    for images."""
     role, content = message.get("role"), message.get("content")
     if role not in ROLES:
         raise InvalidArgument(f"messages: role must be one of {', '.join(ROLES)}, got {role!r}", field="messages")
@@ -141,6 +150,7 @@ def _message(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _text(message: Mapping[str, Any], name: str) -> str:
+    """Returns a text field of a message; empty if it is missing. Raises InvalidArgument for another type."""
     value = message.get(name) or ""
     if not isinstance(value, str):
         raise InvalidArgument(f"messages: {name} must be text", field="messages")
@@ -148,6 +158,7 @@ def _text(message: Mapping[str, Any], name: str) -> str:
 
 
 def _list(message: Mapping[str, Any], name: str) -> list[Any]:
+    """Returns a list field of a message; empty if it is missing. Raises InvalidArgument for another type."""
     value = message.get(name) or []
     if not isinstance(value, list):
         raise InvalidArgument(f"messages: {name} must be a list", field="messages")
@@ -171,6 +182,8 @@ def _call(number: int, call: Any) -> Mapping[str, Any]:
 def embed_request(
     body: OllamaBody, texts: list[str], headers: CallHeaders, *, truncate: bool, dimensions: int | None
 ) -> Request:
+    """Returns the pooling request for these texts. `truncate`: drops the end of a text that is too long, instead of
+    refusing it; `dimensions`: components to keep, None: all."""
     return Request(
         request_id=headers.request_id or uuid.uuid4().hex,
         model=body.model_name,

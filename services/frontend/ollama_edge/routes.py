@@ -35,7 +35,7 @@ PREFIX = "/api/"
 
 
 class OllamaRoutes:
-    """Converts bodies to requests, and requests to responses."""
+    """Routes of Ollama's API: converts bodies to requests, and requests to responses."""
 
     def __init__(self, context: ServingContext) -> None:
         self._generator = context.generator
@@ -57,7 +57,7 @@ class OllamaRoutes:
         self.router.add_api_route("/version", self.version, methods=["GET"])
 
     async def chat(self, body: OllamaChatBody, http: Request) -> Response:
-        """Answers the last message of a conversation."""
+        """Answers the last message of a conversation; without messages, confirms that the model is loaded."""
         body.refuse_unknown(self._unknown)
         model = self._catalogue.entry(body.model_name).name
         if not body.messages:
@@ -68,7 +68,8 @@ class OllamaRoutes:
         return self._answer(request, OllamaChatFormat(model, self._texts), stream=body.stream)
 
     async def generate(self, body: OllamaGenerateBody, http: Request) -> Response:
-        """Answers a prompt, rendered as a conversation unless raw."""
+        """Answers a prompt, rendered as a conversation unless raw; without a prompt, confirms that the model is
+        loaded."""
         body.refuse_unknown(self._unknown)
         model = self._catalogue.entry(body.model_name).name
         if not body.prompt:
@@ -79,7 +80,7 @@ class OllamaRoutes:
         return self._answer(request, OllamaGenerateFormat(model, self._texts), stream=body.stream)
 
     async def embed(self, body: EmbedBody, http: Request) -> Response:
-        """Returns a vector for each input."""
+        """Returns a vector for each input; options are validated but have no effect."""
         body.refuse_unknown(self._unknown)
         check_options(body.given_options, self._tokenizer.defaults)
         texts = [body.input] if isinstance(body.input, str) else body.input
@@ -87,7 +88,7 @@ class OllamaRoutes:
         return self._vectors(request)
 
     async def embed_one(self, body: EmbeddingsBody, http: Request) -> Response:
-        """Returns the vector of a prompt."""
+        """Returns the vector of a prompt, truncated if it is too long."""
         body.refuse_unknown(self._unknown)
         check_options(body.given_options, self._tokenizer.defaults)
         request = embed_request(body, [body.prompt], headers.read(http), truncate=True, dimensions=None)
@@ -98,6 +99,7 @@ class OllamaRoutes:
         return GenerationResponse(self._generator, request, answer_format, stream=False)
 
     def _answer(self, request: Asked, answer_format: LineFormat, *, stream: bool) -> Response:
+        """Returns the response that runs the request and sends lines of JSON, or one object."""
         return GenerationResponse(
             self._generator,
             request,
@@ -121,6 +123,7 @@ class OllamaRoutes:
         return {"models": [{**self._listed(entry), "context_length": entry.max_model_len} for entry in ready]}
 
     def _listed(self, entry: CatalogueEntry) -> dict[str, Any]:
+        """Returns the entry of a model in a list, with the fields that Ollama's clients read."""
         return {
             "name": entry.name,
             "model": entry.name,
@@ -131,6 +134,7 @@ class OllamaRoutes:
         }
 
     def _details(self, entry: CatalogueEntry) -> dict[str, Any]:
+        """Returns a model's details; size and quantization are unknown to a frontend and empty."""
         family = self._facts.family
         return {
             "parent_model": entry.adapter_of,
@@ -142,7 +146,8 @@ class OllamaRoutes:
         }
 
     async def show(self, body: ShowBody) -> dict[str, Any]:
-        """Returns the details of a model."""
+        """Returns the details of a model: chat template, architecture, context length, capabilities. Raises
+        NotFound."""
         body.refuse_unknown(self._unknown)
         check_options(body.given_options, self._tokenizer.defaults)
         entry, family = self._catalogue.entry(body.model_name), self._facts.family
@@ -161,6 +166,8 @@ class OllamaRoutes:
         }
 
     def _capabilities(self) -> list[str]:
+        """Returns what the model can do, in Ollama's words; tools and thinking depend on its chat template and
+        tokens."""
         if self._processor.classes:
             return ["classify"]
         capabilities = ["completion", "embedding"]

@@ -13,20 +13,22 @@ VISIBLE_WITHIN_S = 5.0  # schedulers notify frontends, on another stream, before
 
 
 class AdapterOperator:
-    """Adapter operations for gRPC and HTTP."""
+    """Loads and unloads adapters for gRPC and HTTP, and waits until this frontend's catalogue shows it."""
 
     def __init__(self, schedulers: SchedulerAdmins, client: SchedulerClient) -> None:
         self._schedulers = schedulers
         self._client = client
 
     async def load(self, request: pb.LoadAdapterRequest) -> pb.LoadAdapterResponse:
-        """Loads an adapter everywhere. Raises QuireError."""
+        """Loads an adapter at all schedulers and waits, for a bounded time, until requests here may name it. Raises
+        QuireError."""
         loaded = await self._schedulers.load_adapter(request)
         await self._wait_until(lambda: self._digest(request.name) in (None, loaded.digest))
         return loaded
 
     async def unload(self, request: pb.UnloadAdapterRequest) -> pb.UnloadAdapterResponse:
-        """Unloads an adapter everywhere. Raises QuireError."""
+        """Unloads an adapter at all schedulers and waits, for a bounded time, until requests here can no longer name
+        it. Raises QuireError."""
         unloaded = await self._schedulers.unload_adapter(request)
         await self._wait_until(lambda: not self._digest(request.name))
         return unloaded
@@ -37,7 +39,8 @@ class AdapterOperator:
         return None if limits is None else limits.adapters.get(name, b"")
 
     async def _wait_until(self, is_visible: Callable[[], bool]) -> None:
-        """Waits for the condition, for a bounded time: another operator may have changed the adapter again."""
+        """Waits for the condition, for a bounded time: another operator may have changed the adapter again. Does not
+        raise when the time is over."""
         try:
             async with asyncio.timeout(VISIBLE_WITHIN_S):
                 while not is_visible():

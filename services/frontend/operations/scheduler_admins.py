@@ -37,7 +37,7 @@ SERVICE_NAME = scheduler_pb2.DESCRIPTOR.services_by_name["SchedulerService"].ful
 
 
 class SchedulerAddresses(Protocol):
-    """Provides the addresses of the schedulers to call."""
+    """Provides the addresses of the schedulers to call, as the session client knows them."""
 
     @property
     def addresses(self) -> list[str]: ...
@@ -64,6 +64,7 @@ class SchedulerAdmins:
         return [entry for entries in answers for entry in entries]
 
     async def _status_of(self, address: str) -> list[pb.ServiceStatus]:
+        """Returns the status of one scheduler and its workers; a scheduler that does not answer is DOWN."""
         try:
             admin_request = scheduler_pb2.AdministerRequest(get_status=pb.GetStatusRequest())
             answer = await self._ask(address, admin_request, STATUS_TIMEOUT_S)
@@ -95,7 +96,8 @@ class SchedulerAdmins:
         self, request: pb.UpdateWeightsRequest, pieces: AsyncIterator[WeightsPiece] | None = None
     ) -> pb.UpdateWeightsResponse:
         """Updates the weights of all workers or of none: they are swapped only when all have staged them. `pieces`:
-        weights sent as a stream, which are passed on without being stored."""
+        weights sent as a stream, which are passed on without being stored. Raises InvalidArgument for a path together
+        with pieces or neither, Unavailable without workers, and the first refusal."""
         if bool(request.path) == (pieces is not None):
             reason = "must be empty for streamed weights" if request.path else "must name the folder of the weights"
             raise InvalidArgument(f"path: {reason}", field="path")
@@ -123,7 +125,8 @@ class SchedulerAdmins:
         self, request: pb.InitWeightsUpdateGroupRequest
     ) -> pb.InitWeightsUpdateGroupResponse:
         """Creates a process group with a trainer; ranks are assigned to the workers of one scheduler after the other.
-        Raises the first refusal once all have answered; the group is destroyed then."""
+        Raises InvalidArgument for too small a world size, and the first refusal once all have answered; the group is
+        destroyed then."""
         statuses = await asyncio.gather(*(self._status_of(address) for address in self._schedulers.addresses))
         counts = [_num_ranks(services) for services in statuses]
         first, calls = request.rank_offset, []
@@ -182,8 +185,8 @@ class SchedulerAdmins:
         )
 
     async def unload_adapter(self, request: pb.UnloadAdapterRequest) -> pb.UnloadAdapterResponse:
-        """Unloads an adapter at all schedulers. Raises the first refusal unless a scheduler had the adapter and the
-        others answer NotFound."""
+        """Unloads an adapter at all schedulers. Raises the first refusal; NotFound only if no scheduler had the
+        adapter."""
         answers = await self._answers(scheduler_pb2.AdministerRequest(unload_adapter=request))
         unloaded = [answer.adapter_unloaded for answer in answers if not isinstance(answer, BaseException)]
         for answer in answers:
@@ -192,7 +195,8 @@ class SchedulerAdmins:
         return pb.UnloadAdapterResponse(num_sequences=sum(one.num_sequences for one in unloaded))
 
     async def list_adapters(self, request: pb.ListAdaptersRequest) -> pb.ListAdaptersResponse:
-        """Lists the adapters; those with the same name and content are merged."""
+        """Lists the adapters of all schedulers by name; the counts of those with the same name and content are
+        added."""
         answers = await self._ask_all(scheduler_pb2.AdministerRequest(list_adapters=request))
         found: dict[tuple[str, bytes], pb.Adapter] = {}
         for adapter in (adapter for answer in answers for adapter in answer.adapters.adapters):
@@ -215,12 +219,14 @@ class SchedulerAdmins:
     async def _answers(
         self, admin_request: scheduler_pb2.AdministerRequest, timeout_s: float = ANSWER_TIMEOUT_S
     ) -> list[scheduler_pb2.AdministerResponse | BaseException]:
+        """Calls all schedulers concurrently; returns each answer or the error, in the order of the addresses."""
         calls = (self._ask(address, admin_request, timeout_s) for address in self._schedulers.addresses)
         return await asyncio.gather(*calls, return_exceptions=True)
 
     async def _ask(
         self, address: str, admin_request: scheduler_pb2.AdministerRequest, timeout_s: float
     ) -> scheduler_pb2.AdministerResponse:
+        """Calls one scheduler on a new connection. Raises QuireError; Unavailable after `timeout_s`."""
         try:
             async with asyncio.timeout(timeout_s), self._call(address) as call:
                 return await call.ask(admin_request)
@@ -229,7 +235,7 @@ class SchedulerAdmins:
 
     @asynccontextmanager
     async def _call(self, address: str) -> AsyncIterator[AdminCall]:
-        """Opens an authenticated admin call."""
+        """Opens an authenticated admin call on a connection of its own, and closes both at the end of the `with`."""
         async with self._dialler.connect(address) as channel:
             call = AdminCall(address, scheduler_pb2_grpc.SchedulerServiceStub(channel).Administer())
             await call.handshake(self._dialler, known=self._schedulers.is_configured(address))
@@ -243,6 +249,7 @@ class AdminCall:
         self.address, self._call = address, call
 
     async def handshake(self, dialler: Dialler, *, known: bool) -> None:
+        """Authenticates both sides. `known`: the settings name the address. Raises QuireError."""
         with _refusals(self.address):
             await dialler.handshake(
                 self._call, scheduler_pb2.AdministerRequest, SERVICE_NAME, self.address, known=known
@@ -263,7 +270,8 @@ class AdminCall:
                 raise
 
     async def receive(self) -> scheduler_pb2.AdministerResponse:
-        """Returns the next answer. Raises QuireError."""
+        """Returns the next answer. Raises QuireError, also for one that reports refused weights or if the call has
+        ended."""
         with _refusals(self.address):
             answer: Any = await PartStream(self._call).read()
         if answer is grpc.aio.EOF:
@@ -289,7 +297,8 @@ def _num_ranks(services: Sequence[pb.ServiceStatus]) -> int:
 async def _staged(
     calls: Sequence[AdminCall], pieces: AsyncIterator[WeightsPiece] | None
 ) -> list[scheduler_pb2.AdministerResponse]:
-    """Waits until all schedulers have staged the weights. Raises the first refusal, for streamed weights at once."""
+    """Waits until all schedulers have staged the weights and returns their answers; forwards `pieces` meanwhile. Raises
+    the first refusal, for streamed weights at once."""
     tasks = Tasks()
     answers = [tasks.start("answer about staged weights", call.receive()) for call in calls]
     try:
@@ -320,7 +329,7 @@ async def _forward(
 
 
 async def _all(waiting: Sequence[Awaitable[Result]]) -> list[Result]:
-    """Awaits all. Raises the first refusal once all have ended."""
+    """Awaits all and returns the results in order. Raises the first error once all have ended."""
     outcomes = await asyncio.gather(*waiting, return_exceptions=True)
     for outcome in outcomes:
         if isinstance(outcome, BaseException):
@@ -330,6 +339,7 @@ async def _all(waiting: Sequence[Awaitable[Result]]) -> list[Result]:
 
 @contextmanager
 def _refusals(address: str) -> Iterator[None]:
+    """Turns gRPC errors within the `with` into QuireErrors that name the scheduler."""
     try:
         yield
     except grpc.aio.AioRpcError as error:
@@ -339,6 +349,8 @@ def _refusals(address: str) -> Iterator[None]:
 
 
 def _refusal(address: str, error: grpc.aio.AioRpcError) -> QuireError:
+    """Returns the scheduler's error, naming the scheduler; kinds that a client can act on are preserved, others become
+    Unavailable."""
     message = f"scheduler at {address}: {error.details()}"
     kinds = (kind for kind in PRESERVED_ERRORS if TRANSPORTS[kind.code].grpc_code is error.code())
     return next(kinds, Unavailable)(message)

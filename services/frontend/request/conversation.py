@@ -31,7 +31,8 @@ def message(
     tool_call_id: str | None = None,
     reasoning: str | None = None,
 ) -> dict[str, Any]:
-    """Returns a chat message with only the given keys, since templates test whether a key exists."""
+    """Returns a chat message with only the given keys, since templates test whether a key exists. Raises
+    InvalidArgument for an empty role."""
     if not role:
         raise InvalidArgument("messages: every message needs a role", field="messages")
     fields: dict[str, Any] = {"role": role, "content": content}
@@ -47,8 +48,9 @@ def message(
 
 
 def tool_call(call_id: str, name: str, arguments: str | Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a tool call. `arguments`: an object, or JSON text. Text that is not JSON is kept as text: it is a call
-    that was cut off or malformed by the model, and the conversation must remain usable."""
+    """Returns a tool call in OpenAI's form. `arguments`: an object, or JSON text. Malformed text is kept: it is a call
+    that was cut off by the model, and the conversation must remain usable. Raises InvalidArgument for JSON nested too
+    deeply, NaN, or a lone surrogate."""
     if isinstance(arguments, str):
         try:
             strict_json.read(arguments or "{}")
@@ -62,7 +64,8 @@ def tool_call(call_id: str, name: str, arguments: str | Mapping[str, Any]) -> di
 
 
 def call_arguments(text: str) -> dict[str, Any]:
-    """Returns the arguments of a model's tool call as an object, for clients that expect one."""
+    """Returns the arguments of a model's tool call as an object, for clients that expect one; text that is no JSON
+    object stands under the key NO_JSON."""
     try:
         arguments = json.loads(text or "{}")
     except ValueError:

@@ -13,7 +13,7 @@ EFFORTS = (OFF, "minimal", "low", "medium", "high", "xhigh", "max")
 
 def template_variables(effort: str | None) -> Mapping[str, Any]:
     """Returns the template variables for a reasoning effort: enable_thinking (Qwen, GLM), thinking (DeepSeek, Granite),
-    reasoning_effort (gpt-oss)."""
+    reasoning_effort (gpt-oss); none for None. Raises InvalidArgument for an unknown effort."""
     if effort is None:
         return {}
     if effort not in EFFORTS:

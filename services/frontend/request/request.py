@@ -12,7 +12,7 @@ from quire.shared.pb.common.v1 import sampling_pb2
 
 @dataclass(frozen=True, slots=True)
 class TextPrompt:
-    """Text to continue or to embed."""
+    """Text to continue or to embed, tokenized without a chat template."""
 
     text: str
     add_special_tokens: bool = True
@@ -20,7 +20,7 @@ class TextPrompt:
 
 @dataclass(frozen=True, slots=True)
 class LateInteractionPrompt(TextPrompt):
-    """Text whose tokens are compared one by one (shared/models/late_interaction.py)."""
+    """Text of a query or document whose token vectors are compared one by one (shared/models/late_interaction.py)."""
 
     is_query: bool = False
     query: str | None = None  # for a document: the query to score it against; the result is one number
@@ -68,7 +68,7 @@ class TextInput:
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function that the model may call."""
+    """A function that the model may call, in the form common to all edges."""
 
     name: str
     parameters: Mapping[str, Any] = field(default_factory=dict)  # JSON Schema of its arguments

@@ -123,7 +123,8 @@ NOT_WITH_BEAMS = frozenset(parameter.name for parameter in SCALAR_PARAMETERS if 
 
 
 def normalized(given: Mapping[str, float], *, is_greedy: bool) -> dict[str, float]:
-    """Returns the parameters that take effect, with equivalent values mapped to one."""
+    """Returns the parameters that take effect, with equivalent values mapped to one; greedy decoding drops those that
+    only restrict the sampled tokens."""
     kept = {name: value for name, value in given.items() if not (is_greedy and BY_NAME[name].is_filter)}
     for name, value in kept.items():
         normalize = BY_NAME[name].normalized

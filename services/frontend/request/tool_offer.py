@@ -34,8 +34,10 @@ def build_tool_offer(
     parallel: bool,
     template_tools: Sequence[Mapping[str, Any]] | None = None,
 ) -> ToolOffer:
-    """Returns the tool offer of a request. `template_tools`: the tools in OpenAI's form, if the client sent them so.
-    With mode NONE the template gets no tools either, since the model would call them regardless."""
+    """Returns the tool offer of a request. `mode`: whether a tool may, must or must not be called; `name`: the function
+    to call, or empty. `template_tools`: the tools in OpenAI's form, if the client sent them so. With mode NONE the
+    template gets no tools either, since the model would call them regardless. Raises InvalidArgument for a name of none
+    of the tools."""
     if name and name not in {tool.name for tool in tools}:
         raise InvalidArgument(f"tool_choice: {name!r} is not the name of one of the tools", field="tool_choice")
     if mode == NONE:
@@ -47,7 +49,7 @@ def build_tool_offer(
 
 
 def new_tool(place: str, name: Any, parameters: Any, description: Any, strict: Any = None) -> Tool:
-    """Returns a validated tool. `place`: names the tool in errors."""
+    """Returns a validated tool. `place`: names the tool in errors. Raises InvalidArgument for a wrong type."""
     if not isinstance(name, str) or not name:
         raise InvalidArgument(f"{place}: name must be a text that is not empty, got {name!r}", field="tools")
     if parameters is not None and not isinstance(parameters, dict):
@@ -61,7 +63,7 @@ def new_tool(place: str, name: Any, parameters: Any, description: Any, strict: A
 
 def text_tool(place: str, name: Any, description: Any, format: Any, grammar: Any = None) -> Tool:
     """Returns a tool that takes a text; models see a function with one string parameter. `format`: {"type": "text"} or
-    {"type": "grammar"}; `grammar`: the object with the grammar."""
+    {"type": "grammar"}; `grammar`: the object with the grammar. Raises InvalidArgument."""
     if format is not None and not (isinstance(format, dict) and format.get("type") in ("text", "grammar")):
         raise InvalidArgument(
             f'{place}: format must be {{"type": "text"}} or one of type grammar, got {format!r:.64}', field="tools"
@@ -82,6 +84,8 @@ def text_tool(place: str, name: Any, description: Any, format: Any, grammar: Any
 
 
 def _grammar(place: str, grammar: Any) -> TextInput:
+    """Returns the text input of a grammar object with `syntax` and `definition`; the grammar itself is not parsed.
+    Raises InvalidArgument."""
     fields = grammar if isinstance(grammar, dict) else {}
     syntax, definition = fields.get("syntax"), fields.get("definition")
     if syntax not in SYNTAXES:
@@ -97,7 +101,7 @@ def _grammar(place: str, grammar: Any) -> TextInput:
 
 
 def to_openai_tool(tool: Tool) -> dict[str, Any]:
-    """Returns the tool in OpenAI's form, which chat templates read."""
+    """Returns the function's name, description and parameters in OpenAI's form, which chat templates read."""
     function: dict[str, Any] = {"name": tool.name}
     if tool.description:
         function["description"] = tool.description

@@ -34,7 +34,7 @@ REFUSAL_PAUSE_S = 0.2  # pause before a refused sequence is submitted again, unl
 
 @dataclass(frozen=True, slots=True)
 class ClusterLimits:
-    """Capabilities of the usable clusters, combined."""
+    """Capabilities that requests may rely on, combined over the usable clusters."""
 
     max_model_len: int
     max_logprobs: int
@@ -45,7 +45,7 @@ class ClusterLimits:
 
 
 class SchedulerClient:
-    """Owns the sessions and every active sequence. Runs in one event loop, without locks."""
+    """Owns the sessions with all schedulers and every active sequence. Runs in one event loop, without locks."""
 
     def __init__(
         self,
@@ -57,6 +57,8 @@ class SchedulerClient:
         metrics: FrontendMetrics,
         dialler: Dialler,
     ) -> None:
+        """Prepares a connection to each address; run() connects. `retry_after_ms`: hint of errors when no worker is
+        available."""
         self.connections = SchedulerConnections(
             addresses, lambda address, known: Connection(address, hello, self, dialler, known=known)
         )
@@ -133,6 +135,8 @@ class SchedulerClient:
             self._metrics.held.observe(asyncio.get_running_loop().time() - began_s)
 
     async def _first_limits(self, began_s: float, deadline_s: float | None) -> ClusterLimits:
+        """Waits until a cluster is usable and returns its limits. `began_s`: start of the wait. Raises Unavailable,
+        DeadlineExceeded."""
         while (limits := self.limits) is None:
             policy_ends_s = self._wait_policy.deadline_s(
                 began_s, self._last_session_change_s, has_scheduler=self.is_open
@@ -156,7 +160,8 @@ class SchedulerClient:
         return self._wait_policy.wait_s(has_scheduler=self.is_open)
 
     def submit(self, sequences: Seq[Sequence], cached: CachedTokens) -> None:
-        """Submits all samples of one prompt, in order. `cached`: prompt tokens cached per scheduler."""
+        """Submits all samples of one prompt, in order, or lets them wait for a worker; errors come through the sinks.
+        `cached`: prompt tokens cached per scheduler."""
         group = tuple(sequences)
         if group[0].prompt_request.is_beam_search:
             for sequence in group:
@@ -164,7 +169,7 @@ class SchedulerClient:
         self._place(group, cached)
 
     def cancel(self, sequences: Seq[Sequence], reason: FinishReason) -> None:
-        """Cancels sequences wherever they are; their sinks get nothing more."""
+        """Cancels sequences at their session, or waiting for one; their sinks get nothing more."""
         for sequence in sequences:
             sequence.is_active = False
         for session in {sequence.session for sequence in sequences if sequence.session is not None}:
@@ -186,6 +191,7 @@ class SchedulerClient:
                 self._fail(sequence, Internal("internal error"))
 
     def _send(self, group: Group, cached: CachedTokens) -> None:
+        """Submits a group to the session that placement chooses; without one, the group waits in `pending`."""
         request = group[0].prompt_request
         session = choose(self.sessions, request.max_total_tokens, cached, request.affinity_key)
         if session is None:
@@ -194,6 +200,7 @@ class SchedulerClient:
             session.submit(group, cached.get(session.scheduler_id, 0))
 
     def _resubmit(self, sequences: Seq[Sequence]) -> None:
+        """Submits sequences elsewhere, marked as migrating: they continue after the tokens that were delivered."""
         self._metrics.resubmitted.inc(len(sequences))
         for group in _groups(sequences):
             for sequence in group:
@@ -201,6 +208,8 @@ class SchedulerClient:
             self._place(group)
 
     def on_open(self, session: Session) -> None:
+        """Implements ConnectionOwner.on_open(): adds the session, extends the waits of pending groups, and reads its
+        view."""
         self.sessions.append(session)
         self._metrics.sessions_open.set(len(self.sessions))
         self._last_session_change_s = asyncio.get_running_loop().time()
@@ -208,10 +217,13 @@ class SchedulerClient:
         self.on_view(session)
 
     def find_session(self, welcome: pb.SchedulerWelcome) -> Session | None:
+        """Implements ConnectionOwner.find_session(): a session matches by scheduler id and epoch, which changes with
+        every start."""
         lifetime = welcome.scheduler_id, welcome.epoch
         return next((s for s in self.sessions if (s.scheduler_id, s.epoch) == lifetime), None)
 
     def on_broken(self, session: Session) -> None:
+        """Implements ConnectionOwner.on_broken(): removes the session and resubmits its sequences to others."""
         self.sessions.remove(session)
         self._limits = self._common_limits()
         self._last_session_change_s = asyncio.get_running_loop().time()
@@ -226,6 +238,8 @@ class SchedulerClient:
         self._notify()
 
     def on_view(self, session: Session) -> None:
+        """Applies a changed cluster view: recomputes the limits, places pending groups if the session is usable, and
+        starts or stops the timer of a scheduler without workers."""
         self._limits = self._common_limits()
         self._share_weights()
         if is_usable(session.view):
@@ -240,7 +254,9 @@ class SchedulerClient:
         self._notify()
 
     def _common_limits(self) -> ClusterLimits | None:
-        """Combines the limits of the usable sessions; computed at each change, since every request reads them."""
+        """Returns the combined limits of the usable sessions, or None without any: the largest lengths, and the
+        adapters, logits processors and libraries that all have. Computed at each change, since every request reads
+        them."""
         views = [session.view for session in self.usable_sessions]
         if not views:
             return None
@@ -268,6 +284,8 @@ class SchedulerClient:
             self._resubmit(sequences)
 
     def _on_workerless_timeout(self, session: Session) -> None:
+        """Fails the sequences of a scheduler that has been without workers for too long; waits on while it still
+        delivers tokens."""
         loop = asyncio.get_running_loop()
         idle_until_s = session.last_tokens_s + self._wait_s
         if idle_until_s > loop.time():  # a draining worker still finishes its sequences
@@ -285,6 +303,7 @@ class SchedulerClient:
             session.send_weights(newest)
 
     def on_resumed(self, sequence: Sequence, now: float) -> None:
+        """Observes how long a moved sequence was without tokens."""
         assert sequence.migrating_since_s is not None
         self._metrics.migration.observe(now - sequence.migrating_since_s)
         sequence.migrating_since_s = None
@@ -293,7 +312,7 @@ class SchedulerClient:
         self._metrics.detokenize.observe(seconds)
 
     def on_refused(self, sequence: Sequence, error: QuireError) -> None:
-        """Retries a sequence that a draining or overloaded scheduler refused, or fails it."""
+        """Retries a sequence that a draining or overloaded scheduler refused, or fails it; ignores a cancelled one."""
         if not sequence.is_active:
             return
         try:
@@ -303,6 +322,8 @@ class SchedulerClient:
             self._fail(sequence, Internal("internal error"))
 
     def _retry_or_fail(self, sequence: Sequence, error: QuireError) -> None:
+        """Retries a sequence after a pause if the refusal is transient and has not lasted for `outage_s`, else fails
+        it. A group is retried whole."""
         now = asyncio.get_running_loop().time()
         is_transient = isinstance(error, Unavailable) or (isinstance(error, ResourceExhausted) and not sequence.is_new)
         sequence.refused_since_s = sequence.refused_since_s or now
@@ -315,6 +336,7 @@ class SchedulerClient:
             self.retrying.add(sequence.group or (sequence,), pause_s, pause_s)
 
     def _fail_without_worker(self, group: Group) -> None:
+        """Fails the active sequences of a group whose wait for a worker is over."""
         for sequence in group:
             if sequence.is_active:
                 self._fail(sequence, self._no_worker())
@@ -323,6 +345,7 @@ class SchedulerClient:
         return Unavailable("no worker can take this request now", retry_after_ms=self._retry_after_ms)
 
     def _fail(self, sequence: Sequence, error: QuireError) -> None:
+        """Ends a sequence with the error; a failure of its sink is logged, so that the other sequences continue."""
         sequence.is_active = False
         now = asyncio.get_running_loop().time()
         try:

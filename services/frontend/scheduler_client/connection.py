@@ -32,7 +32,7 @@ LONGEST_PAUSE_S = 2.0
 
 
 class ConnectionOwner(SessionOwner, Protocol):
-    """The client that owns the sessions."""
+    """Callbacks of a connection to the client, which owns the sessions."""
 
     def on_open(self, session: Session) -> None:
         """Called when the session accepts submissions."""
@@ -54,6 +54,7 @@ class Backoff:
         self._pause_s = FIRST_PAUSE_S
 
     def next_s(self) -> float:
+        """Returns the pause before the next attempt, in seconds, and doubles the one after it up to LONGEST_PAUSE_S."""
         pause_s, self._pause_s = self._pause_s, min(2 * self._pause_s, LONGEST_PAUSE_S)
         return pause_s * random.uniform(0.5, 1.0)
 
@@ -91,12 +92,15 @@ class Connection:
         return self.session is None and self.duplicate_of is None
 
     async def run(self) -> None:
+        """Connects again after each session, with backoff; next to a session through another address, only when that
+        closes. Raises FailedPrecondition."""
         while True:
             self.num_attempts += 1
             await self.connect_once()
             await self._wait_to_reconnect()
 
     async def _wait_to_reconnect(self) -> None:
+        """Waits for the backoff, or until the session through another address has closed."""
         if self.duplicate_of is None:
             await asyncio.sleep(self._back_off.next_s())
             return
@@ -120,6 +124,8 @@ class Connection:
             await self._call(scheduler_pb2_grpc.SchedulerServiceStub(channel).Session())
 
     async def _call(self, call: Call) -> None:
+        """Runs one call to the scheduler and logs why it ended. Raises only FailedPrecondition, and CancelledError if
+        this task is cancelled."""
         try:
             await self._run_call(call)
         except FailedPrecondition:
@@ -142,6 +148,8 @@ class Connection:
         self._is_down = True
 
     async def _run_call(self, call: Call) -> None:
+        """Exchanges handshake, hello and welcome, then runs the session unless the scheduler has one already. Raises
+        TimeoutError, FailedPrecondition for another model."""
         async with asyncio.timeout(GREETING_TIMEOUT_S):
             await self._dialler.handshake(call, pb.SessionRequest, SERVICE_NAME, self.address, known=self._known)
             await call.write(pb.SessionRequest(hello=self._hello))
@@ -158,6 +166,7 @@ class Connection:
             await self._run(session)
 
     async def _run(self, session: Session) -> None:
+        """Runs an open session and reports its begin and end to the owner; one that lasted resets the backoff."""
         self._is_down = False
         self.session = session
         log.info("session open", scheduler=session.scheduler_id, address=self.address, epoch=session.epoch)
@@ -173,6 +182,8 @@ class Connection:
                 self._back_off.reset()
 
     async def _greeting(self, call: Call, kind: str) -> pb.SessionResponse:
+        """Returns the next message, which must be of this kind. Raises Unavailable at the end of the call,
+        FailedPrecondition for another kind."""
         message: Any = await call.read()  # or grpc.aio.EOF
         if message is grpc.aio.EOF:
             raise Unavailable("the scheduler closed the session before it opened")
@@ -181,6 +192,7 @@ class Connection:
         return cast(pb.SessionResponse, message)
 
     def _check(self, scheduler_id: str, view: pb.ClusterView) -> None:
+        """Raises FailedPrecondition if the cluster's model differs from the frontend's; a view without model passes."""
         if not view.HasField("model"):
             return
         differs = model_identity.mismatch(

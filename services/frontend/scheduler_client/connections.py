@@ -72,7 +72,8 @@ class SchedulerConnections:
             await self._tasks.close()
 
     def update(self, entries: Seq[SchedulerEntry]) -> None:
-        """Adds and removes connections according to the registry's entries."""
+        """Connects to newly registered schedulers. Drops one that has left the registry after FORGET_AFTER_S without a
+        session; configured ones stay."""
         listed = {entry.address: entry for entry in entries}
         self._misfits = {a: e for a, e in self._misfits.items() if a in listed and listed[a].epoch == e}
         for address, entry in listed.items():
@@ -92,11 +93,14 @@ class SchedulerConnections:
         return not any(s is not None and (s.scheduler_id, s.epoch) == (entry.id, entry.epoch) for s in sessions)
 
     def _add(self, address: str, entry: SchedulerEntry | None) -> None:
+        """Starts a connection to the address; one without a registry entry counts as configured."""
         connection = self._connection_to(address, entry is None)
         task = self._tasks.start(f"connection to {address}", self._run(connection, entry))
         self._members[address] = ConnectedScheduler(connection, entry, task)
 
     async def _run(self, connection: Connection, entry: SchedulerEntry | None) -> None:
+        """Runs a connection. A discovered scheduler with another model is ignored until it restarts; any other failure
+        ends run()."""
         try:
             await run_restarting(f"the connection to scheduler {connection.address}", connection.run)
         except FailedPrecondition as error:
@@ -110,5 +114,6 @@ class SchedulerConnections:
             self._fail(error)
 
     def _fail(self, error: Exception) -> None:
+        """Ends run() with this error; only the first one counts."""
         if not self._failed.done():
             self._failed.set_exception(error)

@@ -23,7 +23,7 @@ class Link(Protocol):
 
 
 class Outbox:
-    """Queues submissions; `submit` never blocks."""
+    """Queues submissions on the session's stream, merged into one message while it waits; `submit` never blocks."""
 
     def __init__(self, link: Link, *, supports_merging: bool) -> None:
         """Wraps the link. `supports_merging`: the scheduler supports merged submissions."""
@@ -32,6 +32,8 @@ class Outbox:
         self._num_bytes = 0  # size of the last message
 
     def submit(self, submission: pb.Submission) -> None:
+        """Sends a submission, or appends it to the last message if that is a queued submission, stays within MAX_BYTES,
+        and the scheduler supports merging."""
         last, num_bytes = self._link.last_unsent, submission.ByteSize()
         if self._supports_merging and last is not None and last.HasField("submission"):
             self._num_bytes += num_bytes

@@ -16,6 +16,8 @@ Group = tuple[Sequence, ...]  # consecutive samples of one prompt without tokens
 
 @dataclass(slots=True, eq=False)
 class _PendingGroup:
+    """A group that waits for a scheduler, and its timer."""
+
     group: Group
     num_waiting: int  # of the group
     latest_s: float
@@ -71,7 +73,7 @@ class PendingQueue:
                     self._end(entry)
 
     def take_all(self) -> list[Group]:
-        """Removes and returns all groups, in order of arrival."""
+        """Removes and returns all groups, in order of arrival; their timers are cancelled."""
         groups = [entry.group for entry in self._entries]
         for group in groups:
             self.remove(group)
@@ -81,6 +83,8 @@ class PendingQueue:
         entry.timer = asyncio.get_running_loop().call_later(wait_s, self._expire, entry)
 
     def _expire(self, entry: _PendingGroup) -> None:
+        """Removes a group whose wait is over and passes it to `on_time`; a timer that fired late is followed by a
+        second wait."""
         assert entry.timer is not None
         if asyncio.get_running_loop().time() - entry.timer.when() > self._late_s:
             self._wait(entry, self._second_wait_s)

@@ -55,6 +55,8 @@ def choose(
 
 
 def _load_key(candidate: Candidate, num_tokens: int, cached: CachedTokens) -> tuple[bool, int, int]:
+    """Returns the order of choice, smallest first: too short a context, backlog minus cached prompt tokens, running
+    sequences."""
     view = candidate.view
     backlog = _backlog(candidate)
     # The prompt's length is the same for all candidates, so only its cached part makes a difference.

@@ -22,7 +22,8 @@ class PromptHashes:
         self._by_block_size: dict[int, list[bytes]] = {}
 
     def block_hashes(self, block_size: int) -> list[bytes]:
-        """Returns the hashes of the prompt's full blocks."""
+        """Returns the hashes of the prompt's full blocks of `block_size` tokens, computed at the first call per block
+        size."""
         found = self._by_block_size.get(block_size)
         if found is None:
             found = self._by_block_size[block_size] = block_hash.chain(self.root, self._prompt, block_size)

@@ -26,7 +26,7 @@ Link = Duplex[pb.SessionResponse, pb.SessionRequest]
 
 
 class SessionOwner(Protocol):
-    """Callbacks that a session makes to its client."""
+    """Callbacks that a session makes to its client, from the session's read loop."""
 
     def on_view(self, session: Session) -> None:
         """Called when the scheduler's cluster has changed."""
@@ -68,6 +68,7 @@ class Session:
         await run_until_first(self._read(), self._link.pump())
 
     async def _read(self) -> None:
+        """Handles messages until the session breaks. Raises Unavailable when the scheduler closes it."""
         async for message in self._link.messages():
             match message.WhichOneof("message"):
                 case "tokens":
@@ -77,6 +78,8 @@ class Session:
         raise Unavailable(f"scheduler {self.scheduler_id} closed the session")
 
     def _on_view(self, view: pb.ClusterView) -> None:
+        """Stores a new cluster view and clears the count of tokens since the last one. Raises if the view's model does
+        not match."""
         self._check(view)
         self.view = view
         self._tokens_since_view.clear()
@@ -84,6 +87,8 @@ class Session:
         self._owner.on_view(self)
 
     def _on_tokens(self, batch: pb.TokenBatch) -> None:
+        """Delivers a step's output; then cancels sequences that need no more or whose sink failed, and reports refused
+        and resumed ones to the owner."""
         self.last_tokens_s = self._loop.time()
         if self._tokens_since_view:
             for sequence_id in (*(s.sequence_id for s in batch.started), *(f.sequence_id for f in batch.finished)):
@@ -106,7 +111,8 @@ class Session:
 
     def submit(self, sequences: Seq[Sequence], num_cached: int = 0) -> None:
         """Submits consecutive samples of one prompt without tokens, or a single sequence. `num_cached`: prompt tokens
-        cached there. If it raises, cancel() undoes its effects."""
+        cached there. If it raises, cancel() undoes its effects. A session whose sequence ids are nearly used up is
+        closed afterwards."""
         message = submission.build(sequences, self._next_id, self.view.layout, self._loop.time())
         num_tokens = len(message.token_ids) // TOKEN_BYTES - num_cached
         for sequence in sequences:
@@ -137,6 +143,7 @@ class Session:
         self.num_tokens_since_view -= self._tokens_since_view.pop(sequence_id, 0)
 
     def _send_cancellation(self, sequences: Seq[Sequence], reason: FinishReason) -> None:
+        """Sends a cancellation of these sequences; nothing for an empty list."""
         if sequences:
             ids = u32_bytes([sequence.id for sequence in sequences])
             self._link.send(pb.SessionRequest(cancellation=pb.Cancellation(sequence_ids=ids, reason=reason)))

@@ -38,7 +38,8 @@ class DeliveryOutcome:
 
 
 def deliver(batch: pb.TokenBatch, live: dict[int, Sequence], now: float) -> DeliveryOutcome:
-    """Delivers a step's results and removes ended sequences from `live`."""
+    """Delivers a step's starts, tokens, log-probabilities, vectors and ends to the sinks, and removes ended sequences
+    from `live`. Returns the sequences that need further action; ids that are not in `live` are skipped."""
     delivery = DeliveryOutcome()
     for started in batch.started:
         if (sequence := live.get(started.sequence_id)) is not None:
@@ -59,6 +60,8 @@ def deliver(batch: pb.TokenBatch, live: dict[int, Sequence], now: float) -> Deli
 def _deliver_ends(
     batch: pb.TokenBatch, live: dict[int, Sequence], ends: dict[int, SequenceEnd], now: float, delivery: DeliveryOutcome
 ) -> None:
+    """Ends the sequences that finished without a token in this step; one with an error is put in `refused` instead of
+    being ended."""
     for sequence_id, end in ends.items():
         if (sequence := live.get(sequence_id)) is None:
             continue
@@ -106,6 +109,8 @@ def _deliver_tokens(
 
 
 def _split(tokens: list[int], counts: list[int]) -> list[list[int]]:
+    """Splits a step's tokens by sequence; without counts each sequence has one. Raises ValueError if the counts do not
+    add up."""
     if not counts:
         return [[token] for token in tokens]
     if sum(counts) != len(tokens):
@@ -115,6 +120,7 @@ def _split(tokens: list[int], counts: list[int]) -> list[list[int]]:
 
 
 def _end(finished: pb.FinishedSequence) -> SequenceEnd:
+    """Returns the end that the scheduler reports, with its error, if any."""
     stop_token_id = finished.stop_token_id if finished.HasField("stop_token_id") else None
     score = finished.score if finished.HasField("score") else None
     finish = Finish(finished.reason, stop_token_id, score=score)
@@ -127,6 +133,7 @@ def error_end(error: QuireError) -> SequenceEnd:
 
 
 def _error(finished: pb.FinishedSequence) -> QuireError | None:
+    """Returns the error of a sequence that failed or passed its deadline; None for other ends."""
     if finished.reason not in (finish_pb2.FINISH_REASON_ERROR, finish_pb2.FINISH_REASON_DEADLINE):
         return None
     if finished.HasField("error"):
@@ -139,6 +146,8 @@ def _error(finished: pb.FinishedSequence) -> QuireError | None:
 
 
 def _deliver_prompts(batch: pb.PromptLogprobBatch, live: dict[int, Sequence], delivery: DeliveryOutcome) -> None:
+    """Delivers log-probabilities of prompt positions and counts them per sequence, so that a resubmission does not ask
+    for them again."""
     positions = _positions(batch, u32(batch.entry_counts).tolist())
     for sequence_id, count in zip(u32(batch.sequence_ids).tolist(), u32(batch.position_counts).tolist(), strict=True):
         new = list(islice(positions, count))
@@ -153,6 +162,7 @@ def _deliver_prompts(batch: pb.PromptLogprobBatch, live: dict[int, Sequence], de
 
 
 def _deliver_vectors(batch: pb.PooledBatch, live: dict[int, Sequence], delivery: DeliveryOutcome) -> None:
+    """Delivers pooling results: the f32 values of all sequences stand one after another in a single column."""
     columns, at = batch.values, 0  # protobuf copies the bytes at each access
     for sequence_id, size in zip(u32(batch.sequence_ids).tolist(), u32(batch.sizes).tolist(), strict=True):
         values = columns[at : at + size * NUMBER_BYTES]
@@ -167,7 +177,7 @@ def _deliver_vectors(batch: pb.PooledBatch, live: dict[int, Sequence], delivery:
 
 
 def _logprobs(batch: pb.LogprobBatch, tokens: dict[int, list[int]]) -> dict[int, list[TokenLogprobs]]:
-    """Returns log-probabilities by sequence id, one entry per new token."""
+    """Returns log-probabilities by sequence id, one entry per new token. `tokens`: new tokens by sequence id."""
     ids, counts = u32(batch.sequence_ids).tolist(), u32(batch.entry_counts).tolist()
     per_position = [
         count for sequence_id, count in zip(ids, counts, strict=True) for _ in range(len(tokens[sequence_id]))

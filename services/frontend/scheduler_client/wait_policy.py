@@ -9,8 +9,8 @@ MAX_WAITS = 5  # outage times in total, if schedulers keep reconnecting and leav
 
 @dataclass(frozen=True, slots=True)
 class WaitPolicy:
-    """Wait times without a usable worker. A scheduler without workers justifies a longer wait: an autoscaler may be
-    starting one."""
+    """Times in seconds that a request may wait without a usable worker. A scheduler without workers justifies a longer
+    wait: an autoscaler may be starting one."""
 
     outage_s: float  # without a scheduler, or right after one connected
     start_s: float = 0.0  # for the first worker of a connected scheduler

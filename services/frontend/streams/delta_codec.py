@@ -15,7 +15,8 @@ from quire.shared.pb.inference.v1 import inference_pb2
 
 
 def encode_delta(delta: SampleDelta) -> pb.ResumableDelta:
-    """Returns the stored form of a delta."""
+    """Returns the stored form of a delta: token ids and the length of the text, which is regenerated from them,
+    log-probabilities, tool call ids and end."""
     return pb.ResumableDelta(
         sample=delta.sample,
         token_ids=i32_bytes(delta.token_ids),
@@ -28,7 +29,7 @@ def encode_delta(delta: SampleDelta) -> pb.ResumableDelta:
 
 
 def decode_delta(kept: pb.ResumableDelta) -> SampleDelta:
-    """Returns the delta of its stored form, without its text."""
+    """Returns the delta of its stored form, without its text and parts, which the generation regenerates."""
     finish = _finish(kept.ending) if kept.HasField("ending") else None
     token_ids: list[int] = i32(kept.token_ids).tolist()
     prompt_logprobs = _decode_logprobs(kept.prompt_logprobs)
@@ -52,12 +53,14 @@ def restore_call_ids(delta: SampleDelta, kept: pb.ResumableDelta) -> SampleDelta
 
 
 def _with_original_id(part: Part, ids: Iterator[str]) -> Part:
+    """Returns the part with the next of `ids` if it begins a tool call; other parts as they are."""
     if not isinstance(part, CallDelta) or not part.id:
         return part
     return part._replace(id=next(ids, part.id))
 
 
 def _ending(finish: Finish) -> pb.ResumableDelta.Ending:
+    """Returns the stored form of a sample's end; a score is not stored."""
     return pb.ResumableDelta.Ending(
         reason=finish.reason,
         stop_token_id=finish.stop_token_id,
@@ -67,12 +70,14 @@ def _ending(finish: Finish) -> pb.ResumableDelta.Ending:
 
 
 def _finish(ending: pb.ResumableDelta.Ending) -> Finish:
+    """Returns the end of its stored form; it has no score."""
     stop_token_id = ending.stop_token_id if ending.HasField("stop_token_id") else None
     stop_string = ending.stop_string if ending.HasField("stop_string") else None
     return Finish(ending.reason, stop_token_id, stop_string, weight_version=ending.weight_version)
 
 
 def _encode_logprobs(entries: Iterable[TokenLogprobs]) -> list[inference_pb2.TokenLogprobs]:
+    """Returns the stored form of log-probabilities, one entry per position."""
     return [
         inference_pb2.TokenLogprobs(
             token_id=entry.token_id,
@@ -85,7 +90,7 @@ def _encode_logprobs(entries: Iterable[TokenLogprobs]) -> list[inference_pb2.Tok
 
 
 def _decode_logprobs(entries: Iterable[inference_pb2.TokenLogprobs]) -> list[TokenLogprobs]:
-    """Decodes log-probabilities; they were 32-bit floats and keep their values."""
+    """Returns the stored log-probabilities; they were 32-bit floats and keep their values."""
     return [
         TokenLogprobs(entry.token_id, entry.logprob, entry.rank, [(one.token_id, one.logprob) for one in entry.top])
         for entry in entries

@@ -45,7 +45,8 @@ class StreamFollower:
         self._has_work.set()
 
     async def run(self) -> None:
-        """Polls the followed streams until cancelled."""
+        """Polls the followed streams every POLL_INTERVAL_S until cancelled; waits for wake() while no stream has a
+        reader."""
         while True:
             wanted = [stream for stream in self._list_streams() if stream not in self._being_acquired]
             if wanted:

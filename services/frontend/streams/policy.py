@@ -40,7 +40,7 @@ REASONS: Mapping[type[QuireError], str] = {
 
 @dataclass(frozen=True, slots=True)
 class StreamPolicy:
-    """Retention and limits of one frontend's streams."""
+    """Retention and limits of one frontend's streams, and the errors for requests beyond them."""
 
     retention_s: float  # longest retention that a request may ask for; 0: resumable streams are disabled
     limits: StreamLimits
@@ -114,7 +114,7 @@ def stream_exists(key: StreamKey) -> FailedPrecondition:
 
 
 def not_found(key: StreamKey, *, is_shared: bool) -> NotFound:
-    """Returns the error for an unknown request id."""
+    """Returns the error for an unknown request id. `is_shared`: whether a store shares streams between frontends."""
     where = "" if is_shared else ", or another frontend has it: without Redis, streams are local to a frontend"
     text = (
         f"request_id: there is no stream {key.request_id!r}: it was never started, or its retention has expired{where}"
@@ -129,7 +129,7 @@ def store_unavailable() -> Unavailable:
 
 
 async def answer_of_store(command: Awaitable[Result]) -> Result:
-    """Returns the store's answer. Raises Unavailable."""
+    """Returns the store's answer. Raises Unavailable, for the client, in place of StoreUnavailable."""
     try:
         return await command
     except StoreUnavailable:

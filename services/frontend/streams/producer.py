@@ -31,7 +31,7 @@ ORPHANED_MS = 5000  # kept beyond the retention, so that another frontend can ta
 
 
 class MessageWriter(Protocol):
-    """Writes the messages of one stream."""
+    """Writes the messages of one stream, in the form of the edge that received the request."""
 
     def messages(self, deltas: list[SampleDelta], generation: Generation) -> list[bytes]:
         """Returns the messages for these deltas."""
@@ -48,7 +48,7 @@ class LeaseLost(Exception):
 
 
 class StreamProducer:
-    """Produces one stream while this frontend holds its lease."""
+    """Produces one stream while this frontend holds its lease: runs the generation and stores every message."""
 
     def __init__(
         self, stream: Stream, store: StreamStore, policy: StreamPolicy, metrics: StreamMetrics, owner: str
@@ -111,13 +111,15 @@ class StreamProducer:
             self._generation = None
 
     async def fail(self, error: QuireError, writer: MessageWriter) -> None:
-        """Ends the stream with an error. Raises LeaseLost."""
+        """Ends the stream with an error: by the writer's messages if entries exist and it has such messages, else by an
+        end entry with the error. Raises LeaseLost."""
         messages = writer.error_messages(error) if self._stream.entries else []
         end = pb.KeptEnd() if messages else pb.KeptEnd(error=to_proto(error))
         await self._add_entries([*map(_message, messages), pb.KeptMessage(end=end)])
 
     async def _create(self, generation: Generation) -> None:
-        """Creates the stream in the store. Raises the QuireError that the client gets."""
+        """Creates the stream in the store with the digest of its prompt, and so acquires the lease. Raises the
+        QuireError that the client gets."""
         kept, key = self._stream.request, self._stream.key
         kept.prompt_digest = _digest(generation)
         try:
@@ -140,6 +142,8 @@ class StreamProducer:
         """Returns a callback that restores the stored deltas into a new generation and its message writer."""
 
         def resume(generation: Generation) -> None:
+            """Restores all stored entries into the generation and the writer. Raises FailedPrecondition if the prompt
+            has other tokens here."""
             if _digest(generation) != self._stream.request.prompt_digest:
                 raise FailedPrecondition(
                     "the stream cannot be continued: its prompt has different tokens at this frontend"
@@ -156,7 +160,8 @@ class StreamProducer:
         return resume
 
     async def _produce(self, generation: Generation, writer: MessageWriter) -> None:
-        """Stores the messages of each batch of deltas, then the final messages and the end entry."""
+        """Stores the messages of each batch of deltas, then the final messages and the end entry; the samples of a
+        cancelled stream end as cancelled."""
         try:
             async for deltas in generation:
                 await self._store_deltas(deltas, writer.messages(deltas, generation))
@@ -173,7 +178,9 @@ class StreamProducer:
         await self._add_entries([*last, pb.KeptMessage(end=pb.KeptEnd())])
 
     async def _store_deltas(self, deltas: Sequence[SampleDelta], messages: Sequence[bytes]) -> None:
-        """Stores the messages together with their deltas in one append: all of them or none."""
+        """Stores the messages together with their deltas in one append: all of them or none; deltas without a message
+        wait for the next one. Aborts a cancelled generation. Raises ResourceExhausted beyond the stream's limits,
+        LeaseLost."""
         self._pending_deltas += map(encode_delta, deltas)
         if not messages:
             return
@@ -195,7 +202,8 @@ class StreamProducer:
             await self.renew()
 
     async def renew(self) -> None:
-        """Renews the lease and stores the entries not yet stored. Raises LeaseLost."""
+        """Renews the lease and stores the entries not yet stored; while the store is unavailable they become visible
+        without it. Raises LeaseLost."""
         async with self._store_lock:
             stream = self._stream
             unstored = stream.entries[stream.num_stored :]
@@ -216,13 +224,16 @@ class StreamProducer:
             self._is_cancelled = self._is_cancelled or status.is_cancelled
 
     async def _append(self, entries: Iterable[pb.KeptMessage], is_last: bool) -> LeaseStatus:
+        """Appends entries after the stored ones and renews the lease. `is_last`: they contain the end. Raises
+        StoreUnavailable."""
         written = [entry.SerializeToString() for entry in entries]
         place = self._stream.num_stored
         ttl_ms = self._ttl_ms(is_last)
         return await self._store.append(self._stream.key, self._owner, place, written, ttl_ms, is_last=is_last)
 
     async def _store_again(self, is_last: bool) -> LeaseStatus:
-        """Stores the whole stream again after Redis has lost it or part of it."""
+        """Stores the whole stream again after Redis has lost it or part of it; returns the state after the last append.
+        `is_last`: the entries contain the end."""
         stream = self._stream
         try:
             await self._store.create(
@@ -244,6 +255,8 @@ class StreamProducer:
         return self._stream.request.retention_ms + (0 if is_last else ORPHANED_MS)
 
     def _note_store_down(self, reason: str) -> None:
+        """Counts and logs, at the first failure only, that the stream continues in this process without being
+        stored."""
         if not self._is_store_down:
             self._metrics.unkept.inc()
             log.warning("a stream continues without being stored", request=self._stream.key.request_id, reason=reason)

@@ -82,7 +82,8 @@ Result = TypeVar("Result")
 
 
 class RedisStore:
-    """A StreamStore shared by all frontends of a namespace."""
+    """A StreamStore in Redis, shared by all frontends of a namespace; several keys per stream, changed together by
+    scripts."""
 
     is_shared = True
 
@@ -104,6 +105,7 @@ class RedisStore:
         *,
         overwrite: bool = False,
     ) -> None:
+        """Implements StreamStore.create(). The usage is counted first and reverted if the stream cannot be created."""
         usage, limit = StreamUsage(key, len(request), ttl_ms), UNBOUNDED if bounds is None else bounds.per_tenant
         is_new = await _answered(self._usage.admit(usage, bounds))
         keys = [*(self._key(key, name) for name in ("request", "log", "lease")), self._index(key)]
@@ -119,6 +121,7 @@ class RedisStore:
     async def append(
         self, key: StreamKey, owner: str, place: int, entries: Sequence[bytes], ttl_ms: int, *, is_last: bool = False
     ) -> LeaseStatus:
+        """Implements StreamStore.append() with one script, which also returns the cancel and reader flags."""
         state_keys, flag_keys = ("request", "log", "lease"), ("cancel", "read")
         keys = [*(self._key(key, name) for name in state_keys), self._index(key)]
         keys += [self._key(key, name) for name in flag_keys]
@@ -130,6 +133,8 @@ class RedisStore:
         return found
 
     async def read(self, wanted: Sequence[tuple[StreamKey, int]]) -> list[StreamUpdate]:
+        """Implements StreamStore.read() with one pipeline: per stream at most ENTRIES_AT_ONCE entries, and a reader
+        mark that expires after READ_MS."""
         pipeline = self._redis.pipeline(transaction=False)
         for key, place in wanted:
             pipeline.exists(
@@ -148,6 +153,8 @@ class RedisStore:
         await _answered(self._leave(keys=[self._key(key, "lease")], args=[owner]))
 
     async def cancel(self, key: StreamKey) -> bool:
+        """Implements StreamStore.cancel(): sets a flag that the producer reads with its next append and that expires
+        with the stream."""
         left_ms: int = await _answered(self._redis.pttl(self._key(key, "request")))
         if left_ms <= 0:
             return False
@@ -155,6 +162,7 @@ class RedisStore:
         return True
 
     async def delete(self, key: StreamKey) -> None:
+        """Implements StreamStore.delete(): drops the stream's keys, its index entry and its usage."""
         names = ("request", "log", "lease", "cancel", "read")
         pipeline = self._redis.pipeline(transaction=False)
         pipeline.unlink(*(self._key(key, name) for name in names))

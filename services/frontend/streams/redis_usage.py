@@ -40,14 +40,15 @@ EXPIRES_MS = 2 * DELETED_S * 1000  # longer than the longest retention
 
 
 class RedisUsage:
-    """Usage totals of one namespace."""
+    """Number and bytes of the streams of one namespace, counted in Redis over all frontends."""
 
     def __init__(self, redis: Any, namespace: str) -> None:
         self._report = redis.register_script(REPORT)
         self._keys = [f"{{{namespace}:streams}}:{name}" for name in ("until", "bytes")]
 
     async def admit(self, use: StreamUsage, bounds: StoreLimits | None) -> bool:
-        """Counts a new stream; returns False if it is already counted. Raises StoreFull."""
+        """Counts a new stream; returns False if it is already counted. `bounds`: None for no limits. Raises
+        StoreFull."""
         limits = (UNBOUNDED, UNBOUNDED) if bounds is None else (bounds.all_tenants, bounds.kept_bytes)
         done, count, total = await self._report(keys=self._keys, args=[*limits, EXPIRES_MS, *_script_args(use)])
         if done == -1:
@@ -57,7 +58,8 @@ class RedisUsage:
         return bool(done)
 
     async def report_usage(self, uses: Sequence[StreamUsage]) -> StoreUsage:
-        """Updates the usage of these streams and returns the totals."""
+        """Updates the usage of these streams, AT_ONCE per call of the script, and returns the totals; also without
+        streams."""
         for start in range(0, max(1, len(uses)), AT_ONCE):
             entries = [value for use in uses[start : start + AT_ONCE] for value in _script_args(use)]
             args = ["", "", EXPIRES_MS, *entries]

@@ -24,7 +24,7 @@ Read = TypeVar("Read", bound=Message)
 
 
 class StoreUnavailable(Exception):
-    """The store did not answer."""
+    """The store did not answer, or answered with an error of its own."""
 
 
 class StreamExists(Exception):
@@ -57,7 +57,7 @@ class StreamUsage(NamedTuple):
 
 
 class StoreUsage(NamedTuple):
-    """Totals over all tenants and frontends."""
+    """Number and bytes of streams over all tenants and frontends."""
 
     num_streams: int = 0
     num_bytes: int = 0
@@ -194,6 +194,7 @@ def parse_request(kept: bytes) -> pb.KeptRequest:
 
 
 def _read(kind: type[Read], data: bytes, what: str) -> Read:
+    """Parses stored bytes as a message of this kind. `what`: names the value in the error. Raises Internal."""
     try:
         return kind.FromString(data)
     except DecodeError:

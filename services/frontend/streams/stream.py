@@ -21,8 +21,8 @@ class StreamPiece(NamedTuple):
 
 
 class Stream:
-    """Entries of one stream. Invariant: num_stored <= num_visible <= len(entries); visible entries beyond num_stored
-    could not be stored."""
+    """Entries of one stream and the readers that wait for more. Invariant: num_stored <= num_visible <= len(entries);
+    visible entries beyond num_stored could not be stored."""
 
     def __init__(self, key: StreamKey, request: pb.KeptRequest, address: str = "") -> None:
         """Creates an empty stream. `address`: of the client that started it here, or empty."""
@@ -76,13 +76,13 @@ class Stream:
         return self.entries[place].message if place >= 0 else None
 
     def append(self, entries: Iterable[pb.KeptMessage]) -> None:
-        """Appends entries that are not visible yet."""
+        """Appends entries that are not visible to readers yet, and counts their bytes."""
         for entry in entries:
             self.entries.append(entry)
             self.num_bytes += entry.ByteSize()
 
     def mark_stored(self, count: int) -> None:
-        """Marks the first `count` entries as stored and visible."""
+        """Marks the first `count` entries as stored and visible, and wakes the readers."""
         self.num_stored = count
         self.num_visible = max(self.num_visible, count)
         self._notify()
@@ -104,11 +104,13 @@ class Stream:
         self._notify()
 
     def _notify(self) -> None:
+        """Wakes all readers that wait; later ones wait for the next change."""
         self._changed.set()
         self._changed = asyncio.Event()
 
     async def read(self, offset: int) -> AsyncIterator[StreamPiece]:
-        """Yields messages from `offset` on until the end. Raises the error that the stream ends with."""
+        """Yields visible messages from `offset` on until the end, waiting for further ones. Raises the error that the
+        stream ends with, or the reason why no more entries arrive here."""
         place = offset
         while True:
             while place < self.num_visible:

@@ -98,6 +98,8 @@ class Streams:
             return await self._begin(stored, request, writer, call)
 
     async def _begin(self, stored: pb.KeptRequest, request: Request, writer: MessageWriter, call: Call) -> Stream:
+        """Creates the stream and starts its producer. The seed is fixed, so that another frontend can continue the
+        stream, and the deadline is dropped. Returns when the producer has started, or raises its error."""
         check_resumable(request)
         seed = random.getrandbits(62) if request.sampling.seed is None else request.sampling.seed
         request = replace(request, deadline_s=None, sampling=replace(request.sampling, seed=seed))
@@ -116,6 +118,7 @@ class Streams:
 
     @contextmanager
     def _counting_refusals(self) -> Iterator[None]:
+        """Counts a QuireError raised inside by its reason, if it concerns streams, and re-raises it."""
         try:
             yield
         except QuireError as error:
@@ -143,17 +146,21 @@ class Streams:
                 raise self.policy.full(bound)
 
     def _new_producer(self, stream: Stream, writer: MessageWriter, owner: str = "") -> LocalStream:
+        """Registers the stream as local and returns it with its producer. `owner`: the lease already acquired; empty: a
+        new owner id."""
         maker = StreamProducer(stream, self.store, self.policy, self._metrics, owner or uuid.uuid4().hex)
         self.local[stream.key] = local = LocalStream(stream, maker, writer)
         stream.unread_since_s = self._clock()
         return local
 
     def _start(self, local: LocalStream, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Starts the producer's task and lists the stream as running until it ends."""
         self.running[local.stream.key] = task = self._tasks.start("stream", work)
         task.add_done_callback(lambda _: self._ended(local))
         return task
 
     def _ended(self, local: LocalStream) -> None:
+        """Handles the end of a producer's task: wakes begin(), and starts the stream's time without readers."""
         local.producer.started.set()  # releases begin(), which raises the task's error
         self.running.pop(local.stream.key, None)
         local.stream.unread_since_s = self._clock()
@@ -187,8 +194,8 @@ class Streams:
                 raise reported from None
 
     async def _on_refused(self, local: LocalStream, error: QuireError, *, is_new: bool) -> None:
-        """Handles an error before the first message: the stream does not start, or cannot continue here, for now or at
-        all."""
+        """Handles an error before the first message: a new stream does not start; one taken over is left to another
+        frontend if the error is retryable here, else it ends with the error."""
         if is_new or isinstance(error, RETRYABLE):
             if not is_new:
                 self._metrics.ended["elsewhere"].inc()
@@ -216,7 +223,8 @@ class Streams:
             self.follower.wake()
 
     def forget(self, stream: Stream) -> None:
-        """Drops the stream from this frontend's tables."""
+        """Drops the stream from this frontend's tables, unless another one has its key by now; the store keeps its
+        entries."""
         if self.known.get(stream.key) is stream:
             del self.known[stream.key]
             self.local.pop(stream.key, None)
@@ -229,7 +237,8 @@ class Streams:
         return stream
 
     async def find(self, tenant: str, request_id: str) -> Stream:
-        """Returns the stream of a tenant. Raises NotFound if there is none, Unavailable if the store does not
+        """Returns the stream of a tenant: one known here, else a remote one whose request is in the store. Raises
+        NotFound if there is none or it was deleted, ResourceExhausted without memory, Unavailable if the store does not
         answer."""
         self.policy.check_offered("request_id")
         key = StreamKey(tenant, request_id)
@@ -269,7 +278,7 @@ class Streams:
             raise not_found(key, is_shared=self.store.is_shared)
 
     async def delete(self, stream: Stream) -> None:
-        """Deletes an ended stream. Raises FailedPrecondition while it runs, Unavailable."""
+        """Deletes an ended stream here and in the store. Raises FailedPrecondition while it runs, Unavailable."""
         if not stream.has_ended:
             raise FailedPrecondition(f"{stream.key.request_id!r} is still running: cancel it first", field="request_id")
         await answer_of_store(self.store.delete(stream.key))
@@ -298,6 +307,7 @@ class Streams:
         return stream.key not in self.local and not stream.has_ended
 
     def _lose(self, stream: Stream, error: QuireError) -> None:
+        """Drops the stream here and ends its readers with the error; the store keeps the stream."""
         self.forget(stream)
         stream.fail(error)
 
@@ -316,7 +326,8 @@ class Streams:
         self._start(local, self._continue(local))
 
     async def refresh(self, stream: Stream) -> None:
-        """Reads all stored entries of a remote stream, and takes it over if it has no producer."""
+        """Reads all stored entries of a remote stream, and takes it over if it has no producer. Raises the error of a
+        stream that cannot be followed."""
         with self.reading(stream):
             while self._is_followed(stream) and await self.follower.poll([stream]):
                 pass
@@ -340,7 +351,7 @@ class Streams:
         await self._produce(local, request, caller, None)
 
     async def run_heartbeats(self) -> None:
-        """Renews leases and expires streams until cancelled."""
+        """Calls heartbeat() every HEARTBEAT_S until cancelled."""
         while True:
             await cancellable_sleep(HEARTBEAT_S)
             await self.heartbeat()
@@ -355,6 +366,8 @@ class Streams:
             self.expire(stream)
 
     async def _renew(self, local: LocalStream) -> None:
+        """Renews the lease of a local stream; if another frontend holds it, stops the producer and makes the stream
+        remote. Aborts a stream cancelled elsewhere."""
         try:
             await local.producer.renew()
         except LeaseLost:
@@ -364,7 +377,9 @@ class Streams:
         local.producer.abort_if_cancelled()
 
     def expire(self, stream: Stream) -> None:
-        """Cancels a stream that stays unread, and drops an ended one, once its retention is over."""
+        """Cancels a running stream that stays unread for its retention, unless its request runs unread, and drops an
+        ended one then, or without readers as soon as the store has it whole; drops a remote one UNREAD_S after its last
+        reader."""
         now, local = self._clock(), self.local.get(stream.key)
         if (
             stream.num_readers

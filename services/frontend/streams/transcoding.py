@@ -13,7 +13,8 @@ TYPE, DATA = "event: ", "data: "  # field prefixes of a server-sent event
 
 
 def attach_response(stream: Stream, piece: StreamPiece) -> pb.AttachResponse:
-    """Returns the piece as a message of the Attach method."""
+    """Returns the piece as a message of the Attach method: the stored response of a gRPC stream, or an event of an HTTP
+    one; with the offset, if it has one."""
     if stream.kind == GENERATE:
         message = pb.AttachResponse(generate=pb.GenerateResponse.FromString(piece.message))
     elif stream.kind == CHAT:

@@ -1,7 +1,7 @@
 """Child process of large_bodies.py: checks large bodies and messages outside the event loop.
 
 The parent sends the limits as JSON once, then one BodyCheck per body; the answer is an error as JSON, or empty
-(shared/process/child.py). A long list of ids in an accepted body is moved behind the rest of the file; the answer then
+(shared/process/child.py). A long list of ids in an accepted body is moved to the end of the file; the answer then
 holds the offset at which the ids begin.
 """
 
@@ -28,7 +28,7 @@ IDS_BEGIN = "ids_begin"
 
 @dataclass(frozen=True, slots=True)
 class BodyCheck:
-    """A request to check one body."""
+    """Question to the checking process: one body in a file, and the limits of the prompt in it."""
 
     path: str
     num_bytes: int  # length of the part to check, from the start of the file
@@ -42,9 +42,14 @@ class BodyCheck:
 
 
 def begin(introduction: bytes) -> Callable[[bytes], bytes]:
+    """Returns the function of the child process that answers one encoded BodyCheck: empty if the body is valid, else
+    JSON with the offset of extracted ids, or with the error's message and field. `introduction`: the RequestLimits as
+    JSON."""
     limits = RequestLimits(**json.loads(introduction))
 
     def answer(message: bytes) -> bytes:
+        """Checks the body of one encoded BodyCheck and returns the encoded result; only unexpected errors are
+        raised."""
         question = BodyCheck(**json.loads(message))
         try:
             begins = _check(question, limits)
@@ -64,7 +69,8 @@ def _encoded(message: str, **more: Any) -> bytes:
 
 
 def _check(question: BodyCheck, limits: RequestLimits) -> int | None:
-    """Checks the body; returns the offset of extracted ids, or None."""
+    """Checks the body in the file; returns the offset of extracted ids, or None. Raises JSONDecodeError, OSError,
+    InvalidArgument."""
     with Path(question.path).open("rb") as file:
         data = file.read(question.num_bytes)
     prompt_limit = PromptLimit(question.max_model_len, question.longest_token)
@@ -83,6 +89,8 @@ def _check(question: BodyCheck, limits: RequestLimits) -> int | None:
 
 
 def _check_json(question: BodyCheck, data: bytes, limits: RequestLimits, prompt_limit: PromptLimit) -> int | None:
+    """Checks a JSON body. A long list of ids is moved to the end of the file, as i32 after the body with an emptied
+    list; returns its offset, or None if there is no such list. Raises JSONDecodeError, InvalidArgument."""
     extracted = long_ids.extract_ids(data) if question.is_whole else None
     document = json_body.parse(data if extracted is None else extracted.body)
     if extracted is not None and (not isinstance(document, dict) or document.get(long_ids.FIELD) != []):

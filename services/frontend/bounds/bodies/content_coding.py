@@ -33,7 +33,7 @@ DEFLATED = 8  # low nibble of a zlib stream's first byte
 
 
 class Member(Protocol):
-    """One compressed stream, from its header to its checksum."""
+    """Decoder of one compressed stream, from its header to its checksum; a body may consist of several."""
 
     def feed(self, data: bytes, most: int) -> bytes:
         """Decodes data; returns up to `most` bytes. Raises zlib.error, ZstdError."""
@@ -52,7 +52,7 @@ class Member(Protocol):
 
 
 class _Zlib:
-    """A member of gzip or deflate."""
+    """Decoder of one member of gzip or deflate."""
 
     def __init__(self, bits: int) -> None:
         self._stream = zlib.decompressobj(bits)
@@ -71,6 +71,7 @@ class _Zlib:
         return not self.eof and (self._is_full or bool(self._stream.unconsumed_tail))
 
     def feed(self, data: bytes, most: int) -> bytes:
+        """Implements Member.feed(); input beyond `most` bytes of output is kept for the next call."""
         piece = self._stream.decompress(self._stream.unconsumed_tail + data, most)
         self._is_full = len(piece) == most
         return piece
@@ -96,6 +97,7 @@ class _Deflate:
         return self._member is not None and self._member.has_more
 
     def feed(self, data: bytes, most: int) -> bytes:
+        """Implements Member.feed(). Waits for the first two bytes, which tell zlib from raw DEFLATE."""
         if self._member is None:
             self._head += data
             if len(self._head) < 2:
@@ -106,7 +108,7 @@ class _Deflate:
 
 
 class _Zstd:
-    """A zstd frame, with the window limited to WINDOW_LOG."""
+    """Decoder of one zstd frame, with the window limited to WINDOW_LOG."""
 
     def __init__(self) -> None:
         self._frame = zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: WINDOW_LOG})
@@ -146,7 +148,7 @@ def encodings_of(values: Sequence[str], field: str = FIELD) -> tuple[str, ...]:
 
 
 class _Stage:
-    """Decodes one encoding of a body, member by member."""
+    """Decodes one encoding of a body, one compressed stream after another, within limits on size, ratio and number."""
 
     def __init__(self, name: str, max_bytes: int) -> None:
         self._name = name
@@ -174,6 +176,7 @@ class _Stage:
             raise InvalidArgument(f"the body is incomplete: its {self._name} stream is truncated", field=FIELD)
 
     def _next_member(self) -> Member:
+        """Returns the decoder of the next compressed stream. Raises InvalidArgument beyond MAX_MEMBERS."""
         self._num_members += 1
         if self._num_members > MAX_MEMBERS:
             text = f"the body has more than {MAX_MEMBERS} members of {self._name}: send it as one"
@@ -181,6 +184,8 @@ class _Stage:
         return MEMBERS[self._name]()
 
     def _feed(self, member: Member, data: bytes, num_sent: int) -> bytes:
+        """Returns the next piece that the member decodes, and counts it. Raises InvalidArgument for malformed data,
+        BodyTooLarge beyond the size limit or MAX_RATIO times the bytes sent."""
         try:
             piece = member.feed(data, min(PIECE_BYTES, self._max_bytes + 1))
         except (zlib.error, zstd.ZstdError) as error:
@@ -221,6 +226,8 @@ class ContentDecoder:
             yield b"".join(gathered)
 
     def _pieces(self, data: bytes) -> Iterator[bytes]:
+        """Yields what each slice of `data` decodes to; the bytes sent are counted slice by slice, for the limit on the
+        ratio."""
         for at in range(0, len(data), SLICE_BYTES):
             part = data[at : at + SLICE_BYTES]
             self._num_sent += len(part)
@@ -233,6 +240,7 @@ class ContentDecoder:
 
 
 def _through(stages: Sequence[_Stage], data: bytes, num_sent: int) -> Iterator[bytes]:
+    """Yields `data` decoded by all stages in turn, piece by piece, so that no stage holds a whole body."""
     if not stages:
         yield data
         return

@@ -17,7 +17,7 @@ LONGEST_PAUSE_S = 0.1
 
 
 class HeavyWorkLimiter:
-    """Serializes heavy work on one event loop."""
+    """Serializes heavy work on one event loop, with rests in between for the other tasks."""
 
     def __init__(self) -> None:
         self._turns = SmallestFirstLimiter(1)

@@ -26,13 +26,14 @@ def parse(body: bytes) -> Any:
 
 
 def check(document: Any, body: bytes, limits: RequestLimits) -> None:
-    """Checks counts and texts. `document`: the parsed `body`, or None if it is not JSON. Raises InvalidArgument."""
+    """Checks counts of entries and lengths of texts. `document`: the parsed `body`, or None if it is not JSON. Raises
+    InvalidArgument that names the field."""
     counts.check_body(document, len(body), limits)
     surrogates.check(body, document)
 
 
 def check_prompt(document: Any, prompt_limit: PromptLimit) -> None:
-    """Refuses prompts that validation would refuse in any case. Raises InvalidArgument."""
+    """Refuses a prompt that is too long in characters, before the tokenizer would refuse it. Raises InvalidArgument."""
     document = merge_extra_body(document)
     if not isinstance(document, dict):
         return
@@ -50,7 +51,8 @@ def check_prompt(document: Any, prompt_limit: PromptLimit) -> None:
 
 
 def _characters(message: Any) -> int:
-    """Returns a lower bound on the characters of a message's text."""
+    """Returns a lower bound on the characters of a message's text, its content parts included; 0 for anything but an
+    object."""
     if not isinstance(message, dict):
         return 0
     content = message.get("content")

@@ -23,8 +23,8 @@ OPENING, CLOSING = b"[{", b"]}"
 
 
 def check(text: bytes, limits: RequestLimits) -> Iterator[None]:
-    """Yields between slices; raises InvalidArgument if a limit is exceeded. The result for invalid JSON is
-    unspecified."""
+    """Checks numbers of values and fields and the nesting of a JSON text without parsing it, and yields between slices.
+    Raises InvalidArgument if a limit is exceeded; the result for invalid JSON is unspecified."""
     num_opened = values = keys = 0
     for start in range(0, len(text), SLICE_BYTES):
         brackets = sum(text.count(byte, start, start + SLICE_BYTES) for byte in (b"[", b"{"))
@@ -37,6 +37,8 @@ def check(text: bytes, limits: RequestLimits) -> Iterator[None]:
 
 
 def _check_exactly(text: bytes, limits: RequestLimits) -> Iterator[None]:
+    """Counts values, named fields and nesting of `text` slice by slice and yields between slices. Raises
+    InvalidArgument that names the exceeded limit."""
     depth = values = keys = 0
     for piece in _without_strings(text):
         codes = np.frombuffer(piece, np.uint8)
@@ -57,6 +59,8 @@ def _check_exactly(text: bytes, limits: RequestLimits) -> Iterator[None]:
 
 
 def _without_strings(text: bytes) -> Iterator[bytes]:
+    """Yields the slices of `text` without the contents of strings, empty ones within a long string, so that only
+    structural characters are counted."""
     position, in_string = 0, False
     while position < len(text):
         end = min(position + SLICE_BYTES, len(text))

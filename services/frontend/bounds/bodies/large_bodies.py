@@ -29,7 +29,7 @@ log = logger("large bodies")
 
 
 class LargeBodies:
-    """Owns the child process, which checks one body at a time, smallest first."""
+    """Owns the child process that checks large bodies outside the event loop, one at a time, smallest first."""
 
     def __init__(self, limits: RequestLimits, prompt_limit: Callable[[], PromptLimit]) -> None:
         """Prepares the process; start() launches it. `prompt_limit`: limit for one prompt, as known now."""
@@ -39,9 +39,9 @@ class LargeBodies:
         self._turns = SmallestFirstLimiter(1)
 
     async def check(self, spool: Spool, kind: str = body_probe.JSON, *, num_json: int | None = None) -> bool:
-        """Checks a spooled body; returns whether it was checked (small ones are not). Long lists of ids may have
-        been extracted. `num_json`: length of the JSON part, if other bytes follow. Raises JSONDecodeError,
-        InvalidArgument."""
+        """Checks a spooled body in the child process. Returns whether it was checked: False for small ones, or if the
+        process does not answer; the caller checks those. Long lists of ids may have been extracted. `num_json`: length
+        of the JSON part, if other bytes follow. Raises JSONDecodeError, InvalidArgument."""
         num_bytes = spool.num_bytes if num_json is None else num_json
         if num_bytes <= HEAVY_BYTES or spool.path is None:
             return False

@@ -25,7 +25,7 @@ class Spool:
         self._chunks: list[bytes | memoryview] = []
         self._file: int | None = None
         self.num_bytes = 0
-        self.ids_begin: int | None = None  # offset of packed ids behind the body (long_ids.py)
+        self.ids_begin: int | None = None  # offset of packed ids after the body (long_ids.py)
 
     @property
     def path(self) -> str | None:
@@ -44,6 +44,7 @@ class Spool:
             os.close(descriptor)
 
     def append(self, chunk: bytes | memoryview) -> None:
+        """Adds a chunk; moves everything to an in-memory file as soon as the size exceeds HEAVY_BYTES."""
         self.num_bytes += len(chunk)
         self._chunks.append(chunk)
         if self._file is None and self.num_bytes > HEAVY_BYTES:
@@ -54,6 +55,7 @@ class Spool:
             self._chunks.clear()
 
     def _open(self) -> None:
+        """Opens the in-memory file, unless MAX_FILES are open, the system has none, or no descriptor is left."""
         if Spool.num_files < MAX_FILES and hasattr(os, "memfd_create"):
             with contextlib.suppress(OSError):  # no descriptor is left
                 self._file = os.memfd_create("quire-body")
@@ -65,12 +67,13 @@ class Spool:
         self.ids_begin, self.num_bytes = begin, os.fstat(self._file).st_size
 
     def take_all(self) -> bytes:
-        """Returns the whole body and closes the spool."""
+        """Returns the whole body and closes the spool; ids that were moved to the end are part of it."""
         body = b"".join(self._chunks) if self._file is None else os.pread(self._file, self.num_bytes, 0)
         self.close()
         return body
 
     def close(self) -> None:
+        """Drops the bytes and closes the file; a second call does nothing."""
         self._chunks.clear()
         if self._file is not None:
             os.close(self._file)

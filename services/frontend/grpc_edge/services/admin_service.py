@@ -24,7 +24,7 @@ NUM_OLDEST = 10  # calls listed in the status
 
 
 class FrontendStatus:
-    """Builds the status of this frontend."""
+    """Builds the status of this frontend, as operators and the console see it."""
 
     def __init__(
         self,
@@ -44,6 +44,8 @@ class FrontendStatus:
         self._calls = calls
 
     def __call__(self) -> pb.ServiceStatus:
+        """Returns the status: identity, state, running samples, waiting submissions, and the NUM_OLDEST longest-running
+        calls."""
         return pb.ServiceStatus(
             role=pb.ROLE_FRONTEND,
             id=self._name,
@@ -63,6 +65,7 @@ class FrontendStatus:
 
 
 def _call(call: Call) -> pb.CallStatus:
+    """Returns the status of one running call; with token counts if its generation has begun."""
     assert call.request is not None
     status = pb.CallStatus(
         request_id=truncated_name(call.id),
@@ -76,7 +79,7 @@ def _call(call: Call) -> pb.CallStatus:
 
 
 class FrontendAdminService(admin_pb2_grpc.AdminServiceServicer):
-    """Answers for this frontend and relays operations to the schedulers."""
+    """Operators' gRPC service: answers for this frontend and relays operations to the schedulers."""
 
     def __init__(
         self,
@@ -104,6 +107,7 @@ class FrontendAdminService(admin_pb2_grpc.AdminServiceServicer):
         return _once_each([self._status(), *await self.schedulers.status()])
 
     async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:
+        """Requests the shutdown of this frontend, which drains first; returns at once."""
         async with call_context("Drain", context, self._metrics, self._calls):
             self._shutdown.request()
             return pb.DrainResponse()
@@ -111,6 +115,7 @@ class FrontendAdminService(admin_pb2_grpc.AdminServiceServicer):
     async def ResetPrefixCache(
         self, request: pb.ResetPrefixCacheRequest, context: Context
     ) -> pb.ResetPrefixCacheResponse:
+        """Drops the prefix caches of all workers; returns the number of dropped KV blocks."""
         async with call_context("ResetPrefixCache", context, self._metrics, self._calls):
             return pb.ResetPrefixCacheResponse(num_blocks=await self.schedulers.reset_prefix_cache(request))
 
@@ -121,6 +126,7 @@ class FrontendAdminService(admin_pb2_grpc.AdminServiceServicer):
     async def ResumeGeneration(
         self, request: pb.ResumeGenerationRequest, context: Context
     ) -> pb.ResumeGenerationResponse:
+        """Resumes generation at all schedulers, after PauseGeneration."""
         async with call_context("ResumeGeneration", context, self._metrics, self._calls):
             return await self.schedulers.resume_generation(request)
 
@@ -131,6 +137,8 @@ class FrontendAdminService(admin_pb2_grpc.AdminServiceServicer):
     async def StreamWeights(
         self, requests: AsyncIterator[pb.StreamWeightsRequest], context: Context
     ) -> pb.StreamWeightsResponse:
+        """Updates the weights of all workers to those sent in the stream. Raises InvalidArgument unless the first
+        message is `begin` and each further one has a piece."""
         async with call_context("StreamWeights", context, self._metrics, self._calls):
             first = await anext(requests, None)
             if first is None or not first.HasField("begin"):
@@ -141,12 +149,14 @@ class FrontendAdminService(admin_pb2_grpc.AdminServiceServicer):
     async def InitWeightsUpdateGroup(
         self, request: pb.InitWeightsUpdateGroupRequest, context: Context
     ) -> pb.InitWeightsUpdateGroupResponse:
+        """Creates the process group through which a trainer will send weights to all workers."""
         async with call_context("InitWeightsUpdateGroup", context, self._metrics, self._calls):
             return await self.schedulers.init_weights_update_group(request)
 
     async def DestroyWeightsUpdateGroup(
         self, request: pb.DestroyWeightsUpdateGroupRequest, context: Context
     ) -> pb.DestroyWeightsUpdateGroupResponse:
+        """Destroys the trainer's process group at all schedulers."""
         async with call_context("DestroyWeightsUpdateGroup", context, self._metrics, self._calls):
             return await self.schedulers.destroy_weights_update_group(request)
 
@@ -172,6 +182,7 @@ class FrontendAdminService(admin_pb2_grpc.AdminServiceServicer):
 
 
 async def _pieces(requests: AsyncIterator[pb.StreamWeightsRequest]) -> AsyncIterator[WeightsPiece]:
+    """Yields the pieces of streamed weights. Raises InvalidArgument for a message without one."""
     async for request in requests:
         if not request.HasField("piece"):
             raise InvalidArgument("piece: every message after the first must have a piece", field="piece")

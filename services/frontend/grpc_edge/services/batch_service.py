@@ -16,7 +16,7 @@ LISTED = 20  # default page size
 
 
 class BatchService(batch_pb2_grpc.BatchServiceServicer):
-    """Converts messages; the batch operations decide."""
+    """gRPC service for batches: converts messages; the batch operations decide."""
 
     def __init__(self, work: OfflineOperations, metrics: FrontendMetrics, calls: Calls) -> None:
         self._work = work
@@ -24,6 +24,7 @@ class BatchService(batch_pb2_grpc.BatchServiceServicer):
         self._calls = calls
 
     async def CreateBatch(self, message: pb.CreateBatchRequest, context: Context) -> pb.CreateBatchResponse:
+        """Creates a batch of an uploaded file's requests, to run under the caller's API key."""
         async with call_context("CreateBatch", context, self._metrics, self._calls) as call:
             batch = await self._work.create(
                 _tenant(message.tenant, context, call),
@@ -36,17 +37,20 @@ class BatchService(batch_pb2_grpc.BatchServiceServicer):
             return pb.CreateBatchResponse(batch=_message(batch))
 
     async def GetBatch(self, message: pb.GetBatchRequest, context: Context) -> pb.GetBatchResponse:
+        """Returns a batch of the tenant. Raises NotFound for an id that the tenant does not have."""
         async with call_context("GetBatch", context, self._metrics, self._calls) as call:
             batch, is_cancelled = await self._work.batch(message.batch_id, _tenant(message.tenant, context, call))
             return pb.GetBatchResponse(batch=_message(batch, is_cancelled=is_cancelled))
 
     async def ListBatches(self, message: pb.ListBatchesRequest, context: Context) -> pb.ListBatchesResponse:
+        """Returns one page of the tenant's batches, those after the id `after`."""
         async with call_context("ListBatches", context, self._metrics, self._calls) as call:
             owner = _tenant(message.tenant, context, call)
             page = await self._work.list_batches(owner, message.after, message.limit or LISTED)
             return pb.ListBatchesResponse(batches=map(_message, page.shown), has_more=page.has_more)
 
     async def CancelBatch(self, message: pb.CancelBatchRequest, context: Context) -> pb.CancelBatchResponse:
+        """Requests the cancellation of a batch of the tenant and returns it; lines in progress are still answered."""
         async with call_context("CancelBatch", context, self._metrics, self._calls) as call:
             batch = await self._work.cancel(message.batch_id, _tenant(message.tenant, context, call))
             return pb.CancelBatchResponse(batch=_message(batch, is_cancelled=True))
@@ -57,7 +61,8 @@ def _tenant(claimed: str, context: Context, call: Call) -> str:
 
 
 def _message(batch: Batch, *, is_cancelled: bool = False) -> pb.Batch:
-    """Returns the batch as a message. `is_cancelled`: cancellation was requested."""
+    """Returns the batch as a message. `is_cancelled`: cancellation was requested, which changes the status of a running
+    batch."""
     told = batch.to_openai(is_cancelled=is_cancelled)
     return pb.Batch(
         id=batch.id,

@@ -23,7 +23,7 @@ STALLED_S = 60.0  # an upload without data for this long is aborted
 
 
 class FileService(batch_pb2_grpc.FileServiceServicer):
-    """Converts messages; the file operations decide."""
+    """gRPC service for files of batches: converts messages; the file operations decide."""
 
     def __init__(self, work: OfflineOperations, metrics: FrontendMetrics, calls: Calls) -> None:
         self._work = work
@@ -33,6 +33,8 @@ class FileService(batch_pb2_grpc.FileServiceServicer):
     async def UploadFile(
         self, messages: AsyncIterator[pb.UploadFileRequest], context: Context
     ) -> pb.UploadFileResponse:
+        """Stores a streamed file. The first message announces its length, which is reserved on disk and must match the
+        content. Raises InvalidArgument; DeadlineExceeded if the stream stalls."""
         async with call_context("UploadFile", context, self._metrics, self._calls) as call:
             first = await anext(_with_timeout(messages), None)
             if first is None or not first.HasField("begin"):
@@ -47,17 +49,20 @@ class FileService(batch_pb2_grpc.FileServiceServicer):
             return pb.UploadFileResponse(file=_message(stored))
 
     async def GetFile(self, message: pb.GetFileRequest, context: Context) -> pb.GetFileResponse:
+        """Returns the description of a file of the tenant, without its content."""
         async with call_context("GetFile", context, self._metrics, self._calls) as call:
             found = await self._work.file(message.file_id, _tenant(message.tenant, context, call))
             return pb.GetFileResponse(file=_message(found))
 
     async def ListFiles(self, message: pb.ListFilesRequest, context: Context) -> pb.ListFilesResponse:
+        """Returns one page of the tenant's files, those after the id `after`."""
         async with call_context("ListFiles", context, self._metrics, self._calls) as call:
             owner, limit = _tenant(message.tenant, context, call), message.limit or MAX_LISTED
             page = await self._work.list_files(owner, message.purpose, message.after, limit)
             return pb.ListFilesResponse(files=map(_message, page.shown), has_more=page.has_more)
 
     async def DownloadFile(self, message: pb.DownloadFileRequest, context: Context) -> None:
+        """Streams a file's content from the offset on. Raises InvalidArgument for an offset beyond its end."""
         async with call_context("DownloadFile", context, self._metrics, self._calls) as call:
             owner = _tenant(message.tenant, context, call)
             stored = await self._work.file(message.file_id, owner)
@@ -81,6 +86,7 @@ async def _send(file: BinaryIO, context: Context) -> None:
 
 
 async def _with_timeout(messages: AsyncIterator[pb.UploadFileRequest]) -> AsyncIterator[pb.UploadFileRequest]:
+    """Yields the messages of a stream. Raises DeadlineExceeded if none comes for STALLED_S."""
     while True:
         try:
             async with asyncio.timeout(STALLED_S):
@@ -93,7 +99,8 @@ async def _with_timeout(messages: AsyncIterator[pb.UploadFileRequest]) -> AsyncI
 
 
 async def _content(messages: AsyncIterator[pb.UploadFileRequest], announced: int) -> AsyncIterator[bytes]:
-    """Yields the file's content. Raises InvalidArgument if its length differs from the announced one."""
+    """Yields the file's content. Raises InvalidArgument if its length differs from the announced one, or a message has
+    no content or more than MAX_PIECE_BYTES."""
     num_bytes = 0
     async for message in messages:
         if not message.HasField("content"):

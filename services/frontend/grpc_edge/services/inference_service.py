@@ -21,7 +21,7 @@ SERVICE_NAME = pb.DESCRIPTOR.services_by_name["InferenceService"].full_name
 
 
 class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
-    """Converts messages to requests and results to messages; the generator does the work."""
+    """Quire's gRPC API: converts messages to requests and results to messages; the generator does the work."""
 
     def __init__(
         self,
@@ -47,6 +47,8 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
         self._calls = calls
 
     async def Generate(self, message: pb.GenerateRequest, context: Context) -> None:
+        """Streams the continuation of a prompt, one message per delta; as a resumable stream if the message asks for
+        that."""
         arrival = requests.arrival_of(context)
         async with call_context("Generate", context, self._metrics, self._calls) as call:
             await call.admit()
@@ -57,6 +59,8 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
                 await self._stream(request, call, responses.generate_response, context)
 
     async def Chat(self, message: pb.ChatRequest, context: Context) -> None:
+        """Streams the answer to a conversation, one message per delta; as a resumable stream if the message asks for
+        that."""
         arrival = requests.arrival_of(context)
         async with call_context("Chat", context, self._metrics, self._calls) as call:
             await call.admit()
@@ -67,11 +71,13 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
                 await self._stream(request, call, responses.chat_response, context)
 
     async def Attach(self, message: pb.AttachRequest, context: Context) -> None:
+        """Streams a resumable stream of the caller's tenant from an offset on."""
         arrival = requests.arrival_of(context)
         async with call_context("Attach", context, self._metrics, self._calls) as call:
             await self._resumable.attach(message, arrival, call, context)
 
     async def Cancel(self, message: pb.CancelRequest, context: Context) -> pb.CancelResponse:
+        """Cancels a resumable stream of the tenant, at whichever frontend it runs."""
         arrival = requests.arrival_of(context)
         async with call_context("Cancel", context, self._metrics, self._calls) as call:
             return await self._resumable.cancel(message, arrival, call)
@@ -85,6 +91,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
                     await context.write(messages.to_message(delta, generation))
 
     async def Embed(self, message: pb.EmbedRequest, context: Context) -> pb.EmbedResponse:
+        """Returns the vectors of all inputs when the last is computed."""
         arrival = requests.arrival_of(context)
         async with call_context("Embed", context, self._metrics, self._calls) as call:
             await call.admit()
@@ -94,7 +101,8 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
                 return pooling_messages.embed_response(request.request_id, generation)
 
     async def EmbedStream(self, message: pb.EmbedStreamRequest, context: Context) -> None:
-        """Sends results in the order in which they are computed."""
+        """Sends one message per input, in the order in which the vectors are computed; the last one carries the
+        usage."""
         arrival = requests.arrival_of(context)
         async with call_context("EmbedStream", context, self._metrics, self._calls) as call:
             await call.admit()
@@ -110,6 +118,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
                         await context.write(part)
 
     async def Classify(self, message: pb.ClassifyRequest, context: Context) -> pb.ClassifyResponse:
+        """Returns the class probabilities of each input, by the model's classification head."""
         arrival = requests.arrival_of(context)
         async with call_context("Classify", context, self._metrics, self._calls) as call:
             await call.admit()
@@ -119,6 +128,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
                 return pooling_messages.classify_response(request.request_id, generation, self._processor.classes)
 
     async def Score(self, message: pb.ScoreRequest, context: Context) -> pb.ScoreResponse:
+        """Returns the scores of documents for queries, by the method that the model supports."""
         arrival = requests.arrival_of(context)
         async with call_context("Score", context, self._metrics, self._calls) as call:
             await call.admit()
@@ -129,6 +139,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
                 return pooling_messages.score_response(request.request_id, generation, scoring)
 
     async def Rerank(self, message: pb.RerankRequest, context: Context) -> pb.RerankResponse:
+        """Returns the documents by score for one query, the best first; at most `top_n` of them, 0: all."""
         arrival = requests.arrival_of(context)
         async with call_context("Rerank", context, self._metrics, self._calls) as call:
             await call.admit()
@@ -139,12 +150,15 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
                 return pooling_messages.rerank_response(request.request_id, generation, scoring, message.top_n)
 
     async def Tokenize(self, message: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
+        """Returns the token ids of a text or a rendered conversation, without running the model; not subject to
+        admission."""
         async with call_context("Tokenize", context, self._metrics, self._calls):
             entry = self._catalogue.entry(message.model)
             token_ids = await self._processor.tokenize(requests.tokenize_prompt(message), entry.max_model_len)
             return pb.TokenizeResponse(token_ids=token_ids, max_model_len=entry.max_model_len)
 
     async def Detokenize(self, message: pb.DetokenizeRequest, context: Context) -> pb.DetokenizeResponse:
+        """Returns the text of token ids; not subject to admission. Raises NotFound for an unknown model."""
         async with call_context("Detokenize", context, self._metrics, self._calls):
             self._catalogue.check(message.model)
             skips = message.skip_special_tokens
@@ -152,6 +166,7 @@ class InferenceService(inference_pb2_grpc.InferenceServiceServicer):
             return pb.DetokenizeResponse(text=text)
 
     async def ListModels(self, message: pb.ListModelsRequest, context: Context) -> pb.ListModelsResponse:
+        """Returns the model's names and adapters; the trailing metadata names this frontend."""
         async with call_context("ListModels", context, self._metrics, self._calls):
             context.set_trailing_metadata(((FRONTEND_METADATA, self._name),))
             return pb.ListModelsResponse(models=[responses.model(entry) for entry in self._catalogue.entries()])

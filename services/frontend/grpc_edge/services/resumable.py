@@ -27,7 +27,7 @@ ToMessage = Callable[[str, SampleDelta], responses.Response]
 
 
 class ResumableMethod(NamedTuple):
-    """A method that supports resumable streams."""
+    """A method that supports resumable streams: its message, and the conversions to request and response."""
 
     message_class: type[RequestMessage]
     to_request: Callable[..., Request]
@@ -49,6 +49,8 @@ class ResponseWriter:
         self._is_first = True
 
     def to_message(self, delta: SampleDelta, generation: Generation) -> responses.Response:
+        """Returns the response message of a delta; details only for the first, the last, and those with
+        log-probabilities."""
         response = self._to_message(self._request_id, delta)
         if self._is_first or delta.finish is not None or delta.logprobs or delta.prompt_logprobs:
             responses.add_details(response, delta, generation, self._is_first)
@@ -75,7 +77,10 @@ class ResumableCalls:
         streams.register_restorers({kind: self._remake(KINDS[kind]) for kind in KINDS})
 
     def _remake(self, kind: ResumableMethod) -> RequestRestorer:
+        """Returns the function that parses a stored request of this method again and prepares its writer."""
+
         def remake(kept: stream_pb2.KeptRequest) -> RestoredRequest:
+            """Parses a stored request again. Raises QuireError, or DecodeError for a message that cannot be read."""
             message = kind.message_class.FromString(kept.body)
             request = kind.to_request(message, requests.detached_arrival(), self._defaults)
             return RestoredRequest(request, ResponseWriter(kept.request_id, kind.to_message))
@@ -83,7 +88,8 @@ class ResumableCalls:
         return remake
 
     async def begin(self, kind: str, message: RequestMessage, request: Request, call: Call, context: Context) -> None:
-        """Starts a stream and sends it to the caller. Raises QuireError."""
+        """Starts a stream, stored under the request id, and sends it to the caller from its first message on. `kind`:
+        of the method. Raises QuireError."""
         retention_s = self._streams.policy.retention_for_s(message.retention_s)
         kept = stream_pb2.KeptRequest(
             kind=kind, body=message.SerializeToString(), retention_ms=round(1000 * retention_s)
@@ -103,6 +109,7 @@ class ResumableCalls:
         context: Context,
         wrap: Callable[[pb.AttachResponse], responses.Response | pb.AttachResponse],
     ) -> None:
+        """Writes the stream's messages from the offset on. `wrap`: converts an Attach message to that of the method."""
         with self._streams.reading(stream):
             async for piece in stream.read(offset):
                 await context.write(wrap(transcoding.attach_response(stream, piece)))

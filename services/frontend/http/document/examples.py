@@ -18,7 +18,7 @@ NAME, VERSION = "name", "version"  # parameters of paths
 
 
 def examples(model: str, dialects: Dialects) -> dict[str, Body]:
-    """Returns all example bodies for a frontend that serves `model`."""
+    """Returns the example bodies of all dialects and operators' calls by path, for a frontend that serves `model`."""
     found = dict(_operation())
     for dialect in dialects.all:
         found |= dialect.examples(model)
@@ -31,7 +31,7 @@ def parameters(model: str) -> dict[str, str]:
 
 
 def _operation() -> dict[str, Body]:
-    """Returns example bodies of batches and of operators' calls."""
+    """Returns example bodies of batches and of operators' calls by path."""
     return {
         "/v1/batches": {
             "input_file_id": "file-of-POST-v1-files",
@@ -59,6 +59,7 @@ def add(app: FastAPI, model: str, dialects: Dialects) -> None:
     base_openapi = app.openapi
 
     def openapi() -> dict[str, Any]:
+        """Returns the document of the wrapped generator, with the examples added at the first call."""
         document = base_openapi()
         if not document.get(MARK):
             document[MARK] = True
@@ -69,6 +70,7 @@ def add(app: FastAPI, model: str, dialects: Dialects) -> None:
 
 
 def _fill(paths: Mapping[str, Any], bodies: Mapping[str, Body], values: Mapping[str, str]) -> None:
+    """Adds the example bodies and the values of path parameters to the document's paths, in place."""
     for path, operations in paths.items():
         for method, operation in operations.items():
             for parameter in operation.get("parameters", ()):

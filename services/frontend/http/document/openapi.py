@@ -45,6 +45,8 @@ def install_openapi(app: FastAPI, dialects: Dialects) -> None:
     """Replaces the app's OpenAPI generator; the document is built on first use. `dialects`: schemas by path."""
 
     def openapi() -> Schema:
+        """Returns the document, which is built at the first call and then stored in the app; pydantic's error schemas
+        are removed from it."""
         if app.openapi_schema is None:
             app.openapi_schema = get_openapi(
                 title=app.title,
@@ -69,6 +71,8 @@ def install_openapi(app: FastAPI, dialects: Dialects) -> None:
 
 
 def _complete(responses: Schema, work: InferencePath | None, error: Schema) -> None:
+    """Adds the schema of the answer and of every error status to an operation's responses, in place. `work`: None for
+    paths without admission; `error`: schema of error bodies."""
     responses.pop(UNUSED_STATUS, None)
     if work is not None and work.answer is not None:
         other = work.streamed_as

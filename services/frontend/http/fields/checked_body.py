@@ -36,8 +36,8 @@ class CheckedBody(BaseModel):
         return cls.model_fields.keys()
 
     def refuse_unknown(self, unknown: UnknownFields, place: str = "") -> None:
-        """Raises InvalidArgument for a misspelt field, Unimplemented for an unsupported one. `place`: prefix of the
-        names, such as `options.`."""
+        """Checks the undeclared fields of the body and of nested objects, then its own rules. `place`: prefix of the
+        names, such as `options.`. Raises InvalidArgument for a misspelt field, Unimplemented for an unsupported one."""
         extra = self.model_extra or {}
         known = self.ignored_fields | self.not_offered.keys() | self.unavailable.keys() | {*self.known_fields()}
         unknown.check(extra.keys() - known, known, place)
@@ -56,7 +56,8 @@ class CheckedBody(BaseModel):
 
 
 def _check_models(unknown: UnknownFields, model: BaseModel) -> None:
-    """Raises InvalidArgument for a refused field in nested models."""
+    """Raises InvalidArgument for a refused field in nested models; those that are a CheckedBody apply their own
+    policy."""
     nested = list(_models(model, ""))
     for place, one in nested:
         if isinstance(one, CheckedBody):
@@ -70,7 +71,7 @@ def _check_models(unknown: UnknownFields, model: BaseModel) -> None:
 
 
 def _models(model: BaseModel, place: str) -> Iterator[tuple[str, BaseModel]]:
-    """Yields the nested models with the prefix of their fields."""
+    """Yields the nested models of all depths, each with the prefix of its fields, such as `messages[0].`."""
     for name in model.model_fields_set & type(model).model_fields.keys():
         value = getattr(model, name)
         entries = {f"{place}{name}.": value}

@@ -16,6 +16,7 @@ def body_schema_extra(
     (http/fields/unknown_fields.py), or refused with strict_request_fields."""
 
     def describe(schema: dict[str, Any]) -> None:
+        """Adds the ignored and the refused fields and the rules to a model's schema, in place."""
         known = schema.setdefault("properties", {})
         for name in sorted(ignored_fields):
             known.setdefault(name, {"description": "accepted, without effect"})

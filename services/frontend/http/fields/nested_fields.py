@@ -48,6 +48,7 @@ def _collect(value: Any, shape: Shape, path: Path, found: dict[tuple[int, str], 
 
 
 def _format_path(path: Path) -> str:
+    """Returns a linked path as text, such as `.tools[0].function`; empty for the root."""
     if path is None:
         return ""
     before, step = path

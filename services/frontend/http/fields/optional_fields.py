@@ -9,6 +9,7 @@ from pydantic_core import PydanticUseDefault
 
 
 def _default_for_null(value: Any) -> Any:
+    """Returns the value; null makes pydantic use the field's default."""
     if value is None:
         raise PydanticUseDefault
     return value

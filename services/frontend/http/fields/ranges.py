@@ -64,7 +64,8 @@ FIELDS: Mapping[str, Mapping[str, Any]] = {
 
 
 def describe(schemas: Iterable[Schema]) -> None:
-    """Adds the ranges to the fields of these schemas."""
+    """Adds the documented ranges of known fields to these schemas, in place; keywords that a schema has already
+    stay."""
     for schema in schemas:
         for name, field in schema.get("properties", {}).items():
             for keyword, value in FIELDS.get(name, {}).items():

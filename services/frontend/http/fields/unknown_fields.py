@@ -44,7 +44,8 @@ LIKENESS = 0.8  # similarity from 0 to 1: two of five letters swapped, or two of
 
 
 class UnknownFields:
-    """The policy of one server."""
+    """Policy of one server for fields that a body does not declare: ignore and count them, or refuse those likely
+    misspelt, or all."""
 
     def __init__(self, count: Callable[[str], None], *, strict: bool = False) -> None:
         """Stores the policy. `count`: called with one of LABELS or OTHER; `strict`: refuses every unknown field."""
@@ -52,7 +53,8 @@ class UnknownFields:
         self._is_strict = strict
 
     def check(self, names: Iterable[str], known: Collection[str], place: str = "") -> None:
-        """Raises InvalidArgument for a refused name. `place`: prefix of the names, such as `options.`."""
+        """Counts undeclared names. Raises InvalidArgument for one that resembles a name in `known`, for any with a
+        strict policy, or for more than MAX_NAMES. `place`: prefix of the names, such as `options.`."""
         fields = frozenset(known)
         for number, name in enumerate(names):
             if number >= MAX_NAMES:

@@ -19,8 +19,8 @@ MAX_CACHED_REFUSALS = 64
 
 
 class AdmissionMiddleware:
-    """The protocol asks `refuse()` before it creates a call; an accepted call acquires its lease once its body has
-    arrived, and waits for its turn."""
+    """Admits inference calls. The protocol asks `refuse()` before it creates a call; an accepted call acquires its
+    lease once its body has arrived, and waits for its turn."""
 
     def __init__(
         self, app: ASGIApp, admission: CallAdmission, calls: Calls, metrics: FrontendMetrics, dialects: Dialects
@@ -38,7 +38,8 @@ class AdmissionMiddleware:
         return self._admission.is_full(self._num_arriving)
 
     def refuse(self, method: bytes, target: bytes, headers: Headers) -> bytes | None:
-        """Returns the whole refusal of a call beyond the limits, or None to accept it."""
+        """Returns the serialized refusal of an inference call beyond its tenant's limits, counted and logged, or None
+        to accept it; an accepted one counts as arriving. `target`: path and query."""
         path = target.partition(b"?")[0].decode("latin-1")
         metric_path = self._dialects.inference_path(path) if method == b"POST" else ""
         if not metric_path:
@@ -66,6 +67,8 @@ class AdmissionMiddleware:
         return self._refusals[key]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Reads the body of an inference call, then admits it and calls the app, or answers with the refusal. Other
+        calls pass."""
         is_post = scope["type"] == "http" and scope["method"] == "POST"
         metric_path = self._dialects.inference_path(scope["path"]) if is_post else ""
         if not metric_path:
@@ -83,6 +86,8 @@ class AdmissionMiddleware:
         await self._app(scope, receive, send)
 
     def _note_arrival(self) -> None:
+        """Counts a call that was let through in this loop iteration and has no lease yet; the next iteration resets the
+        count."""
         if not self._num_arriving:
             asyncio.get_running_loop().call_soon(self._reset_arrivals)
         self._num_arriving += 1
@@ -103,6 +108,7 @@ async def _buffer(receive: Receive) -> Receive:
     messages.reverse()
 
     async def replay() -> Message:
+        """Returns the read body once, then raises the error that reading ended with, or receives further messages."""
         if messages:
             return messages.pop()
         if failure is not None:

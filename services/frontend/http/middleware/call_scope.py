@@ -32,7 +32,7 @@ PUBLIC = "/v1"  # GETs elsewhere come from operators and probes, and are not log
 
 
 class CallScope:
-    """The middleware closest to the server."""
+    """The middleware closest to the server: begins the Call of each HTTP request, and logs and counts it at its end."""
 
     def __init__(
         self,
@@ -50,12 +50,15 @@ class CallScope:
         self._keepalive_s = keepalive_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Runs the app within a new Call and adds the headers with the request id and the rate limits. An unexpected
+        exception is logged and answered as an internal error."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         status = 0
 
         async def send_with_headers(message: Message) -> None:
+            """Adds the request id and, for inference calls, the rate limits to the response's headers."""
             nonlocal status
             if message["type"] == "http.response.start":
                 more = [
@@ -89,6 +92,7 @@ class CallScope:
                 self._end(call, scope, status or CLIENT_GONE)
 
     def _end(self, call: Call, scope: Scope, status: int) -> None:
+        """Records the metrics of a call; only POST and public paths get a route, by which they are logged."""
         handler, method = _route(scope), scope["method"]
         self._metrics.http_requests.labels(handler, method, f"{status // 100}xx").inc()
         self._metrics.http_duration.labels(handler, method).observe(asyncio.get_running_loop().time() - call.started_s)

@@ -28,13 +28,14 @@ ASKED_PRIVATE = b"access-control-request-private-network"
 
 
 class Cors:
-    """Adds CORS headers to the answers of `app`."""
+    """Adds CORS headers to the answers of `app` for pages that the rules permit."""
 
     def __init__(self, app: ASGIApp, rules: PageRules) -> None:
         self._app = app
         self._rules = rules
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Calls the app and adds the CORS headers if the single Origin header names a permitted origin."""
         origins = values_of(b"origin", scope["headers"]) if scope["type"] == "http" else []
         if len(origins) != 1 or not self._rules.may_read(origins[0]):
             await self._app(scope, receive, send)
@@ -42,6 +43,7 @@ class Cors:
         more = self._headers(origins[0], scope["method"], scope["headers"])
 
         async def send_with_headers(message: Message) -> None:
+            """Adds the CORS headers to the response's headers."""
             if message["type"] == "http.response.start":
                 message = {**message, "headers": [*message.get("headers", ()), *more]}
             await send(message)
@@ -49,6 +51,8 @@ class Cors:
         await self._app(scope, receive, send_with_headers)
 
     def _headers(self, origin: str, method: str, sent: Headers) -> Sequence[tuple[bytes, bytes]]:
+        """Returns the CORS headers of an answer; those of a preflight if an OPTIONS call asks for a method. `sent`: the
+        call's headers."""
         is_for_all = ALL in self._rules.origins
         granted = b"*" if is_for_all else origin.encode("latin-1")
         found = [(b"access-control-allow-origin", granted)]

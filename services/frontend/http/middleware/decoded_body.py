@@ -78,7 +78,8 @@ class BodyDecoders:
         return _DecodedBody(receive, ContentDecoder(encodings, max_bytes), self._thread, held)
 
     async def whole(self, data: bytes, encodings: Sequence[str], max_bytes: int, held: DecodedBytes) -> bytes:
-        """Returns a decoded message. Raises InvalidArgument, BodyTooLarge, ResourceExhausted."""
+        """Returns a decoded message; its bytes are counted in `held`. Raises InvalidArgument, BodyTooLarge,
+        ResourceExhausted."""
         decoder, pieces = ContentDecoder(encodings, max_bytes), []
         decoded_pieces = decoder.decode(data)
         loop = asyncio.get_running_loop()
@@ -93,7 +94,7 @@ class BodyDecoders:
 
 
 class _DecodedBody:
-    """The receive callable of an encoded body."""
+    """The receive callable of an encoded body: returns decoded pieces, limited in size."""
 
     def __init__(
         self, receive: Receive, decoder: ContentDecoder, thread: ThreadPoolExecutor, held: DecodedBytes | None
@@ -108,6 +109,8 @@ class _DecodedBody:
         self._is_over = False
 
     async def __call__(self) -> Message:
+        """Returns the next message of the decoded body. After a QuireError the rest of the body is drained before it is
+        raised, so that the client reads the answer."""
         try:
             return await self._read()
         except QuireError:
@@ -117,6 +120,8 @@ class _DecodedBody:
             raise
 
     async def _read(self) -> Message:
+        """Returns the next decoded piece, or the end of the body. A disconnect and all later messages pass as they
+        are."""
         while not self._is_over:
             piece = await self._next()
             if piece is not None:
@@ -135,12 +140,14 @@ class _DecodedBody:
         return await self._receive()
 
     def _start_decoding(self, message: Message) -> None:
+        """Starts decoding one received message; the pieces are produced when _next() asks for them."""
         sent = message.get("body", b"")
         self._is_small = len(sent) <= SMALL_SENT
         self._is_last = not message.get("more_body", False)
         self._pieces = self._decoder.decode(sent)
 
     async def _next(self) -> bytes | None:
+        """Returns the next decoded piece or None; small bodies are decoded here, others in the decoding thread."""
         if self._is_small and self._decoder.num_bytes < SMALL_DECODED:
             return next(self._pieces, None)
         return await asyncio.get_running_loop().run_in_executor(self._thread, next, self._pieces, None)
@@ -160,6 +167,8 @@ class DecodedBodies:
         self._of_paths = of_paths or {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Calls the app with the decoded body if the call has a Content-Encoding; its bytes are counted until the call
+        ends."""
         if scope["type"] != "http" or not (named := values_of(FIELD_BYTES, scope["headers"])):
             await self._app(scope, receive, send)
             return
@@ -170,6 +179,8 @@ class DecodedBodies:
             await self._app(scope, receive, send)
 
     def _decoded(self, scope: Scope, receive: Receive, named: Sequence[str], held: DecodedBytes) -> Receive:
+        """Returns the receive callable of the body. One with an unsupported encoding raises when it is read; the bytes
+        of a path with its own limit, written to disk, are not counted in `held`."""
         try:
             encodings = encodings_of(named)
         except QuireError as error:
@@ -182,7 +193,7 @@ class DecodedBodies:
 
 
 def _failing_receive(error: QuireError) -> Receive:
-    """Returns the receive callable of a body with an unsupported encoding."""
+    """Returns a receive callable that raises the error, for a body with an unsupported encoding."""
 
     async def refuse() -> Message:
         raise error

@@ -39,12 +39,14 @@ class BodyLimit:
     """Refuses bodies of more than `max_bytes` with 413; a body with a larger announced length is not stored."""
 
     def __init__(self, app: ASGIApp, max_bytes: int, of_paths: Mapping[str, int] | None = None) -> None:
-        """Wraps `app`. `of_paths`: paths with another limit."""
+        """Wraps `app`. `max_bytes`: limit of a body; `of_paths`: paths with another limit."""
         self._app = app
         self._max_bytes = max_bytes
         self._of_paths = of_paths or {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Calls the app with a receive callable that raises HTTPException 413 for a body beyond the limit. One
+        announced with at most DRAIN_FACTOR times the limit is drained first, so that the client reads the answer."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -55,6 +57,8 @@ class BodyLimit:
         num_bytes = 0
 
         async def limited() -> Message:
+            """Receives the next message. Raises HTTPException 413 if the body's announced or received length exceeds
+            the limit."""
             nonlocal num_bytes
             if max_bytes < announced <= DRAIN_FACTOR * max_bytes and not expects_continue:
                 await drain_body(receive)
@@ -73,8 +77,8 @@ def _check_length(num_bytes: int, max_bytes: int) -> None:
 
 
 async def drain_body(receive: Receive) -> None:
-    """Reads and drops the rest of a body: if the connection were closed while the client still writes, it would lose
-    the answer."""
+    """Reads and drops the rest of a body for at most DRAIN_TIMEOUT_S: if the connection were closed while the client
+    still writes, it would lose the answer."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(DRAIN_TIMEOUT_S):
             while (await receive()).get("more_body"):
@@ -90,6 +94,7 @@ class PageGuard:
         self._refusal = refusal
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Calls the app if the page rules permit the call, else answers with the refusal."""
         if scope["type"] == "http":
             try:
                 self._rules.check(scope["method"], scope["path"], scope["headers"], scope["http_version"])
@@ -101,7 +106,7 @@ class PageGuard:
 
 
 class OperatorGuard:
-    """Checks the admin key of operators' calls before their bodies are read."""
+    """Requires the operators' key on operators' paths, before the bodies are read."""
 
     def __init__(
         self, app: ASGIApp, check: Callable[[Headers], None], refusal: Callable[[str, QuireError], Response]
@@ -112,6 +117,7 @@ class OperatorGuard:
         self._refusal = refusal
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Calls the app unless the path is an operators' path and the key is missing or wrong; that is refused."""
         if scope["type"] == "http" and scope["path"] in OPERATORS:
             try:
                 self._check(scope["headers"])
@@ -123,7 +129,7 @@ class OperatorGuard:
 
 
 class KeyGuard:
-    """Requires an API key on every path except `open_paths`."""
+    """Requires an API key on every path except `open_paths`; without configured keys every call passes."""
 
     def __init__(
         self, app: ASGIApp, access: Access, open_paths: Iterable[str], refusal: Callable[[str, QuireError], Response]
@@ -135,6 +141,8 @@ class KeyGuard:
         self._refusal = refusal
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Authenticates the call, notes its caller, and calls the app; refuses a call without a valid key with
+        `www-authenticate: Bearer`."""
         if scope["type"] == "http" and scope["path"] not in self._open:
             call: Call = scope[CALL]
             try:

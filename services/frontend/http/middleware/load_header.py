@@ -24,12 +24,14 @@ class LoadHeader:
         self._load = load
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Calls the app; adds the load to the answer's headers if the call asks for a known format."""
         kind = next((format_ for name, format_ in scope.get("headers", ()) if name == REQUEST_HEADER), None)
         if kind is None:
             await self._app(scope, receive, send)
             return
 
         async def send_with_load(message: Message) -> None:
+            """Adds the load to the response's headers, if its format is known."""
             if message["type"] == "http.response.start" and (value := format_load(kind, self._load())):
                 message = {**message, "headers": [*message["headers"], (RESPONSE_HEADER, value)]}
             await send(message)
@@ -38,7 +40,8 @@ class LoadHeader:
 
 
 def format_load(kind: bytes, load: Mapping[str, float]) -> bytes:
-    """Returns the header's value; empty for an unknown format, since the header is only a hint."""
+    """Returns the header's value in the format `kind`, json or text; empty for an unknown format, since the header is
+    only a hint."""
     match kind.strip().lower():
         case b"json":
             return b"JSON " + json.dumps({"named_metrics": load}).encode()

@@ -27,6 +27,7 @@ class OptionsHandler:
         self._refusal = refusal
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers OPTIONS and TRACE; all other calls go to the app."""
         if scope["type"] != "http" or scope["method"] not in (OPTIONS, TRACE):
             await self._app(scope, receive, send)
             return

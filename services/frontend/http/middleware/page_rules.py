@@ -27,18 +27,18 @@ ALL = "*"
 
 @dataclass(frozen=True, slots=True)
 class PageRules:
-    """Accepted values of the Host and Origin headers."""
+    """Accepted values of the Host and Origin headers, which keep foreign web pages from calling the frontend."""
 
     hosts: frozenset[str] | None  # None: any
-    origins: frozenset[str]  # origins that may call, besides the frontend's own
+    origins: frozenset[str]  # origins that may call, in addition to the frontend's own
 
     @classmethod
     def of(cls, settings: FrontendSettings, *, has_keys: bool) -> PageRules:
         return cls(_hosts(settings, has_keys=has_keys), frozenset(settings.cors_origins))
 
     def check(self, method: str, path: str, headers: Headers, http_version: str = "1.1") -> None:
-        """Raises InvalidArgument for an invalid Host header, PermissionDenied with the setting that would permit the
-        call."""
+        """Checks the Host header, except for probes, and, unless the method only reads, the origin. Raises
+        InvalidArgument for an invalid Host header, PermissionDenied with the setting that would permit the call."""
         hosts = values_of(b"host", headers)
         if len(hosts) > 1 or (not hosts and http_version != "1.0"):
             raise InvalidArgument(f"a request must have one Host header, got {len(hosts)}", field="host")
@@ -53,6 +53,7 @@ class PageRules:
         return ALL in self.origins or origin in self.origins
 
     def _check_host(self, known: Collection[str], name: str) -> None:
+        """Raises PermissionDenied unless the Host header's name is one of `known` or a local name."""
         if name in known or name.endswith(LOCAL_SUFFIX):
             return
         shown = name[:MAX_SHOWN]
@@ -63,8 +64,9 @@ class PageRules:
         )
 
     def _check_origin(self, host: str, origins: Sequence[str], sites: Sequence[str]) -> None:
-        """Checks the Origin header. Browsers omit `sec-fetch-site` for servers without TLS outside loopback, and
-        desktop applications always omit it and send the origin of their window."""
+        """Raises PermissionDenied for a page of another site whose origin is not permitted. Browsers omit
+        `sec-fetch-site` for servers without TLS outside loopback, and desktop applications always omit it and send the
+        origin of their window."""
         is_other = sites[0] in OTHER_SITES if sites else any(_is_other_site(origin, host) for origin in origins)
         if not is_other or (origins and all(origin in self.origins for origin in origins)):
             return
@@ -76,7 +78,7 @@ class PageRules:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether the address is only reachable from this machine."""
+    """Whether the address is only reachable from this machine; False for host names other than localhost."""
     if host == LOCAL_NAMES[0]:
         return True
     try:
@@ -95,6 +97,8 @@ def host_name(authority: str) -> str:
 
 
 def _hosts(settings: FrontendSettings, *, has_keys: bool) -> frozenset[str] | None:
+    """Returns the accepted names of the Host header, or None for any. Unset, only a frontend on loopback without API
+    keys restricts them, against DNS rebinding."""
     asked = settings.allowed_hosts
     if ALL in asked or not (asked or (is_loopback(settings.host) and not has_keys)):
         return None

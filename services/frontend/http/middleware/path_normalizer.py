@@ -14,7 +14,7 @@ from quire.services.frontend.http.server.protocol import Refuse
 
 
 class PathNormalizer:
-    """Normalizes the path for all inner middleware."""
+    """Removes a proxy's prefix and superfluous slashes from the path for all inner middleware."""
 
     def __init__(self, app: ASGIApp, root: str) -> None:
         """Wraps `app`. `root`: path prefix that a proxy adds, such as /llm, whether the proxy strips it or not; or
@@ -23,6 +23,7 @@ class PathNormalizer:
         self._root = root
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Calls the app with the normalized path; the scope of the caller stays as it is."""
         if scope["type"] == "http":
             path = normalize_path(scope["path"].encode(), self._root.encode()).decode()
             if path != scope["path"]:
@@ -31,7 +32,7 @@ class PathNormalizer:
 
 
 def normalize_path(path: bytes, root: bytes) -> bytes:
-    """Returns the normalized path. `root`: see PathNormalizer."""
+    """Returns the path without `root`, double slashes and a slash at the end. `root`: see PathNormalizer."""
     while b"//" in path:
         path = path.replace(b"//", b"/")
     if root and path.startswith(root + b"/"):
@@ -40,7 +41,7 @@ def normalize_path(path: bytes, root: bytes) -> bytes:
 
 
 def with_normalized_path(refuse: Refuse, root: str) -> Refuse:
-    """Wraps `refuse`, which gets request targets as they were sent."""
+    """Returns `refuse` for targets as sent: it gets the normalized path without the query."""
     prefix = root.encode()
 
     def refuse_normalized(method: bytes, target: bytes, headers: Headers) -> bytes | None:

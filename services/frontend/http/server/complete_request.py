@@ -20,7 +20,7 @@ MAX_DIGITS = 9
 
 
 class CompleteRequest(NamedTuple):
-    """The parts of a request that a refusal needs."""
+    """The parts that a refusal needs of a request which has arrived completely."""
 
     target: bytes
     request_id: bytes  # as sent; empty if missing

@@ -32,6 +32,7 @@ class ConnectionLimiter:
     refusal."""
 
     def __init__(self, limits: ConnectionLimits, num_descriptors: int, metrics: FrontendMetrics) -> None:
+        """Divides the free descriptors between gRPC and HTTP. `num_descriptors`: the process's limit."""
         self.limits = limits
         free = max(MIN_CONNECTIONS, num_descriptors - limits.reserved)
         self.max_grpc = min(limits.grpc, free // 3)
@@ -69,6 +70,7 @@ class ConnectionLimiter:
         return True
 
     def release(self, address: str) -> None:
+        """Ends a connection counted by acquire()."""
         self._num -= 1
         self._of[address] -= 1
         if not self._of[address]:
@@ -103,7 +105,7 @@ class DeadlineTimer:
         self._at_s = 0.0
 
     def set(self, seconds: float, then: Callable[[], None]) -> None:
-        """Replaces the deadline; `then` is called in `seconds`."""
+        """Replaces the deadline; `then` is called once, in `seconds`, unless it is replaced or cleared before."""
         self._at_s, self._then = self._loop.time() + seconds, then
         if self._timer is not None and self._timer.when() > self._at_s:
             self._timer.cancel()
@@ -116,13 +118,14 @@ class DeadlineTimer:
         self._then = None
 
     def close(self) -> None:
-        """Removes the deadline and cancels the loop's timer."""
+        """Removes the deadline and cancels the loop's timer; for the end of the connection."""
         self._then = None
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def _on_timer(self) -> None:
+        """Calls the callback if the deadline has passed; reschedules the timer if the deadline was moved."""
         self._timer = None
         if self._then is None:
             return

@@ -19,10 +19,11 @@ PAUSES_S = (0.1, 0.4, 2.0, 8.0, 32.0, 64.0)
 
 
 class HalfClosedTransport:
-    """Replaces the transport of a request whose client has half-closed, and probes whether the client still reads."""
+    """Replaces the transport of a request whose client has half-closed, and probes whether the client still reads, with
+    the first bytes of the answer or empty chunk data."""
 
     def __init__(self, transport: asyncio.Transport, cycle: RequestResponseCycle) -> None:
-        """Wraps the transport and sends the first probe."""
+        """Wraps the transport and sends the first probe; the connection will not be kept alive after `cycle`."""
         self._transport = transport
         self._cycle = cycle
         self._has_begun = cycle.response_started
@@ -32,6 +33,7 @@ class HalfClosedTransport:
         self._probe()
 
     def write(self, data: bytes) -> None:
+        """Writes a piece of the answer, without the first bytes that were sent as probes."""
         if not self._has_begun:
             self._has_begun = True
             data = data[self._num_probes :]  # the probes were its first bytes
@@ -45,12 +47,14 @@ class HalfClosedTransport:
         self._transport.close()
 
     def stop(self) -> None:
-        """Stops sending probes to the client."""
+        """Stops sending probes to the client; the transport stays open."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def _probe(self) -> None:
+        """Sends one probe and schedules the next, until the answer is complete, the transport closes or PAUSES_S is
+        used up."""
         if self._cycle.response_complete or self._transport.is_closing():
             return
         if not self._has_begun:

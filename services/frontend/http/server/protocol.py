@@ -44,6 +44,7 @@ class _Refused:
 
 
 def _closing_response(status: HTTPStatus, more: str = "") -> bytes:
+    """Returns an empty response that closes the connection. `more`: further header lines, each with its line end."""
     head = f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-length: 0\r\nconnection: close\r\n"
     return f"{head}{more}\r\n".encode()
 
@@ -60,7 +61,8 @@ LINGER_S = 1.0  # time for the peer to read the last response and close
 
 
 class AdmittingHttpProtocol(HttpToolsProtocol):
-    """One connection. It is closed if it is too slow, or exceeds the limit on connections."""
+    """One connection, whose calls can be refused by their headers, without being created. It is closed if it is too
+    slow, or exceeds the limit on connections."""
 
     refuse: ClassVar[Refuse]
     is_full: ClassVar[Callable[[], bool]]
@@ -83,6 +85,8 @@ class AdmittingHttpProtocol(HttpToolsProtocol):
     _answering: RequestResponseCycle | None = None  # first unfinished call of a pipeline; `cycle` is its last
 
     def connection_made(self, transport: asyncio.Transport) -> None:
+        """Counts the connection and starts the time limit for headers; beyond the limits, answers with a refusal and
+        closes."""
         super().connection_made(transport)
         self._reading, self._writing = DeadlineTimer(self.loop), DeadlineTimer(self.loop)
         self._address = self.client[0] if self.client else ""
@@ -94,6 +98,7 @@ class AdmittingHttpProtocol(HttpToolsProtocol):
             self._respond_and_close(TOO_MANY, lingers=self._is_lingering)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """Stops the timers and releases the connection's place in the limits."""
         self._reading.close()
         self._writing.close()
         if self._half_closed is not None:
@@ -107,6 +112,8 @@ class AdmittingHttpProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        """Parses received bytes. Closes the connection for too large headers or trailers; a call that arrived whole
+        while the frontend is full is refused without parsing."""
         if not self._is_kept or self._is_over or self.transport.is_closing():
             return
         if self._in_headers:
@@ -125,7 +132,8 @@ class AdmittingHttpProtocol(HttpToolsProtocol):
             self._close_with("headers", self._if_unanswered(LARGE_HEADERS))
 
     def _parse(self, data: bytes) -> None:
-        """Feeds the parser, which calls the `on_...` methods."""
+        """Feeds the parser, which calls the `on_...` methods. An offer to upgrade is removed and parsed again; CONNECT
+        and malformed data close the connection."""
         while data:
             try:
                 self.parser.feed_data(data)
@@ -143,9 +151,8 @@ class AdmittingHttpProtocol(HttpToolsProtocol):
                 return
 
     def eof_received(self) -> bool:
-        """Handles a half-close by the client. Returns True, which keeps the connection open, if a complete request
-        still awaits its response; TLS cannot be half-closed. An incomplete request is answered with status 400, unless
-        another response is being written, and the connection is closed."""
+        """Handles a half-close: answers a call that was cut short, and keeps the connection for an answer that is still
+        due, probing whether the client reads it. Returns whether to keep it open; TLS cannot be half-closed."""
         if not self._is_kept or self._is_over or self.scheme == "https":
             return False
         cycle = self.cycle
@@ -164,8 +171,8 @@ class AdmittingHttpProtocol(HttpToolsProtocol):
         return True
 
     def _refuse_whole(self, data: bytes) -> bool:
-        """Refuses a call that arrived in one piece, if no earlier call is running. Returns whether `data` was
-        answered."""
+        """Refuses a call that arrived in one piece, if no earlier call is running, without creating it. Returns whether
+        `data` was answered; otherwise it is still to be parsed."""
         if self.cycle is not None and not self.cycle.response_complete:
             return False
         call = complete_request.read(data, self.connection_limiter.limits.header_bytes)
@@ -185,6 +192,7 @@ class AdmittingHttpProtocol(HttpToolsProtocol):
             super().send_400_response(msg)
 
     def on_message_begin(self) -> None:
+        """Starts the time limit for headers and the counts of a new call."""
         super().on_message_begin()
         self._in_headers, self._in_call, self._header_bytes = True, True, 0
         self._chunks_before, self._is_behind_size, self._trailer_bytes = self._num_chunks, False, 0
@@ -197,6 +205,7 @@ class AdmittingHttpProtocol(HttpToolsProtocol):
             super().on_header(name, value)
 
     def on_chunk_header(self) -> None:
+        """Counts a chunk; closes the connection if a body has more than MAX_CHUNKS."""
         self._num_chunks += 1
         self._is_behind_size = True
         if self._num_chunks - self._chunks_before > MAX_CHUNKS and not self._is_over:
@@ -207,6 +216,7 @@ class AdmittingHttpProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_headers_complete(self) -> None:
+        """Starts the time limit for the body, then admits or refuses the call."""
         if self.parser.should_upgrade():  # parsed again without the upgrade
             return
         self._in_headers = False
@@ -214,6 +224,7 @@ class AdmittingHttpProtocol(HttpToolsProtocol):
         self._admit_or_refuse()
 
     def pause_writing(self) -> None:
+        """Starts the time limit for a client that does not read its answer."""
         super().pause_writing()
         self._writing.set(self.connection_limiter.limits.write_s, self._on_write_timeout)
 
@@ -222,12 +233,15 @@ class AdmittingHttpProtocol(HttpToolsProtocol):
         super().resume_writing()
 
     def _on_header_timeout(self) -> None:
+        """Closes a connection that is too slow with its headers, or idle; waits again if the server itself paused
+        reading."""
         if self.flow.read_paused:  # the server itself has paused reading
             self._reading.set(self.connection_limiter.limits.header_s, self._on_header_timeout)
         else:
             self._close_with("headers", TOO_SLOW if self._in_headers else b"")
 
     def _on_body_timeout(self) -> None:
+        """Closes a connection that is too slow with its body; waits again if the server itself paused reading."""
         if self.flow.read_paused:
             self._reading.set(self.connection_limiter.limits.body_s, self._on_body_timeout)
         else:
@@ -237,10 +251,12 @@ class AdmittingHttpProtocol(HttpToolsProtocol):
         return b"" if self.cycle is None or self.cycle.response_started else response
 
     def _on_write_timeout(self) -> None:
+        """Aborts the connection of a client that does not read its answer."""
         self.connection_limiter.count_closed("write")
         self.transport.abort()
 
     def _close_with(self, reason: str, answer: bytes) -> None:
+        """Counts the connection as closed for `reason`, sends `answer` if it is not empty, and closes."""
         self.connection_limiter.count_closed(reason)
         self._respond_and_close(answer)
 
@@ -262,6 +278,8 @@ class AdmittingHttpProtocol(HttpToolsProtocol):
         self._reading.set(LINGER_S, self.transport.close)
 
     def _admit_or_refuse(self) -> None:
+        """Creates the call, or writes the refusal and drops its body. A call that follows an unanswered one in a
+        pipeline is always created."""
         is_free = self.cycle is None or self.cycle.response_complete
         answer = type(self).refuse(self.parser.get_method(), self.url, self.headers) if is_free else None
         if answer is None:
@@ -277,12 +295,13 @@ class AdmittingHttpProtocol(HttpToolsProtocol):
         self.on_response_complete()
 
     def on_response_complete(self) -> None:
-        """Continues with the next call of a pipeline."""
+        """Continues with the next call of a pipeline and notes it as the one being answered."""
         following = self.pipeline[-1][0] if self.pipeline else None
         super().on_response_complete()
         self._answering = following
 
     def on_message_complete(self) -> None:
+        """Ends the time limit for the body; after a refusal, starts the keep-alive timeout."""
         if self.parser.should_upgrade():
             return
         if not self._is_over:
@@ -296,7 +315,8 @@ class AdmittingHttpProtocol(HttpToolsProtocol):
 
 
 def protocol_class(admission_hooks: AdmissionHooks, connections: ConnectionLimiter) -> type[AdmittingHttpProtocol]:
-    """Returns the protocol class bound to these hooks and limits."""
+    """Returns a subclass of the protocol with these hooks and limits as class attributes, as uvicorn requires a
+    class."""
     refuse, is_full = staticmethod(admission_hooks.refuse), staticmethod(admission_hooks.is_full)
     return type(
         "BoundHttpProtocol",
@@ -315,6 +335,7 @@ class SerializedResponse:
 
     @classmethod
     def from_response(cls, response: Response) -> SerializedResponse:
+        """Returns the status line and headers of the response in bytes, and its body."""
         status = HTTPStatus(response.status_code)
         head = [f"HTTP/1.1 {status.value} {status.phrase}".encode()]
         head += [name + b": " + value for name, value in response.raw_headers]

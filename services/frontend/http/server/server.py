@@ -35,7 +35,7 @@ class HttpApplication(NamedTuple):
 
 
 class _Uvicorn(uvicorn.Server):
-    """uvicorn's server; SIGTERM is handled by quire.shared.process.lifecycle."""
+    """uvicorn's server, with TLS by a TlsListener if given; SIGTERM is handled by quire.shared.process.lifecycle."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -47,6 +47,7 @@ class _Uvicorn(uvicorn.Server):
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Starts serving, through the TLS listener if there is one, and sets `listening`."""
         if self.tls_listener is None:
             await super().startup(sockets=sockets)
         else:
@@ -58,6 +59,7 @@ class _Uvicorn(uvicorn.Server):
         self.listening.set()
 
     def _new_protocol(self) -> asyncio.Protocol:
+        """Returns the protocol of a new TLS connection, as uvicorn creates it for others."""
         protocol: asyncio.Protocol = self.config.http_protocol_class(
             config=self.config, server_state=self.server_state, app_state=self.lifespan.state
         )
@@ -65,7 +67,7 @@ class _Uvicorn(uvicorn.Server):
 
 
 class HttpServer:
-    """The HTTP server; run() serves until stop()."""
+    """The HTTP server on a port that is bound at once; run() serves until stop()."""
 
     def __init__(
         self,
@@ -78,6 +80,8 @@ class HttpServer:
         tls: Tls,
         connections: ConnectionLimiter,
     ) -> None:
+        """Binds the port and prepares uvicorn. `share_port`: other processes may bind it too; `drain_timeout_s`: time
+        for running calls after stop()."""
         self._socket = ports.bind(host, port, "http_port", share=share_port)
         self._socket.setblocking(False)
         self.port: int = self._socket.getsockname()[1]
@@ -103,8 +107,7 @@ class HttpServer:
             self._server.tls_listener = TlsListener(self._socket, context, connections)
 
     async def run(self) -> None:
-        """Serves on the bound socket until stop() is called and the running calls have been answered or the drain
-        timeout has passed. Then closes the listening sockets."""
+        """Serves until stop(), then closes the listeners."""
         try:
             await self._server.serve(sockets=[self._socket])
         finally:

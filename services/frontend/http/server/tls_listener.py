@@ -25,11 +25,12 @@ Protocols = Callable[[], asyncio.Protocol]
 
 
 class WatchedSocket(socket.socket):
-    """A socket that reports when it is closed, by any party."""
+    """A socket that calls `closing` once when it is closed, by any party."""
 
     closing: Callable[[], None] | None = None
 
     def close(self) -> None:
+        """Calls `closing`, at the first call only, and closes the socket."""
         closing, self.closing = self.closing, None
         if closing is not None:
             closing()
@@ -52,7 +53,7 @@ class TlsListener:
         self._listen()
 
     def close(self) -> None:
-        """Stops accepting new connections."""
+        """Stops accepting new connections; handshakes continue until wait_closed()."""
         if self._is_open:
             self._is_open = False
             asyncio.get_running_loop().remove_reader(self._listening)
@@ -62,10 +63,13 @@ class TlsListener:
         await self._handshakes.close()
 
     def _listen(self) -> None:
+        """Resumes accepting after a pause, unless the listener is closed."""
         if self._is_open:
             asyncio.get_running_loop().add_reader(self._listening, self._accept)
 
     def _accept(self) -> None:
+        """Accepts up to ACCEPTED_AT_ONCE connections and starts their handshakes. After an error, such as no free
+        descriptor, pauses for PAUSE_S."""
         for _ in range(ACCEPTED_AT_ONCE):
             try:
                 raw_socket, address = self._listening.accept()
@@ -82,7 +86,7 @@ class TlsListener:
                 self._handshakes.start("handshake", self._handshake(connection))
 
     def _admit(self, raw_socket: socket.socket, address: str) -> WatchedSocket | None:
-        """Wraps an accepted socket; returns None, and closes it, if a limit is exceeded."""
+        """Counts and wraps an accepted socket; returns None, and closes it, if a limit on connections is exceeded."""
         max_open, max_per_address = self._connections.max_open
         if self._num >= max_open or self._of[address] >= max_per_address:
             raw_socket.close()
@@ -96,6 +100,8 @@ class TlsListener:
         return connection
 
     async def _handshake(self, connection: WatchedSocket) -> None:
+        """Completes the TLS handshake and creates the protocol, within the time for headers; closes the connection on
+        failure."""
         is_done = False
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
@@ -111,6 +117,7 @@ class TlsListener:
                 connection.close()
 
     def _on_closed(self, address: str) -> None:
+        """Ends the count of a connection of this address."""
         self._num -= 1
         self._of[address] -= 1
         if not self._of[address]:

@@ -13,8 +13,8 @@ OFFERS = (b"upgrade", b"http2-settings")
 
 
 def without_upgrade(method: bytes, target: bytes, version: str, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """Returns the head of the request without the offer, up to its empty line; `headers`: as parsed, names in lower
-    case."""
+    """Returns the head of the request without its offer to upgrade, up to its empty line; `headers`: as parsed, names
+    in lower case."""
     lines = [b"%b %b HTTP/%b" % (method, target, version.encode())]
     for name, value in headers:
         if name not in OFFERS:
