@@ -339,6 +339,8 @@ class Client:
             return call.read(call.on(self._inference, timeout_s))
 
     def _stream(self, call: InferenceCall[T]) -> Iterator[T]:
+        """Yields the converted messages of a streaming call; gRPC errors are raised as QuireErrors. The call is
+        cancelled when the iteration ends."""
         messages = call.on(self._inference)
         try:
             with translated_errors():

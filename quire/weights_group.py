@@ -155,6 +155,8 @@ def _store(address: str, size: int, timeout_s: float) -> Any:
 
 
 def _member(store: Any, name: str, backend: str, size: int, timeout_s: float) -> Any:
+    """Joins the process group as rank 0 of `size`, with the store's prefixes as torch makes them on the workers;
+    blocks up to `timeout_s` seconds."""
     from torch import distributed
     from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 

@@ -131,6 +131,8 @@ def limits(text: str) -> dict[str, int]:
 
 
 def main(arguments: list[str] | None = None, measured: Callable[[], Mapping[str, CalledFunctions]] = measure) -> int:
+    """Measures, prints the table and optionally a listing; returns 1 if a phase runs through more files than --most
+    allows."""
     parser = argparse.ArgumentParser("python -m tools.reach", description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--list", choices=PHASES, help="print the files and functions of this phase")
     parser.add_argument("--most", type=limits, default={}, metavar="45,70,35", help="fail with more files than these")

@@ -74,6 +74,7 @@ def configure(parser: argparse.ArgumentParser, work: str, *, reset: bool) -> Non
 
 
 def load_options(arguments: argparse.Namespace) -> LoadOptions:
+    """Reads the load options from the command line; runs and clients are at least 1."""
     return LoadOptions(
         max(1, arguments.runs),
         arguments.warmup,
@@ -94,6 +95,8 @@ def served(arguments: argparse.Namespace, effort: LoadOptions) -> Iterator[tuple
 
 
 def grpc_caller(target: Target, work: Workload, *, final_only: bool) -> Callable[[], RequestSender]:
+    """Returns a factory of gRPC load clients, one per client process. Raises InvalidArgument for a target that is
+    only known by its OpenAI API."""
     if not target.grpc_address:
         raise InvalidArgument(
             f"{target.name} is known by its OpenAI API only; this needs Quire's gRPC", field="base_url"
@@ -157,6 +160,8 @@ def measure_runs(
     count = comes.most_clients(min(effort.clients, len(work.items)))
 
     def run(side: BenchSide, players: LoadClients, title: str) -> Mapping[str, float]:
+        """Performs one run of a side and returns its figures together with CPU and step times per token. Other
+        sides' caches and load get a pause first."""
         if effort.reset:
             side.forget()
         if has_others:
@@ -203,6 +208,7 @@ class CostProbe:
         self._cpu_s = service_cpu.seconds(self._pids)
 
     def stop(self, num_tokens: int) -> dict[str, float]:
+        """Returns the services' CPU time per token and their mean step times in microseconds since the start."""
         cpu_s = service_cpu.seconds(self._pids)
         return {
             **service_cpu.per_token(self._cpu_s, cpu_s, num_tokens),
@@ -230,6 +236,8 @@ def _bar(title: str) -> Callable[[int, int], None] | None:
 
 
 def _tell(title: str, outcome: LoadResult) -> None:
+    """Prints a run's rates and its first error on stderr, and a hint if a client process was busy. Raises
+    Unavailable if every request failed."""
     failed = outcome.errors
     if len(failed) == len(outcome.timings):
         raise Unavailable(f"every request of {title} failed: {failed[0]}")

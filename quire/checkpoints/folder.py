@@ -83,6 +83,7 @@ class CheckpointWriter:
         written._finish(config)
 
     def add(self, name: str, tensors: dict[str, Tensor]) -> None:
+        """Writes the tensors as one safetensors file and records them for the index; does nothing without tensors."""
         from safetensors.torch import save_file
 
         if not tensors:
@@ -92,6 +93,8 @@ class CheckpointWriter:
         self._num_bytes += sum(tensor.nbytes for tensor in tensors.values())
 
     def _finish(self, config: dict[str, Any]) -> None:
+        """Writes the index, unless all tensors are in one file, and the configuration, and copies the other files of
+        the folder."""
         if set(self._places.values()) != {WHOLE}:
             index = {"metadata": {"total_size": self._num_bytes}, "weight_map": self._places}
             (self._out / INDEX).write_text(json.dumps(index))

@@ -23,6 +23,7 @@ Modes = Mapping[str, tuple[str, str]]
 
 
 def configure(parser: argparse.ArgumentParser, modes: Modes = MODES) -> None:
+    """Adds a subcommand per mode, which imports every mode's module, with its flags and those of the report."""
     chosen = parser.add_subparsers(dest="mode", required=True, metavar="MODE")
     for name, (module, text) in modes.items():
         mode = chosen.add_parser(name, help=text, description=text, allow_abbrev=False)

@@ -24,6 +24,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Starts a cluster with the bundled model, asks one question over gRPC and one over HTTP, and prints the status
+    table."""
     begin = time.monotonic()
     print("starting a frontend, a scheduler and a worker on the CPU, with the bundled model ...", flush=True)
     quiet = {service: {"log_level": "warning"} for service in SERVICES}

@@ -148,6 +148,7 @@ class AsyncFiles(_OfTenant):
         return b"".join([piece async for piece in self.pieces(file_id)])
 
     async def pieces(self, file_id: str, offset: int = 0) -> AsyncIterator[bytes]:
+        """Yields a file's content from byte `offset` on in pieces; the call is cancelled when the iteration ends."""
         call = self._stub.DownloadFile(pb.DownloadFileRequest(file_id=file_id, offset=offset, tenant=self._tenant))
         try:
             async for message in call:
@@ -182,6 +183,8 @@ class AsyncBatches(_OfTenant):
         return (await _answered(self._stub.CancelBatch(request))).batch  # type: ignore[no-any-return]
 
     async def wait(self, batch_id: str, timeout_s: float | None = None) -> pb.Batch:
+        """Polls a batch until it has ended and returns it; raises an error after `timeout_s` seconds (None: no
+        limit)."""
         until_s = None if timeout_s is None else time.monotonic() + timeout_s
         while (batch := await self.retrieve(batch_id)).status not in ENDED:
             if until_s is not None and time.monotonic() > until_s:
@@ -191,6 +194,7 @@ class AsyncBatches(_OfTenant):
 
 
 async def _answered(call: Any) -> Any:
+    """Awaits a call; a gRPC error is raised as the matching QuireError."""
     try:
         return await call
     except grpc.RpcError as error:

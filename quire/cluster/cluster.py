@@ -127,6 +127,8 @@ class Cluster:
         self._close_endpoints()
 
     def _drain(self, drain_timeout_s: float) -> None:
+        """Stops the processes role by role in STOP_ORDER with SIGTERM; each role has `drain_timeout_s` seconds,
+        after which its processes are killed."""
         self._stop_starting()
         atexit.unregister(self.stop)
         if self._watcher.is_alive():
@@ -205,6 +207,7 @@ class Cluster:
         return [process for process in self.processes if process.spec.role == role]
 
     def _start_processes(self) -> None:
+        """Starts all processes, except after `stop` or an aborted start."""
         for process in self.processes:
             with self._forking:
                 if not self._stopping.is_set() and not self._given_up:
@@ -218,6 +221,8 @@ class Cluster:
             pass
 
     def _await_ready(self, deadline: float) -> None:
+        """Waits until every process is ready. Raises StartAborted if the start was given up, and Unavailable if a
+        process ends or the deadline (monotonic seconds) passes."""
         for process in self.processes:
             while not process.ready.wait(0.02):
                 if self._given_up:
@@ -240,6 +245,8 @@ class Cluster:
                 time.sleep(0.02)
 
     def _watch(self) -> None:
+        """Restarts processes that have ended, in a thread, until the cluster stops; failed starts are reported and
+        retried."""
         while not self._stopping.wait(WATCH_INTERVAL_S):
             for process in list(self.processes):
                 try:

@@ -77,6 +77,8 @@ class ServiceProcess:
         return said[-1] if said else " | ".join(self._last_lines)
 
     def start(self) -> None:
+        """Starts the process in a session of its own, with threads that read its output and wait for its readiness.
+        `ready` is cleared first; raises OSError if the process cannot be started."""
         own = {**allocator.environment(self.spec.role, os.environ), **self.spec.environment()}
         environment = {**os.environ, **own, PARENT_PIPE_VARIABLE: "1", "PYTHONPATH": python_path()}
         process = launch(

@@ -44,6 +44,8 @@ def find(at: ClusterAddress) -> list[pb.ServiceStatus]:
 
 
 def check(at: ClusterAddress, services: Sequence[pb.ServiceStatus]) -> Iterator[Finding]:
+    """Yields findings about the services of a running cluster; a missing one is an error only if its address was
+    named."""
     if not services:
         yield _unseen(at) if at.is_named else ok("cluster", f"none of this user's answers at {at.address}")
         return
@@ -71,6 +73,7 @@ def _unseen(at: ClusterAddress) -> Finding:
 
 
 def _versions(services: Sequence[pb.ServiceStatus]) -> Finding:
+    """Compares the services' versions with this command's; a difference is a warning."""
     by_version: dict[str, list[str]] = {VERSION: ["this command"]}
     for service in services:
         if service.version:

@@ -51,6 +51,7 @@ def _other(field: str) -> str:
 
 
 def check_redis(settings: FrontendSettings) -> Iterator[Finding]:
+    """Yields whether Redis answers and its clock agrees; without a configured Redis no connection is tried."""
     if settings.redis == "none":
         yield ok("redis", "none is used; `quire up` brings its own where it needs one")
         return
@@ -59,6 +60,8 @@ def check_redis(settings: FrontendSettings) -> Iterator[Finding]:
 
 
 async def _ask(settings: FrontendSettings) -> Finding:
+    """Asks Redis for its time and compares the clocks; every exception becomes a finding that hides the URL's
+    password."""
     redis = prefix_index.connect(settings.redis, password_file=settings.redis_password_file, tls=settings.tls)
     try:
         seconds, microseconds = await redis.time()

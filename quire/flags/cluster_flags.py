@@ -91,6 +91,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_joining(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags that workers on several machines need: cluster to join, secret, and the schedulers' address."""
     parser.add_argument(
         "--join",
         default="",
@@ -131,6 +132,8 @@ def settings_by_flag() -> list[tuple[str, str]]:
 
 
 def options(arguments: argparse.Namespace) -> ClusterOptions:
+    """Converts parsed flags to cluster options. Flags named service.setting become settings of that service, common
+    ones of all services."""
     values = vars(arguments)
     settings: dict[str, dict[str, Any]] = {service: {} for service in SERVICES}
     for dest, value in values.items():

@@ -34,6 +34,7 @@ class GenerationHandle(Coroutine[Any, Any, RequestOutput]):
         self._whole: Coroutine[Any, Any, RequestOutput] | None = None
 
     async def __aiter__(self) -> AsyncIterator[RequestOutput]:
+        """Sends the request and yields the cumulative output after every message, each as an independent copy."""
         gathered = OutputCollector(plain(self._prompt))
         async for message in self._client.messages(self._prompt, self._params, await self._options()):
             gathered.add(message)

@@ -102,6 +102,8 @@ class LoadedAdapters:
             self._load_missing(requests)
 
     def _load_missing(self, requests: Sequence[LoRARequest]) -> None:
+        """Loads the adapters that the cluster does not list; raises InvalidArgument if a name was loaded from
+        another path."""
         there = self._source.adapter_names() if requests else set[str]()
         for request in requests:
             name, path = request.lora_name, request.lora_path
@@ -113,6 +115,7 @@ class LoadedAdapters:
                 raise InvalidArgument(f"{text}: load_lora_adapter(..., load_inplace=True)", field="lora_path")
 
     def _load_or_find(self, name: str, path: str) -> None:
+        """Loads an adapter; if another client loaded one of that name meanwhile, that one is used."""
         try:
             self.load(name, path, replace=False)
         except InvalidArgument as error:

@@ -42,6 +42,7 @@ def broadcast_messages(
 def _stream(
     begin: pb.UpdateWeightsRequest, tensors: list[tuple[str, Any]], heads: list[TensorHead]
 ) -> Iterator[pb.StreamWeightsRequest]:
+    """Yields the header, the tensors' bytes in pieces, and an end with the SHA-256 of all bytes."""
     yield from header_messages(begin, heads)
     digest = hashlib.sha256()
     for _, tensor in tensors:

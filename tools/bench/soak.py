@@ -56,6 +56,7 @@ class Record:
 
 
 def configure(parser: CommandParser) -> None:
+    """Adds the target's flags, the duration, the clients and the interval between kills."""
     target.configure(parser)
     parser.set_defaults(workers=2)
     parser.add_argument("--minutes", type=float, default=30.0, metavar="M", help="how long the load lasts")
@@ -65,6 +66,7 @@ def configure(parser: CommandParser) -> None:
 
 
 def measure(arguments: argparse.Namespace) -> Iterator[Row]:
+    """Runs the load and yields rows: growth per process, totals, calls by kind, and errors by text."""
     with tempfile.TemporaryDirectory() as scratch:
         shape = shapes.prepare(arguments.model, Path(scratch))
         with Cluster(target.cluster_options(arguments, shape), report=progress) as cluster:
@@ -91,6 +93,7 @@ def measure(arguments: argparse.Namespace) -> Iterator[Row]:
 
 
 async def _soak(cluster: Cluster, arguments: argparse.Namespace) -> Record:
+    """Runs clients, kills and samples of resources at once until the end, and returns their record."""
     record, begin_s, seconds = Record(), time.monotonic(), 60 * arguments.minutes
     async with contextlib.AsyncExitStack() as stack:
         client = AsyncClient(cluster.grpc_address)
@@ -106,6 +109,7 @@ async def _soak(cluster: Cluster, arguments: argparse.Namespace) -> Record:
 
 
 async def _watch(cluster: Cluster, record: Record, begin_s: float, seconds: float) -> None:
+    """Samples resources of all ready processes and unowned blocks LOOKS times over the duration."""
     while (at_s := time.monotonic() - begin_s) < seconds:
         for process in cluster.processes:
             look = growth.ProcessSample.of(process.pid, at_s) if process.pid else None
@@ -174,6 +178,8 @@ class Callers:
         }
 
     async def run(self, draw: random.Random, end_s: float) -> None:
+        """Makes calls of all kinds in random order until `end_s` (monotonic seconds); errors are counted by text and
+        do not end it."""
         left: list[str] = []
         while time.monotonic() < end_s:
             left = left or draw.sample(list(self._kinds), len(self._kinds))
@@ -216,6 +222,7 @@ class Callers:
         writer.transport.abort()
 
     async def _refused(self, draw: random.Random) -> None:
+        """Sends a request that must be refused; raises Internal if it is accepted."""
         try:
             await self._client.generate(_prompt(draw), SamplingParams(temperature=-1.0))
         except InvalidArgument:

@@ -43,6 +43,7 @@ def work(name: str) -> Workload:
 
 
 def _distinct(skill: str, size: str) -> Iterator[Question]:
+    """Yields held-back questions of a skill, each key only once; never ends."""
     seen = set()
     for question in items(skill, Split.HELD_BACK, size, group=4):
         if question.key not in seen:

@@ -45,6 +45,7 @@ def spell(first: int, last: int, step: int) -> str:
 
 
 def _question(rng: Random, first: int, last: int, step: int) -> str:
+    """Returns a question that asks to count from `first` to `last` by `step`."""
     if (first, step) == (1, 1) and rng.random() < 0.7:
         return rng.choice(FROM_ONE).format(b=last)
     templates = UPWARDS if step == 1 else DOWNWARDS if step == -1 else STEPS
@@ -52,6 +53,8 @@ def _question(rng: Random, first: int, last: int, step: int) -> str:
 
 
 def _open_ended(rng: Random, split: Split) -> Item:
+    """Samples a question without an end; the expected answer is cut after OPEN_TOKENS tokens."""
+
     def candidate() -> tuple[str, int]:
         first = rng.randrange(0, 600)
         return f"count|{first}|on", first

@@ -95,6 +95,7 @@ def sample(rng: Random, split: Split, size: str) -> Item:
     count = int(size) if size.isdigit() else rng.randint(2, 4)
 
     def candidate() -> tuple[str, tuple[list[OfferedTool], ToolRequest]]:
+        """Draws tools and a request that one of them serves, with a key of both."""
         offers = [_offer(rng, kind) for kind in rng.sample(TOOL_KINDS, count)]
         request = _request(rng, rng.choice(offers))
         names = ",".join(sorted(offer.name for offer in offers))

@@ -82,6 +82,7 @@ class GreedyDecoder:
         return tokens[:end]
 
     def empty_cache(self, batch: int, positions: int) -> Cache:
+        """Returns zeroed keys and values per layer, each [batch, num_key_value_heads, positions, head_dim]."""
         shape = self.network.shape
         size = (batch, shape.num_key_value_heads, positions, shape.head_dim)
         zeros = (torch.zeros(size, dtype=self._dtype, device=self._device) for _ in range(2 * shape.num_hidden_layers))

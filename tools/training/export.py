@@ -49,6 +49,7 @@ def _names(shape: NetworkShape) -> dict[str, str]:
 
 
 def config_of(shape: NetworkShape) -> dict[str, Any]:
+    """Returns the config.json of a Qwen3 model of this shape, with tied embeddings."""
     rope = {"rope_type": "default", "rope_theta": shape.rope_theta}
     return {
         "architectures": ["Qwen3ForCausalLM"],

@@ -117,6 +117,7 @@ def train(
 
 
 def _write_log(log: Path, line: dict[str, Any]) -> None:
+    """Appends the line as JSON to the log file and prints a short form with loss and accuracy per skill."""
     with log.open("a") as file:
         file.write(json.dumps(line) + "\n")
     scores = " ".join(f"{name} {loss:.3f}/{right:.3f}" for name, (loss, right) in line["skills"].items())

@@ -188,6 +188,8 @@ def packed_attention(q: Tensor, k: Tensor, v: Tensor, spans: list[PackedSpan]) -
 
 
 def _flash_span(q: Tensor, k: Tensor, v: Tensor, span: PackedSpan) -> Tensor:
+    """Computes causal attention within each packed sequence by the flash kernel; q, k and v are [tokens, heads,
+    head_dim]."""
     limits, longest = span.cumulative, span.max_length
     out: Tensor = torch.ops.aten._flash_attention_forward(
         q, k, v, limits, limits, longest, longest, 0.0, True, False, scale=q.shape[-1] ** -0.5
@@ -196,6 +198,8 @@ def _flash_span(q: Tensor, k: Tensor, v: Tensor, span: PackedSpan) -> Tensor:
 
 
 def _plain_span(q: Tensor, k: Tensor, v: Tensor, span: PackedSpan) -> Tensor:
+    """Computes causal attention within each packed sequence one by one, on any device; q, k and v are [tokens,
+    heads, head_dim]."""
     limits = span.cumulative.tolist()
     parts = []
     for start, stop in pairwise(limits):

@@ -92,6 +92,8 @@ def _spans(lengths: NDArray[np.int32], limits: NDArray[np.int32]) -> list[NDArra
 
 
 def _produce(chosen: recipe.Recipe, number: int, tokenizer: Path, progress: Synchronized[float], out: Any) -> None:
+    """Puts packed batches into the queue `out` for ever, in a process of its own; `progress` is shared with the
+    training loop."""
     corpus = Corpus(f"{chosen.seed}/{number}", FastEncoder(load_tokenizer(tokenizer)))
     rng = np.random.default_rng([chosen.seed, number])
     while True:

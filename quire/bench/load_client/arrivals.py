@@ -38,6 +38,8 @@ class ArrivalPattern:
 
 
 def parse(text: str) -> ArrivalPattern:
+    """Parses `burst`, `N` (requests in flight) or `N/s` (Poisson arrivals); raises InvalidArgument for anything
+    else."""
     if text == "burst":
         return ArrivalPattern(text)
     match = re.fullmatch(r"(\d+(?:\.\d+)?)/s", text)

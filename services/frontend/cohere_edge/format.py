@@ -56,6 +56,8 @@ class CohereEmbedFormat(PooledFormat):
         return [*map(WRITERS[FLOAT], vectors)]
 
     def whole(self, deltas: list[SampleDelta], generation: Generation) -> dict[str, Any]:
+        """Returns the unary answer. Without requested embedding types, embeddings are one list of float vectors
+        instead of an object by type."""
         vectors = generation.vectors
         by_kind = {kind: [*map(WRITERS[kind], vectors)] for kind in self._kinds}
         return {

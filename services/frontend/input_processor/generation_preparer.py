@@ -62,6 +62,9 @@ class GenerationPreparer:
         return prompt_limits.column(token_ids, max_model_len, self._vocab_size)
 
     async def _options(self, request: Request, limits: ClusterLimits, adapter: AdapterId | None) -> OptionsFactory:
+        """Checks the sampling parameters (grammar, vocabulary, logprobs, logits processors) and returns the function
+        that completes them for a prompt of a given length. Raises on the first parameter that the model or the
+        cluster does not offer."""
         if request.sampling.structured_output is not None:
             await self._grammar_validator.check(request.sampling.structured_output, limits.grammar_libraries)
         sampling_rules.check_model(request.sampling, self._vocab_size, limits.max_logprobs)
@@ -73,6 +76,8 @@ class GenerationPreparer:
         grammar = grammar_bytes(sampling)
 
         def options_of(num_prompt_tokens: int) -> PromptOptions:
+            """Completes the parameters with the output length for a prompt of `num_prompt_tokens` and serializes
+            them."""
             prompt_limits.check_prompt_logprobs(sampling, num_prompt_tokens)
             complete = to_message(sampling, self._output_length(request, num_prompt_tokens, limits))
             params = SequenceParams(

@@ -140,6 +140,7 @@ class InputProcessor:
 
 
 def _check_names(request: Request) -> None:
+    """Raises InvalidArgument if request_id, tenant or cache_salt is too long, or an id or tenant is not printable."""
     for field, text, most in (
         ("request_id", request.request_id, MAX_NAME_CHARACTERS),
         ("tenant", request.tenant, MAX_NAME_CHARACTERS),
@@ -153,6 +154,7 @@ def _check_names(request: Request) -> None:
 
 
 def _check_priorities(request: Request) -> None:
+    """Raises InvalidArgument unless `priority` fits in a signed 32-bit integer and `kv_priority` is a known level."""
     if not -PRIORITY_BOUND <= request.priority < PRIORITY_BOUND:
         message = f"priority must be in [-2^31, 2^31 - 1], got {request.priority}."
         raise InvalidArgument(message, field="priority")
@@ -171,6 +173,7 @@ def _adapter(request: Request, limits: ClusterLimits) -> AdapterId | None:
 
 
 def _check_priority(priority: int, limits: ClusterLimits) -> None:
+    """Raises Unimplemented for a priority other than 0 if any scheduler runs a policy that ignores priorities."""
     without = limits.scheduling_policies & WITHOUT_PRIORITY
     if priority and without:
         policy = " and ".join(sorted(policy or "unknown" for policy in without))
@@ -179,6 +182,7 @@ def _check_priority(priority: int, limits: ClusterLimits) -> None:
 
 
 def _estimate(prompt: Prompt) -> int:
+    """Estimates the number of tokens of a prompt from its characters, before tokenization; exact for token ids."""
     match prompt:
         case TokenPrompt(token_ids):
             return len(token_ids)

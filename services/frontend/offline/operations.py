@@ -85,6 +85,8 @@ class OfflineOperations:
     async def list_files(
         self, tenant: str, purpose: str, after: str, limit: int, *, oldest_first: bool = False
     ) -> ListPage[StoredFile]:
+        """Returns a page of at most `limit` files of the tenant after the file id `after` ("" is the first page),
+        newest first by default. An empty `purpose` matches all files."""
         files = await asyncio.to_thread(self.files.list_for, tenant)
         wanted = [file for file in files if purpose in ("", file.purpose)]
         return _page(wanted[::-1] if oldest_first else wanted, after, limit)

@@ -95,6 +95,7 @@ class OfflineRoutes:
     async def list_files(
         self, http: Request, purpose: str = "", after: str = "", limit: Most = MAX_LISTED, order: Order = "desc"
     ) -> dict[str, Any]:
+        """GET /v1/files: a page of the tenant's files, newest first unless order is asc."""
         oldest_first = order == "asc"
         return _list_object(
             await self._work.list_files(headers.tenant(http), purpose, after, limit, oldest_first=oldest_first)

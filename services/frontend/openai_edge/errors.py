@@ -28,6 +28,8 @@ def as_object(error: QuireError) -> dict[str, Any]:
 
 
 def as_response(error: QuireError) -> Response:
+    """Returns the error as JSON with its HTTP status and, if the error says when to retry, retry-after in whole
+    seconds."""
     headers = {}
     if error.retry_after_ms:
         headers["retry-after"] = str(math.ceil(error.retry_after_ms / 1000))

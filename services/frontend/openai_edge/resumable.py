@@ -123,6 +123,8 @@ class ResumableHttp:
         """Returns the answer of an existing stream; `kind`: its required kind; empty: any."""
 
         async def find(_: Call) -> Stream:
+            """Attaches to the tenant's stream; raises NotFound if it does not exist or belongs to another endpoint
+            than `kind`."""
             stream = await self._streams.attach(headers.tenant(http), request_id)
             if kind and stream.kind != kind:
                 raise NotFound(f"request_id: {request_id!r} is a stream of {stream.kind}", field="request_id")

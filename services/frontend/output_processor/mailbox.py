@@ -46,6 +46,7 @@ class Mailbox:
         self.wake()
 
     def wake(self) -> bool:
+        """Wakes the waiting reader; returns False if no reader waits or it was cancelled."""
         reader, self._reader = self._reader, None
         if reader is None or reader.done():
             return False

@@ -64,6 +64,8 @@ def _listed(value: Any) -> list[Any]:
 
 
 def _environment() -> ImmutableSandboxedEnvironment:
+    """Returns the sandboxed Jinja environment with the filters, functions and extensions that transformers gives
+    templates."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
     )
@@ -195,6 +197,8 @@ def one_line(error: Exception) -> str:
 
 
 def _cut_after(text: str, last: Message) -> str:
+    """Cuts the text after the last message's content, so that the model continues it. Raises InvalidArgument if the
+    template does not show that content."""
     content = last_text(last.get("content")).strip()
     at = text.rfind(content)
     if at < 0:

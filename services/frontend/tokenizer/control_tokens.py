@@ -87,6 +87,8 @@ class ControlTokens:
         return replace(prompt, messages=messages, tools=tools, template_variables=variables), hidden
 
     def _message(self, message: Mapping[str, Any], hidden: HiddenTexts) -> Mapping[str, Any]:
+        """Returns the message with control tokens in its values replaced by placeholders; an assistant's own fields
+        may hold more of them than other texts. The role is protected as well."""
         is_answer = message.get("role") == "assistant"
         shown = {
             name: self._value(
@@ -112,6 +114,8 @@ class ControlTokens:
         return value
 
     def _text(self, text: str, spellings: TextMatcher, hidden: HiddenTexts) -> str:
+        """Replaces spelled control tokens in a text by placeholders. If the normalizer alone would make one appear,
+        the whole text is replaced."""
         spans = _spans_in(text, spellings)
         if self._normalize is not None and not spans and next(spellings.spans(self._normalize(text)), None):
             spans = [(0, len(text))]
@@ -134,6 +138,8 @@ class ControlTokens:
         yield text[position:], False
 
     def _with_blanks(self, text: str, start: int, end: int, first_allowed: int) -> tuple[int, int]:
+        """Extends a token's span [start, end) by the blanks that it would strip, left no further than
+        `first_allowed`."""
         token = self.tokens[text[start:end]]
         while token.lstrip and start > first_allowed and text[start - 1].isspace():
             start -= 1
@@ -172,6 +178,7 @@ def unescape_private_use(json_text: str) -> str:
 
 
 def _control_token(token: Mapping[str, Any]) -> ControlToken:
+    """Reads a token from an entry of added_tokens in tokenizer.json."""
     return ControlToken(
         text=token["content"],
         special=token["special"],
@@ -203,6 +210,7 @@ def _merge(parts: Iterable[tuple[str, bool]], hidden: HiddenTexts) -> Iterator[T
 
 
 def _replaced(text: str, spans: Sequence[tuple[int, int]], hidden: HiddenTexts) -> str:
+    """Replaces the ascending, disjoint spans [start, end) by placeholders, and stores the hidden texts."""
     if not spans:
         return text
     parts, position = [], 0

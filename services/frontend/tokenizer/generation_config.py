@@ -43,6 +43,8 @@ def read_eos_ids(folder: Path) -> list[int]:
 
 
 def _number(name: str, value: Any) -> Any:
+    """Checks a numeric default and returns it, whole floats as integers where those are needed; raises
+    InvalidArgument otherwise."""
     if value is None:
         return None
     is_number = isinstance(value, int | float) and not isinstance(value, bool)

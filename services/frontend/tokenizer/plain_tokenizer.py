@@ -28,6 +28,7 @@ def plain_tokenizer(tokenizer: HfTokenizer, marks: Iterable[str]) -> tuple[HfTok
 
 
 def _renamed(token: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    """Returns an added token's entry under its new name, without normalization and stripping; others are unchanged."""
     if token["content"] not in names:
         return dict(token)
     own = {"content": names[token["content"]], "normalized": False}

@@ -62,6 +62,8 @@ class TextSplitter:
             yield text[start:]
 
     def _cut_from(self, text: str, position: int, bound: int) -> int:
+        """Returns the first position from `position` to `bound` at which no token spans the cut, or the text's
+        length. Raises ValueError if there is none in a longer text."""
         while (found := CUT.search(text, position, min(bound, len(text)) + 1)) is not None:
             if not any(_spans(text, token, found.start()) for token in self._spanning):
                 return found.start()

@@ -80,6 +80,8 @@ class Tokenizer:
         self.longest_token = max(map(len, self._hf.get_vocab()), default=1)  # in characters; each byte is at most one
 
     def _renderer_config(self, template: ChatTemplate, *, guarded: bool) -> RendererConfig:
+        """Returns the configuration of a rendering process; `guarded` says whether control tokens in users' texts
+        are hidden."""
         return RendererConfig.of(
             template,
             added=json.loads(self._hf.to_str(pretty=False))["added_tokens"],
@@ -179,6 +181,8 @@ class Tokenizer:
 
     @staticmethod
     async def _decode_in_portions(ids: Sequence[int], pieces: TokenPieces) -> str:
+        """Decodes many ids of a byte-level vocabulary and yields to the event loop between portions; invalid UTF-8
+        becomes U+FFFD."""
         decoded = bytearray()
         for start in range(0, len(ids), IDS_IN_A_TURN):
             portion = map(pieces.__getitem__, ids[start : start + IDS_IN_A_TURN])
@@ -242,6 +246,7 @@ class Tokenizer:
 
 
 def _read(folder: Path) -> HfTokenizer:
+    """Loads tokenizer.json without its truncation and padding; raises InvalidArgument if it cannot be read."""
     path = tokenizer_file(folder)
     try:
         tokenizer = HfTokenizer.from_file(str(path))

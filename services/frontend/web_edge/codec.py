@@ -46,6 +46,7 @@ class Codec:
 
 
 def _parsed(data: bytes, kind: type[Message]) -> Message:
+    """Parses protobuf's JSON as a message of `kind`; raises InvalidArgument for JSON that does not fit."""
     try:
         return json_format.Parse(data, kind())
     except (json_format.ParseError, ValueError, RecursionError) as error:

@@ -64,6 +64,8 @@ class WebContext:
 
 
 def _timeout_s(metadata: dict[str, str]) -> float | None:
+    """Returns the call's timeout in seconds from Connect's header (ms) or gRPC's (digits and unit), None without
+    either. Raises InvalidArgument for a malformed duration."""
     if CONNECT_TIMEOUT in metadata:
         written, unit = metadata[CONNECT_TIMEOUT], "m"
         name = CONNECT_TIMEOUT

@@ -37,6 +37,8 @@ UNSUPPORTED_CONTENT_TYPE = Response(status_code=415, headers={"accept-post": ", 
 
 
 class _Method(NamedTuple):
+    """Method of InferenceService with its path's name, request type, kind of response, and implementation."""
+
     name: str
     request: type[Message]
     streams: bool
@@ -82,6 +84,8 @@ class WebEdge:
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers POSTs to a method's path in the protocol of their content type and OPTIONS for CORS; passes all
+        else to the wrapped application. An unknown content type gives 415, but 401 comes first for a missing key."""
         method = self._methods.get(scope["path"]) if scope["type"] == "http" else None
         if method is not None and scope["method"] == OPTIONS:
             await no_content(f"{OPTIONS}, POST")(scope, receive, send)
@@ -150,6 +154,8 @@ class WebEdge:
         return await self._decoders.whole(sent.data, of_message, self._max_bytes, decoded_bytes)
 
     async def _body(self, metadata: dict[str, str], receive: Receive) -> bytes:
+        """Reads the complete body. Raises InvalidArgument if the client disconnects, and checks the length before
+        and while it reads."""
         self._check_length(int(metadata.get("content-length", "0")))
         parts: list[bytes] = []
         num_bytes, has_more = 0, True

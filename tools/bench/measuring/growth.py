@@ -57,6 +57,8 @@ def process_growth(looks: Sequence[ProcessSample], seconds: float, calls: int) -
 
 
 def _slopes(settled: Sequence[ProcessSample], seconds: float, calls: int) -> Row:
+    """Returns the growth of memory, descriptors and threads per hour and per call, with verdicts; empty with too few
+    samples."""
     memory = slope([(look.at_s, look.memory) for look in settled])
     descriptors = slope([(look.at_s, look.descriptors) for look in settled])
     threads = slope([(look.at_s, look.threads) for look in settled])

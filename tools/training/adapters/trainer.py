@@ -104,6 +104,7 @@ class AdapterTrainer:
         (folder / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n")
 
     def _encode(self, parts: Sequence[Segment]) -> tuple[list[int], list[bool]]:
+        """Returns the tokens of all parts and, for each token, whether it is to be learned."""
         tokens: list[int] = []
         answers: list[bool] = []
         for text, is_answer in parts:

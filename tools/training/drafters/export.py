@@ -51,6 +51,7 @@ def _write(folder: Path, config: dict[str, Any]) -> None:
 
 
 def _save(tensors: dict[str, Tensor], folder: Path) -> None:
+    """Writes the tensors in bfloat16 as model.safetensors, readable by all users."""
     stored = {name: tensor.detach().to("cpu", torch.bfloat16).contiguous() for name, tensor in tensors.items()}
     path = folder / "model.safetensors"
     save_file(stored, path, metadata={"format": "pt"})

@@ -65,6 +65,8 @@ class GrammarValidator:
             raise InvalidArgument(verdict, field=FIELD)
 
     async def _verdict(self, message: bytes) -> str:
+        """Returns the compilers' verdict: first from the fast lane, after a timeout there from the slow lane, and
+        after a second timeout a refusal that names the limit."""
         for lane, cpu_limit_s in ((self._fast, FAST_LANE_CPU_S), (self._slow, SLOW_LANE_CPU_S)):
             with contextlib.suppress(CompileTimeout):
                 return await lane.ask(message, cpu_limit_s)
@@ -106,6 +108,8 @@ class CompilerLane:
             compiler.close()
 
     def _ask(self, message: bytes, cpu_limit_s: float) -> str:
+        """Blocks on a free compiler process, which it borrows for the call; raises CompileTimeout after
+        `cpu_limit_s`."""
         compiler = self._free.pop()
         try:
             return compiler.verdict(message, cpu_limit_s)

@@ -29,6 +29,8 @@ class PoolingTextFormat:
 
     @classmethod
     def of(cls, model: SentenceModel | None) -> PoolingTextFormat:
+        """Derives the format from the sentence-transformers folder; None gives the defaults. Late-interaction models
+        get empty prompts for queries and documents, which the folder's own prompts override."""
         if model is None:
             return cls()
         roles = {} if model.late is None else {QUERY: "", DOCUMENT: ""}

@@ -53,6 +53,9 @@ class Scoring:
 
     @property
     def prompts(self) -> list[Prompt]:
+        """Returns the prompts in the order in which their vectors are scored: for bi-encoders all queries and then
+        all documents; otherwise one prompt per (query, document) pair, where a single query is repeated for all
+        documents."""
         if not (self.is_cross_encoder or self.late_interaction):
             return [TextPrompt(text) for text in (*self.queries, *self.documents)]
         queries = [*self.queries] * (len(self.documents) if len(self.queries) == 1 else 1)

@@ -32,6 +32,7 @@ def _search(sampling: Sampling) -> BeamSearch:
 
 
 def _goes_along(field: str, sampling: Sampling) -> bool:
+    """Returns whether `field` may keep its value: there is no beam search, or the field is at its default or empty."""
     if sampling.beam_search is None:
         return True
     value = getattr(sampling, field)

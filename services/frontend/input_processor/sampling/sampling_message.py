@@ -55,6 +55,7 @@ def grammar_bytes(sampling: Sampling) -> bytes:
 
 
 def _search(search: BeamSearch | None) -> sampling_pb2.BeamSearch | None:
+    """Converts the parameters of beam search to their message; None stays None (no beam search)."""
     if search is None:
         return None
     return sampling_pb2.BeamSearch(
@@ -63,6 +64,7 @@ def _search(search: BeamSearch | None) -> sampling_pb2.BeamSearch | None:
 
 
 def _detection(detection: RepetitionDetection | None) -> sampling_pb2.RepetitionDetection | None:
+    """Converts the parameters of repetition detection to their message; None stays None (no detection)."""
     if detection is None:
         return None
     return sampling_pb2.RepetitionDetection(

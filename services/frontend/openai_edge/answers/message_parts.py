@@ -69,6 +69,7 @@ def delta_of(parts: Iterable[Part | TextInputDelta]) -> dict[str, Any]:
 
 
 def _piece(piece: CallDelta | TextInputDelta) -> dict[str, Any]:
+    """Returns a delta of a tool call; its first piece, recognized by an id, carries id, type and name as well."""
     kind = "function" if isinstance(piece, CallDelta) else "custom"
     called = {ARGUMENTS[kind]: piece[-1]}
     if not piece.id:

@@ -24,6 +24,9 @@ SHAPE = ', as in {"type": "function", "function": {"name": "..."}}'
 
 
 def read(tools: list[dict[str, Any]] | None, choice: Any, *, parallel: bool) -> ToolOffer:
+    """Converts tools and the choice among them. Raises InvalidArgument for a choice without tools, for an empty
+    list, and for a choice that names unknown tools. Custom tools are shown to the template as functions with one
+    text argument."""
     if tools is None:
         if choice not in (None, NONE):
             raise InvalidArgument("tool_choice: when it is used, tools must be set", field="tool_choice")
@@ -62,6 +65,7 @@ def _choice(choice: Any) -> tuple[str, str]:
 
 
 def _allowed(tools: list[dict[str, Any]], choice: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Keeps the tools that `allowed_tools` names; raises InvalidArgument if it names none or an unknown one."""
     listed = choice["allowed_tools"].get("tools")
     names = {_name_of(entry) for entry in listed} if isinstance(listed, list) else set()
     allowed = [tool for tool in tools if _name_of(tool) in names]
@@ -81,6 +85,7 @@ def _name_of(tool: Any) -> str:
 
 
 def _tool(number: int, tool: Mapping[str, Any]) -> Tool:
+    """Converts the tool at index `number`; raises Unimplemented for kinds other than function and custom."""
     kind = tool.get("type", FUNCTION)
     if kind == CUSTOM:
         return _custom(number, tool)

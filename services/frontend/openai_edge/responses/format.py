@@ -57,6 +57,7 @@ class ResponseIdentity:
 
 
 def usage_object(usage: Usage) -> Json:
+    """Returns the Responses API's `usage` in tokens; writes to the cache are not counted and always 0."""
     return {
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
@@ -106,6 +107,8 @@ class ResponsesFormat:
         self._num_events = 0
 
     def whole(self, deltas: list[SampleDelta], generation: Generation) -> Json:
+        """Builds the output items from the complete deltas and returns the response, which is stored if `store` is
+        set."""
         for delta in deltas:
             for _ in self._read(delta):
                 pass
@@ -114,12 +117,15 @@ class ResponsesFormat:
         return self._end(generation)
 
     def events(self, deltas: list[SampleDelta], generation: Generation) -> bytes:
+        """Returns the deltas' events as SSE bytes; before the first ones, response.created and response.in_progress."""
         events = [] if self._num_events else [self._lifecycle_event("created"), self._lifecycle_event("in_progress")]
         for delta in deltas:
             events += self._read(delta)
         return b"".join(map(self._event, events))
 
     def last_events(self, generation: Generation) -> bytes:
+        """Closes the open item, stores the response if `store` is set, and returns the final events as SSE bytes. A
+        cancelled response ends with response.incomplete."""
         events = list(self._end_item())
         response = self._end(generation)
         kind = INCOMPLETE if response["status"] == CANCELLED else response["status"]
@@ -135,6 +141,7 @@ class ResponsesFormat:
         return errors.as_response(error)
 
     def _event(self, event: Event) -> bytes:
+        """Encodes an event as SSE with the next sequence number, which it consumes."""
         kind, fields = event
         body = {"type": kind, "sequence_number": self._num_events, **fields}
         self._num_events += 1
@@ -148,6 +155,8 @@ class ResponsesFormat:
         return f"response.{kind}", {"response": self.unstarted(IN_PROGRESS)}
 
     def _read(self, delta: SampleDelta) -> Iterator[Event]:
+        """Yields the events of a delta. A part that the open item does not take closes it and opens another;
+        logprobs are attached to the first content part. Keeps the delta's finish."""
         logprobs = chat_logprobs(delta.logprobs, self._texts)["content"] if delta.logprobs else []
         for part in _parts(delta):
             if self._item is None or not self._item.takes(part):
@@ -160,6 +169,7 @@ class ResponsesFormat:
         self._finish = delta.finish or self._finish
 
     def _begin_item(self, part: Part) -> Iterator[Event]:
+        """Opens an item for the part and yields response.output_item.added and the item's opening events."""
         self._item = new_item(part, self._identity.new_item_id, self._tools)
         yield "response.output_item.added", {"output_index": len(self._items), "item": self._item.as_json(IN_PROGRESS)}
         for kind, fields in self._item.opening():
@@ -170,6 +180,8 @@ class ResponsesFormat:
         return kind, {"item_id": self._item.id, "output_index": len(self._items), **fields}
 
     def _end_item(self) -> Iterator[Event]:
+        """Yields the open item's closing events, if one is open, and moves it to the finished items. An item cut by
+        a limit or a cancellation is incomplete."""
         if self._item is None:
             return
         for kind, fields in self._item.closing():
@@ -181,6 +193,8 @@ class ResponsesFormat:
         self._item = None
 
     def _end(self, generation: Generation) -> Json:
+        """Returns the complete response with status, output and usage; stores it with its conversation if `store` is
+        set."""
         assert self._finish is not None
         is_cut = self._finish.reason == FINISH_REASON_LENGTH
         response = {

@@ -74,6 +74,8 @@ def responses_request(
 
 
 def _variables(body: ResponsesBody) -> Mapping[str, Any]:
+    """Returns the template variables that switch thinking: effort, then `thinking`, then `enable_thinking`; later
+    ones override."""
     return {
         **reasoning.template_variables(body.reasoning.effort if body.reasoning is not None else None),
         **thinking.thinking_variables(body.thinking),

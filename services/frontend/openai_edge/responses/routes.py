@@ -111,6 +111,8 @@ class ResponseRoutes:
         tenant: str,
         identity: ResponseIdentity,
     ) -> ResponsesFormat:
+        """Builds the response format; `before` are the items of the previous responses, which are stored with the
+        conversation but are not part of this response's input."""
         inputs = json_safe(as_items(body.input))
         return ResponsesFormat(
             body,
@@ -233,6 +235,8 @@ class ResponseRoutes:
         order: Literal["asc", "desc"] = "asc",
         limit: int | None = Query(None, ge=1, description="default: all of them"),
     ) -> dict[str, Any]:
+        """GET /v1/responses/{id}/input_items: the first `limit` input items of a stored response. Raises NotFound
+        for a response of another tenant; there is no paging cursor."""
         items = list((await self._find(response_id, headers.tenant(http))).inputs)
         if order == "desc":
             items.reverse()

@@ -97,6 +97,7 @@ def _offered(tools: Sequence[Json]) -> Iterator[tuple[str, Json]]:
 
 
 def _type_of(tool: Any, place: str) -> str:
+    """Returns the tool's type; raises InvalidArgument with its place, as tools[0], if it is not a text."""
     kind = tool.get("type") if isinstance(tool, dict) else None
     if not isinstance(kind, str) or not kind:
         raise InvalidArgument(
@@ -106,6 +107,7 @@ def _type_of(tool: Any, place: str) -> str:
 
 
 def _name_of(tool: Json, place: str) -> str:
+    """Returns the tool's name; raises InvalidArgument with its place, as tools[0], if it is missing or empty."""
     name = tool.get("name")
     if not isinstance(name, str) or not name:
         raise InvalidArgument(f"{place}: name must be a text that is not empty, got {name!r:.64}", field="tools")
@@ -113,6 +115,7 @@ def _name_of(tool: Json, place: str) -> str:
 
 
 def _nested(tool: Json) -> dict[str, Any]:
+    """Converts a tool to the form of chat completions, whose fields are in an inner object named like its type."""
     if tool["type"] == CUSTOM:
         format = tool.get("format")
         nested = {**format, "grammar": format} if isinstance(format, dict) else format
@@ -147,6 +150,8 @@ def _check_call_is_possible(choice: Any, tools: Sequence[Json]) -> None:
 
 
 def _nested_choice(choice: Any) -> Any:
+    """Converts a tool_choice to the form of chat completions; values that are not recognized stay as they are, and
+    are refused there."""
     if not isinstance(choice, dict):
         return choice
     if (kind := choice.get("type")) in chat_tools.KINDS:

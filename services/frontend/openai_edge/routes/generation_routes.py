@@ -63,12 +63,16 @@ class GenerationRoutes:
         return GenerationResponse(self._generator, request, ChunkEventFormat(answer_format), stream=options.stream)
 
     def _rebuild_completion(self, body: bytes, sent: CallHeaders, created_unix_s: int) -> FormattedRequest:
+        """Rebuilds request and format from the stored body of a resumable stream, with its original creation time in
+        Unix seconds."""
         request, options = self._completion(CompletionBody.model_validate_json(body), sent)
         options = replace(options, created_unix_s=created_unix_s)
         answer_format = CompletionFormat(request, options, self._tokenizer, self._catalogue.served_name(request.model))
         return FormattedRequest(request, ChunkEventFormat(answer_format))
 
     def _completion(self, body: CompletionBody, sent: CallHeaders) -> tuple[GeneratorRequest, AnswerOptions]:
+        """Converts a body to its request and answer options. Echo with max_tokens=0 generates one token, which the
+        answer hides."""
         request = completion_request(body, sent, self._tokenizer.defaults)
         skip = request.sampling.skip_special_tokens
         options = answer_options(body, [self._text(p, skip) for p in request.prompts] if body.echo else [])
@@ -78,6 +82,7 @@ class GenerationRoutes:
         return request, options
 
     def _text(self, prompt: Prompt, skip_special_tokens: bool) -> str:
+        """Returns a prompt's text for echo; token ids are detokenized."""
         match prompt:
             case TextPrompt(text):
                 return text
@@ -102,6 +107,7 @@ class GenerationRoutes:
     def _chat(
         self, body: ChatBody, sent: CallHeaders, created_unix_s: int | None = None
     ) -> tuple[GeneratorRequest, ChatFormat]:
+        """Converts a body to its request and format; `created_unix_s` is set if a resumable stream is rebuilt."""
         request = chat_request(body, sent, self._tokenizer)
         options = answer_options(body, _last_answers(request.prompts) if body.echo else [])
         options = replace(options, created_unix_s=created_unix_s)

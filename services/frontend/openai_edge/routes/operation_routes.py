@@ -109,6 +109,8 @@ class OperationRoutes:
         self.router.add_api_route("/is_sleeping", self.is_sleeping, methods=["GET"])
 
     async def pause(self, mode: Mode = "keep", clear_cache: Clear = False) -> dict[str, Any]:
+        """Pauses generation on all schedulers; `mode` says whether running sequences are kept or aborted. Returns
+        the counts of both; raises Unimplemented for clear_cache."""
         if clear_cache:
             raise Unimplemented(
                 "clear_cache is not offered: the prefix cache is cleared when the weights change", field="clear_cache"
@@ -134,6 +136,8 @@ class OperationRoutes:
         return _update_result(await self._schedulers.update_weights(request))
 
     async def init_weights_update_group(self, body: JoinGroupBody) -> dict[str, Any]:
+        """Makes all workers join the trainer's process group and returns after all ranks have joined, within
+        timeout_s."""
         request = pb.InitWeightsUpdateGroupRequest(
             **body.model_dump(exclude={"timeout_s"}), timeout_ms=round(body.timeout_s * 1000)
         )
@@ -146,6 +150,7 @@ class OperationRoutes:
         return _update_result(await self._schedulers.update_weights(request, _announced(body)))
 
     async def destroy_weights_update_group(self, body: LeaveGroupBody) -> dict[str, Any]:
+        """Makes all workers leave the trainer's process group of that name."""
         await self._schedulers.destroy_weights_update_group(
             pb.DestroyWeightsUpdateGroupRequest(group_name=body.group_name)
         )

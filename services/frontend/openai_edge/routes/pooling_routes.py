@@ -131,6 +131,8 @@ def _texts(given: object, body: PooledBody) -> list[Prompt]:
 
 
 def _normalize(body: EmbeddingBody) -> bool | None:
+    """Returns whether vectors are normalized, None for the model's default. `use_activation` is an alias; raises
+    InvalidArgument if both are set and differ."""
     if body.normalize is not None and body.use_activation not in (None, body.normalize):
         raise InvalidArgument(
             "use_activation is another name of normalize and must not contradict it", field="use_activation"

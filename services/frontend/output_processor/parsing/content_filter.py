@@ -27,6 +27,8 @@ class ContentFilter:
         self._reader = MarkupReader(self._read)
 
     def push(self, events: Iterable[Event]) -> list[Event]:
+        """Removes markup from the content events. Every other event first ends the content, so that the order is
+        kept."""
         kept: list[Event] = []
         for event in events:
             if isinstance(event, Content):
@@ -41,6 +43,8 @@ class ContentFilter:
         return reader.finish()
 
     def _read(self, scan: Scanner, writer: EventWriter) -> Steps[None]:
+        """Removes up to `_num_left` markers, with the space after one at the start of the text, and writes the rest
+        as content."""
         while self._num_left and (yield from scan.read_until(self._markers, writer.content)):
             self._num_left -= 1
             if scan.at_start:

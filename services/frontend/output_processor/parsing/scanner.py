@@ -176,6 +176,7 @@ class Scanner:
         """
 
         def keep(part: str) -> None:
+            """Keeps a part; raises Malformed beyond `at_most` characters, with the position at the first excess one."""
             parts.append(part)
             excess = sum(map(len, parts)) - at_most
             if excess > 0:
@@ -250,6 +251,7 @@ class Scanner:
             yield
 
     def _emit(self, end: int, sink: Sink) -> None:
+        """Moves the position to `end` and gives the text before it, if any, to the sink."""
         text = self._text[self._here : end]
         self.at = self._dropped + end
         if text:

@@ -66,6 +66,8 @@ class ToolSchemas:
         return self.part(tool, parameter).types
 
     def part(self, tool: str, parameter: str) -> SchemaPart:
+        """Returns the schema of one parameter with its tool's root, in which references resolve; an unknown tool or
+        parameter gives an empty one."""
         offered = self._tools.get(tool)
         root = offered.parameters if offered is not None else {}
         properties = root.get("properties")
@@ -104,6 +106,8 @@ def _types(schema: Any, root: Mapping[str, Any], depth: int) -> frozenset[str]:
 
 
 def _of_branches(schema: Mapping[str, Any], root: Mapping[str, Any], depth: int) -> frozenset[str]:
+    """Returns the union of the types of anyOf, oneOf and the like, any type if a branch declares none; empty without
+    branches."""
     for keyword in BRANCHES:
         if isinstance(branches := schema.get(keyword), list):
             return frozenset().union(*(_types(branch, root, depth + 1) or ANYTHING for branch in branches))

@@ -109,6 +109,7 @@ class EventWriter:
         self._add(CallArguments, text)
 
     def _add(self, kind: Text, text: str) -> None:
+        """Adds text of one kind; text of another kind is turned into an event first."""
         if kind is not self._kind:
             self._end_text()
             self._kind = kind

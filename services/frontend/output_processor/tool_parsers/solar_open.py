@@ -43,6 +43,8 @@ def read(scan: Scanner, writer: EventWriter, _schemas: ToolSchemas) -> Steps[Non
 
 
 def _calls(scan: Scanner, writer: EventWriter, start: str) -> Steps[None]:
+    """Reads the calls with their ids from marker `start` on; the block's end is left for the caller. Raises
+    Malformed for a call without a name."""
     if start != CALL:
         yield from scan.skip_space()
         yield from scan.expect(CALL)

@@ -71,6 +71,8 @@ class ChatRenderer:
         return self.light.thread.submit(self.light.shapes).result()
 
     def _report(self) -> None:
+        """Logs the shapes of messages that the template reads, or the error if it cannot be used; never raises that
+        error."""
         try:
             shapes = self.light.shapes()
         except InvalidArgument as error:
@@ -80,6 +82,7 @@ class ChatRenderer:
             log.info("chat template", template=self._label, name=name, **shape.as_fields())
 
     def _begin_heavy(self) -> None:
+        """Probes the template in the second process ahead of its first conversation; its refusal is only logged."""
         try:
             self._heavy.shapes()
         except InvalidArgument:

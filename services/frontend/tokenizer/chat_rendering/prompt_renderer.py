@@ -86,6 +86,8 @@ class PromptRenderer:
         return shapes | {name: self.shape(name=name) for name in self.template.named}
 
     def _probed(self, source: str) -> Render:
+        """Returns a function that renders a probe's messages with the template `source`, without markers or
+        protection."""
         scope = {"documents": None, **self.renderer_config.variables}
 
         def render(probe: ShapeProbe, messages: Sequence[Mapping[str, Any]], shape: MessageShape) -> str:
@@ -106,6 +108,7 @@ class PromptRenderer:
         return self.control.sections(self._text(shown, shape), hidden)
 
     def _text(self, prompt: ChatPrompt, shape: MessageShape) -> str:
+        """Renders the conversation, whose messages already have the template's shape, to one text."""
         return self.template.render(
             prompt.messages,
             tools=prompt.tools,

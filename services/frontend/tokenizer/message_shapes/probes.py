@@ -42,6 +42,7 @@ def _turn(role: str, content: Any, **more: Any) -> Mapping[str, Any]:
 
 
 def _call(call_id: str, name: str, place: str) -> Mapping[str, Any]:
+    """Returns a tool call whose arguments hold `place` and a nested value."""
     return {
         "id": call_id,
         "type": "function",

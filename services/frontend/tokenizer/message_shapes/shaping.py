@@ -35,6 +35,8 @@ def tools_for_template(tools: Sequence[Mapping[str, Any]], shape: MessageShape) 
 
 
 def _with_reasoning(turn: Message, shape: MessageShape) -> Message:
+    """Returns the turn with its reasoning under all names that templates use, or as a first content part of type
+    thinking."""
     reasoning = reasoning_of(turn)
     if not reasoning:
         return turn

@@ -14,6 +14,7 @@ FILTERS = {"greedy": (), "temperature": (0,), "top_k 50": (0, 1), "top_p 0.9": (
 
 
 def bench() -> Iterator[BenchRow]:
+    """Yields rows for each combination of filters and for grammar masks, per size."""
     for rows, vocab_size in SIZES:
         for name, used in FILTERS.items():
             yield one(rows, vocab_size, name, used)
@@ -21,6 +22,8 @@ def bench() -> Iterator[BenchRow]:
 
 
 def one(rows: int, vocab_size: int, name: str, used: tuple[int, ...]) -> BenchRow:
+    """Measures sampling from [rows, vocab_size] logits with the columns in `used`: temperature 0, top-k 1, top-p 2,
+    min-p 3."""
     logits = 3 * torch.randn(rows, vocab_size)  # may be overwritten; still valid for the next call
     columns = [torch.full((rows,), value) for value in (1.0, 50, 0.9, 0.05)]
     columns[1] = columns[1].int()

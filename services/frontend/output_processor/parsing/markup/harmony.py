@@ -100,6 +100,7 @@ class _HarmonyReader:
         self._kinds_written: set[bool] = set()  # True: reasoning
 
     def run(self, is_open: bool) -> Steps[None]:
+        """Reads messages to the end of the answer; `is_open` says that the prompt ends within a reasoning message."""
         if is_open:
             yield from self._text(reasons=True)
         while (yield from self._scan.peek()):
@@ -180,6 +181,7 @@ class _HarmonyReader:
         separator = "\n" if reasons in self._kinds_written else ""
 
         def write(text: str) -> None:
+            """Writes text as reasoning or content; the separator precedes only the first piece."""
             nonlocal separator
             (self._writer.reasoning if reasons else self._writer.content)(separator + text)
             separator = ""

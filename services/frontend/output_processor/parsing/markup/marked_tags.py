@@ -39,6 +39,7 @@ class MarkedTagSyntax:
     markup: CallMarkup = field(init=False)
 
     def __post_init__(self) -> None:
+        """Derives the markers and the pattern of stray markup from the marks and tag names."""
         object.__setattr__(self, "before_text", Markers(*self.marks))
         object.__setattr__(self, "in_values", Markers(*self.marks, padding=no_padding))
         name = rf"(?:{'|'.join(self.names)})\b(?:{ATTRIBUTE.pattern})*" if self.names else TEXT.pattern

@@ -65,6 +65,7 @@ class ArgumentsWriter:
             self.in_string = True
 
     def end_string(self) -> None:
+        """Closes the open string; an empty string is written if none is open."""
         if self.in_string:
             self._sink('"')
             self.in_string, self._separator = False, SEPARATOR
@@ -99,6 +100,8 @@ class ArgumentsWriter:
         return self.has_begun
 
     def _put(self, text: str) -> None:
+        """Writes `text` after the held brackets and the separator; they are written only now, since an empty object
+        may be taken back."""
         self.has_begun = True
         self._sink("".join(self._held) + self._separator + text)
         self._held = []

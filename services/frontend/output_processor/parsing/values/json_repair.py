@@ -168,6 +168,7 @@ def _escape(scan: Scanner) -> Steps[str]:
 
 
 def _hex_digits(scan: Scanner) -> Steps[str]:
+    """Reads at most four hexadecimal digits; fewer if another character follows."""
     digits = ""
     while len(digits) < 4 and (character := (yield from scan.peek())) in HEX:
         scan.at += 1
@@ -220,6 +221,7 @@ class IncrementalJson:
         return self._scan.take_rest().strip()
 
     def _read(self) -> Steps[None]:
+        """Reads one object, or one within a JSON string; other or malformed text leaves is_complete False."""
         try:
             yield from self._scan.skip_space()
             if (yield from self._scan.next_is(*PLAIN)):
@@ -232,6 +234,7 @@ class IncrementalJson:
         self.is_finished = True
 
     def _in_string(self) -> Steps[None]:
+        """Reads a JSON string whose content is the JSON to read, as some models quote their arguments."""
         inner = IncrementalJson(self._out)
         yield from json_text.string(self._scan, inner.push)
         inner.end()

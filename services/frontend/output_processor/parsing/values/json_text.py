@@ -54,6 +54,8 @@ def _escape(scan: Scanner) -> Steps[str]:
 
 
 def _one_escape(scan: Scanner) -> Steps[str]:
+    """Reads one escape, an escaped apostrophe included, and returns its character; raises Malformed for an invalid
+    one."""
     scan.at += 1
     kind = yield from scan.next()
     if kind == "'":

@@ -41,6 +41,7 @@ def value(scan: Scanner, out: ArgumentsWriter, depth: int = 0) -> Steps[None]:
 
 
 def _list(scan: Scanner, out: ArgumentsWriter, depth: int) -> Steps[None]:
+    """Reads a list or tuple and writes it as a JSON array."""
     end = CLOSING[(yield from scan.next())]
     out.begin("[")
     yield from scan.skip_space()
@@ -52,6 +53,7 @@ def _list(scan: Scanner, out: ArgumentsWriter, depth: int) -> Steps[None]:
 
 
 def _dictionary(scan: Scanner, out: ArgumentsWriter, depth: int) -> Steps[None]:
+    """Reads a dictionary and writes it as a JSON object; keys are written as texts."""
     yield from scan.expect("{")
     out.begin("{")
     yield from scan.skip_space()
