@@ -49,6 +49,7 @@ class FlatLogprobs(Sequence[Logprob]):
     @overload
     def __getitem__(self, index: slice) -> list[Logprob]: ...
     def __getitem__(self, index: int | slice) -> Logprob | list[Logprob]:
+        """Returns one position's logprobs as an object, which is built on access, or a list for a slice."""
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         index = range(len(self))[index]

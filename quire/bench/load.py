@@ -160,8 +160,8 @@ def measure_runs(
     count = comes.most_clients(min(effort.clients, len(work.items)))
 
     def run(side: BenchSide, players: LoadClients, title: str) -> Mapping[str, float]:
-        """Performs one run of a side and returns its figures together with CPU and step times per token. Other
-        sides' caches and load get a pause first."""
+        """Performs one run of a side and returns its figures with the services' CPU and step times. Resets its
+        prefix cache first if requested, and pauses if other servers are measured as well."""
         if effort.reset:
             side.forget()
         if has_others:

@@ -71,8 +71,8 @@ def _watch(client: Client, interval_s: float) -> None:
 
 
 def _draw(client: Client, history: History, ink: Palette, interval_s: float, keys: int | None) -> None:
-    """Redraws the view every `interval_s` seconds until a key of `keys` (a file descriptor) ends it; lines beyond
-    the terminal are cut."""
+    """Redraws the view every `interval_s` seconds until q is typed on `keys`, a file descriptor (None: never); lines
+    beyond the terminal are cut."""
     while True:
         shown = _look_again(client, history, ink)[: shutil.get_terminal_size().lines - 1]
         body = "".join(f"{line}{REST_OF_LINE}\n" for line in shown)

@@ -44,8 +44,8 @@ class AdminClient:
             return list(answer.services)
 
     def reset_prefix_cache(self, *, preempt_running: bool) -> int:
-        """Empties the prefix caches of all workers and returns the number of freed blocks; `preempt_running` also
-        preempts sequences that hold cached blocks."""
+        """Empties the prefix caches and returns the number of blocks whose contents were discarded.
+        `preempt_running` preempts running sequences, so that the reset cannot fail."""
         request = pb.ResetPrefixCacheRequest(preempt_running=preempt_running)
         with translated_errors():
             answer = self._stub.ResetPrefixCache(request, timeout=RESET_TIMEOUT_S, metadata=self._metadata)
@@ -125,7 +125,7 @@ class AdminClient:
             return int(answer.num_workers)
 
     def unload_adapter(self, name: str) -> int:
-        """Unloads an adapter and returns the number of its sequences."""
+        """Unloads an adapter and returns the number of sequences that still use it."""
         request = pb.UnloadAdapterRequest(name=name)
         with translated_errors():
             answer = self._stub.UnloadAdapter(request, timeout=RESET_TIMEOUT_S, metadata=self._metadata)

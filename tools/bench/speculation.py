@@ -156,7 +156,7 @@ def _came_of(before: admin_pb2.DraftCounts, after: admin_pb2.DraftCounts) -> dic
 
 
 def _read(outcome: LoadResult, at_once: int) -> dict[str, float]:
-    """Returns the figures of a run; full_tok_s only counts the time with at least `at_once` sequences (0: not
+    """Returns the figures of a run; full_tok_s counts only until fewer than `at_once` streams are left (0: not
     measured)."""
     rates, latencies = outcome.rates(), outcome.latencies()
     full = {"full_tok_s": outcome.full_rate(at_once)} if at_once else {}
@@ -168,8 +168,8 @@ def _read(outcome: LoadResult, at_once: int) -> dict[str, float]:
 
 
 def _methods(arguments: argparse.Namespace, scratch: Path) -> dict[str, dict[str, object]]:
-    """Returns the speculative configuration by method, `off` first; trains or finds the drafters' folders. Raises
-    InvalidArgument for unknown methods."""
+    """Returns the speculative configuration by method, `off` first, with the folders of drafters that have weights.
+    Raises InvalidArgument for unknown methods."""
     drafters = shapes.drafters(shapes.prepare(arguments.model, scratch), scratch)
     common = {"num_speculative_tokens": arguments.num_speculative_tokens, "adaptive_length": not arguments.fixed}
     names = [name for name in arguments.methods.split(",") if name != OFF]

@@ -112,7 +112,7 @@ class Sample:
         self, token_ids: list[int], logprobs: list[TokenLogprobs], end: SequenceEnd | None, now: float
     ) -> bool:
         """Adds the scheduler's tokens, and `end` if they are the last ones, and posts the output if it is due.
-        Returns whether a stop string ended the sample here, in which case the caller must abort the sequence."""
+        Returns whether a stop string ended the sample, of which the scheduler does not know."""
         hide_last = (
             end is not None and end.finish.reason == FINISH_REASON_STOP and token_ids[-1] in self._hidden_stop_ids
         )

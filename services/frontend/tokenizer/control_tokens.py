@@ -87,8 +87,9 @@ class ControlTokens:
         return replace(prompt, messages=messages, tools=tools, template_variables=variables), hidden
 
     def _message(self, message: Mapping[str, Any], hidden: HiddenTexts) -> Mapping[str, Any]:
-        """Returns the message with control tokens in its values replaced by placeholders; an assistant's own fields
-        may hold more of them than other texts. The role is protected as well."""
+        """Returns the message with control tokens in its values and its role replaced by placeholders. Fields of an
+        assistant's answer keep markers that the parsers of answers left in them; only other special tokens are
+        replaced there."""
         is_answer = message.get("role") == "assistant"
         shown = {
             name: self._value(
@@ -114,8 +115,8 @@ class ControlTokens:
         return value
 
     def _text(self, text: str, spellings: TextMatcher, hidden: HiddenTexts) -> str:
-        """Replaces spelled control tokens in a text by placeholders. If the normalizer alone would make one appear,
-        the whole text is replaced."""
+        """Replaces spelled control tokens in a text by placeholders; if only the normalized text spells one, the
+        whole text is replaced."""
         spans = _spans_in(text, spellings)
         if self._normalize is not None and not spans and next(spellings.spans(self._normalize(text)), None):
             spans = [(0, len(text))]

@@ -84,8 +84,9 @@ class WebEdge:
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers POSTs to a method's path in the protocol of their content type and OPTIONS for CORS; passes all
-        else to the wrapped application. An unknown content type gives 415, but 401 comes first for a missing key."""
+        """Answers POSTs to a method's path in the protocol of their content type, and OPTIONS with the allowed
+        methods; passes all else to the wrapped application. An unknown content type gives 415, but a missing key is
+        refused first."""
         method = self._methods.get(scope["path"]) if scope["type"] == "http" else None
         if method is not None and scope["method"] == OPTIONS:
             await no_content(f"{OPTIONS}, POST")(scope, receive, send)

@@ -101,7 +101,8 @@ class DraftTrainer:
             optimizer.step(lr_scale)
 
     def _draft_loss(self, lesson: DraftLesson) -> Tensor:
-        """Returns the draft model's loss on its next token, and records it."""
+        """Returns the draft model's loss against the model's logits at the same targets, and records it under
+        "draft"."""
         draft, text = self.draft, lesson.text
         hidden = draft.hidden_states(text.tokens, text.positions, text.spans).index_select(0, lesson.targets.index)
         features = features_of(hidden, draft.final_norm, draft.shape.rms_norm_eps)
@@ -123,8 +124,8 @@ class DraftTrainer:
         return loss
 
     def _medusa_loss(self, lesson: DraftLesson) -> Tensor:
-        """Returns the sum of the heads' losses; head i predicts the token i + 1 positions further than the model
-        itself."""
+        """Returns the sum of the heads' losses; head i, from 0, drafts the token i + 1 positions further than the
+        model itself."""
         loss = torch.zeros((), device=self.device)
         for head in range(NUM_MEDUSA_HEADS):
             chosen = self.medusa(lesson.features.index_select(0, lesson.targets.rows(head + 1)), head)

@@ -73,8 +73,8 @@ class AnswerOptions:
 
 
 def completion_request(body: CompletionBody, headers: CallHeaders, defaults: GenerationDefaults) -> Request:
-    """Converts a body of /v1/completions. A body without max_tokens gets OpenAI's default; an explicit null means no
-    limit. Raises InvalidArgument for a best_of other than n."""
+    """Converts a body of /v1/completions. A body without max_tokens gets OpenAI's default of 16; an explicit null
+    generates up to the context length. Raises InvalidArgument for a best_of other than n."""
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise InvalidArgument(f"best_of must be n={body.n or 1} or left out, got {body.best_of}.", field="best_of")
     prompts = completion_prompts(body.prompt, add_special_tokens=body.add_special_tokens)

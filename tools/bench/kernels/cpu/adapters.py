@@ -26,7 +26,7 @@ def bench() -> Iterator[BenchRow]:
 
 
 def one(places: str, rank: int) -> BenchRow:
-    """Measures a recorded decode step of 64-bit batch with LoRA adapters of `rank` on the weights of `places`, and
+    """Measures a recorded decode step of 8 sequences with LoRA adapters of `rank` on the weights of `places`, and
     without."""
     package = AdaptedPackage()
     decoder, tape, inputs = Decoder(package, torch.bfloat16), Tape(num_tokens=MOST + 1, num_seqs=MOST), Inputs(65, MOST)

@@ -100,8 +100,7 @@ class ArgumentsWriter:
         return self.has_begun
 
     def _put(self, text: str) -> None:
-        """Writes `text` after the held brackets and the separator; they are written only now, since an empty object
-        may be taken back."""
+        """Writes `text` after the brackets and keys that were held until a value follows."""
         self.has_begun = True
         self._sink("".join(self._held) + self._separator + text)
         self._held = []
