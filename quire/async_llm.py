@@ -43,7 +43,8 @@ class AsyncLLM(EmbeddedCluster):
         lora_request: LoRARequest | None = None,
         options: RequestOptions | None = None,
     ) -> GenerationHandle:
-        """Continues a prompt; the result can be awaited or iterated, once."""
+        """Continues a prompt. The handle can be awaited for the complete output or iterated for cumulative ones,
+        once; nothing is sent before that."""
         options = options or RequestOptions()
         if request_id:
             options = replace(options, request_id=request_id)

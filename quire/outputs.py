@@ -242,7 +242,8 @@ def _add_parts(sample: CompletionOutput, message: pb.ChatResponse) -> None:
 def _more(
     known: Sequence[Logprob] | None, entries: Sequence[pb.TokenLogprobs], arrays: pb.LogprobArrays
 ) -> Sequence[Logprob] | None:
-    """Extends `known` by a message's log-probabilities in either form."""
+    """Returns `known` with a message's log-probabilities appended, as a list of objects or flat arrays, as they were
+    sent."""
     if entries:
         return [*(known or ()), *map(_logprob, entries)]
     if arrays.ranks:
@@ -270,7 +271,7 @@ def classifications(response: pb.ClassifyResponse) -> list[Classification]:
 
 
 def token_vectors(response: pb.EmbedResponse) -> list[list[list[float]]]:
-    """Returns several vectors per input, or one."""
+    """Returns the vectors of each input: [inputs][vectors][dimensions]; one vector if the server sends no counts."""
     counts = array("I")
     counts.frombytes(response.num_rows)
     found = []

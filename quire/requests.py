@@ -80,7 +80,8 @@ def final_only_options(options: RequestOptions | None) -> RequestOptions:
 
 
 def plain(prompt: Prompt) -> Plain:
-    """Returns the prompt's text or token ids. Raises InvalidArgument."""
+    """Returns the prompt's text or token ids; ids are preferred if a dictionary has both. Raises InvalidArgument for
+    unknown keys and for neither."""
     if not isinstance(prompt, Mapping):
         return prompt
     for name in prompt:
@@ -289,7 +290,7 @@ def _tool_choice(choice: str | Mapping[str, Any]) -> pb.ToolChoice:
 
 @contextmanager
 def translated_errors() -> Iterator[None]:
-    """Converts gRPC errors to those of quire.shared.errors."""
+    """Converts gRPC errors that are raised within the block to the matching QuireErrors."""
     try:
         yield
     except grpc.RpcError as error:
@@ -307,7 +308,7 @@ def from_rpc(error: grpc.RpcError) -> QuireError:
 
 
 def _retry_after_ms(error: grpc.RpcError) -> int:
-    """Returns the server's google.rpc.RetryInfo; 0 without one."""
+    """Returns the server's google.rpc.RetryInfo in milliseconds; 0 if the error has none."""
     metadata: Any = error.trailing_metadata()
     for key, value in metadata or ():
         if key == STATUS_DETAILS:

@@ -113,7 +113,8 @@ class WeightsUpdateGroup:
         return f"{self._name}/receiving/{self._num_updates}"
 
     def _send(self, tensor: Any, asked: Future[str]) -> bool:
-        """Sends a tensor; returns False if the update has ended before."""
+        """Broadcasts a tensor as rank 0 and waits for it; returns False if the update ended before. Raises the
+        update's error if the broadcast fails."""
         import torch
         from torch import distributed
 

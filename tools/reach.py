@@ -123,7 +123,8 @@ def excess(reaches: Mapping[str, CalledFunctions], most: Mapping[str, int]) -> l
 
 
 def limits(text: str) -> dict[str, int]:
-    """Parses STEADY,FIRST,SUBMISSION."""
+    """Parses the most files of the phases STEADY,FIRST,SUBMISSION; raises ArgumentTypeError for anything but three
+    numbers."""
     numbers = text.split(",")
     if len(numbers) != len(PHASES) or not all(number.isdigit() for number in numbers):
         raise argparse.ArgumentTypeError(f"{text!r} is not three numbers of files: {','.join(PHASES)}")

@@ -87,7 +87,8 @@ def load_options(arguments: argparse.Namespace) -> LoadOptions:
 
 
 def served(arguments: argparse.Namespace, effort: LoadOptions) -> Iterator[tuple[Target, Workload]]:
-    """Yields every requested workload on every requested target."""
+    """Yields every requested workload on every requested target, trimmed to the requested size and spread over the
+    adapters; a started cluster runs while its pairs are used."""
     with tempfile.TemporaryDirectory() as scratch:
         for target in targets(arguments, Path(scratch)):
             for work in workloads.named(arguments.work):
@@ -226,7 +227,7 @@ def medians(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def _bar(title: str) -> Callable[[int, int], None] | None:
-    """Prints a progress line that is overwritten."""
+    """Returns a callback that overwrites a progress line on stderr; None if that is no terminal."""
     if not sys.stderr.isatty():
         return None
     begin = time.monotonic()

@@ -28,7 +28,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def publish(arguments: argparse.Namespace, rows: Sequence[Row], typed: Sequence[str]) -> None:
-    """Prints, stores and compares what the command `typed` measured."""
+    """Prints the rows as a table or JSON, stores them with --out, and prints their ratios to a stored result with
+    --compare."""
     document = document_of(rows, typed)
     if arguments.out:
         Path(arguments.out).write_text(json.dumps(document, indent=1) + "\n")

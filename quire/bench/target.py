@@ -77,7 +77,7 @@ def targets(arguments: argparse.Namespace, scratch: Path) -> Generator[Target]:
 
 
 def named(text: str, what: str) -> tuple[str, str]:
-    """Parses `NAME=WHAT`."""
+    """Parses `NAME=WHAT` to a pair; raises InvalidArgument if a half is missing."""
     name, _, rest = text.partition("=")
     if not (name and rest):
         raise InvalidArgument(f"beside: {text!r} is not NAME={what}", field="beside")

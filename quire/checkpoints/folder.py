@@ -43,7 +43,7 @@ def check_unused(out: Path) -> None:
 
 
 def files(folder: Path) -> list[Path]:
-    """Returns the weight files. Raises InvalidArgument if there are none."""
+    """Returns the safetensors files of the index, else of the folder; raises InvalidArgument if there are none."""
     index = folder / INDEX
     if index.is_file():
         return [folder / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]

@@ -214,7 +214,8 @@ HEADS = {**SCHEMES, "w4a16": _w8a16}
 
 
 def quantization_config(to: str, group: int, *, head: bool = False) -> dict[str, Any]:
-    """Returns quantization_config for config.json; `group`: columns that share a scale, 0: all."""
+    """Returns compressed-tensors' quantization_config for config.json. `group` is the number of columns that share a
+    scale (0: all); `head` includes the output head."""
     kind = "float" if to == "fp8" else "int"
     weights: dict[str, Any] = {"num_bits": 4 if to == "w4a16" else 8, "type": kind, "symmetric": True, "dynamic": False}
     weights |= {"strategy": "group", "group_size": group} if group else {"strategy": "channel"}

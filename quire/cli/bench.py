@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def measured(arguments: argparse.Namespace, modes: Modes, command: Sequence[str]) -> int:
-    """Measures and reports; `command`: the command line."""
+    """Runs the mode, publishes its rows with the `command` line, and returns 1 if a row has errors or shows growth."""
     module = importlib.import_module(modes[arguments.mode][0])
     machine.describe()  # before the measurement, to record the load of other processes
     rows = list(module.measure(arguments))

@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def stream_over_http(address: str, question: str) -> Iterator[str]:
-    """Streams /v1/chat/completions with only the standard library."""
+    """Yields the answer's text as it arrives, from /v1/chat/completions with only the standard library."""
     body = {
         "model": "quire-tiny",
         "messages": [{"role": "user", "content": question}],

@@ -42,7 +42,8 @@ def run(arguments: argparse.Namespace) -> int:
     draining = False
 
     def on_signal(number: int, _frame: object) -> None:
-        """Raises nothing, because an exception could surface anywhere in the main thread."""
+        """Requests the drain, or aborts a start; a second signal kills all processes and exits. Raises nothing,
+        because an exception could surface anywhere in the main thread."""
         nonlocal draining
         if draining:
             cluster.kill()

@@ -64,7 +64,8 @@ class Cluster:
 
     @property
     def addresses(self) -> dict[str, str]:
-        """Returns the cluster's addresses by kind, as printed by `quire up`."""
+        """Returns the cluster's addresses by kind (http, grpc, metrics, ...), as printed by `quire up`; a cluster
+        that joined another has only metrics, scheduler and workers."""
         assert self.metrics is not None
         if self.options.join:
             names = ",".join(process.spec.id for process in self._of("worker"))
@@ -165,7 +166,7 @@ class Cluster:
         return next(process for process in self.processes if process.spec.id == name)
 
     def kill(self) -> None:
-        """Kills all processes at once."""
+        """Kills all processes at once, without draining, and removes sockets and folders."""
         self._stop_starting()
         atexit.unregister(self.stop)
         for process in self.processes:
@@ -214,7 +215,8 @@ class Cluster:
                     process.start()
 
     def _stop_starting(self) -> None:
-        """Prevents further starts; afterwards every child is recorded."""
+        """Prevents further starts and restarts, and waits for a fork in progress, so that every child is recorded
+        afterwards."""
         self._stopping.set()
         self._starter.shutdown()
         with self._forking:

@@ -55,7 +55,8 @@ class Endpoints:
         return self._folder / name
 
     def secret(self, name: str) -> Path:
-        """Creates a file with a new secret."""
+        """Returns a file with a random secret, created on the first call; raises FailedPrecondition if it cannot be
+        written."""
         path = self.path(name)
         if not path.exists():
             try:

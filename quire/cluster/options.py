@@ -228,7 +228,8 @@ def check_model(options: ClusterOptions) -> None:
 def more_workers(
     options: ClusterOptions, specs: Sequence[Spec], numbers: Iterable[int], metrics: MetricsPorts
 ) -> list[ServiceSpec]:
-    """Returns additional workers for a cluster that was planned as `specs`."""
+    """Returns the specifications of additional workers, with the schedulers and the secret of the cluster planned as
+    `specs`."""
     planned = [spec for spec in specs if isinstance(spec, ServiceSpec)]
     known = next(spec for spec in planned if spec.role == "frontend")
     schedulers = list(known.flags["schedulers"])

@@ -68,7 +68,7 @@ def validity(der: bytes) -> tuple[float, float]:
 
 
 def _parts(data: bytes) -> list[tuple[int, bytes]]:
-    """Yields (tag, content) of concatenated DER values."""
+    """Returns (tag, content) of each of the concatenated DER values."""
     parts, at = [], 0
     while at < len(data):
         tag, length, at = data[at], data[at + 1], at + 2

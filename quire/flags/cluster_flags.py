@@ -25,7 +25,7 @@ OWNERS = ("worker", "scheduler", "frontend")  # a flag for a setting of several 
 
 
 def configure(parser: CommandParser) -> None:
-    """Adds all flags of `quire up`."""
+    """Adds all flags of `quire up`, in groups, with --config and vLLM's flags."""
     add(parser)
     parser.take_config_file()
     parser.group_flags(GROUPS)

@@ -109,7 +109,8 @@ def _apply(parser: CommandParser, action: argparse.Action, entry: FileFlag, name
 
 
 def _words(parser: CommandParser, action: argparse.Action, entry: FileFlag) -> list[str]:
-    """Returns the flag in command-line form."""
+    """Returns the flag in command-line form; lists and objects become comma-separated values, pairs or JSON, as the
+    flag parses them."""
     value = entry.value
     if isinstance(value, bool):
         return _switch(parser, action, entry)

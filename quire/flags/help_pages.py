@@ -39,7 +39,7 @@ def overview(actions: Sequence[argparse.Action], groups: Groups) -> list[str]:
 
 
 def sections(actions: Sequence[argparse.Action], groups: Groups) -> list[tuple[str, list[argparse.Action]]]:
-    """Returns all flags by group."""
+    """Returns the titles of all groups that have flags here, with the flags."""
     known = by_name(actions)
     found = [
         (f"{group.title} (--help={name})", [known[flag] for flag in group.names if flag in known])

@@ -87,7 +87,7 @@ class CommandParser(argparse.ArgumentParser):
 
     @contextmanager
     def at(self, place: str) -> Iterator[None]:
-        """Prefixes errors with `place`."""
+        """Prefixes errors with `place`, such as a file and line, within the block."""
         self._place = f"{place}: "
         try:
             yield
@@ -138,7 +138,7 @@ class CommandParser(argparse.ArgumentParser):
         return any(f"--{name}" in self.flags for name in group.names)
 
     def _answer_help(self, words: Sequence[str]) -> None:
-        """Prints a help page and exits, if requested."""
+        """Prints the page for --help-all or --help=NAME and exits; returns if neither is among the words."""
         for word in words:
             name, _, wanted = word.partition("=")
             if word == "--help-all":
@@ -174,7 +174,7 @@ class CommandParser(argparse.ArgumentParser):
         return near and f"--{near}"
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """Suggests the choice that was probably meant."""
+        """Raises ArgumentError for a value that is not among the choices, with the choice that was probably meant."""
         choices = [str(choice) for choice in action.choices or ()]
         near = _near(str(value), choices) if action.choices is not None and value not in action.choices else ""
         if near:

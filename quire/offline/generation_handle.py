@@ -63,7 +63,7 @@ class GenerationHandle(Coroutine[Any, Any, RequestOutput]):
 
 
 def _still(result: RequestOutput) -> RequestOutput:
-    """Returns a copy that does not change as output arrives."""
+    """Returns a copy of the result whose lists do not change as further output arrives."""
     outputs = [
         replace(output, token_ids=[*output.token_ids], logprobs=copy(output.logprobs)) for output in result.outputs
     ]

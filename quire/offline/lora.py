@@ -77,7 +77,8 @@ class LoadedAdapters:
         return [RequestOptions(model=request.lora_name if request else "") for request in each]
 
     def groups(self, asked: LoRARequests, count: int) -> dict[RequestOptions, list[int]]:
-        """Groups prompts by adapter; returns their indices."""
+        """Groups the indices of `count` prompts by the options that select their adapters, which are loaded if
+        needed."""
         found: dict[RequestOptions, list[int]] = {}
         for number, own in enumerate(self.options(asked, count) or [RequestOptions()] * count):
             found.setdefault(own, []).append(number)

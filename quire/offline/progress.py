@@ -11,7 +11,8 @@ from quire.shared.errors import FailedPrecondition
 
 @contextmanager
 def bar(count: int, *, shown: bool) -> Iterator[Callable[[RequestOutput], None] | None]:
-    """Yields a callback for each result; None without a bar."""
+    """Yields a callback for each result that advances a tqdm bar; None if it is not shown. Raises FailedPrecondition
+    without tqdm."""
     if not shown:
         yield None
         return

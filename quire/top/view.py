@@ -84,7 +84,7 @@ def _workers(services: Sequence[pb.ServiceStatus], width: int, ink: Palette) -> 
 
 
 def _bar(blocks: pb.BlockCounts, width: int, ink: Palette) -> str:
-    """Renders used, then cached, then free blocks."""
+    """Renders used, then cached, then free blocks as a bar of `width` characters; what is not zero has at least one."""
     total = blocks.total or 1
     used = min(width, round(blocks.used / total * width) or int(blocks.used > 0))
     cached = min(width - used, round(blocks.cached / total * width) or int(blocks.cached > 0))

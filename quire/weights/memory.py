@@ -90,7 +90,8 @@ def _remove_abandoned() -> None:
 
 
 def _of_gpu(tensor: Any) -> SharedRun:
-    """Returns the ranges of a GPU tensor, after pending computations have finished."""
+    """Returns the CUDA IPC handle and range of a GPU tensor, after pending computations have finished. Raises
+    FailedPrecondition for memory that the driver cannot share."""
     import torch
 
     torch.cuda.synchronize(tensor.device)

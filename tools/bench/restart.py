@@ -95,7 +95,7 @@ def _ask(client: Client, work: Workload) -> tuple[list[float], int]:
 
 
 def _settle(client: Client) -> None:
-    """Waits until no block moves to host memory or disk."""
+    """Waits until the number of blocks in host memory and on disk has not changed for SETTLED_AFTER_S seconds."""
     before = None
     while before != (now := _stored(client)):
         before = now

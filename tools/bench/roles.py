@@ -57,7 +57,8 @@ def measure(arguments: argparse.Namespace) -> Iterator[Row]:
 
 
 def _rows(arguments: argparse.Namespace, shape: shapes.BenchShape, effort: load.LoadOptions, layout: str) -> list[Row]:
-    """Returns the rows of one cluster for every workload and load."""
+    """Starts a cluster of the layout, mixed or separate workers in equal number, and returns a row for every
+    workload and load."""
     number = arguments.prefill_workers + arguments.decode_workers
     own = argparse.Namespace(**vars(arguments))
     if layout == MIXED:

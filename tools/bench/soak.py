@@ -151,7 +151,7 @@ async def _unowned_when_idle(cluster: Cluster) -> int:
 
 
 async def _gauges(cluster: Cluster) -> Counter[str]:
-    """Returns the metrics of COUNTED, summed over the services."""
+    """Reads the cluster's metrics page and returns the gauges of COUNTED, summed over the services."""
     assert cluster.metrics is not None
     sums: Counter[str] = Counter()
     for metric in parse(await asyncio.to_thread(cluster.metrics.text)):
@@ -202,7 +202,7 @@ class Callers:
         await self._client.generate(_prompt(draw), _params(draw, regex=REGEX))
 
     async def _cancelled(self, draw: random.Random) -> None:
-        """Cancels after some tokens, or before the first."""
+        """Starts a stream and cancels it at a random time, after some tokens or before the first."""
         call = asyncio.create_task(self._stream(draw))
         await asyncio.sleep(draw.random() * MAX_PATIENCE_S)
         call.cancel()
@@ -210,7 +210,7 @@ class Callers:
             await call
 
     async def _broken_off(self, draw: random.Random) -> None:
-        """Closes an HTTP connection in the middle of a stream."""
+        """Aborts the HTTP connection of a stream after a random number of received bytes."""
         host, port = self._cluster.http_address.rsplit(":", 1)
         reader, writer = await asyncio.open_connection(host, int(port))
         body = b'{"model": "%s", "prompt": "Once", "max_tokens": 200, "stream": true, "ignore_eos": true}'

@@ -134,7 +134,7 @@ def _ratio(runs: Runs, off: Runs, rate: str, name: str) -> dict[str, float]:
 
 
 def drafts(served: Target) -> admin_pb2.DraftCounts:
-    """Returns draft counters over all workers; empty without drafting."""
+    """Returns the draft counters summed over all workers; all zero if the cluster does not draft."""
     total = admin_pb2.DraftCounts()
     with Client(served.grpc_address) as client:
         for service in client.status():

@@ -27,7 +27,8 @@ CLASSES = {
 
 
 def work(name: str) -> Workload:
-    """Returns a workload of greedy answers with their known lengths."""
+    """Returns a workload of questions whose greedy answers are known; each generates as many tokens as its answer
+    has, at most MAX_OUTPUT."""
     tokenizer = Tokenizer.from_file(str(bundled.FOLDER / "tokenizer.json"))
 
     def tokens(text: str) -> tuple[int, ...]:

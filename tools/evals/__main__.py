@@ -79,7 +79,7 @@ def _spelled(call: ToolCall) -> str:
 
 
 def score(items: Sequence[Item], verdicts: Sequence[Verdict]) -> Iterator[ScoreRow]:
-    """Returns one row per size class, then the total."""
+    """Yields one row per skill and size class, then a row for all items."""
     classes: dict[str, list[Verdict]] = defaultdict(list)
     for item, verdict in zip(items, verdicts, strict=True):
         classes[f"{item.skill}/{item.size}"].append(verdict)

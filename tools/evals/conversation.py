@@ -30,7 +30,7 @@ def _turn(rng: Random, split: Split) -> Item:
 
 
 def _earlier(rng: Random, count: int) -> list[Message]:
-    """`count` questions with their answers, from training whatever comes after."""
+    """Draws `count` questions with their answers as earlier turns, always from the training split."""
     messages: list[Message] = []
     for _ in range(count):
         turn = _turn(rng, Split.TRAIN)

@@ -25,7 +25,7 @@ SIZES = (*SPANS, "down", "steps", "open")
 
 
 def _range(rng: Random, size: str) -> tuple[int, int, int]:
-    """First number, last number and step of a count."""
+    """Draws the first number, last number and step of a count of the size class; the last number is included."""
     if size == "steps":
         step, count = rng.choice((2, 3, 5, 10)), rng.randint(3, 60)
         first = rng.randrange(0, 200)

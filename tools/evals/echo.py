@@ -66,7 +66,7 @@ _SAMPLERS = {"words": _words, "codes": _codes, "letters": _letters, "unicode": _
 
 
 def sample(rng: Random, split: Split, size: str) -> Item:
-    """A text to repeat; the text decides the split."""
+    """Draws a text to repeat; the text itself decides whether it belongs to the split."""
 
     def candidate() -> tuple[str, str]:
         text = _SAMPLERS[size](rng)

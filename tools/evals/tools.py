@@ -31,7 +31,7 @@ class OfferedTool:
 
     @property
     def schema(self) -> Tool:
-        """The tool in OpenAI's form."""
+        """Returns the tool in OpenAI's form; parameters that every request gives are required."""
         properties = {self.names[p.slot]: {"type": p.kind, "description": p.about} for p in self.kind.params}
         always = [self.names[p.slot] for p in self.kind.params if _always_given(self.kind, p)]
         parameters = {"type": "object", "properties": properties, "required": always}
@@ -74,7 +74,7 @@ def spell_call(call: dict[str, Any]) -> str:
 
 
 def _reply_item(rng: Random, request: ToolRequest, tools: tuple[Tool, ...], key: str) -> Item:
-    """The conversation after the tool answered."""
+    """Returns the item in which the tool has answered with random values and the model words its reply."""
     kind = request.offer.kind
     result = {name: value(rng) for name, value in kind.result.items()}
     called: Message = {

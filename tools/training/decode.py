@@ -43,7 +43,8 @@ class GreedyDecoder:
 
     @torch.inference_mode()
     def generate(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[Continuation]:
-        """Up to `max_tokens` new tokens for every prompt."""
+        """Returns greedy continuations of up to `max_tokens` tokens for all prompts in one batch, fewer where the
+        context ends."""
         lengths = torch.tensor([len(p) for p in prompts], device=self._device)
         longest = int(lengths.max())
         tokens = torch.zeros(len(prompts), longest, dtype=torch.long, device=self._device)

@@ -53,7 +53,7 @@ def collect(corpus: Corpus, batch_tokens: int, progress: float) -> list[Example]
 
 
 def pack(examples: list[Example], batch_targets: int, rng: np.random.Generator) -> PackedBatch:
-    """Lay the examples end to end and choose the targets."""
+    """Lays the examples end to end and chooses `batch_targets` positions to learn, with weights by skill."""
     lengths = np.array([len(e.tokens) for e in examples], dtype=np.int32)
     limits = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
     tokens = np.concatenate([np.asarray(e.tokens, dtype=np.int32) for e in examples])

@@ -42,7 +42,8 @@ def _training_text(seed: int, per_size: int) -> Iterator[str]:
 
 
 def train_tokenizer(seed: int, per_size: int = 4000) -> Tokenizer:
-    """Trains the tokenizer on generated text."""
+    """Trains the byte-level BPE on generated text of all skills, `per_size` items of each size class; the same seed
+    gives the same tokenizer."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -86,7 +87,8 @@ class FastEncoder:
         self._known: dict[str, list[int]] = {}
 
     def encode(self, text: str) -> list[int]:
-        """Returns the token ids of a text."""
+        """Returns the token ids of a text, exactly those of the tokenizer; only ASCII takes the fast way through the
+        cache."""
         if not text.isascii():
             return self._whole(text)
         ids: list[int] = []

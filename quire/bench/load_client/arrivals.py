@@ -22,7 +22,8 @@ class ArrivalPattern:
     rate: float = 0.0  # requests a second; 0: as soon as the limit allows
 
     def offsets_s(self, count: int) -> list[float]:
-        """Returns the arrival time of each request, in seconds after the start."""
+        """Returns the arrival time of each request in seconds after the start: all 0, or a Poisson process with a
+        fixed seed."""
         if not self.rate:
             return [0.0] * count
         draw = random.Random(SEED)

@@ -193,7 +193,7 @@ def served_model(base_url: str) -> str:
 
 
 def reset_prefix_cache(base_url: str) -> None:
-    """Resets the prefix cache through vLLM's endpoint."""
+    """Resets the prefix cache through vLLM's endpoint; raises FailedPrecondition if the server refuses."""
     request = urllib.request.Request(f"{root_of(base_url)}/reset_prefix_cache", method="POST")
     try:
         urllib.request.urlopen(request, timeout=10).close()

@@ -23,7 +23,7 @@ class Program:
     and end together."""
 
     def __init__(self, command: str) -> None:
-        """Starts the program and waits until it is ready."""
+        """Starts the program and waits for its first line; raises Unavailable if it ends before."""
         self._command = command
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(shlex.split(command), stdin=pipe, stdout=pipe, text=True, bufsize=1)

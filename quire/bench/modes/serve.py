@@ -59,7 +59,8 @@ def measure(arguments: argparse.Namespace) -> Iterator[Row]:
 
 
 def protocols(wanted: str, served: Target) -> list[str]:
-    """Returns the requested protocols, or all that the target supports."""
+    """Returns the requested protocols, or all that the target supports; raises InvalidArgument for one whose address
+    is unknown."""
     has = {"grpc": served.grpc_address, "http": served.http_address}
     names = wanted.split(",") if wanted else [name for name in PROTOCOLS if has[name]]
     for name in names:

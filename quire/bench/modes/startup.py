@@ -134,7 +134,8 @@ def _await_ready(process: subprocess.Popen[str]) -> str:
 
 
 def _listen(process: subprocess.Popen[str], start: StartTimes, begin_unix: float) -> None:
-    """Reads JSON log lines; passes other lines on to the user."""
+    """Reads the process's stderr: JSON log lines become events with their time since the start, other lines are
+    shown. Numbers in messages become #."""
     assert process.stderr is not None
     for line in process.stderr:
         try:

@@ -31,7 +31,7 @@ def _text(block: Block) -> str | None:
 
 
 def _document(block: Block) -> str | None:
-    """Returns the text of a document; None for others, such as PDFs."""
+    """Returns the text of a document with its title and context; None for documents without text, such as PDFs."""
     source = block.get("source")
     if not isinstance(source, Mapping) or source.get("type") not in ("text", "content"):
         return None

@@ -43,7 +43,9 @@ class GenerationPreparer:
         self._grammar_validator.close()
 
     async def prepare(self, request: Request, limits: ClusterLimits, adapter: AdapterId | None) -> list[PreparedPrompt]:
-        """Returns the prepared prompts; raises InvalidArgument."""
+        """Checks the request against the cluster's limits, tokenizes its prompts and returns a scheduler request for
+        each. Raises InvalidArgument for a prompt or parameter out of bounds; yields to the event loop between
+        prompts."""
         options_of = await self._options(request, limits, adapter)
         builder, prepared = PromptRequestBuilder(request, adapter), []
         for number, prompt in enumerate(request.prompts):

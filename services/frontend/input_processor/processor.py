@@ -76,7 +76,8 @@ class InputProcessor:
         return self._traits.late is not None
 
     def scoring(self, queries: Sequence[str], documents: Sequence[str]) -> Scoring:
-        """Returns the scoring of documents by this model; raises InvalidArgument."""
+        """Returns how this model scores documents for queries (bi-encoder, cross-encoder or late interaction);
+        raises InvalidArgument for numbers of texts that do not match."""
         return Scoring.of(
             queries,
             documents,
@@ -132,7 +133,8 @@ class InputProcessor:
         return self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
     async def detokenize_long(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
-        """Decodes many ids without blocking the event loop."""
+        """Decodes many ids and yields to the event loop between portions; raises InvalidArgument for ids outside of
+        the vocabulary."""
         for start in range(0, len(token_ids), IDS_IN_A_TURN):
             prompt_limits.check_vocabulary(token_ids[start : start + IDS_IN_A_TURN], self._vocab_size)
             await asyncio.sleep(0)

@@ -128,7 +128,8 @@ class BatchStore:
         return self._path(batch_id, kind)
 
     def answered_lines(self, batch_id: str, kind: str) -> list[int]:
-        """Returns the numbers of the answered lines; truncates a partial last one."""
+        """Returns the numbers of the lines that have an answer of the kind `output` or `error`. Truncates a partial
+        last line in the file, left by a process that died."""
         path = self.answers_path(batch_id, kind)
         numbers, end = [], 0
         with _opened(path) as file:

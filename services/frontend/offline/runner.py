@@ -139,7 +139,8 @@ class BatchRun:
         return False
 
     async def _answer_all(self, source: Path, done: frozenset[int]) -> str:
-        """Answers all remaining lines and returns the batch's final status."""
+        """Answers the lines that are not in `done`, several at once, and returns the batch's final status:
+        completed, or the reason why the rest stays unanswered, such as cancelled or expired."""
         ending = "completed"
         with source.open("rb") as file:
             portions = _portions(batch_lines.numbered_lines(file))
@@ -189,7 +190,8 @@ class BatchRun:
                 await asyncio.to_thread(self._batches.save, self._batch)
 
     async def _ask(self, line: BatchLine, answer_id: str) -> InternalReply:
-        """Retries the call while the server is overloaded or unavailable."""
+        """Sends the line's call, again and again while the server is overloaded or unavailable and the batch has not
+        ended. A revoked key gives a reply with status 401."""
         while True:
             try:
                 caller = self._access.find_caller(self._batch.key, self._batch.tenant)
@@ -235,7 +237,8 @@ class BatchRun:
 
 
 async def _validate_lines(source: Path, endpoint: str) -> tuple[int, list[dict[str, object]]]:
-    """Returns the number of lines and their errors."""
+    """Checks the file in a child process, which is killed if this coroutine is cancelled. Returns the number of
+    lines and their errors; a crash of the process gives 0 and one error."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-P", "-m", line_validation.__name__, str(source), endpoint, stdin=DEVNULL, stdout=PIPE
     )

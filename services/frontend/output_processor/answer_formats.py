@@ -163,7 +163,8 @@ class AnswerFormats:
         return frozenset(token for part in self._of(request) if part is not None for token in part.tokens)
 
     def parsers(self, request: Request, prepared: Sequence[PreparedPrompt]) -> list[AnswerParser] | None:
-        """Returns one parser per sample; None if there is nothing to parse."""
+        """Returns one parser per sample, in the order of prompts and then of samples; None if the answer is to be
+        sent as plain text."""
         reasoning, tools = self._of(request)
         if reasoning is None and tools is None:
             return None

@@ -77,7 +77,8 @@ class ControlTokens:
         self._normalize = normalize if any(token.normalized for token in control_tokens) else None
 
     def hide(self, prompt: ChatPrompt) -> tuple[ChatPrompt, HiddenTexts]:
-        """Returns the conversation with all spellings of control tokens replaced."""
+        """Returns the conversation with all spellings of control tokens in messages, tools and variables replaced by
+        placeholders, and the hidden texts for restoring them."""
         hidden = HiddenTexts()
         messages = [self._message(message, hidden) for message in prompt.messages]
         tools = [self._value(tool, self._in_questions, hidden) for tool in prompt.tools]
@@ -102,7 +103,7 @@ class ControlTokens:
         return {**message, **shown, "role": _replaced(role, [*self._in_questions.spans(role)], hidden)}
 
     def _value(self, value: Any, spellings: TextMatcher, hidden: HiddenTexts) -> Any:
-        """Replaces the spellings in all texts of a value."""
+        """Returns a copy of a JSON value with the spellings replaced in all its texts, keys included."""
         if isinstance(value, str):
             return self._text(value, spellings, hidden)
         if isinstance(value, Mapping):
@@ -157,7 +158,8 @@ class HiddenTexts:
         self._characters: dict[str, str] = {}
 
     def placeholder(self, text: str) -> str:
-        """Returns the placeholder of `text`."""
+        """Returns the private-use character that stands for `text`, the same for equal texts. Raises InvalidArgument
+        if all characters are in use."""
         if text not in self._characters:
             if len(self.texts) > LAST - FIRST:
                 raise InvalidArgument("messages: too many different private-use characters", field="messages")
@@ -196,7 +198,8 @@ def _is_control_token(text: str, template: str, marks: set[str]) -> bool:
 
 
 def _merge(parts: Iterable[tuple[str, bool]], hidden: HiddenTexts) -> Iterator[TextSection]:
-    """Joins neighbouring parts without hidden texts to one section."""
+    """Joins neighbouring parts without hidden texts to one section; parts with placeholders become plain sections
+    with the restored text."""
     joined: list[str] = []
     for text, is_control_token in parts:
         if is_control_token or HIDDEN.search(text) is None:

@@ -123,7 +123,7 @@ class Encoder:
         self._pair_frame = self._find_pair_frame()
 
     def _frame(self) -> tuple[list[int], list[int]]:
-        """Returns the tokens that the tokenizer puts around any text."""
+        """Returns the special tokens that the tokenizer puts before and after any text."""
         inner, framed = (
             self.encode_inline("a", add_special_tokens=False),
             self.encode_inline("a", add_special_tokens=True),
@@ -285,7 +285,7 @@ class Encoder:
 
 
 def _portions(texts: Sequence[str], most: int) -> Iterator[Sequence[str]]:
-    """Yields portions of about `most` characters."""
+    """Yields runs of texts with at most `most` characters together; a longer text is a portion of its own."""
     start = characters = 0
     for end, text in enumerate(texts):
         if characters + len(text) > most and end > start:

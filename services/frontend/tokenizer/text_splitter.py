@@ -107,7 +107,7 @@ def _kind_of(step: Mapping[str, Any]) -> str | None:
 
 
 def _alternatives(pattern: str) -> Iterator[str]:
-    """Splits a pattern at each | outside of groups and classes."""
+    """Splits a regular expression at each | outside of groups and character classes."""
     depth, start, in_class, position = 0, 0, False, 0
     while position < len(pattern):
         match pattern[position]:

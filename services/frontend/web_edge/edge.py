@@ -129,7 +129,7 @@ class WebEdge:
             await answer.end(ending, context.trailers)
 
     def _check(self, method: _Method, metadata: dict[str, str]) -> None:
-        """Checks the headers before a byte of the body is read."""
+        """Raises the error of a missing key or a full server before a byte of the body is read."""
         error = self._access.check(dict(metadata))
         if error is not None:
             raise error

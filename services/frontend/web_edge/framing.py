@@ -77,7 +77,8 @@ class RequestMessage(NamedTuple):
 
 
 def decode_message(body: bytes, kind: CallKind) -> RequestMessage:
-    """Returns the single message of a body; raises InvalidArgument."""
+    """Returns the single message of a body, still compressed if its frame says so; raises InvalidArgument unless the
+    body is exactly one message."""
     if kind.is_text:
         body = _from_base64(body)
     if not kind.is_framed:

@@ -28,7 +28,7 @@ class ProcessSample:
 
     @classmethod
     def of(cls, pid: int, at_s: float) -> ProcessSample | None:
-        """Returns a sample; None if the process has exited."""
+        """Samples the process's private memory in bytes, descriptors and threads at `at_s`; None if it has exited."""
         try:
             resident, shared = map(int, Path(f"/proc/{pid}/statm").read_text().split()[1:3])
             descriptors, threads = len(os.listdir(f"/proc/{pid}/fd")), len(os.listdir(f"/proc/{pid}/task"))

@@ -29,7 +29,7 @@ Place = tuple[int, ...]
 
 
 def described() -> FileDescriptorSet:
-    """Returns all proto files with their comments."""
+    """Compiles all proto files with their comments; exits with an error if protoc fails."""
     sources = sorted(str(path.relative_to(PROTOS)) for path in PROTOS.rglob("*.proto"))
     well_known = str(resources.files("grpc_tools") / "_proto")
     with tempfile.TemporaryDirectory() as scratch:
@@ -59,7 +59,7 @@ def _one_line(comment: str) -> str:
 
 
 def pages() -> dict[str, str]:
-    """Returns the page text by name (an area, or the dialects)."""
+    """Returns the pages' Markdown by name: one per area of quire's protocols, one per other dialect."""
     areas: dict[str, list[Described]] = {}
     for file in described().file:
         first, *rest = file.name.split("/")

@@ -55,7 +55,8 @@ class EagleHead(nn.Module):
         self.final_norm = nn.Parameter(torch.ones(hidden))
 
     def forward(self, embedded: Tensor, features: Tensor, rope: Rope, spans: list[PackedSpan]) -> Tensor:
-        """`embedded`: the next tokens' input embeddings. All [num_tokens, hidden]."""
+        """Returns the features that follow: from the features at each position and `embedded`, the input embeddings
+        of the next tokens. All are [num_tokens, hidden]."""
         eps = self.shape.rms_norm_eps
         both = (rms_norm(embedded, self.embed_norm, eps), rms_norm(features, self.hidden_norm, eps))
         x = linear(torch.cat(both, dim=-1), self.fc)

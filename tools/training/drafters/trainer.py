@@ -87,7 +87,7 @@ class DraftTrainer:
         self.scores = {name: Scores(device) for name in names}
 
     def step(self, batch: PackedBatch, lr_scale: float) -> None:
-        """Trains all drafters on one batch."""
+        """Runs the model on the batch without gradients, then updates all drafters from its features and logits."""
         tokens, positions = send(batch.tokens, self.device), send(batch.positions, self.device)
         text = Text(tokens, positions, spans_of(batch, self.device))
         targets = Targets(batch, positions, self.device)

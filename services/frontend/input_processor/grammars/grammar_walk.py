@@ -38,7 +38,8 @@ def _wanted(wanted: Sequence[int], choices: Sequence[int]) -> int:
 
 
 def _walk(matcher: LLMatcher, first: int, choose: Choose) -> str:
-    """Follows one walk, which never ends the text where it may continue."""
+    """Follows one walk of up to NUM_CHOICES tokens, which never ends the text where it may continue. Returns the
+    text so far if it runs into a dead end, otherwise "", also if the matcher exceeds its limits."""
     tokens_so_far: list[int] = []
     for _ in range(NUM_CHOICES):
         allowed = np.flatnonzero(np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little"))

@@ -54,7 +54,8 @@ def check(pooling: Pooling, classes: Sequence[str], *, late_interaction: bool = 
 
 
 def params(pooling: Pooling, adapter: AdapterId | None, prompt: Tokenized) -> bytes:
-    """Returns the serialized SequenceParams of a pooled prompt."""
+    """Returns the serialized SequenceParams of a pooled prompt: pooler options, adapter, and the places in the
+    prompt that pooling needs. Unset options mean the model's defaults."""
     message = PoolingParams(
         pooler=POOLERS[pooling.pooler],
         dimensions=pooling.dimensions or 0,

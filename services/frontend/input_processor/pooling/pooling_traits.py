@@ -37,7 +37,8 @@ class PoolingTextFormat:
         return cls({**roles, **model.prompts}, model.default_prompt, model.lower_case, model.modes == ("last",))
 
     def check(self, prompt_name: str) -> None:
-        """Checks the prompt's name; raises InvalidArgument."""
+        """Raises InvalidArgument, with the names that exist, for a prompt name that the model does not have; "" is
+        accepted."""
         if prompt_name and prompt_name not in self.prompts:
             there_are = f"there are {', '.join(sorted(self.prompts))}" if self.prompts else "it has none"
             text = f"prompt_name: the model has no prompt {prompt_name[:64]!r}; {there_are}."

@@ -35,7 +35,8 @@ class TextInputCalls:
         self._input: InputExtractor | None = None
 
     def read(self, parts: Iterable[Part], *, ended: bool) -> list[Part | TextInputDelta]:
-        """Converts parts; `ended`: no more parts follow."""
+        """Replaces the JSON arguments of custom tools' calls by pieces of their text input; other parts pass
+        unchanged. `ended` says that no parts follow, so that held input is returned."""
         converted: list[Part | TextInputDelta] = []
         for part in parts:
             if not isinstance(part, CallDelta) or part.id:
@@ -55,7 +56,7 @@ class TextInputCalls:
 
 
 def delta_of(parts: Iterable[Part | TextInputDelta]) -> dict[str, Any]:
-    """Returns one delta for all parts: clients join each field separately."""
+    """Merges the parts into one delta: texts of a field are joined, calls are listed; {} without parts."""
     fields: dict[str, Any] = {}
     for part in parts:
         match part:

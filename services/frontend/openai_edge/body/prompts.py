@@ -111,7 +111,7 @@ def _thought(part: Mapping[str, Any]) -> str:
 
 
 def _reasoning(message: Mapping[str, Any]) -> str | None:
-    """Returns the reasoning under any of the names that clients use."""
+    """Returns the first non-empty reasoning under any of the names that clients use; None without one."""
     for name in REASONING:
         if isinstance(text := message.get(name), str) and text:
             return text

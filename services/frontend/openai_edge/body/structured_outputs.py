@@ -80,7 +80,8 @@ def constraint(
     outputs: StructuredOutputsBody | None,
     names: FormatFieldNames = CHAT_FIELD_NAMES,
 ) -> Any:
-    """Returns the requested constraint, or None; raises InvalidArgument."""
+    """Returns the constraint of response_format or structured_outputs, None without either. Raises InvalidArgument
+    if both constrain the output; `names` are the fields' names in the dialect, for error texts."""
     requested = None if response_format is None else _of_response_format(response_format, names)
     if outputs is None:
         return requested

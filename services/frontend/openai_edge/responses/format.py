@@ -43,7 +43,8 @@ class ResponseIdentity:
     """Ids of a response and its items. For background responses, another frontend derives the same ids."""
 
     def __init__(self, request_id: str = "", created_unix_s: int | None = None) -> None:
-        """Creates an identity; `request_id`: of a background response; empty: ids are random."""
+        """Creates an identity. `request_id` is that of a background response, whose ids must be the same when it is
+        rebuilt; otherwise ids are random."""
         self._request_id = request_id
         self._num_items = 0
         self.response_id = f"{PREFIX}{request_id or uuid.uuid4().hex}"
@@ -217,7 +218,7 @@ def _parts(delta: SampleDelta) -> list[Part]:
 
 
 def _echo(body: ResponsesBody, sampling: Sampling, model: str, identity: ResponseIdentity) -> Json:
-    """Returns the request's fields that every response repeats."""
+    """Returns the request's fields that every response repeats, with defaults for those that were left out."""
     effort, summary = (body.reasoning.effort, body.reasoning.summary) if body.reasoning is not None else (None, None)
     echoed: dict[str, Any] = {
         "instructions": body.instructions,

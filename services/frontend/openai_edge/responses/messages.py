@@ -153,7 +153,8 @@ def _thoughts(item: Item, place: str) -> list[str]:
 
 
 def _texts(parts: Any, place: str) -> list[str]:
-    """Returns the texts of parts of any type; empty for None."""
+    """Returns the texts of reasoning parts of any type, empty for None; raises InvalidArgument for anything but a
+    list."""
     if parts is None:
         return []
     if not isinstance(parts, list):

@@ -75,7 +75,8 @@ class ResponseRoutes:
         self.router.add_api_route(f"{one}/cancel", self.cancel, methods=["POST"])
 
     async def create(self, body: ResponsesBody, http: Request) -> Response:
-        """Answers a conversation, or starts a response in the background."""
+        """Answers a conversation as JSON or a stream, or starts a response in the background. A previous response's
+        conversation precedes the input; raises NotFound if it is not stored."""
         body.refuse_unknown(self._unknown)
         inputs = as_items(body.input)
         before = await self._before(body, http)
@@ -87,7 +88,8 @@ class ResponseRoutes:
         return GenerationResponse(self._generator, request, answer, stream=bool(body.stream))
 
     def _begin(self, kept: BackgroundBody, sent: CallHeaders) -> Response:
-        """Starts a response in the background."""
+        """Starts a background response as a resumable stream, which runs without a reader. Answers with its events,
+        or at once with the queued response."""
         if kept.body.stream:
             return self._resumable.answer(PREFIX, kept, sent, self._rebuild)
         begin, formatted = self._resumable.prepare_stream(PREFIX, kept, sent, self._rebuild, runs_unread=True)
@@ -97,7 +99,8 @@ class ResponseRoutes:
         )
 
     def _rebuild(self, written: bytes, sent: CallHeaders, created_unix_s: int) -> FormattedRequest:
-        """Rebuilds the request of a background response."""
+        """Rebuilds request and format of a background response from its stored body, with the same ids and creation
+        time."""
         kept = BackgroundBody.model_validate_json(written)
         request = responses_request(kept.body, [*kept.before, *as_items(kept.body.input)], sent, self._tokenizer)
         identity = ResponseIdentity(request.request_id, created_unix_s)
@@ -127,7 +130,7 @@ class ResponseRoutes:
         )
 
     async def count(self, body: ResponsesBody, http: Request) -> dict[str, Any]:
-        """Counts the tokens that the same call without /input_tokens would read."""
+        """Counts the prompt tokens of the same call without /input_tokens, after templating; nothing is generated."""
         body.refuse_unknown(self._unknown)
         entry = self._catalogue.entry(body.model)
         conversation = [*await self._before(body, http), *as_items(body.input)]
@@ -218,7 +221,8 @@ class ResponseRoutes:
         return answer.unstarted(QUEUED)
 
     async def delete(self, response_id: str, http: Request) -> dict[str, Any]:
-        """Deletes a stored response, and the stream of a background one."""
+        """Deletes a stored response, and the stream of a background one; raises NotFound if neither exists for the
+        tenant."""
         tenant = headers.tenant(http)
         stored = await self._stored(response_id, tenant)
         stream = await self._kept(response_id, tenant) if stored is None or stored.body["background"] else None

@@ -50,7 +50,8 @@ def echoed_tools(tools: Sequence[Json] | None) -> list[Json]:
 
 
 def added_tools(items: Iterable[Json]) -> list[Json]:
-    """Returns the tools that items of a conversation add; raises InvalidArgument."""
+    """Returns the tools that items of a conversation add, in order; raises InvalidArgument for an item without a
+    list of tools."""
     tools: list[Json] = []
     for number, item in enumerate(items):
         if item.get("type") == item_schemas.ADDED_TOOLS:
@@ -63,7 +64,7 @@ def added_tools(items: Iterable[Json]) -> list[Json]:
 
 
 def tools_by_prompt_name(tools: Sequence[Json] | None) -> Mapping[str, ClientTool]:
-    """Returns the tools by the name that the model sees."""
+    """Maps the names that the model sees, joined with their namespaces, to the client's tools."""
     return {
         name: ClientTool(space, name.removeprefix(_prefix(space)) if space else name, tool.get("type") == CUSTOM)
         for space, tool in _offered(tools or ())

@@ -50,7 +50,8 @@ class GenerationRoutes:
         self.router.add_api_route(f"{CHAT}/batch", self.batch, methods=["POST"], response_class=Response)
 
     async def complete(self, body: CompletionBody, http: Request) -> Response:
-        """Generates text for one prompt or several."""
+        """Generates text for one prompt or several. An echo with max_tokens=0 is answered without a scheduler unless
+        it needs logprobs; `resumable` starts a stream that outlives this call."""
         body.refuse_unknown(self._unknown)
         sent = headers.read(http)
         request, options = self._completion(body, sent)
@@ -92,7 +93,8 @@ class GenerationRoutes:
                 raise AssertionError("completions have no conversations")
 
     async def chat(self, body: ChatBody, http: Request) -> Response:
-        """Answers a conversation with one or several samples."""
+        """Answers a conversation with n samples, as JSON or a stream; `resumable` starts a stream that outlives this
+        call."""
         body.refuse_unknown(self._unknown)
         sent = headers.read(http)
         if body.resumable:
@@ -114,7 +116,7 @@ class GenerationRoutes:
         return request, ChatFormat(request, options, self._tokenizer, self._catalogue.served_name(request.model))
 
     async def batch(self, body: ChatBatchBody, http: Request) -> Response:
-        """Answers several conversations, each once; not streamed."""
+        """Answers several conversations with the same options, each once, in one unary answer."""
         body.refuse_unknown(self._unknown)
         request = batch_request(body, headers.read(http), self._tokenizer)
         options = answer_options(body, _last_answers(request.prompts) if body.echo else [])

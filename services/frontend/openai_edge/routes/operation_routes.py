@@ -91,7 +91,8 @@ class OperationRoutes:
         services: Callable[[], Awaitable[Sequence[pb.ServiceStatus]]],
         bounds: BodyReader,
     ) -> None:
-        """Registers the routes; `services`: status of the whole cluster's services."""
+        """Registers the routes. `services` asks for the status of all services of the cluster; `bounds` limits the
+        bodies."""
         self._schedulers, self._services = schedulers, services
         self.router = Router(tags=["operations"], own_query=True, route_class=bounds.route(at_once=False))
         for path, call in (

@@ -126,7 +126,7 @@ class Scanner:
         return self.at - self._dropped
 
     def peek(self) -> Steps[str]:
-        """Waits for the next character and returns it; empty at the end."""
+        """Waits for the next character and returns it without reading it; empty at the end of the text."""
         while self._here == len(self._text):
             if self._ended:
                 return ""
@@ -142,7 +142,8 @@ class Scanner:
         return character
 
     def take_run(self, run: re.Pattern[str]) -> str:
-        """Reads the available part of a run of characters of one class."""
+        """Reads and returns the part of a run of matching characters that has arrived; "" if there is none. Never
+        waits."""
         match = run.match(self._text, self._here)
         if match is None:
             return ""

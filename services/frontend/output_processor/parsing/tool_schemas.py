@@ -27,7 +27,8 @@ class SchemaPart:
         return _types(self.schema, self.root, 0) or ANYTHING
 
     def inner(self, name: str) -> SchemaPart:
-        """Returns the schema of an object's member or a list's items."""
+        """Returns the schema of an object's member, else that of a list's items or other members; empty if none is
+        declared."""
         for schema in _alternatives(self.schema, self.root, 0):
             properties = schema.get("properties")
             if isinstance(properties, Mapping) and name in properties:
@@ -88,7 +89,8 @@ def _alternatives(schema: Any, root: Mapping[str, Any], depth: int) -> Iterator[
 
 
 def _types(schema: Any, root: Mapping[str, Any], depth: int) -> frozenset[str]:
-    """Returns the declared types; empty where the schema does not restrict them."""
+    """Returns the declared JSON types, also from references, enums and branches; empty if the schema does not
+    restrict them or references nest too deep."""
     if not isinstance(schema, Mapping) or depth > DEEPEST_REFERENCE:
         return frozenset()
     if isinstance(schema.get("$ref"), str):

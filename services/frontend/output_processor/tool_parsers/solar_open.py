@@ -35,7 +35,7 @@ ALPHABET = string.ascii_lowercase + string.digits
 
 
 def read(scan: Scanner, writer: EventWriter, _schemas: ToolSchemas) -> Steps[None]:
-    """Reads an answer, whose message the prompt may have begun."""
+    """Reads text with blocks of calls; the marker of a message may come first if the prompt has not written it."""
     yield from scan.skip_space()
     if (yield from scan.try_text(BLOCK)):
         scan.commit()

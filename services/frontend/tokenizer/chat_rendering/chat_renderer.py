@@ -36,7 +36,8 @@ class ChatRenderer:
         self._heavy = TemplateRunner(renderer_config, HEAVY)
 
     async def sections(self, prompt: ChatPrompt) -> list[TextSection]:
-        """Renders a conversation; raises InvalidArgument where the template refuses it."""
+        """Renders a conversation in the light process if it is short, and in the heavy one if it is long or exceeds
+        the light budget. Raises InvalidArgument if the template refuses it or takes too long."""
         try:
             if characters_of(prompt, LIGHT_CHARACTERS) <= LIGHT_CHARACTERS:
                 return await self.light.sections(prompt)
@@ -48,7 +49,8 @@ class ChatRenderer:
             raise limits.cpu_time_error(self._label, HEAVY.processor_s) from None
 
     async def prompt_end(self, prompt: ChatPrompt, characters: int) -> str:
-        """Returns at most the last `characters` characters of all sections; raises InvalidArgument."""
+        """Renders the conversation and returns at most the last `characters` characters of the text; raises
+        InvalidArgument as `sections` does."""
         text = ""
         for section in reversed(await self.sections(prompt)):
             text = section.text[-characters:] + text

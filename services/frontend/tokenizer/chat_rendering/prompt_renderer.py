@@ -77,7 +77,8 @@ class PromptRenderer:
         return len(self._shapes) == len(self.template.sources)
 
     def shapes(self) -> dict[str, MessageShape]:
-        """Returns the shapes of all templates by name."""
+        """Probes all templates of the model and returns the message shape of each: `default`, `tool_use`, and the
+        named ones; empty without a template."""
         if self.template.default is None and not self.template.named:
             return {}
         shapes = {"default": self.shape()} if self.template.default is not None else {}
@@ -97,7 +98,8 @@ class PromptRenderer:
         return render
 
     def sections(self, prompt: ChatPrompt) -> list[TextSection]:
-        """Renders a conversation; raises InvalidArgument where the template refuses it."""
+        """Converts the messages to the template's shape and renders them. Control tokens in users' texts end up in
+        plain sections if the renderer is guarded. Raises InvalidArgument if the template refuses the messages."""
         if not prompt.messages:
             raise InvalidArgument("messages must hold at least one message", field="messages")
         shape = self.shape(name=prompt.template, tools=bool(prompt.tools))

@@ -31,10 +31,7 @@ class RenderBudgetExceeded(Exception):
 
 
 def question(prompt: ChatPrompt, seconds: float) -> bytes:
-    """Encodes a question to the child process.
-
-    `seconds`: limit of processor time.
-    """
+    """Encodes a conversation and its limit of processor time in seconds for the child process, by pickle."""
     return pickle.dumps((prompt, seconds))
 
 
@@ -90,7 +87,8 @@ def encode(sections: Sequence[TextSection]) -> bytes:
 
 
 def decode(answer: bytes) -> list[TextSection]:
-    """Decodes the sections; raises InvalidArgument, Internal or RenderBudgetExceeded."""
+    """Decodes an answer of the child process to sections; raises InvalidArgument, Internal or RenderBudgetExceeded
+    if it is a fault."""
     head, _, texts = answer.partition(END)
     lengths = _raise_fault(json.loads(head))
     sections, start = [], 0

@@ -20,7 +20,8 @@ ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 def apply_shape(turns: Sequence[Message], shape: MessageShape) -> list[Message]:
-    """Returns the turns with calls and results as the template reads them."""
+    """Returns the turns with calls and results in the shape: order, ids, and number of calls per turn as the
+    template reads them."""
     if not any(turn.get("tool_calls") or turn["role"] == "tool" for turn in turns):
         return [_without_null(turn) for turn in turns]
     turns = _in_order_of_calls(turns)

@@ -26,7 +26,7 @@ def apply_shape(messages: Sequence[Message], shape: MessageShape) -> list[Messag
 
 
 def _as_system(messages: Sequence[Message]) -> list[Message]:
-    """Turns developer turns into system turns, merged with a preceding system turn."""
+    """Turns developer turns into system turns; one that follows a system turn is merged with it."""
     turns: list[Message] = []
     for message in messages:
         if message["role"] != "developer":

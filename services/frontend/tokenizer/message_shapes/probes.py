@@ -71,7 +71,7 @@ PLAIN_WITH_TOOLS = ShapeProbe([USER], ("userword",))
 
 
 def contents(role: str) -> tuple[ShapeProbe, ...]:
-    """Returns conversations in which `role` sends parts, and text."""
+    """Returns two probes in which `role` sends its content as a list of parts, and as a text."""
     before = [] if role in ("user", "system") else [USER]
     after = {"system": [USER], "assistant": [LAST], "tool": []}.get(role, [])
     if role == "tool":

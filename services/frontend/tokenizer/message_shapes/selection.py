@@ -31,7 +31,7 @@ class Axis:
     probes: tuple[ShapeProbe, ...]
 
     def candidates(self, shape: MessageShape) -> Iterator[MessageShape]:
-        """Yields the shapes with the fewest changes first."""
+        """Yields all combinations of the axis's choices applied to `shape`, those with the fewest changes first."""
         numbers = product(*(range(len(values)) for values in self.choices.values()))
         for chosen in sorted(numbers, key=lambda numbers: (sum(1 for number in numbers if number), sum(numbers))):
             values: dict[str, Any] = {

@@ -38,7 +38,7 @@ def one(rows: int, vocab_size: int, name: str, used: tuple[int, ...]) -> BenchRo
 
 
 def mask(rows: int, vocab_size: int) -> BenchRow:
-    """Returns a mask with half of the tokens banned."""
+    """Measures banning half of the tokens by a bit mask against the reference."""
     logits = torch.randn(rows, vocab_size)
     masks = torch.randint(-(2**31), 2**31 - 1, (rows, -(-vocab_size // 32)), dtype=torch.int32)
     times = medians(

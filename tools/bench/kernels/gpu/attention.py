@@ -97,7 +97,8 @@ def chunks(pool: Pool, q_heads: int, counts: list[int], lengths: list[int], name
 
 
 def drafts(pool: Pool, q_heads: int, seqs: int, rows: int, length: int) -> BenchRow:
-    """Measures verification of drafts; trees are a row and its siblings."""
+    """Measures the verification of `rows` draft rows per sequence, as chains and as trees in which each row has a
+    sibling."""
     q, lens, start = queries(seqs * rows, q_heads), ints([length] * seqs), ints([0, *[rows] * seqs]).cumsum(0).int()
     table = pool.tables(seqs, length, 1)[0]
     siblings = [

@@ -100,7 +100,7 @@ def chunk(cache: torch.Tensor, heads: int, name: str, chosen: Sequence[LatentTil
 
 
 def multiply(heads: int, rows: int) -> BenchRow:
-    """Measures the product that computes queries for compressed vectors: cuBLAS."""
+    """Measures the per-head product that computes queries for compressed vectors, by cuBLAS, for `rows` rows."""
     weight = torch.randn(heads, RANK, STILL, dtype=torch.bfloat16, device="cuda")
     packed = reference.prepare_head_linear(weight)
     x = torch.randn(rows, heads, STILL + ROPE, dtype=torch.bfloat16, device="cuda")[..., :STILL]

@@ -57,7 +57,8 @@ class MarkedTagSyntax:
         return (yield from self.tag(scan, (yield from scan.expect(*self.marks))))
 
     def tag(self, scan: Scanner, mark: str) -> Steps[Tag]:
-        """Reads a tag from after its mark."""
+        """Reads a tag from after its mark, with its attributes unescaped; raises Malformed for a tag that has no
+        name or does not close."""
         if self.opening:
             yield from scan.try_text(self.opening)
         text = yield from scan.read_run(TEXT, LONGEST_TAG)

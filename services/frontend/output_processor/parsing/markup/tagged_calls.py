@@ -149,7 +149,7 @@ class _CallReader:
         yield from call_blocks(self._scan, self._writer, self._tags.markup, self._functions)
 
     def _functions(self, start: str) -> Steps[None]:
-        """Reads functions from after the start of a block or a function."""
+        """Reads functions, one after another, from after the start of a block or of a function, as `start` says."""
         if start != self._tags.function:
             yield from self._skip()
             yield from self._scan.expect(self._tags.function)

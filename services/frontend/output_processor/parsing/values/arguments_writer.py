@@ -73,7 +73,7 @@ class ArgumentsWriter:
             self.scalar('""')
 
     def end(self) -> str:
-        """Closes the innermost bracket and returns the closing one."""
+        """Drops a key without value, closes the innermost bracket and returns the closing one."""
         self.drop_key()
         closer = self._closers.pop()
         self._separator = ""
@@ -92,7 +92,8 @@ class ArgumentsWriter:
                 pass
 
     def finish(self) -> bool:
-        """Closes all emitted brackets; returns False if nothing was emitted."""
+        """Closes an open string and all emitted brackets, so that the JSON is valid; returns False if nothing was
+        emitted."""
         if self.has_begun:
             closing = ('"' if self.in_string else "") + "".join(reversed(self._closers[: self._num_out]))
             if closing:

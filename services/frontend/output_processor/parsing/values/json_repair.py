@@ -36,7 +36,7 @@ HEX = frozenset("0123456789abcdefABCDEF")
 
 
 def value(scan: Scanner, out: ArgumentsWriter) -> Steps[None]:
-    """Reads one value up to its end."""
+    """Reads one value up to its end and writes it as valid JSON; nested values are handled without recursion."""
     outside = out.depth
     yield from _item(scan, out)
     while out.depth > outside:
@@ -114,7 +114,7 @@ def scalar(word: str) -> str:
 
 
 def number(word: str) -> int | float:
-    """Parses a number, also 0x1f, 1_000, .5 and +1."""
+    """Parses a number, also 0x1f, 1_000, .5 and +1; raises ValueError for other words."""
     try:
         return int(word, 0)
     except ValueError:
