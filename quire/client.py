@@ -150,7 +150,8 @@ class Client:
         options: RequestOptions | None = None,
         timeout_s: float | None = None,
     ) -> list[Ranked]:
-        """Returns documents by how well they match the query, best first; `top_n`: maximum number, 0: all."""
+        """Returns documents with their scores by how well they match the query, best first, at most `top_n` (0:
+        all)."""
         return self._ask(calls.rerank(query, documents, top_n, options), timeout_s)
 
     def stream(

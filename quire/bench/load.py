@@ -50,7 +50,8 @@ class LoadOptions:
 
 
 def configure(parser: argparse.ArgumentParser, work: str, *, reset: bool) -> None:
-    """Adds the flags of every mode that sends requests. `work`: default workloads; empty: the mode has no choice."""
+    """Adds the flags of every mode that sends requests: workloads (default `work`; "" adds no choice), runs,
+    clients, temperature and cache resets (default `reset`)."""
     if work:
         names = f"{', '.join(workloads.WORKLOADS)}; gpu and cpu: sets"
         parser.add_argument("--work", default=work, metavar="A,B,...", help=f"{names} (default: {work})")

@@ -78,7 +78,8 @@ def examine(arguments: argparse.Namespace) -> Iterator[Finding]:
 
 
 class _AllSettings:
-    """Settings as the three services would load them. Raises QuireError."""
+    """Settings of the three services as each would load them from flags, environment and file. Raises QuireError for
+    invalid ones."""
 
     def __init__(self, flags: dict[str, Any]) -> None:
         given = {name: flags[name] for name in (*FLAGS, "config") if name in flags}

@@ -32,7 +32,8 @@ class AdminClient:
     """Blocking admin calls; close it."""
 
     def __init__(self, found: AdminCredentials, tls: Tls) -> None:
-        """`tls`: for services on other machines; on this machine the admin port is on loopback without TLS."""
+        """Opens a channel to the admin service; `tls` is only used for other machines, since the admin port of this
+        one is on loopback without TLS."""
         is_here = found.address.rpartition(":")[0] in LOOPBACK
         self._channel = connect_blocking(found.address, NO_TLS if is_here else tls)
         self._stub = admin_pb2_grpc.AdminServiceStub(self._channel)

@@ -61,7 +61,8 @@ class ClusterOptions:
         return self.served_model_name or (self.model_folder.resolve().name if self.model else bundled.NAME)
 
     def located(self) -> ClusterOptions:
-        """Replaces a GGUF file or a name on a hub by a local folder, downloading if needed. Raises QuireError."""
+        """Returns the options with a GGUF file or a name on a hub replaced by a local folder, which is downloaded if
+        needed. Raises QuireError if the model cannot be found."""
         worker = self.settings.get("worker", {})
         weights = worker.get("engine", "device") == "device" and worker.get("load_format", "auto") != "dummy"
         if not self.model:

@@ -22,7 +22,8 @@ PATIENCE_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class ClusterAddress:
-    """Address of a cluster. `is_named`: given by the user; otherwise the default address of `quire up`."""
+    """Address and credentials of a cluster; `is_named` says that the user gave it, otherwise it is the default of
+    `quire up`."""
 
     address: str
     tls: Tls

@@ -15,7 +15,8 @@ PATIENCE_S = 30.0
 
 
 def check(device: str, num_ranks: int) -> Iterator[Finding]:
-    """Checks the GPUs. `device`: cpu or cuda, as for the workers; `num_ranks`: per worker."""
+    """Yields findings about every GPU and, for device cuda, about torch and the GPUs for `num_ranks` ranks of each
+    worker."""
     rows = _devices()
     if not rows:
         yield _no_gpu(device)

@@ -107,7 +107,8 @@ class CommandParser(argparse.ArgumentParser):
         self.refuse_flag(flag, flag)
 
     def refuse_flag(self, flag: str, written: str) -> NoReturn:
-        """Exits with advice for an unknown flag. `written`: as the user spelled it."""
+        """Exits with an error for an unknown flag, with advice or the most similar flag; `written` is its spelling
+        in the error."""
         if explained := self.explain(flag):
             self.error(explained)
         near = self._near(flag.partition("=")[0])

@@ -68,7 +68,8 @@ class LoadedAdapters:
         return self._source.unload_adapter(name)
 
     def options(self, asked: LoRARequests, count: int) -> list[RequestOptions] | None:
-        """Returns the options of `count` prompts, after loading the adapters that they name. Raises QuireError."""
+        """Returns the options of `count` prompts that select their adapters, which are loaded if needed; None
+        without adapters. Raises QuireError if one cannot be loaded."""
         if asked is None:
             return None
         each = [asked] * count if isinstance(asked, LoRARequest) else one_per_prompt(asked, count, "lora_request")

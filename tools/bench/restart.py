@@ -95,7 +95,7 @@ def _ask(client: Client, work: Workload) -> tuple[list[float], int]:
 
 
 def _settle(client: Client) -> None:
-    """Waits until the number of blocks in host memory and on disk has not changed for SETTLED_AFTER_S seconds."""
+    """Waits until the amounts stored in host memory and on disk have not changed for SETTLED_AFTER_S seconds."""
     before = None
     while before != (now := _stored(client)):
         before = now

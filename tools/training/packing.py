@@ -77,7 +77,8 @@ def pack(examples: list[Example], batch_targets: int, rng: np.random.Generator) 
 def _choose_targets(
     answers: NDArray[np.bool_], limits: NDArray[np.int32], count: int, rng: np.random.Generator
 ) -> NDArray[np.int64]:
-    """`count` positions to learn the next token of: those before answers, then any others, at random in both."""
+    """Chooses `count` positions to learn the next token of: those before answers first, then any others, at random
+    in both."""
     has_next = np.ones(len(answers), dtype=bool)
     has_next[limits[1:] - 1] = False
     before_answer = np.roll(answers, -1) & has_next

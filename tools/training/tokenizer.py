@@ -42,8 +42,8 @@ def _training_text(seed: int, per_size: int) -> Iterator[str]:
 
 
 def train_tokenizer(seed: int, per_size: int = 4000) -> Tokenizer:
-    """Trains the byte-level BPE on generated text of all skills, `per_size` items of each size class; the same seed
-    gives the same tokenizer."""
+    """Trains the byte-level BPE on generated text of the skills, sampled from `seed`, with `per_size` items of each
+    size class."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [

@@ -30,7 +30,7 @@ class ArrivalPattern:
         return list(accumulate(draw.expovariate(self.rate) for _ in range(count)))
 
     def share(self, client: int, clients: int) -> int:
-        """Returns one client process's share of the in-flight limit; 0: no limit."""
+        """Returns how many of the requests in flight client process number `client` may have; 0 without a limit."""
         return self.in_flight // clients + (client < self.in_flight % clients)
 
     def most_clients(self, wanted: int) -> int:

@@ -90,7 +90,9 @@ class InputProcessor:
         self._generated.close()
 
     def check(self, request: Request, max_model_len: int = 0) -> None:
-        """Makes the checks that need neither tokens nor the workers' present state; raises InvalidArgument."""
+        """Makes the checks that need neither tokens nor the workers' present state: prompts, sampling, pooling,
+        lengths, names and priorities. Raises InvalidArgument for the first violation; `max_model_len` of 0 means
+        unknown."""
         prompts.check(request, self._bounds)
         if request.pooling is None or request.truncate_prompt_tokens is None:
             for prompt in request.prompts:
@@ -117,7 +119,9 @@ class InputProcessor:
         return sum(_estimate(prompt) for prompt in request.prompts) + num_requested
 
     async def prepare(self, request: Request, limits: ClusterLimits) -> list[PreparedPrompt]:
-        """Returns each prompt's tokens and its parameters for schedulers and workers; raises InvalidArgument."""
+        """Returns each prompt's tokens and its parameters for schedulers and workers. Raises InvalidArgument for a
+        prompt or parameter out of bounds, Unimplemented for a priority that the schedulers ignore, NotFound for an
+        adapter."""
         _check_priority(request.priority, limits)
         adapter = _adapter(request, limits)
         if request.pooling is None:
@@ -125,7 +129,8 @@ class InputProcessor:
         return await self._pooled.prepare(request, request.pooling, limits, adapter)
 
     async def tokenize(self, prompt: Prompt, max_model_len: int) -> list[int]:
-        """Returns the tokens of a prompt for the Tokenize call; `max_model_len`: 0 while unknown."""
+        """Returns the token ids of a prompt, rendered if it is a conversation, for calls that only tokenize;
+        `max_model_len` of 0 means unknown."""
         return list((await self._tokens.read(prompt, max_model_len)).token_ids)
 
     def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
@@ -166,7 +171,8 @@ def _check_priorities(request: Request) -> None:
 
 
 def _adapter(request: Request, limits: ClusterLimits) -> AdapterId | None:
-    """Returns the adapter that `model` names, None for the model itself; raises NotFound."""
+    """Returns the adapter that `model` names, None for the model itself; raises NotFound if the workers do not have
+    it."""
     if not request.adapter:
         return None
     if request.adapter not in limits.adapters:

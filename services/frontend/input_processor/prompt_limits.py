@@ -56,7 +56,8 @@ def truncate_framed(
 
 
 def max_kept_tokens(request: Request, max_model_len: int) -> int | None:
-    """Returns the maximum number of a prompt's tokens to keep; None: all. Raises InvalidArgument."""
+    """Returns the maximum number of a prompt's tokens to keep, None for all. FIT_TO_CONTEXT leaves room for
+    max_tokens; raises InvalidArgument if the number does not lie in [1, max_model_len]."""
     keep = request.truncate_prompt_tokens
     if keep is None:
         return None

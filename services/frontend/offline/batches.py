@@ -124,7 +124,7 @@ class BatchStore:
         return lock
 
     def answers_path(self, batch_id: str, kind: str) -> Path:
-        """Returns the path of the answers; `kind`: output or error."""
+        """Returns the path of a batch's answers of one kind, `output` or `error`; the file need not exist."""
         return self._path(batch_id, kind)
 
     def answered_lines(self, batch_id: str, kind: str) -> list[int]:

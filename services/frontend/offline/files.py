@@ -147,6 +147,6 @@ def _size(entry: os.DirEntry[str]) -> int | None:
 
 
 def write_json(path: Path, document: Any, scratch: Path) -> None:
-    """Writes the document atomically; `scratch`: on the same disk."""
+    """Writes the document atomically: first to `scratch`, which must be on the same disk and is then renamed."""
     scratch.write_text(json.dumps(document))
     os.replace(scratch, path)

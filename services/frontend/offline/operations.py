@@ -36,10 +36,8 @@ class OfflineOperations:
     """Operations of one frontend on the shared stores."""
 
     def __init__(self, files: FileStore | None, batches: BatchStore | None, notify: Callable[[], None]) -> None:
-        """Wraps the stores of files and batches.
-
-        `files`, `batches`: None without a folder for them. `notify`: wakes the batch runner.
-        """
+        """Wraps the stores of files and batches, which are None if no folder for them is configured. `notify` wakes
+        the batch runner after a batch is created or cancelled."""
         self._optional_files, self._optional_batches = files, batches
         self._notify = notify
 

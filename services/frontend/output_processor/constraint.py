@@ -76,10 +76,8 @@ def after_reasoning(answer: Json, reasoning: ReasoningFormat | None, place: Answ
 
 
 def structural_tag(answer: Json, options: pb.StructuredOutput | None) -> pb.StructuredOutput:
-    """Builds a structural tag for the answer.
-
-    `options`: its settings for white space and properties are kept.
-    """
+    """Builds the constraint for the format `answer`; settings for white space and properties are copied from
+    `options`."""
     tag = pb.StructuredOutput()
     if options is not None:
         tag.CopyFrom(options)

@@ -58,7 +58,7 @@ class WakeupPacer:
 
     def reader_done(self, reader: PacedReader) -> None:
         """Records that `reader` has written or leaves; the last one of a round ends it. A reader that took longer
-        than longest_round_s is not waited for in later rounds."""
+        than longest_round_s is not counted in its next round."""
         if reader.round == 0:
             return
         counted = reader.round == self._round and self._end_at is not None and not reader.is_late

@@ -36,7 +36,8 @@ CODES: dict[StatusCode, tuple[str, int]] = {
 
 
 class WebCallStatus(NamedTuple):
-    """Status of a finished call; `details`: a serialized google.rpc.Status, or empty."""
+    """Status of a finished call, which each web protocol encodes differently; `details` are a serialized
+    google.rpc.Status, or empty."""
 
     code: StatusCode
     message: str = ""

@@ -61,10 +61,7 @@ class WebEdge:
         decoders: BodyDecoders,
         max_bytes: int,
     ) -> None:
-        """Builds the table of methods.
-
-        `max_bytes`: maximum size of a body.
-        """
+        """Builds the table of methods from the service; bodies of more than `max_bytes` bytes are refused."""
         self._app = app
         self._codec = codec
         self._access = access

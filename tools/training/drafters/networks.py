@@ -81,10 +81,8 @@ class MedusaHeads(nn.Module):
 
 
 def soft_losses(features: Tensor, embedding: Tensor, teacher: Tensor) -> tuple[Tensor, Tensor]:
-    """Cross-entropy with the teacher's distribution, and whether both have the same favourite.
-
-    `features` [num_targets, hidden]; `teacher`: its logits, [num_targets, vocab_size].
-    """
+    """Returns, per target, the cross-entropy with the teacher's distribution and whether both have the same
+    favourite. `features` are [num_targets, hidden], the logits `teacher` [num_targets, vocab_size]."""
     logits, teacher = linear(features, embedding).float(), teacher.float()
     expected = (teacher.softmax(dim=-1) * logits).sum(dim=-1)
     return logits.logsumexp(dim=-1) - expected, logits.argmax(dim=-1) == teacher.argmax(dim=-1)

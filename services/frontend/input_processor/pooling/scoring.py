@@ -84,7 +84,7 @@ class Scoring:
         return [*map(float, (queries * documents).sum(axis=1))]
 
     def rank(self, columns: Sequence[bytes], top_n: int) -> list[tuple[int, float]]:
-        """Returns documents and their scores, the best first, of equal ones the earlier; `top_n`: 0 for all."""
+        """Returns (document index, score), the best first and of equal ones the earlier, at most `top_n` (0: all)."""
         order = sorted(enumerate(self.scores(columns)), key=lambda indexed: -indexed[1])
         return order[:top_n] if top_n else order
 

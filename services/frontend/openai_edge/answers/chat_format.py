@@ -111,7 +111,8 @@ class ChatFormat:
         return end
 
     def _usage(self, sample: int, generation: Generation, *, opening: bool = False) -> dict[str, Any]:
-        """Returns the usage so far; `opening`: for the chunk before the first token."""
+        """Returns the field `usage` with a sample's tokens so far, {} unless continuous usage was requested.
+        `opening` sets output tokens to 0, for the chunk before the first token."""
         if not self._options.continuous_usage:
             return {}
         usage = generation.sample_usage(sample)

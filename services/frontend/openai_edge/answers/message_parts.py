@@ -29,7 +29,7 @@ class TextInputCalls:
     """Reader of one sample's calls of text tools, which replaces the JSON around the text by the text."""
 
     def __init__(self, names: frozenset[str]) -> None:
-        """Starts without an open call; `names`: the text tools."""
+        """Starts without an open call; `names` are the tools whose input is a text."""
         self._names = names
         self._number = 0  # number of the open call
         self._input: InputExtractor | None = None

@@ -90,10 +90,8 @@ class ResponsesFormat:
         tenant: str,
         identity: ResponseIdentity,
     ) -> None:
-        """Creates a format for one answer.
-
-        `inputs`: items of this request; `conversation`: these and all earlier ones; `tenant`: the response's owner.
-        """
+        """Creates the format of one answer. `inputs` are the items of this request, `conversation` these and all
+        earlier ones; both are stored with the response for `tenant` in `store`."""
         self._tenant = tenant
         self._identity = identity
         self._fields = _echo(body, sampling, model, identity)

@@ -33,7 +33,7 @@ class OutputItem(ABC):
 
     @abstractmethod
     def add(self, part: Part, logprobs: list[Json]) -> list[Event]:
-        """Adds a part and returns its events; `logprobs`: of the part's tokens."""
+        """Appends a part to the item and returns the events to send; `logprobs` belong to the part's tokens."""
 
     @abstractmethod
     def closing(self) -> list[Event]:

@@ -160,7 +160,8 @@ class ResponseRoutes:
         return stored
 
     async def _find(self, response_id: str, tenant: str, field: str = "") -> StoredResponse:
-        """Returns the response stored here, or that of an ended background stream; raises NotFound."""
+        """Returns the response stored here, or one rebuilt from the events of an ended background stream. Raises
+        NotFound, which names `field`, if the tenant has neither."""
         if await self._stored(response_id, tenant) is None:
             stream = await self._kept(response_id, tenant)
             if stream is not None and stream.has_ended:
@@ -191,7 +192,8 @@ class ResponseRoutes:
         return Response(orjson.dumps(await self._in_background(response_id, http)), media_type="application/json")
 
     async def _in_background(self, response_id: str, http: Request) -> dict[str, Any]:
-        """Returns the present state of a background response; raises NotFound."""
+        """Returns the present state of a background response from its stream, else the stored one; raises NotFound
+        if the tenant has neither."""
         stream = await self._kept(response_id, headers.tenant(http))
         return self._store.get(response_id, headers.tenant(http)).body if stream is None else self._response_of(stream)
 

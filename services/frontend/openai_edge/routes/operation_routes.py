@@ -175,7 +175,8 @@ def _update_result(updated: pb.UpdateWeightsResponse) -> dict[str, Any]:
 
 
 async def _announced(body: BroadcastBody) -> AsyncIterator[WeightsPiece]:
-    """Yields the announcement of a broadcast as pieces of a weights stream; raises InvalidArgument."""
+    """Yields the announcement of a broadcast as pieces of a weights stream: headers, broadcast, end. Raises
+    InvalidArgument if names, dtypes and shapes do not match."""
     heads = tensor_headers(body.names, body.dtypes, body.shapes)
     for start in range(0, len(heads), MAX_HEADERS_PER_PIECE):
         yield WeightsPiece(heads=TensorHeads(tensors=heads[start : start + MAX_HEADERS_PER_PIECE]))

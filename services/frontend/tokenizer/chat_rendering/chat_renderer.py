@@ -69,7 +69,8 @@ class ChatRenderer:
         self._heavy.thread.submit(self._begin_heavy)
 
     def shapes(self) -> Mapping[str, MessageShape]:
-        """Waits for the selected message shapes and returns them by the template's name; raises InvalidArgument."""
+        """Waits until the templates have been probed and returns their message shapes by name; blocks. Raises
+        InvalidArgument if the template cannot be used."""
         return self.light.thread.submit(self.light.shapes).result()
 
     def _report(self) -> None:
