@@ -97,11 +97,13 @@ class _Block:
         return self._event("content_block_start", content_block=self._block("", {}, ""))
 
     def add(self, part: Part) -> Json | None:
+        """Appends a part and returns its delta event; None if it has no text."""
         text = part.arguments if isinstance(part, CallDelta) else part.text
         self._texts.append(text)
         return self._delta(text) if text else None
 
     def stop(self) -> list[Json]:
+        """Returns the events that end the block; a block of thinking gets its signature first."""
         signed = [self._event("content_block_delta", delta={"type": "signature_delta", "signature": self._signature})]
         return [*(signed if isinstance(self._part, Reasoning) else ()), self._event("content_block_stop")]
 
@@ -187,6 +189,7 @@ class MessageFormat:
             yield delta
 
     def _end_block(self) -> list[Json]:
+        """Closes the open block and returns its last events; empty if none is open."""
         block, self._block = self._block, None
         return [] if block is None else block.stop()
 

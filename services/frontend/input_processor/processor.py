@@ -134,6 +134,7 @@ class InputProcessor:
         return list((await self._tokens.read(prompt, max_model_len)).token_ids)
 
     def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        """Decodes ids at once in the calling thread; raises InvalidArgument for ids outside of the vocabulary."""
         prompt_limits.check_vocabulary(token_ids, self._vocab_size)
         return self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
 

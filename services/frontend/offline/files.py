@@ -92,6 +92,7 @@ class FileStore:
         return file
 
     def path(self, file_id: str, tenant: str) -> Path:
+        """Returns the path of a tenant's content; raises NotFound as `get` does."""
         self.get(file_id, tenant)
         return self._bytes(file_id)
 
@@ -123,6 +124,8 @@ class FileStore:
             return None
 
     def delete(self, file_id: str, tenant: str) -> None:
+        """Deletes the file's metadata and content; raises NotFound as `get` does. Readers that have opened it are
+        not affected."""
         self.get(file_id, tenant)
         self._metadata_path(file_id).unlink(missing_ok=True)
         self._bytes(file_id).unlink(missing_ok=True)

@@ -37,7 +37,7 @@ class OfflineOperations:
 
     def __init__(self, files: FileStore | None, batches: BatchStore | None, notify: Callable[[], None]) -> None:
         """Wraps the stores of files and batches, which are None if no folder for them is configured. `notify` wakes
-        the batch runner after a batch is created or cancelled."""
+        the batch runner after a batch is created."""
         self._optional_files, self._optional_batches = files, batches
         self._notify = notify
 

@@ -83,6 +83,8 @@ class BatchRunner:
             await asyncio.gather(*self._running.values(), return_exceptions=True)
 
     def _is_free(self, batch: Batch) -> bool:
+        """Returns whether this process may claim the batch now: it is unfinished and not running here, a slot is
+        free, and the frontend does not drain."""
         busy = batch.id in self._running or len(self._running) >= MAX_RUNNING_BATCHES
         return not (busy or batch.has_ended or self._is_leaving())
 
@@ -168,6 +170,7 @@ class BatchRun:
         return ending
 
     async def _ending(self) -> str:
+        """Returns cancelled or expired if the batch is to end early, otherwise completed."""
         if await asyncio.to_thread(self._batches.is_cancelled, self._batch.id):
             return "cancelled"
         return "expired" if time.time() > self._batch.expires_at else "completed"

@@ -52,6 +52,7 @@ class TempFiles:
                 return owner
 
     def _sweep(self) -> None:
+        """Removes the temporary files of other processes that have died."""
         for path in [*self._owners.iterdir()]:
             if _OWNER.fullmatch(path.name) and path.name != self._owner:
                 self._sweep_of(path.name, path)

@@ -146,6 +146,7 @@ class AnswerParser:
             append_part(parts, event)
 
     def _add_arguments(self, parts: list[Part], text: str) -> None:
+        """Adds a piece of the last call's arguments, unless that call is beyond the most that are allowed."""
         if self._most_calls is None or self._num_calls <= self._most_calls:
             append_part(parts, CallDelta(self._num_calls - 1, "", "", text))
 

@@ -54,6 +54,7 @@ class ByteLevelDetokenizer:
         return text
 
     def flush(self) -> str:
+        """Returns the bytes of an unfinished character as U+FFFD, and resets the detokenizer."""
         self._mid_character = False
         return self._decoder.decode(b"", final=True)
 

@@ -94,6 +94,8 @@ class SectionEncoder:
         return ids
 
     def pair(self, texts: tuple[str, str]) -> Tokenized:
+        """Encodes a pair with special tokens; the result records where the second text begins (0 if the tokenizer
+        does not mark it)."""
         encoding = _encoded(self.tokenizer, [texts], add_special_tokens=True)[0]
         return Tokenized(encoding.ids, encoding.type_ids.index(1) if 1 in encoding.type_ids else 0)
 
@@ -247,6 +249,8 @@ class Encoder:
         return ids.tolist()
 
     async def _in_turn(self, reader: SectionEncoder, piece: str, length: int, *, add_special_tokens: bool) -> list[int]:
+        """Encodes a piece in a thread once its turn comes; pieces of shorter texts (`length` in characters) come
+        first."""
         async with self._turns.slot(length):
             return await self._run(self._pool, reader, piece, add_special_tokens)
 

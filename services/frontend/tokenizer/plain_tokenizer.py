@@ -51,5 +51,6 @@ def _model(model: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]
 
 
 def _makes_any(merge: str | list[str], names: Mapping[str, str]) -> bool:
+    """Returns whether a merge of the vocabulary reads or produces a token that is renamed."""
     left, right = merge.split(" ", 1) if isinstance(merge, str) else merge
     return left in names or right in names or left + right in names

@@ -191,6 +191,7 @@ class Tokenizer:
         return decoded.decode(errors="replace")
 
     def _skipped_but(self, shown: frozenset[str]) -> frozenset[int]:
+        """Returns the ids of all special tokens except those whose text is in `shown`, cached by `shown`."""
         if shown not in self._skipped:
             self._skipped[shown] = frozenset(i for text, i in self._special.items() if text not in shown)
         return self._skipped[shown]

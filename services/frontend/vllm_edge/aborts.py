@@ -30,6 +30,8 @@ class AbortRegistry:
                 del self._generations[key]
 
     def abort(self, caller: Caller | None, request_ids: Iterable[str]) -> None:
+        """Aborts the caller's generations with these request ids; unknown ids and those of other callers are
+        ignored."""
         for request_id in request_ids:
             for generation in self._generations.get(_key(caller, request_id), ()):
                 generation.abort()

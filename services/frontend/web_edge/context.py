@@ -56,6 +56,7 @@ class WebContext:
         self.trailers = dict(metadata)
 
     async def abort_with_status(self, status: Any) -> None:
+        """Ends the method by raising CallEnded with the status and its details, as gRPC's context does."""
         details = dict(status.trailing_metadata or ()).get(DETAILS, b"")
         raise CallEnded(WebCallStatus(status.code, status.details, details))
 

@@ -57,5 +57,6 @@ def _walk(matcher: LLMatcher, first: int, choose: Choose) -> str:
 
 
 def _written(tokens: Sequence[int], first: int) -> str:
+    """Returns the quoted text of the tokens, at most its last SHOWN_CHARACTERS characters, for an error text."""
     text = bytes(token - first for token in tokens if token >= first).decode(errors="replace")
     return repr(text if len(text) <= SHOWN_CHARACTERS else f"... {text[-SHOWN_CHARACTERS:]}")

@@ -58,11 +58,13 @@ class ChatFormat:
         return chunks
 
     def _opening(self, sample: int, generation: Generation) -> dict[str, Any]:
+        """Returns the first chunk of a sample: the role, with an echoed prefix as its content."""
         message = {"role": "assistant", "content": self._prefix(sample)}
         choice = {"index": sample, "delta": message, "logprobs": None, "finish_reason": None}
         return self._frame([choice], **self._usage(sample, generation, opening=True), **self._prompt(generation))
 
     def last_chunk(self, generation: Generation) -> dict[str, Any] | None:
+        """Returns the chunk without choices that ends a stream, with usage and times; None if neither was requested."""
         usage = {"usage": usage_object(generation.usage)} if self._options.include_usage else {}
         fields = usage | metrics(self._options, generation)
         return self._frame([], **fields) if fields else None

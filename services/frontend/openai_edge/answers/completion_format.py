@@ -44,6 +44,7 @@ class CompletionFormat:
         return [self._frame([self._choice(delta, generation)], **more)]
 
     def last_chunk(self, generation: Generation) -> dict[str, Any] | None:
+        """Returns the chunk without choices that ends a stream, with usage and times; None if neither was requested."""
         usage = {"usage": usage_object(self._counted(generation.usage))} if self._options.include_usage else {}
         fields = usage | metrics(self._options, generation)
         return self._frame([], **fields) if fields else None

@@ -50,6 +50,7 @@ class TextInputCalls:
         return converted + (self._end() if ended else [])
 
     def _end(self) -> list[Part | TextInputDelta]:
+        """Ends the open call and returns the rest of its text input, if there is more."""
         open_input, self._input = self._input, None
         rest = open_input.finish() if open_input is not None else ""
         return [TextInputDelta(self._number, "", "", rest)] if rest else []

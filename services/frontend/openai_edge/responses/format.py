@@ -52,6 +52,8 @@ class ResponseIdentity:
         self.is_background = bool(request_id)
 
     def new_item_id(self, prefix: str) -> str:
+        """Returns the next item's id with the prefix: derived from the request id and a counter for background
+        responses, otherwise random."""
         self._num_items += 1
         named = hashlib.sha256(f"{self._num_items} {self._request_id}".encode()).hexdigest()[:32]
         return f"{prefix}_{named if self._request_id else uuid.uuid4().hex}"
@@ -132,6 +134,7 @@ class ResponsesFormat:
         return b"".join(map(self._event, events))
 
     def error_events(self, error: QuireError) -> bytes:
+        """Returns the events error and response.failed as SSE bytes, with the items that were finished before."""
         response = {**self._fields, **failure_fields(error), "output": self._items}
         events: list[Event] = [("error", {**response["error"], "param": error.field or None})]
         return b"".join(map(self._event, [*events, ("response.failed", {"response": response})]))

@@ -103,6 +103,8 @@ class GenerationRoutes:
         return GenerationResponse(self._generator, request, ChunkEventFormat(answer_format), stream=bool(body.stream))
 
     def _rebuild_chat(self, body: bytes, sent: CallHeaders, created_unix_s: int) -> FormattedRequest:
+        """Rebuilds request and format from the stored body of a resumable stream, with its original creation time in
+        Unix seconds."""
         request, answer_format = self._chat(ChatBody.model_validate_json(body), sent, created_unix_s)
         return FormattedRequest(request, ChunkEventFormat(answer_format))
 
@@ -130,6 +132,7 @@ def _last_answers(prompts: Sequence[Prompt]) -> list[str]:
 
 
 def _last_answer(prompt: ChatPrompt) -> str:
+    """Returns the content of the last message if it is the assistant's, otherwise ""."""
     if not prompt.messages or prompt.messages[-1]["role"] != "assistant":
         return ""
     return str(prompt.messages[-1]["content"] or "")

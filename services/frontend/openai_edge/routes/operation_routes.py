@@ -124,14 +124,19 @@ class OperationRoutes:
         return {"status": "resumed"}
 
     async def sleep(self, level: Annotated[int, Query(ge=1, le=2)] = 1, mode: Mode = "keep") -> dict[str, Any]:
+        """Puts all workers to sleep; `mode` says whether running sequences are kept or aborted. Level 1 moves
+        weights to host memory, level 2 drops them."""
         slept = await self._schedulers.sleep(pb.SleepRequest(level=level, mode=MODES[mode]))
         return {"status": "asleep", "num_kept": slept.num_kept, "num_aborted": slept.num_aborted}
 
     async def wake_up(self, tags: Annotated[list[Tag] | None, Query()] = None) -> dict[str, Any]:
+        """Wakes the weights or KV caches that `tags` name on all workers, all by default; returns what is still
+        asleep."""
         woken = await self._schedulers.wake_up(pb.WakeUpRequest(tags=tags or ()))
         return {"status": "asleep" if woken.asleep else "awake", "asleep": list(woken.asleep)}
 
     async def update_weights(self, body: UpdateWeightsBody) -> dict[str, Any]:
+        """Loads a checkpoint from a folder of the workers into all of them, and returns the new version."""
         mode = pb.PAUSE_MODE_ABORT if body.abort_all_requests else MODES[body.mode]
         request = pb.UpdateWeightsRequest(path=body.model_path, weight_version=body.weight_version, mode=mode)
         return _update_result(await self._schedulers.update_weights(request))
@@ -146,6 +151,8 @@ class OperationRoutes:
         return {"success": True, "message": f"{joined.num_ranks} ranks are in the group"}
 
     async def update_weights_from_distributed(self, body: BroadcastBody) -> dict[str, Any]:
+        """Receives tensors that the trainer broadcasts in the process group on all workers, and returns the new
+        version."""
         mode = pb.PAUSE_MODE_ABORT if body.abort_all_requests else MODES[body.mode]
         request = pb.UpdateWeightsRequest(weight_version=body.weight_version, mode=mode)
         return _update_result(await self._schedulers.update_weights(request, _announced(body)))

@@ -39,6 +39,7 @@ class ContentFilter:
         return kept
 
     def finish(self) -> list[Event]:
+        """Returns the content that was held, and starts a new reader for the text that follows."""
         reader, self._reader = self._reader, MarkupReader(self._read)
         return reader.finish()
 
