@@ -110,8 +110,8 @@ class OperationRoutes:
         self.router.add_api_route("/is_sleeping", self.is_sleeping, methods=["GET"])
 
     async def pause(self, mode: Mode = "keep", clear_cache: Clear = False) -> dict[str, Any]:
-        """Pauses generation on all schedulers; `mode` says whether running sequences are kept or aborted. Returns
-        the counts of both; raises Unimplemented for clear_cache."""
+        """Pauses generation on all schedulers; `mode` says whether requests in progress are kept, aborted or waited
+        for. Returns the counts of kept and aborted sequences; raises Unimplemented for clear_cache."""
         if clear_cache:
             raise Unimplemented(
                 "clear_cache is not offered: the prefix cache is cleared when the weights change", field="clear_cache"
@@ -124,8 +124,8 @@ class OperationRoutes:
         return {"status": "resumed"}
 
     async def sleep(self, level: Annotated[int, Query(ge=1, le=2)] = 1, mode: Mode = "keep") -> dict[str, Any]:
-        """Puts all workers to sleep; `mode` says whether running sequences are kept or aborted. Level 1 moves
-        weights to host memory, level 2 drops them."""
+        """Puts all workers to sleep. `mode` says whether requests in progress are kept, aborted or waited for; level
+        1 moves weights to host memory, level 2 discards them. Returns the counts of kept and aborted sequences."""
         slept = await self._schedulers.sleep(pb.SleepRequest(level=level, mode=MODES[mode]))
         return {"status": "asleep", "num_kept": slept.num_kept, "num_aborted": slept.num_aborted}
 
