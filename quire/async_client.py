@@ -46,6 +46,7 @@ class AsyncClient:
         options: RequestOptions | None = None,
         **extras: Unpack[ChatExtras],
     ) -> RequestOutput:
+        """Returns the complete answer of the assistant; raises a QuireError as the server reports it."""
         return await self._gather(calls.whole_chat(messages, params, options, extras), messages)
 
     async def embed(
@@ -96,6 +97,7 @@ class AsyncClient:
         options: RequestOptions | None = None,
         **extras: Unpack[ChatExtras],
     ) -> AsyncIterator[Delta]:
+        """Yields the assistant's answer in deltas. Leaving the loop early cancels the call, unless it is resumable."""
         return self._stream(calls.chat(messages, params, options, extras))
 
     def attach(self, request_id: str, offset: int = 0, *, tenant: str = "") -> AsyncIterator[Delta]:
@@ -114,12 +116,15 @@ class AsyncClient:
         await self.close()
 
     async def _ask(self, call: InferenceCall[T]) -> T:
+        """Awaits a unary call and converts its response; a gRPC error is raised as the matching QuireError."""
         try:
             return call.read(await call.on(self._inference))
         except grpc.RpcError as error:
             raise from_rpc(error) from None
 
     async def _stream(self, call: InferenceCall[T]) -> AsyncIterator[T]:
+        """Yields the converted messages of a streaming call; gRPC errors are raised as QuireErrors. The call is
+        cancelled when the iteration ends."""
         messages = call.on(self._inference)
         try:
             async for message in messages:
@@ -130,6 +135,7 @@ class AsyncClient:
             messages.cancel()  # leaving the loop early frees the blocks; a resumable stream continues
 
     async def _gather(self, call: InferenceCall[Message], prompt: object) -> RequestOutput:
+        """Collects a stream's messages into one output; a gRPC error is raised as the matching QuireError."""
         try:
             return collect([message async for message in call.on(self._inference)], prompt)
         except grpc.RpcError as error:

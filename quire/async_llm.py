@@ -43,7 +43,8 @@ class AsyncLLM(EmbeddedCluster):
         lora_request: LoRARequest | None = None,
         options: RequestOptions | None = None,
     ) -> GenerationHandle:
-        """Continues a prompt; the result can be awaited or iterated, once."""
+        """Continues a prompt. The handle can be awaited for the complete output or iterated for cumulative ones,
+        once; nothing is sent before that."""
         options = options or RequestOptions()
         if request_id:
             options = replace(options, request_id=request_id)
@@ -60,6 +61,7 @@ class AsyncLLM(EmbeddedCluster):
         lora_request: LoRARequest | None = None,
         **extras: Unpack[ChatExtras],
     ) -> RequestOutput:
+        """Returns the assistant's complete answer; the adapter of `lora_request` is loaded if it is not yet."""
         return await self.client.chat(messages, params, await self._chosen(lora_request, options), **extras)
 
     async def embed(
@@ -70,6 +72,7 @@ class AsyncLLM(EmbeddedCluster):
         lora_request: LoRARequest | None = None,
         **extras: Unpack[EmbedExtras],
     ) -> list[list[float]]:
+        """Returns one vector per input; the adapter of `lora_request` is loaded if it is not yet."""
         return await self.client.embed(inputs, await self._chosen(lora_request, options), **extras)
 
     async def encode(
@@ -80,6 +83,7 @@ class AsyncLLM(EmbeddedCluster):
         lora_request: LoRARequest | None = None,
         **extras: Unpack[EmbedExtras],
     ) -> list[list[list[float]]]:
+        """Returns one vector per token of each input: [inputs][tokens][dimensions]."""
         return await self.client.encode(inputs, await self._chosen(lora_request, options), **extras)
 
     async def classify(
@@ -89,6 +93,7 @@ class AsyncLLM(EmbeddedCluster):
         *,
         lora_request: LoRARequest | None = None,
     ) -> list[Classification]:
+        """Returns the classification of each input, by a model with a classification head."""
         return await self.client.classify(inputs, await self._chosen(lora_request, options))
 
     async def score(
@@ -99,6 +104,7 @@ class AsyncLLM(EmbeddedCluster):
         *,
         lora_request: LoRARequest | None = None,
     ) -> list[float]:
+        """Returns one score per (query, document) pair; a single query is scored with all documents."""
         return await self.client.score(queries, documents, await self._chosen(lora_request, options))
 
     async def rerank(
@@ -110,6 +116,7 @@ class AsyncLLM(EmbeddedCluster):
         *,
         lora_request: LoRARequest | None = None,
     ) -> list[Ranked]:
+        """Returns the documents with their scores, best first; `top_n` of 0 returns all of them."""
         return await self.client.rerank(query, documents, top_n, await self._chosen(lora_request, options))
 
     async def load_lora_adapter(self, lora_name: str, lora_path: str, load_inplace: bool = False) -> int:

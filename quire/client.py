@@ -92,7 +92,8 @@ class Client:
         on_done: OnDone = None,
         **extras: Unpack[ChatExtras],
     ) -> list[RequestOutput]:
-        """Answers one conversation, or several concurrently."""
+        """Answers one conversation, or several concurrently, in order. `on_done` is called with each result; the
+        first error cancels the others and is raised."""
         batch: list[ChatMessages] = [messages] if isinstance(messages[0], dict) else list(messages)  # type: ignore
         count = len(batch)
         each = zip(batch, for_each(params, count), options_for_each(options, count), strict=True)
@@ -149,7 +150,8 @@ class Client:
         options: RequestOptions | None = None,
         timeout_s: float | None = None,
     ) -> list[Ranked]:
-        """Returns documents by how well they match the query, best first; `top_n`: maximum number, 0: all."""
+        """Returns documents with their scores by how well they match the query, best first, at most `top_n` (0:
+        all)."""
         return self._ask(calls.rerank(query, documents, top_n, options), timeout_s)
 
     def stream(
@@ -165,7 +167,8 @@ class Client:
         options: RequestOptions | None = None,
         **extras: Unpack[ChatExtras],
     ) -> Iterator[Delta]:
-        """Yields the answer as it is generated."""
+        """Yields one sample's answer in deltas as it is generated; leaving the loop early cancels the call, unless
+        it is resumable."""
         yield from self._stream(calls.chat(messages, params, options, extras))
 
     def attach(self, request_id: str, offset: int = 0, *, tenant: str = "") -> Iterator[Delta]:
@@ -339,6 +342,8 @@ class Client:
             return call.read(call.on(self._inference, timeout_s))
 
     def _stream(self, call: InferenceCall[T]) -> Iterator[T]:
+        """Yields the converted messages of a streaming call; gRPC errors are raised as QuireErrors. The call is
+        cancelled when the iteration ends."""
         messages = call.on(self._inference)
         try:
             with translated_errors():
@@ -353,7 +358,8 @@ class Client:
         timeout_s: float | None,
         on_done: OnDone,
     ) -> list[RequestOutput]:
-        """Sends all calls at once; returns their results in order."""
+        """Sends all calls at once and returns their results in order; the first error cancels all streams and is
+        raised."""
         streams = [call.on(self._inference, timeout_s) for call in asked]
         found = []
         try:

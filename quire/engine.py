@@ -36,7 +36,8 @@ class LLMEngine:
     """
 
     def __init__(self, model: str = "", **settings: Any) -> None:
-        """Loads the model. Raises InvalidArgument for an unsupported model or invalid settings."""
+        """Loads the model (default: the bundled one) and builds frontend, scheduler and worker in this process.
+        `settings` are those of any of them; raises InvalidArgument for unsupported models and invalid settings."""
         self._folder = model or str(bundled.FOLDER)
         sections = by_service(settings)
         served = sections["worker"].get("served_model_name") or ("" if model else bundled.NAME)
@@ -58,7 +59,7 @@ class LLMEngine:
         priority: int = 0,
         options: RequestOptions | None = None,
     ) -> None:
-        """Adds a request, which step() computes. `lora_request`: its adapter, which is loaded if needed. Raises
+        """Adds a request, which step() computes, and loads the adapter of `lora_request` if needed. Raises
         QuireError for a request that cannot run; it is then not added."""
         options = replace(self._adapters.chosen(lora_request, options), request_id=request_id)
         if priority:
@@ -107,7 +108,8 @@ class LLMEngine:
         return [found[number] for number in range(len(batch))]
 
     def abort_request(self, request_ids: str | Iterable[str]) -> None:
-        """Ends requests without further output; unknown ids are ignored."""
+        """Aborts one request or several without further output and forgets what they have generated; unknown ids are
+        ignored."""
         ended = [request_ids] if isinstance(request_ids, str) else [*request_ids]
         self._engine.abort(ended)
         for request_id in ended:

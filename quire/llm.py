@@ -52,8 +52,8 @@ class LLM(EmbeddedCluster):
         use_tqdm: bool = False,
         **extras: Unpack[ChatExtras],
     ) -> list[RequestOutput]:
-        """Answers one conversation or several; `lora_request`: as for generate(); `extras`: tools, tool_choice,
-        reasoning_effort, ..."""
+        """Answers one conversation or several, in order. The adapters of `lora_request`, one for all or one each,
+        are loaded if needed; `extras` are tools, tool_choice, reasoning_effort, ..."""
         count = 1 if isinstance(messages[0], dict) else len(messages)
         options = self._adapters.options(lora_request, count)
         with bar(count, shown=use_tqdm) as advance:
@@ -66,8 +66,8 @@ class LLM(EmbeddedCluster):
         lora_request: LoRARequests = None,
         **extras: Unpack[EmbedExtras],
     ) -> list[list[float]]:
-        """Returns a vector for each input (text or token ids); `lora_request`: as for generate(); `extras`: pooler
-        (last, mean, cls), normalize, dimensions."""
+        """Returns a vector for each input (text or token ids), with one adapter for all or one each. `extras` are
+        pooler (last, mean, cls), normalize and dimensions."""
         return self._pooled(inputs, lora_request, lambda part, own: self.client.embed(part, own, **extras))
 
     def encode(
@@ -91,14 +91,15 @@ class LLM(EmbeddedCluster):
         *,
         lora_request: LoRARequest | None = None,
     ) -> list[float]:
-        """Scores how well each document matches the query, or each pair of equally many queries and documents;
-        `lora_request`: for all of them."""
+        """Returns a score of each document for the one query, or of each pair of equally many queries and documents;
+        the adapter of `lora_request` is used for all of them."""
         return self.client.score(queries, documents, self._adapters.chosen(lora_request))
 
     def rerank(
         self, query: str, documents: Sequence[str], top_n: int = 0, *, lora_request: LoRARequest | None = None
     ) -> list[Ranked]:
-        """Returns documents by how well they match the query, best first; `top_n`: maximum number, 0: all."""
+        """Returns documents with their scores by how well they match the query, best first, at most `top_n` (0:
+        all)."""
         return self.client.rerank(query, documents, top_n, self._adapters.chosen(lora_request))
 
     def _pooled(

@@ -47,6 +47,8 @@ def parse(text: str) -> list[Metric]:
 
 
 def _of(family: Parsed) -> Iterator[Metric]:
+    """Yields the metrics of one family in vLLM's classes: histograms per label set, counters without their _created
+    samples, gauges; other types are skipped."""
     if family.type == "histogram":
         yield from _histograms(family)
     elif family.type == "counter":
@@ -56,6 +58,7 @@ def _of(family: Parsed) -> Iterator[Metric]:
 
 
 def _histograms(family: Parsed) -> Iterator[Metric]:
+    """Groups a family's samples by their labels except `le` and yields one histogram each; buckets stay cumulative."""
     series: dict[tuple[tuple[str, str], ...], Histogram] = {}
     for sample in family.samples:
         labels = {name: value for name, value in sample.labels.items() if name != "le"}

@@ -34,6 +34,7 @@ class FlatLogprobs(Sequence[Logprob]):
         self.ranks = array("q")
 
     def extend(self, arrays: pb.LogprobArrays) -> None:
+        """Appends the entries of a message; the first entry of each token is the sampled one."""
         for count in arrays.entry_counts:
             self.starts.append(self.starts[-1] + count)
         self.token_ids.extend(arrays.token_ids)
@@ -48,6 +49,7 @@ class FlatLogprobs(Sequence[Logprob]):
     @overload
     def __getitem__(self, index: slice) -> list[Logprob]: ...
     def __getitem__(self, index: int | slice) -> Logprob | list[Logprob]:
+        """Returns one position's logprobs as an object, which is built on access, or a list for a slice."""
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         index = range(len(self))[index]
@@ -158,6 +160,7 @@ def text_of(message: Message) -> str:
 
 
 def delta(message: Message) -> Delta:
+    """Converts a message of a generation or chat stream; reasoning and tool calls exist only for chats."""
     offset = message.offset if message.HasField("offset") else None
     news = Delta(message.index, text_of(message), tuple(message.token_ids), finish_reason(message), offset=offset)
     if not isinstance(message, pb.ChatResponse):
@@ -166,6 +169,7 @@ def delta(message: Message) -> Delta:
 
 
 def attached(message: pb.AttachResponse) -> Delta:
+    """Converts a message of a resumed stream: a delta, or an event of another dialect."""
     if not message.HasField("event"):
         return delta(message.chat if message.HasField("chat") else message.generate)
     told = message.event
@@ -198,6 +202,7 @@ class OutputCollector:
         self._samples: dict[int, CompletionOutput] = {}
 
     def add(self, message: Message) -> None:
+        """Adds a message to its sample in the result; samples stay ordered by index."""
         if message.index not in self._samples:
             self._samples[message.index] = CompletionOutput(message.index)
             self.result.outputs = [self._samples[index] for index in sorted(self._samples)]
@@ -205,6 +210,7 @@ class OutputCollector:
 
 
 def _add(result: RequestOutput, sample: CompletionOutput, message: Message) -> None:
+    """Adds a message to the result and its sample; lists and texts grow in place."""
     result.request_id = message.request_id or result.request_id
     sample.text += text_of(message)
     sample.token_ids.extend(message.token_ids)
@@ -224,6 +230,7 @@ def _add(result: RequestOutput, sample: CompletionOutput, message: Message) -> N
 
 
 def _add_parts(sample: CompletionOutput, message: pb.ChatResponse) -> None:
+    """Appends a chat message's reasoning and pieces of tool calls, whose arguments arrive in parts."""
     sample.reasoning += message.reasoning
     for piece in message.tool_calls:
         if piece.index == len(sample.tool_calls):
@@ -235,7 +242,8 @@ def _add_parts(sample: CompletionOutput, message: pb.ChatResponse) -> None:
 def _more(
     known: Sequence[Logprob] | None, entries: Sequence[pb.TokenLogprobs], arrays: pb.LogprobArrays
 ) -> Sequence[Logprob] | None:
-    """Extends `known` by a message's log-probabilities in either form."""
+    """Returns `known` with a message's log-probabilities appended, as a list of objects or flat arrays, as they were
+    sent."""
     if entries:
         return [*(known or ()), *map(_logprob, entries)]
     if arrays.ranks:
@@ -263,7 +271,7 @@ def classifications(response: pb.ClassifyResponse) -> list[Classification]:
 
 
 def token_vectors(response: pb.EmbedResponse) -> list[list[list[float]]]:
-    """Returns several vectors per input, or one."""
+    """Returns the vectors of each input: [inputs][vectors][dimensions]; one vector if the server sends no counts."""
     counts = array("I")
     counts.frombytes(response.num_rows)
     found = []

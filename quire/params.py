@@ -28,6 +28,7 @@ class StructuredOutput:
     whitespace_pattern: str | None = None
 
     def to_proto(self) -> pb.StructuredOutput:
+        """Converts to the message; raises InvalidArgument unless exactly one constraint is set."""
         given = [item.name for item in fields(self)[:6] if getattr(self, item.name) is not None]
         if len(given) != 1:
             text = f"StructuredOutput needs exactly one constraint, got {', '.join(given) or 'none'}"
@@ -129,6 +130,7 @@ class SamplingParams(_Unnamed):
     structured_output: StructuredOutput | None = None
 
     def to_proto(self) -> pb.SamplingParams:
+        """Converts to the message; fields that are None stay unset, so that the model's defaults apply."""
         message = pb.SamplingParams()
         for item in fields(self):
             value = getattr(self, item.name)

@@ -56,6 +56,7 @@ class RequestOptions:
     retention_s: float = 0.0  # without a reader, and after its end; 0: the server's maximum
 
     def to_proto(self) -> pb.RequestOptions:
+        """Converts to the message; `model`, `resumable` and `retention_s` are fields of the requests instead."""
         return pb.RequestOptions(
             request_id=self.request_id,
             priority=self.priority,
@@ -79,7 +80,8 @@ def final_only_options(options: RequestOptions | None) -> RequestOptions:
 
 
 def plain(prompt: Prompt) -> Plain:
-    """Returns the prompt's text or token ids. Raises InvalidArgument."""
+    """Returns the prompt's text or token ids; ids are preferred if a dictionary has both. Raises InvalidArgument for
+    unknown keys and for neither."""
     if not isinstance(prompt, Mapping):
         return prompt
     for name in prompt:
@@ -121,6 +123,7 @@ def one_per_prompt(given: Sequence[Given], count: int, name: str) -> Sequence[Gi
 
 
 def generate_request(prompt: Prompt, params: SamplingParams | None, options: RequestOptions) -> pb.GenerateRequest:
+    """Builds a generation request for a text or token ids; a prompt's own cache_salt overrides the options'."""
     request = pb.GenerateRequest(
         model=options.model,
         options=options.to_proto(),
@@ -150,6 +153,8 @@ class EmbedExtras(TypedDict, total=False):
 
 
 def embed_request(inputs: Sequence[Prompt], options: RequestOptions, extras: EmbedExtras) -> pb.EmbedRequest:
+    """Builds a request for one pooled result per input; raises InvalidArgument for unknown extras, poolers and
+    dimensions."""
     unknown = set(extras) - set(EmbedExtras.__annotations__)
     if unknown:
         raise InvalidArgument(f"unknown argument {min(unknown)!r}", field=min(unknown))
@@ -193,6 +198,7 @@ def rerank_request(query: str, documents: Sequence[str], top_n: int, options: Re
 def score_request(
     queries: str | Sequence[str], documents: str | Sequence[str], options: RequestOptions
 ) -> pb.ScoreRequest:
+    """Builds a request for scores; a single text counts as a list of one."""
     return pb.ScoreRequest(
         queries=[queries] if isinstance(queries, str) else queries,
         documents=[documents] if isinstance(documents, str) else documents,
@@ -215,6 +221,8 @@ class ChatExtras(TypedDict, total=False):
 def chat_request(
     messages: ChatMessages, params: SamplingParams | None, options: RequestOptions, extras: ChatExtras
 ) -> pb.ChatRequest:
+    """Builds a chat request from messages, tools and choices in OpenAI's form; raises InvalidArgument for unknown
+    extras."""
     unknown = set(extras) - set(ChatExtras.__annotations__)
     if unknown:
         raise InvalidArgument(f"unknown argument {min(unknown)!r}", field=min(unknown))
@@ -237,6 +245,7 @@ def chat_request(
 
 
 def _chat_message(message: Mapping[str, Any]) -> pb.ChatMessage:
+    """Converts a message in OpenAI's form; KeyError if its role or a call's function is missing."""
     calls = [
         pb.ToolCall(
             id=call.get("id", ""), name=call["function"]["name"], arguments=_json_text(call["function"]["arguments"])
@@ -254,6 +263,7 @@ def _chat_message(message: Mapping[str, Any]) -> pb.ChatMessage:
 
 
 def _tool(tool: Mapping[str, Any]) -> pb.Tool:
+    """Converts a function tool in OpenAI's form; parameters are passed on as JSON text."""
     function = tool["function"]
     return pb.Tool(
         name=function["name"],
@@ -268,6 +278,7 @@ def _json_text(value: Any) -> str:
 
 
 def _tool_choice(choice: str | Mapping[str, Any]) -> pb.ToolChoice:
+    """Converts none, auto, required or a function's name; raises InvalidArgument for another text."""
     if not isinstance(choice, str):
         return pb.ToolChoice(mode=pb.ToolChoice.MODE_REQUIRED, name=choice["function"]["name"])
     modes = {"none": pb.ToolChoice.MODE_NONE, "auto": pb.ToolChoice.MODE_AUTO, "required": pb.ToolChoice.MODE_REQUIRED}
@@ -279,7 +290,7 @@ def _tool_choice(choice: str | Mapping[str, Any]) -> pb.ToolChoice:
 
 @contextmanager
 def translated_errors() -> Iterator[None]:
-    """Converts gRPC errors to those of quire.shared.errors."""
+    """Converts gRPC errors that are raised within the block to the matching QuireErrors."""
     try:
         yield
     except grpc.RpcError as error:
@@ -287,6 +298,7 @@ def translated_errors() -> Iterator[None]:
 
 
 def from_rpc(error: grpc.RpcError) -> QuireError:
+    """Converts a gRPC error to the matching QuireError with its retry hint; unknown codes become Internal."""
     code = _ERROR_CODES.get(error.code())
     details = error.details() or str(error.code())
     if code is None:
@@ -296,7 +308,7 @@ def from_rpc(error: grpc.RpcError) -> QuireError:
 
 
 def _retry_after_ms(error: grpc.RpcError) -> int:
-    """Returns the server's google.rpc.RetryInfo; 0 without one."""
+    """Returns the server's google.rpc.RetryInfo in milliseconds; 0 if the error has none."""
     metadata: Any = error.trailing_metadata()
     for key, value in metadata or ():
         if key == STATUS_DETAILS:

@@ -113,7 +113,8 @@ class WeightsUpdateGroup:
         return f"{self._name}/receiving/{self._num_updates}"
 
     def _send(self, tensor: Any, asked: Future[str]) -> bool:
-        """Sends a tensor; returns False if the update has ended before."""
+        """Broadcasts a tensor as rank 0 and waits for it; returns False if the update ended before. Raises the
+        update's error if the broadcast fails."""
         import torch
         from torch import distributed
 
@@ -155,6 +156,8 @@ def _store(address: str, size: int, timeout_s: float) -> Any:
 
 
 def _member(store: Any, name: str, backend: str, size: int, timeout_s: float) -> Any:
+    """Joins the process group as rank 0 of `size`, with the store's prefixes as torch makes them on the workers;
+    blocks up to `timeout_s` seconds."""
     from torch import distributed
     from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 

@@ -14,7 +14,7 @@ Run = Callable[[argparse.Namespace], int]
 
 
 def main(name: str, text: str, configure: Configure, run: Run, arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit status: 1 for a QuireError, which is printed."""
+    """Parses the command line and runs the program; a QuireError is printed as one line and gives exit status 1."""
     parser = CommandParser(name, description=text, allow_abbrev=False)
     configure(parser)
     parsed, left_over = parser.parse_known_args(arguments)

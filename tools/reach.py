@@ -123,7 +123,8 @@ def excess(reaches: Mapping[str, CalledFunctions], most: Mapping[str, int]) -> l
 
 
 def limits(text: str) -> dict[str, int]:
-    """Parses STEADY,FIRST,SUBMISSION."""
+    """Parses the most files of the phases STEADY,FIRST,SUBMISSION; raises ArgumentTypeError for anything but three
+    numbers."""
     numbers = text.split(",")
     if len(numbers) != len(PHASES) or not all(number.isdigit() for number in numbers):
         raise argparse.ArgumentTypeError(f"{text!r} is not three numbers of files: {','.join(PHASES)}")
@@ -131,6 +132,8 @@ def limits(text: str) -> dict[str, int]:
 
 
 def main(arguments: list[str] | None = None, measured: Callable[[], Mapping[str, CalledFunctions]] = measure) -> int:
+    """Measures, prints the table and optionally a listing; returns 1 if a phase runs through more files than --most
+    allows."""
     parser = argparse.ArgumentParser("python -m tools.reach", description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--list", choices=PHASES, help="print the files and functions of this phase")
     parser.add_argument("--most", type=limits, default={}, metavar="45,70,35", help="fail with more files than these")

@@ -50,7 +50,8 @@ class LoadOptions:
 
 
 def configure(parser: argparse.ArgumentParser, work: str, *, reset: bool) -> None:
-    """Adds the flags of every mode that sends requests. `work`: default workloads; empty: the mode has no choice."""
+    """Adds the flags of every mode that sends requests: workloads (default `work`; "" adds no choice), runs,
+    clients, temperature and cache resets (default `reset`)."""
     if work:
         names = f"{', '.join(workloads.WORKLOADS)}; gpu and cpu: sets"
         parser.add_argument("--work", default=work, metavar="A,B,...", help=f"{names} (default: {work})")
@@ -74,6 +75,7 @@ def configure(parser: argparse.ArgumentParser, work: str, *, reset: bool) -> Non
 
 
 def load_options(arguments: argparse.Namespace) -> LoadOptions:
+    """Reads the load options from the command line; runs and clients are at least 1."""
     return LoadOptions(
         max(1, arguments.runs),
         arguments.warmup,
@@ -86,7 +88,8 @@ def load_options(arguments: argparse.Namespace) -> LoadOptions:
 
 
 def served(arguments: argparse.Namespace, effort: LoadOptions) -> Iterator[tuple[Target, Workload]]:
-    """Yields every requested workload on every requested target."""
+    """Yields every requested workload on every requested target, trimmed to the requested size and spread over the
+    adapters; a started cluster runs while its pairs are used."""
     with tempfile.TemporaryDirectory() as scratch:
         for target in targets(arguments, Path(scratch)):
             for work in workloads.named(arguments.work):
@@ -94,6 +97,8 @@ def served(arguments: argparse.Namespace, effort: LoadOptions) -> Iterator[tuple
 
 
 def grpc_caller(target: Target, work: Workload, *, final_only: bool) -> Callable[[], RequestSender]:
+    """Returns a factory of gRPC load clients, one per client process. Raises InvalidArgument for a target that is
+    only known by its OpenAI API."""
     if not target.grpc_address:
         raise InvalidArgument(
             f"{target.name} is known by its OpenAI API only; this needs Quire's gRPC", field="base_url"
@@ -157,6 +162,8 @@ def measure_runs(
     count = comes.most_clients(min(effort.clients, len(work.items)))
 
     def run(side: BenchSide, players: LoadClients, title: str) -> Mapping[str, float]:
+        """Performs one run of a side and returns its figures with the services' CPU and step times. Resets its
+        prefix cache first if requested, and pauses if other servers are measured as well."""
         if effort.reset:
             side.forget()
         if has_others:
@@ -203,6 +210,7 @@ class CostProbe:
         self._cpu_s = service_cpu.seconds(self._pids)
 
     def stop(self, num_tokens: int) -> dict[str, float]:
+        """Returns the services' CPU time per token and their mean step times in microseconds since the start."""
         cpu_s = service_cpu.seconds(self._pids)
         return {
             **service_cpu.per_token(self._cpu_s, cpu_s, num_tokens),
@@ -220,7 +228,7 @@ def medians(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def _bar(title: str) -> Callable[[int, int], None] | None:
-    """Prints a progress line that is overwritten."""
+    """Returns a callback that overwrites a progress line on stderr; None if that is no terminal."""
     if not sys.stderr.isatty():
         return None
     begin = time.monotonic()
@@ -230,6 +238,8 @@ def _bar(title: str) -> Callable[[int, int], None] | None:
 
 
 def _tell(title: str, outcome: LoadResult) -> None:
+    """Prints a run's rates and its first error on stderr, and a hint if a client process was busy. Raises
+    Unavailable if every request failed."""
     failed = outcome.errors
     if len(failed) == len(outcome.timings):
         raise Unavailable(f"every request of {title} failed: {failed[0]}")

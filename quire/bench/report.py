@@ -28,7 +28,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def publish(arguments: argparse.Namespace, rows: Sequence[Row], typed: Sequence[str]) -> None:
-    """Prints, stores and compares what the command `typed` measured."""
+    """Prints the rows as a table or JSON, stores them with --out, and prints their ratios to a stored result with
+    --compare."""
     document = document_of(rows, typed)
     if arguments.out:
         Path(arguments.out).write_text(json.dumps(document, indent=1) + "\n")
@@ -39,6 +40,7 @@ def publish(arguments: argparse.Namespace, rows: Sequence[Row], typed: Sequence[
 
 
 def document_of(rows: Sequence[Row], typed: Sequence[str]) -> dict[str, Any]:
+    """Returns the result document: machine, versions, the command as typed, and rounded rows."""
     return {
         "machine": machine.describe(),
         "versions": machine.versions(),
@@ -60,6 +62,7 @@ def command(words: Sequence[str]) -> str:
 
 
 def stored_rows(path: str) -> list[Row]:
+    """Reads the rows of a stored result; raises InvalidArgument if the file is not one."""
     try:
         rows: list[Row] = json.loads(Path(path).read_text())["rows"]
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -81,6 +84,8 @@ def about(row: Row) -> Row:
 
 
 def ratio(row: Row, before: Row) -> Row:
+    """Returns the row with each number replaced by its ratio to the earlier row's; numbers without an earlier one
+    are left out."""
     ratios = dict(about(row))
     for name, value in row.items():
         old = before.get(name)
@@ -117,6 +122,7 @@ def progress(line: str) -> None:
 
 
 def _rounded(value: Value) -> Value:
+    """Rounds a float to DIGITS significant digits; large ones become integers."""
     if not isinstance(value, float) or value == 0 or not math.isfinite(value):
         return value
     rounded = round(value, DIGITS - 1 - math.floor(math.log10(abs(value))))
@@ -124,6 +130,7 @@ def _rounded(value: Value) -> Value:
 
 
 def _cell(value: Value) -> str:
+    """Formats a value for the table: thousands separators, four significant digits for small floats."""
     if isinstance(value, str):
         return value
     if isinstance(value, int):

@@ -37,6 +37,7 @@ class Target:
     adapters: tuple[str, ...] = ()  # assigned to requests in turn
 
     def reset_prefix_cache(self) -> None:
+        """Empties the target's prefix cache, over gRPC or, for other servers, over HTTP."""
         if self.grpc_address:
             with Client(self.grpc_address) as client:
                 client.reset_prefix_cache()
@@ -78,7 +79,7 @@ def targets(arguments: argparse.Namespace, scratch: Path) -> Generator[Target]:
 
 
 def named(text: str, what: str) -> tuple[str, str]:
-    """Parses `NAME=WHAT`."""
+    """Parses `NAME=WHAT` to a pair; raises InvalidArgument if a half is missing."""
     name, _, rest = text.partition("=")
     if not (name and rest):
         raise InvalidArgument(f"beside: {text!r} is not NAME={what}", field="beside")
@@ -109,6 +110,8 @@ def cluster_options(
 def started_cluster(
     arguments: argparse.Namespace, shape: shapes.BenchShape, lora: Mapping[str, str] | None = None
 ) -> Iterator[Target]:
+    """Starts a cluster for the shape, yields it as a target with process ids and metrics pages, and stops it
+    afterwards."""
     with Cluster(cluster_options(arguments, shape, lora)) as cluster:
         pages = {process.spec.id: _page(process.addresses) for process in cluster.processes}
         yield Target(
@@ -129,6 +132,7 @@ def _page(addresses: Mapping[str, str]) -> str:
 
 
 def running_cluster(grpc_address: str, http_address: str) -> Target:
+    """Describes a cluster that runs already; CPU times are only measured for processes of this machine."""
     with Client(grpc_address) as client:
         model, services = client.models()[0], client.status()
     frontends = [service for service in services if service.role == admin_pb2.ROLE_FRONTEND]

@@ -43,7 +43,7 @@ def check_unused(out: Path) -> None:
 
 
 def files(folder: Path) -> list[Path]:
-    """Returns the weight files. Raises InvalidArgument if there are none."""
+    """Returns the safetensors files of the index, else of the folder; raises InvalidArgument if there are none."""
     index = folder / INDEX
     if index.is_file():
         return [folder / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
@@ -83,6 +83,7 @@ class CheckpointWriter:
         written._finish(config)
 
     def add(self, name: str, tensors: dict[str, Tensor]) -> None:
+        """Writes the tensors as one safetensors file and records them for the index; does nothing without tensors."""
         from safetensors.torch import save_file
 
         if not tensors:
@@ -92,6 +93,8 @@ class CheckpointWriter:
         self._num_bytes += sum(tensor.nbytes for tensor in tensors.values())
 
     def _finish(self, config: dict[str, Any]) -> None:
+        """Writes the index, unless all tensors are in one file, and the configuration, and copies the other files of
+        the folder."""
         if set(self._places.values()) != {WHOLE}:
             index = {"metadata": {"total_size": self._num_bytes}, "weight_map": self._places}
             (self._out / INDEX).write_text(json.dumps(index))

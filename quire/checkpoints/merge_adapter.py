@@ -51,6 +51,7 @@ def merge(folder: Path, adapter: Path, out: Path) -> MergeReport:
 
 
 def _merged(path: Path, merging: Any) -> dict[str, Any]:
+    """Reads one safetensors file and returns its tensors with the adapter merged into them."""
     from safetensors import safe_open
 
     found: dict[str, Any] = {}

@@ -52,6 +52,7 @@ class QuantizeReport:
         return float((self.squared_errors / self.squares) ** 0.5) if self.squares else 0.0
 
     def add(self, name: str, weight: Tensor, floats: Tensor) -> None:
+        """Adds a projection's squared error to the totals and keeps the worst relative one."""
         squares, errors = float(weight.square().sum()), float((weight - floats).square().sum())
         self.num_projections += 1
         self.squares, self.squared_errors = self.squares + squares, self.squared_errors + errors
@@ -94,6 +95,8 @@ def _group(files: list[Path]) -> int:
 
 
 def _is_projection(name: str, dimensions: int) -> bool:
+    """Returns whether a tensor is a 2-D weight of a projection, not an embedding or head; raises InvalidArgument for
+    experts."""
     if ".experts" in name:
         raise InvalidArgument(f"folder: {name} is of experts, which are not quantized here", field="folder")
     module = name.removesuffix(".weight").rpartition(".")[2]
@@ -101,6 +104,8 @@ def _is_projection(name: str, dimensions: int) -> bool:
 
 
 def _rewrite(path: Path, scheme: Callable[[Tensor], Quantized], report: QuantizeReport) -> dict[str, Tensor]:
+    """Quantizes the projections of one safetensors file, leaves other tensors as they are, and adds errors and bytes
+    to the report."""
     from safetensors.torch import load_file
 
     tensors: dict[str, Tensor] = {}
@@ -119,6 +124,7 @@ def _rewrite(path: Path, scheme: Callable[[Tensor], Quantized], report: Quantize
 
 
 def _fp8(_: int) -> Callable[[Tensor], Quantized]:
+    """Returns a scheme with float8_e4m3fn codes and one float32 scale per row."""
     import torch
 
     def scheme(weight: Tensor) -> Quantized:
@@ -130,6 +136,7 @@ def _fp8(_: int) -> Callable[[Tensor], Quantized]:
 
 
 def _int8(_: int) -> Callable[[Tensor], Quantized]:
+    """Returns a scheme with int8 codes and one float32 scale per row."""
     import torch
 
     def scheme(weight: Tensor) -> Quantized:
@@ -141,9 +148,12 @@ def _int8(_: int) -> Callable[[Tensor], Quantized]:
 
 
 def _w4a16(group: int) -> Callable[[Tensor], Quantized]:
+    """Returns a scheme with 4-bit codes and a bfloat16 scale per `group` columns (0: the whole row); of several
+    clipped scales, each group gets the one with the least squared error."""
     import torch
 
     def scheme(weight: Tensor) -> Quantized:
+        """Quantizes a [rows, columns] weight; returns the stored tensors and the weight that they represent."""
         rows, columns = weight.shape
         groups = weight.view(rows, -1, group or columns)
         largest = (groups.abs().amax(2, keepdim=True) / INT4_MAX).clamp(min=1e-12)
@@ -170,9 +180,11 @@ def _w4a16(group: int) -> Callable[[Tensor], Quantized]:
 
 
 def _w8a16(_: int) -> Callable[[Tensor], Quantized]:
+    """Returns a scheme with packed 8-bit codes and one bfloat16 scale per row."""
     import torch
 
     def scheme(weight: Tensor) -> Quantized:
+        """Quantizes a [rows, columns] weight; returns the stored tensors and the weight that they represent."""
         scales = (weight.abs().amax(1, keepdim=True) / INT8_MAX).clamp(min=1e-12).bfloat16().float()
         codes = (weight / scales).round().clamp(-INT8_MAX - 1, INT8_MAX)
         stored = {
@@ -202,7 +214,8 @@ HEADS = {**SCHEMES, "w4a16": _w8a16}
 
 
 def quantization_config(to: str, group: int, *, head: bool = False) -> dict[str, Any]:
-    """Returns quantization_config for config.json; `group`: columns that share a scale, 0: all."""
+    """Returns compressed-tensors' quantization_config for config.json. `group` is the number of columns that share a
+    scale (0: all); `head` includes the output head."""
     kind = "float" if to == "fp8" else "int"
     weights: dict[str, Any] = {"num_bits": 4 if to == "w4a16" else 8, "type": kind, "symmetric": True, "dynamic": False}
     weights |= {"strategy": "group", "group_size": group} if group else {"strategy": "channel"}

@@ -62,12 +62,15 @@ class BatchCalls:
             self._stopped.wait(min(wait_s, LONGEST_WAIT_S))
 
     def _ask(self, path: str, content: bytes) -> tuple[int, dict[str, str], bytes]:
+        """Posts a body on this thread's connection and returns status, headers in lower case, and body; raises
+        OSError or HTTPException if the connection fails."""
         connection = self._connection()
         connection.request("POST", f"{self._root}{path}", content, self._headers)
         answer = connection.getresponse()
         return answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read()
 
     def _connection(self) -> http.client.HTTPConnection:
+        """Returns this thread's connection, which is created on first use and closed with the object."""
         found: http.client.HTTPConnection | None = getattr(self._own, "connection", None)
         if found is None:
             if self._is_tls:
@@ -86,6 +89,7 @@ class BatchCalls:
 
 
 def _read(text: bytes) -> Any:
+    """Parses an answer as JSON; other text is returned as a string."""
     try:
         return json.loads(text)
     except ValueError:

@@ -23,6 +23,7 @@ Modes = Mapping[str, tuple[str, str]]
 
 
 def configure(parser: argparse.ArgumentParser, modes: Modes = MODES) -> None:
+    """Adds a subcommand per mode, which imports every mode's module, with its flags and those of the report."""
     chosen = parser.add_subparsers(dest="mode", required=True, metavar="MODE")
     for name, (module, text) in modes.items():
         mode = chosen.add_parser(name, help=text, description=text, allow_abbrev=False)
@@ -35,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def measured(arguments: argparse.Namespace, modes: Modes, command: Sequence[str]) -> int:
-    """Measures and reports; `command`: the command line."""
+    """Runs the mode, publishes its rows with the `command` line, and returns 1 if a row has errors or shows growth."""
     module = importlib.import_module(modes[arguments.mode][0])
     machine.describe()  # before the measurement, to record the load of other processes
     rows = list(module.measure(arguments))

@@ -11,6 +11,7 @@ from quire.params import SamplingParams
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
+    """Adds the question, the system message, and the flags of address and sampling."""
     parser.add_argument("text", nargs="?", default="", metavar="TEXT", help="one question; left out: a conversation")
     parser.add_argument("--system", default="", metavar="TEXT", help="system message")
     add_address(parser)
@@ -18,6 +19,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Answers one question, or reads questions until end of file; the conversation is sent whole with each question.
+    Returns the exit status 0."""
     turns = [{"role": "system", "content": arguments.system}] if arguments.system else []
     params = params_of(arguments)
     with client_of(arguments) as client:
@@ -44,6 +47,7 @@ def answer(client: Client, turns: list[dict[str, str]], params: SamplingParams) 
 
 
 def _read() -> str | None:
+    """Reads a line from the terminal; None at the end of input."""
     try:
         return input("> ")
     except EOFError:

@@ -17,6 +17,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Prints the text and its continuation as it arrives; `-` reads the text from stdin. Raises InvalidArgument for
+    an empty text."""
     text = sys.stdin.read() if arguments.text == "-" else arguments.text
     if not text:
         raise InvalidArgument("TEXT is empty: there is nothing to continue", field="text")

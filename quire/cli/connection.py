@@ -28,6 +28,7 @@ NOT_CONNECTED = "failed to connect to all addresses"  # gRPC's wording
 
 
 def add_address(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags that name a frontend's gRPC address and the TLS files of this client."""
     parser.add_argument("--address", default="", metavar="HOST:PORT", help=f"a frontend's gRPC (or {ADDRESS_VARIABLE})")
     parser.add_argument("--grpc-port", type=human_int, default=50051, metavar="PORT", help="the same, on this machine")
     parser.add_argument(

@@ -24,6 +24,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Starts a cluster with the bundled model, asks one question over gRPC and one over HTTP, and prints the status
+    table."""
     begin = time.monotonic()
     print("starting a frontend, a scheduler and a worker on the CPU, with the bundled model ...", flush=True)
     quiet = {service: {"log_level": "warning"} for service in SERVICES}
@@ -42,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def stream_over_http(address: str, question: str) -> Iterator[str]:
-    """Streams /v1/chat/completions with only the standard library."""
+    """Yields the answer's text as it arrives, from /v1/chat/completions with only the standard library."""
     body = {
         "model": "quire-tiny",
         "messages": [{"role": "user", "content": question}],

@@ -33,6 +33,7 @@ S = TypeVar("S", bound=Settings)
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
+    """Adds the model, the settings that the checks read, and the output format."""
     parser.add_argument("model", nargs="?", default=argparse.SUPPRESS, metavar="MODEL", help="as `quire up` takes it")
     parser.add_argument(
         "--config", default=argparse.SUPPRESS, metavar="FILE", help="YAML file with a section per service"
@@ -51,6 +52,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Prints all findings; returns 1 if any of them is an error."""
     findings = list(examine(arguments))
     is_well = not any(finding.level == "error" for finding in findings)
     if arguments.json:
@@ -61,6 +63,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def examine(arguments: argparse.Namespace) -> Iterator[Finding]:
+    """Yields the findings of all checks. Unreadable settings are a finding as well, after which the other checks are
+    skipped."""
     advice = "correct the file, the QUIRE_* variable or the flag that it names"
     settings: list[_AllSettings] = []
 
@@ -74,7 +78,8 @@ def examine(arguments: argparse.Namespace) -> Iterator[Finding]:
 
 
 class _AllSettings:
-    """Settings as the three services would load them. Raises QuireError."""
+    """Settings of the three services as each would load them from flags, environment and file. Raises QuireError for
+    invalid ones."""
 
     def __init__(self, flags: dict[str, Any]) -> None:
         given = {name: flags[name] for name in (*FLAGS, "config") if name in flags}
@@ -96,6 +101,7 @@ def _of(service: type[S], given: dict[str, Any]) -> S:
 
 
 def _examine(arguments: argparse.Namespace, settings: _AllSettings) -> Iterator[Finding]:
+    """Yields the findings of the checks with readable settings; checks of device and model need the worker's code."""
     frontend, worker = settings.frontend, settings.worker
     place = _place(arguments)
     services = cluster.find(place)
@@ -120,6 +126,7 @@ def _examine(arguments: argparse.Namespace, settings: _AllSettings) -> Iterator[
 
 
 def _place(arguments: argparse.Namespace) -> cluster.ClusterAddress:
+    """Returns the cluster's address from flags and environment, with whether it was named or is the default."""
     return cluster.ClusterAddress(
         address_of(arguments),
         tls_of(arguments),

@@ -13,6 +13,7 @@ from quire.shared.rpc.server import LIVENESS
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
+    """Adds the address, the service to check, and the timeout."""
     add_address(parser)
     parser.add_argument(
         "--service",
@@ -24,6 +25,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Asks gRPC's health service once and prints the status; returns 0 only for SERVING."""
     with connect_blocking(address_of(arguments), tls_of(arguments)) as channel:
         request = health_pb2.HealthCheckRequest(service=arguments.service)
         try:

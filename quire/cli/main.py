@@ -48,6 +48,8 @@ COMMANDS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line and returns the exit status: 0, 1 for errors, or that of an interrupt. Argument errors
+    exit with argparse's status 2."""
     standard_streams.hold()
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its C core would write unstructured lines into the log
     try:
@@ -59,6 +61,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: Sequence[str]) -> int:
+    """Imports and runs the chosen command; a QuireError is printed on stderr as one line and gives status 1. An
+    interrupt during imports ends the process at once."""
     with _ended_by_interrupts():
         from quire.shared.errors import QuireError
 
@@ -88,6 +92,8 @@ def _ended_by_interrupts() -> Iterator[None]:
 
 
 def _parse(arguments: Sequence[str]) -> Namespace:
+    """Parses the arguments; only the module of the chosen command is imported, for a fast start. Unknown arguments
+    end the process with a suggestion."""
     from quire.flags.parser import CommandParser
     from quire.shared.version import version_text
 

@@ -13,6 +13,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Writes the merged checkpoint to a new folder and prints what changed; returns 0."""
     from quire.checkpoints.merge_adapter import merge  # imports torch
 
     folder, adapter = arguments.folder.expanduser().resolve(), arguments.adapter.expanduser().resolve()

@@ -9,6 +9,7 @@ from quire.clients.admin import PAUSE_MODES
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
+    """Adds the admin address, and the mode for `quire pause`."""
     add_admin(parser)
     if parser.prog.endswith(" pause"):
         parser.add_argument(
@@ -20,6 +21,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Pauses or resumes generation on the whole cluster and prints the number of affected sequences; returns 0."""
     with client_of(arguments) as client:
         if arguments.command == "resume":
             client.resume_generation()

@@ -9,6 +9,7 @@ TO = ("fp8", "int8", "w4a16")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
+    """Adds the folder, the target format and the output folder."""
     parser.add_argument("folder", type=Path, help="config.json and safetensors of 16 or 32 bits")
     parser.add_argument("--to", choices=TO, required=True, help="8-bit floats, 8-bit integers, or 4 bits by groups")
     parser.add_argument("--lm-head", action="store_true", help="the output head, too, in 8 bits")
@@ -16,6 +17,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Writes the quantized checkpoint to a new folder and prints sizes and relative errors; returns 0."""
     from quire.checkpoints.quantize import quantize  # imports torch
 
     folder: Path = arguments.folder.expanduser().resolve()

@@ -29,6 +29,7 @@ MAX_REPORTED = 5  # invalid lines named in the error
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
+    """Adds the input and output files, the server or model, and the limits."""
     parser.add_argument("-i", "--input-file", required=True, metavar="FILE", help="a call a line, in OpenAI's form")
     parser.add_argument(
         "-o", "--output-file", required=True, metavar="FILE", help="answers; what it holds already is not asked again"
@@ -91,6 +92,7 @@ def _resume(target: Path, *, again: bool) -> dict[str, str]:
 
 
 def _drop_failed(target: Path) -> None:
+    """Removes failed lines from the output file, atomically, so that they are asked again."""
     scratch = target.with_name(f".{target.name}.{os.getpid()}")
     with target.open("rb") as file, scratch.open("wb") as out:
         for line in file:
@@ -101,6 +103,7 @@ def _drop_failed(target: Path) -> None:
 
 @contextmanager
 def _address(arguments: argparse.Namespace) -> Iterator[str]:
+    """Yields the URL of the HTTP API: the given one, or that of a cluster that runs `--model` meanwhile."""
     if not arguments.model:
         yield arguments.url or os.environ.get(URL_VARIABLE, "") or DEFAULT_URL
         return
@@ -150,6 +153,8 @@ class BatchProgress:
         self.counts = Counter(before.values())
 
     def count(self, how: str) -> None:
+        """Counts an answer as `how`, from any thread, and prints the progress at most every PROGRESS_S on a
+        terminal."""
         with self._lock:
             self.counts[how] += 1
             now = self._clock()
@@ -158,6 +163,7 @@ class BatchProgress:
                 print(f"\r{self.line()}", end="", file=sys.stderr, flush=True)
 
     def line(self) -> str:
+        """Returns the progress as text; the rate leaves out lines that had been answered before."""
         num_done = self.counts.total()
         rate = (num_done - self._num_before) / max(1e-3, self._clock() - self._began_s)
         failed = f", {self.counts['failed']} failed" if self.counts["failed"] else ""

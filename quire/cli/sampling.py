@@ -9,6 +9,7 @@ from quire.params import SamplingParams
 
 
 def add_sampling(parser: argparse.ArgumentParser) -> None:
+    """Adds the sampling flags; those that are left out take the model's defaults."""
     parser.add_argument("--temperature", type=float, help="0: greedy")
     parser.add_argument("--top-p", type=float)
     parser.add_argument("--top-k", type=human_int)

@@ -17,6 +17,7 @@ from quire.shared.settings import SERVICES, FrontendSettings, Settings, WorkerSe
 
 
 def configure(parser: CommandParser) -> None:
+    """Adds all settings of the service that the command names as flags, in groups."""
     role = parser.prog.split()[-1]
     parser.add_argument(
         "--config", default=argparse.SUPPRESS, metavar="FILE", help="YAML file with a section per service"
@@ -36,8 +37,7 @@ def _located(settings: Settings) -> Settings:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Runs the service that the subcommand names, with settings from the flags, until it ends. Returns its exit status,
-    or exits the process with it if the process was started as a command."""
+    """Loads the settings and serves until a signal; as a command, it ends the process with the service's status."""
     flags = vars(arguments)
     role = flags.pop("command")
     settings = _located(load(SERVICES[role], SERVICES, flags))

@@ -31,6 +31,7 @@ SETTINGS = (
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
+    """Adds the model, the GPU's memory, the length, and the worker's settings that affect the footprint."""
     parser.add_argument(
         "model", metavar="MODEL", help="a folder, a GGUF file, a config.json, ORG/NAME, or a shape of `quire bench`"
     )
@@ -56,6 +57,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Prints a row per GPU size; returns 1 if the model fits into none of them."""
     sizes = _Sizes(arguments)
     memories = (arguments.gpu_memory,) if arguments.gpu_memory else GPUS_GIB
     rows = [sizes.row(gib, arguments.tensor_parallel_size) for gib in memories]
@@ -120,6 +122,7 @@ class _Sizes:
         return Row(gpu_gib, num_gpus or 0, 0, 0)
 
     def as_dict(self, rows: list[Row]) -> dict[str, Any]:
+        """Returns the footprint and the rows as JSON values; memory in bytes, GPU memory in GiB."""
         whole = self.whole
         return {
             "architecture": whole.architecture,
@@ -136,6 +139,7 @@ class _Sizes:
         }
 
     def as_text(self, rows: list[Row]) -> str:
+        """Returns the footprint and the rows as a table, with advice if the model fits nowhere."""
         whole = self.whole
         lines = [
             f"model     {whole.architecture}, {whole.num_parameters / 1e9:.2f} billion stored values",
@@ -158,6 +162,7 @@ class _Sizes:
         return "\n".join(lines)
 
     def _of(self, num_ranks: int) -> ModelFootprint:
+        """Returns the footprint of one rank out of `num_ranks`, computed once for each number."""
         if num_ranks not in self._by_ranks:
             found = _module().footprint(self._settings, self._values, num_ranks=num_ranks)
             self._by_ranks[num_ranks] = cast(ModelFootprint, found)
@@ -165,6 +170,7 @@ class _Sizes:
 
 
 def _module() -> Any:
+    """Imports the worker's footprint module; raises FailedPrecondition if the worker is not installed."""
     try:
         return importlib.import_module("quire.services.worker.building.footprint")
     except ModuleNotFoundError as missing:

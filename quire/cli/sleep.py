@@ -9,6 +9,7 @@ from quire.clients.admin import PAUSE_MODES
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
+    """Adds the admin address, and the tags for `quire wake` or level and mode for `quire sleep`."""
     add_admin(parser)
     if parser.prog.endswith(" wake"):
         parser.add_argument(
@@ -31,6 +32,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Puts all workers to sleep or wakes them, and prints how many sequences ended or wait; returns 0."""
     with client_of(arguments) as client:
         if arguments.command == "wake":
             asleep = client.wake_up(arguments.tags)

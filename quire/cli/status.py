@@ -35,6 +35,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Prints the status of all services, as JSON or as a table; returns 0."""
     with client_of(arguments) as client:
         services = client.status()
     print(json.dumps({"services": [as_dict(service) for service in services]}) if arguments.json else table(services))
@@ -42,6 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def as_dict(service: pb.ServiceStatus) -> dict[str, Any]:
+    """Returns a service's status as JSON values; fields that do not apply to its role are None."""
     has_blocks, blocks = service.HasField("blocks"), service.blocks
     return {
         "role": _word(pb.Role.Name(service.role)),
@@ -67,6 +69,7 @@ def as_dict(service: pb.ServiceStatus) -> dict[str, Any]:
 
 
 def table(services: Sequence[pb.ServiceStatus]) -> str:
+    """Returns the services' statuses as aligned lines with a header."""
     rows = [COLUMNS, *(_row(service) for service in services)]
     widths = [max(len(row[i]) for row in rows) for i in range(len(COLUMNS))]
     lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
@@ -74,6 +77,7 @@ def table(services: Sequence[pb.ServiceStatus]) -> str:
 
 
 def _row(service: pb.ServiceStatus) -> tuple[str, ...]:
+    """Returns a service's cells in the order of COLUMNS; "-" where it reports nothing."""
     blocks, work = service.blocks, service.work
     hits = f"{100 * work.cached_tokens / work.prompt_tokens:.0f} %" if work.prompt_tokens else "-"
     return (
@@ -98,6 +102,7 @@ def _loaded(service: pb.ServiceStatus) -> str:
 
 
 def _ranks(service: pb.ServiceStatus) -> str:
+    """Returns the number of ranks with stages and contexts for the state column; "" for a single rank."""
     if service.num_ranks <= 1:
         return ""
     groups = {"stages": service.num_stages, "contexts": service.num_contexts}
@@ -105,6 +110,7 @@ def _ranks(service: pb.ServiceStatus) -> str:
 
 
 def _call(call: pb.CallStatus) -> dict[str, Any]:
+    """Returns one of the oldest calls as JSON values."""
     return {
         "request_id": call.request_id,
         "tenant": call.tenant,
@@ -119,6 +125,7 @@ def _work(work: pb.WorkCounts) -> dict[str, float]:
 
 
 def _drafts(drafts: pb.DraftCounts) -> dict[str, Any]:
+    """Returns the counts of speculative decoding since the start as JSON values."""
     return {
         "length": drafts.length,
         "num_drafts": drafts.num_drafts,

@@ -31,6 +31,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Prints the view once if requested or stdout is no terminal, otherwise redraws it until the user ends it;
+    returns 0."""
     with client_of(arguments) as client:
         if arguments.once or not sys.stdout.isatty():
             print("\n".join(_look(client, History(), Palette(coloured=sys.stdout.isatty()))))
@@ -69,6 +71,8 @@ def _watch(client: Client, interval_s: float) -> None:
 
 
 def _draw(client: Client, history: History, ink: Palette, interval_s: float, keys: int | None) -> None:
+    """Redraws the view every `interval_s` seconds until q is typed on `keys`, a file descriptor (None: never); lines
+    beyond the terminal are cut."""
     while True:
         shown = _look_again(client, history, ink)[: shutil.get_terminal_size().lines - 1]
         body = "".join(f"{line}{REST_OF_LINE}\n" for line in shown)

@@ -20,6 +20,7 @@ def configure(parser: CommandParser) -> None:
 
 
 def ready_line(cluster: Cluster, *, json: bool) -> str:
+    """Returns the line that reports all addresses, as text or as a JSON log line."""
     addresses = cluster.addresses
     if json:
         return logs.as_json("quire", "ready", **addresses)
@@ -32,6 +33,8 @@ def report_failure(line: str) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Starts a cluster, prints the ready line, and drains on the first SIGTERM or SIGINT; a second one kills all
+    processes."""
     options = cluster_flags.options(arguments)
     json = options.settings["scheduler"].get("log_format") == "json"
     cluster = Cluster(options, report=report_failure if json else None)
@@ -39,7 +42,8 @@ def run(arguments: argparse.Namespace) -> int:
     draining = False
 
     def on_signal(number: int, _frame: object) -> None:
-        """Raises nothing, because an exception could surface anywhere in the main thread."""
+        """Requests the drain, or aborts a start; a second signal kills all processes and exits. Raises nothing,
+        because an exception could surface anywhere in the main thread."""
         nonlocal draining
         if draining:
             cluster.kill()

@@ -9,6 +9,7 @@ from quire.clients.admin import PAUSE_MODES
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
+    """Adds the admin address, the checkpoint's folder, the version's name and the mode."""
     add_admin(parser)
     parser.add_argument("folder", help="where workers find the checkpoint, in one of their --weights-folders")
     parser.add_argument("--weight-version", default="", help="what answers are to call the weights; default: a number")
@@ -21,6 +22,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Replaces the weights on all workers and prints the new version; returns 0."""
     with client_of(arguments) as client:
         version = client.update_weights_from_disk(arguments.folder, arguments.weight_version, arguments.mode)
     print(f"weights: {version}")

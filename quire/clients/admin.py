@@ -32,7 +32,8 @@ class AdminClient:
     """Blocking admin calls; close it."""
 
     def __init__(self, found: AdminCredentials, tls: Tls) -> None:
-        """`tls`: for services on other machines; on this machine the admin port is on loopback without TLS."""
+        """Opens a channel to the admin service; `tls` is only used for other machines, since the admin port of this
+        one is on loopback without TLS."""
         is_here = found.address.rpartition(":")[0] in LOOPBACK
         self._channel = connect_blocking(found.address, NO_TLS if is_here else tls)
         self._stub = admin_pb2_grpc.AdminServiceStub(self._channel)
@@ -44,12 +45,16 @@ class AdminClient:
             return list(answer.services)
 
     def reset_prefix_cache(self, *, preempt_running: bool) -> int:
+        """Empties the prefix caches and returns the number of blocks whose contents were discarded.
+        `preempt_running` preempts running sequences, so that the reset cannot fail."""
         request = pb.ResetPrefixCacheRequest(preempt_running=preempt_running)
         with translated_errors():
             answer = self._stub.ResetPrefixCache(request, timeout=RESET_TIMEOUT_S, metadata=self._metadata)
             return int(answer.num_blocks)
 
     def pause_generation(self, mode: str) -> int:
+        """Pauses generation; returns the number of aborted sequences for mode abort, otherwise of those that are
+        kept."""
         request = pb.PauseGenerationRequest(mode=_mode(mode))
         with translated_errors():
             answer = self._stub.PauseGeneration(request, timeout=PAUSE_TIMEOUT_S, metadata=self._metadata)
@@ -61,6 +66,7 @@ class AdminClient:
             self._stub.ResumeGeneration(request, timeout=RESET_TIMEOUT_S, metadata=self._metadata)
 
     def update_weights(self, path: str, weight_version: str, mode: str) -> str:
+        """Loads a checkpoint from a folder of the workers and returns the version that answers report."""
         request = pb.UpdateWeightsRequest(path=path, weight_version=weight_version, mode=_mode(mode))
         with translated_errors():
             answer = self._stub.UpdateWeights(request, timeout=UPDATE_TIMEOUT_S, metadata=self._metadata)
@@ -88,6 +94,8 @@ class AdminClient:
     def broadcast_weights(
         self, heads: list[TensorHead], content: BroadcastContent, weight_version: str, mode: str
     ) -> str:
+        """Announces tensors that a process group broadcasts; returns the new version after all workers have received
+        them."""
         begin = pb.UpdateWeightsRequest(weight_version=weight_version, mode=_mode(mode))
         return self._send_weights(weights_stream.broadcast_messages(begin, heads, content))
 
@@ -97,6 +105,8 @@ class AdminClient:
             self._stub.DestroyWeightsUpdateGroup(request, timeout=UPDATE_TIMEOUT_S, metadata=self._metadata)
 
     def sleep(self, level: int, mode: str) -> int:
+        """Puts all workers to sleep; returns the number of aborted sequences for mode abort, otherwise of those that
+        are kept."""
         request = pb.SleepRequest(level=level, mode=_mode(mode))
         with translated_errors():
             answer = self._stub.Sleep(request, timeout=UPDATE_TIMEOUT_S, metadata=self._metadata)
@@ -108,12 +118,15 @@ class AdminClient:
             return list(self._stub.WakeUp(request, timeout=UPDATE_TIMEOUT_S, metadata=self._metadata).asleep)
 
     def load_adapter(self, name: str, path: str, *, replace: bool) -> int:
+        """Loads an adapter from a folder of the workers, replacing one of that name if `replace`; returns the number
+        of workers."""
         request = pb.LoadAdapterRequest(name=name, path=path, replace=replace)
         with translated_errors():
             answer = self._stub.LoadAdapter(request, timeout=LOAD_TIMEOUT_S, metadata=self._metadata)
             return int(answer.num_workers)
 
     def unload_adapter(self, name: str) -> int:
+        """Unloads an adapter and returns the number of sequences that still use it."""
         request = pb.UnloadAdapterRequest(name=name)
         with translated_errors():
             answer = self._stub.UnloadAdapter(request, timeout=RESET_TIMEOUT_S, metadata=self._metadata)
@@ -152,6 +165,7 @@ def admin_of(grpc_address: str, admin_address: str, admin_key_file: str) -> Admi
 
 
 def _check_answers(address: str) -> None:
+    """Raises Unavailable with a remedy if no TCP connection to the address succeeds."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), ANSWER_TIMEOUT_S).close()
@@ -162,6 +176,7 @@ def _check_answers(address: str) -> None:
 
 
 def _key(path: str) -> str:
+    """Reads the admin key, the file's first word; raises InvalidArgument if the file cannot be read or is empty."""
     try:
         lines = Path(path).read_text().split()
     except OSError as error:

@@ -16,6 +16,8 @@ def with_api_key(stub: Any, api_key: str) -> Any:
 
 
 class _Keyed:
+    """Stub that adds the API key's metadata to every call of another stub."""
+
     def __init__(self, stub: Any, metadata: tuple[tuple[str, str], ...]) -> None:
         self._stub, self._metadata = stub, metadata
 

@@ -67,7 +67,8 @@ class Files(_OfTenant):
             return self._stub.GetFile(pb.GetFileRequest(file_id=file_id, tenant=self._tenant)).file  # type: ignore[no-any-return]
 
     def list(self, purpose: str = "", after: str = "", limit: int = 0) -> FilePage:
-        """Lists files, newest first."""
+        """Returns a page of the tenant's files after the id `after`, newest first; `limit` of 0 is the server's
+        default."""
         request = pb.ListFilesRequest(purpose=purpose, after=after, limit=limit, tenant=self._tenant)
         with translated_errors():
             answer = self._stub.ListFiles(request)
@@ -78,7 +79,7 @@ class Files(_OfTenant):
         return b"".join(self.pieces(file_id))
 
     def pieces(self, file_id: str, offset: int = 0) -> Iterator[bytes]:
-        """Yields the contents in pieces, from `offset` on."""
+        """Yields the contents in pieces from byte `offset` on; leaving the loop early cancels the download."""
         call = self._stub.DownloadFile(pb.DownloadFileRequest(file_id=file_id, offset=offset, tenant=self._tenant))
         try:
             with translated_errors():
@@ -119,7 +120,8 @@ class Batches(_OfTenant):
             return self._stub.CancelBatch(pb.CancelBatchRequest(batch_id=batch_id, tenant=self._tenant)).batch  # type: ignore[no-any-return]
 
     def wait(self, batch_id: str, timeout_s: float | None = None) -> pb.Batch:
-        """Waits until the batch has ended. Raises DeadlineExceeded after `timeout_s`."""
+        """Polls the batch until it has ended and returns it; raises DeadlineExceeded after `timeout_s` seconds
+        (None: no limit)."""
         until_s = None if timeout_s is None else time.monotonic() + timeout_s
         while (batch := self.retrieve(batch_id)).status not in ENDED:
             if until_s is not None and time.monotonic() > until_s:
@@ -148,7 +150,7 @@ class AsyncFiles(_OfTenant):
         return b"".join([piece async for piece in self.pieces(file_id)])
 
     async def pieces(self, file_id: str, offset: int = 0) -> AsyncIterator[bytes]:
-        """Yields the contents in pieces, from byte `offset` on, as the server sends them. Raises QuireError."""
+        """Yields a file's content from byte `offset` on in pieces; the call is cancelled when the iteration ends."""
         call = self._stub.DownloadFile(pb.DownloadFileRequest(file_id=file_id, offset=offset, tenant=self._tenant))
         try:
             async for message in call:
@@ -183,6 +185,8 @@ class AsyncBatches(_OfTenant):
         return (await _answered(self._stub.CancelBatch(request))).batch  # type: ignore[no-any-return]
 
     async def wait(self, batch_id: str, timeout_s: float | None = None) -> pb.Batch:
+        """Polls the batch until it has ended and returns it; raises DeadlineExceeded after `timeout_s` seconds
+        (None: no limit)."""
         until_s = None if timeout_s is None else time.monotonic() + timeout_s
         while (batch := await self.retrieve(batch_id)).status not in ENDED:
             if until_s is not None and time.monotonic() > until_s:
@@ -192,6 +196,7 @@ class AsyncBatches(_OfTenant):
 
 
 async def _answered(call: Any) -> Any:
+    """Awaits a call; a gRPC error is raised as the matching QuireError."""
     try:
         return await call
     except grpc.RpcError as error:

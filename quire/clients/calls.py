@@ -90,6 +90,7 @@ def embed(
 def embed_stream(
     inputs: Prompt | Sequence[Prompt], options: RequestOptions | None, extras: EmbedExtras
 ) -> InferenceCall[tuple[int, list[float]]]:
+    """Returns a streaming call whose messages are (input index, vector), in order of completion."""
     asked = embed_request(_batch(inputs), options or RequestOptions(), extras)
     return InferenceCall("EmbedStream", pb.EmbedStreamRequest(embed=asked), outputs.vector)
 
@@ -97,6 +98,7 @@ def embed_stream(
 def encode(
     inputs: Prompt | Sequence[Prompt], options: RequestOptions | None, extras: EmbedExtras
 ) -> InferenceCall[list[list[list[float]]]]:
+    """Returns a call for one vector per token of each input."""
     request = embed_request(_batch(inputs), options or RequestOptions(), extras)
     return InferenceCall("Embed", request, outputs.token_vectors)
 
@@ -109,6 +111,7 @@ def classify(inputs: Prompt | Sequence[Prompt], options: RequestOptions | None) 
 def score(
     queries: str | Sequence[str], documents: str | Sequence[str], options: RequestOptions | None
 ) -> InferenceCall[list[float]]:
+    """Returns a call for one score per (query, document) pair."""
     request = score_request(queries, documents, options or RequestOptions())
     return InferenceCall("Score", request, lambda answer: [*answer.scores])
 
@@ -116,6 +119,7 @@ def score(
 def rerank(
     query: str, documents: Sequence[str], top_n: int, options: RequestOptions | None
 ) -> InferenceCall[list[Ranked]]:
+    """Returns a call for the `top_n` best documents (0: all), best first."""
     request = rerank_request(query, documents, top_n, options or RequestOptions())
     return InferenceCall("Rerank", request, outputs.ranked)
 

@@ -66,6 +66,7 @@ def _method(folder: Path) -> str:
 
 
 def _check(field: str, given: str, wanted: str, found: str) -> None:
+    """Raises InvalidArgument unless the checkpoint's quantization method is the wanted one."""
     if found != wanted:
         remedy = "leave it out" if found != "none" else "`quire quantize` writes it in fp8, int8 or w4a16"
         message = f"{field}: {given} is not what config.json says (quant_method {found}); {remedy}"

@@ -64,7 +64,8 @@ class Cluster:
 
     @property
     def addresses(self) -> dict[str, str]:
-        """Returns the cluster's addresses by kind, as printed by `quire up`."""
+        """Returns the cluster's addresses by kind (http, grpc, metrics, ...), as printed by `quire up`; a cluster
+        that joined another has only metrics, scheduler and workers."""
         assert self.metrics is not None
         if self.options.join:
             names = ",".join(process.spec.id for process in self._of("worker"))
@@ -127,6 +128,8 @@ class Cluster:
         self._close_endpoints()
 
     def _drain(self, drain_timeout_s: float) -> None:
+        """Stops the processes role by role in STOP_ORDER with SIGTERM; each role has `drain_timeout_s` seconds,
+        after which its processes are killed."""
         self._stop_starting()
         atexit.unregister(self.stop)
         if self._watcher.is_alive():
@@ -163,7 +166,7 @@ class Cluster:
         return next(process for process in self.processes if process.spec.id == name)
 
     def kill(self) -> None:
-        """Kills all processes at once."""
+        """Kills all processes at once, without draining, and removes sockets and folders."""
         self._stop_starting()
         atexit.unregister(self.stop)
         for process in self.processes:
@@ -205,19 +208,23 @@ class Cluster:
         return [process for process in self.processes if process.spec.role == role]
 
     def _start_processes(self) -> None:
+        """Starts all processes, except after `stop` or an aborted start."""
         for process in self.processes:
             with self._forking:
                 if not self._stopping.is_set() and not self._given_up:
                     process.start()
 
     def _stop_starting(self) -> None:
-        """Prevents further starts; afterwards every child is recorded."""
+        """Prevents further starts and restarts, and waits for a fork in progress, so that every child is recorded
+        afterwards."""
         self._stopping.set()
         self._starter.shutdown()
         with self._forking:
             pass
 
     def _await_ready(self, deadline: float) -> None:
+        """Waits until every process is ready. Raises StartAborted if the start was given up, and Unavailable if a
+        process ends or the deadline (monotonic seconds) passes."""
         for process in self.processes:
             while not process.ready.wait(0.02):
                 if self._given_up:
@@ -240,6 +247,8 @@ class Cluster:
                 time.sleep(0.02)
 
     def _watch(self) -> None:
+        """Restarts processes that have ended, in a thread, until the cluster stops; failed starts are reported and
+        retried."""
         while not self._stopping.wait(WATCH_INTERVAL_S):
             for process in list(self.processes):
                 try:

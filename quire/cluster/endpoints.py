@@ -55,7 +55,8 @@ class Endpoints:
         return self._folder / name
 
     def secret(self, name: str) -> Path:
-        """Creates a file with a new secret."""
+        """Returns a file with a random secret, created on the first call; raises FailedPrecondition if it cannot be
+        written."""
         path = self.path(name)
         if not path.exists():
             try:
@@ -65,6 +66,7 @@ class Endpoints:
         return path
 
     def close(self) -> None:
+        """Releases the reserved ports and removes the folder of sockets; may be called again."""
         for held in self._sockets:
             held.close()
         self._sockets.clear()
@@ -74,6 +76,8 @@ class Endpoints:
 
 
 def _bind_alone(held: socket.socket, address: Any) -> None:
+    """Binds a socket; an address in use is tried again with SO_REUSEADDR, which only ignores closed connections.
+    Raises OSError if a process listens on it."""
     try:
         held.bind(address)
     except OSError as error:

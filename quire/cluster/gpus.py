@@ -11,7 +11,8 @@ PATIENCE_S = 30.0
 
 
 def visible(environ: Mapping[str, str] | None = None) -> list[str]:
-    """Returns the visible GPUs as CUDA_VISIBLE_DEVICES lists them; empty if unknown."""
+    """Returns the visible GPUs from CUDA_VISIBLE_DEVICES, else their indices from nvidia-smi; empty if it cannot
+    run."""
     named = (os.environ if environ is None else environ).get(VARIABLE)
     if named is not None:
         return [name.strip() for name in named.split(",") if name.strip()]

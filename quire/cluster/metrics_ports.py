@@ -14,7 +14,8 @@ class MetricsPorts:
     """Ports reserved from start to end; the first is that of the combined page."""
 
     def __init__(self, endpoints: Endpoints, first: int | None) -> None:
-        """`first`: first port; 0: any free ones; None: DEFAULT and the following ones as far as they are free."""
+        """Reserves the cluster's metrics port. `first` is the first port (0: any free ones; None: DEFAULT and the
+        following ones as far as they are free)."""
         self._endpoints = endpoints
         self._next = DEFAULT if first is None else first
         self._may_differ = first is None

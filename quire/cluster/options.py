@@ -61,7 +61,8 @@ class ClusterOptions:
         return self.served_model_name or (self.model_folder.resolve().name if self.model else bundled.NAME)
 
     def located(self) -> ClusterOptions:
-        """Replaces a GGUF file or a name on a hub by a local folder, downloading if needed. Raises QuireError."""
+        """Returns the options with a GGUF file or a name on a hub replaced by a local folder, which is downloaded if
+        needed. Raises QuireError if the model cannot be found."""
         worker = self.settings.get("worker", {})
         weights = worker.get("engine", "device") == "device" and worker.get("load_format", "auto") != "dummy"
         if not self.model:
@@ -93,6 +94,7 @@ class ServiceSpec:
         return name in fields and is_secret(fields[name])
 
     def _arguments(self) -> Iterator[str]:
+        """Yields the flags as command-line words; secrets are left out, since they are passed in the environment."""
         for name, value in self.flags.items():
             if self._is_secret(name):
                 continue
@@ -117,6 +119,8 @@ class RedisSpec:
         return {}
 
     def command(self) -> list[str]:
+        """Returns the command of a Redis on a Unix socket without persistence, which ends together with the
+        launcher."""
         listen = {"--port": 0, "--unixsocket": self.socket, "--unixsocketperm": 600}
         flags = {**listen, "--save": "", "--appendonly": "no", "--loglevel": "warning"}
         return [
@@ -168,6 +172,8 @@ def plan(options: ClusterOptions, endpoints: Endpoints, metrics: MetricsPorts) -
 
 
 def _check_counts(options: ClusterOptions) -> None:
+    """Raises InvalidArgument for too few services, and for options that do not apply if the command joins another
+    cluster."""
     leasts = {"workers": 0, "prefill_workers": 0, "decode_workers": 0, "frontends": 1, "schedulers": 1}
     for name, least in leasts.items():
         if getattr(options, name) < least:
@@ -223,7 +229,8 @@ def check_model(options: ClusterOptions) -> None:
 def more_workers(
     options: ClusterOptions, specs: Sequence[Spec], numbers: Iterable[int], metrics: MetricsPorts
 ) -> list[ServiceSpec]:
-    """Returns additional workers for a cluster that was planned as `specs`."""
+    """Returns the specifications of additional workers, with the schedulers and the secret of the cluster planned as
+    `specs`."""
     planned = [spec for spec in specs if isinstance(spec, ServiceSpec)]
     known = next(spec for spec in planned if spec.role == "frontend")
     schedulers = list(known.flags["schedulers"])
@@ -245,6 +252,7 @@ def _redis(options: ClusterOptions, endpoints: Endpoints) -> tuple[dict[str, Any
 
 
 def _scheduler(options: ClusterOptions, index: int, address: str, redis: Mapping[str, Any]) -> ServiceSpec:
+    """Returns the specification of scheduler `index`; settings of the user override the launcher's."""
     name = f"scheduler-{index}"
     port = int(address.rsplit(":", 1)[1])
     flags = {
@@ -258,6 +266,7 @@ def _scheduler(options: ClusterOptions, index: int, address: str, redis: Mapping
 
 
 def _workers(options: ClusterOptions, numbers: Iterable[int], schedulers: list[str]) -> list[ServiceSpec]:
+    """Returns the specifications of the workers, each with the GPUs of its ranks on CUDA."""
     worker = options.settings.get("worker", {})
     found = gpus.visible() if worker.get("device") == "cuda" else []
     num_ranks = math.prod(int(worker.get(f"{kind}_parallel_size", 1)) for kind in ("tensor", "pipeline", "context"))
@@ -306,6 +315,8 @@ def _kept_streams(options: ClusterOptions, redis: Mapping[str, Any]) -> Mapping[
 def _frontend(
     options: ClusterOptions, index: int, schedulers: list[str], redis: Mapping[str, Any], ports: Mapping[str, int]
 ) -> ServiceSpec:
+    """Returns the specification of frontend `index`; only the first one has the admin port. Settings of the user
+    override the launcher's."""
     name = f"frontend-{index}"
     flags = {
         "id": name,

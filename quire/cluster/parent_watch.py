@@ -19,6 +19,8 @@ PATIENCE_S = 1.0  # for a program to exit after SIGTERM; it has no state to save
 
 
 def main(command: list[str]) -> None:
+    """Forks a watcher and replaces this process by the command. The command inherits a pipe whose end shows the
+    watcher that it has ended."""
     program = os.getpid()
     ours, programs = os.pipe()
     if os.fork() == 0:
@@ -33,6 +35,8 @@ def main(command: list[str]) -> None:
 
 
 def _watch(program: int, its_end: int) -> None:
+    """Waits until the program or its launcher ends; if it is the launcher, the program gets SIGTERM and, after
+    PATIENCE_S, SIGKILL."""
     _close_outputs()
     ended, _, _ = select.select([LAUNCHER, its_end], [], [])
     if its_end in ended:

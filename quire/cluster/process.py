@@ -77,6 +77,8 @@ class ServiceProcess:
         return said[-1] if said else " | ".join(self._last_lines)
 
     def start(self) -> None:
+        """Starts the process in a session of its own, with threads that read its output and wait for its readiness.
+        `ready` is cleared first; raises OSError if the process cannot be started."""
         own = {**allocator.environment(self.spec.role, os.environ), **self.spec.environment()}
         environment = {**os.environ, **own, PARENT_PIPE_VARIABLE: "1", "PYTHONPATH": python_path()}
         process = launch(
@@ -100,7 +102,8 @@ class ServiceProcess:
         threading.Thread(target=hear, args=(process,), daemon=True).start()
 
     def watch(self, now: float) -> None:
-        """Restarts the process if it died; called periodically."""
+        """Schedules a restart if the process died, and restarts it when its pause is over; called periodically with
+        monotonic seconds. Raises OSError if the start fails."""
         if self.running:
             return
         if self._restart_at == 0.0:
@@ -129,7 +132,7 @@ class ServiceProcess:
         return True
 
     def close(self) -> None:
-        """Kills the process and closes its pipe."""
+        """Kills the process, waits for its end and last log lines, and closes its pipe."""
         if self._process is None:
             return
         if self.running:
@@ -147,7 +150,8 @@ class ServiceProcess:
         self._process.stdin.close()
 
     def _listen(self, process: subprocess.Popen[str]) -> None:
-        """Reads the ready announcement."""
+        """Reads stdout in a thread; the ready announcement sets `addresses` and `ready`, unless the process has been
+        replaced meanwhile."""
         assert process.stdout is not None
         with process.stdout:
             for line in process.stdout:

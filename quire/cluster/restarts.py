@@ -19,7 +19,8 @@ class Restarts:
         self._quick: deque[float] = deque()  # times within the window when ready processes died
 
     def pause_s(self, now: float, *, was_ready: bool) -> float:
-        """Returns the pause for a process that has just died."""
+        """Returns the pause in seconds before the restart of a process that has just died: short for few deaths of a
+        ready process, doubling up to MAX_PAUSE_S otherwise. Counts this death."""
         while self._quick and now - self._quick[0] > WINDOW_S:
             self._quick.popleft()
         if was_ready:

@@ -17,6 +17,7 @@ UTC_TIME = 0x17  # two digits of the year; GeneralizedTime has four (X.690, 8.26
 
 
 def check(setting: str, tls: Tls) -> Iterator[Finding]:
+    """Yields findings about the files of one TLS setting: certificate and key belong together, and none is expired."""
     if not tls.files:
         yield ok(setting, "no TLS on these links")
         return
@@ -33,6 +34,7 @@ def _pair(setting: str, tls: Tls) -> Iterator[Finding]:
 
 
 def _validity(setting: str, path: Path) -> Iterator[Finding]:
+    """Yields a finding about the common validity of all certificates in a PEM file; a warning if it ends soon."""
     try:
         blocks = _pem_blocks(path.read_text())
         spans = [validity(ssl.PEM_cert_to_DER_cert(block)) for block in blocks]
@@ -66,7 +68,7 @@ def validity(der: bytes) -> tuple[float, float]:
 
 
 def _parts(data: bytes) -> list[tuple[int, bytes]]:
-    """Yields (tag, content) of concatenated DER values."""
+    """Returns (tag, content) of each of the concatenated DER values."""
     parts, at = [], 0
     while at < len(data):
         tag, length, at = data[at], data[at + 1], at + 2

@@ -22,7 +22,8 @@ PATIENCE_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class ClusterAddress:
-    """Address of a cluster. `is_named`: given by the user; otherwise the default address of `quire up`."""
+    """Address and credentials of a cluster; `is_named` says that the user gave it, otherwise it is the default of
+    `quire up`."""
 
     address: str
     tls: Tls
@@ -44,6 +45,8 @@ def find(at: ClusterAddress) -> list[pb.ServiceStatus]:
 
 
 def check(at: ClusterAddress, services: Sequence[pb.ServiceStatus]) -> Iterator[Finding]:
+    """Yields findings about the services of a running cluster; a missing one is an error only if its address was
+    named."""
     if not services:
         yield _unseen(at) if at.is_named else ok("cluster", f"none of this user's answers at {at.address}")
         return
@@ -71,6 +74,7 @@ def _unseen(at: ClusterAddress) -> Finding:
 
 
 def _versions(services: Sequence[pb.ServiceStatus]) -> Finding:
+    """Compares the services' versions with this command's; a difference is a warning."""
     by_version: dict[str, list[str]] = {VERSION: ["this command"]}
     for service in services:
         if service.version:

@@ -46,6 +46,7 @@ def run_check(subject: str, look: Callable[[], Iterable[Finding]], advice: str) 
 
 
 def table(findings: Iterable[Finding]) -> str:
+    """Returns the findings as aligned lines, each with its advice below."""
     rows = list(findings)
     width = max(len(row.subject) for row in rows)
     lines = []

@@ -15,7 +15,8 @@ PATIENCE_S = 30.0
 
 
 def check(device: str, num_ranks: int) -> Iterator[Finding]:
-    """Checks the GPUs. `device`: cpu or cuda, as for the workers; `num_ranks`: per worker."""
+    """Yields findings about every GPU and, for device cuda, about torch and the GPUs for `num_ranks` ranks of each
+    worker."""
     rows = _devices()
     if not rows:
         yield _no_gpu(device)
@@ -40,6 +41,7 @@ def _devices() -> list[list[str]]:
 
 
 def _no_gpu(device: str) -> Finding:
+    """Returns the finding for a machine without GPU: an error only for device cuda."""
     if device == "cuda":
         advice = "install the NVIDIA driver (in a container: its toolkit, --gpus all), or use --device cpu"
         return error("GPU", "nvidia-smi finds none", advice)
@@ -47,6 +49,7 @@ def _no_gpu(device: str) -> Finding:
 
 
 def _device(index: int, row: list[str]) -> Iterator[Finding]:
+    """Yields findings about one row of nvidia-smi: age, memory in use, and MIG."""
     name, driver, capability, total, used, mig = (*row, *[""] * 6)[:6]
     subject, found = f"GPU {index}", f"{name}, driver {driver}, {total} MiB, compute capability {capability}"
     if _number(capability) < OLDEST_CAPABILITY:
@@ -61,6 +64,7 @@ def _device(index: int, row: list[str]) -> Iterator[Finding]:
 
 
 def _ranks(num_ranks: int, num_gpus: int) -> Iterator[Finding]:
+    """Yields an error if a worker has more ranks than there are GPUs; nothing for a single rank."""
     if num_ranks > num_gpus:
         flags = "--tensor-parallel-size times --pipeline-parallel-size times --context-parallel-size"
         advice = f"{flags} may be {num_gpus}, or show it more GPUs"
@@ -70,6 +74,7 @@ def _ranks(num_ranks: int, num_gpus: int) -> Iterator[Finding]:
 
 
 def _packages() -> Iterator[Finding]:
+    """Yields findings about torch, which must be a CUDA build, and triton."""
     try:
         version = importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
@@ -86,6 +91,7 @@ def _packages() -> Iterator[Finding]:
 
 
 def _number(text: str) -> float:
+    """Converts nvidia-smi's text; 0 if it is not a number."""
     try:
         return float(text)
     except ValueError:

@@ -43,6 +43,7 @@ def check(device: str, *, for_workers: bool) -> Iterator[Finding]:
 
 
 def _python() -> Finding:
+    """Returns an error for a Python older than OLDEST_PYTHON."""
     version = platform.python_version()
     if sys.version_info < OLDEST_PYTHON:
         return error("python", version, f"install Python {OLDEST_PYTHON[0]}.{OLDEST_PYTHON[1]} or newer")
@@ -50,6 +51,7 @@ def _python() -> Finding:
 
 
 def _processor(device: str) -> Finding:
+    """Returns a warning for a CPU worker without AVX2, or for a single core."""
     cores, flags = len(os.sched_getaffinity(0)), _flags()
     found = f"{cores} core{'s' * (cores > 1)} of {platform.machine()}: {' '.join(flags) or 'none of the flags used'}"
     if platform.machine() == "x86_64" and "avx2" not in flags and device == "cpu":
@@ -62,6 +64,7 @@ def _processor(device: str) -> Finding:
 
 
 def _flags() -> list[str]:
+    """Returns those instruction sets among FLAGS that the processor has; empty where /proc/cpuinfo is missing."""
     for line in _lines(Path("/proc/cpuinfo")):
         name, _, value = line.partition(":")
         if name.strip() == "flags":
@@ -70,6 +73,7 @@ def _flags() -> list[str]:
 
 
 def _kernels(device: str) -> Iterator[Finding]:
+    """Yields whether compiled CPU kernels fit this machine or can be compiled; nothing for other devices."""
     if device != "cpu":
         return
     built, build = (importlib.import_module(f"quire.kernels.cpu.{name}") for name in ("built", "build"))
@@ -82,6 +86,7 @@ def _kernels(device: str) -> Iterator[Finding]:
 
 
 def _memory() -> Finding:
+    """Returns a warning if less than 2 GiB are available."""
     free, total = available_memory(), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     found = f"{free / GIB:.1f} of {total / GIB:.1f} GiB are available"
     if free < 2 * GIB:
@@ -102,6 +107,7 @@ def available_memory() -> int:
 
 
 def _descriptors() -> Finding:
+    """Returns a warning if the limit of open files is below ENOUGH_DESCRIPTORS."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     found = f"{soft} open files a process (hard limit {hard})"
     if soft < ENOUGH_DESCRIPTORS:
@@ -110,6 +116,7 @@ def _descriptors() -> Finding:
 
 
 def _shared_memory() -> Iterator[Finding]:
+    """Yields a warning if less than 256 MiB are free in shared memory; nothing where it does not exist."""
     if not SHARED_MEMORY.is_dir():
         return
     free = shutil.disk_usage(SHARED_MEMORY).free
@@ -135,6 +142,7 @@ class _Timex(ctypes.Structure):
 
 
 def _clock() -> Finding:
+    """Asks the kernel whether the clock is synchronized; a warning if not."""
     kernel = _Timex()
     if ctypes.CDLL(None).adjtimex(ctypes.byref(kernel)) < 0:
         return ok("clock", "the kernel does not tell whether it is synchronized")
@@ -145,6 +153,7 @@ def _clock() -> Finding:
 
 
 def _lines(path: Path) -> list[str]:
+    """Returns the file's lines; empty if it cannot be read."""
     try:
         return path.read_text().splitlines()
     except OSError:

@@ -39,6 +39,7 @@ def _architecture(folder: Path) -> Iterator[Finding]:
 
 
 def _tokenizer(folder: Path) -> Finding:
+    """Returns an error without tokenizer.json, and a warning without chat template."""
     if not (folder / "tokenizer.json").is_file():
         return error("tokenizer", f"{folder} has no tokenizer.json", "save it with transformers: AutoTokenizer, fast")
     if (folder / "chat_template.jinja").is_file() or _names_template(folder / "tokenizer_config.json"):
@@ -63,6 +64,7 @@ def _names_template(path: Path) -> bool:
 
 
 def _weights(folder: Path, device: str) -> Finding:
+    """Returns an error for missing weight files, and a warning if they exceed the available memory on the CPU."""
     files = [file for pattern in WEIGHTS for file in folder.glob(pattern)]
     if not model_hub.is_complete(folder, weights=True):
         found = f"{len(files)} file{'s' * (len(files) != 1)} in {folder}, not all that are needed"

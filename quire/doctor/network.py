@@ -18,7 +18,8 @@ CLOCKS_DIFFER_S = 1.0
 
 
 def check_ports(host: str, wanted: Mapping[str, int], cluster: str) -> Iterator[Finding]:
-    """Checks ports. `wanted`: by setting; `cluster`: address of a running cluster that may use them, or empty."""
+    """Yields whether each port, by the name of its setting, is free; 0 is skipped. Ports in use are an error unless
+    a cluster answers at the address `cluster` ("": none does)."""
     for field, port in wanted.items():
         if not port:
             continue
@@ -34,7 +35,8 @@ def check_ports(host: str, wanted: Mapping[str, int], cluster: str) -> Iterator[
 
 
 def check_metrics_port(wanted: int | None, cluster: str) -> Iterator[Finding]:
-    """Checks the metrics port. `wanted`: as for `quire up`; None: its default, which falls back to any free port."""
+    """Yields whether the metrics port is free; for None, the default of `quire up`, a port in use is only a warning,
+    since another one is taken."""
     if wanted is not None:
         yield from check_ports(LOOPBACK, {"metrics_port": wanted}, cluster)
         return
@@ -51,6 +53,7 @@ def _other(field: str) -> str:
 
 
 def check_redis(settings: FrontendSettings) -> Iterator[Finding]:
+    """Yields whether Redis answers and its clock agrees; without a configured Redis no connection is tried."""
     if settings.redis == "none":
         yield ok("redis", "none is used; `quire up` brings its own where it needs one")
         return
@@ -59,6 +62,8 @@ def check_redis(settings: FrontendSettings) -> Iterator[Finding]:
 
 
 async def _ask(settings: FrontendSettings) -> Finding:
+    """Asks Redis for its time and compares the clocks; every exception becomes a finding that hides the URL's
+    password."""
     redis = prefix_index.connect(settings.redis, password_file=settings.redis_password_file, tls=settings.tls)
     try:
         seconds, microseconds = await redis.time()

@@ -19,6 +19,7 @@ ADVICE = "a file with 32 characters or more that only this user can read (openss
 
 
 def check(services: Sequence[Settings]) -> Iterator[Finding]:
+    """Yields a finding per secret file that the services name, with the services that use it."""
     for field, subject in OF_SERVICES.items():
         named: dict[str, list[str]] = {}
         for settings in services:
@@ -36,6 +37,7 @@ def _secret(path: str, field: str, owners: list[str]) -> Iterator[Finding]:
 
 
 def check_api_keys(settings: FrontendSettings) -> Iterator[Finding]:
+    """Yields whether API keys are required and, for a key file, whether it can be read."""
     if not settings.api_keys and not settings.api_key:
         yield ok("API keys", "none: whoever reaches a port may use it")
     elif settings.api_keys in ("", "redis"):
@@ -46,6 +48,7 @@ def check_api_keys(settings: FrontendSettings) -> Iterator[Finding]:
 
 
 def _key_file(path: str) -> Iterator[Finding]:
+    """Reads the key file with the frontend's code and yields the number of keys; raises as the frontend would."""
     try:
         sources = importlib.import_module("quire.services.frontend.access.sources")
     except ModuleNotFoundError:

@@ -25,7 +25,7 @@ OWNERS = ("worker", "scheduler", "frontend")  # a flag for a setting of several 
 
 
 def configure(parser: CommandParser) -> None:
-    """Adds all flags of `quire up`."""
+    """Adds all flags of `quire up`, in groups, with --config and vLLM's flags."""
     add(parser)
     parser.take_config_file()
     parser.group_flags(GROUPS)
@@ -91,6 +91,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_joining(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags that workers on several machines need: cluster to join, secret, and the schedulers' address."""
     parser.add_argument(
         "--join",
         default="",
@@ -131,6 +132,8 @@ def settings_by_flag() -> list[tuple[str, str]]:
 
 
 def options(arguments: argparse.Namespace) -> ClusterOptions:
+    """Converts parsed flags to cluster options. Flags named service.setting become settings of that service, common
+    ones of all services."""
     values = vars(arguments)
     settings: dict[str, dict[str, Any]] = {service: {} for service in SERVICES}
     for dest, value in values.items():

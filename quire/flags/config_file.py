@@ -77,6 +77,7 @@ def _problem(error: yaml.YAMLError) -> str:
 
 
 def _refuse_repeated(path: str, found: Sequence[FileFlag]) -> None:
+    """Raises InvalidArgument with both line numbers if a flag occurs twice in the file, under any of its names."""
     first: dict[str, FileFlag] = {}
     for entry in found:
         if (earlier := first.setdefault(entry.flag, entry)) is not entry:
@@ -85,6 +86,8 @@ def _refuse_repeated(path: str, found: Sequence[FileFlag]) -> None:
 
 
 def _action(parser: CommandParser, entry: FileFlag) -> argparse.Action:
+    """Returns the parser's action for an entry; ends the process with an error for an unknown flag, and one that
+    files may not contain."""
     if entry.flag in NOT_IN_FILES:
         parser.error(f"{entry.key} is a flag of the command line alone")
     if entry.key in SERVICES and entry.flag not in parser.flags and isinstance(entry.value, dict):
@@ -95,6 +98,8 @@ def _action(parser: CommandParser, entry: FileFlag) -> argparse.Action:
 
 
 def _apply(parser: CommandParser, action: argparse.Action, entry: FileFlag, namespace: argparse.Namespace) -> None:
+    """Parses one entry into the namespace as the command line would; secrets, which a command line refuses, are set
+    directly."""
     if entry.value is None:
         parser.error(f"{entry.key} has no value; leave it out for the default")
     if isinstance(action, RefusedSecret):
@@ -104,7 +109,8 @@ def _apply(parser: CommandParser, action: argparse.Action, entry: FileFlag, name
 
 
 def _words(parser: CommandParser, action: argparse.Action, entry: FileFlag) -> list[str]:
-    """Returns the flag in command-line form."""
+    """Returns the flag in command-line form; lists and objects become comma-separated values, pairs or JSON, as the
+    flag parses them."""
     value = entry.value
     if isinstance(value, bool):
         return _switch(parser, action, entry)
@@ -120,6 +126,8 @@ def _words(parser: CommandParser, action: argparse.Action, entry: FileFlag) -> l
 
 
 def _switch(parser: CommandParser, action: argparse.Action, entry: FileFlag) -> list[str]:
+    """Returns the words for a boolean value: the flag, its opposite, or none. Ends the process with an error if the
+    flag needs another value."""
     if isinstance(action, argparse.BooleanOptionalAction):
         opposite = f"--{entry.flag[5:]}" if entry.flag.startswith("--no-") else f"--no-{entry.flag[2:]}"
         return [entry.flag if entry.value else opposite]

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class FlagGroup:
-    """One group; `common`: short text by name; `rare`: names only. Names have no leading dashes."""
+    """Group of flags under one title in help: `common` ones with a short text, `rare` ones by name only. Names have
+    no leading dashes."""
 
     title: str
     common: Mapping[str, str]

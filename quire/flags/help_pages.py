@@ -39,7 +39,7 @@ def overview(actions: Sequence[argparse.Action], groups: Groups) -> list[str]:
 
 
 def sections(actions: Sequence[argparse.Action], groups: Groups) -> list[tuple[str, list[argparse.Action]]]:
-    """Returns all flags by group."""
+    """Returns the titles of all groups that have flags here, with the flags."""
     known = by_name(actions)
     found = [
         (f"{group.title} (--help={name})", [known[flag] for flag in group.names if flag in known])
@@ -63,6 +63,7 @@ def _line(action: argparse.Action, text: str) -> str:
 
 
 def _name(action: argparse.Action) -> str:
+    """Returns a flag as help shows it: its long name with a placeholder for the value, or --[no-]name."""
     if not action.option_strings:
         return f"{action.metavar or action.dest}"
     name = next((name for name in action.option_strings if name.startswith("--")), action.option_strings[0])
@@ -72,6 +73,8 @@ def _name(action: argparse.Action) -> str:
 
 
 def _value(action: argparse.Action) -> str:
+    """Returns the placeholder of a flag's value: its choices if they are short, N for numbers, else its metavar or
+    last word."""
     choices = "{" + ",".join(map(str, action.choices)) + "}" if action.choices is not None else ""
     if choices and len(choices) <= MAX_CHOICES_WIDTH:
         return choices

@@ -51,6 +51,8 @@ class CommandParser(argparse.ArgumentParser):
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
+        """Parses arguments after renaming deprecated flags and answering help. With --config, the file's flags are
+        parsed first and those of the command line override them."""
         words = [self._current_name(word) for word in (sys.argv[1:] if args is None else args)]
         if self._groups:
             self._answer_help(words)
@@ -68,6 +70,7 @@ class CommandParser(argparse.ArgumentParser):
         super().parse_known_args(words, namespace)
 
     def _current_name(self, word: str) -> str:
+        """Returns the word with a deprecated flag replaced by its current name, after a warning on stderr."""
         flag, equals, value = word.partition("=")
         if flag not in self._deprecated:
             return word
@@ -75,6 +78,7 @@ class CommandParser(argparse.ArgumentParser):
         return self._deprecated[flag] + equals + value
 
     def _merged(self, found: argparse.Namespace, namespace: argparse.Namespace | None) -> argparse.Namespace:
+        """Copies the values into the namespace of the parent parser, if there is one, and returns the result."""
         if namespace is None:
             return found
         for name, value in vars(found).items():
@@ -83,7 +87,7 @@ class CommandParser(argparse.ArgumentParser):
 
     @contextmanager
     def at(self, place: str) -> Iterator[None]:
-        """Prefixes errors with `place`."""
+        """Prefixes errors with `place`, such as a file and line, within the block."""
         self._place = f"{place}: "
         try:
             yield
@@ -103,13 +107,16 @@ class CommandParser(argparse.ArgumentParser):
         self.refuse_flag(flag, flag)
 
     def refuse_flag(self, flag: str, written: str) -> NoReturn:
-        """Exits with advice for an unknown flag. `written`: as the user spelled it."""
+        """Exits with an error for an unknown flag, with advice or the most similar flag; `written` is its spelling
+        in the error."""
         if explained := self.explain(flag):
             self.error(explained)
         near = self._near(flag.partition("=")[0])
         self.error(f"unrecognized argument: {written}" + (f"; did you mean {near}?" if near else ""))
 
     def format_help(self) -> str:
+        """Returns the short help: one line per common flag of each group. Parsers without groups have argparse's
+        help."""
         if not self._groups:
             return super().format_help()
         listed = "\n".join(help_pages.overview(self._actions, self._groups))
@@ -132,7 +139,7 @@ class CommandParser(argparse.ArgumentParser):
         return any(f"--{name}" in self.flags for name in group.names)
 
     def _answer_help(self, words: Sequence[str]) -> None:
-        """Prints a help page and exits, if requested."""
+        """Prints the page for --help-all or --help=NAME and exits; returns if neither is among the words."""
         for word in words:
             name, _, wanted = word.partition("=")
             if word == "--help-all":
@@ -145,6 +152,8 @@ class CommandParser(argparse.ArgumentParser):
         self.exit()
 
     def _wanted(self, name: str) -> list[tuple[str, list[argparse.Action]]]:
+        """Returns titles and flags for --help=NAME, a group or a flag; ends the process with suggestions for another
+        name."""
         known = help_pages.by_name(self._actions)
         group = self._groups.get(name)
         if group is not None and self._has_any(group):
@@ -166,7 +175,7 @@ class CommandParser(argparse.ArgumentParser):
         return near and f"--{near}"
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """Suggests the choice that was probably meant."""
+        """Raises ArgumentError for a value that is not among the choices, with the choice that was probably meant."""
         choices = [str(choice) for choice in action.choices or ()]
         near = _near(str(value), choices) if action.choices is not None and value not in action.choices else ""
         if near:

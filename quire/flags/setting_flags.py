@@ -87,6 +87,7 @@ class RefusedSecret(argparse.Action):
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
     ) -> None:
+        """Ends the process with an error that names the environment variables to use instead."""
         name = self.dest.rpartition(".")[2]
         variables = " or ".join(f"QUIRE_{s}_{name}".upper() for s, m in SERVICES.items() if name in m.model_fields)
         parser.error(
@@ -101,6 +102,8 @@ class MergeNames(argparse.Action):
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
     ) -> None:
+        """Merges the values into those of earlier occurrences of the flag; ends the process with an error if a name
+        repeats."""
         known: dict[str, str] = getattr(namespace, self.dest, None) or {}
         if twice := known.keys() & values.keys():
             parser.error(f"argument {option}: {min(twice)} is given twice")

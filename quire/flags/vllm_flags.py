@@ -60,6 +60,8 @@ def _refusal(flag: str, instead: str) -> str:
 
 
 class _Refused(argparse.Action):
+    """Action of a flag that is not supported: parsing ends with an error and advice."""
+
     def __call__(
         self,
         parser: argparse.ArgumentParser,
@@ -71,6 +73,8 @@ class _Refused(argparse.Action):
 
 
 class _Anyway(argparse.Action):
+    """Action of a flag that is accepted without effect."""
+
     def __call__(
         self,
         parser: argparse.ArgumentParser,
@@ -82,6 +86,8 @@ class _Anyway(argparse.Action):
 
 
 class _IfValue(argparse.Action):
+    """Action of a flag that is accepted with some values; others end parsing with an error and advice."""
+
     def __call__(
         self,
         parser: argparse.ArgumentParser,

@@ -49,6 +49,8 @@ class EmbeddedCluster:
         self._adapters = LoadedAdapters(self._blocking)
 
     def _start(self, options: ClusterOptions, log: IO[Any]) -> None:
+        """Starts a cluster that logs to `log` and stores its address; on any exception it is stopped before the
+        exception is raised again."""
         self._cluster = Cluster(options, log=log, report=lambda _line: None)
         try:
             self._cluster.start()
@@ -74,6 +76,7 @@ class EmbeddedCluster:
         return AutoTokenizer.from_pretrained(str(self._cluster.options.model_folder))
 
     def _stop(self) -> None:
+        """Stops the cluster and closes its log, if this object started one; may be called again."""
         if self._cluster is not None:
             self._cluster.stop()
             self._cluster = None

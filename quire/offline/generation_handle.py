@@ -34,6 +34,7 @@ class GenerationHandle(Coroutine[Any, Any, RequestOutput]):
         self._whole: Coroutine[Any, Any, RequestOutput] | None = None
 
     async def __aiter__(self) -> AsyncIterator[RequestOutput]:
+        """Sends the request and yields the cumulative output after every message, each as an independent copy."""
         gathered = OutputCollector(plain(self._prompt))
         async for message in self._client.messages(self._prompt, self._params, await self._options()):
             gathered.add(message)
@@ -62,7 +63,7 @@ class GenerationHandle(Coroutine[Any, Any, RequestOutput]):
 
 
 def _still(result: RequestOutput) -> RequestOutput:
-    """Returns a copy that does not change as output arrives."""
+    """Returns a copy of the result whose lists do not change as further output arrives."""
     outputs = [
         replace(output, token_ids=[*output.token_ids], logprobs=copy(output.logprobs)) for output in result.outputs
     ]

@@ -68,7 +68,8 @@ class LoadedAdapters:
         return self._source.unload_adapter(name)
 
     def options(self, asked: LoRARequests, count: int) -> list[RequestOptions] | None:
-        """Returns the options of `count` prompts, after loading the adapters that they name. Raises QuireError."""
+        """Returns the options of `count` prompts that select their adapters, which are loaded if needed; None
+        without adapters. Raises QuireError if one cannot be loaded."""
         if asked is None:
             return None
         each = [asked] * count if isinstance(asked, LoRARequest) else one_per_prompt(asked, count, "lora_request")
@@ -77,7 +78,8 @@ class LoadedAdapters:
         return [RequestOptions(model=request.lora_name if request else "") for request in each]
 
     def groups(self, asked: LoRARequests, count: int) -> dict[RequestOptions, list[int]]:
-        """Groups prompts by adapter; returns their indices."""
+        """Groups the indices of `count` prompts by the options that select their adapters, which are loaded if
+        needed."""
         found: dict[RequestOptions, list[int]] = {}
         for number, own in enumerate(self.options(asked, count) or [RequestOptions()] * count):
             found.setdefault(own, []).append(number)
@@ -102,6 +104,8 @@ class LoadedAdapters:
             self._load_missing(requests)
 
     def _load_missing(self, requests: Sequence[LoRARequest]) -> None:
+        """Loads the adapters that the cluster does not list; raises InvalidArgument if a name was loaded from
+        another path."""
         there = self._source.adapter_names() if requests else set[str]()
         for request in requests:
             name, path = request.lora_name, request.lora_path
@@ -113,6 +117,7 @@ class LoadedAdapters:
                 raise InvalidArgument(f"{text}: load_lora_adapter(..., load_inplace=True)", field="lora_path")
 
     def _load_or_find(self, name: str, path: str) -> None:
+        """Loads an adapter; if another client loaded one of that name meanwhile, that one is used."""
         try:
             self.load(name, path, replace=False)
         except InvalidArgument as error:

@@ -11,7 +11,8 @@ from quire.shared.errors import FailedPrecondition
 
 @contextmanager
 def bar(count: int, *, shown: bool) -> Iterator[Callable[[RequestOutput], None] | None]:
-    """Yields a callback for each result; None without a bar."""
+    """Yields a callback for each result that advances a tqdm bar; None if it is not shown. Raises FailedPrecondition
+    without tqdm."""
     if not shown:
         yield None
         return
@@ -23,6 +24,7 @@ def bar(count: int, *, shown: bool) -> Iterator[Callable[[RequestOutput], None] 
     with tqdm(total=count, desc="prompts", dynamic_ncols=True) as shown_bar:
 
         def advance(result: RequestOutput) -> None:
+            """Advances the bar by one prompt and shows the output tokens per second so far."""
             nonlocal num_tokens
             num_tokens += sum(len(output.token_ids) for output in result.outputs)
             spent_s = shown_bar.format_dict["elapsed"] or 1e-9

@@ -19,6 +19,8 @@ class History:
         self._looked_s: float | None = None
 
     def add(self, services: Sequence[pb.ServiceStatus], now: float) -> None:
+        """Adds the throughput since the last call, in tokens per second; workers that are new or restarted count
+        from the next one on."""
         workers = [service for service in services if service.role == pb.ROLE_WORKER]
         generated = {(worker.id, worker.epoch): worker.work.generated_tokens for worker in workers}
         if self._looked_s is not None:

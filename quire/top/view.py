@@ -47,6 +47,7 @@ def lines(services: Sequence[pb.ServiceStatus], history: History, width: int, in
 
 
 def _head(services: Sequence[pb.ServiceStatus], history: History, width: int, ink: Palette) -> Iterator[str]:
+    """Yields the lines above the workers: totals, other services' states, and the curve of the throughput."""
     schedulers = [service for service in services if service.role == pb.ROLE_SCHEDULER]
     running, waiting = sum(s.running for s in schedulers), sum(s.waiting for s in schedulers)
     rate = history.rates[-1] if history.rates else sum(s.work.tokens_per_s for s in schedulers)
@@ -62,6 +63,7 @@ def _head(services: Sequence[pb.ServiceStatus], history: History, width: int, in
 
 
 def _workers(services: Sequence[pb.ServiceStatus], width: int, ink: Palette) -> Iterator[str]:
+    """Yields a header and a line per worker, with a bar of its KV blocks that fits the width."""
     workers = [service for service in services if service.role == pb.ROLE_WORKER]
     if not workers:
         yield ink(RED, "no worker is attached")
@@ -82,7 +84,7 @@ def _workers(services: Sequence[pb.ServiceStatus], width: int, ink: Palette) -> 
 
 
 def _bar(blocks: pb.BlockCounts, width: int, ink: Palette) -> str:
-    """Renders used, then cached, then free blocks."""
+    """Renders used, then cached, then free blocks as a bar of `width` characters; what is not zero has at least one."""
     total = blocks.total or 1
     used = min(width, round(blocks.used / total * width) or int(blocks.used > 0))
     cached = min(width - used, round(blocks.cached / total * width) or int(blocks.cached > 0))
@@ -90,6 +92,7 @@ def _bar(blocks: pb.BlockCounts, width: int, ink: Palette) -> str:
 
 
 def _calls(services: Sequence[pb.ServiceStatus], ink: Palette) -> Iterator[str]:
+    """Yields a header and a line per call among the oldest ones, coloured by age."""
     calls = sorted((call for service in services for call in service.oldest_calls), key=lambda call: -call.age_s)
     if not calls:
         yield ink(DIM, "no request is being answered")

@@ -38,6 +38,7 @@ def messages(
 def _stream(
     begin: pb.UpdateWeightsRequest, heads: list[Any], host: bytes, runs: list[SharedRun]
 ) -> Iterator[pb.StreamWeightsRequest]:
+    """Yields the header, the runs of shared memory in pieces, and the end."""
     yield from weights_stream.header_messages(begin, heads)
     for start in range(0, len(runs), RUNS_IN_A_PIECE):
         part = SharedContent(host=host, runs=runs[start : start + RUNS_IN_A_PIECE])
@@ -46,6 +47,8 @@ def _stream(
 
 
 def _written(tensors: Iterable[Any], name: str, segment: BinaryIO) -> list[SharedRun]:
+    """Copies host tensors to the segment and exports GPU tensors, and returns a run for each. Raises
+    ResourceExhausted if the segment has no room."""
     try:
         runs = [_of_gpu(tensor) if tensor.is_cuda else _of_copy(tensor, name, segment) for tensor in tensors]
         segment.flush()
@@ -78,6 +81,7 @@ def _segment() -> Iterator[tuple[str, BinaryIO]]:
 
 
 def _remove_abandoned() -> None:
+    """Removes segments of processes that have died: those that no process locks."""
     for path in weights_memory.SEGMENTS.glob(f"{weights_memory.PREFIX}*"):
         with suppress(OSError), path.open("rb") as left:  # another user's, or in use
             fcntl.flock(left, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -86,7 +90,8 @@ def _remove_abandoned() -> None:
 
 
 def _of_gpu(tensor: Any) -> SharedRun:
-    """Returns the ranges of a GPU tensor, after pending computations have finished."""
+    """Returns the CUDA IPC handle and range of a GPU tensor, after pending computations have finished. Raises
+    FailedPrecondition for memory that the driver cannot share."""
     import torch
 
     torch.cuda.synchronize(tensor.device)

@@ -23,7 +23,7 @@ def messages(
 
 
 def header_messages(begin: pb.UpdateWeightsRequest, heads: list[TensorHead]) -> Iterator[pb.StreamWeightsRequest]:
-    """Yields the messages before the content."""
+    """Yields the request and then the tensors' headers, at most MAX_HEADERS_PER_PIECE in a message."""
     yield pb.StreamWeightsRequest(begin=begin)
     for start in range(0, len(heads), MAX_HEADERS_PER_PIECE):
         part = TensorHeads(tensors=heads[start : start + MAX_HEADERS_PER_PIECE])
@@ -33,7 +33,8 @@ def header_messages(begin: pb.UpdateWeightsRequest, heads: list[TensorHead]) -> 
 def broadcast_messages(
     begin: pb.UpdateWeightsRequest, heads: list[TensorHead], content: BroadcastContent
 ) -> Iterator[pb.StreamWeightsRequest]:
-    """Yields the messages that announce a broadcast."""
+    """Yields the messages that announce a broadcast: request, headers, where the content comes from, and an empty
+    end."""
     yield from header_messages(begin, heads)
     yield pb.StreamWeightsRequest(piece=WeightsPiece(broadcast=content))
     yield pb.StreamWeightsRequest(piece=WeightsPiece(end=b""))
@@ -42,6 +43,7 @@ def broadcast_messages(
 def _stream(
     begin: pb.UpdateWeightsRequest, tensors: list[tuple[str, Any]], heads: list[TensorHead]
 ) -> Iterator[pb.StreamWeightsRequest]:
+    """Yields the header, the tensors' bytes in pieces, and an end with the SHA-256 of all bytes."""
     yield from header_messages(begin, heads)
     digest = hashlib.sha256()
     for _, tensor in tensors:
@@ -54,7 +56,8 @@ def _stream(
 
 
 def head(name: str, tensor: Any) -> TensorHead:
-    """Returns a tensor's header. Raises InvalidArgument."""
+    """Returns a tensor's name, dtype and shape; raises InvalidArgument for objects that are no tensors of a known
+    dtype."""
     dtype = DTYPES.get(str(getattr(tensor, "dtype", "")).removeprefix("torch."))
     if dtype is None or not hasattr(tensor, "detach"):
         raise InvalidArgument(f"named_tensors: {name} is no tensor of a known dtype", field="named_tensors")
@@ -62,7 +65,7 @@ def head(name: str, tensor: Any) -> TensorHead:
 
 
 def tensor_bytes(tensor: Any) -> memoryview:
-    """Returns a tensor's contents in row-major order, from any device."""
+    """Returns a tensor's contents as bytes in row-major order; copies if it is on a GPU or not contiguous."""
     import torch
 
     flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8).cpu()

@@ -34,6 +34,7 @@ def run(arguments: argparse.Namespace, words: Sequence[str]) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs `python -m tools.bench` and returns its exit status; adds the workloads of the bundled model."""
     workloads.add(tiny_work.WORKLOADS, "tiny")
     words = sys.argv[1:] if arguments is None else arguments
     text = "measure, print a table or JSON, and compare with what was measured before"

@@ -21,6 +21,7 @@ STDERR = 2  # the programs' tables are shown as progress
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
+    """Adds the programs and sections to run."""
     names = ", ".join(programs())
     parser.add_argument(
         "--programs", default="", metavar="A,B,...", help=f"of tools.bench.kernels: {names} (default: all)"
@@ -29,6 +30,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(arguments: argparse.Namespace) -> Iterator[Row]:
+    """Runs each program in a process of its own and yields its rows; raises Unavailable if none has any."""
     rows = []
     for program in arguments.programs.split(",") if arguments.programs else programs():
         rows += [flat(program, row) for row in run(program, arguments.sections)]

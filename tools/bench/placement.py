@@ -33,6 +33,7 @@ class Tally:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
+    """Adds the numbers of workers, the policies, and the simulated workers' properties."""
     parser.add_argument("--replicas", default="16,64", metavar="N,...", help="simulated workers (default: 16,64)")
     parser.add_argument("--policies", default=",".join(POLICIES), metavar="A,B,...", help="placements to compare")
     parser.add_argument("--per-replica", type=human_int, default=4, help="conversations at a time for each worker")
@@ -42,6 +43,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(arguments: argparse.Namespace) -> Iterator[Row]:
+    """Yields a row per number of workers and policy, with the same conversations for every policy."""
     for replicas in map(int, arguments.replicas.split(",")):
         talk = conversations(replicas * arguments.per_replica, groups=replicas)
         for policy in arguments.policies.split(","):
@@ -50,6 +52,8 @@ def measure(arguments: argparse.Namespace) -> Iterator[Row]:
 
 
 def _run(arguments: argparse.Namespace, replicas: int, policy: str, talk: list[Conversation]) -> dict[str, float]:
+    """Starts a cluster of simulated workers with the policy, holds all conversations, and returns hit rate, time to
+    first token, throughput and preemptions."""
     worker = {
         "engine": "simulated",
         "simulated_workers": replicas,
@@ -74,6 +78,7 @@ def _run(arguments: argparse.Namespace, replicas: int, policy: str, talk: list[C
 
 
 async def _converse(address: str, talk: list[Conversation], answer: int) -> Tally:
+    """Holds all conversations at once and returns their tally; `answer` is the number of output tokens of a turn."""
     tally = Tally()
     client = AsyncClient(address)
     await asyncio.gather(*(_follow(client, conversation, answer, tally) for conversation in talk))

@@ -34,6 +34,7 @@ PATIENCE_S = 600.0
 
 
 def configure(parser: CommandParser) -> None:
+    """Adds the target's flags, the workload, and the folder for the persistent region."""
     target.configure(parser)
     parser.set_defaults(**{FLAG.format("kv_offloading_size"): 2.0, FLAG.format("kv_offloading_disk_size"): 4.0})
     parser.add_argument("--work", default="cpu_returning", help="whose prompts come back (default: cpu_returning)")
@@ -42,6 +43,7 @@ def configure(parser: CommandParser) -> None:
 
 
 def measure(arguments: argparse.Namespace) -> Iterator[Row]:
+    """Yields a row per model and kind of persistence; raises InvalidArgument for a cluster that it did not start."""
     if arguments.address or arguments.base_url:
         raise InvalidArgument("address: this kills a worker of a cluster that it starts itself", field="address")
     with tempfile.TemporaryDirectory() as scratch:
@@ -53,6 +55,8 @@ def measure(arguments: argparse.Namespace) -> Iterator[Row]:
 
 
 def _restart(arguments: argparse.Namespace, shape: shapes.BenchShape, kept: str, folder: str) -> Row:
+    """Starts a cluster that keeps KV in `kept`, asks the prompts, kills the worker, and asks again. Returns times to
+    first token in seconds and the cached share of the prompts."""
     own = argparse.Namespace(**vars(arguments))
     below: dict[str, dict[str, object]] = {
         "nothing": {"kv_offloading_size": 0.0, "kv_offloading_disk_size": 0.0},
@@ -91,7 +95,7 @@ def _ask(client: Client, work: Workload) -> tuple[list[float], int]:
 
 
 def _settle(client: Client) -> None:
-    """Waits until no block moves to host memory or disk."""
+    """Waits until the amounts stored in host memory and on disk have not changed for SETTLED_AFTER_S seconds."""
     before = None
     while before != (now := _stored(client)):
         before = now
@@ -108,6 +112,7 @@ def _worker(client: Client) -> admin_pb2.ServiceStatus:
 
 
 def _kill_worker(client: Client, served: Target) -> None:
+    """Kills the cluster's worker with SIGKILL and waits until the scheduler has detached it."""
     number = _worker(client).pid
     assert number in served.pids.values(), "it is ours"
     os.kill(number, signal.SIGKILL)

@@ -32,6 +32,7 @@ COUNTED = {
 
 
 def configure(parser: CommandParser) -> None:
+    """Adds the flags of target and load, with one prefill and one decode worker by default."""
     target.configure(parser)
     load.configure(parser, work="cpu_long_prompts", reset=True)
     parser.set_defaults(prefill_workers=1, decode_workers=1)
@@ -41,6 +42,8 @@ def configure(parser: CommandParser) -> None:
 
 
 def measure(arguments: argparse.Namespace) -> Iterator[Row]:
+    """Yields, per load, rows of mixed workers, of separate ones, and of their ratios; raises InvalidArgument for a
+    given cluster."""
     effort = load.load_options(arguments)
     if arguments.address or arguments.base_url or arguments.workers is not None:
         text = "this starts clusters of its own, of --prefill-workers and --decode-workers"
@@ -54,7 +57,8 @@ def measure(arguments: argparse.Namespace) -> Iterator[Row]:
 
 
 def _rows(arguments: argparse.Namespace, shape: shapes.BenchShape, effort: load.LoadOptions, layout: str) -> list[Row]:
-    """Returns the rows of one cluster for every workload and load."""
+    """Starts a cluster of the layout, mixed or separate workers in equal number, and returns a row for every
+    workload and load."""
     number = arguments.prefill_workers + arguments.decode_workers
     own = argparse.Namespace(**vars(arguments))
     if layout == MIXED:
@@ -91,6 +95,7 @@ def _page(address: str) -> str:
 
 
 def _shares(apart: Row, mixed: Row) -> Row:
+    """Returns a row of the ratios of separate to mixed workers, for the numbers that both have."""
     texts = ("shape", "work", "load")
     shared = [name for name, value in mixed.items() if isinstance(value, int | float) and value and name in apart]
     ratios = {name: float(apart[name]) / float(mixed[name]) for name in shared if name != "runs"}

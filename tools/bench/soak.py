@@ -56,6 +56,7 @@ class Record:
 
 
 def configure(parser: CommandParser) -> None:
+    """Adds the target's flags, the duration, the clients and the interval between kills."""
     target.configure(parser)
     parser.set_defaults(workers=2)
     parser.add_argument("--minutes", type=float, default=30.0, metavar="M", help="how long the load lasts")
@@ -65,6 +66,7 @@ def configure(parser: CommandParser) -> None:
 
 
 def measure(arguments: argparse.Namespace) -> Iterator[Row]:
+    """Runs the load and yields rows: growth per process, totals, calls by kind, and errors by text."""
     with tempfile.TemporaryDirectory() as scratch:
         shape = shapes.prepare(arguments.model, Path(scratch))
         with Cluster(target.cluster_options(arguments, shape), report=progress) as cluster:
@@ -91,6 +93,7 @@ def measure(arguments: argparse.Namespace) -> Iterator[Row]:
 
 
 async def _soak(cluster: Cluster, arguments: argparse.Namespace) -> Record:
+    """Runs clients, kills and samples of resources at once until the end, and returns their record."""
     record, begin_s, seconds = Record(), time.monotonic(), 60 * arguments.minutes
     async with contextlib.AsyncExitStack() as stack:
         client = AsyncClient(cluster.grpc_address)
@@ -106,6 +109,7 @@ async def _soak(cluster: Cluster, arguments: argparse.Namespace) -> Record:
 
 
 async def _watch(cluster: Cluster, record: Record, begin_s: float, seconds: float) -> None:
+    """Samples resources of all ready processes and unowned blocks LOOKS times over the duration."""
     while (at_s := time.monotonic() - begin_s) < seconds:
         for process in cluster.processes:
             look = growth.ProcessSample.of(process.pid, at_s) if process.pid else None
@@ -147,7 +151,7 @@ async def _unowned_when_idle(cluster: Cluster) -> int:
 
 
 async def _gauges(cluster: Cluster) -> Counter[str]:
-    """Returns the metrics of COUNTED, summed over the services."""
+    """Reads the cluster's metrics page and returns the gauges of COUNTED, summed over the services."""
     assert cluster.metrics is not None
     sums: Counter[str] = Counter()
     for metric in parse(await asyncio.to_thread(cluster.metrics.text)):
@@ -174,6 +178,8 @@ class Callers:
         }
 
     async def run(self, draw: random.Random, end_s: float) -> None:
+        """Makes calls of all kinds in random order until `end_s` (monotonic seconds); errors are counted by text and
+        do not end it."""
         left: list[str] = []
         while time.monotonic() < end_s:
             left = left or draw.sample(list(self._kinds), len(self._kinds))
@@ -196,7 +202,7 @@ class Callers:
         await self._client.generate(_prompt(draw), _params(draw, regex=REGEX))
 
     async def _cancelled(self, draw: random.Random) -> None:
-        """Cancels after some tokens, or before the first."""
+        """Starts a stream and cancels it at a random time, after some tokens or before the first."""
         call = asyncio.create_task(self._stream(draw))
         await asyncio.sleep(draw.random() * MAX_PATIENCE_S)
         call.cancel()
@@ -204,7 +210,7 @@ class Callers:
             await call
 
     async def _broken_off(self, draw: random.Random) -> None:
-        """Closes an HTTP connection in the middle of a stream."""
+        """Aborts the HTTP connection of a stream after a random number of received bytes."""
         host, port = self._cluster.http_address.rsplit(":", 1)
         reader, writer = await asyncio.open_connection(host, int(port))
         body = b'{"model": "%s", "prompt": "Once", "max_tokens": 200, "stream": true, "ignore_eos": true}'
@@ -216,6 +222,7 @@ class Callers:
         writer.transport.abort()
 
     async def _refused(self, draw: random.Random) -> None:
+        """Sends a request that must be refused; raises Internal if it is accepted."""
         try:
             await self._client.generate(_prompt(draw), SamplingParams(temperature=-1.0))
         except InvalidArgument:

@@ -45,6 +45,7 @@ CONFIGS: dict[str, dict[str, object]] = {
 
 
 def configure(parser: CommandParser) -> None:
+    """Adds the flags of target and load, the drafting methods and their options."""
     target.configure(parser)
     load.configure(parser, work=",".join(tiny_work.CLASSES), reset=True)
     parser.add_argument("--load", default="1,burst", metavar="A,B,...", help="as in serve (default: 1,burst)")
@@ -103,6 +104,8 @@ def _rows(
     whole: bool,
     at_once: int,
 ) -> Iterator[Row]:
+    """Measures one workload on the clusters of all methods in turn and yields a row per method, with its speedup
+    over `off` and its acceptance. `at_once` sequences count as a full batch."""
     before = {method: drafts(each) for method, each in served.items()}
     callers = [load.grpc_caller(each, work, final_only=whole) for each in served.values()]
     sides = [load.side_of_clients(each, caller) for each, caller in zip(served.values(), callers, strict=True)]
@@ -123,6 +126,7 @@ def _rows(
 
 
 def _ratio(runs: Runs, off: Runs, rate: str, name: str) -> dict[str, float]:
+    """Returns the ratio of a rate to that without drafts under `name`, with its error if it can be estimated."""
     ratio = of_rounds([run[rate] for run in runs], [run[rate] for run in off])
     return {name: ratio.value} | (
         {f"{name}_error": ratio.error} if ratio.error else {}
@@ -130,7 +134,7 @@ def _ratio(runs: Runs, off: Runs, rate: str, name: str) -> dict[str, float]:
 
 
 def drafts(served: Target) -> admin_pb2.DraftCounts:
-    """Returns draft counters over all workers; empty without drafting."""
+    """Returns the draft counters summed over all workers; all zero if the cluster does not draft."""
     total = admin_pb2.DraftCounts()
     with Client(served.grpc_address) as client:
         for service in client.status():
@@ -152,6 +156,8 @@ def _came_of(before: admin_pb2.DraftCounts, after: admin_pb2.DraftCounts) -> dic
 
 
 def _read(outcome: LoadResult, at_once: int) -> dict[str, float]:
+    """Returns the figures of a run; full_tok_s counts only until fewer than `at_once` streams are left (0: not
+    measured)."""
     rates, latencies = outcome.rates(), outcome.latencies()
     full = {"full_tok_s": outcome.full_rate(at_once)} if at_once else {}
     return (
@@ -162,6 +168,8 @@ def _read(outcome: LoadResult, at_once: int) -> dict[str, float]:
 
 
 def _methods(arguments: argparse.Namespace, scratch: Path) -> dict[str, dict[str, object]]:
+    """Returns the speculative configuration by method, `off` first, with the folders of drafters that have weights.
+    Raises InvalidArgument for unknown methods."""
     drafters = shapes.drafters(shapes.prepare(arguments.model, scratch), scratch)
     common = {"num_speculative_tokens": arguments.num_speculative_tokens, "adaptive_length": not arguments.fixed}
     names = [name for name in arguments.methods.split(",") if name != OFF]

@@ -25,6 +25,7 @@ FREE, BOUND = "free", "own schema"
 
 
 def configure(parser: CommandParser) -> None:
+    """Adds the flags of target and load, and the number of schemas."""
     target.configure(parser)
     load.configure(parser, work="", reset=True)
     parser.set_defaults(temperature=1.0)  # for varied output: strings, numbers, lists of any length
@@ -49,6 +50,7 @@ def measure(arguments: argparse.Namespace) -> Iterator[Row]:
 
 
 def work(count: int, num_output: int) -> Workload:
+    """Builds a workload of `count` random prompts, each with a JSON schema of its own."""
     draw = random.Random(8)
     return Workload(
         WORK,
@@ -77,6 +79,7 @@ def schema(number: int) -> dict[str, Any]:
 
 
 def _read(outcome: LoadResult) -> dict[str, float]:
+    """Returns the throughput, errors, median time to first token and inter-token latencies of a run."""
     rates, latencies = outcome.rates(), outcome.latencies()
     return {name: rates[name] for name in ("out_tok_s", "errors")} | {
         name: value for name, value in latencies.items() if name.startswith(("ttft_p50", "itl_p"))

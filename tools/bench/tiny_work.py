@@ -27,7 +27,8 @@ CLASSES = {
 
 
 def work(name: str) -> Workload:
-    """Returns a workload of greedy answers with their known lengths."""
+    """Returns a workload of questions whose greedy answers are known; each generates as many tokens as its answer
+    has, at most MAX_OUTPUT."""
     tokenizer = Tokenizer.from_file(str(bundled.FOLDER / "tokenizer.json"))
 
     def tokens(text: str) -> tuple[int, ...]:
@@ -43,6 +44,7 @@ def work(name: str) -> Workload:
 
 
 def _distinct(skill: str, size: str) -> Iterator[Question]:
+    """Yields held-back questions of a skill, each key only once; never ends."""
     seen = set()
     for question in items(skill, Split.HELD_BACK, size, group=4):
         if question.key not in seen:

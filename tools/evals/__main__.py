@@ -34,6 +34,7 @@ class ScoreRow:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
+    """Adds the address, the questions to ask, the required share, and the output."""
     add_address(parser)
     parser.add_argument("--per-size", type=human_int, default=20, help="questions of every size class of every skill")
     parser.add_argument("--skills", default=",".join(SKILLS), metavar="A,B,...", help="which skills (default: all)")
@@ -44,6 +45,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Asks the questions, prints scores and wrong answers, and returns 1 if fewer than --min-right are right."""
     items = held_back_items(arguments.per_size, arguments.skills.split(","))
     with client_of(arguments) as client:
         answers = ask(client, items, arguments.concurrency)
@@ -77,7 +79,7 @@ def _spelled(call: ToolCall) -> str:
 
 
 def score(items: Sequence[Item], verdicts: Sequence[Verdict]) -> Iterator[ScoreRow]:
-    """Returns one row per size class, then the total."""
+    """Yields one row per skill and size class, then a row for all items."""
     classes: dict[str, list[Verdict]] = defaultdict(list)
     for item, verdict in zip(items, verdicts, strict=True):
         classes[f"{item.skill}/{item.size}"].append(verdict)
@@ -92,6 +94,7 @@ def _row(name: str, verdicts: Sequence[Verdict]) -> ScoreRow:
 
 
 def table(rows: Sequence[ScoreRow]) -> str:
+    """Returns the scores as aligned lines, with the shares of valid and right answers."""
     width = max(len(row.name) for row in rows)
     lines = [f"{'SKILL':<{width}}  ITEMS   VALID   RIGHT"]
     lines += [f"{row.name:<{width}}  {row.items:5}  {row.valid:6.1%}  {row.right:6.1%}" for row in rows]

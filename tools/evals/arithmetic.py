@@ -34,7 +34,7 @@ SIZES = ("sum-1", "sum-2", "sum-3", "difference-1", "difference-2", "difference-
 
 
 def _operands(rng: Random, size_digits: int) -> tuple[int, int]:
-    """Two numbers, the longer of which has `size_digits` digits."""
+    """Draws two numbers in random order, the longer of which has `size_digits` digits."""
     low, high = (10 ** (size_digits - 1), 10**size_digits) if size_digits > 1 else (0, 10)
     long = rng.randrange(low, high)
     # One pair in four has a shorter second number, so that lengths that differ are seen as well.

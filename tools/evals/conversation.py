@@ -30,7 +30,7 @@ def _turn(rng: Random, split: Split) -> Item:
 
 
 def _earlier(rng: Random, count: int) -> list[Message]:
-    """`count` questions with their answers, from training whatever comes after."""
+    """Draws `count` questions with their answers as earlier turns, always from the training split."""
     messages: list[Message] = []
     for _ in range(count):
         turn = _turn(rng, Split.TRAIN)
@@ -39,6 +39,8 @@ def _earlier(rng: Random, count: int) -> list[Message]:
 
 
 def _remember_name(rng: Random, split: Split) -> Item:
+    """Samples a conversation in which the user says a name first and asks for it after up to three other turns."""
+
     def candidate() -> tuple[str, tuple[str, str]]:
         name = v.first_name(rng) if rng.random() < 0.5 else v.invented(rng)
         said = rng.choice(small_talk.INTRODUCTIONS).format(name=name)

@@ -25,7 +25,7 @@ SIZES = (*SPANS, "down", "steps", "open")
 
 
 def _range(rng: Random, size: str) -> tuple[int, int, int]:
-    """First number, last number and step of a count."""
+    """Draws the first number, last number and step of a count of the size class; the last number is included."""
     if size == "steps":
         step, count = rng.choice((2, 3, 5, 10)), rng.randint(3, 60)
         first = rng.randrange(0, 200)
@@ -45,6 +45,7 @@ def spell(first: int, last: int, step: int) -> str:
 
 
 def _question(rng: Random, first: int, last: int, step: int) -> str:
+    """Returns a question that asks to count from `first` to `last` by `step`."""
     if (first, step) == (1, 1) and rng.random() < 0.7:
         return rng.choice(FROM_ONE).format(b=last)
     templates = UPWARDS if step == 1 else DOWNWARDS if step == -1 else STEPS
@@ -52,6 +53,8 @@ def _question(rng: Random, first: int, last: int, step: int) -> str:
 
 
 def _open_ended(rng: Random, split: Split) -> Item:
+    """Samples a question without an end; the expected answer is cut after OPEN_TOKENS tokens."""
+
     def candidate() -> tuple[str, int]:
         first = rng.randrange(0, 600)
         return f"count|{first}|on", first

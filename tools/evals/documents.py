@@ -58,7 +58,7 @@ def approximate_tokens(text: str) -> int:
 
 
 def filler(rng: Random) -> str:
-    """A sentence that states no fact."""
+    """Draws a sentence that states no fact, from a template and word lists."""
     return rng.choice(FILLERS).format(
         adj=rng.choice(v.ADJECTIVES),
         obj=rng.choice(v.OBJECTS),
@@ -94,7 +94,7 @@ def _sample_facts(rng: Random, split: Split, count: int, asked: int) -> list[Fac
 
 
 def _paragraphs(rng: Random, sentences: list[str]) -> str:
-    """The sentences as paragraphs of three to seven."""
+    """Joins the sentences in paragraphs of three to seven."""
     paragraphs = []
     start = 0
     while start < len(sentences):

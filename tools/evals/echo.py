@@ -29,6 +29,7 @@ def _words(rng: Random) -> str:
 
 
 def _codes(rng: Random) -> str:
+    """Returns one to four codes such as AB-123, and an invented word."""
     codes = []
     for _ in range(rng.randint(1, 4)):
         letters = "".join(rng.choice("ABCDEFGHJKLMNPQRSTUVWXYZ") for _ in range(rng.randint(1, 3)))
@@ -37,6 +38,7 @@ def _codes(rng: Random) -> str:
 
 
 def _letters(rng: Random) -> str:
+    """Returns one to six words of random letters, in mixed case and with some punctuation."""
     words = []
     for _ in range(rng.randint(1, 6)):
         word = (
@@ -49,6 +51,7 @@ def _letters(rng: Random) -> str:
 
 
 def _unicode(rng: Random) -> str:
+    """Returns one to three words of one to five characters from random scripts."""
     words = []
     for _ in range(rng.randint(1, 3)):
         first, last = rng.choice(SCRIPTS)
@@ -63,7 +66,7 @@ _SAMPLERS = {"words": _words, "codes": _codes, "letters": _letters, "unicode": _
 
 
 def sample(rng: Random, split: Split, size: str) -> Item:
-    """A text to repeat; the text decides the split."""
+    """Draws a text to repeat; the text itself decides whether it belongs to the split."""
 
     def candidate() -> tuple[str, str]:
         text = _SAMPLERS[size](rng)

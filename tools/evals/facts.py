@@ -256,6 +256,7 @@ def sample_fact(rng: Random, split: Split, named: Subjects) -> Fact:
     """A fact of a random relation on the wanted side of the split; its subject may be one of `named`."""
 
     def candidate() -> tuple[str, Fact]:
+        """Draws a fact and its key; a subject of the same kind that the document names already is reused at times."""
         relation = rng.choice(RELATIONS)
         known = named.get(relation.subject)
         subject = rng.choice(known) if known and rng.random() < REUSE else relation.subject(rng)

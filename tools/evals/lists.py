@@ -33,6 +33,7 @@ SIZES = tuple(f"{kind}-{length}" for kind in KINDS for length in LENGTHS)
 
 
 def _entries(rng: Random, kind: str, count: int) -> list[str]:
+    """Draws `count` distinct entries of a kind: letters, listed or strange words, or numbers below 100 or 1000."""
     if kind.endswith("words"):
         if rng.random() < 0.1:
             return rng.sample(v.LETTERS, count)

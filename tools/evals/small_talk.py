@@ -180,6 +180,7 @@ def _casual(rng: Random, text: str) -> str:
 
 
 def _talk(rng: Random) -> tuple[str, str]:
+    """Draws a question, casually written, and the one answer to its topic."""
     topic = rng.choice(TOPICS)
     before, question = rng.choice(BEFORE), rng.choice(topic.questions)
     if before.endswith((", ", "Now ", "And ")):

@@ -148,7 +148,7 @@ def _first(options: Sequence[str]) -> str:
 
 
 def tell(choose: Choose, hero: str, name: str) -> str:
-    """A story about the hero of this name."""
+    """Returns a story about the hero with this name; `choose` picks templates and words, at random or as given."""
 
     def fill(templates: Sequence[str]) -> str:
         return _SLOT.sub(lambda slot: fixed.get(slot[1]) or choose(SLOTS[slot[1]]), choose(templates))
@@ -177,7 +177,7 @@ def _free_request(rng: Random) -> str:
 
 
 def _request(rng: Random, size: str) -> tuple[str, str | None, str | None]:
-    """The request, with the hero and the name that it prescribes."""
+    """Draws the request and the hero and name that it prescribes; None for what it leaves open."""
     if size == "free":
         return _free_request(rng), None, None
     hero, name = rng.choice(HEROES), v.first_name(rng)
@@ -199,7 +199,7 @@ def sample(rng: Random, split: Split, size: str) -> Item:
 
 
 def _pattern(templates: Sequence[str]) -> str:
-    """The templates as alternatives of a regular expression."""
+    """Returns a regular expression for any of the templates, whose slots match their words and the group `name`."""
 
     def slot(name: str) -> str:
         if name == "name":

@@ -31,7 +31,7 @@ class OfferedTool:
 
     @property
     def schema(self) -> Tool:
-        """The tool in OpenAI's form."""
+        """Returns the tool in OpenAI's form; parameters that every request gives are required."""
         properties = {self.names[p.slot]: {"type": p.kind, "description": p.about} for p in self.kind.params}
         always = [self.names[p.slot] for p in self.kind.params if _always_given(self.kind, p)]
         parameters = {"type": "object", "properties": properties, "required": always}
@@ -74,7 +74,7 @@ def spell_call(call: dict[str, Any]) -> str:
 
 
 def _reply_item(rng: Random, request: ToolRequest, tools: tuple[Tool, ...], key: str) -> Item:
-    """The conversation after the tool answered."""
+    """Returns the item in which the tool has answered with random values and the model words its reply."""
     kind = request.offer.kind
     result = {name: value(rng) for name, value in kind.result.items()}
     called: Message = {
@@ -95,6 +95,7 @@ def sample(rng: Random, split: Split, size: str) -> Item:
     count = int(size) if size.isdigit() else rng.randint(2, 4)
 
     def candidate() -> tuple[str, tuple[list[OfferedTool], ToolRequest]]:
+        """Draws tools and a request that one of them serves, with a key of both."""
         offers = [_offer(rng, kind) for kind in rng.sample(TOOL_KINDS, count)]
         request = _request(rng, rng.choice(offers))
         names = ",".join(sorted(offer.name for offer in offers))

@@ -20,7 +20,8 @@ from tools.training.tokenizer import train_tokenizer
 
 
 def main() -> None:
-    """Trains from the command line."""
+    """Trains tokenizer and network from the command line and saves the model and its log; weights are saved during
+    the training as well."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, required=True, help="length of the training itself")
     parser.add_argument("--out", type=Path, required=True, help="folder for the model, its evaluation and the log")

@@ -44,6 +44,7 @@ class Example:
 
 
 def _with_system(rng: Random, messages: list[Message]) -> list[Message]:
+    """Returns the messages, with a random system message before them in a share of SYSTEM_SHARE."""
     if rng.random() >= SYSTEM_SHARE:
         return messages
     day = rng.choice(("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"))
@@ -108,6 +109,8 @@ class Corpus:
         return Example(skill, tokens[:limit], answers[:limit])
 
     def _segments(self, skill: str, progress: float) -> list[Segment]:
+        """Samples a training example of a skill; `progress` from 0 to 1 lets documents grow. Some examples are raw
+        text, and open-ended ones are cut."""
         if skill == "recall":
             return recall_segments(self._rng, recipe.longest_document(progress))
         sizes = load(skill).sizes
@@ -127,6 +130,7 @@ class Corpus:
         return [*parts[:answer], (text[:length], True)]
 
     def _encode(self, parts: Sequence[Segment]) -> tuple[list[int], list[bool]]:
+        """Returns the tokens of all parts and, for each token, whether it is to be learned."""
         tokens: list[int] = []
         answers: list[bool] = []
         for text, is_answer in parts:

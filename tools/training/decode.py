@@ -43,7 +43,8 @@ class GreedyDecoder:
 
     @torch.inference_mode()
     def generate(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[Continuation]:
-        """Up to `max_tokens` new tokens for every prompt."""
+        """Returns greedy continuations of up to `max_tokens` tokens for all prompts in one batch, fewer where the
+        context ends."""
         lengths = torch.tensor([len(p) for p in prompts], device=self._device)
         longest = int(lengths.max())
         tokens = torch.zeros(len(prompts), longest, dtype=torch.long, device=self._device)
@@ -82,6 +83,7 @@ class GreedyDecoder:
         return tokens[:end]
 
     def empty_cache(self, batch: int, positions: int) -> Cache:
+        """Returns zeroed keys and values per layer, each [batch, num_key_value_heads, positions, head_dim]."""
         shape = self.network.shape
         size = (batch, shape.num_key_value_heads, positions, shape.head_dim)
         zeros = (torch.zeros(size, dtype=self._dtype, device=self._device) for _ in range(2 * shape.num_hidden_layers))

@@ -83,7 +83,7 @@ def score(items: list[Item], answers: Answers) -> dict[str, dict[str, float]]:
 
 
 def mistakes(items: list[Item], answers: Answers, most: int) -> list[dict[str, str]]:
-    """Returns some wrong answers, for inspection."""
+    """Returns the first `most` wrong answers, shortened, for inspection."""
     wrong = [(i, a.text) for i, a in zip(items, answers, strict=True) if not check(i, a.text).right]
     return [
         {
@@ -121,7 +121,7 @@ def _device_name(device: torch.device) -> str:
 
 
 def table(result: dict[str, Any]) -> str:
-    """Returns the scores as a Markdown table."""
+    """Returns the scores of a result as a Markdown table, with the share of right answers in float32."""
     lines = ["| skill | items | valid | right | right in float32 |", "|---|---|---|---|---|"]
     for name, row in result["bfloat16"].items():
         wide = result["float32"][name]["right"]
@@ -130,7 +130,7 @@ def table(result: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Evaluates a model from the command line."""
+    """Evaluates a model folder from the command line, writes the result as JSON, and prints its scores."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, default=BUNDLED)
     parser.add_argument("--per-size", type=int, default=200, help="held-back items of every size class")

@@ -39,7 +39,7 @@ LAYER_NAMES: dict[str, str] = {
 
 
 def _names(shape: NetworkShape) -> dict[str, str]:
-    """Parameter names here to those in Hugging Face's Qwen3."""
+    """Maps the parameter names of the network here to those of Hugging Face's Qwen3."""
     names = {"embedding": "model.embed_tokens.weight", "final_norm": "model.norm.weight"}
     for layer in range(shape.num_hidden_layers):
         names |= {
@@ -49,6 +49,7 @@ def _names(shape: NetworkShape) -> dict[str, str]:
 
 
 def config_of(shape: NetworkShape) -> dict[str, Any]:
+    """Returns the config.json of a Qwen3 model of this shape, with tied embeddings."""
     rope = {"rope_type": "default", "rope_theta": shape.rope_theta}
     return {
         "architectures": ["Qwen3ForCausalLM"],
@@ -106,7 +107,7 @@ def save_weights(network: Network, folder: Path) -> None:
 
 
 def save_configs(shape: NetworkShape, folder: Path) -> None:
-    """Write everything of the model folder but weights and tokenizer."""
+    """Writes everything of the model folder but weights and tokenizer."""
     template = (BUNDLED / "chat_template.jinja").read_text()
     _write_json(folder / "config.json", config_of(shape))
     _write_json(folder / "generation_config.json", GENERATION_CONFIG)

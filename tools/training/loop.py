@@ -33,7 +33,8 @@ class Scores:
         self._sums.index_add_(1, skills, torch.stack((ones, losses.detach(), right.float())))
 
     def take(self) -> dict[str, list[float]]:
-        """Skill to (mean loss, share of right tokens), and start anew."""
+        """Returns the mean loss and the share of right tokens by skill, and resets the sums; skills without tokens
+        are left out."""
         totals, loss, right = self._sums.tolist()
         self._sums.zero_()
         return {
@@ -55,7 +56,8 @@ class Trainer:
         self._optimizer = Optimizer(self.network, recipe.muon_lr, recipe.adam_lr)
 
     def step(self, batch: PackedBatch, lr_scale: float) -> None:
-        """Trains the network on one batch."""
+        """Trains the network on one batch with the learning rate times `lr_scale`, and adds its losses to the
+        scores."""
         skills, weights = send(batch.skills, self.device), send(batch.weights, self.device)
         net = self.network
         tokens, positions = send(batch.tokens, self.device), send(batch.positions, self.device)
@@ -74,7 +76,7 @@ def send(array: object, device: torch.device) -> Tensor:
 
 
 def spans_of(batch: PackedBatch, device: torch.device) -> list[PackedSpan]:
-    """The batch's conversations, for packed attention on `device`."""
+    """Returns the batch's conversations as spans for packed attention, with their limits on `device`."""
     spans = []
     for limits in batch.limits:
         start, stop = int(limits[0]), int(limits[-1])
@@ -117,6 +119,7 @@ def train(
 
 
 def _write_log(log: Path, line: dict[str, Any]) -> None:
+    """Appends the line as JSON to the log file and prints a short form with loss and accuracy per skill."""
     with log.open("a") as file:
         file.write(json.dumps(line) + "\n")
     scores = " ".join(f"{name} {loss:.3f}/{right:.3f}" for name, (loss, right) in line["skills"].items())

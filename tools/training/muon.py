@@ -17,7 +17,8 @@ NEWTON_SCHULZ_STEPS = 5
 
 
 def orthogonalize(matrices: Tensor) -> Tensor:
-    """About the nearest semi-orthogonal matrices to [count, rows, columns], in bfloat16."""
+    """Returns approximately the nearest semi-orthogonal matrices to [count, rows, columns] ones, in bfloat16, by
+    Newton-Schulz iterations."""
     a, b, c = NEWTON_SCHULZ
     x = matrices.bfloat16()
     x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
@@ -40,7 +41,7 @@ class Muon:
 
     @torch.no_grad()
     def step(self, scale: float) -> None:
-        """One update with the learning rate times `scale`."""
+        """Updates all matrices from their gradients with the learning rate times `scale`, weight decay included."""
         for key, group in self._groups.items():
             # Tall matrices lie down: the iteration multiplies by the smaller side.
             gradients = torch.stack([_lying(p.grad) for p in group if p.grad is not None])

@@ -86,7 +86,7 @@ def linear(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def rotary(positions: Tensor, shape: NetworkShape, dtype: torch.dtype) -> Rope:
-    """The rotation of positions [...], computed in float32."""
+    """Returns cosines and sines of the rotation of positions [...], each [..., 1, head_dim], computed in float32."""
     exponents = torch.arange(0, shape.head_dim, 2, device=positions.device, dtype=torch.float32) / shape.head_dim
     angles = positions.float()[..., None] * shape.rope_theta**-exponents
     angles = torch.cat((angles, angles), dim=-1)[..., None, :]
@@ -104,7 +104,8 @@ def rotate(x: Tensor, rope: Rope) -> Tensor:
 
 
 def before_attention(x: Tensor, rope: Rope, weights: AttentionWeights, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Norm, projections, per-head norm of queries and keys, rotation."""
+    """Returns rotated queries and keys and values, each [..., heads, head_dim], after norm, projections, and
+    per-head norm of queries and keys."""
     normed = rms_norm(x, weights.norm, eps)
     heads = (*x.shape[:-1], -1, weights.q_norm.shape[0])
     q = rms_norm(linear(normed, weights.q).view(heads), weights.q_norm, eps)
@@ -188,6 +189,8 @@ def packed_attention(q: Tensor, k: Tensor, v: Tensor, spans: list[PackedSpan]) -
 
 
 def _flash_span(q: Tensor, k: Tensor, v: Tensor, span: PackedSpan) -> Tensor:
+    """Computes causal attention within each packed sequence by the flash kernel; q, k and v are [tokens, heads,
+    head_dim]."""
     limits, longest = span.cumulative, span.max_length
     out: Tensor = torch.ops.aten._flash_attention_forward(
         q, k, v, limits, limits, longest, longest, 0.0, True, False, scale=q.shape[-1] ** -0.5
@@ -196,6 +199,8 @@ def _flash_span(q: Tensor, k: Tensor, v: Tensor, span: PackedSpan) -> Tensor:
 
 
 def _plain_span(q: Tensor, k: Tensor, v: Tensor, span: PackedSpan) -> Tensor:
+    """Computes causal attention within each packed sequence one by one, on any device; q, k and v are [tokens,
+    heads, head_dim]."""
     limits = span.cumulative.tolist()
     parts = []
     for start, stop in pairwise(limits):

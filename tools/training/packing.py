@@ -53,7 +53,7 @@ def collect(corpus: Corpus, batch_tokens: int, progress: float) -> list[Example]
 
 
 def pack(examples: list[Example], batch_targets: int, rng: np.random.Generator) -> PackedBatch:
-    """Lay the examples end to end and choose the targets."""
+    """Lays the examples end to end and chooses `batch_targets` positions to learn, with weights by skill."""
     lengths = np.array([len(e.tokens) for e in examples], dtype=np.int32)
     limits = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
     tokens = np.concatenate([np.asarray(e.tokens, dtype=np.int32) for e in examples])
@@ -77,7 +77,8 @@ def pack(examples: list[Example], batch_targets: int, rng: np.random.Generator) 
 def _choose_targets(
     answers: NDArray[np.bool_], limits: NDArray[np.int32], count: int, rng: np.random.Generator
 ) -> NDArray[np.int64]:
-    """`count` positions to learn the next token of: those before answers, then any others, at random in both."""
+    """Chooses `count` positions to learn the next token of: those before answers first, then any others, at random
+    in both."""
     has_next = np.ones(len(answers), dtype=bool)
     has_next[limits[1:] - 1] = False
     before_answer = np.roll(answers, -1) & has_next
@@ -92,6 +93,8 @@ def _spans(lengths: NDArray[np.int32], limits: NDArray[np.int32]) -> list[NDArra
 
 
 def _produce(chosen: recipe.Recipe, number: int, tokenizer: Path, progress: Synchronized[float], out: Any) -> None:
+    """Puts packed batches into the queue `out` for ever, in a process of its own; `progress` is shared with the
+    training loop."""
     corpus = Corpus(f"{chosen.seed}/{number}", FastEncoder(load_tokenizer(tokenizer)))
     rng = np.random.default_rng([chosen.seed, number])
     while True:

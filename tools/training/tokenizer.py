@@ -42,7 +42,8 @@ def _training_text(seed: int, per_size: int) -> Iterator[str]:
 
 
 def train_tokenizer(seed: int, per_size: int = 4000) -> Tokenizer:
-    """Trains the tokenizer on generated text."""
+    """Trains the byte-level BPE on generated text of the skills, sampled from `seed`, with `per_size` items of each
+    size class."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -86,7 +87,8 @@ class FastEncoder:
         self._known: dict[str, list[int]] = {}
 
     def encode(self, text: str) -> list[int]:
-        """Returns the token ids of a text."""
+        """Returns the token ids of a text, exactly those of the tokenizer; only ASCII takes the fast way through the
+        cache."""
         if not text.isascii():
             return self._whole(text)
         ids: list[int] = []
@@ -103,6 +105,7 @@ class FastEncoder:
             ids += self._piece(piece)
 
     def _piece(self, piece: str) -> list[int]:
+        """Returns the ids of one piece of text from a cache that is cleared at 200,000 entries."""
         known = self._known.get(piece)
         if known is None:
             # Invented words are without end; a bound keeps the memory of a feeding process small.

@@ -22,14 +22,15 @@ class ArrivalPattern:
     rate: float = 0.0  # requests a second; 0: as soon as the limit allows
 
     def offsets_s(self, count: int) -> list[float]:
-        """Returns the arrival time of each request, in seconds after the start."""
+        """Returns the arrival time of each request in seconds after the start: all 0, or a Poisson process with a
+        fixed seed."""
         if not self.rate:
             return [0.0] * count
         draw = random.Random(SEED)
         return list(accumulate(draw.expovariate(self.rate) for _ in range(count)))
 
     def share(self, client: int, clients: int) -> int:
-        """Returns one client process's share of the in-flight limit; 0: no limit."""
+        """Returns how many of the requests in flight client process number `client` may have; 0 without a limit."""
         return self.in_flight // clients + (client < self.in_flight % clients)
 
     def most_clients(self, wanted: int) -> int:
@@ -38,6 +39,8 @@ class ArrivalPattern:
 
 
 def parse(text: str) -> ArrivalPattern:
+    """Parses `burst`, `N` (requests in flight) or `N/s` (Poisson arrivals); raises InvalidArgument for anything
+    else."""
     if text == "burst":
         return ArrivalPattern(text)
     match = re.fullmatch(r"(\d+(?:\.\d+)?)/s", text)

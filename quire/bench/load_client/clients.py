@@ -91,6 +91,7 @@ class ClientPool:
         return LoadResult(begin, work.num_prompt_tokens, timings, [cpu for _, cpu in answers])
 
     def close(self) -> None:
+        """Closes the pipes, which ends the client processes, and kills those that have not ended within 5 s."""
         for pipe in self._pipes:
             pipe.close()
         for process in self._processes:
@@ -108,6 +109,7 @@ class ClientPool:
     def _collect(
         self, pipes: Sequence[Connection], total: int, progress: Progress | None
     ) -> list[tuple[list[RequestTiming], float]]:
+        """Waits for one result per pipe and reports progress meanwhile; raises Unavailable if a client process dies."""
         answers, open_pipes = [], list(pipes)
         while open_pipes:
             for pipe in wait(open_pipes, POLL_S):
@@ -128,6 +130,8 @@ def default_count() -> int:
 
 
 def _play(pipe: Connection, new_caller: Callable[[], RequestSender], ended: Any, index: int) -> None:
+    """Runs one client process until the parent closes its pipe."""
+
     async def play() -> None:
         await _Player(pipe, new_caller(), ended, index).play()
 
@@ -145,6 +149,7 @@ class _Player:
         self._index = index
 
     async def play(self) -> None:
+        """Opens the caller and runs one job after the other; ends with EOFError when the parent closes the pipe."""
         try:
             await self._caller.open()
             while True:
@@ -157,6 +162,8 @@ class _Player:
         return await asyncio.get_running_loop().run_in_executor(None, self._pipe.recv)
 
     async def _play_one(self, job: Job) -> None:
+        """Runs one job: encodes the bodies, reports "ready", waits for the common start, sends, and returns the
+        timings and this process's share of a CPU. Answers are parsed only after all have ended."""
         bodies = [self._caller.body(item) for item in job.items]
         self._ended[self._index] = 0
         self._pipe.send("ready")
@@ -170,9 +177,12 @@ class _Player:
         self._pipe.send(([timing for timing, _ in answers], share))
 
     async def _send_all(self, bodies: Sequence[bytes], job: Job, begin: float) -> list[tuple[RequestTiming, Received]]:
+        """Sends all bodies at their offsets in seconds from `begin`, at most `in_flight` at a time, and returns
+        timings and unparsed answers in order."""
         gate = asyncio.Semaphore(job.in_flight or len(bodies))
 
         async def send(body: bytes, offset_s: float) -> tuple[RequestTiming, Received]:
+            """Sends one body at its offset, or later if all places are in use, and counts it for the progress."""
             await asyncio.sleep(begin + offset_s - time.monotonic())
             async with gate:
                 answer = await self._caller.call(body)

@@ -37,6 +37,7 @@ class GrpcCaller:
         self._stubs: cycle[Any] = cycle([])
 
     async def open(self) -> None:
+        """Opens one channel per frontend, by reconnecting until each has been reached or the attempts are used up."""
         by_frontend: dict[str, grpc.aio.Channel] = {}
         for _ in range(ATTEMPTS * self._frontends):
             channel = connect(self._address)
@@ -50,6 +51,7 @@ class GrpcCaller:
         self._stubs = cycle([channel.unary_stream(METHOD) for channel in self._channels])
 
     def body(self, item: BenchRequest) -> bytes:
+        """Serializes the request of a workload's item, with a fixed number of output tokens."""
         params = SamplingParams(temperature=self._temperature, max_tokens=item.num_output, ignore_eos=True)
         if item.json_schema:
             params = replace(params, structured_output=StructuredOutput(json=item.json_schema))
@@ -57,6 +59,8 @@ class GrpcCaller:
         return bytes(request.SerializeToString())
 
     async def call(self, body: bytes) -> tuple[RequestTiming, Received]:
+        """Sends a body on the next channel and stores the messages with arrival times, unparsed. A gRPC error is
+        stored in the timing and not raised."""
         received: Received = []
         timing = RequestTiming(time.monotonic())
         try:
@@ -68,6 +72,7 @@ class GrpcCaller:
         return timing, received
 
     def settle(self, timing: RequestTiming, received: Received) -> None:
+        """Parses the stored messages and adds token counts and arrival times to the timing."""
         for at, message in received:
             count = len(pb.GenerateResponse.FromString(message).token_ids)
             if count:

@@ -39,6 +39,7 @@ class HttpCaller:
         """Prepares nothing: every request has a connection of its own."""
 
     def body(self, item: BenchRequest) -> bytes:
+        """Returns the complete HTTP request of a workload's item, with a fixed number of output tokens."""
         body = {
             "model": item.adapter or self._model,
             "prompt": item.prompt,
@@ -53,6 +54,8 @@ class HttpCaller:
         return head.encode() + content
 
     async def call(self, body: bytes) -> tuple[RequestTiming, Received]:
+        """Sends a request on a new connection and stores the answer with arrival times, unparsed. Connection errors
+        are stored in the timing and not raised."""
         timing = RequestTiming(time.monotonic())
         answer = _Answer()
         try:
@@ -66,6 +69,8 @@ class HttpCaller:
         return timing, answer.received
 
     def settle(self, timing: RequestTiming, received: Received) -> None:
+        """Parses the stored answer and adds arrival times, the token count (from usage, else one per event) and
+        errors to the timing."""
         if timing.error:
             return
         if not received or received[0][1].split(None, 2)[1:2] != [b"200"]:
@@ -96,6 +101,7 @@ class _Answer(asyncio.Protocol):
         self.received.append((time.monotonic(), data))
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """Completes `ended`, with the connection's error if there is one."""
         if self.ended.done():
             return
         if exc is None:
@@ -123,6 +129,7 @@ class _Body:
         self._step: Callable[[], bytes | None] = self._head
 
     def feed(self, part: bytes) -> bytes:
+        """Returns the decoded body bytes that the part completes; the rest is kept."""
         self._pending += part
         pieces = []
         while (piece := self._step()) is not None:
@@ -130,6 +137,8 @@ class _Body:
         return b"".join(pieces)
 
     def _head(self) -> bytes | None:
+        """Consumes the header, once complete, and chooses the next step by its transfer encoding. Steps return None
+        if they need more bytes."""
         head, end, rest = self._pending.partition(b"\r\n\r\n")
         if not end:
             return None
@@ -142,6 +151,7 @@ class _Body:
         return taken or None
 
     def _size(self) -> bytes | None:
+        """Consumes a chunk's size line; a size of 0 ends the body."""
         size, end, rest = self._pending.partition(b"\r\n")
         if not end:
             return None
@@ -150,6 +160,7 @@ class _Body:
         return b""
 
     def _content(self) -> bytes | None:
+        """Consumes the bytes of the current chunk that have arrived."""
         taken, self._pending = self._pending[: self._left], self._pending[self._left :]
         self._left -= len(taken)
         if self._left == 0:
@@ -158,6 +169,7 @@ class _Body:
         return taken or None
 
     def _end_of_chunk(self) -> bytes | None:
+        """Consumes the line break after a chunk."""
         if len(self._pending) < 2:
             return None
         self._pending = self._pending[2:]
@@ -181,7 +193,7 @@ def served_model(base_url: str) -> str:
 
 
 def reset_prefix_cache(base_url: str) -> None:
-    """Resets the prefix cache through vLLM's endpoint."""
+    """Resets the prefix cache through vLLM's endpoint; raises FailedPrecondition if the server refuses."""
     request = urllib.request.Request(f"{root_of(base_url)}/reset_prefix_cache", method="POST")
     try:
         urllib.request.urlopen(request, timeout=10).close()

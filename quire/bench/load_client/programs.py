@@ -23,7 +23,7 @@ class Program:
     and end together."""
 
     def __init__(self, command: str) -> None:
-        """Starts the program and waits until it is ready."""
+        """Starts the program and waits for its first line; raises Unavailable if it ends before."""
         self._command = command
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(shlex.split(command), stdin=pipe, stdout=pipe, text=True, bufsize=1)
@@ -39,6 +39,8 @@ class Program:
         self._forget = True
 
     def run(self, work: Workload, arrivals: ArrivalPattern, progress: Progress | None = None) -> LoadResult:
+        """Sends a workload to the program as one JSON line and returns its result. Only total time and token counts
+        are known; `arrivals` and `progress` are not used."""
         load = {
             "prompts": [item.prompt for item in work.items],
             "num_output": [item.num_output for item in work.items],
@@ -55,6 +57,7 @@ class Program:
         return LoadResult(begin, work.num_prompt_tokens, timings, [0.0])
 
     def close(self) -> None:
+        """Closes the program's input, which ends it, and kills it if it is still running after END_TIMEOUT_S."""
         with self._process as process:
             assert process.stdin is not None
             process.stdin.close()
@@ -70,6 +73,7 @@ class Program:
         self.close()
 
     def _answer(self) -> Any:
+        """Reads one line of JSON from the program; raises Unavailable if it has ended."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:

@@ -36,7 +36,7 @@ def describe() -> dict[str, Any]:
 
 @functools.cache
 def versions() -> dict[str, str]:
-    """Returns the versions of Quire, Python and relevant installed packages."""
+    """Returns the versions of Quire, Python and relevant installed packages, and the commit of a checkout."""
     found = {"quire": VERSION, "python": platform.python_version()}
     for package in PACKAGES:
         try:

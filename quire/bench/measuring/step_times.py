@@ -24,7 +24,8 @@ class Sums:
 
 
 def read(pages: Mapping[str, str]) -> Sums:
-    """Reads the pages. `pages`: HOST:PORT by service. Services of one role are added up."""
+    """Reads the metrics pages (HOST:PORT by service) and returns the step times summed over the services of each
+    role."""
     sums = Sums()
     for address in pages.values():
         with urllib.request.urlopen(f"{root_of(address)}/metrics", timeout=10) as response:

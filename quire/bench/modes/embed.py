@@ -31,6 +31,7 @@ BATCH = 64  # batch size of transformers, inputs of similar length
 
 
 def configure(parser: CommandParser) -> None:
+    """Adds the target's flags and those of the inputs, calls and the comparison."""
     target.configure(parser)
     parser.add_argument("--inputs", type=human_int, default=512, metavar="COUNT", help="token sequences of a run")
     parser.add_argument("--tokens", type=human_int, default=512, metavar="COUNT", help="of the longest; see --ragged")
@@ -48,6 +49,7 @@ def configure(parser: CommandParser) -> None:
 
 
 def measure(arguments: argparse.Namespace) -> Iterator[Row]:
+    """Measures each target, alternating with transformers if that is requested, and yields one row per side."""
     with tempfile.TemporaryDirectory() as scratch:
         for served in target.targets(arguments, Path(scratch)):
             inputs = _inputs(arguments, served.vocab_size)
@@ -64,6 +66,8 @@ def measure(arguments: argparse.Namespace) -> Iterator[Row]:
 
 
 def _rows(served: Target, sides: dict[str, Side], inputs: Inputs, runs: int) -> Iterator[Row]:
+    """Alternates the sides for a warm-up and `runs` runs, in reversed order every other time, with empty prefix
+    caches. Yields medians and the ratio to transformers."""
     shape = served.name
     rates: dict[str, list[float]] = {name: [] for name in sides}
     for turn in range(runs + 1):  # the first is a warm-up
@@ -83,6 +87,7 @@ def _rows(served: Target, sides: dict[str, Side], inputs: Inputs, runs: int) -> 
 
 
 def _inputs(arguments: argparse.Namespace, vocab_size: int) -> Inputs:
+    """Returns random token sequences, the same for each call; ragged ones have an eighth of the length to all of it."""
     numbers = random.Random(1)
     least = arguments.tokens // 8 if arguments.ragged else arguments.tokens
     lengths = [numbers.randint(max(1, least), arguments.tokens) for _ in range(arguments.inputs)]
@@ -90,7 +95,10 @@ def _inputs(arguments: argparse.Namespace, vocab_size: int) -> Inputs:
 
 
 def _quire(clients: Sequence[Client], pool: ThreadPoolExecutor, per_call: int) -> Side:
+    """Returns a function that embeds all inputs in calls of `per_call`, spread over clients and threads."""
+
     def run(inputs: Inputs) -> None:
+        """Embeds all inputs and checks the number of vectors."""
         calls = [inputs[start : start + per_call] for start in range(0, len(inputs), per_call)]
         turns = itertools.cycle(clients)
         for found, asked in zip(pool.map(lambda call: next(turns).embed(call), calls), calls, strict=True):
@@ -111,6 +119,7 @@ def _transformers(folder: Path, device: str) -> Side:
 
     @torch.inference_mode()
     def run(inputs: Inputs) -> None:
+        """Embeds all inputs in padded batches, sorted by length, and normalizes the first token's states."""
         ordered = sorted(inputs, key=len)
         for start in range(0, len(ordered), BATCH):
             batch = [torch.tensor(ids) for ids in ordered[start : start + BATCH]]

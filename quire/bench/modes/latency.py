@@ -16,6 +16,7 @@ ONE_AT_A_TIME = "1"
 
 
 def configure(parser: CommandParser) -> None:
+    """Adds the flags of target, load and protocol; step times are always measured."""
     target.configure(parser)
     load.configure(parser, work="single", reset=True)
     serve.add_protocol(parser)
@@ -23,6 +24,7 @@ def configure(parser: CommandParser) -> None:
 
 
 def measure(arguments: argparse.Namespace) -> Iterator[Row]:
+    """Measures one request at a time on each target and protocol and yields a row for each."""
     effort = load.load_options(arguments)
     for served, work in load.served(arguments, effort):
         for protocol in serve.protocols(arguments.protocol, served):

@@ -13,6 +13,7 @@ MODES = ("steady", "churn")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags for the numbers of sequences, the modes and the repetitions."""
     parser.add_argument("--running", type=_counts, default=(64, 256, 1024, 4096), metavar="N,N,...", help="sequences")
     parser.add_argument(
         "--modes", default=",".join(MODES), metavar="A,B", help="steady: all decode; churn: a 64th ends with every step"
@@ -22,6 +23,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(arguments: argparse.Namespace) -> Iterator[Row]:
+    """Yields a row per mode and number of sequences, measured in this process without a worker."""
     # The public API imports services only to run them.
     once = importlib.import_module("quire.services.scheduler.bench_scheduler").measure
     for mode in arguments.modes.split(","):

@@ -19,6 +19,7 @@ PROTOCOLS = ("grpc", "http")
 
 
 def configure(parser: CommandParser) -> None:
+    """Adds the flags of target, adapters, load and protocol, and of other servers to compare with."""
     target.configure(parser)
     adapters.configure(parser)
     load.configure(parser, work="mixed", reset=False)
@@ -43,6 +44,8 @@ def add_protocol(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(arguments: argparse.Namespace) -> Iterator[Row]:
+    """Measures every combination of target, arrival pattern and protocol, alternating with the other servers, and
+    yields rows with ratios."""
     effort = load.load_options(arguments)
     for served, work in load.served(arguments, effort):
         others = [target.other(text, served) for text in arguments.beside]
@@ -56,7 +59,8 @@ def measure(arguments: argparse.Namespace) -> Iterator[Row]:
 
 
 def protocols(wanted: str, served: Target) -> list[str]:
-    """Returns the requested protocols, or all that the target supports."""
+    """Returns the requested protocols, or all that the target supports; raises InvalidArgument for one whose address
+    is unknown."""
     has = {"grpc": served.grpc_address, "http": served.http_address}
     names = wanted.split(",") if wanted else [name for name in PROTOCOLS if has[name]]
     for name in names:

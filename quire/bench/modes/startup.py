@@ -46,6 +46,7 @@ class StartTimes:
 
 
 def configure(parser: CommandParser) -> None:
+    """Adds the cluster's flags and the numbers of cold and warm starts."""
     cluster_flags.configure(parser)
     parser.set_defaults(model=shapes.TINY)
     parser.epilog = shapes.EPILOG
@@ -54,6 +55,7 @@ def configure(parser: CommandParser) -> None:
 
 
 def measure(arguments: argparse.Namespace) -> Iterator[Row]:
+    """Starts each model's cluster cold and warm several times and yields rows of the medians."""
     with tempfile.TemporaryDirectory() as scratch:
         for name in arguments.model.split(","):
             shape = shapes.prepare(name, Path(scratch))
@@ -92,6 +94,8 @@ def rows_of(about: Row, starts: Sequence[StartTimes]) -> Iterator[Row]:
 
 
 def _start(command: list[str], cache: str, files: Sequence[Path], title: str) -> StartTimes:
+    """Runs `quire up` until its first token, ends it, and returns the times since the start in seconds with the
+    events until then. A cold start first drops the files from the page cache."""
     if cache == "cold":
         page_cache.forget(files)
     start, begin, begin_unix = StartTimes(), time.monotonic(), time.time()
@@ -119,6 +123,8 @@ def _take_one_token(address: str) -> None:
 
 
 def _await_ready(process: subprocess.Popen[str]) -> str:
+    """Reads the command's output until its ready line and returns the gRPC address; raises Unavailable if it ends
+    before."""
     assert process.stdout is not None
     for line in process.stdout:  # all lines are JSON, because of the flags
         ready = json.loads(line)
@@ -128,7 +134,8 @@ def _await_ready(process: subprocess.Popen[str]) -> str:
 
 
 def _listen(process: subprocess.Popen[str], start: StartTimes, begin_unix: float) -> None:
-    """Reads JSON log lines; passes other lines on to the user."""
+    """Reads the process's stderr: JSON log lines become events with their time since the start, other lines are
+    shown. Numbers in messages become #."""
     assert process.stderr is not None
     for line in process.stderr:
         try:
@@ -139,6 +146,7 @@ def _listen(process: subprocess.Popen[str], start: StartTimes, begin_unix: float
 
 
 def _end(process: subprocess.Popen[str]) -> None:
+    """Ends the process with SIGTERM, or SIGKILL after END_TIMEOUT_S."""
     process.send_signal(signal.SIGTERM)
     try:
         process.wait(END_TIMEOUT_S)

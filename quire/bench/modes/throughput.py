@@ -19,6 +19,7 @@ BASE = "without adapters"  # the same cluster, alternating
 
 
 def configure(parser: CommandParser) -> None:
+    """Adds the flags of target, adapters and load, and of another engine's program to compare with."""
     target.configure(parser)
     adapters.configure(parser)
     load.configure(parser, work="mixed", reset=True)
@@ -31,6 +32,8 @@ def configure(parser: CommandParser) -> None:
 
 
 def measure(arguments: argparse.Namespace) -> Iterator[Row]:
+    """Measures each target with all requests at once, alternating with the base model if adapters are used and with
+    the other engine."""
     effort = load.load_options(arguments)
     with rival(arguments.beside) as others:
         for served, work in load.served(arguments, effort):
@@ -45,6 +48,7 @@ def measure(arguments: argparse.Namespace) -> Iterator[Row]:
 
 @contextmanager
 def rival(text: str) -> Iterator[list[load.BenchSide]]:
+    """Starts the other engine's program from NAME=COMMAND and yields it as a side; an empty text yields no side."""
     if not text:
         yield []
         return

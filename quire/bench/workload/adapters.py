@@ -27,7 +27,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def make(shape: BenchShape, scratch: Path, count: int, rank: int) -> dict[str, str]:
-    """Writes adapter folders in PEFT format; returns them by name."""
+    """Writes `count` random LoRA adapters of `rank` in PEFT format for the shape's attention, the same every time;
+    returns their folders by name."""
     from safetensors.numpy import save_file
 
     folder = shape.folder or bundled.FOLDER
@@ -63,7 +64,8 @@ def without(work: Workload) -> Workload:
 
 
 def _sizes(config: dict[str, Any]) -> dict[str, tuple[int, int]]:
-    """Returns output and input features of every attention layer's projections."""
+    """Returns (out_features, in_features) of every attention layer's projections, by module name; raises
+    InvalidArgument if config.json lacks a size."""
     try:
         hidden, heads = config["hidden_size"], config["num_attention_heads"]
         kv_heads, layers = config["num_key_value_heads"], config["num_hidden_layers"]

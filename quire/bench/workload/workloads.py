@@ -195,6 +195,8 @@ def _equal(name: str, *, seed: int, count: int, prompt: int, num_output: int) ->
 def _long_prompts(
     name: str, *, seed: int, count: int, prompt: tuple[int, int], num_output: tuple[int, int], load: str
 ) -> Workload:
+    """Builds a workload with random prompts; lengths are drawn from the closed ranges `prompt` and `num_output`, in
+    tokens."""
     draw = random.Random(seed)
     items = (
         BenchRequest(_ids(draw, draw.randint(*prompt), CPU_LARGEST_ID), draw.randint(*num_output)) for _ in range(count)
@@ -211,6 +213,7 @@ def _in_turn(name: str, *, seed: int, count: int, prompt: int, load: str) -> Wor
 def _behind_prefix(
     name: str, *, seed: int, count: int, shared: int, own: int, num_output: int, largest: int = LARGEST_ID
 ) -> Workload:
+    """Builds a workload whose prompts share their first `shared` tokens and have `own` different ones."""
     draw = random.Random(seed)
     head = _ids(draw, shared, largest)
     return Workload(name, tuple(BenchRequest(head + _ids(draw, own, largest), num_output) for _ in range(count)))

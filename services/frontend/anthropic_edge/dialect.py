@@ -28,6 +28,7 @@ def _routers(context: ServingContext) -> Sequence[Router]:
 
 
 def _examples(model: str) -> Mapping[str, Mapping[str, Any]]:
+    """Returns an example body per path for the API's documentation, with the name of the served model."""
     messages = [{"role": "user", "content": "What is 23 + 45?"}]
     return {
         PREFIX: {"model": model, "messages": messages, "max_tokens": 40},

@@ -65,6 +65,8 @@ def message_usage(usage: Usage) -> Json:
 
 
 def ending(finish: Finish, *, has_calls: bool) -> Json:
+    """Returns stop_reason and stop_sequence: max_tokens, stop_sequence, tool_use if the answer has calls, otherwise
+    end_turn."""
     if finish.reason == finish_pb2.FINISH_REASON_LENGTH:
         return _stopped("max_tokens")
     if finish.stop_string is not None:
@@ -95,11 +97,13 @@ class _Block:
         return self._event("content_block_start", content_block=self._block("", {}, ""))
 
     def add(self, part: Part) -> Json | None:
+        """Appends a part and returns its delta event; None if it has no text."""
         text = part.arguments if isinstance(part, CallDelta) else part.text
         self._texts.append(text)
         return self._delta(text) if text else None
 
     def stop(self) -> list[Json]:
+        """Returns the events that end the block; a block of thinking gets its signature first."""
         signed = [self._event("content_block_delta", delta={"type": "signature_delta", "signature": self._signature})]
         return [*(signed if isinstance(self._part, Reasoning) else ()), self._event("content_block_stop")]
 
@@ -108,6 +112,8 @@ class _Block:
         return self._block(text, call_arguments(text) if isinstance(self._part, CallDelta) else {}, self._signature)
 
     def _block(self, text: str, arguments: Json, signature: str) -> Json:
+        """Returns the content block of the part's kind (tool_use, thinking or text); fields of other kinds are
+        ignored."""
         match self._part:
             case CallDelta():
                 called = {"id": self._part.id, "name": self._part.name, "input": arguments}
@@ -118,6 +124,7 @@ class _Block:
                 return {"type": "text", "text": text, "citations": None}
 
     def _delta(self, text: str) -> Json:
+        """Returns the content_block_delta event for the part's kind with a piece of its text or JSON arguments."""
         match self._part:
             case CallDelta():
                 delta = {"type": "input_json_delta", "partial_json": text}
@@ -156,6 +163,7 @@ class MessageFormat:
         return b"".join(event(body) for body in self._events(deltas, generation))
 
     def _events(self, deltas: list[SampleDelta], generation: Generation) -> Iterator[Json]:
+        """Yields the deltas' events; before the first ones message_start and ping. Keeps the last finish."""
         if not self._is_open:
             self._is_open = True
             yield {"type": "message_start", "message": self._opening(generation)}
@@ -170,6 +178,7 @@ class MessageFormat:
         return {**self._fields, "content": [], **_stopped(None), "usage": usage}
 
     def _add(self, part: Part) -> Iterator[Json]:
+        """Yields the events of one part. A part that the open block does not take ends it and starts the next one."""
         self._has_calls = self._has_calls or isinstance(part, CallDelta)
         if self._block is None or not self._block.takes(part):
             yield from self._end_block()
@@ -180,10 +189,13 @@ class MessageFormat:
             yield delta
 
     def _end_block(self) -> list[Json]:
+        """Closes the open block and returns its last events; empty if none is open."""
         block, self._block = self._block, None
         return [] if block is None else block.stop()
 
     def last_events(self, generation: Generation) -> bytes:
+        """Returns the final events as SSE bytes: the end of the open block, message_delta with stop reason and
+        usage, message_stop."""
         assert self._finish is not None
         end = ending(self._finish, has_calls=self._has_calls)
         last = {"type": "message_delta", "delta": end, "usage": usage_object(generation.usage)}
@@ -193,6 +205,7 @@ class MessageFormat:
         return event(errors.as_object(error))
 
     def whole(self, deltas: list[SampleDelta], generation: Generation) -> Json:
+        """Returns the unary answer from the one complete delta: content blocks, stop reason and usage."""
         (delta,) = deltas
         assert delta.finish is not None
         blocks = list(_blocks(parts_of(delta)))
@@ -205,6 +218,7 @@ class MessageFormat:
 
 
 def _blocks(parts: Iterable[Part]) -> Iterator[Json]:
+    """Groups consecutive parts of the same kind or call to complete content blocks."""
     block: _Block | None = None
     for part in parts:
         if block is None or not block.takes(part):

@@ -17,6 +17,8 @@ BILLING = "x-anthropic-billing-header:"
 
 
 def to_messages(system: str | Sequence[Block] | None, messages: Iterable[MessageBody]) -> list[Mapping[str, Any]]:
+    """Converts the system prompt, less its billing header, and the messages. A user's tool results become messages
+    of their own. Raises InvalidArgument with the place, as messages[0].content."""
     written: list[Mapping[str, Any]] = []
     if system and (text := _joined(_without_billing(_texts_alone(system, "system")))):
         written.append(conversation.message("system", text))
@@ -30,6 +32,8 @@ def to_messages(system: str | Sequence[Block] | None, messages: Iterable[Message
 
 
 def _text_blocks(content: Any, place: str) -> list[Block]:
+    """Returns content as blocks; a text becomes one block, and documents and search results become text. Raises
+    InvalidArgument if it is no list of objects, or a text block has no text."""
     blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
     if not isinstance(blocks, list) or not all(isinstance(block, dict) for block in blocks):
         raise InvalidArgument(f"{place} must be text or a list of blocks", field=_field(place))
@@ -82,6 +86,7 @@ def _assistant(blocks: Sequence[Block], place: str) -> Mapping[str, Any]:
 
 
 def _call(block: Block, place: str) -> Mapping[str, Any]:
+    """Converts a tool_use block to a tool call; raises InvalidArgument unless it has a name and an input object."""
     name, arguments = block.get("name"), block.get("input", {})
     if not isinstance(name, str) or not name or not isinstance(arguments, dict):
         raise InvalidArgument(f"{place}: a block of type tool_use needs a name and an input object", field="messages")
@@ -106,6 +111,7 @@ def _others(role: str, blocks: Iterable[Block], place: str) -> Iterator[Mapping[
 
 
 def _result(block: Block, place: str) -> Mapping[str, Any]:
+    """Converts a tool_result block to a message of role tool; the text of a failed call is prefixed with "Error: "."""
     content = block.get("content")
     text = _joined(_texts_alone("" if content is None else content, place))
     failed = "Error: " if block.get("is_error") else ""  # templates have no other way to say so

@@ -66,6 +66,7 @@ def prompt(body: CountBody, offer: ToolOffer) -> ChatPrompt:
 
 
 def _variables(body: CountBody) -> Mapping[str, Any]:
+    """Returns the template variables for the effort and for thinking, which is on unless its type is disabled."""
     effort = body.output_config.effort if body.output_config is not None else None
     variables = dict(reasoning.template_variables(effort))
     if body.thinking is not None:
@@ -82,6 +83,8 @@ def _budget(body: MessagesBody, tokenizer: Tokenizer) -> int | None:
 
 
 def _form(body: MessagesBody) -> sampling_pb2.StructuredOutput | None:
+    """Returns the constraint of output_config.format, else of output_format, None without either. Raises
+    InvalidArgument unless it is a json_schema with a schema."""
     output_format = None if body.output_config is None else body.output_config.format
     form = body.output_format if output_format is None else output_format
     if form is None:

@@ -33,7 +33,8 @@ class MessageRoutes:
         self.router.add_api_route(f"{PREFIX}/count_tokens", self.count, methods=["POST"])
 
     async def create(self, body: MessagesBody, http: Request) -> Response:
-        """Answers a conversation with one message."""
+        """Answers a conversation with one message, as JSON or as Anthropic's events, with ping events while a stream
+        is idle."""
         body.refuse_unknown(self._unknown)
         request = messages_request(body, headers.read(http), self._tokenizer)
         return GenerationResponse(

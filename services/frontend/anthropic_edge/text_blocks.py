@@ -15,6 +15,8 @@ def to_text_block(block: Block) -> Block:
 
 
 def _text(block: Block) -> str | None:
+    """Returns the text of a tool reference, document, search result or compaction; None for other types and for
+    blocks whose content is not text."""
     match block.get("type"):
         case "tool_reference":  # result of a tool search: all tools are shown to the model
             return f"The tool {block.get('tool_name') or ''} is available."
@@ -29,7 +31,7 @@ def _text(block: Block) -> str | None:
 
 
 def _document(block: Block) -> str | None:
-    """Returns the text of a document; None for others, such as PDFs."""
+    """Returns the text of a document with its title and context; None for documents without text, such as PDFs."""
     source = block.get("source")
     if not isinstance(source, Mapping) or source.get("type") not in ("text", "content"):
         return None

@@ -43,7 +43,8 @@ def _check_forced(tools: Sequence[Mapping[str, Any]], mode: str, name: str, *, h
 
 
 def _tool(number: int, tool: Mapping[str, Any]) -> Tool | None:
-    """Returns the tool; None for one that Anthropic's servers run."""
+    """Converts tool `number`; None for one that Anthropic's servers run. Typed tools that the client runs get their
+    schema here; raises Unimplemented for other types."""
     kind = tool.get("type")
     if isinstance(kind, str) and is_run_by_server(kind):
         return None

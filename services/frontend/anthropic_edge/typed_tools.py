@@ -22,6 +22,7 @@ RUN_BY_SERVER = (
 
 
 def _commands(*names: str, **more: Schema) -> Schema:
+    """Returns the schema of a tool with an enumerated command, a path, and `more` optional properties."""
     return {
         "type": "object",
         "properties": {"command": {"type": "string", "enum": [*names]}, "path": PATH, **more},

@@ -49,6 +49,7 @@ class CohereEmbedBody(CheckedBody):
     priority: int | None = None
 
     def check_rules(self, unknown: UnknownFields) -> None:
+        """Raises InvalidArgument if there are no texts, or max_tokens is set with truncate=NONE."""
         if not self.texts:
             raise InvalidArgument("texts must hold at least one text", field="texts")
         if self.truncate == "NONE" and self.max_tokens is not None:

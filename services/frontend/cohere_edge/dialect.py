@@ -28,6 +28,7 @@ def _routers(context: ServingContext) -> Sequence[Router]:
 
 
 def _examples(model: str) -> Mapping[str, Mapping[str, Any]]:
+    """Returns the same example body for all of Cohere's paths, with the name of the served model."""
     body = {
         "model": model,
         "texts": ["an apple", "a lighthouse"],

@@ -43,11 +43,8 @@ class CohereEmbedFormat(PooledFormat):
     prefix = "embd"
 
     def __init__(self, version: str, model: str, texts: Sequence[str], kinds: Sequence[str]) -> None:
-        """Creates a format for one answer.
-
-        `version`: of the API; `kinds`: keys of WRITERS. Without any, floats are returned, which version 1 does not put
-        under their name.
-        """
+        """Creates the format of one answer for API `version`. `kinds` are keys of WRITERS; without any, floats are
+        returned, which version 1 does not put under their name."""
         super().__init__(model)
         self._version, self._texts, self._kinds = version, texts, kinds or (FLOAT,)
         self._by_kind = bool(kinds) or version != FIRST
@@ -56,6 +53,8 @@ class CohereEmbedFormat(PooledFormat):
         return [*map(WRITERS[FLOAT], vectors)]
 
     def whole(self, deltas: list[SampleDelta], generation: Generation) -> dict[str, Any]:
+        """Returns the unary answer. Without requested embedding types, embeddings are one list of float vectors
+        instead of an object by type."""
         vectors = generation.vectors
         by_kind = {kind: [*map(WRITERS[kind], vectors)] for kind in self._kinds}
         return {

@@ -46,6 +46,8 @@ class CohereRoutes:
         return self._answer(FIRST, body, http)
 
     def _answer(self, version: str, body: CohereEmbedBody, http: Request) -> Response:
+        """Returns the response to a body for API version `version`. The input type selects the model's prompt, if it
+        has one of that name; raises on unknown fields as configured."""
         body.refuse_unknown(self._unknown)
         kind = body.input_type or ""
         prompt_name = self._texts.first_known_prompt(PROMPTS.get(kind, (kind,)))
@@ -56,6 +58,8 @@ class CohereRoutes:
 
 
 def embed_request(body: CohereEmbedBody, prompt_name: str, call: CallHeaders) -> GeneratorRequest:
+    """Converts a body to a pooling request with one prompt per text; without max_tokens texts are truncated to the
+    model's length, unless truncate is NONE."""
     return GeneratorRequest(
         request_id=call.request_id or uuid.uuid4().hex,
         model=body.model,

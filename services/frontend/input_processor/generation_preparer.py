@@ -43,7 +43,9 @@ class GenerationPreparer:
         self._grammar_validator.close()
 
     async def prepare(self, request: Request, limits: ClusterLimits, adapter: AdapterId | None) -> list[PreparedPrompt]:
-        """Returns the prepared prompts; raises InvalidArgument."""
+        """Checks the request against the cluster's limits, tokenizes its prompts and returns a scheduler request for
+        each. Raises InvalidArgument for a prompt or parameter out of bounds; yields to the event loop between
+        prompts."""
         options_of = await self._options(request, limits, adapter)
         builder, prepared = PromptRequestBuilder(request, adapter), []
         for number, prompt in enumerate(request.prompts):
@@ -62,6 +64,9 @@ class GenerationPreparer:
         return prompt_limits.column(token_ids, max_model_len, self._vocab_size)
 
     async def _options(self, request: Request, limits: ClusterLimits, adapter: AdapterId | None) -> OptionsFactory:
+        """Checks the sampling parameters (grammar, vocabulary, logprobs, logits processors) and returns the function
+        that completes them for a prompt of a given length. Raises on the first parameter that the model or the
+        cluster does not offer."""
         if request.sampling.structured_output is not None:
             await self._grammar_validator.check(request.sampling.structured_output, limits.grammar_libraries)
         sampling_rules.check_model(request.sampling, self._vocab_size, limits.max_logprobs)
@@ -73,6 +78,8 @@ class GenerationPreparer:
         grammar = grammar_bytes(sampling)
 
         def options_of(num_prompt_tokens: int) -> PromptOptions:
+            """Completes the parameters with the output length for a prompt of `num_prompt_tokens` and serializes
+            them."""
             prompt_limits.check_prompt_logprobs(sampling, num_prompt_tokens)
             complete = to_message(sampling, self._output_length(request, num_prompt_tokens, limits))
             params = SequenceParams(

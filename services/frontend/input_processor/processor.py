@@ -76,7 +76,8 @@ class InputProcessor:
         return self._traits.late is not None
 
     def scoring(self, queries: Sequence[str], documents: Sequence[str]) -> Scoring:
-        """Returns the scoring of documents by this model; raises InvalidArgument."""
+        """Returns how this model scores documents for queries (bi-encoder, cross-encoder or late interaction);
+        raises InvalidArgument for numbers of texts that do not match."""
         return Scoring.of(
             queries,
             documents,
@@ -89,7 +90,9 @@ class InputProcessor:
         self._generated.close()
 
     def check(self, request: Request, max_model_len: int = 0) -> None:
-        """Makes the checks that need neither tokens nor the workers' present state; raises InvalidArgument."""
+        """Makes the checks that need neither tokens nor the workers' present state: prompts, sampling, pooling,
+        lengths, names and priorities. Raises InvalidArgument for the first violation; `max_model_len` of 0 means
+        unknown."""
         prompts.check(request, self._bounds)
         if request.pooling is None or request.truncate_prompt_tokens is None:
             for prompt in request.prompts:
@@ -116,7 +119,9 @@ class InputProcessor:
         return sum(_estimate(prompt) for prompt in request.prompts) + num_requested
 
     async def prepare(self, request: Request, limits: ClusterLimits) -> list[PreparedPrompt]:
-        """Returns each prompt's tokens and its parameters for schedulers and workers; raises InvalidArgument."""
+        """Returns each prompt's tokens and its parameters for schedulers and workers. Raises InvalidArgument for a
+        prompt or parameter out of bounds, Unimplemented for a priority that the schedulers ignore, NotFound for an
+        adapter."""
         _check_priority(request.priority, limits)
         adapter = _adapter(request, limits)
         if request.pooling is None:
@@ -124,15 +129,18 @@ class InputProcessor:
         return await self._pooled.prepare(request, request.pooling, limits, adapter)
 
     async def tokenize(self, prompt: Prompt, max_model_len: int) -> list[int]:
-        """Returns the tokens of a prompt for the Tokenize call; `max_model_len`: 0 while unknown."""
+        """Returns the token ids of a prompt, rendered if it is a conversation, for calls that only tokenize;
+        `max_model_len` of 0 means unknown."""
         return list((await self._tokens.read(prompt, max_model_len)).token_ids)
 
     def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        """Decodes ids at once in the calling thread; raises InvalidArgument for ids outside of the vocabulary."""
         prompt_limits.check_vocabulary(token_ids, self._vocab_size)
         return self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
     async def detokenize_long(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
-        """Decodes many ids without blocking the event loop."""
+        """Decodes many ids and yields to the event loop between portions; raises InvalidArgument for ids outside of
+        the vocabulary."""
         for start in range(0, len(token_ids), IDS_IN_A_TURN):
             prompt_limits.check_vocabulary(token_ids[start : start + IDS_IN_A_TURN], self._vocab_size)
             await asyncio.sleep(0)
@@ -140,6 +148,7 @@ class InputProcessor:
 
 
 def _check_names(request: Request) -> None:
+    """Raises InvalidArgument if request_id, tenant or cache_salt is too long, or an id or tenant is not printable."""
     for field, text, most in (
         ("request_id", request.request_id, MAX_NAME_CHARACTERS),
         ("tenant", request.tenant, MAX_NAME_CHARACTERS),
@@ -153,6 +162,7 @@ def _check_names(request: Request) -> None:
 
 
 def _check_priorities(request: Request) -> None:
+    """Raises InvalidArgument unless `priority` fits in a signed 32-bit integer and `kv_priority` is a known level."""
     if not -PRIORITY_BOUND <= request.priority < PRIORITY_BOUND:
         message = f"priority must be in [-2^31, 2^31 - 1], got {request.priority}."
         raise InvalidArgument(message, field="priority")
@@ -162,7 +172,8 @@ def _check_priorities(request: Request) -> None:
 
 
 def _adapter(request: Request, limits: ClusterLimits) -> AdapterId | None:
-    """Returns the adapter that `model` names, None for the model itself; raises NotFound."""
+    """Returns the adapter that `model` names, None for the model itself; raises NotFound if the workers do not have
+    it."""
     if not request.adapter:
         return None
     if request.adapter not in limits.adapters:
@@ -171,6 +182,7 @@ def _adapter(request: Request, limits: ClusterLimits) -> AdapterId | None:
 
 
 def _check_priority(priority: int, limits: ClusterLimits) -> None:
+    """Raises Unimplemented for a priority other than 0 if any scheduler runs a policy that ignores priorities."""
     without = limits.scheduling_policies & WITHOUT_PRIORITY
     if priority and without:
         policy = " and ".join(sorted(policy or "unknown" for policy in without))
@@ -179,6 +191,7 @@ def _check_priority(priority: int, limits: ClusterLimits) -> None:
 
 
 def _estimate(prompt: Prompt) -> int:
+    """Estimates the number of tokens of a prompt from its characters, before tokenization; exact for token ids."""
     match prompt:
         case TokenPrompt(token_ids):
             return len(token_ids)

@@ -56,7 +56,8 @@ def truncate_framed(
 
 
 def max_kept_tokens(request: Request, max_model_len: int) -> int | None:
-    """Returns the maximum number of a prompt's tokens to keep; None: all. Raises InvalidArgument."""
+    """Returns the maximum number of a prompt's tokens to keep, None for all. FIT_TO_CONTEXT leaves room for
+    max_tokens; raises InvalidArgument if the number does not lie in [1, max_model_len]."""
     keep = request.truncate_prompt_tokens
     if keep is None:
         return None
@@ -91,7 +92,8 @@ def column(token_ids: Sequence[int], max_model_len: int, vocab_size: int, *, gen
 
 
 def check_output(request: Request, max_model_len: int) -> None:
-    """Raises InvalidArgument if max_tokens exceeds the context length; `max_model_len`: 0 while unknown."""
+    """Raises InvalidArgument if max_tokens alone reaches the context length and the request is strict about lengths;
+    passes while `max_model_len` is 0, unknown."""
     requested = request.sampling.max_tokens or 0
     if request.strict_length and 0 < max_model_len <= requested:
         raise InvalidArgument(
@@ -117,7 +119,9 @@ def check_prompt_logprobs(sampling: Sampling, num_prompt_tokens: int) -> None:
 
 
 def output_length(request: Request, num_prompt_tokens: int, max_model_len: int, recommended: int | None) -> int:
-    """Returns max_tokens for this prompt; `recommended`: the model's default."""
+    """Returns the number of tokens to generate: max_tokens, else the model's `recommended` number, else the
+    request's default, else the rest of the context. Clips to the rest, but raises InvalidArgument if a strict
+    request asks for more."""
     num_available = max_model_len - num_prompt_tokens
     requested = request.sampling.max_tokens
     if requested is None:

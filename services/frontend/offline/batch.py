@@ -40,7 +40,8 @@ class Batch:
         return replace(self, status=status, moments={**self.moments, f"{status}_at": now}, **changes)
 
     def to_openai(self, *, is_cancelled: bool = False) -> dict[str, Any]:
-        """Returns the batch as OpenAI's object; `is_cancelled`: cancellation was requested."""
+        """Returns OpenAI's batch object with times in Unix seconds; with `is_cancelled` an unfinished batch is shown
+        as cancelling."""
         moments = {f"{name}_at": None for name in ("in_progress", "finalizing", *sorted(ENDED), "cancelling")}
         return {
             "id": self.id,

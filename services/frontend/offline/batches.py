@@ -41,6 +41,8 @@ class BatchStore:
     def create(
         self, tenant: str, key: str, *, endpoint: str, input_file_id: str, metadata: dict[str, str] | None
     ) -> Batch:
+        """Creates and saves a batch with a new id that expires after a day. Raises ResourceExhausted at MAX_BATCHES
+        batches in the store or MAX_UNFINISHED unfinished ones of the tenant."""
         if sum(1 for _ in self._folder.glob("batch_*.json")) >= MAX_BATCHES:
             raise ResourceExhausted(f"there are {MAX_BATCHES} batches, which is the maximum")
         unfinished = [batch for batch in self.unfinished() if batch.tenant == tenant]
@@ -65,12 +67,14 @@ class BatchStore:
         write_json(self._path(batch.id, "json"), batch.to_dict(), self._temp_files.new())
 
     def get(self, batch_id: str, tenant: str) -> Batch:
+        """Reads a tenant's batch; raises NotFound if it does not exist or belongs to another tenant."""
         batch = self.find(batch_id)
         if batch is None or batch.tenant != tenant:
             raise NotFound(f"No such batch: {batch_id[:64]!r}", field="batch_id")
         return batch
 
     def find(self, batch_id: str) -> Batch | None:
+        """Reads a batch of any tenant; None if the id is malformed, or its file is missing or unreadable."""
         if not BATCH_ID.fullmatch(batch_id):
             return None
         try:
@@ -99,6 +103,8 @@ class BatchStore:
         return sorted(batches, key=lambda batch: (batch.created_at, batch.id), reverse=True)
 
     def cancel(self, batch_id: str, tenant: str) -> Batch:
+        """Requests the cancellation of a tenant's batch by a marker file, which the process that runs it polls.
+        Returns the batch as stored; a finished one is left unchanged. Raises NotFound as `get` does."""
         batch = self.get(batch_id, tenant)
         if not batch.has_ended:
             self._path(batch_id, "cancel").touch()
@@ -118,11 +124,12 @@ class BatchStore:
         return lock
 
     def answers_path(self, batch_id: str, kind: str) -> Path:
-        """Returns the path of the answers; `kind`: output or error."""
+        """Returns the path of a batch's answers of one kind, `output` or `error`; the file need not exist."""
         return self._path(batch_id, kind)
 
     def answered_lines(self, batch_id: str, kind: str) -> list[int]:
-        """Returns the numbers of the answered lines; truncates a partial last one."""
+        """Returns the numbers of the lines that have an answer of the kind `output` or `error`. Truncates a partial
+        last line in the file, left by a process that died."""
         path = self.answers_path(batch_id, kind)
         numbers, end = [], 0
         with _opened(path) as file:

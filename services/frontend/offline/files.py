@@ -57,7 +57,7 @@ class FileStore:
 
     @contextmanager
     def reserve(self, num_bytes: int) -> Iterator[None]:
-        """Counts `num_bytes` as used in check_space() within the block."""
+        """Reserves space for `num_bytes` within the block: check_space() of other uploads counts them as used."""
         self._reserved_bytes += num_bytes
         try:
             yield
@@ -71,7 +71,8 @@ class FileStore:
             raise ResourceExhausted("file: the file store is full; delete some files", field="file")
 
     def store(self, scratch: Path, tenant: str, filename: str, purpose: str) -> StoredFile:
-        """Moves the content of `scratch` into the store."""
+        """Moves `scratch` into the store under a new file id and writes its metadata; raises InvalidArgument for an
+        unknown purpose."""
         if purpose not in PURPOSES:
             names = ", ".join(PURPOSES)
             raise InvalidArgument(f"purpose must be one of {names}, got {purpose[:64]!r}", field="purpose")
@@ -84,18 +85,20 @@ class FileStore:
         return stored
 
     def get(self, file_id: str, tenant: str) -> StoredFile:
-        """Returns the file's metadata; raises NotFound, also for files of other tenants."""
+        """Returns the file's metadata; raises NotFound for a missing file and for files of other tenants."""
         file = self._read(self._metadata_path(file_id)) if FILE_ID.fullmatch(file_id) else None
         if file is None or file.tenant != tenant:
             raise _not_found(file_id)
         return file
 
     def path(self, file_id: str, tenant: str) -> Path:
+        """Returns the path of a tenant's content; raises NotFound as `get` does."""
         self.get(file_id, tenant)
         return self._bytes(file_id)
 
     def open(self, file_id: str, tenant: str) -> BinaryIO:
-        """Opens the file, whose content stays readable if it is deleted meanwhile."""
+        """Opens a tenant's file, whose content stays readable if it is deleted meanwhile; raises NotFound as `get`
+        does."""
         self.get(file_id, tenant)
         try:
             return self._bytes(file_id).open("rb")
@@ -114,13 +117,15 @@ class FileStore:
 
     @staticmethod
     def _read(path: Path) -> StoredFile | None:
-        """Reads the metadata; None if it is gone or incomplete."""
+        """Reads the metadata; None if it is missing, incomplete or malformed."""
         try:
             return StoredFile(**json.loads(path.read_bytes()))
         except (FileNotFoundError, ValueError, TypeError):
             return None
 
     def delete(self, file_id: str, tenant: str) -> None:
+        """Deletes the file's metadata and content; raises NotFound as `get` does. Readers that have opened it are
+        not affected."""
         self.get(file_id, tenant)
         self._metadata_path(file_id).unlink(missing_ok=True)
         self._bytes(file_id).unlink(missing_ok=True)
@@ -145,6 +150,6 @@ def _size(entry: os.DirEntry[str]) -> int | None:
 
 
 def write_json(path: Path, document: Any, scratch: Path) -> None:
-    """Writes the document atomically; `scratch`: on the same disk."""
+    """Writes the document atomically: first to `scratch`, which must be on the same disk and is then renamed."""
     scratch.write_text(json.dumps(document))
     os.replace(scratch, path)

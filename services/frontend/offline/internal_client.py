@@ -45,6 +45,8 @@ class InternalClient:
     async def post(
         self, path: str, body: dict[str, Any], request_id: str, caller: Caller | None, tenant: str
     ) -> InternalReply:
+        """Sends a JSON body through the ASGI application as POST `path`, with the caller's identity instead of a
+        key, and returns the complete reply. HTTP errors are replies as well and are not raised."""
         content = json.dumps(body).encode()
         headers = [
             (b"content-type", b"application/json"),
@@ -56,6 +58,7 @@ class InternalClient:
         sent: list[Message] = []
 
         async def receive() -> Message:
+            """Returns the body as one message and then blocks, since the client of this call never disconnects."""
             if unread:
                 return {"type": "http.request", "body": unread.pop(), "more_body": False}
             await asyncio.Event().wait()  # the client never disconnects
@@ -69,6 +72,7 @@ class InternalClient:
 
 
 def _scope(path: str, headers: list[tuple[bytes, bytes]], caller: Caller | None) -> Scope:
+    """Builds the ASGI scope of a POST; the authenticated caller is passed in it, so that no key is checked."""
     return {
         "type": "http",
         "asgi": {"version": "3.0"},
@@ -87,6 +91,8 @@ def _scope(path: str, headers: list[tuple[bytes, bytes]], caller: Caller | None)
 
 
 def _reply(sent: list[Message]) -> InternalReply:
+    """Joins the sent ASGI messages to a reply. A body that is not JSON stays text; a missing retry-after is 1
+    second."""
     start, *parts = sent
     headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in start["headers"]}
     text = b"".join(part.get("body", b"") for part in parts)

@@ -14,6 +14,8 @@ from quire.shared.process.priority import lower_priority
 
 
 def main(path: str, endpoint: str) -> None:
+    """Checks all lines of the file for one endpoint and prints {"total", "errors"} as JSON, at a lowered process
+    priority."""
     lower_priority()
     with Path(path).open("rb") as file:
         total, wrong = batch_lines.check_file(file, (endpoint,))

@@ -36,10 +36,8 @@ class OfflineOperations:
     """Operations of one frontend on the shared stores."""
 
     def __init__(self, files: FileStore | None, batches: BatchStore | None, notify: Callable[[], None]) -> None:
-        """Wraps the stores of files and batches.
-
-        `files`, `batches`: None without a folder for them. `notify`: wakes the batch runner.
-        """
+        """Wraps the stores of files and batches, which are None if no folder for them is configured. `notify` wakes
+        the batch runner after a batch is created."""
         self._optional_files, self._optional_batches = files, batches
         self._notify = notify
 
@@ -85,6 +83,8 @@ class OfflineOperations:
     async def list_files(
         self, tenant: str, purpose: str, after: str, limit: int, *, oldest_first: bool = False
     ) -> ListPage[StoredFile]:
+        """Returns a page of at most `limit` files of the tenant after the file id `after` ("" is the first page),
+        newest first by default. An empty `purpose` matches all files."""
         files = await asyncio.to_thread(self.files.list_for, tenant)
         wanted = [file for file in files if purpose in ("", file.purpose)]
         return _page(wanted[::-1] if oldest_first else wanted, after, limit)
@@ -92,7 +92,8 @@ class OfflineOperations:
     async def create(
         self, tenant: str, key: str, *, endpoint: str, input_file_id: str, window: str, metadata: Mapping[str, str]
     ) -> Batch:
-        """Creates a batch; `key`: the name of the caller's key, if any."""
+        """Creates a batch and wakes the runner. `key` names the caller's API key, which is checked again for each
+        line. Raises InvalidArgument for an endpoint, window or input file that is not accepted."""
         if endpoint not in batch_lines.ENDPOINTS:
             names = ", ".join(batch_lines.ENDPOINTS)
             raise InvalidArgument(f"endpoint must be one of {names}, got {endpoint[:64]!r}", field="endpoint")
@@ -137,7 +138,7 @@ def _disk_errors() -> Iterator[None]:
 
 
 async def write_chunks(chunks: AsyncIterator[bytes], target: Path) -> int:
-    """Writes the chunks to `target` and returns the number of bytes."""
+    """Writes the chunks to `target` in threads, WRITE_BYTES at a time, and returns the number of bytes."""
     buffer, num_bytes = bytearray(), 0
     async for chunk in chunks:
         buffer += chunk
@@ -160,7 +161,8 @@ def _unlink(*paths: Path) -> None:
 
 
 def _page(entries: Sequence[Listed], after: str, limit: int) -> ListPage[Listed]:
-    """Returns a page; `after`: the id of the previous page's last entry."""
+    """Returns at most `limit` entries after the one with id `after`; an unknown id gives the first page. Raises
+    InvalidArgument for a limit out of bounds."""
     if not 1 <= limit <= MAX_LISTED:
         raise InvalidArgument(f"limit must be in 1 to {MAX_LISTED}, got {limit}", field="limit")
     ids = [entry.id for entry in entries]

@@ -82,7 +82,8 @@ class OfflineRoutes:
         self.router.add_api_route(f"{BATCHES}/{{batch_id}}/cancel", self.cancel, methods=["POST"])
 
     async def upload(self, http: Request) -> dict[str, Any]:
-        """Stores a file that is uploaded as a form."""
+        """Stores a file that is uploaded as a multipart form with the parts `file` and `purpose`. The form is
+        written to disk before it is parsed, within the reserved space."""
         most = self._work.files.max_file_bytes
         boundary = upload.boundary_of(http.headers.get("content-type", ""))
         announced = int(http.headers.get("content-length", most))
@@ -95,6 +96,7 @@ class OfflineRoutes:
     async def list_files(
         self, http: Request, purpose: str = "", after: str = "", limit: Most = MAX_LISTED, order: Order = "desc"
     ) -> dict[str, Any]:
+        """GET /v1/files: a page of the tenant's files, newest first unless order is asc."""
         oldest_first = order == "asc"
         return _list_object(
             await self._work.list_files(headers.tenant(http), purpose, after, limit, oldest_first=oldest_first)
@@ -140,7 +142,7 @@ class OfflineRoutes:
 
 
 def _list_object(page: ListPage[Listed]) -> dict[str, Any]:
-    """Returns the page as OpenAI's list object."""
+    """Returns the page as OpenAI's list object, with the ids of its first and last entry for paging."""
     return {
         "object": "list",
         "data": [one.to_openai() for one in page.shown],

@@ -64,6 +64,8 @@ class BatchRunner:
         self._wakeup.set()
 
     async def run(self) -> None:
+        """Claims unfinished batches every POLL_S, or earlier after `notify`, until it is cancelled; it then cancels
+        the running batches and waits for them."""
         tasks = Tasks()
         try:
             while True:
@@ -81,10 +83,14 @@ class BatchRunner:
             await asyncio.gather(*self._running.values(), return_exceptions=True)
 
     def _is_free(self, batch: Batch) -> bool:
+        """Returns whether this process may claim the batch now: it is unfinished and not running here, a slot is
+        free, and the frontend does not drain."""
         busy = batch.id in self._running or len(self._running) >= MAX_RUNNING_BATCHES
         return not (busy or batch.has_ended or self._is_leaving())
 
     async def _claim(self, batch_id: str) -> None:
+        """Runs a batch to its end if its lock is free; does nothing if another process holds the lock or the batch
+        has ended."""
         lock = await asyncio.to_thread(self._batches.try_lock, batch_id)
         if lock is None:
             return
@@ -108,6 +114,8 @@ class BatchRun:
         self._saved_s = 0.0
 
     async def run(self) -> None:
+        """Validates the batch unless that is done, answers the lines that have no answer yet, and stores the result
+        files. An unreadable input file or an invalid line ends the batch as failed."""
         log.info("batch", id=self._batch.id, status=self._batch.status, endpoint=self._batch.endpoint)
         try:
             source = await asyncio.to_thread(self._files.path, self._batch.input_file_id, self._batch.tenant)
@@ -122,6 +130,8 @@ class BatchRun:
         await self._finish(ending)
 
     async def _validate(self, source: Path) -> bool:
+        """Checks all lines in a child process, in one of the validation slots. Returns whether they are valid and
+        sets the batch's total; otherwise the batch fails with the lines' errors."""
         async with self._validation_slots:
             total, errors = await _validate_lines(source, self._batch.endpoint)
         if not errors:
@@ -131,7 +141,8 @@ class BatchRun:
         return False
 
     async def _answer_all(self, source: Path, done: frozenset[int]) -> str:
-        """Answers all remaining lines and returns the batch's final status."""
+        """Answers the lines that are not in `done`, several at once, and returns the batch's final status:
+        completed, or the reason why the rest stays unanswered, such as cancelled or expired."""
         ending = "completed"
         with source.open("rb") as file:
             portions = _portions(batch_lines.numbered_lines(file))
@@ -159,11 +170,14 @@ class BatchRun:
         return ending
 
     async def _ending(self) -> str:
+        """Returns cancelled or expired if the batch is to end early, otherwise completed."""
         if await asyncio.to_thread(self._batches.is_cancelled, self._batch.id):
             return "cancelled"
         return "expired" if time.time() > self._batch.expires_at else "completed"
 
     async def _answer(self, line: BatchLine) -> None:
+        """Answers one line and appends it to the output file (status 2xx) or the error file. The batch's counts are
+        updated, and saved at most every POLL_S."""
         answer_id = f"batch_req_{self._batch.id.removeprefix('batch_')}_{line.number}"
         reply = await self._ask(line, answer_id)
         is_good = reply.status // 100 == 2
@@ -179,7 +193,8 @@ class BatchRun:
                 await asyncio.to_thread(self._batches.save, self._batch)
 
     async def _ask(self, line: BatchLine, answer_id: str) -> InternalReply:
-        """Retries the call while the server is overloaded or unavailable."""
+        """Sends the line's call, again and again while the server is overloaded or unavailable and the batch has not
+        ended. A revoked key gives a reply with status 401."""
         while True:
             try:
                 caller = self._access.find_caller(self._batch.key, self._batch.tenant)
@@ -201,6 +216,8 @@ class BatchRun:
         await asyncio.to_thread(self._batches.delete_answers, self._batch.id)
 
     def _keep(self, kind: str) -> str | None:
+        """Stores the answers of one kind as a file of the tenant, through a hard link, and returns its id; None if
+        there are none."""
         answers = self._batches.answers_path(self._batch.id, kind)
         if not answers.stat().st_size:
             return None
@@ -212,6 +229,8 @@ class BatchRun:
         await self._set_status("failed", errors=errors)
 
     async def _set_status(self, status: str, **changes: object) -> None:
+        """Sets the status with its timestamp and further fields, and saves the batch; a final status is counted and
+        logged."""
         self._batch = self._batch.with_status(status, int(time.time()), **changes)
         await asyncio.to_thread(self._batches.save, self._batch)
         if self._batch.has_ended:
@@ -221,7 +240,8 @@ class BatchRun:
 
 
 async def _validate_lines(source: Path, endpoint: str) -> tuple[int, list[dict[str, object]]]:
-    """Returns the number of lines and their errors."""
+    """Checks the file in a child process, which is killed if this coroutine is cancelled. Returns the number of
+    lines and their errors; a crash of the process gives 0 and one error."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-P", "-m", line_validation.__name__, str(source), endpoint, stdin=DEVNULL, stdout=PIPE
     )

@@ -51,7 +51,8 @@ class OfflineService:
             self._runner.notify()
 
     def set_app(self, app: ASGIApp) -> None:
-        """Creates the runner; `app` answers the lines of batches."""
+        """Creates the runner, whose batches send their lines to `app`; does nothing if no folder for files and
+        batches is configured."""
         if self._files is not None and self._batches is not None:
             line_slots = asyncio.Semaphore(self._settings.batch_concurrency)
             validation_slots = asyncio.Semaphore(1)

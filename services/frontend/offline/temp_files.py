@@ -40,6 +40,8 @@ class TempFiles:
         return self._folder / f"{self._owner}-{uuid.uuid4().hex}.part"
 
     def _begin(self) -> str:
+        """Creates this process's owner file and locks it until the object is collected; returns the owner's name,
+        which prefixes its temporary files. Retries with another name if a sweep removed the file before the lock."""
         while True:
             owner = uuid.uuid4().hex
             path = self._owners / owner
@@ -50,11 +52,14 @@ class TempFiles:
                 return owner
 
     def _sweep(self) -> None:
+        """Removes the temporary files of other processes that have died."""
         for path in [*self._owners.iterdir()]:
             if _OWNER.fullmatch(path.name) and path.name != self._owner:
                 self._sweep_of(path.name, path)
 
     def _sweep_of(self, owner: str, alive: Path) -> None:
+        """Removes the temporary files of `owner` and its owner file if no process holds the lock on it, which means
+        that the owner has died."""
         # another process sweeps as well, or the owner lives
         with contextlib.suppress(FileNotFoundError, BlockingIOError):
             lock = os.open(alive, os.O_RDWR | os.O_CLOEXEC)

@@ -25,7 +25,7 @@ class Upload:
 
 
 def boundary_of(content_type: str) -> bytes:
-    """Returns the boundary; raises InvalidArgument for a body of another kind."""
+    """Returns the form's boundary; raises InvalidArgument for a body that is no multipart/form-data."""
     header = BytesHeaderParser().parsebytes(b"content-type: " + content_type.encode("latin-1", "replace"))
     boundary = header.get_boundary()
     if header.get_content_type() != "multipart/form-data" or not boundary:
@@ -37,7 +37,8 @@ def boundary_of(content_type: str) -> bytes:
 
 
 def parse_form(body: Path, boundary: bytes, target: Path) -> Upload:
-    """Writes the part named `file` to `target`; blocks. Raises InvalidArgument."""
+    """Copies the part named `file` from the form at `body` to `target` and returns its name and the other fields;
+    blocks. Raises InvalidArgument for an incomplete form, a field that is too long, or a form without file."""
     fields: dict[str, str] = {}
     filename: str | None = None
     with body.open("rb") as file:
@@ -64,7 +65,8 @@ def _copy(form: mmap.mmap, start: int, end: int, target: Path) -> None:
 
 
 def _parts(form: mmap.mmap, boundary: bytes) -> Iterator[tuple[str, str, int, int]]:
-    """Yields each part's name, file name, and the range of its bytes."""
+    """Yields each part's name, file name, and the half-open range of its bytes; raises InvalidArgument for an
+    incomplete form or too many parts."""
     mark = b"--" + boundary
     at = form.find(mark)
     for _ in range(MAX_PARTS):

@@ -43,6 +43,7 @@ INVOKED = {
 
 
 def _routers(context: ServingContext) -> Sequence[Router]:
+    """Creates the route objects over one serving context and returns their routers in the order of matching."""
     resumable = ResumableHttp(context.streams)
     generation, pooling = GenerationRoutes(context, resumable), PoolingRoutes(context)
     routes = (
@@ -58,6 +59,7 @@ def _routers(context: ServingContext) -> Sequence[Router]:
 
 
 def _examples(model: str) -> Mapping[str, Mapping[str, Any]]:
+    """Returns an example body per path for the API's documentation, with the name of the served model."""
     question, beginning = "What is 23 + 45?", "Once upon a time"
     messages = [{"role": "user", "content": question}]
     chat = {"model": model, "messages": messages, "max_tokens": 40, "temperature": 0}
@@ -75,6 +77,7 @@ def _examples(model: str) -> Mapping[str, Mapping[str, Any]]:
 
 
 def _pooling_examples(model: str) -> Mapping[str, Mapping[str, Any]]:
+    """Returns an example body per path that pools texts; aliases of a path share one body."""
     fruit = ["an apple", "a lighthouse"]
     texts = {"model": model, "input": fruit}
     score = {"model": model, "text_1": "something to eat", "text_2": fruit}

@@ -22,12 +22,15 @@ def error_object(message: str, kind: str, code: int | str, param: str | None = N
 
 
 def as_object(error: QuireError) -> dict[str, Any]:
+    """Returns OpenAI's error object; its code is the error's reason, else the HTTP status."""
     how = transport(error)
     code = error.reason or (NOT_OFFERED if isinstance(error, Unimplemented) else how.http_status)
     return error_object(error.message, how.openai_type, code, error.field or None)
 
 
 def as_response(error: QuireError) -> Response:
+    """Returns the error as JSON with its HTTP status and, if the error says when to retry, retry-after in whole
+    seconds."""
     headers = {}
     if error.retry_after_ms:
         headers["retry-after"] = str(math.ceil(error.retry_after_ms / 1000))

@@ -75,7 +75,8 @@ class ResumableHttp:
     def answer(
         self, kind: str, body: BaseModel, sent: CallHeaders, factory: RequestFactory, asked_s: float | None = None
     ) -> Response:
-        """Returns the answer of a new stream; `asked_s`: the retention in the body, if any. Raises QuireError."""
+        """Returns the response that creates a stream of `kind` and sends its events. `asked_s` is the retention in
+        the body in seconds; raises InvalidArgument if the request is invalid or the call has a timeout."""
         begin, (request, answer_format) = self.prepare_stream(kind, body, sent, factory, asked_s)
         return StreamResponse(self._streams, begin, 0, answer_format, request.structured_output_field)
 
@@ -89,10 +90,9 @@ class ResumableHttp:
         *,
         runs_unread: bool = False,
     ) -> NewStream:
-        """Checks a request and returns the function that begins its stream.
-
-        `runs_unread`: the stream runs to its end without a reader. Raises QuireError.
-        """
+        """Checks a request and returns the function that begins its stream, with the request and format.
+        `runs_unread` lets the stream run to its end without a reader. Raises InvalidArgument if the call has a
+        timeout, which a stream would outlive."""
         retention_s = self._streams.policy.retention_for_s(asked_s or 0)
         if sent.timeout_s is not None:
             raise InvalidArgument(
@@ -120,9 +120,12 @@ class ResumableHttp:
         return self.resumed(request_id, http, _offset(http, starting_after))
 
     def resumed(self, request_id: str, http: Request, offset: int, kind: str = "") -> Response:
-        """Returns the answer of an existing stream; `kind`: its required kind; empty: any."""
+        """Returns the response that sends the events of an existing stream from `offset` on. A missing stream, or
+        one of another kind than `kind` ("" accepts all), is answered with NotFound."""
 
         async def find(_: Call) -> Stream:
+            """Attaches to the tenant's stream; raises NotFound if it does not exist or belongs to another endpoint
+            than `kind`."""
             stream = await self._streams.attach(headers.tenant(http), request_id)
             if kind and stream.kind != kind:
                 raise NotFound(f"request_id: {request_id!r} is a stream of {stream.kind}", field="request_id")
@@ -131,7 +134,8 @@ class ResumableHttp:
         return StreamResponse(self._streams, find, offset, ErrorEvents(), "")
 
     async def newest(self, request_id: str, tenant: str) -> Stream:
-        """Returns a stream with all its events so far; raises NotFound."""
+        """Returns the tenant's stream after reading all events that it has so far; raises NotFound if it does not
+        exist."""
         stream = await self._streams.find(tenant, request_id)
         await self._streams.refresh(stream)
         return stream

@@ -37,6 +37,7 @@ RANKED = object_of(
 
 
 def _pooled(**entry: Schema) -> Schema:
+    """Returns the schema of an answer of pooled texts whose entries of `data` have the given fields and an index."""
     return object_of(
         id=TEXT,
         object={"const": "list"},

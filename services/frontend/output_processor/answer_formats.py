@@ -134,6 +134,7 @@ class AnswerFormats:
         return call_grammar.one_of(options)
 
     def _call_grammar(self, use: ToolUse) -> call_grammar.CallGrammar | None:
+        """Returns the tool format's first grammar whose needed token the vocabulary has, None if there is none."""
         tool_format = self._tool_format(use)
         usable = (
             grammar
@@ -149,6 +150,8 @@ class AnswerFormats:
         return self._tools
 
     def _of(self, request: Request) -> tuple[ReasoningFormat | None, ToolFormat | None]:
+        """Returns the reasoning and tool formats that parse the request's answer. Without tools, a tool format
+        applies only if it frames plain text as well."""
         if not request.parse_answer:
             return None, None
         if request.tool_use is not None:
@@ -160,7 +163,8 @@ class AnswerFormats:
         return frozenset(token for part in self._of(request) if part is not None for token in part.tokens)
 
     def parsers(self, request: Request, prepared: Sequence[PreparedPrompt]) -> list[AnswerParser] | None:
-        """Returns one parser per sample; None if there is nothing to parse."""
+        """Returns one parser per sample, in the order of prompts and then of samples; None if the answer is to be
+        sent as plain text."""
         reasoning, tools = self._of(request)
         if reasoning is None and tools is None:
             return None
@@ -193,6 +197,8 @@ class AnswerFormats:
         hidden: Markers | None,
         place: AnswerStart,
     ) -> AnswerParser:
+        """Builds the parser of one sample. `place` says whether the prompt ends in reasoning, `hidden` are markers
+        to remove; more than one call is dropped unless parallel calls are allowed."""
         use = request.tool_use
         schemas = ToolSchemas(() if use is None else use.tools)
         probe = CallProbe() if tools is None else CallProbe(tools.read, tools.starts, schemas)

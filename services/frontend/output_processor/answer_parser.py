@@ -85,12 +85,15 @@ class AnswerParser:
         self.has_reasoned = False
 
     def push(self, text: str) -> list[Part]:
+        """Parses the next piece of text and returns the parts that are certain; the rest is held until more text
+        arrives."""
         if not text:
             return []
         events = [Content(text)] if self._reasoning is None else self._reasoning.push(text)
         return self._parts(self._with_calls(events))
 
     def finish(self) -> list[Part]:
+        """Returns the parts that were held; an unfinished call is closed, so that its arguments are valid JSON."""
         events = [] if self._reasoning is None else self._reasoning.finish()
         events = self._with_calls(events)
         if self._tools is not None:
@@ -103,6 +106,7 @@ class AnswerParser:
         return parts
 
     def _with_calls(self, events: list[Event] | list[Content]) -> list[Event]:
+        """Passes content on to the tool parser, and other events through."""
         with_calls: list[Event] = []
         for event in events:
             if isinstance(event, Content) and self._tools is not None:
@@ -118,6 +122,7 @@ class AnswerParser:
         return events if self._filter is None else self._filter.push(events)
 
     def _parts(self, events: list[Event]) -> list[Part]:
+        """Converts events to parts, less hidden markers, and merges neighbours of the same kind."""
         parts: list[Part] = []
         for event in events if self._hidden is None else self._hidden.push(events):
             self._add(parts, event)
@@ -128,6 +133,7 @@ class AnswerParser:
         return self._num_calls > 0
 
     def _add(self, parts: list[Part], event: Event) -> None:
+        """Adds an event to the parts. Calls get numbers and ids; calls beyond the most that are allowed are dropped."""
         if isinstance(event, CallStart):
             call_id = event.id or self._new_id(self._num_calls, event.name)
             self._num_calls += 1
@@ -140,10 +146,13 @@ class AnswerParser:
             append_part(parts, event)
 
     def _add_arguments(self, parts: list[Part], text: str) -> None:
+        """Adds a piece of the last call's arguments, unless that call is beyond the most that are allowed."""
         if self._most_calls is None or self._num_calls <= self._most_calls:
             append_part(parts, CallDelta(self._num_calls - 1, "", "", text))
 
     def _wants(self, event: Content | Reasoning) -> bool:
+        """Returns whether a text is sent: reasoning if requested, content until the last allowed call. Records that
+        reasoning occurred."""
         if isinstance(event, Reasoning):
             self.has_reasoned = True
             return self._wants_reasoning

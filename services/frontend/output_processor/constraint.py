@@ -47,6 +47,7 @@ def to_structural_format(form: pb.StructuredOutput) -> Json | None:
 
 
 def _of_text(document: str) -> Json | None:
+    """Returns the structural format of a JSON schema document; None if it is invalid, which a later check refuses."""
     try:
         return schema(json.loads(document))
     except (ValueError, RecursionError):
@@ -54,6 +55,7 @@ def _of_text(document: str) -> Json | None:
 
 
 def _inner(tag: str) -> Json | None:
+    """Returns the format inside a structural tag document; None if it has none or is invalid."""
     try:
         document: Any = json.loads(tag)
     except (ValueError, RecursionError):
@@ -63,6 +65,8 @@ def _inner(tag: str) -> Json | None:
 
 
 def after_reasoning(answer: Json, reasoning: ReasoningFormat | None, place: AnswerStart) -> Json:
+    """Returns the format `answer` preceded by reasoning: required if the prompt ends in it, optional at the answer's
+    start. Formats without an end marker leave it unchanged."""
     if reasoning is None or place is AnswerStart.AFTER_REASONING or not reasoning.ends:
         return answer
     thoughts = (ANY_TEXT, reasoning.ends[0], reasoning.after_end, SPACE)
@@ -72,10 +76,8 @@ def after_reasoning(answer: Json, reasoning: ReasoningFormat | None, place: Answ
 
 
 def structural_tag(answer: Json, options: pb.StructuredOutput | None) -> pb.StructuredOutput:
-    """Builds a structural tag for the answer.
-
-    `options`: its settings for white space and properties are kept.
-    """
+    """Builds the constraint for the format `answer`; settings for white space and properties are copied from
+    `options`."""
     tag = pb.StructuredOutput()
     if options is not None:
         tag.CopyFrom(options)

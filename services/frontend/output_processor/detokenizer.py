@@ -43,6 +43,7 @@ class ByteLevelDetokenizer:
         self._mid_character = False
 
     def push(self, token_id: int) -> str:
+        """Returns the characters that the token completes; bytes of an unfinished character are kept."""
         piece = self._pieces[token_id]
         if isinstance(piece, str):
             if not self._mid_character or not piece:
@@ -53,6 +54,7 @@ class ByteLevelDetokenizer:
         return text
 
     def flush(self) -> str:
+        """Returns the bytes of an unfinished character as U+FFFD, and resets the detokenizer."""
         self._mid_character = False
         return self._decoder.decode(b"", final=True)
 
@@ -73,6 +75,8 @@ class WindowDetokenizer:
         self._start = len(self._window)
 
     def push(self, token_id: int) -> str:
+        """Returns the text that the token adds, "" while it ends in an unfinished character, for at most
+        LONGEST_CHARACTER tokens."""
         self._window.append(token_id)
         text = self._decode(self._window)
         waiting = len(self._window) - self._start
@@ -81,6 +85,7 @@ class WindowDetokenizer:
         return self._advance(text)
 
     def _advance(self, text: str) -> str:
+        """Returns the text beyond the known one and makes the unread tokens the new context for decoding."""
         new = text[len(self._known) :]
         if new:
             self._window = self._window[self._start :]
@@ -104,6 +109,7 @@ class UnspacedAddedTokens:
         self.flush = inner.flush
 
     def push(self, token_id: int) -> str:
+        """Returns the token's text, without the space that decoding puts between two added tokens."""
         text = self._inner.push(token_id)
         added = self._added_token(token_id)
         if added is not None and self._after_added and text.strip() == added:

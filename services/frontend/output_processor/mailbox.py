@@ -46,6 +46,7 @@ class Mailbox:
         self.wake()
 
     def wake(self) -> bool:
+        """Wakes the waiting reader; returns False if no reader waits or it was cancelled."""
         reader, self._reader = self._reader, None
         if reader is None or reader.done():
             return False
@@ -64,7 +65,8 @@ class Mailbox:
         return self.take_pending()
 
     def take_pending(self) -> list[SampleDelta]:
-        """Returns pending output without waiting; for readers that never call `next_deltas`."""
+        """Returns and clears the output of all samples without waiting, for readers that never call `next_deltas`.
+        Raises the generation's error after the last output."""
         if not self.ready and self._error is not None:
             raise self._error
         ready, self.ready = self.ready, []

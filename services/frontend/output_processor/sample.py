@@ -111,6 +111,8 @@ class Sample:
     def on_tokens(
         self, token_ids: list[int], logprobs: list[TokenLogprobs], end: SequenceEnd | None, now: float
     ) -> bool:
+        """Adds the scheduler's tokens, and `end` if they are the last ones, and posts the output if it is due.
+        Returns whether a stop string ended the sample, of which the scheduler does not know."""
         hide_last = (
             end is not None and end.finish.reason == FINISH_REASON_STOP and token_ids[-1] in self._hidden_stop_ids
         )
@@ -150,6 +152,8 @@ class Sample:
         self._post()
 
     def _record_times(self, num_tokens: int, now: float) -> None:
+        """Records token times and counts; the first token is reported to the owner, later ones as gaps between
+        tokens."""
         if self.num_tokens:
             self._traffic.observe_gap(now - self.last_token_s)
         else:
@@ -160,6 +164,8 @@ class Sample:
         self._traffic.generated += num_tokens
 
     def on_end(self, end: SequenceEnd, now: float) -> None:
+        """Ends the sample with the text that was held, which may contain a stop string. With an error, held text is
+        dropped and nothing is posted."""
         if end.error is not None:  # the reader gets the error in place of a finish
             self._end(end, now)
             return
@@ -170,6 +176,7 @@ class Sample:
         self._post()
 
     def _end(self, end: SequenceEnd, now: float) -> None:
+        """Marks the sample as done or failed and reports its end to the owner."""
         self.done = True
         self._finish = end.finish
         self._has_failed = end.error is not None
@@ -181,6 +188,8 @@ class Sample:
             self._mailbox.put(self)
 
     def take_delta(self) -> SampleDelta:
+        """Returns the output since the last delta and clears it; the next one is due after `stream_interval` tokens.
+        A failed sample has no finish, since the mailbox raises its error."""
         prompt_logprobs = self._prompt_logprobs
         finish = None if self._has_failed else self._finish  # the mailbox raises the error after the last output
         if finish is not None:

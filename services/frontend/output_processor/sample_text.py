@@ -111,6 +111,8 @@ class StoppingText(Unparsed):
         self._num_tokens = 0
 
     def push(self, token_ids: list[int], hide_last: bool) -> TextPiece:
+        """Detokenizes up to the first stop string, or all tokens. Stop strings are ignored for the first min_tokens
+        tokens."""
         parts = []
         visible_ids = token_ids[:-1] if hide_last else token_ids
         for position, token_id in enumerate(visible_ids, start=1):
@@ -144,12 +146,14 @@ class ParsedText:
         return piece
 
     def flush(self) -> TextPiece:
+        """Returns the held text and marks the end, so that the next `take_parts` finishes the parser."""
         piece = self._text.flush()
         self._unread.append(piece.text)
         self._has_ended = True
         return piece
 
     def take_parts(self) -> list[Part] | None:
+        """Parses the text since the last call and returns its parts; after `flush` the held ones as well."""
         parts = self._parser.push("".join(self._unread))
         self._unread = []
         if self._has_ended:
@@ -176,6 +180,7 @@ class StoppingParts:
         self._parts: list[Part] = []
 
     def push(self, token_ids: list[int], hide_last: bool) -> TextPiece:
+        """Detokenizes and parses token by token, up to the first stop string in the content, or all tokens."""
         texts = []
         visible_ids = token_ids[:-1] if hide_last else token_ids
         for position, token_id in enumerate(visible_ids, start=1):
@@ -187,6 +192,7 @@ class StoppingParts:
         return TextPiece("".join(texts), len(token_ids), None)
 
     def flush(self) -> TextPiece:
+        """Finishes detokenizer and parser and returns the held text, with the stop string if one completes there."""
         text = self._detokenizer.flush()
         stop = self._find_stop(self._parser.push(text) + self._parser.finish())
         if stop is None:
@@ -198,6 +204,8 @@ class StoppingParts:
         return parts
 
     def _find_stop(self, parts: list[Part]) -> str | None:
+        """Collects the parts and returns the first stop string in their content, which drops the parts after it;
+        None without one."""
         for part in parts:
             if not isinstance(part, Content):
                 self._add_content(self._stops.flush())
@@ -235,6 +243,7 @@ def new_text(
 
 
 def _stopping(sampling: Sampling, detokenizer: Detokenizer, parser: AnswerParser | None) -> SampleText:
+    """Returns the text of a sample with stop strings, which apply to the content alone if there is a parser."""
     stops = StopStrings(sampling.stop, include=sampling.include_stop_str_in_output)
     if parser is None:
         return StoppingText(detokenizer, stops, sampling.min_tokens)
@@ -244,6 +253,7 @@ def _stopping(sampling: Sampling, detokenizer: Detokenizer, parser: AnswerParser
 def _unstopped(
     sampling: Sampling, tokenizer: Tokenizer, final_only: bool, prompt_end: Sequence[int], shown: frozenset[str]
 ) -> SampleText:
+    """Returns the text of a sample without stop strings and parser: none, decoded once at the end, or incremental."""
     if not sampling.detokenize:
         return NoText()
     if final_only and sampling.spaces_between_special_tokens:
@@ -255,6 +265,8 @@ def _unstopped(
 def _detokenizer(
     sampling: Sampling, tokenizer: Tokenizer, prompt_end: Sequence[int], shown: frozenset[str]
 ) -> Detokenizer:
+    """Returns the incremental detokenizer for the sampling parameters; `shown` are special tokens that are never
+    skipped."""
     return new_detokenizer(
         tokenizer,
         prompt_end=prompt_end,

@@ -83,6 +83,8 @@ class StopStrings:
         return (text if self._include else text[: len(text) - len(stop)]), stop
 
     def _hold(self, window: str) -> str:
+        """Returns the part of the text that no stop string can still contain, and holds the rest. Nothing is held if
+        stop strings are included in the output."""
         keep = 0 if self._include else max(pattern.depth for pattern in self._patterns)
         out = window[: len(window) - keep]
         self._held = window[len(out) :]

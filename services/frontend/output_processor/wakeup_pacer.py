@@ -57,7 +57,8 @@ class WakeupPacer:
         self.waiting.append(reader)
 
     def reader_done(self, reader: PacedReader) -> None:
-        """Records that `reader` has written or leaves."""
+        """Records that `reader` has written or leaves; the last one of a round ends it. A reader that took longer
+        than longest_round_s is not counted in its next round."""
         if reader.round == 0:
             return
         counted = reader.round == self._round and self._end_at is not None and not reader.is_late
@@ -68,6 +69,8 @@ class WakeupPacer:
                 self._end()
 
     def _schedule_round(self) -> None:
+        """Schedules the next round after the pause that the last one earned, at the earliest after the current
+        step's output."""
         loop, rest_s = asyncio.get_running_loop(), self._next_s - self._clock()
         if rest_s > 0:
             loop.call_later(rest_s, self._begin)
@@ -77,6 +80,7 @@ class WakeupPacer:
         self._is_due = True
 
     def _begin(self) -> None:
+        """Starts a round: wakes all waiting readers and ends when they have written, or after longest_round_s."""
         self._round += 1
         self._began_s, self._began_cpu_s = self._clock(), self._cpu_clock()
         self._end_at = asyncio.get_running_loop().call_later(self.longest_round_s, self._end)
@@ -89,6 +93,7 @@ class WakeupPacer:
             self._end()
 
     def _end(self) -> None:
+        """Ends the round, observes its duration, and sets a pause as long as its processor time before the next one."""
         assert self._end_at is not None
         self._end_at.cancel()
         self._end_at = None

@@ -31,6 +31,7 @@ class _SampleOutput:
         self.finish: Finish | None = None
 
     def add(self, delta: SampleDelta) -> None:
+        """Appends a delta's text, ids and logprobs, and takes over its finish."""
         self.text += delta.text
         self.token_ids += delta.token_ids
         self.logprobs += delta.logprobs
@@ -69,6 +70,8 @@ class SglangGenerateFormat:
         return outputs if self._several else outputs[0]
 
     def _add(self, delta: SampleDelta, generation: Generation) -> Json:
+        """Adds the delta to its sample and returns the sample's whole output so far, since SGLang's streams are
+        cumulative. Several samples carry an index."""
         so_far = self._samples.setdefault(delta.sample, _SampleOutput())
         so_far.add(delta)
         number = {"index": delta.sample} if self._several else {}
@@ -80,6 +83,8 @@ class SglangGenerateFormat:
         }
 
     def _meta_info(self, sample: int, so_far: _SampleOutput, generation: Generation) -> Json:
+        """Returns a sample's metadata: finish reason, token counts, logprobs so far, and the latency in seconds
+        since arrival."""
         usage = generation.sample_usage(sample)
         return {
             "id": generation.request.request_id,
@@ -92,6 +97,7 @@ class SglangGenerateFormat:
         }
 
     def _logprobs(self, so_far: _SampleOutput, generation: Generation) -> Json:
+        """Returns the logprob fields that the request asked for, cumulative; {} if it asked for none."""
         sampling = generation.request.sampling
         if sampling.logprobs is None:
             return {}
@@ -117,6 +123,8 @@ class SglangGenerateFormat:
 
 
 def _ending(finish: Finish | None, num_tokens: int) -> Json | None:
+    """Returns finish_reason: None while the sample runs; `matched` is the stop string or token id, `length` the
+    number of tokens."""
     if finish is None:
         return None
     reason = FINISH_REASONS[finish.reason]

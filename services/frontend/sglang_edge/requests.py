@@ -30,6 +30,8 @@ SHARED_FIELDS = (
 
 
 def generate_request(body: SglangGenerateBody, headers: CallHeaders, defaults: GenerationDefaults) -> Request:
+    """Converts a body of /generate. `lora_path` names the model before `model`; priorities are negated, since SGLang
+    runs larger values first."""
     sampling = body.sampling_params or SamplingBody()
     return Request(
         request_id=body.rid or headers.request_id or uuid.uuid4().hex,
@@ -53,6 +55,8 @@ def has_several_answers(body: SglangGenerateBody) -> bool:
 
 
 def _prompts(body: SglangGenerateBody) -> Sequence[Prompt]:
+    """Returns the prompts of text or input_ids, one or several. Raises InvalidArgument unless exactly one of them is
+    set and not empty."""
     if (body.text is None) == (body.input_ids is None):
         raise InvalidArgument("exactly one of text and input_ids must be given", field="text")
     if body.text == []:
@@ -64,6 +68,7 @@ def _prompts(body: SglangGenerateBody) -> Sequence[Prompt]:
 
 
 def _given(sampling: SamplingBody) -> dict[str, Any]:
+    """Maps SGLang's sampling parameters to ours; None for unset ones."""
     given: dict[str, Any] = {name: getattr(sampling, name) for name in SHARED_FIELDS} | scalar_fields.given(sampling)
     return given | {
         "max_tokens": sampling.max_new_tokens,
@@ -77,6 +82,7 @@ def _given(sampling: SamplingBody) -> dict[str, Any]:
 
 
 def _form(sampling: SamplingBody) -> sampling_pb2.StructuredOutput | None:
+    """Returns the constraint of the one field that is set, None without any; raises InvalidArgument if two are set."""
     given = [name for name in FORMS if getattr(sampling, name) is not None]
     if not given:
         return None
@@ -89,6 +95,8 @@ def _form(sampling: SamplingBody) -> sampling_pb2.StructuredOutput | None:
 
 
 def _logprobs(body: SglangGenerateBody) -> dict[str, Any]:
+    """Returns the logprob parameters, {} unless return_logprob is set. A logprob_start_len of at least 0 adds the
+    prompt's logprobs from that position."""
     if not body.return_logprob:
         return {}
     wanted: dict[str, Any] = {"logprobs": body.top_logprobs_num, "logprob_token_ids": body.token_ids_logprob or None}

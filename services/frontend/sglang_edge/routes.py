@@ -27,7 +27,7 @@ class SglangRoutes:
         self.router.add_api_route(GENERATE, self.generate, methods=["POST"], response_class=Response)
 
     async def generate(self, body: SglangGenerateBody, http: Request) -> Response:
-        """Generates text for one prompt or several."""
+        """Generates text for one prompt or several; the answer is a list if the body asks for several."""
         request = generate_request(body, headers.read(http), self._tokenizer.defaults)
         answer_format = SglangGenerateFormat(
             TokenTexts(self._tokenizer, as_ids=False),

@@ -64,6 +64,8 @@ def _listed(value: Any) -> list[Any]:
 
 
 def _environment() -> ImmutableSandboxedEnvironment:
+    """Returns the sandboxed Jinja environment with the filters, functions and extensions that transformers gives
+    templates."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
     )
@@ -113,7 +115,8 @@ class ChatTemplate:
         return "tools" in self.source
 
     def chosen(self, *, name: str = "", tools: bool = False) -> str:
-        """Returns the template for a conversation."""
+        """Returns the source of the named template, else the one for tools if the conversation has some, else the
+        default. Raises InvalidArgument for an unknown name, a template sent by the client, or a model without one."""
         if name and name not in self.named:
             available = f"available: {', '.join(sorted(self.named))}" if self.named else "the model has none"
             raise InvalidArgument(
@@ -155,7 +158,8 @@ class ChatTemplate:
         return _cut_after(text, messages[-1]) if continue_final_message else text
 
     def compiled(self, source: str) -> Template:
-        """Returns the compiled template; raises InvalidArgument for the field `model`."""
+        """Returns the compiled template, cached by its source; raises InvalidArgument for the field `model` if it
+        does not compile."""
         try:
             return _compiled(source)
         except COMPILE_ERRORS as error:
@@ -195,6 +199,8 @@ def one_line(error: Exception) -> str:
 
 
 def _cut_after(text: str, last: Message) -> str:
+    """Cuts the text after the last message's content, so that the model continues it. Raises InvalidArgument if the
+    template does not show that content."""
     content = last_text(last.get("content")).strip()
     at = text.rfind(content)
     if at < 0:

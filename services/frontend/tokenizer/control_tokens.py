@@ -77,7 +77,8 @@ class ControlTokens:
         self._normalize = normalize if any(token.normalized for token in control_tokens) else None
 
     def hide(self, prompt: ChatPrompt) -> tuple[ChatPrompt, HiddenTexts]:
-        """Returns the conversation with all spellings of control tokens replaced."""
+        """Returns the conversation with all spellings of control tokens in messages, tools and variables replaced by
+        placeholders, and the hidden texts for restoring them."""
         hidden = HiddenTexts()
         messages = [self._message(message, hidden) for message in prompt.messages]
         tools = [self._value(tool, self._in_questions, hidden) for tool in prompt.tools]
@@ -87,6 +88,9 @@ class ControlTokens:
         return replace(prompt, messages=messages, tools=tools, template_variables=variables), hidden
 
     def _message(self, message: Mapping[str, Any], hidden: HiddenTexts) -> Mapping[str, Any]:
+        """Returns the message with control tokens in its values and its role replaced by placeholders. Fields of an
+        assistant's answer keep markers that the parsers of answers left in them; only other special tokens are
+        replaced there."""
         is_answer = message.get("role") == "assistant"
         shown = {
             name: self._value(
@@ -99,7 +103,7 @@ class ControlTokens:
         return {**message, **shown, "role": _replaced(role, [*self._in_questions.spans(role)], hidden)}
 
     def _value(self, value: Any, spellings: TextMatcher, hidden: HiddenTexts) -> Any:
-        """Replaces the spellings in all texts of a value."""
+        """Returns a copy of a JSON value with the spellings replaced in all its texts, keys included."""
         if isinstance(value, str):
             return self._text(value, spellings, hidden)
         if isinstance(value, Mapping):
@@ -112,6 +116,8 @@ class ControlTokens:
         return value
 
     def _text(self, text: str, spellings: TextMatcher, hidden: HiddenTexts) -> str:
+        """Replaces spelled control tokens in a text by placeholders; if only the normalized text spells one, the
+        whole text is replaced."""
         spans = _spans_in(text, spellings)
         if self._normalize is not None and not spans and next(spellings.spans(self._normalize(text)), None):
             spans = [(0, len(text))]
@@ -134,6 +140,8 @@ class ControlTokens:
         yield text[position:], False
 
     def _with_blanks(self, text: str, start: int, end: int, first_allowed: int) -> tuple[int, int]:
+        """Extends a token's span [start, end) by the blanks that it would strip, left no further than
+        `first_allowed`."""
         token = self.tokens[text[start:end]]
         while token.lstrip and start > first_allowed and text[start - 1].isspace():
             start -= 1
@@ -150,7 +158,8 @@ class HiddenTexts:
         self._characters: dict[str, str] = {}
 
     def placeholder(self, text: str) -> str:
-        """Returns the placeholder of `text`."""
+        """Returns the private-use character that stands for `text`, the same for equal texts. Raises InvalidArgument
+        if all characters are in use."""
         if text not in self._characters:
             if len(self.texts) > LAST - FIRST:
                 raise InvalidArgument("messages: too many different private-use characters", field="messages")
@@ -172,6 +181,7 @@ def unescape_private_use(json_text: str) -> str:
 
 
 def _control_token(token: Mapping[str, Any]) -> ControlToken:
+    """Reads a token from an entry of added_tokens in tokenizer.json."""
     return ControlToken(
         text=token["content"],
         special=token["special"],
@@ -188,7 +198,8 @@ def _is_control_token(text: str, template: str, marks: set[str]) -> bool:
 
 
 def _merge(parts: Iterable[tuple[str, bool]], hidden: HiddenTexts) -> Iterator[TextSection]:
-    """Joins neighbouring parts without hidden texts to one section."""
+    """Joins neighbouring parts without hidden texts to one section; parts with placeholders become plain sections
+    with the restored text."""
     joined: list[str] = []
     for text, is_control_token in parts:
         if is_control_token or HIDDEN.search(text) is None:
@@ -203,6 +214,7 @@ def _merge(parts: Iterable[tuple[str, bool]], hidden: HiddenTexts) -> Iterator[T
 
 
 def _replaced(text: str, spans: Sequence[tuple[int, int]], hidden: HiddenTexts) -> str:
+    """Replaces the ascending, disjoint spans [start, end) by placeholders, and stores the hidden texts."""
     if not spans:
         return text
     parts, position = [], 0

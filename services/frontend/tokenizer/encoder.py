@@ -87,12 +87,15 @@ class SectionEncoder:
         self.splitter = TextSplitter(tokenizer)
 
     def ids(self, text: str, add_special_tokens: bool) -> list[int]:
+        """Encodes one text to ids in the calling thread and releases the GIL meanwhile."""
         # A batch, because the GIL is released for it, and the fast variant, because the characters' positions are not
         # needed.
         ids: list[int] = _encoded(self.tokenizer, [text], add_special_tokens=add_special_tokens)[0].ids
         return ids
 
     def pair(self, texts: tuple[str, str]) -> Tokenized:
+        """Encodes a pair with special tokens; the result records where the second text begins (0 if the tokenizer
+        does not mark it)."""
         encoding = _encoded(self.tokenizer, [texts], add_special_tokens=True)[0]
         return Tokenized(encoding.ids, encoding.type_ids.index(1) if 1 in encoding.type_ids else 0)
 
@@ -122,7 +125,7 @@ class Encoder:
         self._pair_frame = self._find_pair_frame()
 
     def _frame(self) -> tuple[list[int], list[int]]:
-        """Returns the tokens that the tokenizer puts around any text."""
+        """Returns the special tokens that the tokenizer puts before and after any text."""
         inner, framed = (
             self.encode_inline("a", add_special_tokens=False),
             self.encode_inline("a", add_special_tokens=True),
@@ -204,6 +207,9 @@ class Encoder:
         return self._framed(ids) if add_special_tokens else ids
 
     async def _section(self, section: TextSection, follows: bool, stop_after: int | None) -> list[int]:
+        """Encodes one section: whole if it is short or cannot be split, otherwise in pieces, at least until
+        `stop_after` ids. If it `follows` another section, an opener keeps the tokenizer from treating it as a
+        beginning, and its id is dropped."""
         reader = self._plain if section.plain else self.text_encoder
         has_opener = bool(reader.opener) and follows
         text = reader.opener + section.text if has_opener else section.text
@@ -217,6 +223,8 @@ class Encoder:
         return [*self._before, *ids, *self._after]
 
     async def _whole_text(self, reader: SectionEncoder, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Encodes a text at once: inline if it is short, in its turn in a thread if it is longer, and in a slot for
+        unsplittable long texts."""
         if len(text) <= self.sizes.inline:
             return reader.ids(text, add_special_tokens)
         if len(text) <= self.sizes.piece:
@@ -225,6 +233,8 @@ class Encoder:
             return await self._run(self._whole, reader, text, add_special_tokens)
 
     async def _in_pieces(self, reader: SectionEncoder, text: str, stop_after: int | None) -> list[int]:
+        """Encodes a long text piece by piece, in turns with other texts, and stops after more than `stop_after` ids.
+        Raises InvalidArgument if it cannot be split within LONGEST_WORD characters."""
         ids = array("i")  # Python's int objects take nine times the memory
         try:
             for piece in reader.splitter.pieces(text, self.sizes.piece, LONGEST_WORD):
@@ -239,6 +249,8 @@ class Encoder:
         return ids.tolist()
 
     async def _in_turn(self, reader: SectionEncoder, piece: str, length: int, *, add_special_tokens: bool) -> list[int]:
+        """Encodes a piece in a thread once its turn comes; pieces of shorter texts (`length` in characters) come
+        first."""
         async with self._turns.slot(length):
             return await self._run(self._pool, reader, piece, add_special_tokens)
 
@@ -260,6 +272,7 @@ class Encoder:
         return encoded
 
     def _encode_all(self, texts: Sequence[str]) -> list[array[int]]:
+        """Encodes the texts as one batch, without special tokens, to compact arrays."""
         # Python's int objects take nine times the memory, and all results are kept until the last one.
         return [
             array("i", encoding.ids) for encoding in _encoded(self._tokenizer, list(texts), add_special_tokens=False)
@@ -276,7 +289,7 @@ class Encoder:
 
 
 def _portions(texts: Sequence[str], most: int) -> Iterator[Sequence[str]]:
-    """Yields portions of about `most` characters."""
+    """Yields runs of texts with at most `most` characters together; a longer text is a portion of its own."""
     start = characters = 0
     for end, text in enumerate(texts):
         if characters + len(text) > most and end > start:

@@ -27,7 +27,8 @@ class GenerationDefaults:
 
 
 def read_defaults(folder: Path) -> GenerationDefaults:
-    """Reads the defaults; raises InvalidArgument for values that are not numbers."""
+    """Reads the author's defaults, none without the file; a top_p of 0 becomes the least valid one. Raises
+    InvalidArgument for values that are not numbers."""
     config = read_optional_json(folder / "generation_config.json")
     named = {name: _number(name, config.get(name)) for name in ("temperature", *RECOMMENDED)}
     if named["top_p"] == 0:
@@ -43,6 +44,8 @@ def read_eos_ids(folder: Path) -> list[int]:
 
 
 def _number(name: str, value: Any) -> Any:
+    """Checks a numeric default and returns it, whole floats as integers where those are needed; raises
+    InvalidArgument otherwise."""
     if value is None:
         return None
     is_number = isinstance(value, int | float) and not isinstance(value, bool)

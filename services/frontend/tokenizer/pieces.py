@@ -26,6 +26,7 @@ _BYTE_OF = _alphabet()
 
 
 def is_byte_level(tokenizer: HfTokenizer) -> bool:
+    """Returns whether the tokenizer's only decoder is ByteLevel, so that each token is a fixed run of bytes."""
     if tokenizer.decoder is None:
         return False
     decoder = json.loads(tokenizer.decoder.__getstate__())
@@ -59,6 +60,8 @@ class TokenPieces(dict[int, "str | bytes"]):
         self._id_to_token = id_to_token
 
     def __missing__(self, token_id: int) -> str | bytes:
+        """Decodes and caches a token: as text, or as bytes if it is not valid UTF-8 alone. Unknown ids are empty
+        texts."""
         raw = token_bytes(self._id_to_token(token_id) or "")
         try:
             piece: str | bytes = raw.decode()

@@ -28,6 +28,7 @@ def plain_tokenizer(tokenizer: HfTokenizer, marks: Iterable[str]) -> tuple[HfTok
 
 
 def _renamed(token: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    """Returns an added token's entry under its new name, without normalization and stripping; others are unchanged."""
     if token["content"] not in names:
         return dict(token)
     own = {"content": names[token["content"]], "normalized": False}
@@ -50,5 +51,6 @@ def _model(model: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]
 
 
 def _makes_any(merge: str | list[str], names: Mapping[str, str]) -> bool:
+    """Returns whether a merge of the vocabulary reads or produces a token that is renamed."""
     left, right = merge.split(" ", 1) if isinstance(merge, str) else merge
     return left in names or right in names or left + right in names

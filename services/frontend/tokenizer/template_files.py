@@ -47,6 +47,8 @@ def _named(folder: Path) -> tuple[dict[str, str], str]:
 
 
 def _configured(written: object) -> dict[str, str]:
+    """Returns the templates by name from the configuration's value, a text (named default), an object or a list.
+    Raises InvalidArgument otherwise."""
     if written is None:
         return {}
     if isinstance(written, str):
@@ -64,6 +66,7 @@ def _configured(written: object) -> dict[str, str]:
 
 
 def _text(path: Path) -> str:
+    """Reads a template file; raises InvalidArgument if it is larger than LARGEST_BYTES or not UTF-8."""
     if path.stat().st_size > LARGEST_BYTES:
         raise InvalidArgument(f"model: chat template {path} has more than {LARGEST_BYTES} bytes", field="model")
     try:

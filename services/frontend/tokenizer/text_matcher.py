@@ -65,6 +65,8 @@ def _trie(texts: Iterable[str]) -> str:
 
 
 def _branches(node: dict[str, dict[str, object]]) -> str:
+    """Returns the regular expression for a trie node's texts; the empty key marks the end of a text, longer texts
+    match first."""
     written = [re.escape(first) + _branches(rest) for first, rest in sorted(node.items()) if first]  # type: ignore[arg-type]
     if not written:
         return ""

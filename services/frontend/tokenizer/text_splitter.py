@@ -62,6 +62,8 @@ class TextSplitter:
             yield text[start:]
 
     def _cut_from(self, text: str, position: int, bound: int) -> int:
+        """Returns the first position from `position` to `bound` at which no token spans the cut, or the text's
+        length. Raises ValueError if there is none in a longer text."""
         while (found := CUT.search(text, position, min(bound, len(text)) + 1)) is not None:
             if not any(_spans(text, token, found.start()) for token in self._spanning):
                 return found.start()
@@ -105,7 +107,7 @@ def _kind_of(step: Mapping[str, Any]) -> str | None:
 
 
 def _alternatives(pattern: str) -> Iterator[str]:
-    """Splits a pattern at each | outside of groups and classes."""
+    """Splits a regular expression at each | outside of groups and character classes."""
     depth, start, in_class, position = 0, 0, False, 0
     while position < len(pattern):
         match pattern[position]:

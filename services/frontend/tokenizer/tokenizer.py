@@ -80,6 +80,8 @@ class Tokenizer:
         self.longest_token = max(map(len, self._hf.get_vocab()), default=1)  # in characters; each byte is at most one
 
     def _renderer_config(self, template: ChatTemplate, *, guarded: bool) -> RendererConfig:
+        """Returns the configuration of a rendering process; `guarded` says whether control tokens in users' texts
+        are hidden."""
         return RendererConfig.of(
             template,
             added=json.loads(self._hf.to_str(pretty=False))["added_tokens"],
@@ -106,7 +108,8 @@ class Tokenizer:
         return frozenset(self._control.tokens)
 
     def _find_marks(self) -> tuple[int, int] | None:
-        """Returns the tokens that begin and end reasoning, if there are such."""
+        """Returns the ids of the tokens that begin and end reasoning, the first known pair; None if the vocabulary
+        has none."""
         for start, end in THINKING_TOKENS:
             first, last = self._hf.token_to_id(start), self._hf.token_to_id(end)
             if first is not None and last is not None:
@@ -133,7 +136,8 @@ class Tokenizer:
         return await self._encoder.encode_all(texts)
 
     async def encode_prompt(self, text: str, *, add_special_tokens: bool, stop_after: int | None = None) -> list[int]:
-        """Encodes a raw prompt, which no template rendered."""
+        """Encodes a raw prompt, which no template rendered. Control tokens in it are read as such only if the
+        settings allow it. Stops early after more than `stop_after` ids."""
         if self._allowed != NOWHERE:
             return await self.encode(text, add_special_tokens=add_special_tokens, stop_after=stop_after)
         plain = [TextSection(text, plain=True)]
@@ -144,17 +148,15 @@ class Tokenizer:
         return await self._encoder.encode_pair(first, second, plain=self._allowed == NOWHERE, stop_after=stop_after)
 
     async def encode_chat(self, prompt: ChatPrompt, stop_after: int | None = None) -> list[int]:
-        """Encodes a conversation as rendered by the chat template."""
+        """Renders a conversation by the chat template and encodes it; stops early after more than `stop_after` ids.
+        Raises InvalidArgument if the template refuses it."""
         sections = await self.chat_renderer.sections(prompt)
         return await self._encoder.encode_sections(
             sections, add_special_tokens=prompt.add_special_tokens, stop_after=stop_after
         )
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool, shown: frozenset[str] = frozenset()) -> str:
-        """Decodes ids to their text.
-
-        `shown`: special tokens that are never skipped.
-        """
+        """Decodes ids to their text in one call; special tokens in `shown` are kept even if others are skipped."""
         if skip_special_tokens and shown:
             skipped = self._skipped_but(shown)
             ids, skip_special_tokens = [i for i in ids if i not in skipped], False
@@ -179,6 +181,8 @@ class Tokenizer:
 
     @staticmethod
     async def _decode_in_portions(ids: Sequence[int], pieces: TokenPieces) -> str:
+        """Decodes many ids of a byte-level vocabulary and yields to the event loop between portions; invalid UTF-8
+        becomes U+FFFD."""
         decoded = bytearray()
         for start in range(0, len(ids), IDS_IN_A_TURN):
             portion = map(pieces.__getitem__, ids[start : start + IDS_IN_A_TURN])
@@ -187,12 +191,14 @@ class Tokenizer:
         return decoded.decode(errors="replace")
 
     def _skipped_but(self, shown: frozenset[str]) -> frozenset[int]:
+        """Returns the ids of all special tokens except those whose text is in `shown`, cached by `shown`."""
         if shown not in self._skipped:
             self._skipped[shown] = frozenset(i for text, i in self._special.items() if text not in shown)
         return self._skipped[shown]
 
     def pieces(self, *, skip_special_tokens: bool, shown: frozenset[str] = frozenset()) -> TokenPieces:
-        """Returns the texts of single tokens; exact for byte-level vocabularies only."""
+        """Returns the cached texts of single tokens, exact for byte-level vocabularies only; special tokens in
+        `shown` are kept even if others are skipped."""
         if not skip_special_tokens:
             return self._pieces
         if shown not in self._plain_pieces:
@@ -242,6 +248,7 @@ class Tokenizer:
 
 
 def _read(folder: Path) -> HfTokenizer:
+    """Loads tokenizer.json without its truncation and padding; raises InvalidArgument if it cannot be read."""
     path = tokenizer_file(folder)
     try:
         tokenizer = HfTokenizer.from_file(str(path))

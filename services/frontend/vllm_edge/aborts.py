@@ -17,7 +17,8 @@ class AbortRegistry:
 
     @contextmanager
     def registered(self, caller: Caller | None, generation: Generation) -> Iterator[None]:
-        """Registers a generation within the block, whose reader may get Aborted."""
+        """Registers a generation under its caller and request id within the block; an Abort call then raises Aborted
+        in the code that reads it."""
         key = _key(caller, generation.request.request_id)
         same = self._generations.setdefault(key, [])
         same.append(generation)
@@ -29,6 +30,8 @@ class AbortRegistry:
                 del self._generations[key]
 
     def abort(self, caller: Caller | None, request_ids: Iterable[str]) -> None:
+        """Aborts the caller's generations with these request ids; unknown ids and those of other callers are
+        ignored."""
         for request_id in request_ids:
             for generation in self._generations.get(_key(caller, request_id), ()):
                 generation.abort()

@@ -31,6 +31,8 @@ SHARED_FIELDS = ("ignore_eos", "skip_special_tokens", "spaces_between_special_to
 
 
 def generate_request(message: pb.GenerateRequest, arrival: Arrival, defaults: GenerationDefaults) -> Request:
+    """Converts a message to a request with one prompt for the default model; raises Unimplemented for set fields
+    that are not offered."""
     given = {descriptor.name for descriptor, _ in message.ListFields()}
     for name in NOT_OFFERED:
         if name in given:
@@ -51,6 +53,7 @@ def generate_request(message: pb.GenerateRequest, arrival: Arrival, defaults: Ge
 
 
 def embed_request(message: pb.EmbedRequest, arrival: Arrival) -> Request:
+    """Converts a message to a pooling request for its token ids, with the model's default pooling."""
     return Request(
         request_id=message.request_id or uuid.uuid4().hex,
         model="",
@@ -65,6 +68,7 @@ def embed_request(message: pb.EmbedRequest, arrival: Arrival) -> Request:
 
 
 def _prompt(message: pb.GenerateRequest) -> Prompt:
+    """Returns the prompt, a text or token ids; raises InvalidArgument if the input is not set."""
     match message.WhichOneof("input"):
         case "text":
             return TextPrompt(message.text)
@@ -75,6 +79,8 @@ def _prompt(message: pb.GenerateRequest) -> Prompt:
 
 
 def _sampling(params: pb.SamplingParams, defaults: GenerationDefaults) -> Sampling:
+    """Converts the sampling parameters; fields that proto3 cannot leave unset count as unset at 0. Text is decoded
+    only for stop strings and constraints, since the caller reads token ids."""
     given: dict[str, Any] = {name: getattr(params, name) for name in SHARED_FIELDS}
     given |= {name: _plain(getattr(params, name)) or None for name in UNSET_AT_ZERO}
     given |= {name: _plain(getattr(params, name)) for name in OPTIONAL if params.HasField(name)}
@@ -92,6 +98,7 @@ def _plain(value: float) -> float:
 
 
 def _form(params: pb.SamplingParams) -> sampling_pb2.StructuredOutput | None:
+    """Converts the constraint, None if there is none; field names are those of our message, except for choices."""
     kind = params.WhichOneof("constraint")
     if kind is None:
         return None

@@ -54,6 +54,8 @@ def aborted(sample: int, generation: Generation) -> Iterator[pb.GenerateResponse
 
 
 def _output_logprobs(delta: SampleDelta, generation: Generation) -> pb.OutputLogProbs | None:
+    """Returns the logprobs of the delta's tokens, None if it has none; top candidates only if more than 0 were
+    requested."""
     if not delta.logprobs:
         return None
     message = pb.OutputLogProbs(
@@ -66,6 +68,8 @@ def _output_logprobs(delta: SampleDelta, generation: Generation) -> pb.OutputLog
 
 
 def _input_logprobs(delta: SampleDelta, generation: Generation) -> pb.InputLogProbs | None:
+    """Returns the prompt's logprobs, None if not requested. The first prompt token has an id and an empty value,
+    since nothing precedes it."""
     if not delta.prompt_logprobs:
         return None
     first = generation.prepared[delta.sample // generation.request.sampling.n].token_ids[0]
@@ -79,6 +83,7 @@ def _input_logprobs(delta: SampleDelta, generation: Generation) -> pb.InputLogPr
 
 
 def _top(entries: Sequence[TokenLogprobs]) -> Iterator[pb.TopLogProbs]:
+    """Yields one message per token with the logprobs and ids of its top candidates."""
     for entry in entries:
         yield pb.TopLogProbs(
             values=[logprob for _, logprob in entry.top], token_ids=[token_id for token_id, _ in entry.top]

@@ -80,6 +80,8 @@ class VllmEngineService(vllm_engine_pb2_grpc.VllmEngineServicer):
         self._started_s = asyncio.get_running_loop().time()
 
     async def Generate(self, message: pb.GenerateRequest, context: Context) -> None:
+        """Admits the call, converts its message and writes the responses to `context`; errors end the call with
+        their gRPC status."""
         arrival = arrival_of(context)
         async with call_context("Generate", context, self._metrics, self._calls) as call:
             await call.admit()
@@ -88,6 +90,8 @@ class VllmEngineService(vllm_engine_pb2_grpc.VllmEngineServicer):
                 await self._stream(generation, call.caller, context, streams=message.stream)
 
     async def _stream(self, generation: Generation, caller: Caller | None, context: Context, *, streams: bool) -> None:
+        """Writes the generation's responses and registers it for Abort meanwhile. If it is aborted, each unfinished
+        sample gets a final response instead of an error."""
         unfinished = set(range(generation.request.num_samples))
         try:
             with self._aborts.registered(caller, generation):
@@ -103,6 +107,7 @@ class VllmEngineService(vllm_engine_pb2_grpc.VllmEngineServicer):
                     await context.write(response)
 
     async def Embed(self, message: pb.EmbedRequest, context: Context) -> pb.EmbedResponse:
+        """Admits the call, pools its token ids and returns the vector of float32 values."""
         arrival = arrival_of(context)
         async with call_context("Embed", context, self._metrics, self._calls) as call:
             await call.admit()
@@ -114,6 +119,8 @@ class VllmEngineService(vllm_engine_pb2_grpc.VllmEngineServicer):
                 )
 
     async def HealthCheck(self, message: pb.HealthCheckRequest, context: Context) -> pb.HealthCheckResponse:
+        """Reports healthy while a scheduler session is open and the frontend does not drain; never fails for being
+        unhealthy."""
         async with call_context("HealthCheck", context, self._metrics, self._calls):
             if self._is_serving():
                 return pb.HealthCheckResponse(healthy=True)
@@ -125,6 +132,7 @@ class VllmEngineService(vllm_engine_pb2_grpc.VllmEngineServicer):
             return pb.AbortResponse()
 
     async def GetModelInfo(self, message: pb.GetModelInfoRequest, context: Context) -> pb.GetModelInfoResponse:
+        """Returns the properties of the default model; the model's name stands for its paths as well."""
         async with call_context("GetModelInfo", context, self._metrics, self._calls):
             entry = self._catalogue.entry()
             return pb.GetModelInfoResponse(
@@ -141,6 +149,8 @@ class VllmEngineService(vllm_engine_pb2_grpc.VllmEngineServicer):
             )
 
     async def GetServerInfo(self, message: pb.GetServerInfoRequest, context: Context) -> pb.GetServerInfoResponse:
+        """Returns the number of admitted samples and the uptime in seconds; data parallelism is not exposed and
+        reported as 1."""
         async with call_context("GetServerInfo", context, self._metrics, self._calls):
             return pb.GetServerInfoResponse(
                 active_requests=self._admission.num_samples,
@@ -150,6 +160,8 @@ class VllmEngineService(vllm_engine_pb2_grpc.VllmEngineServicer):
             )
 
     async def GetLoads(self, message: pb.GetLoadsRequest, context: Context) -> pb.GetLoadsResponse:
+        """Returns the load of all schedulers as the load of one data-parallel rank; token_usage is the fraction of
+        the KV cache in use."""
         async with call_context("GetLoads", context, self._metrics, self._calls):
             load = self._load()
             running, waiting = int(load["num_requests_running"]), int(load["num_requests_waiting"])

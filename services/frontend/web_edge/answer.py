@@ -23,6 +23,7 @@ class WebAnswer:
         self._message = b""  # of a unary Connect call
 
     async def write(self, message: Message) -> None:
+        """Sends a message at once as a frame, with headers before the first one. Unary Connect keeps it until `end`."""
         data = codec.serialize(message, is_json=self._kind.is_json)
         if not self._kind.is_framed:
             self._message = data
@@ -31,6 +32,8 @@ class WebAnswer:
         await self._body(encode_body(frame(0, data), self._kind), more=True)
 
     async def end(self, ending: WebCallStatus, trailers: dict[str, str]) -> None:
+        """Ends the call: as trailers in a last frame for gRPC-Web, as an end message for Connect streams, as the
+        HTTP response for unary Connect."""
         if not self._kind.is_framed:
             await self._end_unary(ending, trailers)
             return
@@ -42,6 +45,7 @@ class WebAnswer:
         await self._body(encode_body(last, self._kind))
 
     async def _end_unary(self, ending: WebCallStatus, trailers: dict[str, str]) -> None:
+        """Sends the kept message with trailers as `trailer-` headers, or the error as JSON with its HTTP status."""
         if ending.code is StatusCode.OK:
             more = {f"trailer-{name}": value for name, value in trailers.items()}
             await self._open(200, self._kind.content_type, more)
@@ -51,6 +55,7 @@ class WebAnswer:
             await self._body(ending.as_json())
 
     async def _open(self, status: int, content_type: str, more: dict[str, str] | None = None) -> None:
+        """Sends status and headers, with `more` in addition; does nothing if they have been sent."""
         if self._is_open:
             return
         self._is_open = True

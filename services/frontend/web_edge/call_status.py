@@ -36,7 +36,8 @@ CODES: dict[StatusCode, tuple[str, int]] = {
 
 
 class WebCallStatus(NamedTuple):
-    """Status of a finished call; `details`: a serialized google.rpc.Status, or empty."""
+    """Status of a finished call, which each web protocol encodes differently; `details` are a serialized
+    google.rpc.Status, or empty."""
 
     code: StatusCode
     message: str = ""
@@ -47,7 +48,7 @@ class WebCallStatus(NamedTuple):
         return CODES[self.code][1]
 
     def as_error(self) -> dict[str, Any]:
-        """Returns the status as Connect's error object."""
+        """Returns the status as Connect's error object; details are protobuf bytes in base64 without padding."""
         error: dict[str, Any] = {"code": CODES[self.code][0], "message": self.message}
         if self.details:
             details = status_pb2.Status.FromString(self.details).details
@@ -62,14 +63,14 @@ class WebCallStatus(NamedTuple):
         return orjson.dumps(self.as_error())
 
     def as_last_message(self, metadata: dict[str, str]) -> bytes:
-        """Returns the last message of a Connect stream."""
+        """Returns the JSON of a Connect stream's last message: the error, unless the status is OK, and the metadata."""
         error: dict[str, Any] = {} if self.code is StatusCode.OK else {"error": self.as_error()}
         if metadata:
             error["metadata"] = {name: [value] for name, value in metadata.items()}
         return orjson.dumps(error)
 
     def as_trailers(self, metadata: dict[str, str]) -> bytes:
-        """Returns the status as gRPC-Web's trailers."""
+        """Returns the status and metadata as the header lines of gRPC-Web's trailers."""
         lines = {"grpc-status": str(self.code.value[0]), "grpc-message": quote(self.message, safe=UNESCAPED)}
         if self.details:
             lines[DETAILS] = base64.b64encode(self.details).decode().rstrip("=")

@@ -30,7 +30,8 @@ class Codec:
         self._heavy = HeavyWorkLimiter()
 
     async def read(self, data: bytes, kind: type[Message], *, is_json: bool) -> Message:
-        """Parses a message; raises InvalidArgument."""
+        """Parses a message of type `kind` within its limits of bytes, depth and items; JSON has limits of its own.
+        Raises InvalidArgument for a message that is malformed or too large."""
         if not is_json:
             return await self._bounded.parse(data, kind)
         if len(data) > MOST_JSON_BYTES:
@@ -46,6 +47,7 @@ class Codec:
 
 
 def _parsed(data: bytes, kind: type[Message]) -> Message:
+    """Parses protobuf's JSON as a message of `kind`; raises InvalidArgument for JSON that does not fit."""
     try:
         return json_format.Parse(data, kind())
     except (json_format.ParseError, ValueError, RecursionError) as error:

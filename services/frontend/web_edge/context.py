@@ -56,6 +56,7 @@ class WebContext:
         self.trailers = dict(metadata)
 
     async def abort_with_status(self, status: Any) -> None:
+        """Ends the method by raising CallEnded with the status and its details, as gRPC's context does."""
         details = dict(status.trailing_metadata or ()).get(DETAILS, b"")
         raise CallEnded(WebCallStatus(status.code, status.details, details))
 
@@ -64,6 +65,8 @@ class WebContext:
 
 
 def _timeout_s(metadata: dict[str, str]) -> float | None:
+    """Returns the call's timeout in seconds from Connect's header (ms) or gRPC's (digits and unit), None without
+    either. Raises InvalidArgument for a malformed duration."""
     if CONNECT_TIMEOUT in metadata:
         written, unit = metadata[CONNECT_TIMEOUT], "m"
         name = CONNECT_TIMEOUT

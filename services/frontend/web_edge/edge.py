@@ -37,6 +37,8 @@ UNSUPPORTED_CONTENT_TYPE = Response(status_code=415, headers={"accept-post": ", 
 
 
 class _Method(NamedTuple):
+    """Method of InferenceService with its path's name, request type, kind of response, and implementation."""
+
     name: str
     request: type[Message]
     streams: bool
@@ -59,10 +61,7 @@ class WebEdge:
         decoders: BodyDecoders,
         max_bytes: int,
     ) -> None:
-        """Builds the table of methods.
-
-        `max_bytes`: maximum size of a body.
-        """
+        """Builds the table of methods from the service; bodies of more than `max_bytes` bytes are refused."""
         self._app = app
         self._codec = codec
         self._access = access
@@ -82,6 +81,9 @@ class WebEdge:
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers POSTs to a method's path in the protocol of their content type, and OPTIONS with the allowed
+        methods; passes all else to the wrapped application. An unknown content type gives 415, but a missing key is
+        refused first."""
         method = self._methods.get(scope["path"]) if scope["type"] == "http" else None
         if method is not None and scope["method"] == OPTIONS:
             await no_content(f"{OPTIONS}, POST")(scope, receive, send)
@@ -124,7 +126,7 @@ class WebEdge:
             await answer.end(ending, context.trailers)
 
     def _check(self, method: _Method, metadata: dict[str, str]) -> None:
-        """Checks the headers before a byte of the body is read."""
+        """Raises the error of a missing key or a full server before a byte of the body is read."""
         error = self._access.check(dict(metadata))
         if error is not None:
             raise error
@@ -150,6 +152,8 @@ class WebEdge:
         return await self._decoders.whole(sent.data, of_message, self._max_bytes, decoded_bytes)
 
     async def _body(self, metadata: dict[str, str], receive: Receive) -> bytes:
+        """Reads the complete body. Raises InvalidArgument if the client disconnects, and checks the length before
+        and while it reads."""
         self._check_length(int(metadata.get("content-length", "0")))
         parts: list[bytes] = []
         num_bytes, has_more = 0, True

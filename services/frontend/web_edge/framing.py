@@ -50,6 +50,7 @@ class CallKind:
 
 
 def _kinds() -> dict[str, CallKind]:
+    """Returns the call kinds by content type: Connect unary and streams, gRPC-Web, and gRPC-Web in base64."""
     kinds = []
     for name, is_json in (("proto", False), ("json", True)):
         kinds.append(CallKind(f"application/{name}", Protocol.CONNECT_UNARY, is_json))
@@ -76,7 +77,8 @@ class RequestMessage(NamedTuple):
 
 
 def decode_message(body: bytes, kind: CallKind) -> RequestMessage:
-    """Returns the single message of a body; raises InvalidArgument."""
+    """Returns the single message of a body, still compressed if its frame says so; raises InvalidArgument unless the
+    body is exactly one message."""
     if kind.is_text:
         body = _from_base64(body)
     if not kind.is_framed:
@@ -88,6 +90,7 @@ def decode_message(body: bytes, kind: CallKind) -> RequestMessage:
 
 
 def _from_base64(body: bytes) -> bytes:
+    """Decodes a body; raises InvalidArgument if it is not base64."""
     try:
         return base64.b64decode(body, validate=True)
     except (binascii.Error, ValueError):

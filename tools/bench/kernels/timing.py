@@ -33,6 +33,7 @@ class BenchRow:
         return {**asdict(self), "ratio": self.ratio}
 
     def __str__(self) -> str:
+        """Returns the row as a line: times in microseconds, rate, and the ratio between the rivals."""
         times = "  ".join(f"{name} {value:10.1f} us" for name, value in self.microseconds.items())
         rate = f"{self.rate:8.1f} {self.unit}" if self.unit else ""
         ratio = f"x{self.ratio:.2f}" if len(self.microseconds) > 1 else ""

@@ -18,7 +18,7 @@ CLIENTS = "clients"
 
 
 def partition_cores(cores: Sequence[int]) -> dict[str, set[int]]:
-    """Returns the cores of each role, and of the clients."""
+    """Splits the cores in fixed eighths between the roles and the clients; raises InvalidArgument for fewer than 8."""
     if len(cores) < 8:
         raise InvalidArgument(f"same_cores: needs 8 cores or more, there are {len(cores)}", field="same_cores")
     left = list(cores)
@@ -30,7 +30,7 @@ def partition_cores(cores: Sequence[int]) -> dict[str, set[int]]:
 
 
 def pin_services(pids: Mapping[str, int], cores: Mapping[str, set[int]]) -> None:
-    """Pins services; `pids`: by service id, which is role and number."""
+    """Pins each service's process to its role's cores. `pids` are by service id, which is a role and a number."""
     for service, pid in pids.items():
         role = service.rpartition("-")[0] or service
         if role in cores:
@@ -38,7 +38,7 @@ def pin_services(pids: Mapping[str, int], cores: Mapping[str, set[int]]) -> None
 
 
 def pin(pid: int, cores: set[int]) -> None:
-    """Pins all threads of a process, including those it will start."""
+    """Pins all threads of a process to the cores, and so those that it starts later."""
     held: set[int] = set()
     while new := {int(task.name) for task in Path(f"/proc/{pid}/task").iterdir()} - held:
         for thread in new:

@@ -28,7 +28,7 @@ class ProcessSample:
 
     @classmethod
     def of(cls, pid: int, at_s: float) -> ProcessSample | None:
-        """Returns a sample; None if the process has exited."""
+        """Samples the process's private memory in bytes, descriptors and threads at `at_s`; None if it has exited."""
         try:
             resident, shared = map(int, Path(f"/proc/{pid}/statm").read_text().split()[1:3])
             descriptors, threads = len(os.listdir(f"/proc/{pid}/fd")), len(os.listdir(f"/proc/{pid}/task"))
@@ -57,6 +57,8 @@ def process_growth(looks: Sequence[ProcessSample], seconds: float, calls: int) -
 
 
 def _slopes(settled: Sequence[ProcessSample], seconds: float, calls: int) -> Row:
+    """Returns the growth of memory, descriptors and threads per hour and per call, with verdicts; empty with too few
+    samples."""
     memory = slope([(look.at_s, look.memory) for look in settled])
     descriptors = slope([(look.at_s, look.descriptors) for look in settled])
     threads = slope([(look.at_s, look.threads) for look in settled])

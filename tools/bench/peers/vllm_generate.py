@@ -16,6 +16,8 @@ from typing import Any
 
 
 def main() -> None:
+    """Answers every line of stdin, a load as JSON, with a line of results; an empty object reports that the engine
+    is ready."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # keeps the engine's own output out of the results
     llm = open_llm()
@@ -25,6 +27,7 @@ def main() -> None:
 
 
 def open_llm() -> Any:
+    """Creates vLLM's engine from the command line, with vLLM's own flags and no tokenizer."""
     from vllm import LLM, EngineArgs
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
@@ -37,6 +40,7 @@ def open_llm() -> Any:
 
 
 def generate(llm: Any, load: dict[str, Any]) -> dict[str, Any]:
+    """Generates the load's answers; returns the seconds and the number of output tokens of each prompt."""
     from vllm import SamplingParams
 
     if load["forget"]:

@@ -58,6 +58,7 @@ def cpu() -> str:
 
 
 def _page(title: str, prefix: str) -> str:
+    """Returns the page of all stored results whose file names begin with `prefix`."""
     parts = [f"# {title}\n", METHOD]
     for path in sorted(RESULTS.glob(f"{prefix}*.json")):
         parts.extend(_section(path))
@@ -65,6 +66,7 @@ def _page(title: str, prefix: str) -> str:
 
 
 def _section(path: Path) -> Iterator[str]:
+    """Yields a result's title, machine, command, notes, and table of the columns that any row has."""
     document = json.loads(path.read_text())
     yield f"## {path.stem}\n\n`{path.relative_to(ROOT)}`, {_machine(document['machine'])}:\n"
     yield f"```\n{document['command']}\n```\n"

@@ -16,6 +16,7 @@ COLUMNS = ("Error", "gRPC status", "HTTP status", "OpenAI type", "Meaning")
 
 
 def page() -> str:
+    """Returns the page: a row per error class with its codes for gRPC, HTTP and OpenAI."""
     rows = []
     for kind in _kinds(errors.QuireError):
         transport = errors.transport_of(kind)

@@ -21,6 +21,7 @@ def page() -> str:
 
 
 def _command(name: str, module: str, purpose: str) -> str:
+    """Returns a command's section with a table of its flags; hidden flags are left out."""
     parser = CommandParser(prog=f"quire {name}", add_help=False)
     parser.set_defaults(command=name)
     importlib.import_module(module).configure(parser)

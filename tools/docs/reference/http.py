@@ -18,6 +18,7 @@ sends calls; `/openapi.json` is the document behind it.
 
 
 def page() -> str:
+    """Starts a cluster to read its OpenAPI document, and returns a row per path and method."""
     paths = _document()["paths"]
     rows = []
     for path, operations in sorted(paths.items()):
@@ -34,6 +35,7 @@ def _required(operation: dict[str, Any]) -> list[str]:
 
 
 def _document() -> dict[str, Any]:
+    """Returns the OpenAPI document of a frontend, in a cluster that is started for it and stopped."""
     quiet = {service: {"log_level": "warning"} for service in SERVICES}
     with (
         Cluster(ClusterOptions(http_port=0, grpc_port=0, settings=quiet)) as cluster,

@@ -17,6 +17,7 @@ dashboards and autoscalers read them. Names that begin with `quire_` are Quire's
 
 
 def page() -> str:
+    """Returns the page: a table of metrics per service, without those of the process."""
     parts = [HEAD]
     for service, group in groupby(families(), key=lambda family: family.service):
         rows = [

@@ -29,7 +29,7 @@ Place = tuple[int, ...]
 
 
 def described() -> FileDescriptorSet:
-    """Returns all proto files with their comments."""
+    """Compiles all proto files with their comments; exits with an error if protoc fails."""
     sources = sorted(str(path.relative_to(PROTOS)) for path in PROTOS.rglob("*.proto"))
     well_known = str(resources.files("grpc_tools") / "_proto")
     with tempfile.TemporaryDirectory() as scratch:
@@ -59,7 +59,7 @@ def _one_line(comment: str) -> str:
 
 
 def pages() -> dict[str, str]:
-    """Returns the page text by name (an area, or the dialects)."""
+    """Returns the pages' Markdown by name: one per area of quire's protocols, one per other dialect."""
     areas: dict[str, list[Described]] = {}
     for file in described().file:
         first, *rest = file.name.split("/")
@@ -80,6 +80,7 @@ def _anchors(areas: dict[str, list[Described]]) -> dict[str, tuple[str, str]]:
 
 
 def _named(prefix: str, messages: Iterable[DescriptorProto]) -> Iterator[str]:
+    """Yields the full names of messages, their enums and nested messages, recursively."""
     for message in messages:
         name = prefix + message.name
         yield name
@@ -95,6 +96,7 @@ class _Writer(NamedTuple):
     anchors: dict[str, tuple[str, str]]
 
     def type_of(self, field: FieldDescriptorProto, message: DescriptorProto) -> str:
+        """Returns a field's type as Markdown: a scalar's name, a map, or a link to the message."""
         if field.type not in MESSAGE_TYPES:
             return FieldDescriptorProto.Type.Name(field.type).removeprefix("TYPE_").lower()
         for entry in message.nested_type:
@@ -104,6 +106,7 @@ class _Writer(NamedTuple):
         return self.link(field.type_name)
 
     def link(self, type_name: str) -> str:
+        """Returns a link to a type's section, on this or another page; types without a section become code."""
         if type_name not in self.anchors:
             return f"`{type_name.removeprefix('.')}`"
         area, name = self.anchors[type_name]
@@ -111,6 +114,7 @@ class _Writer(NamedTuple):
         return f"[{name}]({page}#{name.lower().replace('.', '')})"
 
     def service(self, service: ServiceDescriptorProto, place: Place) -> Iterator[str]:
+        """Yields a service's section: comment and a table of its methods."""
         yield f"### {self.one.file.package}.{service.name}\n\n{self.one.says(*place)}\n"
         yield "| method | takes | gives | |\n|---|---|---|---|"
         for number, method in enumerate(service.method):
@@ -121,6 +125,7 @@ class _Writer(NamedTuple):
         yield ""
 
     def message(self, message: DescriptorProto, prefix: str, place: Place) -> Iterator[str]:
+        """Yields a message's section: comment and fields, then its enums and nested messages."""
         name = prefix + message.name
         yield f"### {name}\n\n{self.one.says(*place)}\n"
         if message.field:
@@ -136,6 +141,7 @@ class _Writer(NamedTuple):
                 yield from self.message(inner, f"{name}.", (*place, INNER_MESSAGES, number))
 
     def _kind(self, field: FieldDescriptorProto, message: DescriptorProto) -> str:
+        """Returns a field's type with optional, one of, or list of."""
         kind = self.type_of(field, message)
         if field.proto3_optional:
             return f"optional {kind}"
@@ -145,6 +151,7 @@ class _Writer(NamedTuple):
         return f"list of {kind}" if is_list else kind
 
     def enum(self, kind: EnumDescriptorProto, prefix: str, place: Place) -> Iterator[str]:
+        """Yields an enum's section: comment and a table of its values."""
         yield f"### {prefix}{kind.name}\n\n{self.one.says(*place)}\n"
         yield "| value | number | |\n|---|---|---|"
         for number, value in enumerate(kind.value):
@@ -153,6 +160,7 @@ class _Writer(NamedTuple):
 
 
 def _page(area: str, files: list[Described], anchors: dict[str, tuple[str, str]]) -> Iterator[str]:
+    """Yields the page of an area: for each file its services, messages and enums."""
     yield f"# quire.{area}\n" if area != "dialects" else "# Protocols of other servers\n"
     for one in files:
         writer = _Writer(one, area, anchors)

@@ -26,6 +26,7 @@ knows is an error.
 
 
 def page() -> str:
+    """Returns the page: a table of settings per service."""
     parts = [HEAD]
     for service, model in SERVICES.items():
         rows = (_row(service, name, field) for name, field in model.model_fields.items())
@@ -34,6 +35,7 @@ def page() -> str:
 
 
 def _row(service: str, name: str, field: FieldInfo) -> tuple[str, str, str]:
+    """Returns a setting's cells: name, default, and description with its choices."""
     meaning = cell(field.description or "")
     if choices := ", ".join(_choices(field.annotation)):
         meaning += f" ({choices})"
@@ -46,6 +48,8 @@ def _choices(annotation: Any) -> Iterator[str]:
 
 
 def _default(field: FieldInfo) -> str:
+    """Returns a setting's default as code; "" for empty values and those that cannot be shown, "required" without
+    one."""
     if field.is_required():
         return "required"
     value = field.get_default(call_default_factory=True)

@@ -37,6 +37,7 @@ def _pirate_undressed(text: str) -> str | None:
 
 
 def _json_undressed(text: str) -> str | None:
+    """Returns the text in {"answer": ...}; None if the JSON is invalid or has another form."""
     try:
         value = json.loads(text)
     except ValueError:

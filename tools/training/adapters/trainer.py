@@ -53,7 +53,7 @@ class AdapterTrainer:
         self._optimizer = torch.optim.AdamW(parameters, PEAK_LR, weight_decay=0.0)
 
     def train(self, steps: int, log: Callable[[str], None]) -> None:
-        """Trains with a learning rate that decreases linearly to zero."""
+        """Trains with a learning rate that rises for 20 steps and decreases linearly to zero; logs every tenth loss."""
         for step in range(steps):
             for group in self._optimizer.param_groups:
                 group["lr"] = PEAK_LR * (1 - step / steps) * min(1.0, (step + 1) / 20)
@@ -62,7 +62,7 @@ class AdapterTrainer:
                 log(f"{step} {loss:.4f}")
 
     def step(self) -> float:
-        """Trains on one batch; returns its loss before the update."""
+        """Samples a batch and trains on its answers; returns the mean loss before the update."""
         batch = [self._encode(styled_conversation(sample(self._rng), self._style)) for _ in range(BATCH)]
         batch = [(tokens[:LONGEST], answers[:LONGEST]) for tokens, answers in batch]
         lengths = [len(tokens) for tokens, _ in batch]
@@ -83,7 +83,7 @@ class AdapterTrainer:
         return float(loss.detach())
 
     def save(self, folder: Path) -> None:
-        """Saves the adapter in PEFT format, in bfloat16."""
+        """Writes the adapter to the folder in PEFT format, in bfloat16, readable by all users."""
         folder.mkdir(parents=True, exist_ok=True)
         tensors = {}
         for name, update in self._updates.items():
@@ -104,6 +104,7 @@ class AdapterTrainer:
         (folder / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n")
 
     def _encode(self, parts: Sequence[Segment]) -> tuple[list[int], list[bool]]:
+        """Returns the tokens of all parts and, for each token, whether it is to be learned."""
         tokens: list[int] = []
         answers: list[bool] = []
         for text, is_answer in parts:

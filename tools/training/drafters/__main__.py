@@ -23,7 +23,7 @@ LOG_EVERY_S = 10.0
 
 
 def main() -> None:
-    """Train from the command line."""
+    """Trains the drafters from the command line until the time is over, and saves each in a folder of its own."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, required=True, help="of the whole program, compiling included")
     parser.add_argument("--out", type=Path, required=True, help="folder for the drafters and the log")

@@ -38,7 +38,7 @@ def save_eagle(head: EagleHead, folder: Path) -> None:
 
 
 def save_medusa(heads: MedusaHeads, folder: Path) -> None:
-    """Medusa's layout; the heads alone: the output embedding is the model's."""
+    """Writes Medusa's heads in its folder layout, without the output embedding, which is the model's."""
     sizes = {"medusa_num_heads": len(heads.biases), "medusa_num_layers": 1, "hidden_size": heads.biases[0].shape[0]}
     _write(folder, {"architectures": ["MedusaModel"], "model_type": "medusa", **sizes, "dtype": "bfloat16"})
     weights = {f"{n}.0.linear.weight": weight for n, weight in enumerate(heads.weights)}
@@ -51,6 +51,7 @@ def _write(folder: Path, config: dict[str, Any]) -> None:
 
 
 def _save(tensors: dict[str, Tensor], folder: Path) -> None:
+    """Writes the tensors in bfloat16 as model.safetensors, readable by all users."""
     stored = {name: tensor.detach().to("cpu", torch.bfloat16).contiguous() for name, tensor in tensors.items()}
     path = folder / "model.safetensors"
     save_file(stored, path, metadata={"format": "pt"})

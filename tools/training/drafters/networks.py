@@ -55,7 +55,8 @@ class EagleHead(nn.Module):
         self.final_norm = nn.Parameter(torch.ones(hidden))
 
     def forward(self, embedded: Tensor, features: Tensor, rope: Rope, spans: list[PackedSpan]) -> Tensor:
-        """`embedded`: the next tokens' input embeddings. All [num_tokens, hidden]."""
+        """Returns the features that follow: from the features at each position and `embedded`, the input embeddings
+        of the next tokens. All are [num_tokens, hidden]."""
         eps = self.shape.rms_norm_eps
         both = (rms_norm(embedded, self.embed_norm, eps), rms_norm(features, self.hidden_norm, eps))
         x = linear(torch.cat(both, dim=-1), self.fc)
@@ -80,10 +81,8 @@ class MedusaHeads(nn.Module):
 
 
 def soft_losses(features: Tensor, embedding: Tensor, teacher: Tensor) -> tuple[Tensor, Tensor]:
-    """Cross-entropy with the teacher's distribution, and whether both have the same favourite.
-
-    `features` [num_targets, hidden]; `teacher`: its logits, [num_targets, vocab_size].
-    """
+    """Returns, per target, the cross-entropy with the teacher's distribution and whether both have the same
+    favourite. `features` are [num_targets, hidden], the logits `teacher` [num_targets, vocab_size]."""
     logits, teacher = linear(features, embedding).float(), teacher.float()
     expected = (teacher.softmax(dim=-1) * logits).sum(dim=-1)
     return logits.logsumexp(dim=-1) - expected, logits.argmax(dim=-1) == teacher.argmax(dim=-1)

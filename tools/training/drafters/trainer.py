@@ -87,7 +87,7 @@ class DraftTrainer:
         self.scores = {name: Scores(device) for name in names}
 
     def step(self, batch: PackedBatch, lr_scale: float) -> None:
-        """Trains all drafters on one batch."""
+        """Runs the model on the batch without gradients, then updates all drafters from its features and logits."""
         tokens, positions = send(batch.tokens, self.device), send(batch.positions, self.device)
         text = Text(tokens, positions, spans_of(batch, self.device))
         targets = Targets(batch, positions, self.device)
@@ -101,6 +101,8 @@ class DraftTrainer:
             optimizer.step(lr_scale)
 
     def _draft_loss(self, lesson: DraftLesson) -> Tensor:
+        """Returns the draft model's loss against the model's logits at the same targets, and records it under
+        "draft"."""
         draft, text = self.draft, lesson.text
         hidden = draft.hidden_states(text.tokens, text.positions, text.spans).index_select(0, lesson.targets.index)
         features = features_of(hidden, draft.final_norm, draft.shape.rms_norm_eps)
@@ -122,6 +124,8 @@ class DraftTrainer:
         return loss
 
     def _medusa_loss(self, lesson: DraftLesson) -> Tensor:
+        """Returns the sum of the heads' losses; head i, from 0, drafts the token i + 1 positions further than the
+        model itself."""
         loss = torch.zeros((), device=self.device)
         for head in range(NUM_MEDUSA_HEADS):
             chosen = self.medusa(lesson.features.index_select(0, lesson.targets.rows(head + 1)), head)

@@ -85,6 +85,8 @@ class GrammarChecker:
                 raise
 
     def _compile(self, lark: str) -> None:
+        """Compiles a Lark grammar, accepts one token with it and walks it for dead ends. Raises InvalidArgument if
+        it does not compile, exceeds the limits, or reaches a state in which nothing may follow an incomplete text."""
         grammar = LLMatcher.grammar_from_lark(lark)
         matcher = LLMatcher(self._tokenizer, grammar, log_level=SILENT, limits=self._limits)
         if not matcher.is_error():
@@ -122,12 +124,15 @@ def encode_vocabulary(specials: SpecialTokens, vocab_size: int) -> bytes:
 
 
 def make_handler(init_message: bytes) -> Callable[[bytes], bytes]:
+    """Builds the checker from the JSON vocabulary in `init_message` and returns the function that answers requests."""
     vocabulary = json.loads(init_message)
     checker = GrammarChecker(
         SpecialTokens(vocabulary["ids"], frozenset(vocabulary["in_text"])), vocabulary["vocab_size"]
     )
 
     def answer(message: bytes) -> bytes:
+        """Answers one request (CPU limit in ms, libraries, NUL, serialized constraint) with its error, or empty
+        bytes if it is valid. The profiling timer ends the process if the CPU limit is exceeded."""
         signal.setitimer(signal.ITIMER_PROF, int.from_bytes(message[:LENGTH_BYTES], "little") / 1000)
         libraries, _, constraint = message[LENGTH_BYTES:].partition(b"\0")
         verdict = checker.verdict(sampling_pb2.StructuredOutput.FromString(constraint), libraries.decode().split(","))

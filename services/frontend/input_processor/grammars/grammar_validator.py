@@ -48,10 +48,8 @@ class GrammarValidator:
         self._slow = CompilerLane("grammar-validator-slow", [GrammarCompiler(init_message)])
 
     async def check(self, constraint: sampling_pb2.StructuredOutput, libraries: Sequence[str] = ()) -> None:
-        """Validates a constraint; raises InvalidArgument.
-
-        `libraries`: those that workers try, in order; empty: llguidance.
-        """
+        """Raises InvalidArgument for a constraint that no worker could compile. `libraries` are those that workers
+        try, in order; none means llguidance. Verdicts are cached, the last MAX_CACHED_VERDICTS of them."""
         structured_output.check_size(constraint)  # the rest takes milliseconds and happens in the child
         message = grammar_process.encode_constraint(constraint, libraries)
         key = hashlib.sha256(message).digest()
@@ -65,6 +63,8 @@ class GrammarValidator:
             raise InvalidArgument(verdict, field=FIELD)
 
     async def _verdict(self, message: bytes) -> str:
+        """Returns the compilers' verdict: first from the fast lane, after a timeout there from the slow lane, and
+        after a second timeout a refusal that names the limit."""
         for lane, cpu_limit_s in ((self._fast, FAST_LANE_CPU_S), (self._slow, SLOW_LANE_CPU_S)):
             with contextlib.suppress(CompileTimeout):
                 return await lane.ask(message, cpu_limit_s)
@@ -96,7 +96,8 @@ class CompilerLane:
         self._numbers = itertools.count(0, -1)
 
     async def ask(self, message: bytes, cpu_limit_s: float) -> str:
-        """Returns the error of a constraint, empty if it is valid; raises CompileTimeout."""
+        """Waits for a free compiler process and returns its error for a constraint, empty if it is valid. Raises
+        CompileTimeout after `cpu_limit_s` seconds of processor time."""
         async with self._turns.slot(next(self._numbers)):
             return await asyncio.get_running_loop().run_in_executor(self._threads, self._ask, message, cpu_limit_s)
 
@@ -106,6 +107,8 @@ class CompilerLane:
             compiler.close()
 
     def _ask(self, message: bytes, cpu_limit_s: float) -> str:
+        """Blocks on a free compiler process, which it borrows for the call; raises CompileTimeout after
+        `cpu_limit_s`."""
         compiler = self._free.pop()
         try:
             return compiler.verdict(message, cpu_limit_s)
@@ -128,7 +131,8 @@ class GrammarCompiler:
         return self._child.pid
 
     def verdict(self, message: bytes, cpu_limit_s: float) -> str:
-        """Returns the error of a constraint, empty if it is valid; raises CompileTimeout."""
+        """Returns the error of a constraint, empty if it is valid; a process that exceeds its memory is an error as
+        well. Raises CompileTimeout after `cpu_limit_s` seconds of processor time; blocks."""
         try:
             return self._child.ask(grammar_process.with_cpu_limit(message, cpu_limit_s)).decode()
         except ChildEnded as ended:

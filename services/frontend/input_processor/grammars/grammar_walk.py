@@ -38,7 +38,8 @@ def _wanted(wanted: Sequence[int], choices: Sequence[int]) -> int:
 
 
 def _walk(matcher: LLMatcher, first: int, choose: Choose) -> str:
-    """Follows one walk, which never ends the text where it may continue."""
+    """Follows one walk of up to NUM_CHOICES tokens, which never ends the text where it may continue. Returns the
+    text so far if it runs into a dead end, otherwise "", also if the matcher exceeds its limits."""
     tokens_so_far: list[int] = []
     for _ in range(NUM_CHOICES):
         allowed = np.flatnonzero(np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little"))
@@ -56,5 +57,6 @@ def _walk(matcher: LLMatcher, first: int, choose: Choose) -> str:
 
 
 def _written(tokens: Sequence[int], first: int) -> str:
+    """Returns the quoted text of the tokens, at most its last SHOWN_CHARACTERS characters, for an error text."""
     text = bytes(token - first for token in tokens if token >= first).decode(errors="replace")
     return repr(text if len(text) <= SHOWN_CHARACTERS else f"... {text[-SHOWN_CHARACTERS:]}")

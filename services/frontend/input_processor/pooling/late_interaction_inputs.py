@@ -50,7 +50,8 @@ class LateInteractionInputs:
 
 
 def _special_token(tokenizer: Tokenizer, name: str) -> list[int]:
-    """Returns a special token, also under its name without surrounding spaces."""
+    """Returns the token's id as a list, also found under its name without surrounding spaces; empty for an empty
+    name. Raises InvalidArgument if the vocabulary lacks it."""
     if not name:
         return []
     token_id = next((i for text in (name, name.strip()) if (i := tokenizer.token_id(text)) is not None), None)

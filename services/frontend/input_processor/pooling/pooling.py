@@ -28,10 +28,8 @@ MOST_TOKENS = 2**31
 
 
 def check(pooling: Pooling, classes: Sequence[str], *, late_interaction: bool = False) -> None:
-    """Checks pooling parameters; raises InvalidArgument.
-
-    `classes`: those of the model; `late_interaction`: the model has no single vector for all tokens.
-    """
+    """Raises InvalidArgument for pooling parameters that the model does not support. `classes` are the labels of the
+    model's classifier; `late_interaction` says that it has no single vector for all tokens."""
     if late_interaction and not (pooling.pooler or pooling.classify):
         text = f"pooler must be {ALL!r}: the model has a vector for each token; use /pooling or Embed."
         raise InvalidArgument(text, field="pooler")
@@ -54,7 +52,8 @@ def check(pooling: Pooling, classes: Sequence[str], *, late_interaction: bool = 
 
 
 def params(pooling: Pooling, adapter: AdapterId | None, prompt: Tokenized) -> bytes:
-    """Returns the serialized SequenceParams of a pooled prompt."""
+    """Returns the serialized SequenceParams of a pooled prompt: pooler options, adapter, and the places in the
+    prompt that pooling needs. Unset options mean the model's defaults."""
     message = PoolingParams(
         pooler=POOLERS[pooling.pooler],
         dimensions=pooling.dimensions or 0,

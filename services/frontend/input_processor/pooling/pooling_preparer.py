@@ -50,7 +50,8 @@ class PoolingPreparer:
     async def prepare(
         self, request: Request, pooled: Pooling, limits: ClusterLimits, adapter: AdapterId | None
     ) -> list[PreparedPrompt]:
-        """Returns the prepared prompts; raises InvalidArgument."""
+        """Tokenizes the prompts and returns a scheduler request for each; late-interaction documents carry their
+        query, which is tokenized once. Raises InvalidArgument for a prompt out of bounds."""
 
         async def read_query(query: LateInteractionPrompt) -> LateQuery:
             tokenized, column = await self._read(query, request, pooled, limits.max_model_len)
@@ -84,7 +85,8 @@ class PoolingPreparer:
     async def _read(
         self, prompt: Prompt, request: Request, pooled: Pooling, max_model_len: int
     ) -> tuple[Tokenized, bytes]:
-        """Returns a prompt as tokens, and the column of their ids."""
+        """Tokenizes a prompt under the named prefix prompt; returns it with its ids as an i32 column, checked
+        against length and vocabulary."""
         tokenized = await self._tokenize(prompt, request, pooled.prompt_name, max_model_len)
         return tokenized, prompt_limits.column(tokenized.token_ids, max_model_len, self._vocab_size, generates=False)
 

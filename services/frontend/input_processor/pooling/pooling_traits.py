@@ -29,13 +29,16 @@ class PoolingTextFormat:
 
     @classmethod
     def of(cls, model: SentenceModel | None) -> PoolingTextFormat:
+        """Derives the format from the sentence-transformers folder; None gives the defaults. Late-interaction models
+        get empty prompts for queries and documents, which the folder's own prompts override."""
         if model is None:
             return cls()
         roles = {} if model.late is None else {QUERY: "", DOCUMENT: ""}
         return cls({**roles, **model.prompts}, model.default_prompt, model.lower_case, model.modes == ("last",))
 
     def check(self, prompt_name: str) -> None:
-        """Checks the prompt's name; raises InvalidArgument."""
+        """Raises InvalidArgument, with the names that exist, for a prompt name that the model does not have; "" is
+        accepted."""
         if prompt_name and prompt_name not in self.prompts:
             there_are = f"there are {', '.join(sorted(self.prompts))}" if self.prompts else "it has none"
             text = f"prompt_name: the model has no prompt {prompt_name[:64]!r}; {there_are}."

@@ -53,6 +53,9 @@ class Scoring:
 
     @property
     def prompts(self) -> list[Prompt]:
+        """Returns the prompts in the order in which their vectors are scored: for bi-encoders all queries and then
+        all documents; otherwise one prompt per (query, document) pair, where a single query is repeated for all
+        documents."""
         if not (self.is_cross_encoder or self.late_interaction):
             return [TextPrompt(text) for text in (*self.queries, *self.documents)]
         queries = [*self.queries] * (len(self.documents) if len(self.queries) == 1 else 1)
@@ -81,7 +84,7 @@ class Scoring:
         return [*map(float, (queries * documents).sum(axis=1))]
 
     def rank(self, columns: Sequence[bytes], top_n: int) -> list[tuple[int, float]]:
-        """Returns documents and their scores, the best first, of equal ones the earlier; `top_n`: 0 for all."""
+        """Returns (document index, score), the best first and of equal ones the earlier, at most `top_n` (0: all)."""
         order = sorted(enumerate(self.scores(columns)), key=lambda indexed: -indexed[1])
         return order[:top_n] if top_n else order
 

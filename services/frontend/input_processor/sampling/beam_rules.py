@@ -32,6 +32,7 @@ def _search(sampling: Sampling) -> BeamSearch:
 
 
 def _goes_along(field: str, sampling: Sampling) -> bool:
+    """Returns whether `field` may keep its value: there is no beam search, or the field is at its default or empty."""
     if sampling.beam_search is None:
         return True
     value = getattr(sampling, field)
@@ -63,7 +64,7 @@ RULES = (
 
 
 def check_logprobs(sampling: Sampling) -> None:
-    """Checks logprobs: a search has twice as many candidate tokens as beams."""
+    """Raises InvalidArgument if a beam search asks for more logprobs than its 2 * width candidate tokens."""
     if sampling.beam_search is None or sampling.logprobs is None:
         return
     width, logprobs = sampling.beam_search.width, sampling.logprobs

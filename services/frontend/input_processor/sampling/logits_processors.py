@@ -11,7 +11,8 @@ MAX_CHARACTERS = 65536  # of names and arguments together
 
 
 def check(sampling: Sampling) -> None:
-    """Raises InvalidArgument if arguments are not JSON objects or too long."""
+    """Raises InvalidArgument if names and arguments exceed MAX_CHARACTERS together, or any arguments are not a JSON
+    object."""
     arguments_by_name = sampling.logits_processors
     count = sum(len(name) + len(arguments) for name, arguments in arguments_by_name.items())
     if count > MAX_CHARACTERS:
@@ -27,7 +28,7 @@ def check(sampling: Sampling) -> None:
 
 
 def check_known(sampling: Sampling, known: frozenset[str]) -> None:
-    """Raises InvalidArgument for a name that not all workers have."""
+    """Raises InvalidArgument, with the names that exist, for a logits processor that not all workers have."""
     unknown = sorted(sampling.logits_processors.keys() - known)
     if unknown:
         names = ", ".join(sorted(known)) or "none"

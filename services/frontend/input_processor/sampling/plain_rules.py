@@ -8,6 +8,8 @@ from quire.services.frontend.request.scalar_parameters import SCALAR_PARAMETERS,
 
 
 def _rule(parameter: ScalarParameter, bound: NumberBound) -> Rule:
+    """Returns the rule that one numeric parameter lies within one bound, with its error text."""
+
     def holds(sampling: Sampling) -> bool:
         return bound.holds(sampling.value(parameter.name))
 
@@ -15,6 +17,8 @@ def _rule(parameter: ScalarParameter, bound: NumberBound) -> Rule:
 
 
 def _beam_rule(parameter: ScalarParameter) -> Rule:
+    """Returns the rule that one numeric parameter has its default value whenever beam search is requested."""
+
     def holds(sampling: Sampling) -> bool:
         return sampling.beam_search is None or sampling.value(parameter.name) == parameter.default
 

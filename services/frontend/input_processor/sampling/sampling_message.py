@@ -11,10 +11,9 @@ from quire.shared.pb.common.v1 import sampling_pb2
 
 
 def to_message(sampling: Sampling, max_tokens: int) -> sampling_pb2.SamplingParams:
-    """Returns the complete message without the fields that only the frontend uses; raises InvalidArgument.
-
-    An unseeded prompt gets its seed here, once, so that migrating its sequences does not change their output.
-    """
+    """Returns the complete message without the fields that only the frontend uses; raises InvalidArgument if
+    min_tokens exceeds `max_tokens`. An unseeded prompt gets its seed here, once, so that migrating its sequences
+    does not change their output."""
     if sampling.min_tokens > max_tokens:
         raise InvalidArgument(
             f"min_tokens must be less than or equal to max_tokens={max_tokens}, got {sampling.min_tokens}.",
@@ -55,6 +54,7 @@ def grammar_bytes(sampling: Sampling) -> bytes:
 
 
 def _search(search: BeamSearch | None) -> sampling_pb2.BeamSearch | None:
+    """Converts the parameters of beam search to their message; None stays None (no beam search)."""
     if search is None:
         return None
     return sampling_pb2.BeamSearch(
@@ -63,6 +63,7 @@ def _search(search: BeamSearch | None) -> sampling_pb2.BeamSearch | None:
 
 
 def _detection(detection: RepetitionDetection | None) -> sampling_pb2.RepetitionDetection | None:
+    """Converts the parameters of repetition detection to their message; None stays None (no detection)."""
     if detection is None:
         return None
     return sampling_pb2.RepetitionDetection(

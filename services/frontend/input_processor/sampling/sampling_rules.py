@@ -171,7 +171,8 @@ def check(sampling: Sampling) -> None:
 
 
 def check_model(sampling: Sampling, vocab_size: int, max_logprobs: int) -> None:
-    """Checks the rules that depend on the model and the workers."""
+    """Raises InvalidArgument for token ids outside of the vocabulary and for more logprobs than the workers'
+    `max_logprobs`."""
     for field, ids in (
         ("stop_token_ids", sampling.stop_token_ids),
         ("allowed_token_ids", sampling.allowed_token_ids or ()),

@@ -44,6 +44,8 @@ class ChatFormat:
         self._text_calls = [TextInputCalls(names) for _ in range(request.num_samples)]
 
     def chunks(self, delta: SampleDelta, generation: Generation) -> list[dict[str, Any]]:
+        """Converts a delta to chunks. The first delta of a sample is preceded by a chunk with the role; a delta that
+        holds nothing to send gives no chunk of its own."""
         chunks = []
         if delta.sample not in self._opened:
             self._opened.add(delta.sample)
@@ -56,16 +58,20 @@ class ChatFormat:
         return chunks
 
     def _opening(self, sample: int, generation: Generation) -> dict[str, Any]:
+        """Returns the first chunk of a sample: the role, with an echoed prefix as its content."""
         message = {"role": "assistant", "content": self._prefix(sample)}
         choice = {"index": sample, "delta": message, "logprobs": None, "finish_reason": None}
         return self._frame([choice], **self._usage(sample, generation, opening=True), **self._prompt(generation))
 
     def last_chunk(self, generation: Generation) -> dict[str, Any] | None:
+        """Returns the chunk without choices that ends a stream, with usage and times; None if neither was requested."""
         usage = {"usage": usage_object(generation.usage)} if self._options.include_usage else {}
         fields = usage | metrics(self._options, generation)
         return self._frame([], **fields) if fields else None
 
     def whole(self, deltas: list[SampleDelta], generation: Generation) -> dict[str, Any]:
+        """Returns the unary answer from one complete delta per sample; prompt logprobs are those of the first
+        sample."""
         choices = [self._choice(delta) for delta in deltas]
         more = {"prompt_logprobs": None, "prompt_token_ids": None, **self._prompt(generation)}
         if self._options.prompt_logprobs:
@@ -79,6 +85,7 @@ class ChatFormat:
         return self._options.prefix[sample // self._n] if self._options.prefix else ""
 
     def _message(self, delta: SampleDelta) -> dict[str, Any]:
+        """Returns a choice's message; an echoed prefix of the sample is put before its content."""
         message = {"content": delta.text} if delta.parts is None else message_of(self._read(delta))
         if prefix := self._prefix(delta.sample):
             message["content"] = prefix + (message["content"] or "")
@@ -89,6 +96,8 @@ class ChatFormat:
         return calls.read(delta.parts or (), ended=delta.finish is not None)
 
     def _details(self, delta: SampleDelta) -> dict[str, Any]:
+        """Returns a choice's fields other than its message: logprobs (None if not requested), finish reason and
+        token ids."""
         entries = delta.logprobs
         logprobs = chat_logprobs(entries, self._texts, with_sampled=self._with_sampled) if entries else None
         token_ids = {"token_ids": delta.token_ids} if self._options.token_ids else {}
@@ -104,13 +113,15 @@ class ChatFormat:
         return end
 
     def _usage(self, sample: int, generation: Generation, *, opening: bool = False) -> dict[str, Any]:
-        """Returns the usage so far; `opening`: for the chunk before the first token."""
+        """Returns the field `usage` with a sample's tokens so far, {} unless continuous usage was requested.
+        `opening` sets output tokens to 0, for the chunk before the first token."""
         if not self._options.continuous_usage:
             return {}
         usage = generation.sample_usage(sample)
         return {"usage": usage_object(usage._replace(completion_tokens=0, reasoning_tokens=0) if opening else usage)}
 
     def _prompt(self, generation: Generation, prompt: int = 0) -> dict[str, Any]:
+        """Returns the fields prompt_token_ids and prompt_text of one prompt, each only if it was requested."""
         prepared_prompt = generation.prepared[prompt]
         ids = {"prompt_token_ids": prepared_prompt.token_ids} if self._options.token_ids else {}
         return ids | (

@@ -37,12 +37,14 @@ class CompletionFormat:
         self._prompts: dict[int, list[TokenLogprobs]] = {}
 
     def chunks(self, delta: SampleDelta, generation: Generation) -> list[dict[str, Any]]:
+        """Converts a delta to one chunk, with the sample's usage so far if continuous usage was requested."""
         more = {}
         if self._options.continuous_usage:
             more["usage"] = usage_object(self._counted(generation.sample_usage(delta.sample)))
         return [self._frame([self._choice(delta, generation)], **more)]
 
     def last_chunk(self, generation: Generation) -> dict[str, Any] | None:
+        """Returns the chunk without choices that ends a stream, with usage and times; None if neither was requested."""
         usage = {"usage": usage_object(self._counted(generation.usage))} if self._options.include_usage else {}
         fields = usage | metrics(self._options, generation)
         return self._frame([], **fields) if fields else None
@@ -56,6 +58,8 @@ class CompletionFormat:
         return usage._replace(completion_tokens=0) if self._options.no_output else usage
 
     def _choice(self, delta: SampleDelta, generation: Generation) -> dict[str, Any]:
+        """Returns a choice for a delta and advances the sample's text offset. Echoed text, prompt logprobs and
+        prompt ids are only in the first choice of a sample."""
         if self._options.no_output:
             delta = delta._replace(token_ids=[], text="", logprobs=[], finish=FULL)
         prompt = delta.sample // self._n

@@ -53,6 +53,7 @@ class AnswerFrame:
 
 
 def usage_object(usage: Usage) -> dict[str, Any]:
+    """Returns OpenAI's `usage` in tokens; reasoning tokens appear only if there are any, cached ones always."""
     details = {"completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens}}
     return {
         "prompt_tokens": usage.prompt_tokens,

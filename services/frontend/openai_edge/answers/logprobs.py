@@ -81,6 +81,8 @@ def chat_logprobs(entries: Sequence[TokenLogprobs], texts: TokenTexts, *, with_s
 
 
 def _chat_entry(entry: TokenLogprobs, texts: TokenTexts, with_sampled: bool) -> dict[str, Any]:
+    """Returns one token's entry with its top candidates; `with_sampled` puts the sampled token first if it is not
+    among them."""
     sampled = _candidate(entry.token_id, entry.logprob, texts)
     top = [_candidate(token_id, logprob, texts) for token_id, logprob in entry.top]
     if with_sampled and entry.token_id not in dict(entry.top):

@@ -29,13 +29,14 @@ class TextInputCalls:
     """Reader of one sample's calls of text tools, which replaces the JSON around the text by the text."""
 
     def __init__(self, names: frozenset[str]) -> None:
-        """Starts without an open call; `names`: the text tools."""
+        """Starts without an open call; `names` are the tools whose input is a text."""
         self._names = names
         self._number = 0  # number of the open call
         self._input: InputExtractor | None = None
 
     def read(self, parts: Iterable[Part], *, ended: bool) -> list[Part | TextInputDelta]:
-        """Converts parts; `ended`: no more parts follow."""
+        """Replaces the JSON arguments of custom tools' calls by pieces of their text input; other parts pass
+        unchanged. `ended` says that no parts follow, so that held input is returned."""
         converted: list[Part | TextInputDelta] = []
         for part in parts:
             if not isinstance(part, CallDelta) or part.id:
@@ -49,13 +50,14 @@ class TextInputCalls:
         return converted + (self._end() if ended else [])
 
     def _end(self) -> list[Part | TextInputDelta]:
+        """Ends the open call and returns the rest of its text input, if there is more."""
         open_input, self._input = self._input, None
         rest = open_input.finish() if open_input is not None else ""
         return [TextInputDelta(self._number, "", "", rest)] if rest else []
 
 
 def delta_of(parts: Iterable[Part | TextInputDelta]) -> dict[str, Any]:
-    """Returns one delta for all parts: clients join each field separately."""
+    """Merges the parts into one delta: texts of a field are joined, calls are listed; {} without parts."""
     fields: dict[str, Any] = {}
     for part in parts:
         match part:
@@ -69,6 +71,7 @@ def delta_of(parts: Iterable[Part | TextInputDelta]) -> dict[str, Any]:
 
 
 def _piece(piece: CallDelta | TextInputDelta) -> dict[str, Any]:
+    """Returns a delta of a tool call; its first piece, recognized by an id, carries id, type and name as well."""
     kind = "function" if isinstance(piece, CallDelta) else "custom"
     called = {ARGUMENTS[kind]: piece[-1]}
     if not piece.id:

@@ -33,6 +33,7 @@ class PooledFormat(ABC):
         """Returns the entries of the answer from one f32 column per prompt."""
 
     def whole(self, deltas: list[SampleDelta], generation: Generation) -> dict[str, Any]:
+        """Returns the unary answer with one entry of `data` per vector; the deltas are not used."""
         usage = generation.usage
         return {
             "id": f"{self.prefix}-{generation.request.request_id}",
@@ -82,6 +83,7 @@ class EmbeddingFormat(VectorFormat):
     prefix = "embd"
 
     def data(self, vectors: Sequence[bytes]) -> list[dict[str, Any]]:
+        """Returns one entry per vector, as a list of floats or in base64, as `written` decides."""
         return [
             {"object": "embedding", "index": index, "embedding": self.written(vector)}
             for index, vector in enumerate(vectors)
@@ -117,6 +119,7 @@ class ClassifyFormat(PooledFormat):
         self._classes = classes
 
     def data(self, vectors: Sequence[bytes]) -> list[dict[str, Any]]:
+        """Returns each input's most probable label with the probabilities of all classes."""
         probabilities_by_input = [probabilities(vector) for vector in vectors]
         return [
             {
@@ -153,6 +156,8 @@ class RerankFormat(PooledFormat):
         self._scoring, self._top_n, self._shows_documents = scoring, top_n, shows_documents
 
     def data(self, vectors: Sequence[bytes]) -> list[dict[str, Any]]:
+        """Returns the top_n documents by descending score, with the index of each in the request and its text if
+        requested."""
         documents = self._scoring.documents
         return [
             {

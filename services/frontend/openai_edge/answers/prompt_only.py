@@ -21,6 +21,8 @@ FULL = Finish(FINISH_REASON_LENGTH)
 async def prompt_only(
     request: Request, options: AnswerOptions, processor: InputProcessor, model: CatalogueEntry
 ) -> Response:
+    """Answers with `n` choices per prompt that hold only its text, as JSON or as a stream. The prompts are tokenized
+    for their usage; nothing reaches a scheduler."""
     prompts = [await processor.tokenize(prompt, model.max_model_len) for prompt in request.prompts]
     n = request.sampling.n
     choices = [

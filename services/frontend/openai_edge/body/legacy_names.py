@@ -10,7 +10,8 @@ GUIDED = ("json", "regex", "choice", "grammar")
 
 
 def guided_constraint(body: GenerationBody) -> StructuredOutputsBody | None:
-    """Returns structured_outputs, or the constraint under a legacy name such as guided_json."""
+    """Returns structured_outputs, or the constraint under a legacy name such as guided_json; raises InvalidArgument
+    if several are set."""
     given = {name: value for name in GUIDED if (value := getattr(body, f"guided_{name}")) is not None}
     if not given:
         return body.structured_outputs

@@ -11,6 +11,7 @@ TOKEN_ID = re.compile(r"-?[0-9]{1,10}")
 
 
 def logit_bias(written: Mapping[str, float]) -> dict[int, float]:
+    """Converts the keys to token ids; raises InvalidArgument for a key that is not a decimal number."""
     for token_id in written:
         if not TOKEN_ID.fullmatch(token_id):
             message = f"logit_bias must map token ids to numbers; {token_id[:32]!r} is no token id."

@@ -26,6 +26,7 @@ def completion_prompts(prompt: Any, *, add_special_tokens: bool) -> list[Prompt]
 
 
 def _one(prompt: Any, add_special_tokens: bool) -> Prompt:
+    """Converts one prompt, a text or a list of token ids; raises InvalidArgument for everything else."""
     if isinstance(prompt, str):
         return TextPrompt(prompt, add_special_tokens)
     if isinstance(prompt, list) and _is_token_ids(prompt):
@@ -45,6 +46,8 @@ def chat_prompt(
     variables: Mapping[str, Any],
     tools: Sequence[Mapping[str, Any]],
 ) -> ChatPrompt:
+    """Builds a chat prompt. An assistant's message at the end that is marked as begun is continued, without a
+    generation prompt."""
     continues = body.continue_final_message or _is_begun(messages)
     return ChatPrompt(
         [read_message(message) for message in messages],
@@ -97,6 +100,8 @@ def _parted(content: Any) -> tuple[str, Any]:
 
 
 def _thought(part: Mapping[str, Any]) -> str:
+    """Returns the text of a part of reasoning, which is under its type's name or `text`, as a text or as parts.
+    Raises InvalidArgument if neither holds one."""
     text = part.get(str(part["type"])) or part.get("text") or ""
     if isinstance(text, list):
         text = "".join(_part(inner) for inner in text)
@@ -106,7 +111,7 @@ def _thought(part: Mapping[str, Any]) -> str:
 
 
 def _reasoning(message: Mapping[str, Any]) -> str | None:
-    """Returns the reasoning under any of the names that clients use."""
+    """Returns the first non-empty reasoning under any of the names that clients use; None without one."""
     for name in REASONING:
         if isinstance(text := message.get(name), str) and text:
             return text
@@ -114,6 +119,8 @@ def _reasoning(message: Mapping[str, Any]) -> str | None:
 
 
 def _content(content: Any) -> str | list[Mapping[str, str]] | None:
+    """Normalizes a message's content: text and None stay, parts become parts of type text. Raises InvalidArgument
+    for other values."""
     if content is None or isinstance(content, str):
         return content
     if not isinstance(content, list):
@@ -122,6 +129,8 @@ def _content(content: Any) -> str | list[Mapping[str, str]] | None:
 
 
 def _part(part: Any) -> str:
+    """Returns the text of one content part; raises InvalidArgument if it has none or its type (an image, audio) is
+    not supported."""
     if isinstance(part, str):
         return part
     kind = part.get("type") if isinstance(part, dict) else None
@@ -134,6 +143,8 @@ def _part(part: Any) -> str:
 
 
 def _tool_call(call: Any) -> Mapping[str, Any]:
+    """Converts a tool call of a message. A custom call's input becomes the argument `input`; missing arguments
+    become {}. Raises InvalidArgument for a call without a function or with arguments of another type."""
     custom = call.get("custom") if isinstance(call, dict) and call.get("type") == "custom" else None
     if isinstance(custom, dict):
         if not isinstance(text := custom.get(INPUT), str):

@@ -73,6 +73,8 @@ class AnswerOptions:
 
 
 def completion_request(body: CompletionBody, headers: CallHeaders, defaults: GenerationDefaults) -> Request:
+    """Converts a body of /v1/completions. A body without max_tokens gets OpenAI's default of 16; an explicit null
+    generates up to the context length. Raises InvalidArgument for a best_of other than n."""
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise InvalidArgument(f"best_of must be n={body.n or 1} or left out, got {body.best_of}.", field="best_of")
     prompts = completion_prompts(body.prompt, add_special_tokens=body.add_special_tokens)
@@ -89,6 +91,8 @@ NOT_IN_BATCHES = ("stream", "resumable", "tools", "use_beam_search", "prompt_log
 
 
 def batch_request(body: ChatBatchBody, headers: CallHeaders, tokenizer: Tokenizer) -> Request:
+    """Converts a body of /v1/chat/completions/batch to one request with a prompt per conversation. Raises
+    Unimplemented for the options that batches do not offer, InvalidArgument for no conversations."""
     for name in NOT_IN_BATCHES:
         if getattr(body, name):
             raise Unimplemented(f"{name} is not offered for a batch of conversations", field=name)
@@ -105,6 +109,8 @@ def _chat_request(
     headers: CallHeaders,
     tokenizer: Tokenizer,
 ) -> Request:
+    """Converts conversations that share their options to one request: tools, thinking, limits and constraints. A
+    response format is dropped if a tool must be called, since there will be no content."""
     if body.top_logprobs is not None and not body.logprobs:
         raise InvalidArgument("when using `top_logprobs`, `logprobs` must be set to true.", field="top_logprobs")
     documents = {} if body.documents is None else {"documents": body.documents}
@@ -123,6 +129,8 @@ def _chat_request(
 
 
 def answer_options(body: GenerationBody, prefix: Sequence[str]) -> AnswerOptions:
+    """Collects the options that only affect the form of the answer. `prefix` holds the echoed text of each prompt.
+    Raises InvalidArgument for stream_options without stream and retention_s without resumable."""
     if body.stream_options is not None and not body.stream:
         raise InvalidArgument("Stream options can only be defined when `stream=True`.", field="stream_options")
     if body.retention_s is not None and not body.resumable:
@@ -159,6 +167,8 @@ def _echoed_logprobs(body: CompletionBody) -> dict[str, Any]:
 
 
 def _given(body: GenerationBody, logprobs: int | None) -> dict[str, Any]:
+    """Collects the sampling parameters that the body sets, None for unset ones. `logprobs` is the number of top
+    candidates per token, None for no logprobs."""
     if body.logprob_token_ids and logprobs is None:
         raise InvalidArgument("when using `logprob_token_ids`, `logprobs` must be set.", field="logprob_token_ids")
     given: dict[str, Any] = {name: getattr(body, name) for name in SAMPLING_FIELDS} | scalar_fields.given(body)
@@ -176,6 +186,8 @@ def _given(body: GenerationBody, logprobs: int | None) -> dict[str, Any]:
 
 
 def _beam_search(body: GenerationBody) -> BeamSearch | None:
+    """Returns the parameters of beam search with a width of `n`, None if it is not requested. Raises InvalidArgument
+    for its options without use_beam_search."""
     if body.use_beam_search:
         penalty = 1.0 if body.length_penalty is None else body.length_penalty
         return BeamSearch(body.n or 1, penalty, bool(body.early_stopping))
@@ -186,6 +198,7 @@ def _beam_search(body: GenerationBody) -> BeamSearch | None:
 
 
 def _structured_output_field(body: GenerationBody) -> str:
+    """Returns the name of the field that gave the constraint, for error texts."""
     if body.response_format is not None:
         return "response_format"
     guided = (f"guided_{name}" for name in GUIDED if getattr(body, f"guided_{name}") is not None)
@@ -201,6 +214,8 @@ def _request(
     headers: CallHeaders,
     default_max_tokens: int | None,
 ) -> Request:
+    """Builds the request; `given` are the sampling parameters that the body sets, `defaults` fill the others. The
+    body's request id and tenant take precedence over the headers'; without an id a random one is made."""
     return Request(
         request_id=body.request_id or headers.request_id or uuid.uuid4().hex,
         model=body.model,

@@ -80,7 +80,8 @@ def constraint(
     outputs: StructuredOutputsBody | None,
     names: FormatFieldNames = CHAT_FIELD_NAMES,
 ) -> Any:
-    """Returns the requested constraint, or None; raises InvalidArgument."""
+    """Returns the constraint of response_format or structured_outputs, None without either. Raises InvalidArgument
+    if both constrain the output; `names` are the fields' names in the dialect, for error texts."""
     requested = None if response_format is None else _of_response_format(response_format, names)
     if outputs is None:
         return requested
@@ -93,6 +94,8 @@ def constraint(
 
 
 def _of_response_format(response_format: ResponseFormat, names: FormatFieldNames) -> pb.StructuredOutput | None:
+    """Converts a response format; None for plain text. Raises InvalidArgument for json_schema without a schema,
+    under the dialect's field names in `names`."""
     schema = response_format.requested_schema
     match response_format.type:
         case "json_object" if schema in (None, {}):
@@ -108,6 +111,7 @@ def _of_response_format(response_format: ResponseFormat, names: FormatFieldNames
 
 
 def _of_outputs(outputs: StructuredOutputsBody) -> pb.StructuredOutput:
+    """Converts vLLM's structured_outputs; raises InvalidArgument unless exactly one constraint is set."""
     given = [name for name in CONSTRAINTS if getattr(outputs, "json_" if name == "json" else name) is not None]
     if len(given) != 1:
         names = ", ".join(given) or "none"

@@ -60,7 +60,8 @@ def thinking_switch(is_on: bool | None) -> dict[str, Any]:
 
 
 def thinking_variables(thinking: ThinkingBody | None) -> dict[str, Any]:
-    """Returns the chat template's variables that a `thinking` object sets."""
+    """Returns the chat template's variables that a `thinking` object sets; type auto leaves thinking to the model,
+    None sets none."""
     if thinking is None:
         return {}
     cleared = {} if thinking.clear_thinking is None else {"clear_thinking": thinking.clear_thinking}

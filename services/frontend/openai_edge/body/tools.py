@@ -24,6 +24,9 @@ SHAPE = ', as in {"type": "function", "function": {"name": "..."}}'
 
 
 def read(tools: list[dict[str, Any]] | None, choice: Any, *, parallel: bool) -> ToolOffer:
+    """Converts tools and the choice among them. Raises InvalidArgument for a choice without tools, for an empty
+    list, and for a choice that names unknown tools. Custom tools are shown to the template as functions with one
+    text argument."""
     if tools is None:
         if choice not in (None, NONE):
             raise InvalidArgument("tool_choice: when it is used, tools must be set", field="tool_choice")
@@ -41,7 +44,8 @@ def read(tools: list[dict[str, Any]] | None, choice: Any, *, parallel: bool) -> 
 
 
 def _choice(choice: Any) -> tuple[str, str]:
-    """Returns the mode, and the name of a forced function."""
+    """Returns the mode (none, auto or required) and the name of a forced tool, which is "" otherwise. Raises
+    InvalidArgument for any other form of tool_choice."""
     if isinstance(choice, str) and choice in (NONE, AUTO, REQUIRED):
         return choice, ""
     if isinstance(choice, dict):
@@ -62,6 +66,7 @@ def _choice(choice: Any) -> tuple[str, str]:
 
 
 def _allowed(tools: list[dict[str, Any]], choice: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Keeps the tools that `allowed_tools` names; raises InvalidArgument if it names none or an unknown one."""
     listed = choice["allowed_tools"].get("tools")
     names = {_name_of(entry) for entry in listed} if isinstance(listed, list) else set()
     allowed = [tool for tool in tools if _name_of(tool) in names]
@@ -73,7 +78,7 @@ def _allowed(tools: list[dict[str, Any]], choice: Mapping[str, Any]) -> list[dic
 
 
 def _name_of(tool: Any) -> str:
-    """Returns the tool's name; empty if it has none."""
+    """Returns the name in a tool or tool choice, from the object that its type names; "" if there is none."""
     kind = tool.get("type", FUNCTION) if isinstance(tool, dict) else None
     inner = tool.get(kind) if kind in KINDS else None
     name = inner.get("name") if isinstance(inner, dict) else None
@@ -81,6 +86,7 @@ def _name_of(tool: Any) -> str:
 
 
 def _tool(number: int, tool: Mapping[str, Any]) -> Tool:
+    """Converts the tool at index `number`; raises Unimplemented for kinds other than function and custom."""
     kind = tool.get("type", FUNCTION)
     if kind == CUSTOM:
         return _custom(number, tool)
@@ -94,7 +100,8 @@ def _tool(number: int, tool: Mapping[str, Any]) -> Tool:
 
 
 def _custom(number: int, tool: Mapping[str, Any]) -> Tool:
-    """Returns a tool that takes a text instead of JSON."""
+    """Returns a tool whose argument is one text instead of JSON, with its optional grammar; raises InvalidArgument
+    for a malformed entry."""
     custom = tool.get(CUSTOM)
     if not isinstance(custom, dict):
         shape = ', as in {"type": "custom", "custom": {"name": "..."}}'

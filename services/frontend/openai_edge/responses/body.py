@@ -204,6 +204,8 @@ class ResponsesBody(ScalarFields):
         return merge_extra_body(sent)
 
     def check_rules(self, unknown: UnknownFields) -> None:
+        """Raises Unimplemented for an unknown `include`, InvalidArgument for background without store and
+        max_tool_calls below 1; unknown fields of the text format are handled as `unknown` decides."""
         check_objects(unknown, self.text and self.text.format, FORMAT, "text.format")
         for name in self.include or ():
             if name not in INCLUDABLE:

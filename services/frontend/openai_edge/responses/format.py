@@ -43,7 +43,8 @@ class ResponseIdentity:
     """Ids of a response and its items. For background responses, another frontend derives the same ids."""
 
     def __init__(self, request_id: str = "", created_unix_s: int | None = None) -> None:
-        """Creates an identity; `request_id`: of a background response; empty: ids are random."""
+        """Creates an identity. `request_id` is that of a background response, whose ids must be the same when it is
+        rebuilt; otherwise ids are random."""
         self._request_id = request_id
         self._num_items = 0
         self.response_id = f"{PREFIX}{request_id or uuid.uuid4().hex}"
@@ -51,12 +52,15 @@ class ResponseIdentity:
         self.is_background = bool(request_id)
 
     def new_item_id(self, prefix: str) -> str:
+        """Returns the next item's id with the prefix: derived from the request id and a counter for background
+        responses, otherwise random."""
         self._num_items += 1
         named = hashlib.sha256(f"{self._num_items} {self._request_id}".encode()).hexdigest()[:32]
         return f"{prefix}_{named if self._request_id else uuid.uuid4().hex}"
 
 
 def usage_object(usage: Usage) -> Json:
+    """Returns the Responses API's `usage` in tokens; writes to the cache are not counted and always 0."""
     return {
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
@@ -88,10 +92,8 @@ class ResponsesFormat:
         tenant: str,
         identity: ResponseIdentity,
     ) -> None:
-        """Creates a format for one answer.
-
-        `inputs`: items of this request; `conversation`: these and all earlier ones; `tenant`: the response's owner.
-        """
+        """Creates the format of one answer. `inputs` are the items of this request, `conversation` these and all
+        earlier ones; both are stored with the response for `tenant` in `store`."""
         self._tenant = tenant
         self._identity = identity
         self._fields = _echo(body, sampling, model, identity)
@@ -106,6 +108,8 @@ class ResponsesFormat:
         self._num_events = 0
 
     def whole(self, deltas: list[SampleDelta], generation: Generation) -> Json:
+        """Builds the output items from the complete deltas and returns the response, which is stored if `store` is
+        set."""
         for delta in deltas:
             for _ in self._read(delta):
                 pass
@@ -114,12 +118,15 @@ class ResponsesFormat:
         return self._end(generation)
 
     def events(self, deltas: list[SampleDelta], generation: Generation) -> bytes:
+        """Returns the deltas' events as SSE bytes; before the first ones, response.created and response.in_progress."""
         events = [] if self._num_events else [self._lifecycle_event("created"), self._lifecycle_event("in_progress")]
         for delta in deltas:
             events += self._read(delta)
         return b"".join(map(self._event, events))
 
     def last_events(self, generation: Generation) -> bytes:
+        """Closes the open item, stores the response if `store` is set, and returns the final events as SSE bytes. A
+        cancelled response ends with response.incomplete."""
         events = list(self._end_item())
         response = self._end(generation)
         kind = INCOMPLETE if response["status"] == CANCELLED else response["status"]
@@ -127,6 +134,7 @@ class ResponsesFormat:
         return b"".join(map(self._event, events))
 
     def error_events(self, error: QuireError) -> bytes:
+        """Returns the events error and response.failed as SSE bytes, with the items that were finished before."""
         response = {**self._fields, **failure_fields(error), "output": self._items}
         events: list[Event] = [("error", {**response["error"], "param": error.field or None})]
         return b"".join(map(self._event, [*events, ("response.failed", {"response": response})]))
@@ -135,6 +143,7 @@ class ResponsesFormat:
         return errors.as_response(error)
 
     def _event(self, event: Event) -> bytes:
+        """Encodes an event as SSE with the next sequence number, which it consumes."""
         kind, fields = event
         body = {"type": kind, "sequence_number": self._num_events, **fields}
         self._num_events += 1
@@ -148,6 +157,8 @@ class ResponsesFormat:
         return f"response.{kind}", {"response": self.unstarted(IN_PROGRESS)}
 
     def _read(self, delta: SampleDelta) -> Iterator[Event]:
+        """Yields the events of a delta. A part that the open item does not take closes it and opens another;
+        logprobs are attached to the first content part. Keeps the delta's finish."""
         logprobs = chat_logprobs(delta.logprobs, self._texts)["content"] if delta.logprobs else []
         for part in _parts(delta):
             if self._item is None or not self._item.takes(part):
@@ -160,6 +171,7 @@ class ResponsesFormat:
         self._finish = delta.finish or self._finish
 
     def _begin_item(self, part: Part) -> Iterator[Event]:
+        """Opens an item for the part and yields response.output_item.added and the item's opening events."""
         self._item = new_item(part, self._identity.new_item_id, self._tools)
         yield "response.output_item.added", {"output_index": len(self._items), "item": self._item.as_json(IN_PROGRESS)}
         for kind, fields in self._item.opening():
@@ -170,6 +182,8 @@ class ResponsesFormat:
         return kind, {"item_id": self._item.id, "output_index": len(self._items), **fields}
 
     def _end_item(self) -> Iterator[Event]:
+        """Yields the open item's closing events, if one is open, and moves it to the finished items. An item cut by
+        a limit or a cancellation is incomplete."""
         if self._item is None:
             return
         for kind, fields in self._item.closing():
@@ -181,6 +195,8 @@ class ResponsesFormat:
         self._item = None
 
     def _end(self, generation: Generation) -> Json:
+        """Returns the complete response with status, output and usage; stores it with its conversation if `store` is
+        set."""
         assert self._finish is not None
         is_cut = self._finish.reason == FINISH_REASON_LENGTH
         response = {
@@ -203,7 +219,7 @@ def _parts(delta: SampleDelta) -> list[Part]:
 
 
 def _echo(body: ResponsesBody, sampling: Sampling, model: str, identity: ResponseIdentity) -> Json:
-    """Returns the request's fields that every response repeats."""
+    """Returns the request's fields that every response repeats, with defaults for those that were left out."""
     effort, summary = (body.reasoning.effort, body.reasoning.summary) if body.reasoning is not None else (None, None)
     echoed: dict[str, Any] = {
         "instructions": body.instructions,

@@ -33,7 +33,7 @@ class OutputItem(ABC):
 
     @abstractmethod
     def add(self, part: Part, logprobs: list[Json]) -> list[Event]:
-        """Adds a part and returns its events; `logprobs`: of the part's tokens."""
+        """Appends a part to the item and returns the events to send; `logprobs` belong to the part's tokens."""
 
     @abstractmethod
     def closing(self) -> list[Event]:
@@ -65,6 +65,7 @@ class _TextItem(OutputItem):
         return [(self.delta, {"content_index": 0, "delta": part.text, **self.more(logprobs)})]
 
     def closing(self) -> list[Event]:
+        """Returns the events that repeat the complete text: of the text, and of the content part."""
         return [
             (self.done, {"content_index": 0, "text": self.text, **self.more([])}),
             ("response.content_part.done", {"content_index": 0, "part": self.part()}),
@@ -126,6 +127,7 @@ class _CallItem(OutputItem):
         return []
 
     def _fields(self, kind: str, status: str, text: Json) -> Json:
+        """Returns the item's JSON; `text` is its arguments or input under the name that the kind of call uses."""
         fields = {"call_id": self._piece.id, "name": self._tool.name, **text}
         if self._tool.namespace:
             fields["namespace"] = self._tool.namespace

@@ -18,6 +18,8 @@ def json_safe(value: Any) -> Any:
 
 
 def _of_64_bits(value: Any) -> Any:
+    """Returns the value with integers outside of 64 bits as floats, which orjson can encode; beyond a float's range,
+    its largest. Descends into objects and lists."""
     if isinstance(value, dict):
         return {name: _of_64_bits(one) for name, one in value.items()}
     if isinstance(value, list | tuple):

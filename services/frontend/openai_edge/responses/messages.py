@@ -23,6 +23,8 @@ def as_items(given: str | Sequence[Item]) -> list[Item]:
 
 
 def to_messages(instructions: str | None, items: Iterable[Item]) -> list[Mapping[str, Any]]:
+    """Converts the instructions, which become the first system message, and the items to messages. Raises
+    InvalidArgument or Unimplemented with the place of the item, as input[0]."""
     turn = _MessageBuilder()
     if instructions:
         turn.add_message("system", instructions)
@@ -41,6 +43,8 @@ class _MessageBuilder:
         self._calls: list[Mapping[str, Any]] = []
 
     def add(self, item: Item, place: str) -> None:
+        """Adds one item to the turn, or ends the assistant's turn and adds a message. Items that templates cannot
+        show are skipped; raises Unimplemented for unknown types, with a remedy if there is one."""
         match item.get("type") or "message":
             case "message":
                 self._message(item, place)
@@ -67,6 +71,8 @@ class _MessageBuilder:
                 raise Unimplemented(text, field="input")
 
     def _message(self, item: Item, place: str) -> None:
+        """Adds a message item; an assistant's text is joined to the open turn. Raises InvalidArgument for another
+        role."""
         role, text = str(item.get("role") or ""), _text(item.get("content"), f"{place}.content")
         if role not in ROLES:
             raise InvalidArgument(
@@ -85,6 +91,8 @@ class _MessageBuilder:
         self._written.append(conversation.message(role, text))
 
     def _end_turn(self) -> None:
+        """Writes the assistant's texts, reasoning and calls so far as one message and clears them. Reasoning without
+        a text or a call is dropped."""
         if self._texts or self._calls:
             text = "\n".join(self._texts) if self._texts else None
             thoughts = "\n".join(self._thoughts)
@@ -97,6 +105,8 @@ class _MessageBuilder:
 
 
 def _call(item: Item, place: str) -> Mapping[str, Any]:
+    """Converts a call item; a namespace is joined to the name. Raises InvalidArgument unless name and arguments are
+    texts."""
     name, arguments = _called(item, place)
     if not isinstance(name, str) or not isinstance(arguments, str | dict):
         text = f"{place}: a {item['type']} needs a name and arguments (custom_tool_call: input), both texts"
@@ -143,7 +153,8 @@ def _thoughts(item: Item, place: str) -> list[str]:
 
 
 def _texts(parts: Any, place: str) -> list[str]:
-    """Returns the texts of parts of any type; empty for None."""
+    """Returns the texts of reasoning parts of any type, empty for None; raises InvalidArgument for anything but a
+    list."""
     if parts is None:
         return []
     if not isinstance(parts, list):
@@ -152,6 +163,7 @@ def _texts(parts: Any, place: str) -> list[str]:
 
 
 def _text_of(part: Any, place: str) -> str:
+    """Returns the text of one part of reasoning, "" if absent; raises InvalidArgument if it is not text."""
     text = part.get("text", "") if isinstance(part, dict) else None
     if not isinstance(text, str):
         raise InvalidArgument(f"{place}: a part of reasoning must have its text in text", field="input")
@@ -159,6 +171,8 @@ def _text_of(part: Any, place: str) -> str:
 
 
 def _text(content: Any, place: str) -> str:
+    """Returns an item's content as text, parts joined by newlines, None as ""; raises InvalidArgument for other
+    values."""
     if content is None or isinstance(content, str):
         return content or ""
     if not isinstance(content, list):
@@ -167,6 +181,8 @@ def _text(content: Any, place: str) -> str:
 
 
 def _part(part: Any, place: str) -> str:
+    """Returns the text of one content part; raises InvalidArgument for parts of unsupported types and parts without
+    text."""
     kind = part.get("type") if isinstance(part, dict) else None
     key = TEXT_PARTS.get(kind) if isinstance(kind, str) else None
     if key is not None and isinstance(part.get(key), str):

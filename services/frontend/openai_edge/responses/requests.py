@@ -45,7 +45,8 @@ SAMPLING_FIELDS = (
 def responses_request(
     body: ResponsesBody, items: Sequence[Item], headers: CallHeaders, tokenizer: Tokenizer
 ) -> Request:
-    """Returns the request; `items`: the conversation so far, the body's items included."""
+    """Converts a body to a request. `items` is the whole conversation, of previous responses and this body, and may
+    add tools; truncation `auto` cuts the prompt to the context."""
     listed = [*(body.tools or ()), *tools.added_tools(items)]
     offer = tools.read(listed, body.tool_choice, parallel=body.parallel_tool_calls is not False)
     prompt = ChatPrompt(
@@ -74,6 +75,8 @@ def responses_request(
 
 
 def _variables(body: ResponsesBody) -> Mapping[str, Any]:
+    """Returns the template variables that switch thinking: effort, then `thinking`, then `enable_thinking`; later
+    ones override."""
     return {
         **reasoning.template_variables(body.reasoning.effort if body.reasoning is not None else None),
         **thinking.thinking_variables(body.thinking),
@@ -97,7 +100,8 @@ def _given(body: ResponsesBody, *, has_content: bool) -> dict[str, Any]:
 
 
 def _form(body: ResponsesBody) -> ResponseFormat | None:
-    """Returns the response format, which lacks the inner object of chat completions."""
+    """Converts text.format, which lacks the inner object of chat completions; None without one. Raises
+    InvalidArgument for an invalid format."""
     given = body.text.format if body.text is not None else None
     if given is None:
         return None

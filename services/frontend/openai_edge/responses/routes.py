@@ -75,7 +75,8 @@ class ResponseRoutes:
         self.router.add_api_route(f"{one}/cancel", self.cancel, methods=["POST"])
 
     async def create(self, body: ResponsesBody, http: Request) -> Response:
-        """Answers a conversation, or starts a response in the background."""
+        """Answers a conversation as JSON or a stream, or starts a response in the background. A previous response's
+        conversation precedes the input; raises NotFound if it is not stored."""
         body.refuse_unknown(self._unknown)
         inputs = as_items(body.input)
         before = await self._before(body, http)
@@ -87,7 +88,8 @@ class ResponseRoutes:
         return GenerationResponse(self._generator, request, answer, stream=bool(body.stream))
 
     def _begin(self, kept: BackgroundBody, sent: CallHeaders) -> Response:
-        """Starts a response in the background."""
+        """Starts a background response as a resumable stream, which runs without a reader. Answers with its events,
+        or at once with the queued response."""
         if kept.body.stream:
             return self._resumable.answer(PREFIX, kept, sent, self._rebuild)
         begin, formatted = self._resumable.prepare_stream(PREFIX, kept, sent, self._rebuild, runs_unread=True)
@@ -97,7 +99,8 @@ class ResponseRoutes:
         )
 
     def _rebuild(self, written: bytes, sent: CallHeaders, created_unix_s: int) -> FormattedRequest:
-        """Rebuilds the request of a background response."""
+        """Rebuilds request and format of a background response from its stored body, with the same ids and creation
+        time."""
         kept = BackgroundBody.model_validate_json(written)
         request = responses_request(kept.body, [*kept.before, *as_items(kept.body.input)], sent, self._tokenizer)
         identity = ResponseIdentity(request.request_id, created_unix_s)
@@ -111,6 +114,8 @@ class ResponseRoutes:
         tenant: str,
         identity: ResponseIdentity,
     ) -> ResponsesFormat:
+        """Builds the response format; `before` are the items of the previous responses, which are stored with the
+        conversation but are not part of this response's input."""
         inputs = json_safe(as_items(body.input))
         return ResponsesFormat(
             body,
@@ -125,7 +130,7 @@ class ResponseRoutes:
         )
 
     async def count(self, body: ResponsesBody, http: Request) -> dict[str, Any]:
-        """Counts the tokens that the same call without /input_tokens would read."""
+        """Counts the prompt tokens of the same call without /input_tokens, after templating; nothing is generated."""
         body.refuse_unknown(self._unknown)
         entry = self._catalogue.entry(body.model)
         conversation = [*await self._before(body, http), *as_items(body.input)]
@@ -155,7 +160,8 @@ class ResponseRoutes:
         return stored
 
     async def _find(self, response_id: str, tenant: str, field: str = "") -> StoredResponse:
-        """Returns the response stored here, or that of an ended background stream; raises NotFound."""
+        """Returns the response stored here, or one rebuilt from the events of an ended background stream. Raises
+        NotFound, which names `field`, if the tenant has neither."""
         if await self._stored(response_id, tenant) is None:
             stream = await self._kept(response_id, tenant)
             if stream is not None and stream.has_ended:
@@ -186,7 +192,8 @@ class ResponseRoutes:
         return Response(orjson.dumps(await self._in_background(response_id, http)), media_type="application/json")
 
     async def _in_background(self, response_id: str, http: Request) -> dict[str, Any]:
-        """Returns the present state of a background response; raises NotFound."""
+        """Returns the present state of a background response from its stream, else the stored one; raises NotFound
+        if the tenant has neither."""
         stream = await self._kept(response_id, headers.tenant(http))
         return self._store.get(response_id, headers.tenant(http)).body if stream is None else self._response_of(stream)
 
@@ -216,7 +223,8 @@ class ResponseRoutes:
         return answer.unstarted(QUEUED)
 
     async def delete(self, response_id: str, http: Request) -> dict[str, Any]:
-        """Deletes a stored response, and the stream of a background one."""
+        """Deletes a stored response, and the stream of a background one; raises NotFound if neither exists for the
+        tenant."""
         tenant = headers.tenant(http)
         stored = await self._stored(response_id, tenant)
         stream = await self._kept(response_id, tenant) if stored is None or stored.body["background"] else None
@@ -233,6 +241,8 @@ class ResponseRoutes:
         order: Literal["asc", "desc"] = "asc",
         limit: int | None = Query(None, ge=1, description="default: all of them"),
     ) -> dict[str, Any]:
+        """GET /v1/responses/{id}/input_items: the first `limit` input items of a stored response. Raises NotFound
+        for a response of another tenant; there is no paging cursor."""
         items = list((await self._find(response_id, headers.tenant(http))).inputs)
         if order == "desc":
             items.reverse()

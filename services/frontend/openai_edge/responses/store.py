@@ -64,7 +64,7 @@ class ResponseStore:
         return stored
 
     def find(self, response_id: str, tenant: str) -> StoredResponse | None:
-        """Returns the response, if stored, and marks it as used."""
+        """Returns the tenant's response, None if it is not stored, and marks it as the most recently used."""
         key = tenant, response_id
         if key not in self._found:
             return None

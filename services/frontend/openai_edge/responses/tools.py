@@ -50,7 +50,8 @@ def echoed_tools(tools: Sequence[Json] | None) -> list[Json]:
 
 
 def added_tools(items: Iterable[Json]) -> list[Json]:
-    """Returns the tools that items of a conversation add; raises InvalidArgument."""
+    """Returns the tools that items of a conversation add, in order; raises InvalidArgument for an item without a
+    list of tools."""
     tools: list[Json] = []
     for number, item in enumerate(items):
         if item.get("type") == item_schemas.ADDED_TOOLS:
@@ -63,7 +64,7 @@ def added_tools(items: Iterable[Json]) -> list[Json]:
 
 
 def tools_by_prompt_name(tools: Sequence[Json] | None) -> Mapping[str, ClientTool]:
-    """Returns the tools by the name that the model sees."""
+    """Maps the names that the model sees, joined with their namespaces, to the client's tools."""
     return {
         name: ClientTool(space, name.removeprefix(_prefix(space)) if space else name, tool.get("type") == CUSTOM)
         for space, tool in _offered(tools or ())
@@ -97,6 +98,7 @@ def _offered(tools: Sequence[Json]) -> Iterator[tuple[str, Json]]:
 
 
 def _type_of(tool: Any, place: str) -> str:
+    """Returns the tool's type; raises InvalidArgument with its place, as tools[0], if it is not a text."""
     kind = tool.get("type") if isinstance(tool, dict) else None
     if not isinstance(kind, str) or not kind:
         raise InvalidArgument(
@@ -106,6 +108,7 @@ def _type_of(tool: Any, place: str) -> str:
 
 
 def _name_of(tool: Json, place: str) -> str:
+    """Returns the tool's name; raises InvalidArgument with its place, as tools[0], if it is missing or empty."""
     name = tool.get("name")
     if not isinstance(name, str) or not name:
         raise InvalidArgument(f"{place}: name must be a text that is not empty, got {name!r:.64}", field="tools")
@@ -113,6 +116,7 @@ def _name_of(tool: Json, place: str) -> str:
 
 
 def _nested(tool: Json) -> dict[str, Any]:
+    """Converts a tool to the form of chat completions, whose fields are in an inner object named like its type."""
     if tool["type"] == CUSTOM:
         format = tool.get("format")
         nested = {**format, "grammar": format} if isinstance(format, dict) else format
@@ -147,6 +151,8 @@ def _check_call_is_possible(choice: Any, tools: Sequence[Json]) -> None:
 
 
 def _nested_choice(choice: Any) -> Any:
+    """Converts a tool_choice to the form of chat completions; values that are not recognized stay as they are, and
+    are refused there."""
     if not isinstance(choice, dict):
         return choice
     if (kind := choice.get("type")) in chat_tools.KINDS:

@@ -50,7 +50,8 @@ class GenerationRoutes:
         self.router.add_api_route(f"{CHAT}/batch", self.batch, methods=["POST"], response_class=Response)
 
     async def complete(self, body: CompletionBody, http: Request) -> Response:
-        """Generates text for one prompt or several."""
+        """Generates text for one prompt or several. An echo with max_tokens=0 is answered without a scheduler unless
+        it needs logprobs; `resumable` starts a stream that outlives this call."""
         body.refuse_unknown(self._unknown)
         sent = headers.read(http)
         request, options = self._completion(body, sent)
@@ -63,12 +64,16 @@ class GenerationRoutes:
         return GenerationResponse(self._generator, request, ChunkEventFormat(answer_format), stream=options.stream)
 
     def _rebuild_completion(self, body: bytes, sent: CallHeaders, created_unix_s: int) -> FormattedRequest:
+        """Rebuilds request and format from the stored body of a resumable stream, with its original creation time in
+        Unix seconds."""
         request, options = self._completion(CompletionBody.model_validate_json(body), sent)
         options = replace(options, created_unix_s=created_unix_s)
         answer_format = CompletionFormat(request, options, self._tokenizer, self._catalogue.served_name(request.model))
         return FormattedRequest(request, ChunkEventFormat(answer_format))
 
     def _completion(self, body: CompletionBody, sent: CallHeaders) -> tuple[GeneratorRequest, AnswerOptions]:
+        """Converts a body to its request and answer options. Echo with max_tokens=0 generates one token, which the
+        answer hides."""
         request = completion_request(body, sent, self._tokenizer.defaults)
         skip = request.sampling.skip_special_tokens
         options = answer_options(body, [self._text(p, skip) for p in request.prompts] if body.echo else [])
@@ -78,6 +83,7 @@ class GenerationRoutes:
         return request, options
 
     def _text(self, prompt: Prompt, skip_special_tokens: bool) -> str:
+        """Returns a prompt's text for echo; token ids are detokenized."""
         match prompt:
             case TextPrompt(text):
                 return text
@@ -87,7 +93,8 @@ class GenerationRoutes:
                 raise AssertionError("completions have no conversations")
 
     async def chat(self, body: ChatBody, http: Request) -> Response:
-        """Answers a conversation with one or several samples."""
+        """Answers a conversation with n samples, as JSON or a stream; `resumable` starts a stream that outlives this
+        call."""
         body.refuse_unknown(self._unknown)
         sent = headers.read(http)
         if body.resumable:
@@ -96,19 +103,22 @@ class GenerationRoutes:
         return GenerationResponse(self._generator, request, ChunkEventFormat(answer_format), stream=bool(body.stream))
 
     def _rebuild_chat(self, body: bytes, sent: CallHeaders, created_unix_s: int) -> FormattedRequest:
+        """Rebuilds request and format from the stored body of a resumable stream, with its original creation time in
+        Unix seconds."""
         request, answer_format = self._chat(ChatBody.model_validate_json(body), sent, created_unix_s)
         return FormattedRequest(request, ChunkEventFormat(answer_format))
 
     def _chat(
         self, body: ChatBody, sent: CallHeaders, created_unix_s: int | None = None
     ) -> tuple[GeneratorRequest, ChatFormat]:
+        """Converts a body to its request and format; `created_unix_s` is set if a resumable stream is rebuilt."""
         request = chat_request(body, sent, self._tokenizer)
         options = answer_options(body, _last_answers(request.prompts) if body.echo else [])
         options = replace(options, created_unix_s=created_unix_s)
         return request, ChatFormat(request, options, self._tokenizer, self._catalogue.served_name(request.model))
 
     async def batch(self, body: ChatBatchBody, http: Request) -> Response:
-        """Answers several conversations, each once; not streamed."""
+        """Answers several conversations with the same options, each once, in one unary answer."""
         body.refuse_unknown(self._unknown)
         request = batch_request(body, headers.read(http), self._tokenizer)
         options = answer_options(body, _last_answers(request.prompts) if body.echo else [])
@@ -122,6 +132,7 @@ def _last_answers(prompts: Sequence[Prompt]) -> list[str]:
 
 
 def _last_answer(prompt: ChatPrompt) -> str:
+    """Returns the content of the last message if it is the assistant's, otherwise ""."""
     if not prompt.messages or prompt.messages[-1]["role"] != "assistant":
         return ""
     return str(prompt.messages[-1]["content"] or "")

@@ -25,6 +25,7 @@ class ModelRoutes:
 
 
 def _card(entry: CatalogueEntry) -> dict[str, Any]:
+    """Returns a model's entry; an adapter has its base model as root and parent."""
     return {
         "id": entry.name,
         "object": "model",

@@ -91,7 +91,8 @@ class OperationRoutes:
         services: Callable[[], Awaitable[Sequence[pb.ServiceStatus]]],
         bounds: BodyReader,
     ) -> None:
-        """Registers the routes; `services`: status of the whole cluster's services."""
+        """Registers the routes. `services` asks for the status of all services of the cluster; `bounds` limits the
+        bodies."""
         self._schedulers, self._services = schedulers, services
         self.router = Router(tags=["operations"], own_query=True, route_class=bounds.route(at_once=False))
         for path, call in (
@@ -109,6 +110,8 @@ class OperationRoutes:
         self.router.add_api_route("/is_sleeping", self.is_sleeping, methods=["GET"])
 
     async def pause(self, mode: Mode = "keep", clear_cache: Clear = False) -> dict[str, Any]:
+        """Pauses generation on all schedulers; `mode` says whether requests in progress are kept, aborted or waited
+        for. Returns the counts of kept and aborted sequences; raises Unimplemented for clear_cache."""
         if clear_cache:
             raise Unimplemented(
                 "clear_cache is not offered: the prefix cache is cleared when the weights change", field="clear_cache"
@@ -121,19 +124,26 @@ class OperationRoutes:
         return {"status": "resumed"}
 
     async def sleep(self, level: Annotated[int, Query(ge=1, le=2)] = 1, mode: Mode = "keep") -> dict[str, Any]:
+        """Puts all workers to sleep. `mode` says whether requests in progress are kept, aborted or waited for; level
+        1 moves weights to host memory, level 2 discards them. Returns the counts of kept and aborted sequences."""
         slept = await self._schedulers.sleep(pb.SleepRequest(level=level, mode=MODES[mode]))
         return {"status": "asleep", "num_kept": slept.num_kept, "num_aborted": slept.num_aborted}
 
     async def wake_up(self, tags: Annotated[list[Tag] | None, Query()] = None) -> dict[str, Any]:
+        """Wakes the weights or KV caches that `tags` name on all workers, all by default; returns what is still
+        asleep."""
         woken = await self._schedulers.wake_up(pb.WakeUpRequest(tags=tags or ()))
         return {"status": "asleep" if woken.asleep else "awake", "asleep": list(woken.asleep)}
 
     async def update_weights(self, body: UpdateWeightsBody) -> dict[str, Any]:
+        """Loads a checkpoint from a folder of the workers into all of them, and returns the new version."""
         mode = pb.PAUSE_MODE_ABORT if body.abort_all_requests else MODES[body.mode]
         request = pb.UpdateWeightsRequest(path=body.model_path, weight_version=body.weight_version, mode=mode)
         return _update_result(await self._schedulers.update_weights(request))
 
     async def init_weights_update_group(self, body: JoinGroupBody) -> dict[str, Any]:
+        """Makes all workers join the trainer's process group and returns after all ranks have joined, within
+        timeout_s."""
         request = pb.InitWeightsUpdateGroupRequest(
             **body.model_dump(exclude={"timeout_s"}), timeout_ms=round(body.timeout_s * 1000)
         )
@@ -141,11 +151,14 @@ class OperationRoutes:
         return {"success": True, "message": f"{joined.num_ranks} ranks are in the group"}
 
     async def update_weights_from_distributed(self, body: BroadcastBody) -> dict[str, Any]:
+        """Receives tensors that the trainer broadcasts in the process group on all workers, and returns the new
+        version."""
         mode = pb.PAUSE_MODE_ABORT if body.abort_all_requests else MODES[body.mode]
         request = pb.UpdateWeightsRequest(weight_version=body.weight_version, mode=mode)
         return _update_result(await self._schedulers.update_weights(request, _announced(body)))
 
     async def destroy_weights_update_group(self, body: LeaveGroupBody) -> dict[str, Any]:
+        """Makes all workers leave the trainer's process group of that name."""
         await self._schedulers.destroy_weights_update_group(
             pb.DestroyWeightsUpdateGroupRequest(group_name=body.group_name)
         )
@@ -169,7 +182,8 @@ def _update_result(updated: pb.UpdateWeightsResponse) -> dict[str, Any]:
 
 
 async def _announced(body: BroadcastBody) -> AsyncIterator[WeightsPiece]:
-    """Yields the announcement of a broadcast as pieces of a weights stream; raises InvalidArgument."""
+    """Yields the announcement of a broadcast as pieces of a weights stream: headers, broadcast, end. Raises
+    InvalidArgument if names, dtypes and shapes do not match."""
     heads = tensor_headers(body.names, body.dtypes, body.shapes)
     for start in range(0, len(heads), MAX_HEADERS_PER_PIECE):
         yield WeightsPiece(heads=TensorHeads(tensors=heads[start : start + MAX_HEADERS_PER_PIECE]))

@@ -66,7 +66,8 @@ class PoolingRoutes:
         return bool(self._processor.classes)
 
     async def embed(self, body: EmbeddingBody, http: Request) -> Response:
-        """Returns a vector for each input: text or token ids."""
+        """Returns one vector for each input, a text or token ids. Raises InvalidArgument for poolers that give
+        several vectors per input."""
         body.refuse_unknown(self._unknown)
         if body.pooler in (pooling.ALL, pooling.STEP):
             raise InvalidArgument(f"pooler: {body.pooler} returns several vectors; use /pooling", field="pooler")
@@ -104,14 +105,14 @@ class PoolingRoutes:
         return self._answer(request, ClassifyFormat(self._catalogue.served_name(body.model), self._processor.classes))
 
     async def score(self, body: ScoreBody, http: Request) -> Response:
-        """Scores how well pairs of texts match."""
+        """Scores how well pairs of texts match; one first text is paired with all second texts."""
         body.refuse_unknown(self._unknown)
         queries = _one_of(body, *FIRST)
         scoring = self._processor.scoring(queries, _one_of(body, *SECOND))
         return self._scored(body, scoring, ScoreFormat(self._catalogue.served_name(body.model), scoring), http)
 
     async def rerank(self, body: RerankBody, http: Request) -> Response:
-        """Ranks documents by how well they answer the query."""
+        """Ranks documents by how well they answer the query, best first, and returns the top_n (all by default)."""
         body.refuse_unknown(self._unknown)
         scoring = self._processor.scoring([body.query], body.documents)
         answer_format = RerankFormat(
@@ -131,6 +132,8 @@ def _texts(given: object, body: PooledBody) -> list[Prompt]:
 
 
 def _normalize(body: EmbeddingBody) -> bool | None:
+    """Returns whether vectors are normalized, None for the model's default. `use_activation` is an alias; raises
+    InvalidArgument if both are set and differ."""
     if body.normalize is not None and body.use_activation not in (None, body.normalize):
         raise InvalidArgument(
             "use_activation is another name of normalize and must not contradict it", field="use_activation"
@@ -139,7 +142,8 @@ def _normalize(body: EmbeddingBody) -> bool | None:
 
 
 def _one_of(body: ScoreBody, *names: str) -> Sequence[str]:
-    """Returns the texts under any of a field's names."""
+    """Returns the texts under the one name of the field that is set; raises InvalidArgument unless exactly one is. A
+    single text becomes a list."""
     given = [value for name in names if (value := getattr(body, name)) is not None]
     if len(given) != 1:
         text = f"exactly one of {', '.join(names[:-1])} and {names[-1]} must be given"
@@ -151,7 +155,8 @@ def _one_of(body: ScoreBody, *names: str) -> Sequence[str]:
 def pooling_request(
     body: PooledBody, prompts: Sequence[Prompt], pooling: Pooling, call: CallHeaders
 ) -> GeneratorRequest:
-    """Returns a request that pools its prompts."""
+    """Returns a request that pools its prompts; nothing is sampled, and prompts are truncated on the right by
+    default."""
     return GeneratorRequest(
         request_id=body.request_id or call.request_id or uuid.uuid4().hex,
         model=body.model,

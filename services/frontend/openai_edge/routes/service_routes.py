@@ -24,7 +24,8 @@ class ServiceRoutes:
         admission: CallAdmission,
         page: Callable[[], bytes],
     ) -> None:
-        """Registers the routes; `page`: content of /metrics."""
+        """Registers the routes. `serving` and `alive` decide the health checks; `page` renders the content of
+        /metrics."""
         self._serving = serving
         self._alive = alive
         self._admission = admission

@@ -36,6 +36,8 @@ class TokenRoutes:
         self.router.add_api_route("/tokenizer_info", self.info, methods=["GET"])
 
     async def tokenize(self, body: TokenizeBody) -> Response:
+        """POST /tokenize: the ids of a prompt or a rendered conversation, with their texts if return_token_strs is
+        set."""
         body.refuse_unknown(self._unknown)
         entry = self._catalogue.entry(body.model)
         token_ids = await self._processor.tokenize(_prompt(body), entry.max_model_len)
@@ -49,6 +51,7 @@ class TokenRoutes:
         return Response(orjson.dumps(answer), media_type="application/json")  # FastAPI would inspect every id
 
     async def detokenize(self, body: DetokenizeBody) -> Response:
+        """POST /detokenize: the text of token ids, including special tokens."""
         body.refuse_unknown(self._unknown)
         self._catalogue.check(body.model)
         text = await self._processor.detokenize_long(body.tokens, skip_special_tokens=False)
@@ -60,6 +63,7 @@ class TokenRoutes:
 
 
 def _prompt(body: TokenizeBody) -> Prompt:
+    """Returns the prompt of a body, messages before text; raises InvalidArgument if it has neither."""
     if body.messages is not None:
         return chat_prompt(body, body.messages, {}, body.tools or ())
     if body.prompt is None:

@@ -93,6 +93,8 @@ class ParameterTexts:
     string_parameter: str = ""  # for formats that mark strings
 
     def begin(self, key: str, document: Any) -> str:
+        """Returns the text that opens the parameter `key`, with the type that its schema declares (object if it
+        declares none)."""
         declared = document.get("type") if isinstance(document, dict) else None
         text = (declared == "string" and self.string_parameter) or self.parameter
         kind = "number" if declared == "integer" else declared if isinstance(declared, str) else "object"
@@ -103,6 +105,7 @@ def text_parameters(texts: ParameterTexts) -> Callable[[Tool], Json]:
     """Returns a builder for calls with one text per parameter, in the order of the schema."""
 
     def call(tool: Tool) -> Json:
+        """Returns the format of one call: its parameters in the schema's order, optional ones optional."""
         needed = tool.parameters.get("required") or ()
         written = []
         for key, document in (tool.parameters.get("properties") or {}).items():
@@ -115,6 +118,7 @@ def text_parameters(texts: ParameterTexts) -> Callable[[Tool], Json]:
 
 
 def _text_input(text_input: TextInput) -> Json:
+    """Returns the format of a custom tool's input: any text, a regular expression, or a grammar."""
     if not text_input.syntax:
         return {"type": "any_text"}
     if text_input.syntax == "regex":

@@ -56,10 +56,8 @@ class CallProbe:
     def __init__(
         self, read: ReadCalls | None = None, starts: tuple[str, ...] = (), schemas: ToolSchemas | None = None
     ) -> None:
-        """Sets up the lookahead for one tool format.
-
-        `read`, `starts`: those of the tool format; `schemas`: the offered tools.
-        """
+        """Sets up the lookahead for calls in one tool format, given by its reader, its start markers and the offered
+        tools; without a reader no call is ever found."""
         self._read = read
         self._schemas = schemas or ToolSchemas()
         self.starts = starts if read is not None else ()

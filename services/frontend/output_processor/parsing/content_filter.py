@@ -27,6 +27,8 @@ class ContentFilter:
         self._reader = MarkupReader(self._read)
 
     def push(self, events: Iterable[Event]) -> list[Event]:
+        """Removes markup from the content events. Every other event first ends the content, so that the order is
+        kept."""
         kept: list[Event] = []
         for event in events:
             if isinstance(event, Content):
@@ -37,10 +39,13 @@ class ContentFilter:
         return kept
 
     def finish(self) -> list[Event]:
+        """Returns the content that was held, and starts a new reader for the text that follows."""
         reader, self._reader = self._reader, MarkupReader(self._read)
         return reader.finish()
 
     def _read(self, scan: Scanner, writer: EventWriter) -> Steps[None]:
+        """Removes up to `_num_left` markers, with the space after one at the start of the text, and writes the rest
+        as content."""
         while self._num_left and (yield from scan.read_until(self._markers, writer.content)):
             self._num_left -= 1
             if scan.at_start:

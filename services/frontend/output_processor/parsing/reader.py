@@ -31,6 +31,7 @@ class MarkupReader:
         return self._writer.take_events()
 
     def finish(self) -> list[Event]:
+        """Ends the text, lets the format read what it held, and returns the last events."""
         self._scan.end()
         next(self._steps, None)
         self._writer.finish()

@@ -104,6 +104,8 @@ def reasoning_format(name: str) -> ReasoningFormat:
 
 
 def _load(setting: str, folder: str, table: dict[str, str], name: str) -> Any:
+    """Imports and returns the parser that `table` lists under `name`; raises InvalidArgument for an unknown name,
+    with the known ones."""
     if name not in table:
         raise InvalidArgument(
             f"{setting}: unknown parser {name!r}; there are {', '.join(sorted(table))}", field=setting

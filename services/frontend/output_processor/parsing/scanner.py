@@ -126,7 +126,7 @@ class Scanner:
         return self.at - self._dropped
 
     def peek(self) -> Steps[str]:
-        """Waits for the next character and returns it; empty at the end."""
+        """Waits for the next character and returns it without reading it; empty at the end of the text."""
         while self._here == len(self._text):
             if self._ended:
                 return ""
@@ -142,7 +142,8 @@ class Scanner:
         return character
 
     def take_run(self, run: re.Pattern[str]) -> str:
-        """Reads the available part of a run of characters of one class."""
+        """Reads and returns the part of a run of matching characters that has arrived; "" if there is none. Never
+        waits."""
         match = run.match(self._text, self._here)
         if match is None:
             return ""
@@ -176,6 +177,7 @@ class Scanner:
         """
 
         def keep(part: str) -> None:
+            """Keeps a part; raises Malformed beyond `at_most` characters, with the position at the first excess one."""
             parts.append(part)
             excess = sum(map(len, parts)) - at_most
             if excess > 0:
@@ -250,6 +252,7 @@ class Scanner:
             yield
 
     def _emit(self, end: int, sink: Sink) -> None:
+        """Moves the position to `end` and gives the text before it, if any, to the sink."""
         text = self._text[self._here : end]
         self.at = self._dropped + end
         if text:

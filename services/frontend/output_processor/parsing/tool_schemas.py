@@ -27,7 +27,8 @@ class SchemaPart:
         return _types(self.schema, self.root, 0) or ANYTHING
 
     def inner(self, name: str) -> SchemaPart:
-        """Returns the schema of an object's member or a list's items."""
+        """Returns the schema of an object's member, else that of a list's items or other members; empty if none is
+        declared."""
         for schema in _alternatives(self.schema, self.root, 0):
             properties = schema.get("properties")
             if isinstance(properties, Mapping) and name in properties:
@@ -66,6 +67,8 @@ class ToolSchemas:
         return self.part(tool, parameter).types
 
     def part(self, tool: str, parameter: str) -> SchemaPart:
+        """Returns the schema of one parameter with its tool's root, in which references resolve; an unknown tool or
+        parameter gives an empty one."""
         offered = self._tools.get(tool)
         root = offered.parameters if offered is not None else {}
         properties = root.get("properties")
@@ -86,7 +89,8 @@ def _alternatives(schema: Any, root: Mapping[str, Any], depth: int) -> Iterator[
 
 
 def _types(schema: Any, root: Mapping[str, Any], depth: int) -> frozenset[str]:
-    """Returns the declared types; empty where the schema does not restrict them."""
+    """Returns the declared JSON types, also from references, enums and branches; empty if the schema does not
+    restrict them or references nest too deep."""
     if not isinstance(schema, Mapping) or depth > DEEPEST_REFERENCE:
         return frozenset()
     if isinstance(schema.get("$ref"), str):
@@ -104,6 +108,8 @@ def _types(schema: Any, root: Mapping[str, Any], depth: int) -> frozenset[str]:
 
 
 def _of_branches(schema: Mapping[str, Any], root: Mapping[str, Any], depth: int) -> frozenset[str]:
+    """Returns the union of the types of anyOf, oneOf and the like, any type if a branch declares none; empty without
+    branches."""
     for keyword in BRANCHES:
         if isinstance(branches := schema.get(keyword), list):
             return frozenset().union(*(_types(branch, root, depth + 1) or ANYTHING for branch in branches))

@@ -64,7 +64,8 @@ class EventWriter:
         return self._call is not None and self._pending is None
 
     def end_call(self) -> None:
-        """Ends a call that was read completely."""
+        """Ends a call that was read completely: its JSON is closed, {} is written if it has no arguments, and the
+        text is committed."""
         if self._call is not None and not self._call.finish() and self._pending is not None:
             self.arguments(NO_ARGUMENTS)
         self._call = None
@@ -101,7 +102,8 @@ class EventWriter:
         self.num_calls += 1
 
     def arguments(self, text: str) -> None:
-        """Writes JSON text of the last started call."""
+        """Writes JSON text of the last started call, which is announced only now, and commits the text: the call can
+        no longer turn into content."""
         if self._pending is not None:
             self.announce(self._pending)
             self._pending = None
@@ -109,6 +111,7 @@ class EventWriter:
         self._add(CallArguments, text)
 
     def _add(self, kind: Text, text: str) -> None:
+        """Adds text of one kind; text of another kind is turned into an event first."""
         if kind is not self._kind:
             self._end_text()
             self._kind = kind

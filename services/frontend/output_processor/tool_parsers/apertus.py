@@ -18,6 +18,7 @@ def read(scan: Scanner, writer: EventWriter, _schemas: ToolSchemas) -> Steps[Non
 
 
 def _calls(scan: Scanner, writer: EventWriter) -> Steps[None]:
+    """Reads the list of objects with one key, the name, and its arguments; raises Malformed for other JSON."""
     yield from scan.skip_space()
     yield from scan.expect("[")
     more = ","

@@ -36,6 +36,8 @@ def read(scan: Scanner, writer: EventWriter, _schemas: ToolSchemas) -> Steps[Non
 
 
 def _calls(scan: Scanner, writer: EventWriter, start: str) -> Steps[None]:
+    """Reads the calls from marker `start` on, with or without a kind and a fence. The block's end is left for the
+    caller; raises Malformed for a call without name or arguments."""
     if start == BLOCK:
         yield from scan.skip_space()
         yield from scan.expect(CALL)

@@ -15,6 +15,7 @@ MARK = "｜DSML｜"
 
 
 def _tags(*blocks: str) -> CallTags:
+    """Returns the tags with the given names of the outer block."""
     return CallTags(
         blocks=tuple((f"<{MARK}{block}>", f"</{MARK}{block}>") for block in blocks),
         function=f'<{MARK}invoke name="',

@@ -34,6 +34,7 @@ def read(scan: Scanner, writer: EventWriter, schemas: ToolSchemas) -> Steps[None
 
 
 def _call(scan: Scanner, writer: EventWriter, schemas: ToolSchemas, start: str) -> Steps[None]:
+    """Reads a call of 3.1 after its marker: code for the tool python, or a name and its arguments."""
     if start == PYTHON_TAG:
         yield from _arguments(scan, writer, schemas, INTERPRETER)
         return
@@ -59,6 +60,8 @@ def read_recipients(scan: Scanner, writer: EventWriter, schemas: ToolSchemas) ->
 
 
 def _message(scan: Scanner, writer: EventWriter, schemas: ToolSchemas) -> Steps[None]:
+    """Reads a message of 3.2; raises Malformed unless its recipient is `all`, whose text follows, or a tool of the
+    request."""
     name = yield from scan.read_run(NAME, LONGEST_NAME)
     yield from scan.expect("\n")
     if name not in (EVERYONE, *schemas.names):

@@ -39,6 +39,7 @@ class _CallReader:
         yield from call_blocks(self._scan, self._writer, self._markup, lambda _start: self._call())
 
     def _call(self) -> Steps[None]:
+        """Reads one call; raises Malformed if it has no name or no object of arguments."""
         yield from self._scan.skip_space()
         yield from self._scan.expect(CALL)
         name = yield from self._scan.read_run(NAME, LONGEST_NAME)
@@ -48,6 +49,7 @@ class _CallReader:
         self._writer.end_call()
 
     def _object(self, out: ArgumentsWriter, depth: int) -> Steps[None]:
+        """Reads an object whose keys may be bare and writes it as JSON."""
         yield from self._scan.expect("{")
         out.begin("{")
         yield from self._scan.skip_space()
@@ -58,6 +60,7 @@ class _CallReader:
         out.end()
 
     def _key(self) -> Steps[str]:
+        """Reads a key, bare or between delimiters, and its colon."""
         delimited = yield from self._scan.try_text(self._delimiter)
         key = yield from self._scan.read_run(NAME, LONGEST_NAME)
         if delimited:
@@ -68,6 +71,7 @@ class _CallReader:
         return key
 
     def _list(self, out: ArgumentsWriter, depth: int) -> Steps[None]:
+        """Reads a list and writes it as a JSON array."""
         yield from self._scan.expect("[")
         out.begin("[")
         yield from self._scan.skip_space()
@@ -77,12 +81,15 @@ class _CallReader:
         out.end()
 
     def _end_of_item(self, end: str) -> Steps[None]:
+        """Consumes the comma after an item unless `end` follows; raises Malformed for other text."""
         yield from self._scan.skip_space()
         if not (yield from self._scan.next_is(end)):
             yield from self._scan.expect(",")
             yield from self._scan.skip_space()
 
     def _value(self, out: ArgumentsWriter, depth: int) -> Steps[None]:
+        """Reads a delimited text, object, list or bare word and writes it as JSON. Raises Malformed beyond a depth
+        of DEEPEST, and for a value that has no end."""
         if depth > DEEPEST:
             raise Malformed
         if (yield from self._scan.try_text(self._delimiter)):
@@ -101,6 +108,7 @@ class _CallReader:
 
 
 def gemma_format(start: str, end: str, delimiter: str) -> ToolFormat:
+    """Returns the tool format with the given markers around a call and delimiter around texts."""
     markup = CallMarkup((start,), (end,), stray_markup=re.compile(re.escape(delimiter)))
 
     def read(scan: Scanner, writer: EventWriter, _schemas: ToolSchemas) -> Steps[None]:

@@ -44,6 +44,7 @@ def read(scan: Scanner, writer: EventWriter, schemas: ToolSchemas) -> Steps[None
 
 
 def _calls(scan: Scanner, writer: EventWriter, schemas: ToolSchemas, start: str) -> Steps[None]:
+    """Reads the calls from marker `start` on, a section or one call; the section's end is left for the caller."""
     if start != CALL:
         yield from scan.skip_space()
         yield from scan.expect(CALL)

@@ -63,6 +63,8 @@ class _CallReader:
         self._writer.end_call()
 
     def _argument(self, arguments: TypedArguments, tag: Tag) -> Steps[None]:
+        """Reads one argument by its tag's key and type, or an object of all arguments; raises Malformed for another
+        tag."""
         if tag.name == OBJECT:
             yield from self._scan.skip_space()
             yield from arguments.body()

@@ -66,6 +66,7 @@ def _reject_object(scan: Scanner, writer: EventWriter) -> Steps[None]:
 
 
 def _built_in(scan: Scanner, writer: EventWriter, schemas: ToolSchemas) -> Steps[None]:
+    """Reads a call of the form name.call(a=1); raises Malformed if the request has no such tool."""
     name = yield from scan.read_run(NAME, LONGEST_NAME)
     yield from scan.expect("(")
     name = name.removesuffix(METHOD)

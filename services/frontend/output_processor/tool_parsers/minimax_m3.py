@@ -61,7 +61,8 @@ class _CallReader:
         self._writer.end_call()
 
     def _parameter(self, arguments: TypedArguments, part: SchemaPart, name: str) -> Steps[None]:
-        """Reads a parameter, whose end tag may be missing before another tag."""
+        """Reads a parameter and adds it to the arguments: strings piece by piece, other types as a whole. Its end
+        tag may be missing before another tag."""
         if part.types == STRING:
             mark = yield from arguments.parameter(name, STRING, TAGS.in_values)
             self._scan.at -= len(mark)

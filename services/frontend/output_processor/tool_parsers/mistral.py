@@ -26,6 +26,7 @@ def read(scan: Scanner, writer: EventWriter, _schemas: ToolSchemas) -> Steps[Non
 
 
 def _calls(scan: Scanner, writer: EventWriter) -> Steps[None]:
+    """Reads calls in either form after the marker: JSON with names, or a name and its arguments."""
     yield from scan.skip_space()
     if (yield from scan.peek()) in ("[", "{"):
         yield from calls(scan, writer, Keys())
@@ -34,6 +35,7 @@ def _calls(scan: Scanner, writer: EventWriter) -> Steps[None]:
 
 
 def _named(scan: Scanner, writer: EventWriter) -> Steps[None]:
+    """Reads one call with its name, optional id and object of arguments; raises Malformed without name or object."""
     name = yield from scan.read_run(NAME, LONGEST_NAME)
     if not name:
         raise Malformed

@@ -17,6 +17,7 @@ def read(scan: Scanner, writer: EventWriter, schemas: ToolSchemas) -> Steps[None
 
 
 def _calls(scan: Scanner, writer: EventWriter, schemas: ToolSchemas) -> Steps[None]:
+    """Reads Python calls up to the end marker or the end of the text; any name is accepted."""
     more = True
     while more:
         yield from scan.skip_space()

@@ -35,7 +35,7 @@ ALPHABET = string.ascii_lowercase + string.digits
 
 
 def read(scan: Scanner, writer: EventWriter, _schemas: ToolSchemas) -> Steps[None]:
-    """Reads an answer, whose message the prompt may have begun."""
+    """Reads text with blocks of calls; the marker of a message may come first if the prompt has not written it."""
     yield from scan.skip_space()
     if (yield from scan.try_text(BLOCK)):
         scan.commit()
@@ -43,6 +43,8 @@ def read(scan: Scanner, writer: EventWriter, _schemas: ToolSchemas) -> Steps[Non
 
 
 def _calls(scan: Scanner, writer: EventWriter, start: str) -> Steps[None]:
+    """Reads the calls with their ids from marker `start` on; the block's end is left for the caller. Raises
+    Malformed for a call without a name."""
     if start != CALL:
         yield from scan.skip_space()
         yield from scan.expect(CALL)

@@ -36,7 +36,8 @@ class ChatRenderer:
         self._heavy = TemplateRunner(renderer_config, HEAVY)
 
     async def sections(self, prompt: ChatPrompt) -> list[TextSection]:
-        """Renders a conversation; raises InvalidArgument where the template refuses it."""
+        """Renders a conversation in the light process if it is short, and in the heavy one if it is long or exceeds
+        the light budget. Raises InvalidArgument if the template refuses it or takes too long."""
         try:
             if characters_of(prompt, LIGHT_CHARACTERS) <= LIGHT_CHARACTERS:
                 return await self.light.sections(prompt)
@@ -48,7 +49,8 @@ class ChatRenderer:
             raise limits.cpu_time_error(self._label, HEAVY.processor_s) from None
 
     async def prompt_end(self, prompt: ChatPrompt, characters: int) -> str:
-        """Returns at most the last `characters` characters of all sections; raises InvalidArgument."""
+        """Renders the conversation and returns at most the last `characters` characters of the text; raises
+        InvalidArgument as `sections` does."""
         text = ""
         for section in reversed(await self.sections(prompt)):
             text = section.text[-characters:] + text
@@ -67,10 +69,13 @@ class ChatRenderer:
         self._heavy.thread.submit(self._begin_heavy)
 
     def shapes(self) -> Mapping[str, MessageShape]:
-        """Waits for the selected message shapes and returns them by the template's name; raises InvalidArgument."""
+        """Waits until the templates have been probed and returns their message shapes by name; blocks. Raises
+        InvalidArgument if the template cannot be used."""
         return self.light.thread.submit(self.light.shapes).result()
 
     def _report(self) -> None:
+        """Logs the shapes of messages that the template reads, or the error if it cannot be used; never raises that
+        error."""
         try:
             shapes = self.light.shapes()
         except InvalidArgument as error:
@@ -80,6 +85,7 @@ class ChatRenderer:
             log.info("chat template", template=self._label, name=name, **shape.as_fields())
 
     def _begin_heavy(self) -> None:
+        """Probes the template in the second process ahead of its first conversation; its refusal is only logged."""
         try:
             self._heavy.shapes()
         except InvalidArgument:

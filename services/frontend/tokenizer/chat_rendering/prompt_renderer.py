@@ -77,7 +77,8 @@ class PromptRenderer:
         return len(self._shapes) == len(self.template.sources)
 
     def shapes(self) -> dict[str, MessageShape]:
-        """Returns the shapes of all templates by name."""
+        """Probes all templates of the model and returns the message shape of each: `default`, `tool_use`, and the
+        named ones; empty without a template."""
         if self.template.default is None and not self.template.named:
             return {}
         shapes = {"default": self.shape()} if self.template.default is not None else {}
@@ -86,6 +87,8 @@ class PromptRenderer:
         return shapes | {name: self.shape(name=name) for name in self.template.named}
 
     def _probed(self, source: str) -> Render:
+        """Returns a function that renders a probe's messages with the template `source`, without markers or
+        protection."""
         scope = {"documents": None, **self.renderer_config.variables}
 
         def render(probe: ShapeProbe, messages: Sequence[Mapping[str, Any]], shape: MessageShape) -> str:
@@ -95,7 +98,8 @@ class PromptRenderer:
         return render
 
     def sections(self, prompt: ChatPrompt) -> list[TextSection]:
-        """Renders a conversation; raises InvalidArgument where the template refuses it."""
+        """Converts the messages to the template's shape and renders them. Control tokens in users' texts end up in
+        plain sections if the renderer is guarded. Raises InvalidArgument if the template refuses the messages."""
         if not prompt.messages:
             raise InvalidArgument("messages must hold at least one message", field="messages")
         shape = self.shape(name=prompt.template, tools=bool(prompt.tools))
@@ -106,6 +110,7 @@ class PromptRenderer:
         return self.control.sections(self._text(shown, shape), hidden)
 
     def _text(self, prompt: ChatPrompt, shape: MessageShape) -> str:
+        """Renders the conversation, whose messages already have the template's shape, to one text."""
         return self.template.render(
             prompt.messages,
             tools=prompt.tools,

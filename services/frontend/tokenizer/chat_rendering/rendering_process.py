@@ -31,18 +31,19 @@ class RenderBudgetExceeded(Exception):
 
 
 def question(prompt: ChatPrompt, seconds: float) -> bytes:
-    """Encodes a question to the child process.
-
-    `seconds`: limit of processor time.
-    """
+    """Encodes a conversation and its limit of processor time in seconds for the child process, by pickle."""
     return pickle.dumps((prompt, seconds))
 
 
 def begin(renderer_config: bytes) -> Callable[[bytes], bytes]:
+    """Loads the template, limits the process's memory, and returns the function that answers requests; it never
+    raises."""
     renderer = PromptRenderer(RendererConfig.decode(renderer_config))
     limit_memory(limits.MEMORY_BYTES)
 
     def answer(message: bytes) -> bytes:
+        """Answers one request with sections or shapes, or with an encoded fault: refusal, exceeded time or memory,
+        or failure."""
         try:
             return _answer(renderer, message)
         except InvalidArgument as error:
@@ -59,6 +60,8 @@ def begin(renderer_config: bytes) -> Callable[[bytes], bytes]:
 
 
 def _answer(renderer: PromptRenderer, message: bytes) -> bytes:
+    """Renders one conversation to encoded sections, or returns the templates' shapes as JSON. Raises MemoryError if
+    the text is too long; the first request probes the template within PROBING_S."""
     if message == SHAPES or not renderer.has_shapes:
         with cpu_time_limit(PROBING_S):
             shapes = renderer.shapes()
@@ -84,7 +87,8 @@ def encode(sections: Sequence[TextSection]) -> bytes:
 
 
 def decode(answer: bytes) -> list[TextSection]:
-    """Decodes the sections; raises InvalidArgument, Internal or RenderBudgetExceeded."""
+    """Decodes an answer of the child process to sections; raises InvalidArgument, Internal or RenderBudgetExceeded
+    if it is a fault."""
     head, _, texts = answer.partition(END)
     lengths = _raise_fault(json.loads(head))
     sections, start = [], 0
@@ -101,6 +105,8 @@ def decode_shapes(answer: bytes) -> Mapping[str, MessageShape]:
 
 
 def _raise_fault(result: Any) -> Any:
+    """Returns a decoded answer unless it is a fault, which it raises: Internal, RenderBudgetExceeded or
+    InvalidArgument."""
     if isinstance(result, dict):
         if "failed" in result:
             raise Internal(f"the chat template: {result['failed']}")

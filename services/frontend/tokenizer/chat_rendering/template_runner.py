@@ -65,6 +65,8 @@ class TemplateRunner:
         return self._shapes
 
     def _chosen(self) -> Mapping[str, MessageShape]:
+        """Asks the child for the templates' shapes. A template that is refused or too slow closes the child; its
+        error is kept and raised now and for all later conversations."""
         try:
             return rendering_process.decode_shapes(self._ask(rendering_process.SHAPES, PROBING))
         except rendering_process.RenderBudgetExceeded:
@@ -75,6 +77,8 @@ class TemplateRunner:
         raise self._refused
 
     def _ask(self, question: bytes, budget: RenderBudget) -> bytes:
+        """Asks the child, again if it died, up to ATTEMPTS times. Raises RenderBudgetExceeded at the time limit, and
+        the memory error if the process died each time."""
         for _ in range(ATTEMPTS):
             try:
                 return self._child.ask(question, budget.elapsed_s)

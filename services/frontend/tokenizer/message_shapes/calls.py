@@ -20,7 +20,8 @@ ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 def apply_shape(turns: Sequence[Message], shape: MessageShape) -> list[Message]:
-    """Returns the turns with calls and results as the template reads them."""
+    """Returns the turns with calls and results in the shape: order, ids, and number of calls per turn as the
+    template reads them."""
     if not any(turn.get("tool_calls") or turn["role"] == "tool" for turn in turns):
         return [_without_null(turn) for turn in turns]
     turns = _in_order_of_calls(turns)
@@ -128,6 +129,8 @@ def _one_call_a_turn(turns: Sequence[Message]) -> list[Message]:
 
 
 def _call_turns(turn: Message, shape: MessageShape) -> Iterator[Message]:
+    """Yields a turn with calls in the template's shape: as text, as one turn, or its text and calls as two turns if
+    the template does not read them together; reasoning is joined to the text or split from it."""
     if shape.calls != "native":
         yield _as_text(turn, shape)
         return
@@ -146,6 +149,8 @@ def _call_turns(turn: Message, shape: MessageShape) -> Iterator[Message]:
 
 
 def _call_content(content: Any, shape: MessageShape) -> dict[str, Any]:
+    """Returns the field `content` of a turn with calls; an empty one is given as "", as null or left out, as the
+    template needs."""
     if content:
         return {"content": content}
     match shape.call_content:
@@ -159,6 +164,7 @@ def _call_content(content: Any, shape: MessageShape) -> dict[str, Any]:
 
 
 def _as_text(turn: Message, shape: MessageShape) -> Message:
+    """Returns the turn with its calls written as JSON lines after the text, between tags if the shape says so."""
     lines = [
         json.dumps({"name": call["function"]["name"], "arguments": arguments_object(call)}, ensure_ascii=False)
         for call in turn["tool_calls"]
@@ -170,6 +176,7 @@ def _as_text(turn: Message, shape: MessageShape) -> Message:
 
 
 def _call(call: Mapping[str, Any], shape: MessageShape) -> Mapping[str, Any]:
+    """Returns the call with its arguments as JSON text, as an object, or as an object of texts only."""
     arguments: Any = arguments_text(call) if shape.arguments == "text" else arguments_object(call)
     if shape.arguments == "flat":
         arguments = {name: _flat(value) for name, value in arguments.items()}
@@ -196,6 +203,7 @@ def _flat(value: Any) -> Any:
 
 
 def arguments_text(call: Mapping[str, Any]) -> str:
+    """Returns a call's arguments as JSON text; "" becomes {}."""
     given = call["function"]["arguments"]
     if isinstance(given, str):
         return given or "{}"
@@ -203,6 +211,8 @@ def arguments_text(call: Mapping[str, Any]) -> str:
 
 
 def _result(turn: Message, names: Mapping[str, str], shape: MessageShape) -> Message:
+    """Converts a tool's result: as a user's turn with a title, or as a tool's turn with the name of its function if
+    the template reads it. `names` maps call ids to names."""
     name = turn.get("name") or names.get(turn.get("tool_call_id") or "")
     if shape.results == "user":
         title = f"Result of {name}: " if name else "Result: "
@@ -237,6 +247,8 @@ def _of_function(call_id: str, name: str, number: int) -> str:
 
 
 def _nine(call_id: str) -> str:
+    """Returns the id if it has nine letters or digits, as Mistral's templates demand, otherwise nine derived from
+    its hash."""
     if len(call_id) == ID_LENGTH and call_id.isascii() and call_id.isalnum():
         return call_id
     number = int.from_bytes(hashlib.sha256(call_id.encode()).digest(), "big")

@@ -26,7 +26,7 @@ def apply_shape(messages: Sequence[Message], shape: MessageShape) -> list[Messag
 
 
 def _as_system(messages: Sequence[Message]) -> list[Message]:
-    """Turns developer turns into system turns, merged with a preceding system turn."""
+    """Turns developer turns into system turns; one that follows a system turn is merged with it."""
     turns: list[Message] = []
     for message in messages:
         if message["role"] != "developer":
@@ -39,6 +39,8 @@ def _as_system(messages: Sequence[Message]) -> list[Message]:
 
 
 def _moved(turns: list[Message], shape: MessageShape) -> list[Message]:
+    """Moves system turns to positions that the template reads: unchanged, joined to the leading ones, or put into
+    the user's first turn."""
     if shape.system_turns == "kept":
         return turns
     leading = next((place for place, turn in enumerate(turns) if turn["role"] not in ROLES), len(turns))
@@ -51,6 +53,7 @@ def _moved(turns: list[Message], shape: MessageShape) -> list[Message]:
 
 
 def _in_user_turn(instructions: Sequence[Message], others: list[Message]) -> list[Message]:
+    """Puts the instructions' text before the first user turn's text; without a user turn it becomes one."""
     content = instructions[0].get("content") if instructions else None
     place = next((place for place, turn in enumerate(others) if turn["role"] == "user"), None)
     if not content:

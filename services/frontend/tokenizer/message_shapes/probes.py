@@ -42,6 +42,7 @@ def _turn(role: str, content: Any, **more: Any) -> Mapping[str, Any]:
 
 
 def _call(call_id: str, name: str, place: str) -> Mapping[str, Any]:
+    """Returns a tool call whose arguments hold `place` and a nested value."""
     return {
         "id": call_id,
         "type": "function",
@@ -70,7 +71,7 @@ PLAIN_WITH_TOOLS = ShapeProbe([USER], ("userword",))
 
 
 def contents(role: str) -> tuple[ShapeProbe, ...]:
-    """Returns conversations in which `role` sends parts, and text."""
+    """Returns two probes in which `role` sends its content as a list of parts, and as a text."""
     before = [] if role in ("user", "system") else [USER]
     after = {"system": [USER], "assistant": [LAST], "tool": []}.get(role, [])
     if role == "tool":

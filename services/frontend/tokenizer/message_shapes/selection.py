@@ -31,7 +31,7 @@ class Axis:
     probes: tuple[ShapeProbe, ...]
 
     def candidates(self, shape: MessageShape) -> Iterator[MessageShape]:
-        """Yields the shapes with the fewest changes first."""
+        """Yields all combinations of the axis's choices applied to `shape`, those with the fewest changes first."""
         numbers = product(*(range(len(values)) for values in self.choices.values()))
         for chosen in sorted(numbers, key=lambda numbers: (sum(1 for number in numbers if number), sum(numbers))):
             values: dict[str, Any] = {
@@ -106,6 +106,8 @@ class _ShapeScorer:
                 self._around[bool(probe.tools)] = render(probe, probe.messages, MessageShape(tools="list"))
 
     def best(self, axis: Axis, shape: MessageShape) -> MessageShape:
+        """Returns the first candidate of the axis with the highest score and stops at the first that shows every
+        word."""
         most = sum(len(probe.words) for probe in axis.probes)
         best, best_score = shape, None
         for candidate in axis.candidates(shape):
@@ -117,6 +119,8 @@ class _ShapeScorer:
         return best
 
     def _score(self, probe: ShapeProbe, shape: MessageShape) -> int:
+        """Counts the probe's words that the template shows beyond its surroundings, less one for new faults; REFUSED
+        if it raises."""
         probe = self._usable(probe)
         try:
             text = self._render(probe, shape_messages(probe.messages, shape), shape)

@@ -45,7 +45,7 @@ class MessageShape:
     tools: Literal["null", "list"] = "null"  # value where no tools are offered
 
     def changes(self) -> dict[str, str]:
-        """Returns the choices that differ from transformers' shape."""
+        """Returns the fields and values that differ from the shape in which transformers passes messages."""
         return {
             field.name: getattr(self, field.name)
             for field in fields(self)

@@ -19,7 +19,8 @@ ANSWER = "OK."
 
 
 def shape_messages(messages: Sequence[Message], shape: MessageShape) -> list[Message]:
-    """Returns new messages in the shape; the given ones are not modified."""
+    """Returns new messages in the shape that the template reads: instructions, calls, reasoning, content, then
+    merged turns. The given ones are not modified."""
     turns = instructions.apply_shape(messages, shape)
     turns = calls.apply_shape(turns, shape)
     if shape.after_results == "answered":
@@ -35,6 +36,8 @@ def tools_for_template(tools: Sequence[Mapping[str, Any]], shape: MessageShape) 
 
 
 def _with_reasoning(turn: Message, shape: MessageShape) -> Message:
+    """Returns the turn with its reasoning under all names that templates use, or as a first content part of type
+    thinking."""
     reasoning = reasoning_of(turn)
     if not reasoning:
         return turn
@@ -57,7 +60,8 @@ def _answered(turns: Sequence[Message]) -> list[Message]:
 
 
 def _merged(turns: Sequence[Message], shape: MessageShape) -> list[Message]:
-    """Merges consecutive turns of one role where the template requires alternating roles."""
+    """Merges consecutive turns of one role where the template requires alternating roles; turns with tool calls stay
+    separate."""
     roles = {role for role in ("user", "assistant") if getattr(shape, f"{role}_turns") == "merged"}
     if not roles:
         return list(turns)

@@ -44,6 +44,8 @@ SECTIONS: dict[str, Callable[[], Iterator[BenchRow]]] = {
 
 
 def main() -> None:
+    """Runs the sections, prints a row per case, and writes them to a JSON file if requested. Exits with 1 if the CPU
+    kernels cannot be used."""
     parser = argparse.ArgumentParser(prog="python -m tools.bench.kernels.cpu", description=__doc__)
     parser.add_argument("sections", nargs="*", default=list(SECTIONS), help=", ".join(SECTIONS))
     parser.add_argument("--threads", type=int, default=cpu.num_threads())

@@ -17,6 +17,7 @@ PROMPTS = (128, 512, 2048)
 
 
 def bench() -> Iterator[BenchRow]:
+    """Yields a row per dtype and model for each decode and each prompt."""
     for dtype in (torch.bfloat16, torch.float32):
         for model in HEADS:
             for sequences, length in DECODES:
@@ -26,6 +27,8 @@ def bench() -> Iterator[BenchRow]:
 
 
 def inputs(dtype: torch.dtype, model: str, sequences: int, length: int, rows: int):
+    """Returns the arguments of paged_attention with blocks in random order: q, caches, block tables, row starts,
+    lengths. Each sequence has `rows` query rows and `length` positions."""
     q_heads, kv_heads, head_dim = HEADS[model]
     width = -(-length // BLOCK)
     blocks = sequences * width
@@ -37,6 +40,7 @@ def inputs(dtype: torch.dtype, model: str, sequences: int, length: int, rows: in
 
 
 def decode(dtype: torch.dtype, model: str, sequences: int, length: int) -> BenchRow:
+    """Measures one query row per sequence against the reference; the rate is bytes of KV read per second."""
     arguments = inputs(dtype, model, sequences, length, 1)
     times = medians(
         {
@@ -50,6 +54,7 @@ def decode(dtype: torch.dtype, model: str, sequences: int, length: int) -> Bench
 
 
 def prefill(dtype: torch.dtype, model: str, length: int) -> BenchRow:
+    """Measures a whole prompt against torch's attention over dense tensors; the rate counts the lower triangle only."""
     q_heads, kv_heads, head_dim = HEADS[model]
     arguments = inputs(dtype, model, 1, length, length)
     q, k, v = (torch.randn(1, heads, length, head_dim).to(dtype) for heads in (q_heads, kv_heads, kv_heads))

@@ -18,6 +18,7 @@ TOKENS = (1, 8, 32, 256)
 
 
 def bench() -> Iterator[BenchRow]:
+    """Yields a row per dtype, layer and number of tokens."""
     for dtype in (torch.bfloat16, torch.float32):
         for name, shape in LAYERS.items():
             for num_tokens in TOKENS:

@@ -18,6 +18,7 @@ PROMPTS = (128, 512, 2048)
 
 
 def bench() -> Iterator[BenchRow]:
+    """Yields rows for decodes, prompts, and the products with stacked weights, per dtype."""
     for dtype in (torch.bfloat16, torch.float32):
         for model in HEADS:
             for sequences, length in DECODES:
@@ -29,6 +30,8 @@ def bench() -> Iterator[BenchRow]:
 
 
 def attend(dtype: torch.dtype, model: str, sequences: int, length: int, rows: int) -> BenchRow:
+    """Measures latent attention of `rows` query rows per sequence against the reference, and against keys and values
+    per head where those fit into memory."""
     heads, width = HEADS[model], -(-length // BLOCK)
     blocks = sequences * width
     cache = torch.randn(blocks + 1, BLOCK, 1, RANK + ROPE).to(dtype)

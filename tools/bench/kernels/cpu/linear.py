@@ -17,6 +17,7 @@ ROWS = (1, 4, 8, 16, 32, 256, 2048)
 
 
 def bench() -> Iterator[BenchRow]:
+    """Yields rows for weights that stay in the cache, and for weights that are read from memory."""
     for dtype in (torch.bfloat16, torch.float32):
         for shape in WARM:
             for rows in ROWS:
@@ -27,6 +28,8 @@ def bench() -> Iterator[BenchRow]:
 
 
 def one(dtype: torch.dtype, shape: tuple[int, int], rows: int, copies: int) -> BenchRow:
+    """Measures a product over `copies` weights in turn, so that many copies exceed the cache; times are per product.
+    Up to 4 rows the rate is GB/s, else GFLOP/s."""
     weights = [torch.randn(*shape).to(dtype) for _ in range(copies)]
     packed = [cpu.prepare_linear(weight, None) for weight in weights]
     x = torch.randn(rows, shape[1]).to(dtype)

@@ -40,6 +40,7 @@ SCHEMES: dict[str, Callable[[int, int], QuantizedWeight]] = {
 
 
 def bench() -> Iterator[BenchRow]:
+    """Yields a row per shape, scheme and number of rows."""
     for shape in COLD:
         for scheme, make in SCHEMES.items():
             for rows in ROWS:
@@ -47,6 +48,7 @@ def bench() -> Iterator[BenchRow]:
 
 
 def one(scheme: str, make: Callable[[int, int], QuantizedWeight], shape: tuple[int, int], rows: int) -> BenchRow:
+    """Measures products with a quantized weight against bfloat16; copies in turn make both come from memory."""
     copies = COLD_BYTES // (shape[0] * shape[1] * 2)
     packed = [cpu.prepare_quantized_linear(make(*shape), torch.bfloat16) for _ in range(copies)]
     wide = [cpu.prepare_linear(torch.randn(*shape).bfloat16(), None) for _ in range(copies)]

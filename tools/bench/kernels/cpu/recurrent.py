@@ -23,6 +23,8 @@ def bench() -> Iterator[BenchRow]:
 
 
 def layer(dtype: torch.dtype, rows: int, length: int) -> BenchRow:
+    """Measures one recurrent layer for `rows` sequences of `length` new tokens; the rate is bytes of states read and
+    written."""
     parts = [torch.zeros(1 + 2 * rows, SHAPE.part_words) for _ in range(2)]
     pages = StatePages(parts[0], parts[1], SHAPE)
     mixed, gates = torch.randn(rows * length, 12288).to(dtype), torch.randn(rows * length, 64).to(dtype)

@@ -14,6 +14,7 @@ ROWS = (1, 32, 512)
 
 
 def bench() -> Iterator[BenchRow]:
+    """Yields a row per model shape, number of rows and function."""
     for model, shape in SHAPES.items():
         for rows in ROWS:
             for name, works in functions(shape, rows).items():
@@ -21,6 +22,7 @@ def bench() -> Iterator[BenchRow]:
 
 
 def functions(shape: tuple[int, ...], rows: int) -> dict[str, dict[str, Work]]:
+    """Returns, by name, calls of each function in both packages on the same random inputs."""
     hidden, ffn, q_heads, kv_heads, head_dim = shape
     make = lambda *size: torch.randn(*size).to(torch.bfloat16)  # noqa: E731
     x, residual, weight, gate_up = make(rows, hidden), make(rows, hidden), make(hidden), make(rows, 2 * ffn)

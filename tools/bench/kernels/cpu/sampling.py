@@ -14,6 +14,7 @@ FILTERS = {"greedy": (), "temperature": (0,), "top_k 50": (0, 1), "top_p 0.9": (
 
 
 def bench() -> Iterator[BenchRow]:
+    """Yields rows for each combination of filters and for grammar masks, per size."""
     for rows, vocab_size in SIZES:
         for name, used in FILTERS.items():
             yield one(rows, vocab_size, name, used)
@@ -21,6 +22,8 @@ def bench() -> Iterator[BenchRow]:
 
 
 def one(rows: int, vocab_size: int, name: str, used: tuple[int, ...]) -> BenchRow:
+    """Measures sampling from [rows, vocab_size] logits with the columns in `used`: temperature 0, top-k 1, top-p 2,
+    min-p 3."""
     logits = 3 * torch.randn(rows, vocab_size)  # may be overwritten; still valid for the next call
     columns = [torch.full((rows,), value) for value in (1.0, 50, 0.9, 0.05)]
     columns[1] = columns[1].int()
@@ -35,7 +38,7 @@ def one(rows: int, vocab_size: int, name: str, used: tuple[int, ...]) -> BenchRo
 
 
 def mask(rows: int, vocab_size: int) -> BenchRow:
-    """Returns a mask with half of the tokens banned."""
+    """Measures banning half of the tokens by a bit mask against the reference."""
     logits = torch.randn(rows, vocab_size)
     masks = torch.randint(-(2**31), 2**31 - 1, (rows, -(-vocab_size // 32)), dtype=torch.int32)
     times = medians(

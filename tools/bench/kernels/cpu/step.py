@@ -17,6 +17,7 @@ BATCHES = (1, 8, 32)
 
 
 def bench() -> Iterator[BenchRow]:
+    """Yields a row per dtype and batch size; one tape for the largest batch serves all sizes."""
     for dtype in (torch.bfloat16, torch.float32):
         ours, theirs = Decoder(cpu, dtype), Decoder(reference, dtype)
         tape = Tape(num_tokens=MOST + 1, num_seqs=MOST)
@@ -28,6 +29,7 @@ def bench() -> Iterator[BenchRow]:
 
 
 def one(dtype: torch.dtype, batch: int, ours: Decoder, theirs: Decoder, tape: Tape) -> BenchRow:
+    """Measures a step of `batch` sequences from the tape, call by call, and with the reference."""
     step = Inputs(batch, batch)
     times = medians(
         {
@@ -69,6 +71,7 @@ class Decoder:
         self.cos_sin = torch.randn(LENGTH, HEAD_DIM)
 
     def __call__(self, step: Inputs) -> torch.Tensor:
+        """Computes the logits of the last rows; KV of the step's tokens is written to the caches."""
         p, norm, eps = self.package, self.norm, 1e-6
         residual, x = p.embed(step.token_ids, self.table), None
         for (qkv, out, up, down), (k, v) in zip(self.layers, self.caches, strict=True):

@@ -38,6 +38,8 @@ ON_REQUEST = {
 
 
 def main() -> None:
+    """Runs the sections, prints a row per case, and writes them to a JSON file if requested. Exits with 1 if the
+    Triton kernels cannot be used."""
     parser = argparse.ArgumentParser(prog="python -m tools.bench.kernels.gpu", description=__doc__)
     names = ", ".join([*SECTIONS, *ON_REQUEST])
     parser.add_argument("sections", nargs="*", default=list(SECTIONS), help=names)

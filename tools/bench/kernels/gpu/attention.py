@@ -59,6 +59,7 @@ def queries(rows: int, q_heads: int) -> torch.Tensor:
 
 
 def bench() -> Iterator[BenchRow]:
+    """Yields rows for decodes, ragged decodes, chunks, drafts and shared prefixes, per number of query heads."""
     pool = Pool.of(1 << 20)
     for q_heads in Q_HEADS:
         for rows, length in DECODES:
@@ -74,6 +75,8 @@ def bench() -> Iterator[BenchRow]:
 
 
 def decode(pool: Pool, q_heads: int, lengths: list[int], name: str) -> BenchRow:
+    """Measures one query row for each length; copies of the block table read different blocks, so that KV comes from
+    memory."""
     num_bytes = sum(lengths) * BYTES_PER_POSITION
     q, lens = queries(len(lengths), q_heads), ints(lengths)
     order = lens.argsort(descending=True).int()
@@ -84,6 +87,7 @@ def decode(pool: Pool, q_heads: int, lengths: list[int], name: str) -> BenchRow:
 
 
 def chunks(pool: Pool, q_heads: int, counts: list[int], lengths: list[int], name: str) -> BenchRow:
+    """Measures prefill chunks: `counts` new rows of sequences that have `lengths` positions in total."""
     flop = sum(4 * HEAD_DIM * q_heads * (n * (m - n) + n * (n + 1) / 2) for n, m in zip(counts, lengths, strict=True))
     q, lens, start = queries(sum(counts), q_heads), ints(lengths), ints([0, *counts]).cumsum(0).int()
     table = pool.tables(len(counts), max(lengths), 1)[0]
@@ -93,7 +97,8 @@ def chunks(pool: Pool, q_heads: int, counts: list[int], lengths: list[int], name
 
 
 def drafts(pool: Pool, q_heads: int, seqs: int, rows: int, length: int) -> BenchRow:
-    """Measures verification of drafts; trees are a row and its siblings."""
+    """Measures the verification of `rows` draft rows per sequence, as chains and as trees in which each row has a
+    sibling."""
     q, lens, start = queries(seqs * rows, q_heads), ints([length] * seqs), ints([0, *[rows] * seqs]).cumsum(0).int()
     table = pool.tables(seqs, length, 1)[0]
     siblings = [
@@ -110,6 +115,7 @@ def drafts(pool: Pool, q_heads: int, seqs: int, rows: int, length: int) -> Bench
 
 
 def shared(pool: Pool, q_heads: int, rows: int = 256, prefix: int = 2048, own: int = 96) -> BenchRow:
+    """Measures a decode whose rows share a prefix, read once per tile, against attention that reads it for each row."""
     q, lens = queries(rows, q_heads), ints([prefix + own] * rows)
     table = pool.tables(rows, prefix + own, 1)[0]
     table[:, : prefix // BLOCK_SIZE] = table[0, : prefix // BLOCK_SIZE]

@@ -67,6 +67,8 @@ class Case:
 
     @classmethod
     def make(cls, layer: ExpertLayer, num_tokens: int) -> Case:
+        """Creates a case with random weights, as many copies as exceed the L2 cache, up to 8."""
+
         def normal(*size: int) -> torch.Tensor:
             return torch.randn(*size, dtype=torch.bfloat16, device="cuda")
 
@@ -90,6 +92,7 @@ class Case:
         return [lambda w=w: self._run(w, tile) for w in self.weights]
 
     def _run(self, weight: StackedExperts, tile: Tile | None) -> None:
+        """Routes the tokens and computes the experts, with the tile in use if `tile` is None."""
         ids, weights = triton.route(self.logits, self.routing)
         if tile is None:
             triton.experts(self.x, ids, weights, weight)
@@ -111,6 +114,7 @@ class Case:
 
 
 def bench() -> Iterator[BenchRow]:
+    """Yields a row per layer and number of tokens, and one for a single row in the chain of two kernels."""
     for name, layer in LAYERS.items():
         for num_tokens in TOKENS:
             case = Case.make(layer, num_tokens)

@@ -27,6 +27,7 @@ TILES = [LatentTile(*sizes) for sizes in ((16, 4, 4), (32, 2, 4), (32, 4, 4), (3
 
 
 def bench() -> Iterator[BenchRow]:
+    """Yields rows for decodes, chunks and products with stacked weights, per number of heads."""
     cache = _cache(1 << 20)
     for heads in HEADS:
         for rows, length in DECODES:
@@ -38,6 +39,7 @@ def bench() -> Iterator[BenchRow]:
 
 
 def tiles() -> Iterator[BenchRow]:
+    """Yields the same attention with every tile shape of TILES, to choose those in use."""
     cache = _cache(1 << 20)
     for heads in HEADS:
         for rows, length in ((1, 8192), (32, 2048), (256, 2048)):
@@ -67,6 +69,8 @@ def _ints(values: list[int]) -> torch.Tensor:
 
 
 def decode(cache: torch.Tensor, heads: int, rows: int, length: int, chosen: Sequence[LatentTile | None]) -> BenchRow:
+    """Measures one query row per sequence with each tile of `chosen` (None: the one in use), next to the bounds of
+    bandwidth and FLOP."""
     num_bytes, pairs = rows * length * BYTES_PER_POSITION, rows * length * heads
     q, rotated, lens = *_queries(rows, heads), _ints([length] * rows)
     tables = _tables(cache, rows, length, copies_beyond_cache(num_bytes, most=16))
@@ -80,6 +84,7 @@ def decode(cache: torch.Tensor, heads: int, rows: int, length: int, chosen: Sequ
 
 
 def chunk(cache: torch.Tensor, heads: int, name: str, chosen: Sequence[LatentTile | None]) -> BenchRow:
+    """Measures the prefill chunks of CHUNKS[name] with each tile of `chosen` (None: the one in use)."""
     counts, lengths = CHUNKS[name]
     pairs = heads * sum(n * (m - n) + n * (n + 1) / 2 for n, m in zip(counts, lengths, strict=True))
     q, rotated = _queries(sum(counts), heads)
@@ -95,7 +100,7 @@ def chunk(cache: torch.Tensor, heads: int, name: str, chosen: Sequence[LatentTil
 
 
 def multiply(heads: int, rows: int) -> BenchRow:
-    """Measures the product that computes queries for compressed vectors: cuBLAS."""
+    """Measures the per-head product that computes queries for compressed vectors, by cuBLAS, for `rows` rows."""
     weight = torch.randn(heads, RANK, STILL, dtype=torch.bfloat16, device="cuda")
     packed = reference.prepare_head_linear(weight)
     x = torch.randn(rows, heads, STILL + ROPE, dtype=torch.bfloat16, device="cuda")[..., :STILL]

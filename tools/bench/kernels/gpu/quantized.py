@@ -41,6 +41,7 @@ def integers(out_features: int, in_features: int, bits: int, group: int) -> Quan
 
 
 def bytes_of(out_features: int, in_features: int, kind: torch.dtype, group: int) -> QuantizedWeight:
+    """Returns a random 8-bit weight with codes of dtype `kind` and a scale per `group` columns (0: the whole row)."""
     codes = (torch.randn(out_features, in_features, device="cuda") * 30).to(kind)
     scales = torch.rand(out_features, in_features // (group or in_features), device="cuda") / 100
     activations = QuantizedActivations(kind, group)
@@ -64,6 +65,7 @@ def bench() -> Iterator[BenchRow]:
 
 
 def measure(name: str, weight: QuantizedWeight) -> Iterator[BenchRow]:
+    """Yields a row per number of tokens: our product, cuBLAS in bfloat16, and the activations' quantization."""
     out_features, in_features = weight.codes.shape
     packed = prepare_quantized_linear(weight, torch.bfloat16)
     num_bytes = packed.codes.nbytes + packed.scales.nbytes
@@ -121,6 +123,8 @@ def shapes() -> Iterator[BenchRow]:
 
 
 def _shapes_of(packed: EightBitWeight, copies: list[EightBitWeight], tokens: int) -> Iterator[tuple[str, float]]:
+    """Yields name and microseconds of the tile in use, of the library if it applies, and of each tile that fits
+    `tokens`."""
     x = torch.randn(tokens, packed.codes.size(1), dtype=torch.bfloat16, device="cuda")
     yield "in use", graph_us([lambda w=w: eight_bit.eight_bit_linear(x, w) for w in copies], 2)
     codes, scales = quantize(x, packed.activations)

@@ -18,6 +18,7 @@ PROMPTS = ((1, 512), (1, 2048), (4, 2048), (1, 8192))  # rows, tokens of each
 
 
 def bench() -> Iterator[BenchRow]:
+    """Yields rows for decodes, with the minimum time for the states' bytes, and for prompts without torch."""
     for rows in DECODES:
         calls = functions(rows, 1)
         times = {name: graph_us([call] * 4) for name, call in calls.items()}
@@ -29,6 +30,7 @@ def bench() -> Iterator[BenchRow]:
 
 
 def functions(rows: int, length: int) -> dict[str, Callable[[], object]]:
+    """Returns calls of the convolution and of the delta rule for `rows` sequences of `length` new tokens."""
     make = lambda *size: torch.randn(*size, dtype=torch.bfloat16, device="cuda")  # noqa: E731
     width = -(-length // BLOCK_SIZE) + 1
     parts = [torch.zeros(1 + rows * width, SHAPE.part_words, device="cuda") for _ in range(2)]

@@ -15,6 +15,7 @@ ROWS = (1, 256, 8192)
 
 
 def bench() -> Iterator[BenchRow]:
+    """Yields a row per model shape, number of rows and function."""
     for model, shape in SHAPES.items():
         for rows in ROWS:
             for name, (ours, plain) in functions(shape, rows).items():
@@ -23,6 +24,7 @@ def bench() -> Iterator[BenchRow]:
 
 
 def functions(shape: tuple[int, ...], rows: int):
+    """Returns, by name, a call in Triton and one in plain torch on the same random inputs."""
     hidden, ffn, q_heads, kv_heads, head_dim = shape
     make = lambda *size: torch.randn(*size, dtype=torch.bfloat16, device="cuda")  # noqa: E731
     x, residual, weight, gate_up = make(rows, hidden), make(rows, hidden), make(hidden), make(rows, 2 * ffn)

@@ -15,6 +15,7 @@ ROWS = (1, 32, 256)
 
 
 def bench() -> Iterator[BenchRow]:
+    """Yields rows for each way of sampling, for a vocabulary shard, and for grammar masks, per number of rows."""
     for rows in ROWS:
         logits = torch.randn(rows, VOCAB_SIZE, device="cuda")
         half = logits.bfloat16()

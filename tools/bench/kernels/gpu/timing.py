@@ -39,6 +39,7 @@ def graph_us(works: Sequence[Work], rounds: int = 1) -> float:
 
 
 def _replay_us(graph: torch.cuda.CUDAGraph) -> float:
+    """Replays a graph once and returns its time on the GPU in microseconds; synchronizes."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record()
     graph.replay()

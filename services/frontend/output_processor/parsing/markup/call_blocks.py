@@ -72,6 +72,7 @@ def call_blocks(
 
 
 def _rest_of_tag(scan: Scanner, marker: str, markup: CallMarkup) -> Steps[None]:
+    """Consumes the attributes and the > of an opening marker; nothing is consumed if they do not fit."""
     if marker not in markup.openers:
         return
     try:

@@ -45,6 +45,8 @@ def delimited_format(
     ends = (ends,) if isinstance(ends, str) else ends
 
     def read(scan: Scanner, writer: EventWriter, is_open: bool, calls: CallProbe) -> Steps[None]:
+        """Reads reasoning at the answer's beginning (already open if `is_open`), then an optional frame; all after
+        is content."""
         yield from scan.skip_space()
         if (yield from scan.try_text(*starts)) or is_open:
             yield from _skip_space_and_commit(scan)
@@ -63,6 +65,8 @@ def delimited_format(
 
 
 def _framed(scan: Scanner, writer: EventWriter, frame: ReasoningFrame) -> Steps[None]:
+    """Reads the frame around the content, up to its end marker and the text after it; nothing if the frame is not
+    there and cannot be open."""
     if frame.starts and (yield from scan.try_text(*frame.starts)):
         yield from _skip_space_and_commit(scan)
     elif not frame.may_be_open:

@@ -57,7 +57,8 @@ class MessageHeader(NamedTuple):
 
 
 def parsed(text: str, is_tool: IsName) -> MessageHeader:
-    """Returns the header in `text`, the text between <|start|> and <|message|>."""
+    """Parses a message's header, the text between <|start|> and <|message|>. Messages of other roles and to other
+    recipients than functions are hidden."""
     recipients = RECIPIENT.findall(text)
     channels = CHANNEL_NAME.findall(RECIPIENT.sub(" ", text))
     is_for_function = any(recipient.startswith(FUNCTIONS) for recipient in recipients)
@@ -100,6 +101,7 @@ class _HarmonyReader:
         self._kinds_written: set[bool] = set()  # True: reasoning
 
     def run(self, is_open: bool) -> Steps[None]:
+        """Reads messages to the end of the answer; `is_open` says that the prompt ends within a reasoning message."""
         if is_open:
             yield from self._text(reasons=True)
         while (yield from self._scan.peek()):
@@ -169,17 +171,20 @@ class _HarmonyReader:
         self._scan.commit()
 
     def _body(self, sink: Sink) -> Steps[None]:
-        """Reads a message's text and drops misplaced markers."""
+        """Reads a message's text into the sink up to its end, and drops misplaced markers; a marker that begins the
+        next message is left unread."""
         while (marker := (yield from self._scan.read_until(ALL, sink))) in (MESSAGE, CONSTRAIN):
             pass
         if marker in (START, CHANNEL):
             self._scan.at -= len(marker)
 
     def _separated(self, reasons: bool) -> Sink:
-        """Returns a sink that puts messages of one kind on separate lines."""
+        """Returns a sink for one message's reasoning or content, which begins on a new line if its kind was written
+        before."""
         separator = "\n" if reasons in self._kinds_written else ""
 
         def write(text: str) -> None:
+            """Writes text as reasoning or content; the separator precedes only the first piece."""
             nonlocal separator
             (self._writer.reasoning if reasons else self._writer.content)(separator + text)
             separator = ""
@@ -188,7 +193,8 @@ class _HarmonyReader:
         return write
 
     def _call(self, header: MessageHeader) -> Steps[None]:
-        """Reads a call; its body is text if it is not JSON."""
+        """Reads a message as the call of a function; a body that is no JSON object is written as content if no
+        arguments were sent."""
         out = self._writer.start_call(header.tool)
         arguments, early = IncrementalJson(out), list[str]()
 

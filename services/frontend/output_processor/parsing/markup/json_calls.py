@@ -47,6 +47,8 @@ class _Call:
         self._started = False
 
     def read(self) -> Steps[None]:
+        """Reads one call object and writes it. Arguments before the name are kept until it is known; raises
+        Malformed without a name."""
         yield from self._scan.expect("{")
         yield from self._scan.skip_space()
         if not (yield from self._scan.try_text("}")):
@@ -58,6 +60,7 @@ class _Call:
         self._writer.end_call()
 
     def _members(self) -> Steps[None]:
+        """Reads the members up to and including the closing brace."""
         more = True
         while more:
             key = yield from json_text.short_string(self._scan, LONGEST_KEY)
@@ -70,6 +73,8 @@ class _Call:
             yield from self._scan.skip_space()
 
     def _member(self, key: str) -> Steps[None]:
+        """Reads one member's value: name, arguments, id, or a value that is discarded. Raises Malformed for a key
+        that is not allowed or a name that is no tool."""
         if not self._keys.allow(key):
             raise Malformed
         if key == self._keys.name and not self._name:
@@ -101,6 +106,7 @@ class _Call:
         return self._start() if self._name else ArgumentsWriter(self._early.append)
 
     def _start(self) -> ArgumentsWriter:
+        """Starts the call in the writer and returns the writer of its arguments; raises Malformed without a name."""
         if not self._name:
             raise Malformed
         self._started = True

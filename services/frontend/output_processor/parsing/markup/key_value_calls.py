@@ -34,6 +34,7 @@ class KeyValueTags:
     markup: CallMarkup = field(init=False)
 
     def __post_init__(self) -> None:
+        """Derives the markers and the call markup from the tags' names."""
         starts, ends, value_ends = self.tags("tool_call"), self.tags("/tool_call"), self.tags("/arg_value")
         after_value = Markers(*value_ends, *ends, *self.keys, padding=_padding(value_ends))
         blocks, block_ends = self.tags(self.block) if self.block else (), self.block_ends
@@ -74,6 +75,8 @@ def _padding(value_ends: tuple[str, ...]) -> Padding:
 
 
 def key_value_format(tags: KeyValueTags) -> ToolFormat:
+    """Returns the tool format with these tags, which reads their variants and has a grammar for each suffix."""
+
     def read(scan: Scanner, writer: EventWriter, schemas: ToolSchemas) -> Steps[None]:
         yield from _CallReader(tags, scan, writer, schemas).run()
 
@@ -85,6 +88,8 @@ def key_value_format(tags: KeyValueTags) -> ToolFormat:
 
 
 def _grammar(tags: KeyValueTags, suffix: str) -> CallGrammar:
+    """Returns the grammar of required calls for one suffix of the tags; with a suffix it needs the tag as a token."""
+
     def tag(name: str) -> str:
         return f"<{name}{suffix}>" if name else ""
 
@@ -151,6 +156,7 @@ class _CallReader:
         self._writer.end_call()
 
     def _pair(self, arguments: TypedArguments) -> Steps[None]:
+        """Reads one key and its value. A marker that ends the value but is not its end tag is left for the caller."""
         tags, scan = self._tags, self._scan
         key = (yield from scan.read_run(NAME, LONGEST_NAME)).strip()
         yield from scan.expect(*tags.key_ends)

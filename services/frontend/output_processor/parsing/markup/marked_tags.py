@@ -39,6 +39,7 @@ class MarkedTagSyntax:
     markup: CallMarkup = field(init=False)
 
     def __post_init__(self) -> None:
+        """Derives the markers and the pattern of stray markup from the marks and tag names."""
         object.__setattr__(self, "before_text", Markers(*self.marks))
         object.__setattr__(self, "in_values", Markers(*self.marks, padding=no_padding))
         name = rf"(?:{'|'.join(self.names)})\b(?:{ATTRIBUTE.pattern})*" if self.names else TEXT.pattern
@@ -56,7 +57,8 @@ class MarkedTagSyntax:
         return (yield from self.tag(scan, (yield from scan.expect(*self.marks))))
 
     def tag(self, scan: Scanner, mark: str) -> Steps[Tag]:
-        """Reads a tag from after its mark."""
+        """Reads a tag from after its mark, with its attributes unescaped; raises Malformed for a tag that has no
+        name or does not close."""
         if self.opening:
             yield from scan.try_text(self.opening)
         text = yield from scan.read_run(TEXT, LONGEST_TAG)

@@ -19,7 +19,8 @@ IsName = Callable[[str], bool]
 
 
 def call(scan: Scanner, writer: EventWriter, schemas: ToolSchemas, is_name: IsName) -> Steps[None]:
-    """Reads one call; the opening bracket makes it a call."""
+    """Reads one call such as add(a=1) and writes it; raises Malformed unless a name that `is_name` accepts and an
+    opening bracket come next."""
     name = yield from scan.read_run(NAME, LONGEST_NAME)
     yield from scan.expect("(")
     if not is_name(name):
@@ -61,7 +62,7 @@ def _key(scan: Scanner) -> Steps[str]:
 
 
 def calls(scan: Scanner, writer: EventWriter, schemas: ToolSchemas, is_name: IsName) -> Steps[None]:
-    """Reads several calls with commas between them."""
+    """Reads one or several calls with commas between them; raises Malformed for anything else."""
     while True:
         yield from scan.skip_space()
         yield from call(scan, writer, schemas, is_name)
@@ -71,7 +72,7 @@ def calls(scan: Scanner, writer: EventWriter, schemas: ToolSchemas, is_name: IsN
 
 
 def call_list(scan: Scanner, writer: EventWriter, schemas: ToolSchemas, is_name: IsName) -> Steps[None]:
-    """Reads several calls in square brackets."""
+    """Reads several calls in square brackets and commits them; raises Malformed for anything else."""
     yield from scan.skip_space()
     yield from scan.expect("[")
     yield from calls(scan, writer, schemas, is_name)

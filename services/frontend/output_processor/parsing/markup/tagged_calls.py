@@ -69,6 +69,7 @@ class CallTags:
     markup: CallMarkup = field(init=False)
 
     def __post_init__(self) -> None:
+        """Derives the ends of values and the call markup from the tags."""
         padding = one_newline if self.on_lines else padding_but_of(self.parameter_end)
         ends = Markers(self.parameter_end, self.function_end, self.parameter, padding=padding)
         object.__setattr__(self, "value_ends", ends)
@@ -86,6 +87,7 @@ class CallTags:
         return tuple(end for _, end in self.blocks)
 
     def _stray_markup(self) -> re.Pattern[str]:
+        """Returns the pattern of tags that are removed from the content where they belong to no call."""
         keyed = "|".join(map(re.escape, sorted(self.keyed, key=len, reverse=True)))
         opening = (
             rf"{re.escape(self.function)}{NAME.pattern}(?:{re.escape(self.named)})?",
@@ -105,6 +107,8 @@ class CallTags:
 
 
 def tagged_format(tags: CallTags, *tokens: str) -> ToolFormat:
+    """Returns the tool format with these tags; `tokens` are the special tokens that must be kept in the text."""
+
     def read(scan: Scanner, writer: EventWriter, schemas: ToolSchemas) -> Steps[None]:
         yield from _CallReader(tags, scan, writer, schemas).run()
 
@@ -112,6 +116,7 @@ def tagged_format(tags: CallTags, *tokens: str) -> ToolFormat:
 
 
 def _grammar(tags: CallTags) -> CallGrammar:
+    """Returns the grammar of required calls, in the tags' block if there is one, or in a block for each function."""
     line = "\n" if tags.on_lines else ""
     before, after = tags.fillers or ("", "")
     closes = {types: close for close, types in tags.keyed.items()}
@@ -144,7 +149,7 @@ class _CallReader:
         yield from call_blocks(self._scan, self._writer, self._tags.markup, self._functions)
 
     def _functions(self, start: str) -> Steps[None]:
-        """Reads functions from after the start of a block or a function."""
+        """Reads functions, one after another, from after the start of a block or of a function, as `start` says."""
         if start != self._tags.function:
             yield from self._skip()
             yield from self._scan.expect(self._tags.function)
@@ -162,6 +167,7 @@ class _CallReader:
             yield from self._scan.skip_space()
 
     def _name(self) -> Steps[str]:
+        """Reads a function's or parameter's name, stripped; raises Malformed if it is empty."""
         name = (yield from self._scan.read_run(NAME, LONGEST_NAME)).strip()
         if not name:
             raise Malformed
@@ -194,6 +200,8 @@ class _CallReader:
         return True
 
     def _parameter(self, arguments: TypedArguments) -> Steps[None]:
+        """Reads one parameter with a plain or literal value. A marker that ends the value but is not its end tag is
+        left for the caller."""
         key = yield from self._name()
         types = self._tags.keyed[(yield from self._scan.expect(*self._tags.keyed))]
         if self._tags.literal and (yield from self._scan.try_text(self._tags.literal[0])):

@@ -65,6 +65,7 @@ class ArgumentsWriter:
             self.in_string = True
 
     def end_string(self) -> None:
+        """Closes the open string; an empty string is written if none is open."""
         if self.in_string:
             self._sink('"')
             self.in_string, self._separator = False, SEPARATOR
@@ -72,7 +73,7 @@ class ArgumentsWriter:
             self.scalar('""')
 
     def end(self) -> str:
-        """Closes the innermost bracket and returns the closing one."""
+        """Drops a key without value, closes the innermost bracket and returns the closing one."""
         self.drop_key()
         closer = self._closers.pop()
         self._separator = ""
@@ -91,7 +92,8 @@ class ArgumentsWriter:
                 pass
 
     def finish(self) -> bool:
-        """Closes all emitted brackets; returns False if nothing was emitted."""
+        """Closes an open string and all emitted brackets, so that the JSON is valid; returns False if nothing was
+        emitted."""
         if self.has_begun:
             closing = ('"' if self.in_string else "") + "".join(reversed(self._closers[: self._num_out]))
             if closing:
@@ -99,6 +101,7 @@ class ArgumentsWriter:
         return self.has_begun
 
     def _put(self, text: str) -> None:
+        """Writes `text` after the brackets and keys that were held until a value follows."""
         self.has_begun = True
         self._sink("".join(self._held) + self._separator + text)
         self._held = []

@@ -25,6 +25,7 @@ class InputExtractor:
         self._found = False
 
     def push(self, arguments: str) -> str:
+        """Returns the decoded characters of the text argument that the piece of JSON adds, "" until it is found."""
         self._scan.feed(arguments)
         if not self._found:
             self._whole.append(arguments)
@@ -44,6 +45,7 @@ class InputExtractor:
         return "".join(parts)
 
     def _read(self) -> Steps[None]:
+        """Reads the object until the text argument ends; malformed JSON ends the reading without an error."""
         try:
             yield from self._scan.expect("{")
             more = True
@@ -57,6 +59,7 @@ class InputExtractor:
             pass
 
     def _member(self) -> Steps[None]:
+        """Reads one member: the text argument to the sink, other values to nothing."""
         yield from self._scan.skip_space()
         key = yield from json_text.short_string(self._scan, LONGEST_KEY)
         yield from self._scan.skip_space()
@@ -73,6 +76,7 @@ class InputExtractor:
 
 
 def _only_text(arguments: str) -> str:
+    """Returns the object's only value if it is a text, "" if there is no value, and otherwise the JSON as it stands."""
     try:
         parsed = json.loads(arguments or "{}")
     except ValueError:

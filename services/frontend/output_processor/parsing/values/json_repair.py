@@ -36,7 +36,7 @@ HEX = frozenset("0123456789abcdefABCDEF")
 
 
 def value(scan: Scanner, out: ArgumentsWriter) -> Steps[None]:
-    """Reads one value up to its end."""
+    """Reads one value up to its end and writes it as valid JSON; nested values are handled without recursion."""
     outside = out.depth
     yield from _item(scan, out)
     while out.depth > outside:
@@ -114,7 +114,7 @@ def scalar(word: str) -> str:
 
 
 def number(word: str) -> int | float:
-    """Parses a number, also 0x1f, 1_000, .5 and +1."""
+    """Parses a number, also 0x1f, 1_000, .5 and +1; raises ValueError for other words."""
     try:
         return int(word, 0)
     except ValueError:
@@ -168,6 +168,7 @@ def _escape(scan: Scanner) -> Steps[str]:
 
 
 def _hex_digits(scan: Scanner) -> Steps[str]:
+    """Reads at most four hexadecimal digits; fewer if another character follows."""
     digits = ""
     while len(digits) < 4 and (character := (yield from scan.peek())) in HEX:
         scan.at += 1
@@ -220,6 +221,7 @@ class IncrementalJson:
         return self._scan.take_rest().strip()
 
     def _read(self) -> Steps[None]:
+        """Reads one object, or one within a JSON string; other or malformed text leaves is_complete False."""
         try:
             yield from self._scan.skip_space()
             if (yield from self._scan.next_is(*PLAIN)):
@@ -232,6 +234,7 @@ class IncrementalJson:
         self.is_finished = True
 
     def _in_string(self) -> Steps[None]:
+        """Reads a JSON string whose content is the JSON to read, as some models quote their arguments."""
         inner = IncrementalJson(self._out)
         yield from json_text.string(self._scan, inner.push)
         inner.end()

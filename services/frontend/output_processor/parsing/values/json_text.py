@@ -19,7 +19,8 @@ def quoted(text: str) -> str:
 
 
 def string(scan: Scanner, sink: Sink) -> Steps[None]:
-    """Reads and decodes a string; single quotation marks are accepted."""
+    """Reads a string, in double or single quotation marks, and sends its decoded text to the sink; raises Malformed
+    for an invalid one."""
     quote = yield from scan.expect(*PLAIN)
     while True:
         character = yield from scan.peek()
@@ -42,7 +43,7 @@ def short_string(scan: Scanner, at_most: int) -> Steps[str]:
 
 
 def _escape(scan: Scanner) -> Steps[str]:
-    """Reads an escape from its backslash, both halves of a surrogate pair."""
+    """Reads an escape from its backslash on, or both of a surrogate pair; a lone surrogate becomes a question mark."""
     written = yield from _one_escape(scan)
     if 0xD800 <= ord(written) < 0xDC00 and (yield from scan.peek()) == "\\":
         begin = scan.at
@@ -54,6 +55,8 @@ def _escape(scan: Scanner) -> Steps[str]:
 
 
 def _one_escape(scan: Scanner) -> Steps[str]:
+    """Reads one escape, an escaped apostrophe included, and returns its character; raises Malformed for an invalid
+    one."""
     scan.at += 1
     kind = yield from scan.next()
     if kind == "'":

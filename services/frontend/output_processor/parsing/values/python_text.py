@@ -41,6 +41,7 @@ def value(scan: Scanner, out: ArgumentsWriter, depth: int = 0) -> Steps[None]:
 
 
 def _list(scan: Scanner, out: ArgumentsWriter, depth: int) -> Steps[None]:
+    """Reads a list or tuple and writes it as a JSON array."""
     end = CLOSING[(yield from scan.next())]
     out.begin("[")
     yield from scan.skip_space()
@@ -52,6 +53,7 @@ def _list(scan: Scanner, out: ArgumentsWriter, depth: int) -> Steps[None]:
 
 
 def _dictionary(scan: Scanner, out: ArgumentsWriter, depth: int) -> Steps[None]:
+    """Reads a dictionary and writes it as a JSON object; keys are written as texts."""
     yield from scan.expect("{")
     out.begin("{")
     yield from scan.skip_space()
@@ -67,7 +69,7 @@ def _dictionary(scan: Scanner, out: ArgumentsWriter, depth: int) -> Steps[None]:
 
 
 def _key(scan: Scanner) -> Steps[str]:
-    """Reads a key as text, since JSON has only string keys."""
+    """Reads a dictionary's key as text without quotation marks, since JSON has only string keys."""
     if (yield from scan.peek()) not in QUOTES:
         return (yield from _scalar(scan))
     parts: list[str] = []
@@ -76,7 +78,7 @@ def _key(scan: Scanner) -> Steps[str]:
 
 
 def _next_item(scan: Scanner, end: str) -> Steps[bool]:
-    """Returns whether another item follows; a trailing comma is accepted."""
+    """Consumes a comma or `end` and returns whether another item follows; a trailing comma is accepted."""
     yield from scan.skip_space()
     if (yield from scan.expect(",", end)) == end:
         return False
@@ -98,7 +100,8 @@ def _scalar(scan: Scanner) -> Steps[str]:
 
 
 def _string(scan: Scanner, sink: Sink) -> Steps[None]:
-    """Reads a string and emits it as JSON text without quotation marks."""
+    """Reads a Python string and emits its characters escaped for JSON, without quotation marks; raises Malformed at
+    its missing end."""
     quote = yield from scan.next()
     while True:
         character = yield from scan.peek()

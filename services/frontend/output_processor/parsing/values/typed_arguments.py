@@ -61,6 +61,7 @@ class TypedArguments:
         self._out.scalar(value)
 
     def _begin(self, name: str) -> None:
+        """Opens the object before the first parameter and writes the parameter's key."""
         if not self.names:
             self._out.begin("{")
         self.names.add(name)
@@ -79,6 +80,8 @@ class TypedArguments:
         return name in WRAPPERS and is_known and not self.names and not self._out.has_begun
 
     def _wrapped(self, markers: Markers, ends_here: EndsHere | None) -> Steps[str]:
+        """Reads text up to a marker as one JSON value and returns the marker; raises Malformed if the JSON is
+        incomplete."""
         pushed = json_repair.IncrementalJson(self._out)
         marker = yield from self._text(markers, ends_here, pushed.push)
         pushed.end()
@@ -87,6 +90,8 @@ class TypedArguments:
         return marker
 
     def _text(self, markers: Markers, ends_here: EndsHere | None, sink: Sink) -> Steps[str]:
+        """Sends text to the sink up to a marker that really ends the value, as `ends_here` decides, and returns the
+        marker. Raises Malformed without one."""
         while marker := (yield from self._scan.read_until(markers, sink)):
             begin = self._scan.at
             is_end = ends_here is None or (yield from ends_here(marker))
@@ -114,6 +119,7 @@ def _refuse(constant: str) -> NoReturn:
 
 
 def _types_of(value: Any) -> frozenset[str]:
+    """Returns the JSON Schema types that a parsed value has; a whole number is an integer and a number."""
     if isinstance(value, bool) or value is None:
         return frozenset({"null" if value is None else "boolean"})
     if isinstance(value, int | float):
