@@ -142,7 +142,7 @@ class _Sizes:
         """Returns the footprint and the rows as a table, with advice if the model fits nowhere."""
         whole = self.whole
         lines = [
-            f"model     {whole.architecture}, {whole.num_parameters / 1e9:.2f} billion stored values",
+            f"model     {whole.architecture}, {_count(whole.num_parameters)} stored values",
             f"weights   {whole.weight_bytes / GIB:.2f} GiB ({whole.dtype})",
             f"KV cache  {whole.kv_bytes_per_token / 1024:.1f} KiB a token ({whole.kv_dtype}), "
             f"blocks of {whole.limits.block_size}",
@@ -176,6 +176,11 @@ def _module() -> Any:
     except ModuleNotFoundError as missing:
         text = f"quire size needs the worker's code, and {missing.name} is not installed: pip install 'quire[worker]'"
         raise FailedPrecondition(text) from None
+
+
+def _count(number: int) -> str:
+    """Returns a number of values for people, in millions or billions."""
+    return f"{number / 1e9:.2f} billion" if number >= 1e9 else f"{number / 1e6:.1f} million"
 
 
 def _powers(most: int) -> list[int]:

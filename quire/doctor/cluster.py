@@ -48,7 +48,7 @@ def check(at: ClusterAddress, services: Sequence[pb.ServiceStatus]) -> Iterator[
     """Yields findings about the services of a running cluster; a missing one is an error only if its address was
     named."""
     if not services:
-        yield _unseen(at) if at.is_named else ok("cluster", f"none of this user's answers at {at.address}")
+        yield _unseen(at) if at.is_named else ok("cluster", f"no cluster of this user answers at {at.address}")
         return
     yield ok("cluster", f"{len(services)} services at {at.address}")
     for service in services:
