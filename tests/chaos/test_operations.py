@@ -234,7 +234,7 @@ async def test_service_is_killed_while_weights_are_swapped(
     switched = 0
     while not switched:  # on a machine that stands still, streams may be over before the swap begins
         crowd = Crowd(swapping.cluster.grpc_address, greedy, count=8)
-        await crowd.talking(1)
+        await crowd.all_streaming(1)
         swap = lambda: client.update_weights_from_disk("step-1", "one", "keep")  # noqa: E731
         swapped = await swapping.kill_amid(victim, swap, ask)
         assert isinstance(swapped, Unavailable) if victim == "scheduler-0" else swapped == "one"
