@@ -74,7 +74,7 @@ class ToolCall:
 
 @dataclass(slots=True)
 class CompletionOutput:
-    """One sample."""
+    """Holds one sample of a request: its text, tokens and finish reason."""
 
     index: int
     text: str = ""

@@ -79,7 +79,7 @@ class NoTraces:
         return None
 
     def close(self) -> None:
-        """Does nothing."""
+        """Sends nothing, because no span was recorded."""
 
 
 class Traces(NoTraces):

@@ -18,6 +18,7 @@ from quire.shared.settings import SERVICES, WorkerSettings, load
 GIB = 1 << 30
 GPUS_GIB = (16, 24, 40, 48, 80, 96, 141, 180)  # memory of common GPUs
 MOST_RANKS = 16
+MAX_GPU_GIB = 100_000
 SETTINGS = (
     "dtype",
     "kv_cache_dtype",
@@ -36,7 +37,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "model", metavar="MODEL", help="a folder, a GGUF file, a config.json, ORG/NAME, or a shape of `quire bench`"
     )
     parser.add_argument(
-        "--gpu-memory", type=float, metavar="GIB", help="memory of a GPU; default: a row for each common size"
+        "--gpu-memory", type=_positive, metavar="GIB", help="memory of a GPU; default: a row for each common size"
     )
     parser.add_argument(
         "--length",
@@ -176,6 +177,17 @@ def _module() -> Any:
     except ModuleNotFoundError as missing:
         text = f"quire size needs the worker's code, and {missing.name} is not installed: pip install 'quire[worker]'"
         raise FailedPrecondition(text) from None
+
+
+def _positive(text: str) -> float:
+    """Returns the positive number that `text` says. Raises ArgumentTypeError."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < MAX_GPU_GIB:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of GiB between 0 and {MAX_GPU_GIB}")
+    return value
 
 
 def _count(number: int) -> str:

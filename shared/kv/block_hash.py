@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Protocol
 
 from quire.shared.columns import u32, u32_bytes
 
@@ -34,12 +34,20 @@ def root_hash(adapter: str = "", salt: str = "") -> bytes:
     return hashlib.sha256(b"".join(parts)).digest()
 
 
-class MediaRange(NamedTuple):
+class MediaRange(Protocol):
     """Position of a media item in a sequence, in tokens [offset, offset + length)."""
 
-    identifier: bytes  # 32 bytes
-    offset: int  # position of its first token
-    length: int  # tokens
+    @property
+    def identifier(self) -> bytes:
+        """Returns the 32 bytes that equal items have in common."""
+
+    @property
+    def offset(self) -> int:
+        """Returns the position of the item's first token."""
+
+    @property
+    def length(self) -> int:
+        """Returns the number of tokens in the item's place."""
 
 
 def block_hash(parent: bytes, tokens: bytes, media: bytes = b"") -> bytes:

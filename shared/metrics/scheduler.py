@@ -30,6 +30,17 @@ class SchedulerMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry
+        self._define_steps(registry)
+        self._define_transfers(registry)
+        self._define_workers(registry)
+        self.operations = OperationMetrics(registry)
+        for reason in LOSS_REASONS:  # increase() misses the first event of a series that does not exist before
+            self.workers_lost.labels(reason)
+        for reason in REFUSAL_REASONS:
+            self.refused.labels(reason)
+
+    def _define_steps(self, registry: CollectorRegistry) -> None:
+        """Defines the metrics of planning, sending and applying steps."""
         self.schedule = Histogram(
             "quire_scheduler_schedule_seconds", "Planning one step", buckets=STEP_BUCKETS, registry=registry
         )
@@ -59,6 +70,9 @@ class SchedulerMetrics:
             buckets=ITERATION_BUCKETS,
             registry=registry,
         )
+
+    def _define_transfers(self, registry: CollectorRegistry) -> None:
+        """Defines the metrics of KV blocks that move between tiers and workers."""
         self.transfer = Histogram(
             "quire_scheduler_transfer_seconds",
             "Moving KV blocks between a device and host memory, as reported by the worker",
@@ -98,6 +112,9 @@ class SchedulerMetrics:
             ["worker"],
             registry=registry,
         )
+
+    def _define_workers(self, registry: CollectorRegistry) -> None:
+        """Defines the metrics of lost workers, moved sequences and refused submissions."""
         self.cancel_to_free = Histogram(
             "quire_scheduler_cancel_to_free_seconds",
             "From a cancellation to its KV blocks being free",
@@ -117,11 +134,6 @@ class SchedulerMetrics:
             "quire_scheduler_sequences_moved", "Sequences taken from a lost or leaving worker", registry=registry
         )
         self.refused = Counter("quire_scheduler_refused", "Submissions refused", ["reason"], registry=registry)
-        self.operations = OperationMetrics(registry)
-        for reason in LOSS_REASONS:  # increase() misses the first event of a series that does not exist before
-            self.workers_lost.labels(reason)
-        for reason in REFUSAL_REASONS:
-            self.refused.labels(reason)
 
 
 class DirectoryMetrics:

@@ -25,10 +25,10 @@ class Administration(Protocol):
         """Discards all cached prefixes."""
 
     async def pause_generation(self, request: pb.PauseGenerationRequest) -> pb.PauseGenerationResponse:
-        """Pauses generation."""
+        """Pauses generation on all workers; requests wait until it is resumed."""
 
     async def resume_generation(self, request: pb.ResumeGenerationRequest) -> pb.ResumeGenerationResponse:
-        """Resumes generation."""
+        """Resumes generation on all workers after a pause."""
 
     async def update_weights(self, request: pb.UpdateWeightsRequest) -> pb.UpdateWeightsResponse:
         """Replaces the weights."""

@@ -61,7 +61,7 @@ class EbnfSequence:
 
 @dataclass(frozen=True, slots=True)
 class EbnfChoice:
-    """Alternatives."""
+    """Matches any one of several alternatives."""
 
     options: tuple[Node, ...]
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from typing import NamedTuple
 
 from quire.shared import columns
 from quire.shared.columns import u32_bytes
 from quire.shared.kv import block_hash
-from quire.shared.kv.block_hash import MediaRange, chain, chain_with_media, media_of, root_hash
+from quire.shared.kv.block_hash import chain, chain_with_media, media_of, root_hash
 
 FIRST, SECOND = b"a" * 32, b"b" * 32
 
@@ -28,13 +29,21 @@ def test_names_of_one_group_cost_no_column() -> None:
     assert block_hash.join_names([]) == (b"", b"")
 
 
+class Item(NamedTuple):
+    """A media item as block hashes see it."""
+
+    identifier: bytes
+    offset: int
+    length: int
+
+
 IDENTIFIERS = {letter: hashlib.sha256(letter.encode()).digest() for letter in "abc"}
 # Block size 11; tokens and items of the case that the multimodal fact sheet of vLLM's tests has.
 TOKENS = columns.i32_bytes([*range(10), *[9] * 10, *range(10, 20), *[9] * 18, *[9] * 7, *[100] * 4])
 ITEMS = [
-    MediaRange(IDENTIFIERS["a"], 11, 10),
-    MediaRange(IDENTIFIERS["b"], 30, 18),
-    MediaRange(IDENTIFIERS["c"], 48, 7),
+    Item(IDENTIFIERS["a"], 11, 10),
+    Item(IDENTIFIERS["b"], 30, 18),
+    Item(IDENTIFIERS["c"], 48, 7),
 ]
 
 

@@ -7,7 +7,7 @@ import random
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -33,6 +33,7 @@ from quire.services.frontend.streams.policy import (
 from quire.services.frontend.streams.producer import LeaseLost, MessageWriter, StreamProducer
 from quire.services.frontend.streams.store import StoreUnavailable, StreamKey, StreamStore, parse_request
 from quire.services.frontend.streams.stream import Stream
+from quire.services.frontend.streams.unread import count_reader, is_stored_whole, update_unread
 from quire.services.frontend.streams.usage_report import report_usage
 from quire.shared.errors import FailedPrecondition, Internal, QuireError, ResourceExhausted, Unavailable, transport
 from quire.shared.logs import logger
@@ -284,16 +285,9 @@ class Streams:
         await answer_of_store(self.store.delete(stream.key))
         self.forget(stream)
 
-    @contextmanager
-    def reading(self, stream: Stream) -> Iterator[None]:
+    def reading(self, stream: Stream) -> AbstractContextManager[None]:
         """Counts a reader of the stream for the duration of the `with`."""
-        stream.num_readers += 1
-        self.follower.wake()
-        try:
-            yield
-        finally:
-            stream.num_readers -= 1
-            stream.unread_since_s = self._clock()
+        return count_reader(stream, self.follower.wake, self._clock)
 
     def _awaited_streams(self) -> list[Stream]:
         return [stream for stream in self.known.values() if self._is_awaited(stream)]
@@ -377,17 +371,10 @@ class Streams:
         local.producer.abort_if_cancelled()
 
     def expire(self, stream: Stream) -> None:
-        """Cancels a running stream that stays unread for its retention, unless its request runs unread, and drops an
-        ended one then, or without readers as soon as the store has it whole; drops a remote one UNREAD_S after its last
-        reader."""
-        now, local = self._clock(), self.local.get(stream.key)
-        if (
-            stream.num_readers
-            or stream.unread_since_s is None
-            or (local is not None and local.producer.has_remote_reader)
-        ):
-            stream.unread_since_s = now
-        unread_s = now - stream.unread_since_s
+        """Cancels a running stream that stays unread for its retention, unless its request runs unread. Drops an ended
+        one then, or without readers as soon as the store has it whole; a remote one UNREAD_S after its last reader."""
+        local = self.local.get(stream.key)
+        unread_s = update_unread(stream, local, self._clock())
         has_expired = unread_s >= stream.request.retention_ms / 1000
         if stream.key in self.running:
             if has_expired and local is not None and not stream.request.runs_unread:
@@ -395,9 +382,7 @@ class Streams:
         elif local is None:
             if unread_s >= UNREAD_S:
                 self.forget(stream)
-        elif has_expired or (
-            self.store.is_shared and stream.num_stored == len(stream.entries) and not stream.num_readers
-        ):
+        elif has_expired or is_stored_whole(stream, self.store):
             self.forget(stream)
 
     def tasks(self) -> list[Awaitable[None]]:

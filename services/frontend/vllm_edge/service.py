@@ -1,4 +1,4 @@
-"""Service vllm.grpc.engine.VllmEngine."""
+"""Implements vLLM's gRPC service vllm.grpc.engine.VllmEngine on this cluster."""
 
 from __future__ import annotations
 

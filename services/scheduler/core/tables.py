@@ -149,9 +149,14 @@ class SlotTables:
             self._extend_chain(sequence, sequence.tokens.column(num_tokens - size, num_tokens))
 
     def _extend_chain(self, sequence: Sequence, block: bytes) -> None:
-        if self.limits.caches_prefixes:
-            hashes = sequence.block_hashes
-            hashes.append(block_hash.block_hash(hashes[-1] if hashes else sequence.root_hash, block))
+        """Appends the hash of the sequence's next full block, whose tokens are `block` (i32 column); nothing where
+        prefixes are not cached."""
+        if not self.limits.caches_prefixes:
+            return
+        hashes, size = sequence.block_hashes, self.limits.block_size
+        begin = len(hashes) * size
+        media = block_hash.media_of(sequence.media, begin, begin + size) if sequence.media else b""
+        hashes.append(block_hash.block_hash(hashes[-1] if hashes else sequence.root_hash, block, media))
 
     # Recorded hashes.
 

@@ -139,4 +139,4 @@ def complete_block_hashes(sequence: Sequence, block_size: int) -> None:
         missing_from = 0
     parent = sequence.block_hashes[-1] if sequence.block_hashes else sequence.root_hash
     rest = sequence.tokens.column(missing_from, sequence.num_tokens)
-    sequence.block_hashes += block_hash.chain(parent, rest, block_size)
+    sequence.block_hashes += block_hash.chain_with_media(parent, rest, block_size, sequence.media, missing_from)

@@ -94,9 +94,7 @@ class StatsReporter:
         self._interval_s = interval_s
         self._model = model
         self._workers = workers
-        self._before: dict[
-            tuple[str, int], pb.ServiceStatus
-        ] = {}  # previous status by worker and epoch: counters start from 0 in each epoch
+        self._before: dict[str, pb.ServiceStatus] = {}  # last status by worker id; counters outlive attachments
         self._last_report_s = time.monotonic()
 
     async def run(self) -> None:
@@ -107,11 +105,10 @@ class StatsReporter:
     def report(self, now: float) -> None:
         """Passes the figures of every worker since the last report to the stat loggers. `now`: monotonic seconds."""
         seconds, self._last_report_s = max(now - self._last_report_s, 1e-3), now
-        workers = {(worker.id, worker.epoch): worker for worker in self._workers()}
-        for key, worker in workers.items():
-            before = self._before.get(key, pb.ServiceStatus())
+        for worker in self._workers():
+            before = self._before.get(worker.id, pb.ServiceStatus())
             self._report_worker(_stats(worker, before, self._model(), seconds))
-        self._before = workers
+            self._before[worker.id] = worker
 
     def _report_worker(self, stats: WorkerStats) -> None:
         """Calls every stat logger with the figures; one that raises is logged and disabled."""

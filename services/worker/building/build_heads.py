@@ -101,7 +101,7 @@ def _pooling_head(settings: WorkerSettings, model: CausalLM, sentence: SentenceM
         return PoolingHead(size, classifier=model.classifier, batch_invariant=alone)
     poolers = {"last": pooling_pb2.POOLER_LAST, "mean": pooling_pb2.POOLER_MEAN, "cls": pooling_pb2.POOLER_CLS}
     if sentence.denses or len(sentence.modes) > 1 or sentence.modes[0] not in poolers:
-        text = f"pools by {', '.join(sentence.modes)} with {len(sentence.denses)} dense layers; models that go on have"
+        text = f"pools by {', '.join(sentence.modes)} with {len(sentence.denses)} dense layers; generative models have"
         raise InvalidArgument(f"model: {settings.model} {text} {', '.join(poolers)} and none", field="model")
     default = poolers[sentence.modes[0]]
     return PoolingHead(size, default, model.classifier, normalizes=sentence.normalizes, batch_invariant=alone)

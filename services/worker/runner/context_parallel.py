@@ -41,7 +41,7 @@ class PageExchange:
 
     peers: Peers
     own: Tensor  # int64 [most] cache positions stored by this rank, padded with the null block
-    everybody: Tensor  # int64 [size, most] cache positions stored by all ranks
+    all_ranks: Tensor  # int64 [size, most] cache positions stored by all ranks
 
     def __call__(self, *caches: Tensor) -> None:
         """Gathers a layer's stored tokens into caches [num_blocks, block_size, num_kv_heads, head_dim]."""
@@ -51,7 +51,7 @@ class PageExchange:
             torch.index_select(part, 0, self.own, out=place)
         gathered = self.peers.all_gather(sent)
         for number, part in enumerate(rows):
-            part[self.everybody] = gathered[:, number]
+            part[self.all_ranks] = gathered[:, number]
 
 
 def _words(cache: Tensor) -> Tensor:

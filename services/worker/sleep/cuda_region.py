@@ -40,7 +40,7 @@ class _Flags(ctypes.Structure):
 
 
 class _Properties(ctypes.Structure):
-    """CUmemAllocationProp structure."""
+    """Mirrors the CUDA driver's structure CUmemAllocationProp."""
 
     _fields_ = (
         ("type", ctypes.c_int),
@@ -52,7 +52,7 @@ class _Properties(ctypes.Structure):
 
 
 class _Access(ctypes.Structure):
-    """CUmemAccessDesc structure."""
+    """Mirrors the CUDA driver's structure CUmemAccessDesc."""
 
     _fields_ = (("location", _Location), ("flags", ctypes.c_int))
 

@@ -68,10 +68,10 @@ class NoMaskObserver:
     """Observer that discards all timings of masks."""
 
     def observe_mask_fill(self, seconds: float) -> None:
-        """Does nothing."""
+        """Discards the duration."""
 
     def observe_mask_wait(self, seconds: float) -> None:
-        """Does nothing."""
+        """Discards the duration."""
 
 
 @dataclass(slots=True)

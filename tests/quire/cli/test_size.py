@@ -80,6 +80,13 @@ def test_windows_and_states_do_not_grow_with_the_sequence(capsys: pytest.Capture
     assert found["kv_bytes_per_token"] == 2 * full * config["num_key_value_heads"] * config["head_dim"] * 2
 
 
+@pytest.mark.parametrize("memory", ["nan", "-5", "0", "inf", "much"])
+def test_a_gpu_without_a_size_is_refused(memory: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["size", "tiny", f"--gpu-memory={memory}"])
+    assert "is not a number of GiB" in capsys.readouterr().err
+
+
 def test_a_config_alone_is_enough(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "config.json").write_text(json.dumps(CONFIGS["qwen3-0.6b"]))
     of_file = size(capsys, str(tmp_path / "config.json"), "--gpu-memory", "24")

@@ -96,7 +96,14 @@ async def test_a_vital_task_must_not_just_end(end: Callable[[], Awaitable[None]]
 
 
 async def test_a_vital_task_may_end_when_it_is_time() -> None:
-    await run_vital("work", returns(), may_end=lambda: True)
+    asked: list[bool] = []
+
+    def may_end() -> bool:
+        asked.append(True)
+        return True
+
+    await run_vital("work", returns(), may_end=may_end)
+    assert asked == [True]
 
 
 async def test_a_pause_ends_what_was_cancelled_in_vain_before() -> None:

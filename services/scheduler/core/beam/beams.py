@@ -94,7 +94,7 @@ class BeamScheduler:
             num_prompt_tokens=root.num_prompt_tokens,
             max_total_tokens=root.max_total_tokens,
             root_hash=root.root_hash,
-            block_hashes=block_hash.chain(root.root_hash, tokens, self._state.limits.block_size),
+            block_hashes=block_hash.chain_with_media(root.root_hash, tokens, self._state.limits.block_size, root.media),
             skip_reading_prefix_cache=root.skip_reading_prefix_cache,
             asks_logprobs=True,
             is_beam=True,

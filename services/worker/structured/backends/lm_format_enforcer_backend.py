@@ -20,12 +20,19 @@ from lmformatenforcer import (
     CharacterLevelParserConfig,
     JsonSchemaParser,
     RegexParser,
-    UnionParser,
 )
-from lmformatenforcer.jsonschemaparser import StringParsingState
 from lmformatenforcer.tokenizerprefixtree import TokenizerPrefixTree, TokenizerPrefixTreeNode
 
 from quire.services.worker.structured.backends.automaton_masks import Automaton, CharacterColumns
+from quire.services.worker.structured.backends.format_enforcer_parsers import (
+    advance_text,
+    count_leading_space,
+    is_complete,
+    is_free_text,
+    is_plain_text,
+    next_characters,
+    remaining_characters,
+)
 from quire.services.worker.structured.backends.grammar_library import SequentialFiller, rewrite_subschemas, schema_of
 from quire.services.worker.structured.backends.vocabulary import ModelVocabulary, words_of
 from quire.shared.columns import I32
@@ -36,7 +43,6 @@ from quire.shared.structured_output.checks import values_of
 
 copyreg.pickle(type(anything_else), lambda _: "anything_else")  # a singleton; automata are unpickled from a subprocess
 ANY = {"anyOf": [{"type": kind} for kind in ("string", "number", "boolean", "null", "object", "array")]}
-FREE_TEXT = "json_freetext"  # inside of a JSON string: (this, length so far, minimum length, maximum length)
 MAX_WHITESPACE = 9  # between two parts of a JSON text: a new line and four levels of indentation
 CONTROL = re.compile(r"[\x00-\x09\x0b\x0c\x0e-\x1f]")
 QUOTED = '"\\'  # characters that end a JSON string or start an escape in it
@@ -167,7 +173,7 @@ class FormatEnforcerMatcher:
     def _after(self, token_id: int) -> CharacterLevelParser | None:
         """Returns the parser after a token, None if it is not allowed or spells nothing."""
         text = self._tokens.texts.get(token_id, "")
-        return _advance_text(self._parser, text) if text else None
+        return advance_text(self._parser, text) if text else None
 
     def _mask(self) -> I32:
         """Computes the mask: with the automaton of a regular expression, or from the mask of free text inside of a JSON
@@ -175,13 +181,13 @@ class FormatEnforcerMatcher:
         if self._automaton is not None:
             allowed = self._automaton.allowed(self._parser.current_state, self._tokens.columns)
             return words_of(allowed, self._tokens.num_words)
-        if _is_complete(self._parser):
+        if is_complete(self._parser):
             return words_of([], self._tokens.num_words)
         shortcut = self._parser.shortcut_key()
-        if not isinstance(shortcut, tuple) or not _is_free_text(shortcut):
+        if not isinstance(shortcut, tuple) or not is_free_text(shortcut):
             return words_of(list(self._walk(None)), self._tokens.num_words)
         free_text = self._tokens.free_text(*shortcut[1:])
-        if '"' not in _next_characters(self._parser):  # the string is too short to end
+        if '"' not in next_characters(self._parser):  # the string is too short to end
             return free_text
         return free_text | words_of(list(self._walk('"')), self._tokens.num_words)
 
@@ -193,110 +199,38 @@ class FormatEnforcerMatcher:
         num_steps = 0
         while rest:
             parser, node, first = rest.pop()
-            if first is None and node is not self._tokens.root and _is_plain_text(parser):
+            if first is None and node is not self._tokens.root and is_plain_text(parser):
                 yield from self._walk_text(parser, node, rest)
                 continue
             yield from node.tokens
-            if _is_complete(parser):
+            if is_complete(parser):
                 continue
-            allowed = node.children.keys() & set(_next_characters(parser) if first is None else first)
+            allowed = node.children.keys() & set(next_characters(parser) if first is None else first)
             num_steps += len(allowed)
             if num_steps > MAX_WALK_STEPS:
                 self.fault = f"a mask takes more than {MAX_WALK_STEPS} steps"
                 return
             for character in allowed:
                 rest.append(
-                    (_count_leading_space(parser.add_character(character), character), node.children[character], None)
+                    (count_leading_space(parser.add_character(character), character), node.children[character], None)
                 )
 
     def _walk_text(self, parser: CharacterLevelParser, node: TokenizerPrefixTreeNode, rest: list[Any]) -> Iterator[int]:
         """Yields the tokens that continue a JSON string, asking the parser only for characters that end it or start an
         escape: each of its answers lists all 18,000 characters of a large vocabulary. Adds to `rest` where those
         characters lead."""
-        max_length = _remaining_characters(parser)
+        max_length = remaining_characters(parser)
         texts = [("", node)]
         while texts:
             text, node = texts.pop()
             yield from node.tokens
             for character, child in node.children.items():
                 if character in QUOTED:
-                    after = _advance_text(parser, text + character)
+                    after = advance_text(parser, text + character)
                     if after is not None:
                         rest.append((after, child, None))
                 elif len(text) < max_length and character in self._tokens.plain:
                     texts.append((text + character, child))
-
-
-def _advance_text(parser: CharacterLevelParser, text: str) -> CharacterLevelParser | None:
-    """Returns the parser after the characters of `text`, None if it does not allow one of them."""
-    for character in text:
-        if _is_complete(parser) or not _allows(parser, character):
-            return None
-        parser = _count_leading_space(parser.add_character(character), character)
-    return parser
-
-
-def _count_leading_space(parser: CharacterLevelParser, character: str) -> CharacterLevelParser:
-    """Returns the parser with a space that begins a JSON string counted, which the library does not count; any other
-    `character` changes nothing."""
-    if character != " " or not _is_plain_text(parser):
-        return parser
-    *outer, text = parser.object_stack
-    if text.parsed_string:
-        return parser
-    counted = text._clone()
-    counted.parsed_string = character
-    parser.object_stack = [*outer, counted]
-    return parser
-
-
-def _allows(parser: CharacterLevelParser, character: str) -> bool:
-    """Tells whether the parser allows `character`, including spaces inside of strings, which the library allows only as
-    parts of whole tokens."""
-    return character in _next_characters(parser) or (character == " " and _is_free_text(parser.shortcut_key()))
-
-
-def _next_characters(parser: CharacterLevelParser) -> str:
-    """Returns the allowed next characters, without "}" after a comma, which the library allows although it is
-    not JSON."""
-    allowed: str = parser.get_allowed_characters()
-    return allowed.replace("}", "") if _last_character(parser) == "," else allowed
-
-
-def _last_character(parser: CharacterLevelParser) -> str:
-    """Returns the last character of a JSON text so far, without spaces; empty if there is none."""
-    if isinstance(parser, UnionParser):  # one parser per schema that matches so far, of the same text
-        return _last_character(parser.parsers[0])
-    if not isinstance(parser, JsonSchemaParser) or _is_in_string(parser):
-        return ""
-    return str(parser.last_non_whitespace_character)
-
-
-def _is_in_string(parser: JsonSchemaParser) -> bool:
-    """Whether the JSON text so far ends inside of a string."""
-    text = parser.object_stack[-1] if parser.object_stack else None
-    return isinstance(text, StringParsingState) and text.seen_opening_quote and not text.seen_closing_quote
-
-
-def _is_plain_text(parser: CharacterLevelParser) -> bool:
-    """Tells whether the parser is inside of a JSON string of any text."""
-    return isinstance(parser, JsonSchemaParser) and _is_free_text(parser.shortcut_key())
-
-
-def _remaining_characters(parser: CharacterLevelParser) -> int:
-    """Returns the number of characters that the string may still have."""
-    _, length, _, most = parser.shortcut_key()
-    return int(most) - int(length)
-
-
-def _is_free_text(shortcut: Any) -> bool:
-    """Whether the library's shortcut key says that any text may follow in a JSON string."""
-    return isinstance(shortcut, tuple) and shortcut[0] == FREE_TEXT
-
-
-def _is_complete(parser: CharacterLevelParser) -> bool:
-    """Tells whether a JSON text is complete; the library would still allow spaces after it."""
-    return isinstance(parser, JsonSchemaParser) and not parser.object_stack
 
 
 class FormatEnforcerGrammar:

@@ -15,16 +15,21 @@ def worker(epoch: int, generated: int, **more: int) -> pb.ServiceStatus:
     return pb.ServiceStatus(id="worker-0", epoch=epoch, work=work, blocks=blocks, **more)
 
 
-def test_figures_are_per_interval_and_restart_with_an_attachment() -> None:
+def test_figures_are_per_interval_and_an_attachment_repeats_none() -> None:
+    """A worker's counters outlive its attachments, also if it is away at the time of a report."""
     seen: list[WorkerStats] = []
     workers = [worker(1, 500)]
     reporter = StatsReporter([("list", seen.append)], 10.0, lambda: "tiny", lambda: workers)
     reporter.report(1e6)
     workers[:] = [worker(1, 800, running=3, waiting=1)]
     reporter.report(1e6 + 10)
-    workers[:] = [worker(2, 20)]
+    workers[:] = [worker(2, 820)]
     reporter.report(1e6 + 20)
-    assert [stats.generated_tokens for stats in seen] == [500, 300, 20]
+    workers.clear()
+    reporter.report(1e6 + 30)
+    workers[:] = [worker(3, 825)]
+    reporter.report(1e6 + 40)
+    assert [stats.generated_tokens for stats in seen] == [500, 300, 20, 5]
     assert (seen[1].seconds, seen[1].prompt_tokens, seen[1].running, seen[1].waiting) == (10.0, 0, 3, 1)
     assert seen[1].kv_usage == 0.25
     assert seen[0].model == "tiny"

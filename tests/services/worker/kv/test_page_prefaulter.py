@@ -62,7 +62,9 @@ def test_the_next_page_is_asked_for_when_one_is_half_used() -> None:
     assert caches[1].v.sum() == 7 * caches[1].v[3].numel(), "what is there stays"
 
 
-def test_of_memory_without_a_whole_page_and_of_none_nothing_goes_wrong() -> None:
+def test_memory_without_a_whole_page_keeps_its_content_and_none_is_accepted() -> None:
     caches = kv_cache.allocate(SHAPE, 3, torch.device("cpu"))
+    caches[0].k[1] = 7
     PagePrefaulter(caches).prefault_for(2)
+    assert caches[0].k.sum() == 7 * caches[0].k[1].numel()
     PagePrefaulter([]).prefault_for(0)

@@ -18,7 +18,7 @@ ATTRIBUTE = re.compile(r'\s+(\w+)="([^"]*)"')
 
 
 class Tag(NamedTuple):
-    """Parsed tag."""
+    """Holds a parsed opening or closing tag."""
 
     name: str
     is_end: bool

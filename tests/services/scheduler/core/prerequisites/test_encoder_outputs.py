@@ -13,6 +13,7 @@ from quire.services.scheduler.core.plan import StepResult
 from quire.services.scheduler.core.sequences.ending import Failure, Reason
 from quire.services.scheduler.core.sequences.media import MediaItem
 from quire.services.scheduler.core.sequences.sequence import Sequence, WorkerLoss
+from quire.shared.kv import block_hash
 from tests.services.scheduler.conftest import make_sequence
 
 NewCore = Callable[..., Core]
@@ -230,3 +231,17 @@ def test_random_operations_leave_nothing_blocked_and_nothing_over(core: NewCore,
             break
     assert not live
     assert not c.has_work
+
+
+def test_blocks_that_output_completes_name_the_items_that_reach_into_them(core: NewCore) -> None:
+    c = seeing(core, enable_prefix_caching=True, block_size=16)
+    sequence = with_items(1, "a", size=10, max_tokens=30)
+    c.add(sequence)
+    encoded(c, "a")
+    while c.has_work:
+        run(c)
+    tokens = bytes(sequence.tokens)
+    expected = block_hash.chain_with_media(sequence.root_hash, tokens, 16, sequence.media)
+    assert len(expected) == 2
+    assert sequence.block_hashes == expected
+    assert sequence.block_hashes[0] != block_hash.chain(sequence.root_hash, tokens, 16)[0]
