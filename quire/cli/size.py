@@ -37,24 +37,27 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "model", metavar="MODEL", help="a folder, a GGUF file, a config.json, ORG/NAME, or a shape of `quire bench`"
     )
     parser.add_argument(
-        "--gpu-memory", type=_positive, metavar="GIB", help="memory of a GPU; default: a row for each common size"
+        "--gpu-memory",
+        type=_positive,
+        metavar="GIB",
+        help="memory of one GPU, GiB; default: a row for each common size",
     )
     parser.add_argument(
         "--length",
         type=human_int,
         metavar="TOKENS",
         default=0,
-        help="prompt and answer together; default: max_model_len",
+        help="tokens of prompt and answer together; default: max_model_len",
     )
     parser.add_argument(
         "--tensor-parallel-size",
         type=human_int,
         metavar="GPUS",
-        help="GPUs of a replica; default: the fewest that hold the model",
+        help="GPUs per worker; default: the fewest that hold the model",
     )
     for name in SETTINGS:
         add_setting(parser, name, WorkerSettings.model_fields[name])
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -104,7 +107,10 @@ class _Sizes:
         self.whole = self._of(1)
         self.length = arguments.length or self.whole.limits.max_model_len
         if self.length > self.whole.limits.max_model_len:
-            text = f"--length: {self.length} is longer than max_model_len, {self.whole.limits.max_model_len}"
+            text = (
+                f"--length: {self.length} is more than max_model_len, {self.whole.limits.max_model_len}; give a "
+                "smaller length"
+            )
             raise InvalidArgument(text, field="length")
 
     def row(self, gpu_gib: float, num_gpus: int | None) -> Row:
@@ -175,7 +181,7 @@ def _module() -> Any:
     try:
         return importlib.import_module("quire.services.worker.building.footprint")
     except ModuleNotFoundError as missing:
-        text = f"quire size needs the worker's code, and {missing.name} is not installed: pip install 'quire[worker]'"
+        text = f"quire size needs the worker, and {missing.name} is not installed; run pip install 'quire[worker]'"
         raise FailedPrecondition(text) from None
 
 

@@ -140,7 +140,7 @@ class Cluster:
                 process.signal(signal.SIGTERM)
             for process in self._of(role):
                 if not process.wait(max(0.1, deadline - time.monotonic())):
-                    self._report(f"{process.spec.id} does not drain; killing it")
+                    self._report(f"{process.spec.id} did not drain in time; killing it")
                 process.close()
 
     def scale_workers(self, count: int) -> None:
@@ -233,7 +233,7 @@ class Cluster:
                     if other.exit_status is not None:
                         raise _not_ready(other)
                 if time.monotonic() > deadline:
-                    raise Unavailable(f"{process.spec.id} was not ready in time")
+                    raise Unavailable(f"{process.spec.id} was not ready in time; its log says what it waits for")
 
     def _await_workers_known(self) -> None:
         """Waits until frontends know the first worker, whose capabilities they learn a moment after it is ready."""

@@ -34,17 +34,19 @@ def configure(parser: CommandParser) -> None:
     """Adds the target's flags and those of the inputs, calls and the comparison."""
     target.configure(parser)
     parser.add_argument("--inputs", type=human_int, default=512, metavar="COUNT", help="token sequences of a run")
-    parser.add_argument("--tokens", type=human_int, default=512, metavar="COUNT", help="of the longest; see --ragged")
-    parser.add_argument("--ragged", action="store_true", help="lengths from an eighth of that on, all alike likely")
-    parser.add_argument("--per-call", type=human_int, default=64, metavar="COUNT", help="inputs of a call")
-    parser.add_argument("--calls", type=human_int, default=8, metavar="COUNT", help="under way at a time")
+    parser.add_argument(
+        "--tokens", type=human_int, default=512, metavar="COUNT", help="tokens of the longest input; see --ragged"
+    )
+    parser.add_argument("--ragged", action="store_true", help="uniform lengths from --tokens / 8 to --tokens")
+    parser.add_argument("--per-call", type=human_int, default=64, metavar="COUNT", help="inputs of one call")
+    parser.add_argument("--calls", type=human_int, default=8, metavar="COUNT", help="calls in flight")
     parser.add_argument("--runs", type=human_int, default=3)
     parser.add_argument(
         "--beside-transformers",
         default="",
         choices=("", "cpu", "cuda"),
         metavar="DEVICE",
-        help="the same in padded batches, in turn: in float32 on the cpu, in bfloat16 on cuda",
+        help="also measure transformers with padded batches, in alternating runs: float32 on the cpu, bfloat16 on cuda",
     )
 
 

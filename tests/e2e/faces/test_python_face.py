@@ -92,7 +92,7 @@ def test_prompts_are_dicts_and_each_has_parameters_of_its_own(cluster: Cluster, 
             llm.generate("The", params)
         with pytest.raises(InvalidArgument, match="'multi_modal_data' is not offered"):
             llm.generate({"prompt": "The", "multi_modal_data": {}})  # type: ignore[typeddict-unknown-key]
-        with pytest.raises(InvalidArgument, match="needs prompt or prompt_token_ids"):
+        with pytest.raises(InvalidArgument, match="needs the key prompt or prompt_token_ids"):
             llm.generate({"cache_salt": "x"})
         with pytest.raises(FailedPrecondition, match="is not here"):
             llm.get_tokenizer()

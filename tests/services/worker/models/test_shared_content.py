@@ -203,7 +203,7 @@ def test_full_host_memory_and_used_names_are_reported(monkeypatch: pytest.Monkey
             yield NAME, segment
 
     monkeypatch.setattr(showing, "_segment", full)
-    with pytest.raises(ResourceExhausted, match="has no room for them: No space left"):
+    with pytest.raises(ResourceExhausted, match="does not have enough space for them: No space left"):
         share_requests({"a": torch.zeros(1 << 20)})
     monkeypatch.setattr(weights_memory, "_BOOT", tmp_path / "none")
     with pytest.raises(FailedPrecondition, match="update_weights_from_tensor"):
