@@ -30,9 +30,9 @@ class DictPrompt(TypedDict, total=False):
 
 Prompt = Plain | DictPrompt
 Params = SamplingParams | Sequence[SamplingParams | None] | None
-"""For all prompts, or for each its own."""
+"""One set of sampling parameters for all prompts, or one per prompt."""
 ChatMessages = Sequence[Mapping[str, Any]]
-"""In OpenAI's form: role, content, and where there are any name, tool_calls, tool_call_id, reasoning."""
+"""Messages in OpenAI's form: role and content, and optionally name, tool_calls, tool_call_id, reasoning."""
 
 STATUS_DETAILS = "grpc-status-details-bin"
 _ERROR_CODES = {transport.grpc_code: code for code, transport in TRANSPORTS.items()}
@@ -71,7 +71,7 @@ class RequestOptions:
 
 
 EachOptions = RequestOptions | Sequence[RequestOptions] | None
-"""For all prompts, or for each its own."""
+"""One set of request options for all prompts, or one per prompt."""
 
 
 def final_only_options(options: RequestOptions | None) -> RequestOptions:

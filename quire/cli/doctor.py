@@ -83,13 +83,13 @@ class _AllSettings:
 
     def __init__(self, flags: dict[str, Any]) -> None:
         given = {name: flags[name] for name in (*FLAGS, "config") if name in flags}
-        self.frontend = _of(FrontendSettings, given)
-        self.scheduler = _of(SchedulerSettings, given)
-        self.worker = _of(WorkerSettings, given)
+        self.frontend = _service_settings(FrontendSettings, given)
+        self.scheduler = _service_settings(SchedulerSettings, given)
+        self.worker = _service_settings(WorkerSettings, given)
         self.model = "" if self.frontend.model == str(bundled.FOLDER) else self.frontend.model
 
 
-def _of(service: type[S], given: dict[str, Any]) -> S:
+def _service_settings(service: type[S], given: dict[str, Any]) -> S:
     """Returns a service's settings; without a model anywhere, those for the bundled one."""
     own = {name: value for name, value in given.items() if name in service.model_fields or name == "config"}
     try:

@@ -104,7 +104,7 @@ class _Sizes:
         given = {name: getattr(arguments, name) for name in SETTINGS if hasattr(arguments, name)}
         self._settings = load(WorkerSettings, SERVICES, {**given, "model": arguments.model, "device": "cuda"})
         self._by_ranks: dict[int, ModelFootprint] = {}
-        self.whole = self._of(1)
+        self.whole = self._footprint(1)
         self.length = arguments.length or self.whole.limits.max_model_len
         if self.length > self.whole.limits.max_model_len:
             text = (
@@ -117,7 +117,7 @@ class _Sizes:
         """Returns the row for `num_gpus` GPUs of this size; None: the fewest that hold the model and one sequence."""
         for ranks in (num_gpus,) if num_gpus else _powers(MOST_RANKS):
             try:
-                found = self._of(ranks)
+                found = self._footprint(ranks)
             except InvalidArgument:
                 if num_gpus:
                     raise
@@ -168,7 +168,7 @@ class _Sizes:
             ]
         return "\n".join(lines)
 
-    def _of(self, num_ranks: int) -> ModelFootprint:
+    def _footprint(self, num_ranks: int) -> ModelFootprint:
         """Returns the footprint of one rank out of `num_ranks`, computed once for each number."""
         if num_ranks not in self._by_ranks:
             found = _module().footprint(self._settings, self._values, num_ranks=num_ranks)

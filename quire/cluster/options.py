@@ -273,7 +273,7 @@ def _workers(options: ClusterOptions, numbers: Iterable[int], schedulers: list[s
     found = gpus.visible() if worker.get("device") == "cuda" else []
     num_ranks = math.prod(int(worker.get(f"{kind}_parallel_size", 1)) for kind in ("tensor", "pipeline", "context"))
     return [
-        replace(_worker(options, number, schedulers), gpus=gpus.of_worker(number, num_ranks, found))
+        replace(_worker(options, number, schedulers), gpus=gpus.worker_gpus(number, num_ranks, found))
         for number in numbers
     ]
 

@@ -35,8 +35,8 @@ EXPERTS = "--expert-parallel, --enable-eplb, --eplb-step-interval and --num-redu
 
 REFUSED: Mapping[str, str] = {
     # the model and how it is read
-    "--code-revision": "code of a checkpoint is never run",
-    "--trust-remote-code": "code of a checkpoint is never run",
+    "--code-revision": "code from a checkpoint is never executed",
+    "--trust-remote-code": "code from a checkpoint is never executed",
     "--tokenizer": "the tokenizer is read from the model's folder",
     "--tokenizer-revision": "the tokenizer is read from the model's folder, at --revision",
     "--tokenizer-pool-size": "--tokenizer-threads",

@@ -31,7 +31,7 @@ class LoRARequest:
 
 
 LoRARequests = LoRARequest | Sequence[LoRARequest | None] | None
-"""For all prompts, or for each its own; None: the model without any."""
+"""One adapter for all prompts, or one per prompt; None: the model without an adapter."""
 
 
 # A frontend lists an adapter shortly after the scheduler has loaded it for another program.

@@ -52,7 +52,10 @@ def _written(tensors: Iterable[Any], name: str, segment: BinaryIO) -> list[Share
     """Copies host tensors to the segment and exports GPU tensors, and returns a run for each. Raises
     ResourceExhausted if the segment has no room."""
     try:
-        runs = [_of_gpu(tensor) if tensor.is_cuda else _of_copy(tensor, name, segment) for tensor in tensors]
+        runs = [
+            _export_gpu_tensor(tensor) if tensor.is_cuda else _copy_to_segment(tensor, name, segment)
+            for tensor in tensors
+        ]
         segment.flush()
     except OSError as error:
         text = f"named_tensors: {weights_memory.SEGMENTS} does not have enough space for them: {error.strerror}"
@@ -60,7 +63,7 @@ def _written(tensors: Iterable[Any], name: str, segment: BinaryIO) -> list[Share
     return runs
 
 
-def _of_copy(tensor: Any, name: str, segment: BinaryIO) -> SharedRun:
+def _copy_to_segment(tensor: Any, name: str, segment: BinaryIO) -> SharedRun:
     content, offset = weights_stream.tensor_bytes(tensor), segment.tell()
     segment.write(content)
     return SharedRun(segment=name, offset=offset, bytes=len(content))
@@ -91,7 +94,7 @@ def _remove_abandoned() -> None:
                 path.unlink()
 
 
-def _of_gpu(tensor: Any) -> SharedRun:
+def _export_gpu_tensor(tensor: Any) -> SharedRun:
     """Returns the CUDA IPC handle and range of a GPU tensor, after pending computations have finished. Raises
     FailedPrecondition for memory that the driver cannot share."""
     import torch

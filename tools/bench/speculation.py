@@ -13,7 +13,7 @@ from pathlib import Path
 
 from quire.bench import load, target
 from quire.bench.load_client.timing import LoadResult
-from quire.bench.measuring.ratio import of_rounds
+from quire.bench.measuring.ratio import ratio_of_rounds
 from quire.bench.report import Row, progress
 from quire.bench.target import Target
 from quire.bench.workload import shapes, workloads
@@ -129,7 +129,7 @@ def _rows(
 
 def _ratio(runs: Runs, off: Runs, rate: str, name: str) -> dict[str, float]:
     """Returns the ratio of a rate to that without drafts under `name`, with its error if it can be estimated."""
-    ratio = of_rounds([run[rate] for run in runs], [run[rate] for run in off])
+    ratio = ratio_of_rounds([run[rate] for run in runs], [run[rate] for run in off])
     return {name: ratio.value} | (
         {f"{name}_error": ratio.error} if ratio.error else {}
     )  # the ratio of `off` to itself has no error

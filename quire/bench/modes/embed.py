@@ -15,7 +15,7 @@ from statistics import median
 from typing import Any
 
 from quire.bench import target
-from quire.bench.measuring.ratio import of_rounds
+from quire.bench.measuring.ratio import ratio_of_rounds
 from quire.bench.report import Row, progress
 from quire.bench.target import Target
 from quire.bench.workload import shapes
@@ -84,7 +84,7 @@ def _rows(served: Target, sides: dict[str, Side], inputs: Inputs, runs: int) -> 
     mean_tokens = sum(map(len, inputs)) / len(inputs)
     for name, found in rates.items():
         row: Row = {"shape": shape, "side": name, "inputs": len(inputs), "mean_tokens": mean_tokens}
-        beside: Row = {} if len(rates) == 1 else {"ratio": of_rounds(found, rates["transformers"]).value}
+        beside: Row = {} if len(rates) == 1 else {"ratio": ratio_of_rounds(found, rates["transformers"]).value}
         yield {**row, "inputs_s": median(found), "tokens_s": median(found) * mean_tokens, **beside}
 
 

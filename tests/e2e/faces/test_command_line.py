@@ -197,7 +197,9 @@ def test_tls_port_is_reported_to_a_plain_client(command: tuple[str, ...], mutual
         seen = quire(*command, "--address", f"127.0.0.1:{port}", status=1).stderr
     finally:
         server.stop(0).wait()
-    assert seen.startswith(f"quire: 127.0.0.1:{port} requires TLS; name the certificates to trust with --tls ca=FILE"), seen
+    assert seen.startswith(
+        f"quire: 127.0.0.1:{port} requires TLS; name the certificates to trust with --tls ca=FILE"
+    ), seen
     assert seen.count("\n") == 1
 
 
@@ -254,9 +256,15 @@ def test_port_of_a_restarting_service_stays_reserved() -> None:
 @pytest.mark.parametrize(
     ("flags", "text"),
     [
-        (["--swap-space", "2"], "--swap-space is a flag of vLLM that Quire does not have; use --kv-offloading-size GIB"),
-        (["--middleware", "a.b"], "--middleware is a flag of vLLM that Quire does not have; the HTTP server loads no middleware"),
-        (["--trust-remote-code"], "--trust-remote-code is vLLM's; here: code of a checkpoint is never run"),
+        (
+            ["--swap-space", "2"],
+            "--swap-space is a flag of vLLM that Quire does not have; use --kv-offloading-size GIB",
+        ),
+        (
+            ["--middleware", "a.b"],
+            "--middleware is a flag of vLLM that Quire does not have; the HTTP server loads no middleware",
+        ),
+        (["--trust-remote-code"], "--trust-remote-code is vLLM's; here: code from a checkpoint is never executed"),
     ],
 )
 def test_vllm_flags_are_answered_by_name(flags: list[str], text: str) -> None:

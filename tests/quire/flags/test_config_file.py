@@ -126,7 +126,7 @@ def test_a_key_of_the_command_line_is_not_merged_but_still_checked(
         (
             "trust-remote-code: true\n",
             1,
-            "--trust-remote-code is a flag of vLLM that Quire does not have; code of a checkpoint is never run",
+            "--trust-remote-code is a flag of vLLM that Quire does not have; code from a checkpoint is never executed",
         ),
         ("uvicorn-log-level: info\n", 1, "uvicorn-log-level"),
     ],

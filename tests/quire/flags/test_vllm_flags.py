@@ -195,6 +195,6 @@ def test_command_lines_of_the_field_are_taken_or_end_at_code_of_others(
     words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if "--trust-remote-code" in words:
-        assert "code of a checkpoint is never run" in refusal(capsys, "folder", *words.split())
+        assert "code from a checkpoint is never executed" in refusal(capsys, "folder", *words.split())
         words = words.replace("--trust-remote-code", "")
     assert parsed(*words.split()).model == "folder"
