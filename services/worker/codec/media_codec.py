@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from quire.services.worker.step.fetched_item import FetchedItem
-from quire.services.worker.step.media_items import PromptItem
+from quire.services.worker.step.media_items import MediaItem
 from quire.shared.columns import ColumnError, i32, i32_bytes, u32, u32_bytes
 from quire.shared.kv.block_hash import HASH_BYTES
 from quire.shared.pb.common.v1 import media_pb2
@@ -18,7 +18,7 @@ FETCHED = struct.Struct(f"<{HASH_BYTES}s5I")
 CHANNELS = 3
 
 
-def decode_item(wire: media_pb2.MediaItem) -> PromptItem:
+def decode_item(wire: media_pb2.MediaItem) -> MediaItem:
     """Decodes an item. Raises ColumnError for invalid columns, identifiers and runs."""
     runs = u32(wire.embedding_runs).tolist()
     if len(wire.identifier) != HASH_BYTES or len(runs) % 2:
@@ -26,12 +26,12 @@ def decode_item(wire: media_pb2.MediaItem) -> PromptItem:
     pairs = tuple(zip(runs[::2], runs[1::2], strict=True))
     layout = tuple(i32(wire.layout).tolist())
     try:
-        return PromptItem(wire.identifier, wire.offset, wire.length, wire.num_embeddings, pairs, wire.modality, layout)
+        return MediaItem(wire.identifier, wire.offset, wire.length, wire.num_embeddings, pairs, wire.modality, layout)
     except ValueError as error:
         raise ColumnError(f"media item: {error}") from None
 
 
-def encode_item(item: PromptItem) -> media_pb2.MediaItem:
+def encode_item(item: MediaItem) -> media_pb2.MediaItem:
     """Encodes an item, as the inverse of decode_item()."""
     return media_pb2.MediaItem(
         identifier=item.identifier,

@@ -12,7 +12,7 @@ from quire.services.worker.engine.device_executor import ResultReceiver
 from quire.services.worker.media.pixels import PixelSource
 from quire.services.worker.media.waiting import FetchedOrder, WaitingMedia
 from quire.services.worker.step.fetched_item import FetchedItem
-from quire.services.worker.step.media_items import PromptItem
+from quire.services.worker.step.media_items import MediaItem
 from quire.shared.columns import ColumnError
 from quire.shared.errors import Internal, InvalidArgument, QuireError, to_proto
 from quire.shared.logs import logger
@@ -79,7 +79,7 @@ class MediaOrders:
             receiver.media_prepared(prepared)
 
     async def _fetch_and_encode(
-        self, receiver: ResultReceiver, item: PromptItem, address: str, prepared: pb.MediaPrepared
+        self, receiver: ResultReceiver, item: MediaItem, address: str, prepared: pb.MediaPrepared
     ) -> None:
         """Fetches an item and waits until it is encoded; writes the times into `prepared`. Raises QuireError."""
         begun_ns = time.perf_counter_ns()
@@ -101,7 +101,7 @@ class MediaOrders:
             raise error
 
 
-def _decode(order: pb.PrepareMedia) -> PromptItem:
+def _decode(order: pb.PrepareMedia) -> MediaItem:
     """Decodes the ordered item. Raises InvalidArgument."""
     try:
         return decode_item(order.item)

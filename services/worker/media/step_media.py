@@ -9,7 +9,7 @@ import numpy as np
 
 from quire.services.worker.device.staging import upload
 from quire.services.worker.layers.forward_batch import MediaRows
-from quire.services.worker.step.media_items import PromptItem, last_row_end
+from quire.services.worker.step.media_items import MediaItem, last_row_end
 from quire.services.worker.step.plan_violation import PlanViolation, require
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class SlotMedia(Protocol):
     """Media items of the slots."""
 
-    def admit(self, slot: int, items: Sequence[PromptItem], num_computed: int) -> None:
+    def admit(self, slot: int, items: Sequence[MediaItem], num_computed: int) -> None:
         """Adds the items of an admitted sequence, of which `num_computed` tokens are computed. Raises PlanViolation for
         items whose rows are needed and not kept."""
 
@@ -33,7 +33,7 @@ class SlotMedia(Protocol):
 class NoStepMedia:
     """Null object of models without an encoder."""
 
-    def admit(self, slot: int, items: Sequence[PromptItem], num_computed: int) -> None:
+    def admit(self, slot: int, items: Sequence[MediaItem], num_computed: int) -> None:
         """Raises PlanViolation: the worker has announced no encoder."""
         raise PlanViolation(f"admitted slot {slot} has media, and this worker has announced no encoder")
 
@@ -54,9 +54,9 @@ class StepMedia:
 
     def __init__(self, cache: EncoderCache, device: torch.device) -> None:
         self._cache, self._device = cache, device
-        self._pending: dict[int, tuple[Sequence[PromptItem], int]] = {}  # by slot: items, end of their last row
+        self._pending: dict[int, tuple[Sequence[MediaItem], int]] = {}  # by slot: items, end of their last row
 
-    def admit(self, slot: int, items: Sequence[PromptItem], num_computed: int) -> None:
+    def admit(self, slot: int, items: Sequence[MediaItem], num_computed: int) -> None:
         """Adds the items of an admitted sequence, of which `num_computed` tokens are computed. Raises PlanViolation for
         items whose rows are needed and not kept."""
         for item in items:

@@ -12,7 +12,7 @@ from quire.services.worker.replica.flight import NO_STEP_CHANGES, StepChanges
 from quire.services.worker.replica.retained_state import RetainedState
 from quire.services.worker.runner.output import RunnerOutput
 from quire.services.worker.step.block_copies import BlockCopies
-from quire.services.worker.step.media_items import PromptItem
+from quire.services.worker.step.media_items import MediaItem
 from quire.services.worker.step.slots import NewBlocks, Rows, SlotTable
 from quire.services.worker.step.step_inputs import StepInputs
 from quire.shared.columns import I32
@@ -28,10 +28,10 @@ class BlockRecord:
         self._windows = [group for group, _ in limits.layout.windows]  # KV groups that have one
         self.contents = BlockContents(limits.num_blocks, limits.block_size, windows=bool(self._windows))
         self._roots: dict[int, bytes] = {}  # by slot: parent hash of the sequence's first block
-        self._media: dict[int, Sequence[PromptItem]] = {}  # by slot: media items of sequences that have some
+        self._media: dict[int, Sequence[MediaItem]] = {}  # by slot: media items of sequences that have some
         self._last_tokens = np.zeros(limits.max_num_seqs, dtype=np.int32)
 
-    def admit(self, slot: int, root_hash: bytes, media: Sequence[PromptItem] = ()) -> None:
+    def admit(self, slot: int, root_hash: bytes, media: Sequence[MediaItem] = ()) -> None:
         self._roots[slot] = root_hash
         if media:
             self._media[slot] = media

@@ -20,7 +20,7 @@ class RowRun(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class PromptItem:
+class MediaItem:
     """Media item in a sequence (MediaItem of quire/common/v1/media.proto)."""
 
     identifier: bytes
@@ -64,7 +64,7 @@ class PromptItem:
             first_row += length
 
 
-def without_unknown_placeholders(tokens: I32, items: Iterable[PromptItem], vocab_size: int) -> I32:
+def without_unknown_placeholders(tokens: I32, items: Iterable[MediaItem], vocab_size: int) -> I32:
     """Returns the tokens with 0 in the place of ids that the vocabulary lacks, where rows of `items` stand; `tokens`
     itself if there are none."""
     unknown = (tokens < 0) | (tokens >= vocab_size)
@@ -77,6 +77,6 @@ def without_unknown_placeholders(tokens: I32, items: Iterable[PromptItem], vocab
     return np.where(unknown & covered, 0, tokens).astype(np.int32)
 
 
-def last_row_end(items: Sequence[PromptItem]) -> int:
+def last_row_end(items: Sequence[MediaItem]) -> int:
     """Returns the position after the last row of `items`; 0 without items."""
     return max((item.offset + sum(item.row_runs[-1]) for item in items), default=0)
