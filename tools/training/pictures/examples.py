@@ -14,8 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from quire.shared.media.picture_sizes import FixedSize
-from quire.shared.media.rendering import fixed_size
 from tools.evals import Split
 from tools.evals.conversation import TURNS
 from tools.evals.documents import sample_document
@@ -57,6 +55,7 @@ class PictureBatch:
     pixels: [num_pictures, side, side, 3]. tokens, positions: [batch_tokens]. limits: where conversations begin and
     end, and at last the padding. picture_index: positions of the pictures' embeddings, picture by picture.
     target_index: [batch_targets], positions whose next token is `targets`; `weights` are 0 for padding.
+    `kinds`: index in SIZES of the question that a target answers.
     """
 
     pixels: NDArray[np.uint8]
@@ -88,7 +87,7 @@ def font_files() -> list[str]:
 
 def resized(picture: Image.Image, side: int) -> NDArray[np.uint8]:
     """Returns the pixels [side, side, 3] of a picture, scaled as the frontend scales them for the model."""
-    return fixed_size(picture.convert("RGB"), FixedSize(side, side))
+    return np.asarray(picture.convert("RGB").resize((side, side), Image.Resampling.BICUBIC))
 
 
 class PictureCorpus:
@@ -181,7 +180,7 @@ def pack(examples: list[PictureExample], chosen: recipe.PictureRecipe, image: in
     answered = np.array(kinds + [-1] * left)
     index = np.flatnonzero(answered[1:] >= 0)[: chosen.batch_targets]
     weights = np.zeros(chosen.batch_targets, dtype=np.float32)
-    weights[: len(index)] = 1.0
+    weights[: len(index)] = _answer_weights(answered)[index + 1]
     index = np.concatenate((index, np.zeros(chosen.batch_targets - len(index), dtype=np.int64)))
     lengths = np.diff(limits)
     return PictureBatch(
@@ -195,6 +194,16 @@ def pack(examples: list[PictureExample], chosen: recipe.PictureRecipe, image: in
         weights,
         answered[index + 1],
     )
+
+
+def _answer_weights(kinds: NDArray[np.int64]) -> NDArray[np.float32]:
+    """Returns a weight for each token of an answer, the inverse root of the answer's length, so that descriptions do
+    not outweigh short answers; 0 elsewhere."""
+    limits = np.flatnonzero(np.diff(kinds, prepend=-1, append=-1))
+    lengths = np.diff(limits, append=len(kinds))
+    weights = np.zeros(len(kinds), dtype=np.float32)
+    weights[limits[0] :] = np.repeat(lengths**-0.5, lengths) if len(limits) else 0.0
+    return np.where(kinds >= 0, weights, 0.0).astype(np.float32)
 
 
 def produce(

@@ -39,8 +39,8 @@ class PictureRecipe:
     steps: int | None = None
     seed: int = 1
     pictures: int = 512  # of a step
-    text_tokens: int = 104  # of one picture's conversation, on average, at most
-    targets: int = 40  # of one picture's conversation, on average, at most
+    text_tokens: int = 88  # of one picture's conversation, on average, at most
+    targets: int = 22  # of one picture's conversation, on average, at most
     workers: int = 14
     muon_lr: float = 0.02
     adam_lr: float = 0.003

@@ -87,7 +87,7 @@ class TrainedTower(nn.Module):
             nn.Parameter(_matrix(text_size, size)),
             nn.Parameter(torch.zeros(text_size)),
         )
-        self.projector2 = nn.Parameter(_matrix(text_size, text_size) * 0.05)
+        self.projector2 = nn.Parameter(_matrix(text_size, text_size) * 0.65)  # rows about as large as embeddings
         self.projector2_bias = nn.Parameter(torch.zeros(text_size))
 
     def forward(self, pixels: Tensor, dtype: torch.dtype) -> Tensor:

@@ -19,6 +19,7 @@ from tools.training.pictures.examples import SIZES, PictureBatch
 from tools.training.pictures.recipe import PictureRecipe
 from tools.training.pictures.tower import TrainedTower, tower_layer
 
+SIZE_PENALTY = 0.1
 LOG_EVERY_S, CHECKPOINT_EVERY_S = 5.0, 45.0
 
 
@@ -57,22 +58,31 @@ class TowerTrainer:
             self.network.compile_parts()
         layer = torch.compile(tower_layer, dynamic=False) if is_cuda else tower_layer
         self.tower = TrainedTower(recipe.shape, self.network.shape.hidden_size, layer).to(device)
+        self._embedding_size = self.network.embedding.float().square().mean().log()
         self.scores = PictureScores(device)
         self._optimizer = Optimizer(self.tower, recipe.muon_lr, recipe.adam_lr)
 
     def step(self, batch: PictureBatch, lr_scale: float) -> Tensor:
         """Trains on one batch with the learning rate times `lr_scale`; returns the loss before the update."""
         weights = send(batch.weights, self.device)
-        losses, right = self.losses(batch)
+        rows = self.tower(send(batch.pixels, self.device), self.dtype).flatten(0, 1)
+        losses, right = self.losses(batch, rows)
         loss = (losses * weights).sum() / weights.sum()
-        loss.backward()  # type: ignore[no-untyped-call]
+        (loss + SIZE_PENALTY * self.size_error(rows)).backward()
         self._optimizer.step(lr_scale)
         self.scores.add(send(batch.kinds, self.device), weights, losses, right)
         return loss.detach()
 
-    def losses(self, batch: PictureBatch) -> tuple[Tensor, Tensor]:
-        """Returns the cross-entropy of the batch's targets, and whether the likeliest token is the target."""
-        rows = self.tower(send(batch.pixels, self.device), self.dtype).flatten(0, 1)
+    def size_error(self, rows: Tensor) -> Tensor:
+        """Returns the mean square logarithm of the size of rows, relative to that of the text's embeddings.
+
+        The text network norms its input, so that the loss alone would let rows grow, and large rows change slowly.
+        """
+        return 0.25 * (rows.float().square().mean(-1).add(1e-8).log() - self._embedding_size).square().mean()
+
+    def losses(self, batch: PictureBatch, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the cross-entropy of the batch's targets, and whether the likeliest token is the target. `rows`:
+        embeddings of all patches of the batch."""
         x = self.network.embed(send(batch.tokens, self.device), self.dtype)
         x = x.index_copy(0, send(batch.picture_index, self.device), rows)
         hidden = self.network.transform(x, send(batch.positions, self.device), spans_of(batch, self.device))

@@ -10,6 +10,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from safetensors.torch import load_file  # noqa: E402
+
 from quire import kernels  # noqa: E402
 from quire.services.worker.layers.config_file import ConfigFile  # noqa: E402
 from quire.services.worker.layers.placement import LayerPlacement  # noqa: E402
@@ -18,11 +20,12 @@ from quire.services.worker.models.vision.llava import LlavaVision, read_llava  #
 from quire.services.worker.models.vision.port import MediaInput  # noqa: E402
 from quire.shared.media.picture_sizes import read_processor  # noqa: E402
 from quire.shared.media.processor import Normalization  # noqa: E402
+from tools.evals import held_back_items  # noqa: E402
 from tools.training.chat import END_OF_TEXT, IMAGE, segments  # noqa: E402
-from tools.training.export import BUNDLED  # noqa: E402
-from tools.training.pictures.evaluate import answer_pictures  # noqa: E402
+from tools.training.export import BUNDLED, load_network, text_tensors  # noqa: E402
+from tools.training.pictures.evaluate import answer_pictures, picture_of  # noqa: E402
 from tools.training.pictures.examples import PictureCorpus, PictureExample, pack  # noqa: E402
-from tools.training.pictures.export import load_tower, preprocessor_config, save_tower, vision_config  # noqa: E402
+from tools.training.pictures.export import load_tower, preprocessor_config, save_llava, save_tower, vision_config  # noqa: E402
 from tools.training.pictures.recipe import PictureRecipe, TowerShape  # noqa: E402
 from tools.training.pictures.tower import TrainedTower  # noqa: E402
 from tools.training.pictures.trainer import TowerTrainer  # noqa: E402
@@ -82,6 +85,7 @@ def test_a_batch_has_fixed_sizes_and_the_pictures_embeddings_in_order(encoder: F
         assert len(batch.picture_index) == RECIPE.pictures * SMALL.num_patches
         assert np.array_equal(batch.tokens[batch.target_index + 1], batch.targets)
         assert len(batch.weights) == RECIPE.batch_targets
+        assert all(batch.kinds[batch.weights > 0] >= 0)
         starts = batch.limits[0][: len(drawn)]
         assert all(batch.positions[start] == 0 for start in starts)
         for start, example in zip(starts, drawn, strict=True):
@@ -122,6 +126,42 @@ def test_stored_weights_are_the_towers_in_bfloat16(tmp_path: Path) -> None:
         assert torch.equal(one, other.bfloat16().float()), name
 
 
+def test_every_answer_has_the_root_of_its_length_as_weight(encoder: FastEncoder) -> None:
+    image, padding = encoder.encode(IMAGE)[0], encoder.encode(END_OF_TEXT)[0]
+    example = next(e for e in examples(encoder, 50) if len(set(e.kinds)) == 4)
+    chosen = PictureRecipe(60, pictures=1, text_tokens=300, targets=60, shape=SMALL)
+    batch = pack([example], chosen, image, padding)
+    for kind in {*example.kinds} - {-1}:
+        number = example.kinds.count(kind)
+        assert batch.weights[(batch.kinds == kind) & (batch.weights > 0)].sum() == pytest.approx(number**0.5)
+
+
+def test_the_text_models_weights_are_copied_bit_for_bit(tmp_path: Path) -> None:
+    save_llava(BUNDLED, random_tower(), tmp_path)
+    written = load_file(tmp_path / "model.safetensors")
+    for name, tensor in text_tensors(BUNDLED).items():
+        assert torch.equal(written[f"language_model.{name}"], tensor), name
+    again = tmp_path / "again"
+    save_llava(tmp_path, load_tower(tmp_path), again)  # a tower takes the place of another
+    for name in ("config.json", "model.safetensors", "preprocessor_config.json", "tokenizer.json"):
+        assert (again / name).read_bytes() == (tmp_path / name).read_bytes(), name
+
+
+def test_answers_are_those_of_transformers(encoder: FastEncoder, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    save_llava(BUNDLED, random_tower(), tmp_path)
+    theirs = transformers.LlavaForConditionalGeneration.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    processor = transformers.AutoProcessor.from_pretrained(tmp_path)
+    item = held_back_items(1, ("picture_shapes",))[0]
+    conversation = [{"role": "user", "content": [{"type": "image"}, item.messages[0]["content"][1]]}]
+    written = processor.apply_chat_template(conversation, add_generation_prompt=True)
+    inputs = processor(images=[picture_of(item)], text=written, return_tensors="pt")
+    found = theirs.generate(**inputs, max_new_tokens=12, do_sample=False)[0, inputs["input_ids"].shape[1] :]
+    answer = answer_pictures(load_network(tmp_path, CPU), load_tower(tmp_path), [item])[0].text
+    assert answer
+    assert answer.startswith(processor.decode(found, skip_special_tokens=True))
+
+
 def test_training_lowers_the_loss_and_leaves_the_text_model_as_it_is(encoder: FastEncoder) -> None:
     trainer = TowerTrainer(RECIPE, BUNDLED, CPU)
     before = {name: weight.clone() for name, weight in trainer.network.named_parameters()}
@@ -134,9 +174,6 @@ def test_training_lowers_the_loss_and_leaves_the_text_model_as_it_is(encoder: Fa
 
 
 def test_greedy_answers_depend_on_the_picture_rows(encoder: FastEncoder) -> None:
-    from tools.evals import held_back_items
-    from tools.training.export import load_network
-
     items = held_back_items(2, ("picture_digits",))
     network = load_network(BUNDLED, CPU)
     towers = [TrainedTower(SMALL, TEXT_SIZE), random_tower()]
