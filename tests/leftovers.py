@@ -18,9 +18,7 @@ def resident_bytes() -> int:
 class Leftovers:
     """Runs a collection when the process has grown by much since its smallest size."""
 
-    def __init__(
-        self, size: Callable[[], int] = resident_bytes, collect: Callable[[], object] = gc.collect
-    ) -> None:
+    def __init__(self, size: Callable[[], int] = resident_bytes, collect: Callable[[], object] = gc.collect) -> None:
         self._size, self._collect = size, collect
         self._least = size()
 

@@ -3,36 +3,70 @@ signals during them, an environment that Python reads) is tested with one."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import IO, Any
 
 from quire.cluster import process
 from tests.preloaded.forked import Forked
 
 QUIRE = (sys.executable, "-P", "-m", "quire")
+File = int | IO[Any] | None
 
 
-def start(
-    *arguments: str, env: Mapping[str, str] | None = None, stdout: IO[Any], stderr: IO[Any] | None = None, stdin: str = ""
-) -> Forked:
-    """Starts a command. `env`: variables beside those of the test run; `stdin`: what it reads."""
-    with tempfile.TemporaryFile("w+") as read:
-        read.write(stdin)
-        read.seek(0)
-        files = (read.fileno(), stdout.fileno(), sys.__stderr__.fileno() if stderr is None else stderr.fileno())
-        return zygotes().start_command((*QUIRE, *arguments), {**os.environ, **(env or {})}, files)
+@contextlib.contextmanager
+def started(
+    *arguments: str,
+    env: Mapping[str, str] | None = None,
+    stdin: str | int = "",
+    stdout: File = None,
+    stderr: File = None,
+) -> Iterator[Forked]:
+    """Runs a command until the end of the context, which kills it if it still runs. `env`: variables beside those of
+    the test run; `stdin`: what it reads, or a descriptor; PIPE makes a text file of its output."""
+    with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
+        files = [_input(stdin, theirs)]
+        outputs = []
+        for file, usual in ((stdout, sys.__stdout__), (stderr, sys.__stderr__)):
+            if file == subprocess.PIPE:
+                reads, writes = os.pipe()
+                outputs.append(ours.enter_context(os.fdopen(reads, "r")))
+                theirs.callback(os.close, writes)
+                files.append(writes)
+                continue
+            file = usual if file is None else file
+            assert file is not None
+            files.append(file if isinstance(file, int) else file.fileno())
+            outputs.append(None)
+        environment = {**os.environ, **(env or {})}
+        forked = zygotes().start_command((*QUIRE, *arguments), environment, files)
+        theirs.close()
+        forked.stdout, forked.stderr = outputs
+        try:
+            yield forked
+        finally:
+            forked.kill()
+            forked.wait()
 
 
-def run(
-    *arguments: str, env: Mapping[str, str] | None = None, stdin: str = ""
-) -> subprocess.CompletedProcess[str]:
+def _input(stdin: str | int, kept: contextlib.ExitStack) -> int:
+    if isinstance(stdin, int):
+        return stdin
+    file = kept.enter_context(tempfile.TemporaryFile("w+"))
+    file.write(stdin)
+    file.seek(0)
+    return file.fileno()
+
+
+def run(*arguments: str, env: Mapping[str, str] | None = None, stdin: str = "") -> subprocess.CompletedProcess[str]:
     """Runs a command to its end and returns its status and output."""
     with tempfile.TemporaryFile("w+") as stdout, tempfile.TemporaryFile("w+") as stderr:
-        status = start(*arguments, env=env, stdout=stdout, stderr=stderr, stdin=stdin).wait()
+        with started(*arguments, env=env, stdin=stdin, stdout=stdout, stderr=stderr) as forked:
+            status = forked.wait()
         for file in (stdout, stderr):
             file.seek(0)
         return subprocess.CompletedProcess((*QUIRE, *arguments), status, stdout.read(), stderr.read())

@@ -31,12 +31,17 @@ class Zygotes:
     """Zygotes of this process, one per role, created on first use. They end with it, and have its environment at the
     time of their creation. Commands that are forked from one share those of services."""
 
-    def __init__(self, asking: Mapping[str, socket.socket] | None = None, lock: str = "") -> None:
-        """`asking`: sockets of the zygotes that another process has started, with `lock`, the file whose lock
-        serializes requests of several processes."""
-        self._environments = {role: lasting(os.environ) for role in (CHILD, COMMAND)}
+    def __init__(
+        self,
+        environment: Mapping[str, str] = os.environ,
+        asking: Mapping[str, socket.socket] | None = None,
+        lock: str = "",
+    ) -> None:
+        """`asking`: sockets of the zygotes that another process has started with `environment`, with `lock`, the file
+        whose lock serializes requests of several processes."""
+        self._environments = {role: lasting(environment) for role in (CHILD, COMMAND)}
         for role in SERVICES:
-            self._environments[role] = lasting(os.environ) | allocator.environment(role, os.environ)
+            self._environments[role] = lasting(environment) | allocator.environment(role, environment)
             self._environments[role] |= {"PYTHONPATH": python_path()}
         self._lock = threading.Lock()
         self._asking: dict[str, socket.socket] = dict(asking or {})
@@ -78,8 +83,9 @@ class Zygotes:
         return forked
 
     def start_command(self, args: Sequence[str], env: Mapping[str, str], files: Sequence[int]) -> Forked:
-        """Starts `python -P -m quire ...` as a fork. `files`: its stdin, stdout and stderr."""
-        assert lasting(env) == self._environments[COMMAND]
+        """Starts `python -P -m quire ...` as a fork, which cannot heed variables that Python reads when it starts.
+        `files`: its stdin, stdout and stderr."""
+        assert of_python(env) == of_python(self._environments[COMMAND])
         return self._fork(COMMAND, args, env, files)
 
     def _fork(
@@ -138,6 +144,10 @@ class Zygotes:
         for process in self._processes[::-1]:
             process.wait()
         self._lock_file.close()
+
+
+def of_python(environment: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environment.items() if name.startswith("PYTHON")}
 
 
 def lasting(environment: Mapping[str, str]) -> dict[str, str]:

@@ -33,6 +33,7 @@ MODULES: dict[str, tuple[str, ...]] = {
         "quire.cli.top",
         "quire.cli.size",
         "quire.doctor.model",
+        "quire.services.frontend.main",
         "tests.preloaded.process",
     ),
     CHILD: (
@@ -150,13 +151,13 @@ def begin_fork_server() -> None:
     processes.START_CONTEXT = multiprocessing.get_context("forkserver")
 
 
-def share_zygotes(sockets: Mapping[str, int], lock: str) -> None:
+def share_zygotes(environment: Mapping[str, str], sockets: Mapping[str, int], lock: str) -> None:
     """Makes this process's clusters fork their services from the zygotes of the test run."""
     from quire.cluster import process
     from tests.preloaded.process import Zygotes
 
     asking = {role: socket.socket(fileno=number) for role, number in sockets.items()}
-    process.launch = Zygotes(asking, lock).start
+    process.launch = Zygotes(environment, asking, lock).start
 
 
 def main() -> None:
@@ -167,9 +168,10 @@ def main() -> None:
     gc.freeze()
     interrupts.IS_COMMAND = sys.argv[3] != CHILD  # what each of them will be
     shared = json.loads(os.environ.pop(SHARED, "null"))
+    environment = dict(os.environ)
     sys.argv = Zygote(asking).serve()[3:]
     if shared:
-        share_zygotes(shared["sockets"], shared["lock"])
+        share_zygotes(environment, shared["sockets"], shared["lock"])
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 
 
