@@ -38,9 +38,9 @@ def started(
                 theirs.callback(os.close, writes)
                 files.append(writes)
                 continue
-            file = usual if file is None else file
-            assert file is not None
-            files.append(file if isinstance(file, int) else file.fileno())
+            theirs_now = usual if file is None else file
+            assert theirs_now is not None
+            files.append(theirs_now if isinstance(theirs_now, int) else theirs_now.fileno())
             outputs.append(None)
         environment = {**os.environ, **(env or {})}
         forked = zygotes().start_command((*QUIRE, *arguments), environment, files)
@@ -56,7 +56,7 @@ def started(
 def _input(stdin: str | int, kept: contextlib.ExitStack) -> int:
     if isinstance(stdin, int):
         return stdin
-    file = kept.enter_context(tempfile.TemporaryFile("w+"))
+    file = kept.enter_context(tempfile.TemporaryFile("w+"))  # noqa: SIM115 - the stack closes it
     file.write(stdin)
     file.seek(0)
     return file.fileno()

@@ -67,6 +67,7 @@ def test_a_cluster_without_workers_answers_once_some_join_and_again_after_they_w
             assert answer(cluster["url"]) == "68"
 
 
+@pytest.mark.slow
 def test_worker_with_another_model_or_secret_is_refused_with_a_reason(secret: str, tmp_path: Path) -> None:
     shared = ("--cluster-secret-file", secret)
     with up("--http-port", "0", "--grpc-port", "0", *shared) as (_, cluster):
