@@ -14,6 +14,7 @@ BLOCK = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
 MISSING = [program for program in ("bash", "curl", "openssl") if shutil.which(program) is None]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}")
 def test_certificates_of_the_recipe_are_taken_by_services_and_clients(tmp_path: Path) -> None:
     (recipe,) = BLOCK.findall((ROOT / "docs" / "operations" / "security.md").read_text())
