@@ -9,6 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from quire.services.worker.codec.media_codec import decode_item
+from quire.services.worker.step.plan_violation import PlanViolation
+from quire.shared.columns import i32_bytes
+from quire.shared.kv.block_hash import chain_with_media, root_hash, split
 from tests.services.worker.media.pictures import (
     NUM_ROWS,
     PLACEHOLDER,
@@ -140,3 +144,70 @@ def test_the_placeholder_may_be_outside_of_the_vocabulary(tmp_path: Path, llava:
     rig.step([New(0, outside, media=tuple(media))], {0: 10})
     rig.step(counts={0: len(tokens) - 10})
     assert answer(rig, 0) == greedy(model, tokens, [pixels], NUM_TOKENS)
+
+
+def test_blocks_hash_as_the_scheduler_counts_them(llava: Callable[..., Saved]) -> None:
+    """After a re-attach the scheduler finds the blocks by these hashes."""
+    folder, _ = llava()
+    pixels = picture(6)
+    tokens, media = prompt_with(6, pixels, 7)
+    outside = [100_000 if token == PLACEHOLDER else token for token in tokens]
+    rig = Rig(folder)
+    encode(rig, pixels)
+    for slot, prompt in enumerate([tokens, outside]):
+        rig.step([New(slot, prompt, media=tuple(media))], {slot: len(prompt)})
+        so_far = rig.tokens(slot)
+        items = [decode_item(item) for item in media]
+        wanted = chain_with_media(root_hash(), i32_bytes(so_far), 4, items)[: len(prompt) // 4]
+        report = rig.replica.end_epoch()
+        found = dict(zip(split(report.hashes), report.block_ids, strict=True))
+        assert [found[digest] for digest in wanted] == list(rig.blocks(slot))[: len(wanted)]
+        rig.scheduler.rows.clear()
+        rig.scheduler.sampling.clear()
+        encode(rig, pixels)
+
+
+def test_beams_share_the_pictures_of_their_prompt(llava: Callable[..., Saved]) -> None:
+    """A sample whose last block is a copy of another's, as n > 1 and beams start."""
+    folder, model = llava()
+    pixels = picture(7)
+    tokens, media = prompt_with(3, pixels, 4)  # 23 tokens: 5 full blocks and a part of one
+    rig = Rig(folder)
+    encode(rig, pixels)
+    rig.step([New(0, tokens, media=tuple(media))], {0: len(tokens)})
+    blocks = rig.blocks(0)
+    rig.step([New(1, tokens, cached_blocks=blocks[:5], copied_block=blocks[5], media=tuple(media))])
+    expected = greedy(model, tokens, [pixels], NUM_TOKENS)
+    assert answer(rig, 0) == expected
+    assert answer(rig, 1) == expected
+
+
+def test_a_fully_cached_prompt_may_end_with_a_picture(llava: Callable[..., Saved]) -> None:
+    """Its last token, a row of the picture, is computed again."""
+    folder, model = llava()
+    pixels = picture(8)
+    tokens, media = prompt_with(4, pixels)
+    rig = Rig(folder)
+    encode(rig, pixels)
+    rig.step([New(0, tokens, media=tuple(media))], {0: len(tokens)})
+    rig.step([New(1, tokens, cached_blocks=rig.blocks(0)[:5], media=tuple(media))], {1: 1})
+    expected = greedy(model, tokens, [pixels], NUM_TOKENS)
+    assert answer(rig, 0) == expected
+    assert answer(rig, 1) == expected
+
+
+def test_an_item_that_is_not_kept_breaks_the_session(llava: Callable[..., Saved]) -> None:
+    folder, _ = llava()
+    tokens, media = prompt_with(3, picture(10), 3)
+    rig = Rig(folder)
+    with pytest.raises(PlanViolation, match="the rows of a media item are not kept"):
+        rig.step([New(0, tokens, media=tuple(media))], {0: 5})
+
+
+def test_the_language_model_alone_has_no_encoder(llava: Callable[..., Saved]) -> None:
+    folder, _ = llava()
+    tokens, media = prompt_with(3, picture(11), 3)
+    rig = Rig(folder, language_model_only=True)
+    assert rig.replica.media.capacity == 0
+    with pytest.raises(PlanViolation, match="announced no encoder"):
+        rig.step([New(0, tokens, media=tuple(media))], {0: 5})
