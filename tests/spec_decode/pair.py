@@ -198,14 +198,20 @@ class Pair:
         """Executes the core's orders to encode media and to release their rows, in order."""
         for order in self.core.encoder_outputs.take_orders():
             if order.item is None:
-                self.replica.media.release(order.identifier)
+                self.release_item(order.identifier)
                 continue
             item, pixels = order.item, self.pixels[order.identifier]
             with torch.inference_mode():
-                batch = self.replica.media.encode([FetchedItem(order.identifier, item.num_embeddings, (), pixels)])
-            batch.wait()
-            assert batch.errors == (None,), batch.errors
+                self.encode_item(FetchedItem(order.identifier, item.num_embeddings, (), pixels))
             self.core.on_media_encoded(order.identifier)
+
+    def encode_item(self, item: FetchedItem) -> None:
+        batch = self.replica.media.encode([item])
+        batch.wait()
+        assert batch.errors == (None,), batch.errors
+
+    def release_item(self, identifier: bytes) -> None:
+        self.replica.media.release(identifier)
 
     def execute(self, plan: pb.StepPlan) -> pb.StepResult:
         flight = self.replica.launch(decode_plan(plan))
