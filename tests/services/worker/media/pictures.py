@@ -38,6 +38,7 @@ def make_llava(
     text: str = "llama",
     tower: str = "clip",
     text_changes: Mapping[str, Any] = MappingProxyType({}),
+    seed: int = 7,
     **changes: Any,
 ) -> Any:
     """Saves a checkpoint with random weights and its processor's file; returns the model of transformers."""
@@ -52,7 +53,7 @@ def make_llava(
     )
     config._attn_implementation = "eager"
     model = transformers.LlavaForConditionalGeneration(config).eval()
-    generator = torch.Generator().manual_seed(7)
+    generator = torch.Generator().manual_seed(seed)
     for parameter in model.parameters():
         scale, offset = (0.3, 1.0) if parameter.dim() == 1 else (1.2 * parameter[0].numel() ** -0.5, 0.0)
         parameter.data = offset + scale * torch.randn(parameter.shape, generator=generator)
