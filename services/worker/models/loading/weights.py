@@ -81,7 +81,7 @@ class Weights:
         self.id = WeightsId()
 
     def use_encoder(self, encoder: MediaEncoder, new_encoder: Callable[[], MediaEncoder | None]) -> None:
-        """Adds the encoder of a model that takes pictures. Updates from folders that have its tensors replace them, too;
+        """Adds the encoder of a model that takes pictures. Updates from folders that have its tensors replace it, too;
         those without, and tensors passed in memory or broadcast, leave it as it is."""
         self._encoder, self._new_encoder = encoder, new_encoder
 
