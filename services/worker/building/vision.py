@@ -13,6 +13,7 @@ import torch
 from quire.services.worker.layers.placement import memory_of
 from quire.services.worker.layers.sharding import WHOLE
 from quire.services.worker.media.encoder_cache import EncoderCache
+from quire.services.worker.media.waiting import MOST_PIXELS
 from quire.services.worker.models.vision.port import MediaInput
 from quire.services.worker.models.vision.registry import make_encoder
 from quire.services.worker.replica.media_encoding import MediaEncoding, NoMediaEncoding
@@ -52,12 +53,14 @@ class Vision:
         return self.cache.capacity * self.row_bytes
 
     def warm_up(self, device: torch.device) -> None:
-        """Encodes one large picture, so that the memory for it is known and kernels are compiled."""
+        """Encodes as many large pictures as one call may have, so that the memory for it is known and kernels are
+        compiled."""
         if self.largest is None:
             return
         tiles, height, width, numbers = self.largest
         pixels = torch.zeros((tiles, height, width, 3), dtype=torch.uint8, device=device)
-        self.encoder.encode([MediaInput(pixels, numbers)])
+        count = max(1, MOST_PIXELS // (tiles * height * width))
+        self.encoder.encode([MediaInput(pixels, numbers)] * count)
 
 
 def read_processor(settings: WorkerSettings) -> MediaProcessor | None:
