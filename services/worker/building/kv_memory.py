@@ -46,6 +46,8 @@ def allocate_kv_memory(
     """Allocates the KV caches and the slot table: as many blocks as configured, or as fit into the free memory of every
     rank, measured by running the largest steps. Raises InvalidArgument if whole adapter weights do not fit."""
     _check_adapters(environment)
+    if loaded.vision is not None and not environment.device.is_synchronous:
+        loaded.vision.warm_up(environment.place.device)  # a first picture must not wait for kernels
     num_blocks = environment.place.min_over_ranks(
         settings.num_blocks or _measure(settings, replica_config, environment, loaded, steps)
     )
