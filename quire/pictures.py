@@ -18,10 +18,7 @@ URL_SCHEMES = ("data:", "http:", "https:", "file:")
 PNG_MODES = frozenset({"1", "L", "LA", "I;16", "P", "RGB", "RGBA"})  # that PNG stores as they are
 CHANNELS = (1, 3, 4)
 IMAGE = "image"
-PIL_PARTS = (
-    "image_pil",
-    "image",
-)  # types of parts of messages that hold an image object, as vLLM and transformers have
+PIL_PARTS = ("image_pil", "image")  # types of parts of messages with an image object, in vLLM and transformers
 
 
 def of_prompt(data: Mapping[str, Any] | None, uuids: Mapping[str, Any] | None) -> list[pb.MediaPart]:
