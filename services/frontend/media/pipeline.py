@@ -128,7 +128,6 @@ class MediaPipeline:
     def holding(self) -> MediaHolds:
         return self.store.holding()
 
-    @property
     def status(self) -> MediaStatus:
         """Numbers for the metrics page."""
         return MediaStatus(
