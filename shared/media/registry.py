@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from quire.shared.media.families.gemma3 import make_gemma3
 from quire.shared.media.families.llava import make_llava
 from quire.shared.media.families.pixtral import make_pixtral
 from quire.shared.media.processor import MediaProcessor
@@ -20,6 +21,7 @@ def _make_of_tower(folder: Path, config: Mapping[str, Any]) -> MediaProcessor:
 
 # model_type -> function of the model's folder and config.json
 PROCESSORS: dict[str, Callable[[Path, Mapping[str, Any]], MediaProcessor]] = {
+    "gemma3": make_gemma3,
     "llava": _make_of_tower,
     "mistral3": make_pixtral,
 }
