@@ -11,7 +11,7 @@ import torch
 
 from quire.services.worker.media.encoder_cache import EncoderCache
 from quire.services.worker.models.vision.port import MediaInput
-from quire.services.worker.models.vision.registry import make_encoder
+from quire.services.worker.models.vision.registry import SEE_AHEAD, make_encoder
 from quire.services.worker.replica.media_encoding import MediaEncoding, NoMediaEncoding
 from quire.shared.errors import InvalidArgument
 from quire.shared.logs import logger
@@ -63,6 +63,13 @@ def read_processor(settings: WorkerSettings) -> MediaProcessor | None:
     if settings.language_model_only:
         return None
     return read_media_processor(folder)
+
+
+def pictures_see_ahead(settings: WorkerSettings) -> bool:
+    """Returns whether the worker encodes pictures whose tokens see each other in both directions."""
+    if read_processor(settings) is None:
+        return False
+    return json.loads((Path(settings.model) / "config.json").read_text())["model_type"] in SEE_AHEAD
 
 
 def cache_capacity(settings: WorkerSettings, processor: MediaProcessor, max_num_batched_tokens: int) -> int:

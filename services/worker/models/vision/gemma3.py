@@ -102,5 +102,5 @@ class Gemma3Vision:
         side = tower.image_size // tower.patch_size
         squares = features.transpose(1, 2).reshape(-1, tower.hidden_size, side, side)
         pooled = functional.avg_pool2d(squares, self.config.pool).flatten(2).transpose(1, 2)
-        rows = self._soft_norm(pooled.reshape(-1, tower.hidden_size)) @ self._projection
+        rows = self._soft_norm(pooled.reshape(-1, tower.hidden_size).contiguous()) @ self._projection
         return rows.view(pixels.size(0), self.config.num_embeddings, -1)

@@ -6,7 +6,10 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from quire.services.worker.layers.config_file import ConfigFile
+from quire.services.worker.models.vision.gemma3 import Gemma3Vision, read_gemma3
 from quire.services.worker.models.vision.llava import LlavaVision, read_llava
+from quire.services.worker.models.vision.pixtral import MODEL_TYPE as PIXTRAL
+from quire.services.worker.models.vision.pixtral import PixtralVision, read_pixtral
 from quire.shared.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -21,12 +24,30 @@ MakeEncoder = Callable[[ConfigFile, ConfigFile, int, "LayerPlacement", "Normaliz
 def _llava(
     config: ConfigFile, vision: ConfigFile, text_size: int, place: LayerPlacement, normalization: Normalization
 ) -> MediaEncoder:
+    if vision.get("model_type") == PIXTRAL:
+        return _pixtral(config, vision, text_size, place, normalization)
     return LlavaVision(read_llava(config, vision, text_size), place, normalization)
 
 
+def _pixtral(
+    config: ConfigFile, vision: ConfigFile, text_size: int, place: LayerPlacement, normalization: Normalization
+) -> MediaEncoder:
+    return PixtralVision(read_pixtral(config, vision, text_size), place, normalization)
+
+
+def _gemma3(
+    config: ConfigFile, vision: ConfigFile, text_size: int, place: LayerPlacement, normalization: Normalization
+) -> MediaEncoder:
+    return Gemma3Vision(read_gemma3(config, vision, text_size), place, normalization)
+
+
 ENCODERS: Mapping[str, MakeEncoder] = {
+    "gemma3": _gemma3,
     "llava": _llava,
+    "mistral3": _pixtral,
 }
+# Families whose text model lets the tokens of a picture see each other in both directions.
+SEE_AHEAD = frozenset({"gemma3"})
 
 
 def make_encoder(

@@ -94,6 +94,8 @@ def test_embeddings_of_pictures_with_and_without_crops(names: str, tmp_path: Pat
     ours = opened(saved(model, tmp_path, names))
     batch = [tiles(1), tiles(3), tiles(5)]  # the picture alone, or with two or four crops
     found = ours.encode([MediaInput(pixels) for pixels in batch])
+    (alone,) = ours.encode([MediaInput(batch[0])])
+    torch.testing.assert_close(alone, found[0], rtol=2e-4, atol=2e-4)
     for rows, pixels in zip(found, batch, strict=True):
         assert rows.shape == (len(pixels) * 16, TEXT_SIZE)
         torch.testing.assert_close(rows, features(model, pixels).flatten(0, 1), rtol=2e-4, atol=2e-4)
