@@ -8,6 +8,7 @@ from typing import NamedTuple
 from quire.services.scheduler.core.plan import SequenceStarted
 from quire.services.scheduler.core.prerequisites.siblings import Siblings
 from quire.services.scheduler.core.scheduling.chunks import chunk_size
+from quire.services.scheduler.core.sequences.media import first_start
 from quire.services.scheduler.core.sequences.sequence import Sequence, SequenceStatus
 from quire.services.scheduler.core.state import CoreState
 from quire.services.scheduler.core.step.plan_builder import PlanBuilder
@@ -94,6 +95,8 @@ class SequenceStarter:
         end = min(begin + size, sequence.num_tokens)
         if sequence.asks_prompt_logprobs:
             end = min(end, sequence.prompt_logprobs_from - 1)
+        if sequence.media:
+            end = first_start(sequence.media, begin, end)  # other pictures have the same tokens
         if end - begin < state.limits.prefix_grain:
             return None
         tokens = sequence.tokens.column(begin, end)
