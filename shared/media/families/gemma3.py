@@ -63,6 +63,12 @@ class Gemma3Processor:
     def max_embeddings(self) -> int:
         return self.num_soft_tokens * (1 + self.pan_and_scan.max_num_crops)
 
+    @property
+    def max_item_tokens(self) -> int:
+        around = 2 + 2 * len("\n\n")  # of each tile; no tokenizer makes more tokens of a text than it has characters
+        tiles = (1 + self.pan_and_scan.max_num_crops) * (self.num_soft_tokens + around + len(" "))
+        return tiles + len(BEFORE_PICTURE) + len(BEFORE_CROPS)
+
     def layout(self, height: int, width: int, options: Mapping[str, Any]) -> TileLayout:
         """Returns the picture and its crops as tiles. Raises InvalidArgument for unknown options."""
         size = self.pictures.size

@@ -13,7 +13,7 @@ from transformers import Gemma3Processor, PreTrainedTokenizerFast
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 
 from quire.shared.errors import InvalidArgument
-from quire.shared.media.processor import MediaProcessor
+from quire.shared.media.processor import MediaProcessor, WholeItemProcessor
 from quire.shared.media.registry import read_media_processor
 from tests.shared.media.families.prompts import expanded, noise
 
@@ -92,6 +92,8 @@ def test_pixels_and_tokens_of_pictures_of_many_sizes(
         assert found.token_ids == expected["input_ids"][0].tolist(), size
         assert found.embedded == np.flatnonzero(expected["token_type_ids"][0]).tolist()
         assert len(found.embedded) == 4 * layout.num_tiles <= processor.max_embeddings
+        assert isinstance(processor, WholeItemProcessor)
+        assert found.ranges[0][1] <= processor.max_item_tokens
 
 
 @pytest.mark.parametrize("prompt", PROMPTS)
