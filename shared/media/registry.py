@@ -7,13 +7,24 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from quire.shared.media.families.gemma3 import make_gemma3
 from quire.shared.media.families.llava import make_llava
+from quire.shared.media.families.pixtral import make_pixtral
 from quire.shared.media.picture_sizes import FILES
 from quire.shared.media.processor import MediaProcessor
 
+
+def _make_of_tower(folder: Path, config: Mapping[str, Any]) -> MediaProcessor:
+    """Returns the processor of a `llava` model, which depends on its vision tower."""
+    make = make_pixtral if config["vision_config"].get("model_type") == "pixtral" else make_llava
+    return make(folder, config)
+
+
 # model_type -> function of the model's folder and config.json
 PROCESSORS: dict[str, Callable[[Path, Mapping[str, Any]], MediaProcessor]] = {
-    "llava": make_llava,
+    "gemma3": make_gemma3,
+    "llava": _make_of_tower,
+    "mistral3": make_pixtral,
 }
 
 

@@ -37,7 +37,8 @@ def _text_of(content: str | Sequence[dict[str, Any]]) -> str:
     if isinstance(content, str):
         return content
     pictures = sum(part["type"].startswith("image") for part in content)
-    return f"{IMAGE}\n" * pictures + "".join(part["text"] for part in content if part["type"] == "text")
+    texts = (str(part["text"]) for part in content if part["type"] == "text")
+    return f"{IMAGE}\n" * pictures + "".join(texts)
 
 
 def _as_json(value: Any) -> str:
