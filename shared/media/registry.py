@@ -7,12 +7,22 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from quire.shared.media.families.idefics3 import make_idefics3
+from quire.shared.media.families.internvl import make_internvl
+from quire.shared.media.families.llama4 import make_llama4
 from quire.shared.media.families.llava import make_llava
+from quire.shared.media.families.llava_next import make_llava_next, make_llava_onevision
 from quire.shared.media.processor import MediaProcessor
 
 # model_type -> function of the model's folder and config.json
 PROCESSORS: dict[str, Callable[[Path, Mapping[str, Any]], MediaProcessor]] = {
+    "idefics3": make_idefics3,
+    "internvl": make_internvl,
+    "llama4": make_llama4,
     "llava": make_llava,
+    "llava_next": make_llava_next,
+    "llava_onevision": make_llava_onevision,
+    "smolvlm": make_idefics3,
 }
 
 
