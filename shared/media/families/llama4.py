@@ -127,7 +127,7 @@ def make_llama4(folder: Path, config: Mapping[str, Any]) -> Llama4Processor:
     values, name = read_values(folder)
     vision, size = config["vision_config"], values.get("size") or {"height": DEFAULT_SIDE, "width": DEFAULT_SIDE}
     side, patch = square_side(vision, "image_size", 448), square_side(vision, "patch_size", 14)
-    check_tile_side(size.get("height"), size.get("width"), side)
+    check_tile_side(size.get("height", 0), size.get("width", 0), side)
     most = values.get("max_patches") or DEFAULT_TILES
     if not isinstance(most, int) or not 1 <= most <= LARGEST_BOUND:
         text = f"{name}: max_patches is {most!r}; a whole number from 1 to {LARGEST_BOUND} is needed"

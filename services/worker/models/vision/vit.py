@@ -240,8 +240,10 @@ class ViTLayer:
 
     def finish(self) -> None:
         """Folds the layer scales into the weights, and packs them."""
-        for part, scale in zip((self._output, self._mlp), self._scales.values(), strict=False):
-            part.scale(scale)
+        if self._scales:
+            of_attention, of_mlp = self._scales.values()
+            self._output.scale(of_attention)
+            self._mlp.scale(of_mlp)
         for part in self._parts:
             part.finish()
 

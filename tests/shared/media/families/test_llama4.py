@@ -67,12 +67,20 @@ def test_grids_fit_without_and_with_filling(
     assert best_grid(*size, 224, 6, fills_canvas=True) == filling
 
 
+def texts_of_transformers() -> Llama4Processor:
+    """Returns a processor without a picture processor, which only computes the texts of pictures."""
+    found = Llama4Processor.__new__(Llama4Processor)
+    found.patch_size, found.downsample_ratio = 14, 4
+    return found
+
+
 @pytest.mark.parametrize("num_pictures", [1, 3])
 def test_tokens_are_those_of_transformers(num_pictures: int, tmp_path: Path) -> None:
     processor = opened(written(tmp_path, CONFIG, PICTURES, TOKENIZER))
     for first in range(len(SIZES) - num_pictures):
         layouts = [processor.layout(*size, {}) for size in SIZES[first : first + num_pictures]]
-        texts = [Llama4Processor._prompt_split_image(None, layout.numbers[:2], 4) for layout in layouts]
+        found = {"pixel_values": [np.empty((3, SIDE, SIDE))], "aspect_ratios": [one.numbers[:2] for one in layouts]}
+        texts = [texts_of_transformers().replace_image_token(found, index) for index in range(num_pictures)]
         wanted = TOKENIZER.encode("a\n" + "b".join(texts))
         tokens, positions = expanded(
             processor, TOKENIZER.encode("a\n" + "b".join([IMAGE] * num_pictures)), layouts, TOKENIZER

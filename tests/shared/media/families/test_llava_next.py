@@ -99,10 +99,11 @@ def test_several_pictures(family: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_any_size_has_the_tokens_of_transformers(family: str, tmp_path: Path) -> None:
-    processor, theirs = processor_of(family, tmp_path), reference(family)
+    processor, theirs, tile = processor_of(family, tmp_path), reference(family), [[np.empty((3, SIDE, SIDE))]]
     rng = np.random.default_rng(1)
     for height, width in [*rng.integers(1, 1500, (500, 2)).tolist(), (1, 3000), (3000, 1)]:
-        wanted = theirs._get_num_multimodal_tokens([(height, width)]).num_image_tokens[0]
+        found = {"image_sizes": [(height, width)], "pixel_values": tile, "batch_num_images": [1]}
+        wanted = theirs.replace_image_token(found, 0).count("<image>")
         expansion = processor.expand(processor.layout(height, width, {}), TOKENIZER)
         assert expansion.num_embeddings == wanted <= processor.max_embeddings
 
