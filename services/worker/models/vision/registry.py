@@ -6,7 +6,11 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from quire.services.worker.layers.config_file import ConfigFile
+from quire.services.worker.models.vision.idefics3 import Idefics3Vision, read_idefics3
+from quire.services.worker.models.vision.internvl import InternVLVision, read_internvl
+from quire.services.worker.models.vision.llama4 import Llama4Vision, read_llama4
 from quire.services.worker.models.vision.llava import LlavaVision, read_llava
+from quire.services.worker.models.vision.llava_next import LlavaNextVision, read_llava_onevision
 from quire.shared.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -24,8 +28,44 @@ def _llava(
     return LlavaVision(read_llava(config, vision, text_size), place, normalization)
 
 
+def _llava_next(
+    config: ConfigFile, vision: ConfigFile, text_size: int, place: LayerPlacement, normalization: Normalization
+) -> MediaEncoder:
+    return LlavaNextVision(read_llava(config, vision, text_size), place, normalization)
+
+
+def _llava_onevision(
+    config: ConfigFile, vision: ConfigFile, text_size: int, place: LayerPlacement, normalization: Normalization
+) -> MediaEncoder:
+    return LlavaNextVision(read_llava_onevision(config, vision, text_size), place, normalization)
+
+
+def _internvl(
+    config: ConfigFile, vision: ConfigFile, text_size: int, place: LayerPlacement, normalization: Normalization
+) -> MediaEncoder:
+    return InternVLVision(read_internvl(config, vision, text_size), place, normalization)
+
+
+def _idefics3(
+    config: ConfigFile, vision: ConfigFile, text_size: int, place: LayerPlacement, normalization: Normalization
+) -> MediaEncoder:
+    return Idefics3Vision(read_idefics3(config, vision, text_size), place, normalization)
+
+
+def _llama4(
+    config: ConfigFile, vision: ConfigFile, text_size: int, place: LayerPlacement, normalization: Normalization
+) -> MediaEncoder:
+    return Llama4Vision(read_llama4(config, vision, text_size), place, normalization)
+
+
 ENCODERS: Mapping[str, MakeEncoder] = {
+    "idefics3": _idefics3,
+    "internvl": _internvl,
+    "llama4": _llama4,
     "llava": _llava,
+    "llava_next": _llava_next,
+    "llava_onevision": _llava_onevision,
+    "smolvlm": _idefics3,
 }
 
 
