@@ -259,6 +259,8 @@ class ViTLayer:
         q, k, v = (part.view(x.size(0), self._heads, -1) for part in (q, k, v))
         if angles is not None:
             q, k = rotate_pairs(q, angles), rotate_pairs(k, angles)
+        if q.stride() != v.stride():  # kernels take equal strides
+            v = v.contiguous()
         attended = self._attend(q, k, v, starts, length, q.size(-1) ** -0.5, 0)
         x = x + self._output(attended.flatten(1))
         return x + self._mlp(self._second_norm(x))

@@ -53,9 +53,25 @@ def read_sections(folder: Path) -> tuple[ConfigFile, ConfigFile]:
     return file, vision
 
 
+class StrictKernels:
+    """Reference kernels with the condition on strides that those for GPUs have."""
+
+    def __init__(self) -> None:
+        self._ops = kernels.load("cpu")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ops, name)
+
+    def ragged_attention(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any) -> torch.Tensor:
+        assert q.stride() == k.stride() == v.stride()
+        assert q.stride()[1:] == (q.size(2), 1)
+        attended: torch.Tensor = self._ops.ragged_attention(q, k, v, *rest)
+        return attended
+
+
 def opened(folder: Path, read: Callable[..., Any], encoder: Callable[..., Any]) -> Any:
     """Opens our encoder of a folder, in float32."""
-    place = LayerPlacement(kernels.load("cpu"), torch.float32, torch.device("cpu"))
+    place = LayerPlacement(StrictKernels(), torch.float32, torch.device("cpu"))
     found = encoder(read(*read_sections(folder), TEXT_SIZE), place, NORMALIZATION)
     Loader("auto", 0).load(found, folder, is_on_other_stage=lambda _: True)
     return found
