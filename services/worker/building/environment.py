@@ -14,6 +14,7 @@ from quire.services.worker.attention.port import AttentionBackend, AttentionSpec
 from quire.services.worker.building import experts
 from quire.services.worker.building.checks import batch_invariance, state_blocks
 from quire.services.worker.building.replica_config import ReplicaConfig
+from quire.services.worker.building.vision import pictures_see_ahead
 from quire.services.worker.device.device import Device, choose_dtype, choose_kv_dtype, choose_quantization, open_device
 from quire.services.worker.layers.placement import LayerPlacement
 from quire.services.worker.limits.worker_limits import WorkerLimits
@@ -56,7 +57,14 @@ def open_environment(settings: WorkerSettings, replica_config: ReplicaConfig, pl
             is_latent=config.latent is not None,
             is_recurrent=config.recurrent is not None,
         )
-    spec = attention_spec(config, fitted.block_size, place, kv_dtype, has_trees=replica_config.drafts_trees)
+    spec = attention_spec(
+        config,
+        fitted.block_size,
+        place,
+        kv_dtype,
+        has_trees=replica_config.drafts_trees,
+        sees_ahead=pictures_see_ahead(settings),
+    )
     return Environment(device, place, kv_dtype, fitted, spec, _attention(settings, spec, place), placement.rank)
 
 

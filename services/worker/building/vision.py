@@ -11,14 +11,16 @@ import torch
 
 from quire.services.worker.media.encoder_cache import EncoderCache
 from quire.services.worker.models.vision.port import MediaInput
-from quire.services.worker.models.vision.registry import make_encoder
+from quire.services.worker.models.vision.registry import SEE_AHEAD, make_encoder
 from quire.services.worker.replica.media_encoding import MediaEncoding, NoMediaEncoding
 from quire.shared.errors import InvalidArgument
 from quire.shared.logs import logger
+from quire.shared.media.processor import WholeItemProcessor
 from quire.shared.media.registry import read_media_processor
 
 if TYPE_CHECKING:
     from quire.services.worker.layers.placement import LayerPlacement
+    from quire.services.worker.limits.worker_limits import WorkerLimits
     from quire.services.worker.models.causal_lm import CausalLM
     from quire.services.worker.models.loading.loader import Loader
     from quire.services.worker.models.vision.port import MediaEncoder
@@ -41,6 +43,7 @@ class Vision:
     largest: TileLayout | None  # layout of a large picture; None: its family's processor has none
     row_bytes: int
     scale: float  # factor of the rows
+    sees_ahead: bool  # tokens of a picture see each other in both directions
 
     @property
     def reserved_bytes(self) -> int:
@@ -63,6 +66,26 @@ def read_processor(settings: WorkerSettings) -> MediaProcessor | None:
     if settings.language_model_only:
         return None
     return read_media_processor(folder)
+
+
+def pictures_see_ahead(settings: WorkerSettings) -> bool:
+    """Returns whether the worker encodes pictures whose tokens see each other in both directions."""
+    if read_processor(settings) is None:
+        return False
+    return json.loads((Path(settings.model) / "config.json").read_text())["model_type"] in SEE_AHEAD
+
+
+def with_room_for_pictures(settings: WorkerSettings, limits: WorkerLimits) -> WorkerLimits:
+    """Returns the limits with a step that has room for the largest picture beside a token of each sequence, if pictures
+    are computed in one step."""
+    processor = read_processor(settings)
+    if not isinstance(processor, WholeItemProcessor):
+        return limits
+    least = processor.max_item_tokens + limits.max_num_seqs
+    if limits.max_num_batched_tokens >= least:
+        return limits
+    log.info("max_num_batched_tokens raised to hold a picture", asked=limits.max_num_batched_tokens, raised=least)
+    return replace(limits, max_num_batched_tokens=least)
 
 
 def cache_capacity(settings: WorkerSettings, processor: MediaProcessor, max_num_batched_tokens: int) -> int:
@@ -95,14 +118,17 @@ def open_vision(
     cache = EncoderCache(cache_capacity(settings, processor, max_num_batched_tokens))
     log.info("encoder of pictures loaded", model_type=values["model_type"], rows=cache.capacity)
     scale = model.config.scales.embedding if model.scales_media else 1.0
-    return Vision(encoder, cache, _largest(processor), hidden_size * place.dtype.itemsize, scale)
+    row_bytes, sees_ahead = hidden_size * place.dtype.itemsize, values["model_type"] in SEE_AHEAD
+    return Vision(encoder, cache, _largest(processor), row_bytes, scale, sees_ahead)
 
 
 def media_encoding(vision: Vision | None, device: torch.device) -> NoMediaEncoding:
     """Returns the replica's component that encodes media."""
     if vision is None:
         return NoMediaEncoding()
-    return MediaEncoding(vision.encoder, vision.cache, device, PICTURES, scale=vision.scale)
+    return MediaEncoding(
+        vision.encoder, vision.cache, device, PICTURES, scale=vision.scale, whole_items=vision.sees_ahead
+    )
 
 
 def _whole(place: LayerPlacement) -> LayerPlacement:

@@ -22,6 +22,7 @@ class MediaRows:
 
     tokens: Tensor  # int64 [num_rows] tokens of the step
     rows: Tensor  # [num_rows, hidden_size or a multiple of it], in the model's dtype
+    seen_ends: Tensor | None = None  # as in AttentionMetadata
 
     def place(self, embedded: Tensor) -> Tensor:
         """Overwrites the embeddings [num_tokens, hidden_size] of the tokens, in place, with the rows' first hidden_size
@@ -63,6 +64,16 @@ class ForwardBatch:
             for table, mapping in zip(tables, mappings, strict=True)
         ]
         return replace(self, other_groups=tuple(others))
+
+    def with_media(self, media: MediaRows | None) -> ForwardBatch:
+        """Returns the batch with rows of media, whose tokens see each other if `media` says so; None: itself."""
+        if media is None:
+            return self
+        groups = [
+            replace(batch, media=media, attention=replace(batch.attention, seen_ends=media.seen_ends))
+            for batch in (self, *self.other_groups)
+        ]
+        return replace(groups[0], other_groups=tuple(groups[1:]))
 
     def with_exchanges(self, exchanges: Sequence[Exchange], of_last: int) -> ForwardBatch:
         """Returns the batch with exchanges between context-parallel ranks, one for each KV group.

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from quire.services.worker.building.vision import pictures_see_ahead
 from quire.services.worker.device.device import Device, choose_dtype, choose_kv_dtype
 from quire.services.worker.layers.sharding import WHOLE, Shard
 from quire.services.worker.limits import worker_limits
@@ -121,6 +122,7 @@ def model_shape(settings: WorkerSettings, config: DecoderConfig, wanted: WorkerL
         is_whole=shard.is_whole,
         packed=packed_shape(config.quantization, sizes),
         has_trees=_has_trees(settings, config),
+        sees_ahead=pictures_see_ahead(settings),
         num_adapters=max(len(settings.lora), settings.max_loras if settings.lora_folders else 0),
     )
 

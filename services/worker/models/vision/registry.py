@@ -6,11 +6,14 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from quire.services.worker.layers.config_file import ConfigFile
+from quire.services.worker.models.vision.gemma3 import Gemma3Vision, read_gemma3
 from quire.services.worker.models.vision.idefics3 import Idefics3Vision, read_idefics3
 from quire.services.worker.models.vision.internvl import InternVLVision, read_internvl
 from quire.services.worker.models.vision.llama4 import Llama4Vision, read_llama4
 from quire.services.worker.models.vision.llava import LlavaVision, read_llava
 from quire.services.worker.models.vision.llava_next import LlavaNextVision, read_llava_onevision
+from quire.services.worker.models.vision.pixtral import MODEL_TYPE as PIXTRAL
+from quire.services.worker.models.vision.pixtral import PixtralVision, read_pixtral
 from quire.shared.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -22,51 +25,44 @@ if TYPE_CHECKING:
 MakeEncoder = Callable[[ConfigFile, ConfigFile, int, "LayerPlacement", "Normalization"], "MediaEncoder"]
 
 
+def _maker(
+    read: Callable[[ConfigFile, ConfigFile, int], Any],
+    encoder: Callable[[Any, LayerPlacement, Normalization], MediaEncoder],
+) -> MakeEncoder:
+    """Returns the function that makes `encoder` of the configuration that `read` returns."""
+
+    def make(
+        config: ConfigFile, vision: ConfigFile, text_size: int, place: LayerPlacement, normalization: Normalization
+    ) -> MediaEncoder:
+        return encoder(read(config, vision, text_size), place, normalization)
+
+    return make
+
+
+_pixtral = _maker(read_pixtral, PixtralVision)
+
+
 def _llava(
     config: ConfigFile, vision: ConfigFile, text_size: int, place: LayerPlacement, normalization: Normalization
 ) -> MediaEncoder:
+    if vision.get("model_type") == PIXTRAL:
+        return _pixtral(config, vision, text_size, place, normalization)
     return LlavaVision(read_llava(config, vision, text_size), place, normalization)
 
 
-def _llava_next(
-    config: ConfigFile, vision: ConfigFile, text_size: int, place: LayerPlacement, normalization: Normalization
-) -> MediaEncoder:
-    return LlavaNextVision(read_llava(config, vision, text_size), place, normalization)
-
-
-def _llava_onevision(
-    config: ConfigFile, vision: ConfigFile, text_size: int, place: LayerPlacement, normalization: Normalization
-) -> MediaEncoder:
-    return LlavaNextVision(read_llava_onevision(config, vision, text_size), place, normalization)
-
-
-def _internvl(
-    config: ConfigFile, vision: ConfigFile, text_size: int, place: LayerPlacement, normalization: Normalization
-) -> MediaEncoder:
-    return InternVLVision(read_internvl(config, vision, text_size), place, normalization)
-
-
-def _idefics3(
-    config: ConfigFile, vision: ConfigFile, text_size: int, place: LayerPlacement, normalization: Normalization
-) -> MediaEncoder:
-    return Idefics3Vision(read_idefics3(config, vision, text_size), place, normalization)
-
-
-def _llama4(
-    config: ConfigFile, vision: ConfigFile, text_size: int, place: LayerPlacement, normalization: Normalization
-) -> MediaEncoder:
-    return Llama4Vision(read_llama4(config, vision, text_size), place, normalization)
-
-
 ENCODERS: Mapping[str, MakeEncoder] = {
-    "idefics3": _idefics3,
-    "internvl": _internvl,
-    "llama4": _llama4,
+    "gemma3": _maker(read_gemma3, Gemma3Vision),
+    "idefics3": _maker(read_idefics3, Idefics3Vision),
+    "internvl": _maker(read_internvl, InternVLVision),
+    "llama4": _maker(read_llama4, Llama4Vision),
     "llava": _llava,
-    "llava_next": _llava_next,
-    "llava_onevision": _llava_onevision,
-    "smolvlm": _idefics3,
+    "llava_next": _maker(read_llava, LlavaNextVision),
+    "llava_onevision": _maker(read_llava_onevision, LlavaNextVision),
+    "mistral3": _pixtral,
+    "smolvlm": _maker(read_idefics3, Idefics3Vision),
 }
+# Families whose text model lets the tokens of a picture see each other in both directions.
+SEE_AHEAD = frozenset({"gemma3"})
 
 
 def make_encoder(
