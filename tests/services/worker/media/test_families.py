@@ -14,7 +14,7 @@ import pytest
 import torch
 import transformers
 
-from quire.services.worker.media.pixels import FetchedItem, Pixels
+from quire.services.worker.step.fetched_item import FetchedItem, Pixels
 from quire.shared.columns import u32_bytes
 from quire.shared.media.processor import PlaceholderExpansion, TileLayout
 from quire.shared.media.registry import read_media_processor
