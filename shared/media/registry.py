@@ -10,6 +10,7 @@ from typing import Any
 from quire.shared.media.families.gemma3 import make_gemma3
 from quire.shared.media.families.idefics3 import make_idefics3
 from quire.shared.media.families.internvl import make_internvl
+from quire.shared.media.families.lighton_ocr import make_lighton_ocr
 from quire.shared.media.families.llama4 import make_llama4
 from quire.shared.media.families.llava import make_llava
 from quire.shared.media.families.llava_next import make_llava_next, make_llava_onevision
@@ -29,6 +30,7 @@ PROCESSORS: dict[str, Callable[[Path, Mapping[str, Any]], MediaProcessor]] = {
     "gemma3": make_gemma3,
     "idefics3": make_idefics3,
     "internvl": make_internvl,
+    "lighton_ocr": make_lighton_ocr,
     "llama4": make_llama4,
     "llava": _make_of_tower,
     "llava_next": make_llava_next,

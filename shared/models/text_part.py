@@ -85,6 +85,7 @@ TEXT_PARTS = {
     "Gemma3ForConditionalGeneration": TextPart("Gemma3ForCausalLM", GEMMA3),
     "Idefics3ForConditionalGeneration": TextPart(""),
     "InternVLForConditionalGeneration": TextPart("", {"model_type": "qwen2", TIE: True}),
+    "LightOnOcrForConditionalGeneration": TextPart("", {"model_type": "qwen3", TIE: True}),
     "LlavaForConditionalGeneration": TextPart("", ties=Ties.EITHER),
     "LlavaNextForConditionalGeneration": TextPart(""),
     "LlavaOnevisionForConditionalGeneration": TextPart("", {"model_type": "qwen2"}, ties=Ties.EITHER),

@@ -29,7 +29,7 @@ BESIDE_TEXT = tuple(
     for base in ("", "model.")
     for name in (
         *("vision_tower.", "vision_model.", "visual.", "audio_tower."),
-        *("multi_modal_projector.", "connector.", "image_newline"),
+        *("multi_modal_projector.", "connector.", "image_newline", "vision_encoder.", "vision_projection."),
     )
 )
 TEXT_PREFIXES = {"language_model.": "", "model.language_model.": "model.", "model.text_model.": "model."}
@@ -39,6 +39,8 @@ VISION_PREFIXES = {
     "model.multi_modal_projector.": "multi_modal_projector.",
     "vision_tower.vision_model.": "vision_tower.",
     "model.vision_model.": "vision_model.",
+    "model.vision_encoder.": "vision_encoder.",
+    "model.vision_projection.": "vision_projection.",
     "model.connector.": "connector.",
     "model.image_newline": "image_newline",
 }

@@ -54,6 +54,7 @@ ENCODERS: Mapping[str, MakeEncoder] = {
     "gemma3": _maker(read_gemma3, Gemma3Vision),
     "idefics3": _maker(read_idefics3, Idefics3Vision),
     "internvl": _maker(read_internvl, InternVLVision),
+    "lighton_ocr": _pixtral,
     "llama4": _maker(read_llama4, Llama4Vision),
     "llava": _llava,
     "llava_next": _maker(read_llava, LlavaNextVision),

@@ -41,6 +41,10 @@ MODELS: dict[str, Callable[[], Any]] = {
         text_config={**SHAPE, **LLAMA4, "pad_token_id": 0},
         vision_config={**SEES_LAYERS, "vision_output_dim": 32, "projector_output_dim": 32},
     ),
+    "LightOnOcrForConditionalGeneration": lambda: transformers.LightOnOcrConfig(
+        text_config={"model_type": "qwen3", **SHAPE},
+        vision_config={"model_type": "pixtral", "head_dim": 16, **SEES_LAYERS},
+    ),
     "LlavaNextForConditionalGeneration": lambda: transformers.LlavaNextConfig(
         text_config={"model_type": "mistral", **SHAPE, "sliding_window": None},
         vision_config={"model_type": "clip_vision_model", **SEES_LAYERS, "projection_dim": 16},
