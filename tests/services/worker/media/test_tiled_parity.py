@@ -40,21 +40,21 @@ QWEN2 = {"model_type": "qwen2", **TEXT, "head_dim": 8}
 LLAMA = {"model_type": "llama", **TEXT}
 
 
-class Made(NamedTuple):
+class Family(NamedTuple):
     name: str  # of the class in transformers
     config: Callable[[], Any]
     pictures: dict[str, Any]  # of preprocessor_config.json
 
 
 FAMILIES = {
-    "internvl": Made(
+    "internvl": Family(
         "InternVLForConditionalGeneration",
         lambda: transformers.InternVLConfig(
             text_config=QWEN2, vision_config={**TOWER, "attention_bias": True}, image_token_id=IMAGE
         ),
         {"size": {"height": SIDE, "width": SIDE}, "max_patches": 4},
     ),
-    "llava_next": Made(
+    "llava_next": Family(
         "LlavaNextForConditionalGeneration",
         lambda: transformers.LlavaNextConfig(
             text_config={"model_type": "mistral", **TEXT, "sliding_window": None},
@@ -63,7 +63,7 @@ FAMILIES = {
         ),
         ANYRES,
     ),
-    "llava_onevision": Made(
+    "llava_onevision": Family(
         "LlavaOnevisionForConditionalGeneration",
         lambda: transformers.LlavaOnevisionConfig(
             text_config=QWEN2, vision_config={"model_type": "siglip_vision_model", "vision_use_head": False, **TOWER},
@@ -71,19 +71,19 @@ FAMILIES = {
         ),
         ANYRES,
     ),
-    "idefics3": Made(
+    "idefics3": Family(
         "Idefics3ForConditionalGeneration",
         lambda: transformers.Idefics3Config(text_config=LLAMA, vision_config=TOWER, image_token_id=IMAGE),
         {"size": {"longest_edge": 2 * SIDE}, "max_image_size": {"longest_edge": SIDE}},
     ),
-    "smolvlm": Made(
+    "smolvlm": Family(
         "SmolVLMForConditionalGeneration",
         lambda: transformers.SmolVLMConfig(
             text_config=LLAMA, vision_config=TOWER, image_token_id=IMAGE, scale_factor=4
         ),
         {"size": {"longest_edge": 3 * SIDE}, "max_image_size": {"longest_edge": SIDE}},
     ),
-    "llama4": Made(
+    "llama4": Family(
         "Llama4ForConditionalGeneration",
         lambda: transformers.Llama4Config(
             text_config={**TEXT, **LLAMA4, "attention_chunk_size": 64, "pad_token_id": 0},
