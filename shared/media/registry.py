@@ -14,6 +14,7 @@ from quire.shared.media.families.lighton_ocr import make_lighton_ocr
 from quire.shared.media.families.llama4 import make_llama4
 from quire.shared.media.families.llava import make_llava
 from quire.shared.media.families.llava_next import make_llava_next, make_llava_onevision
+from quire.shared.media.families.phi4_multimodal import make_phi4_multimodal
 from quire.shared.media.families.pixtral import make_pixtral
 from quire.shared.media.picture_sizes import FILES
 from quire.shared.media.processor import MediaProcessor
@@ -36,6 +37,7 @@ PROCESSORS: dict[str, Callable[[Path, Mapping[str, Any]], MediaProcessor]] = {
     "llava_next": make_llava_next,
     "llava_onevision": make_llava_onevision,
     "mistral3": make_pixtral,
+    "phi4_multimodal": make_phi4_multimodal,
     "smolvlm": make_idefics3,
 }
 

@@ -16,9 +16,11 @@ def scaled(picture: Image.Image, height: int, width: int, resampling: str) -> Im
     return picture.resize((width, height), Image.Resampling[resampling.upper()])
 
 
-def on_canvas(picture: Image.Image, height: int, width: int, top: int, left: int) -> Image.Image:
-    """Returns a black picture of `height` x `width` pixels with `picture` on it."""
-    canvas = Image.new("RGB", (width, height))
+def on_canvas(
+    picture: Image.Image, height: int, width: int, top: int, left: int, *, colour: tuple[int, int, int] = (0, 0, 0)
+) -> Image.Image:
+    """Returns a picture of one colour, `height` x `width` pixels, with `picture` on it."""
+    canvas = Image.new("RGB", (width, height), colour)
     canvas.paste(picture, (left, top))
     return canvas
 

@@ -30,6 +30,7 @@ BESIDE_TEXT = tuple(
     for name in (
         *("vision_tower.", "vision_model.", "visual.", "audio_tower."),
         *("multi_modal_projector.", "connector.", "image_newline", "vision_encoder.", "vision_projection."),
+        "embed_tokens_extend.",
     )
 )
 TEXT_PREFIXES = {"language_model.": "", "model.language_model.": "model.", "model.text_model.": "model."}

@@ -12,6 +12,7 @@ from quire.services.worker.models.vision.internvl import InternVLVision, read_in
 from quire.services.worker.models.vision.llama4 import Llama4Vision, read_llama4
 from quire.services.worker.models.vision.llava import LlavaVision, read_llava
 from quire.services.worker.models.vision.llava_next import LlavaNextVision, read_llava_onevision
+from quire.services.worker.models.vision.phi4_multimodal import Phi4Vision, read_phi4_multimodal
 from quire.services.worker.models.vision.pixtral import MODEL_TYPE as PIXTRAL
 from quire.services.worker.models.vision.pixtral import PixtralVision, read_pixtral
 from quire.shared.errors import InvalidArgument
@@ -60,6 +61,7 @@ ENCODERS: Mapping[str, MakeEncoder] = {
     "llava_next": _maker(read_llava, LlavaNextVision),
     "llava_onevision": _maker(read_llava_onevision, LlavaNextVision),
     "mistral3": _pixtral,
+    "phi4_multimodal": _maker(read_phi4_multimodal, Phi4Vision),
     "smolvlm": _maker(read_idefics3, Idefics3Vision),
 }
 # Families whose text model lets the tokens of a picture see each other in both directions.

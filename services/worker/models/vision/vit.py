@@ -3,7 +3,7 @@ SigLIP, InternViT and Llama 4."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -149,18 +149,22 @@ class ViT:
         for layer in self._layers:
             layer.finish()
         if config.has_bucketed_positions:
-            self._position_rows = bucketed_rows(config.patches_per_side).to(device)
+            self._position_rows = bucketed_rows(*(config.patches_per_side,) * 3).to(device)
         if config.rope_theta:
             head_dim = config.hidden_size // config.num_heads
             self._angles = angles_of_grid(config.patches_per_side, head_dim, config.rope_theta).to(device)
 
-    def __call__(self, pixels: Tensor) -> Tensor:
+    def __call__(self, pixels: Tensor, shown: Sequence[tuple[int, int]] | None = None) -> Tensor:
         """Computes hidden states [num_pictures, num_patches, hidden_size], without the class token.
 
-        `pixels` [num_pictures, 3, image_size, image_size], normalized, in the tower's dtype.
+        `pixels` [num_pictures, 3, image_size, image_size], normalized, in the tower's dtype. `shown`: rows and columns
+        of each picture's patches, from the top left, that show it; the others are padding, which no patch attends to.
+        None: all. Only for towers with positions by bucket.
         """
         import torch
 
+        if shown is not None:
+            return self._encode_padded(pixels, shown)
         x = self._embed(pixels)
         num_pictures, length, size = x.shape
         starts = torch.arange(num_pictures + 1, dtype=torch.int32, device=x.device) * length
@@ -173,13 +177,33 @@ class ViT:
             return x
         return x[:, :-1] if self.config.class_token_is_last else x[:, 1:]
 
+    def _encode_padded(self, pixels: Tensor, shown: Sequence[tuple[int, int]]) -> Tensor:
+        """Computes hidden states of pictures with padding; within a sequence, patches that show something come first,
+        so that attention takes them as the ones that are seen."""
+        import torch
+
+        side = self.config.patches_per_side
+        patches = [shown_patches(side, rows, columns) for rows, columns in shown]
+        order = torch.stack([mask.argsort(descending=True, stable=True) for mask in patches]).to(pixels.device)
+        seen = torch.tensor([max(int(mask.sum()), 1) for mask in patches], dtype=torch.int32, device=pixels.device)
+        rows = torch.stack([bucketed_rows(side, *grid) for grid in shown]).to(pixels.device)
+        x = self._embed(pixels, rows).take_along_dim(order.unsqueeze(-1), dim=1)
+        num_pictures, length, size = x.shape
+        starts = torch.arange(num_pictures + 1, dtype=torch.int32, device=x.device) * length
+        x = self._normed(self.config.names.first_norm, x.reshape(num_pictures * length, size))
+        for layer in self._layers:
+            x = layer(x, starts, length, num_seen=seen)
+        x = self._normed(self.config.names.last_norm, x).view(num_pictures, length, size)
+        return x.take_along_dim(order.argsort(dim=1).unsqueeze(-1), dim=1)
+
     def _normed(self, name: str, x: Tensor) -> Tensor:
         """Applies one of the norms around the layers, if the tower has it."""
         norm = self._norms.get(name)
         return x if norm is None else norm(x)
 
-    def _embed(self, pixels: Tensor) -> Tensor:
-        """Returns patch plus position embeddings, [num_pictures, num_patches and the class token, hidden_size]."""
+    def _embed(self, pixels: Tensor, position_rows: Tensor | None = None) -> Tensor:
+        """Returns patch plus position embeddings, [num_pictures, num_patches and the class token, hidden_size].
+        `position_rows`: of each picture, int64 [num_pictures, num_patches]; None: the same for all."""
         import torch
         from torch.nn import functional
 
@@ -188,22 +212,35 @@ class ViT:
         if self._class is not None:
             tokens = (x, self._class.expand(x.size(0), 1, -1))
             x = torch.cat(tokens if self.config.class_token_is_last else tokens[::-1], dim=1)
-        return x + (self._positions if self._position_rows is None else self._positions[self._position_rows])
+        rows = self._position_rows if position_rows is None else position_rows
+        return x + (self._positions if rows is None else self._positions[rows])
 
 
-def bucketed_rows(patches_per_side: int) -> Tensor:
-    """Returns the row of the position table for each patch of a square picture, int64 [patches_per_side ** 2].
+def shown_patches(side: int, rows: int, columns: int) -> Tensor:
+    """Returns which patches of a square picture are in its first `rows` and `columns`, bool [side ** 2]."""
+    import torch
 
-    Positions are fractions of the side, in float32, and fall into one bucket for each patch; rounding puts some of
+    places = torch.arange(side)
+    return ((places < rows)[:, None] & (places < columns)).flatten()
+
+
+def bucketed_rows(side: int, rows: int, columns: int) -> Tensor:
+    """Returns the row of the position table for each patch of a square picture, int64 [side ** 2]; 0 for patches
+    behind the first `rows` and `columns`, which are padding.
+
+    Positions are fractions of rows and columns, in float32, and fall into one of `side` buckets; rounding puts some of
     them into the bucket before their own, as in transformers.
     """
     import torch
 
-    step = 1.0 / torch.tensor(patches_per_side)
-    fractions = (torch.arange(patches_per_side, dtype=torch.float32) * step).clamp(max=1.0 - 1e-6)
-    boundaries = torch.arange(1 / patches_per_side, 1.0, 1 / patches_per_side)
-    buckets = torch.bucketize(fractions, boundaries, right=True)
-    return (buckets[:, None] * patches_per_side + buckets).flatten()
+    boundaries = torch.arange(1 / side, 1.0, 1 / side)
+
+    def buckets(count: int) -> Tensor:
+        fractions = torch.arange(side, dtype=torch.float32) * (1.0 / torch.tensor(count))
+        return torch.bucketize(fractions.clamp(max=1.0 - 1e-6), boundaries, right=True)
+
+    places = (buckets(rows)[:, None] * side + buckets(columns)).flatten()
+    return places.where(shown_patches(side, rows, columns), 0)
 
 
 class ViTLayer:
@@ -247,11 +284,20 @@ class ViTLayer:
         for part in self._parts:
             part.finish()
 
-    def __call__(self, x: Tensor, starts: Tensor, length: int, angles: Tensor | None = None) -> Tensor:
+    def __call__(
+        self,
+        x: Tensor,
+        starts: Tensor,
+        length: int,
+        angles: Tensor | None = None,
+        *,
+        num_seen: Tensor | None = None,
+    ) -> Tensor:
         """Runs the layer: x [num_tokens, hidden_size] -> the same shape.
 
         `starts`: int32 [num_pictures + 1]; picture i has the tokens from starts[i] to starts[i + 1] (exclusive),
-        `length` each. `angles`: rotation of queries and keys, [num_tokens, head_dim / 2].
+        `length` each. `angles`: rotation of queries and keys, [num_tokens, head_dim / 2]. `num_seen`: int32
+        [num_pictures], leading tokens of each picture that its tokens attend to; None: all.
         """
         q, k, v = self._input(self._first_norm(x)).chunk(3, dim=-1)
         if self._query_key_norms:
@@ -261,6 +307,6 @@ class ViTLayer:
             q, k = rotate_pairs(q, angles), rotate_pairs(k, angles)
         if q.stride() != v.stride():  # kernels take equal strides
             v = v.contiguous()
-        attended = self._attend(q, k, v, starts, length, q.size(-1) ** -0.5, 0)
+        attended = self._attend(q, k, v, starts, length, q.size(-1) ** -0.5, 0, num_seen)
         x = x + self._output(attended.flatten(1))
         return x + self._mlp(self._second_norm(x))

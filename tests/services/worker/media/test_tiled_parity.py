@@ -36,6 +36,10 @@ FIRST_SPECIAL = 150
 SIZES = [(40, 90), (28, 28), (200, 61), (5, 3)]
 NUM_TOKENS = 5
 TEXT = {**SHAPE, "max_position_embeddings": 1024}
+AUDIO = {
+    **{"hidden_size": 16, "intermediate_size": 16, "num_blocks": 1, "num_attention_heads": 2},
+    **{"ext_pw_out_channel": 16, "depthwise_separable_out_channel": 16, "nemo_conv_channels": 8},
+}
 QWEN2 = {"model_type": "qwen2", **TEXT, "head_dim": 8}
 LLAMA = {"model_type": "llama", **TEXT}
 
@@ -82,6 +86,14 @@ FAMILIES = {
             text_config=LLAMA, vision_config=TOWER, image_token_id=IMAGE, scale_factor=4
         ),
         {"size": {"longest_edge": 3 * SIDE}, "max_image_size": {"longest_edge": SIDE}},
+    ),
+    "phi4_multimodal": Family(
+        "Phi4MultimodalForCausalLM",
+        lambda: transformers.Phi4MultimodalConfig(
+            **{**TEXT, "head_dim": 8}, pad_token_id=0, audio_config=AUDIO,
+            vision_config={**TOWER, "crop_size": SIDE, "image_token_id": IMAGE},
+        ),
+        {"size": {"height": SIDE, "width": SIDE}, "dynamic_hd": 4},
     ),
     "llama4": Family(
         "Llama4ForConditionalGeneration",
@@ -158,8 +170,29 @@ def inputs_of(family: str, processor: MediaProcessor, question: Question, sizes:
     if family.startswith("llava"):
         padded = torch.nn.utils.rnn.pad_sequence(tiles, batch_first=True)
         return {"pixel_values": padded, "image_sizes": torch.tensor(sizes)}
+    if family == "phi4_multimodal":
+        return padded_inputs(tiles, [item.layout for item in question.items])
     pixels = torch.cat(tiles)
     return {"pixel_values": pixels[None] if family in ("idefics3", "smolvlm") else pixels}
+
+
+def padded_inputs(tiles: list[torch.Tensor], layouts: list[tuple[int, ...]]) -> Any:
+    """Returns the inputs of Phi-4-multimodal: the whole picture before its tiles, and which patches show it."""
+    side = SIDE // 7
+    pixels, masks, sizes = [], [], []
+    for each, (rows, columns, shown_rows, shown_columns) in zip(tiles, layouts, strict=True):
+        grid = each.view(rows, columns, 3, SIDE, SIDE).permute(2, 0, 3, 1, 4).reshape(1, 3, rows * SIDE, columns * SIDE)
+        pixels.append(torch.cat((torch.nn.functional.interpolate(grid, (SIDE, SIDE), mode="bicubic"), each)))
+        mask = torch.zeros(rows * side, columns * side)
+        mask[:shown_rows, :shown_columns] = 1
+        masks.append(mask.view(rows, side, columns, side).transpose(1, 2).reshape(-1, side, side))
+        sizes.append([rows * SIDE, columns * SIDE])
+    masks = [torch.cat((torch.ones(1, side, side), mask)) for mask in masks]
+    return {
+        "image_pixel_values": torch.nn.utils.rnn.pad_sequence(pixels, batch_first=True),
+        "image_attention_mask": torch.nn.utils.rnn.pad_sequence(masks, batch_first=True, padding_value=1),
+        "image_sizes": torch.tensor(sizes),
+    }
 
 
 def logits_of(model: Any, ids: torch.Tensor, inputs: Any) -> torch.Tensor:

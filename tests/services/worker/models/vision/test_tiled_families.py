@@ -152,7 +152,7 @@ def test_positions_by_bucket_are_those_of_transformers(side: int) -> None:
     vision.position_embedding.weight.data = torch.arange(side * side, dtype=torch.float32)[:, None]
     mask = torch.ones(1, side, side, dtype=torch.bool)
     rows = vision(torch.zeros(1, 3, side, side), patch_attention_mask=mask).flatten().long()
-    assert bucketed_rows(side).tolist() == rows.tolist()
+    assert bucketed_rows(side, side, side).tolist() == rows.tolist()
 
 
 @pytest.mark.parametrize(
