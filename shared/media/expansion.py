@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from quire.shared.media.processor import MediaProcessor, PlaceholderExpansion, PromptTokenizer, TileLayout
+from quire.shared.media.processor import MediaProcessor, PlaceholderExpansion, PromptTokenizer
+
+# Function of two neighbouring tokens: the one that the tokenizer makes of their text; None: both stay.
+Join = Callable[[int, int], int | None]
 
 
 class ExpandedItem(NamedTuple):
@@ -29,52 +32,45 @@ class JoiningProcessor(Protocol):
     may join it with the text around."""
 
     def joined(self, left: int, right: int, tokenizer: PromptTokenizer) -> int | None:
-        """Returns the token for the text of two tokens, which the tokenizer prefers to both; None: they stay."""
+        """Returns the token that the tokenizer makes of the text of two tokens; None: both stay."""
+
+
+def joins_of(processor: MediaProcessor, tokenizer: PromptTokenizer) -> Join | None:
+    """Returns how tokens at the borders of a family's expansions are joined; None: they are not."""
+    if not isinstance(processor, JoiningProcessor):
+        return None
+    return lambda left, right: processor.joined(left, right, tokenizer)
 
 
 def expand_placeholders(
-    processor: MediaProcessor, token_ids: Sequence[int], layouts: Sequence[TileLayout], tokenizer: PromptTokenizer
+    token_ids: Sequence[int], placeholder: int, expansions: Sequence[PlaceholderExpansion], join: Join | None = None
 ) -> ExpandedPrompt:
-    """Replaces the first placeholders by the expansions of `layouts`, in order. Placeholders must be as many as
-    layouts or more; the caller checks that."""
-    tokens: list[int] = []
-    items: list[ExpandedItem] = []
-    join = processor.joined if isinstance(processor, JoiningProcessor) else None
-    at_border = False  # the last token ends an expansion
-    pending = iter(layouts)
-    for token in token_ids:
-        layout = next(pending, None) if token == processor.placeholder else None
-        if layout is None:
-            joined = join(tokens[-1], token, tokenizer) if join and at_border else None
-            _append(tokens, items, token, joined, shrinks=at_border)
-            at_border = False
-            continue
-        expansion = processor.expand(layout, tokenizer)
-        joined = join(tokens[-1], expansion.token_ids[0], tokenizer) if join and tokens else None
-        items.append(_placed(tokens, items, expansion, joined, shrinks=at_border))
-        at_border = True
-    return ExpandedPrompt(tokens, items)
+    """Replaces the first placeholders by `expansions`, in order. There must be at least as many placeholders. Tokens
+    that are joined belong to no item."""
+    prompt = ExpandedPrompt([], [])
+    begin = 0
+    for expansion in expansions:
+        at = token_ids.index(placeholder, begin)
+        _append(prompt, token_ids[begin:at], join if prompt.items else None)
+        num_cut = _append(prompt, expansion.token_ids, join)
+        length = len(expansion.token_ids) - num_cut
+        runs = tuple((start - num_cut, count) for start, count in expansion.runs)
+        prompt.items.append(ExpandedItem(len(prompt.token_ids) - length, length, runs))
+        begin = at + 1
+    _append(prompt, token_ids[begin:], join if prompt.items else None)
+    return prompt
 
 
-def _append(tokens: list[int], items: list[ExpandedItem], token: int, joined: int | None, *, shrinks: bool) -> None:
-    """Appends a token, or replaces the last one by `joined`, which then is no longer part of the last item
-    (`shrinks`)."""
+def _append(prompt: ExpandedPrompt, tokens: Sequence[int], join: Join | None) -> int:
+    """Appends tokens, the first of them perhaps joined with the last one of the prompt; returns the number of tokens
+    that were joined, 0 or 1."""
+    before, items = prompt.token_ids, prompt.items
+    joined = join(before[-1], tokens[0]) if join and before and tokens else None
     if joined is None:
-        tokens.append(token)
-        return
-    tokens[-1] = joined
-    if shrinks:
+        before.extend(tokens)
+        return 0
+    if items and items[-1].offset + items[-1].length == len(before):
         items[-1] = items[-1]._replace(length=items[-1].length - 1)
-
-
-def _placed(
-    tokens: list[int], items: list[ExpandedItem], expansion: PlaceholderExpansion, joined: int | None, *, shrinks: bool
-) -> ExpandedItem:
-    """Appends an expansion to `tokens` and returns its range. A `joined` token is part of no item."""
-    cut = 0 if joined is None else 1
-    if joined is not None:
-        _append(tokens, items, joined, joined, shrinks=shrinks)
-    offset = len(tokens)
-    tokens.extend(expansion.token_ids[cut:])
-    runs = tuple((start - cut, length) for start, length in expansion.runs)
-    return ExpandedItem(offset, len(tokens) - offset, runs)
+    before[-1] = joined
+    before.extend(tokens[1:])
+    return 1

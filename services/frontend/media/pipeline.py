@@ -20,6 +20,7 @@ from quire.services.frontend.request import conversation
 from quire.services.frontend.request.media import MediaPart
 from quire.services.frontend.request.request import Request, media_of
 from quire.shared.errors import DeadlineExceeded, InvalidArgument
+from quire.shared.media.expansion import joins_of
 from quire.shared.media.processor import MediaProcessor, PromptTokenizer
 from quire.shared.metrics.media import MediaStatus
 from quire.shared.pb.common.v1 import media_pb2
@@ -152,7 +153,8 @@ class MediaPipeline:
         expansion.check_count(list(token_ids).count(placeholder), len(parts), self._model.placeholder)
         async with _deadline(request.deadline_s):
             items = await self._items(parts, request, holds)
-        return expansion.expand(list(token_ids), placeholder, items)
+        join = joins_of(self._model.processor, self._model.tokenizer)
+        return expansion.expand(list(token_ids), placeholder, items, join)
 
     async def _items(self, parts: Sequence[MediaPart], request: Request, holds: MediaHolds) -> list[PlacedItem]:
         """Returns the items of the parts, some at a time. The first error ends the others."""

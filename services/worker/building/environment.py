@@ -14,12 +14,12 @@ from quire.services.worker.attention.port import AttentionBackend, AttentionSpec
 from quire.services.worker.building import experts
 from quire.services.worker.building.checks import batch_invariance, state_blocks
 from quire.services.worker.building.replica_config import ReplicaConfig
-from quire.services.worker.building.vision import pictures_see_ahead
 from quire.services.worker.device.device import Device, choose_dtype, choose_kv_dtype, choose_quantization, open_device
 from quire.services.worker.layers.placement import LayerPlacement
 from quire.services.worker.limits.worker_limits import WorkerLimits
 from quire.services.worker.lora.open_adapters import open_adapters
 from quire.services.worker.models.attention_spec import attention_spec
+from quire.services.worker.models.vision.registry import pictures_see_ahead
 from quire.services.worker.ranks.placement import RankPlacement
 from quire.shared.logs import logger
 from quire.shared.settings import WorkerSettings

@@ -68,13 +68,6 @@ def read_processor(settings: WorkerSettings) -> MediaProcessor | None:
     return read_media_processor(folder)
 
 
-def pictures_see_ahead(settings: WorkerSettings) -> bool:
-    """Returns whether the worker encodes pictures whose tokens see each other in both directions."""
-    if read_processor(settings) is None:
-        return False
-    return json.loads((Path(settings.model) / "config.json").read_text())["model_type"] in SEE_AHEAD
-
-
 def with_room_for_pictures(settings: WorkerSettings, limits: WorkerLimits) -> WorkerLimits:
     """Returns the limits with a step that has room for the largest picture beside a token of each sequence, if pictures
     are computed in one step."""

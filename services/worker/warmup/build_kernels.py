@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from quire.services.worker.building.vision import pictures_see_ahead
 from quire.services.worker.device.device import Device, choose_dtype, choose_kv_dtype
 from quire.services.worker.layers.sharding import WHOLE, Shard
 from quire.services.worker.limits import worker_limits
@@ -15,6 +14,7 @@ from quire.services.worker.limits.worker_limits import WorkerLimits
 from quire.services.worker.models.attention_spec import block_size_for
 from quire.services.worker.models.config.decoder_config import DecoderConfig
 from quire.services.worker.models.registry import find_encoder, read_model_config
+from quire.services.worker.models.vision.registry import pictures_see_ahead
 from quire.services.worker.spec_decode import config as speculative_config
 from quire.services.worker.warmup.compile_process import CompileProcess, needs_compilation, num_cores
 from quire.shared.logs import logger

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quire.services.worker.layers.config_file import ConfigFile
@@ -16,11 +18,13 @@ from quire.services.worker.models.vision.phi4_multimodal import Phi4Vision, read
 from quire.services.worker.models.vision.pixtral import MODEL_TYPE as PIXTRAL
 from quire.services.worker.models.vision.pixtral import PixtralVision, read_pixtral
 from quire.shared.errors import InvalidArgument
+from quire.shared.media.registry import read_media_processor
 
 if TYPE_CHECKING:
     from quire.services.worker.layers.placement import LayerPlacement
     from quire.services.worker.models.vision.port import MediaEncoder
     from quire.shared.media.processor import Normalization
+    from quire.shared.settings import WorkerSettings
 
 # Function of config.json, its vision section, the text model's hidden size, the placement and the normalization.
 MakeEncoder = Callable[[ConfigFile, ConfigFile, int, "LayerPlacement", "Normalization"], "MediaEncoder"]
@@ -66,6 +70,14 @@ ENCODERS: Mapping[str, MakeEncoder] = {
 }
 # Families whose text model lets the tokens of a picture see each other in both directions.
 SEE_AHEAD = frozenset({"gemma3"})
+
+
+def pictures_see_ahead(settings: WorkerSettings) -> bool:
+    """Returns whether the worker encodes pictures whose tokens see each other in both directions."""
+    folder = Path(settings.model)
+    if settings.language_model_only or read_media_processor(folder) is None:
+        return False
+    return json.loads((folder / "config.json").read_text())["model_type"] in SEE_AHEAD
 
 
 def make_encoder(

@@ -290,3 +290,19 @@ def test_text_alone_takes_the_tape_as_before(saved: Callable[[str], Checkpoint])
     rig = Rig(checkpoint.folder)
     rig.step([New(0, asked.tokens)], {0: 17})
     assert answer(rig, 0) == greedy(checkpoint, asked)
+
+
+@pytest.mark.parametrize(("name", "is_whole"), [("gemma3", True), ("mistral3", False)])
+def test_steps_hold_a_picture_that_is_computed_as_a_whole(
+    saved: Callable[[str], Checkpoint], name: str, is_whole: bool
+) -> None:
+    checkpoint = saved(name)
+    rig = Rig(checkpoint.folder, max_num_batched_tokens=10)
+    assert rig.replica.media.whole_items == is_whole
+    largest = prompt(checkpoint, (200, 50))
+    num_tokens = rig.replica.limits.max_num_batched_tokens
+    assert num_tokens == 10 or num_tokens >= len(largest.tokens) + rig.replica.limits.max_num_seqs
+    assert (num_tokens > 10) == is_whole
+    text_only = Rig(checkpoint.folder, max_num_batched_tokens=10, language_model_only=True)
+    assert text_only.replica.limits.max_num_batched_tokens == 10
+    assert not text_only.replica.media.whole_items

@@ -11,7 +11,7 @@ from PIL import Image
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from quire.shared.media.expansion import expand_placeholders
+from quire.shared.media.expansion import expand_placeholders, joins_of
 from quire.shared.media.processor import MediaProcessor, TileLayout
 
 
@@ -55,7 +55,9 @@ def expanded(
     tokenizer: PreTrainedTokenizerFast,
 ) -> Expanded:
     """Expands the placeholders of a prompt as frontends do."""
-    found = expand_placeholders(processor, token_ids, layouts, PlainTokenizer(tokenizer))
+    plain = PlainTokenizer(tokenizer)
+    expansions = [processor.expand(layout, plain) for layout in layouts]
+    found = expand_placeholders(token_ids, processor.placeholder, expansions, joins_of(processor, plain))
     ranges = [(item.offset, item.length) for item in found.items]
     embedded = [
         item.offset + start + index for item in found.items for start, length in item.runs for index in range(length)
