@@ -57,8 +57,9 @@ class FrontendCore:
         self.catalogue = Catalogue(model.identity, lambda: self.client.limits, settings.served_model_aliases)
         load = ClusterLoadCollector(self.load, lambda: self.catalogue.adapters, lambda: self.client.num_workers)
         ingress.metrics.registry.register(load)
-        if model.media is not None:
-            ingress.metrics.add_media(lambda media=model.media: media.status)
+        media = model.media
+        if media is not None:
+            ingress.metrics.add_media(lambda: media.status)
         self.generator = self._new_generator(settings, redis, ingress)
         self.streams = redis.streams(self.generator, ingress.calls)
 
