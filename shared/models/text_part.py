@@ -46,6 +46,12 @@ MISTRAL3 = {
     **{"num_key_value_heads": 8, "max_position_embeddings": 131_072, "rms_norm_eps": 1e-6, "rope_theta": 1e4},
     **{TIE: True, "sliding_window": 4096},
 }
+PHI4 = {
+    **{"vocab_size": 200_064, "hidden_size": 3072, "intermediate_size": 8192, "num_hidden_layers": 32},
+    **{"num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 131_072, "rms_norm_eps": 1e-5},
+    **{"original_max_position_embeddings": 4096, "rope_theta": 1e4, "bos_token_id": 199_999},
+    **{"eos_token_id": [199_999, 200_020], "sliding_window": None},
+}
 QWEN2 = {
     **{"num_key_value_heads": 8, "max_position_embeddings": 32_768, "rms_norm_eps": 1e-5, "rope_theta": 1e6},
     **{"use_sliding_window": False},
@@ -83,14 +89,21 @@ TEXT_TYPES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 }
 TEXT_PARTS = {
     "Gemma3ForConditionalGeneration": TextPart("Gemma3ForCausalLM", GEMMA3),
+    "Idefics3ForConditionalGeneration": TextPart(""),
+    "InternVLForConditionalGeneration": TextPart("", {"model_type": "qwen2", TIE: True}),
+    "LightOnOcrForConditionalGeneration": TextPart("", {"model_type": "qwen3", TIE: True}),
     "LlavaForConditionalGeneration": TextPart("", ties=Ties.EITHER),
+    "LlavaNextForConditionalGeneration": TextPart(""),
+    "LlavaOnevisionForConditionalGeneration": TextPart("", {"model_type": "qwen2"}, ties=Ties.EITHER),
     "Llama4ForConditionalGeneration": TextPart("Llama4ForCausalLM", LLAMA4, ties=Ties.INNER),
     "Mistral3ForConditionalGeneration": TextPart("MistralForCausalLM", MISTRAL3),
+    "Phi4MultimodalForCausalLM": TextPart("Phi3ForCausalLM", PHI4),
     "Qwen2VLForConditionalGeneration": TextPart("Qwen2ForCausalLM", QWEN2, has_multi_axis_rope=True, ties=Ties.EITHER),
     "Qwen2_5_VLForConditionalGeneration": TextPart(
         "Qwen2ForCausalLM", QWEN2, has_multi_axis_rope=True, ties=Ties.EITHER
     ),
     "Qwen3VLForConditionalGeneration": TextPart("Qwen3ForCausalLM", QWEN3, has_multi_axis_rope=True),
+    "SmolVLMForConditionalGeneration": TextPart(""),
 }
 
 # Fields that transformers reads from the top level; all others come from the text part, even if both have them.
@@ -121,7 +134,7 @@ def _text_class(part: TextPart, inner: Mapping[str, Any]) -> tuple[str, Mapping[
     `inner`, text_config, or its model_type, which errors then name."""
     if part.architecture:
         return part.architecture, part.defaults
-    kind, names = str(inner.get("model_type", "llama")), inner.get("architectures")
+    kind, names = str(inner.get("model_type", part.defaults.get("model_type", "llama"))), inner.get("architectures")
     if kind in TEXT_TYPES:
         return TEXT_TYPES[kind]
     return str(names[0]) if isinstance(names, list) and names else kind, {}

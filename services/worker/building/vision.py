@@ -15,7 +15,7 @@ from quire.services.worker.layers.sharding import WHOLE
 from quire.services.worker.media.encoder_cache import EncoderCache
 from quire.services.worker.media.waiting import MOST_PIXELS
 from quire.services.worker.models.vision.port import MediaInput
-from quire.services.worker.models.vision.registry import SEE_AHEAD, make_encoder
+from quire.services.worker.models.vision.registry import make_encoder, pictures_see_ahead
 from quire.services.worker.replica.media_encoding import MediaEncoding, NoMediaEncoding
 from quire.shared.errors import InvalidArgument
 from quire.shared.logs import logger
@@ -121,12 +121,10 @@ def open_vision(
     cache = EncoderCache(cache_capacity(settings, processor, max_num_batched_tokens))
     log.info("encoder of pictures loaded", rows=cache.capacity)
     scale = model.config.scales.embedding if model.scales_media else 1.0
-    row_bytes, sees_ahead = hidden_size * place.dtype.itemsize, _model_type(settings) in SEE_AHEAD
+    return Vision(encoder, new, cache, _largest(processor), hidden_size * place.dtype.itemsize, scale)
+=======
+    row_bytes, sees_ahead = hidden_size * place.dtype.itemsize, pictures_see_ahead(settings)
     return Vision(encoder, new, cache, _largest(processor), row_bytes, scale, sees_ahead)
-
-
-def _model_type(settings: WorkerSettings) -> str:
-    return str(json.loads((Path(settings.model) / "config.json").read_text()).get("model_type", ""))
 
 
 def new_encoder(

@@ -31,9 +31,27 @@ MODELS: dict[str, Callable[[], Any]] = {
     "Gemma3ForConditionalGeneration": lambda: transformers.Gemma3Config(
         text_config={**SHAPE, **GEMMA3}, vision_config=SEES_LAYERS, mm_tokens_per_image=4
     ),
+    "Idefics3ForConditionalGeneration": lambda: transformers.Idefics3Config(
+        text_config={"model_type": "llama", **SHAPE}, vision_config=SEES_LAYERS
+    ),
+    "InternVLForConditionalGeneration": lambda: transformers.InternVLConfig(
+        text_config={"model_type": "qwen2", **SHAPE, "head_dim": 8}, vision_config={**SEES_LAYERS, "patch_size": 7}
+    ),
     "Llama4ForConditionalGeneration": lambda: transformers.Llama4Config(
         text_config={**SHAPE, **LLAMA4, "pad_token_id": 0},
         vision_config={**SEES_LAYERS, "vision_output_dim": 32, "projector_output_dim": 32},
+    ),
+    "LightOnOcrForConditionalGeneration": lambda: transformers.LightOnOcrConfig(
+        text_config={"model_type": "qwen3", **SHAPE},
+        vision_config={"model_type": "pixtral", "head_dim": 16, **SEES_LAYERS},
+    ),
+    "LlavaNextForConditionalGeneration": lambda: transformers.LlavaNextConfig(
+        text_config={"model_type": "mistral", **SHAPE, "sliding_window": None},
+        vision_config={"model_type": "clip_vision_model", **SEES_LAYERS, "projection_dim": 16},
+    ),
+    "LlavaOnevisionForConditionalGeneration": lambda: transformers.LlavaOnevisionConfig(
+        text_config={"model_type": "qwen2", **SHAPE, "head_dim": 8},
+        vision_config={"model_type": "siglip_vision_model", **SEES_LAYERS, "vision_use_head": False},
     ),
     "Mistral3ForConditionalGeneration": lambda: transformers.Mistral3Config(
         text_config={"model_type": "mistral", **SHAPE, "sliding_window": None},
@@ -49,6 +67,9 @@ MODELS: dict[str, Callable[[], Any]] = {
     "Qwen3VLForConditionalGeneration": lambda: transformers.Qwen3VLConfig(
         text_config={**SHAPE, **AXES, **ENDS},
         vision_config={**QWEN_SEES, "hidden_size": 32, "out_hidden_size": 48, "deepstack_visual_indexes": [0]},
+    ),
+    "SmolVLMForConditionalGeneration": lambda: transformers.SmolVLMConfig(
+        text_config={"model_type": "llama", **SHAPE}, vision_config=SEES_LAYERS
     ),
 }
 
