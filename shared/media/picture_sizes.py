@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from quire.shared.errors import InvalidArgument
+from quire.shared.media.processor import Normalization
 
 FILES = ("preprocessor_config.json", "processor_config.json")
 RESAMPLINGS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}  # numbers of Pillow
@@ -64,22 +65,28 @@ class PictureProcessor:
 def read_processor(folder: Path) -> PictureProcessor:
     """Reads how pictures are processed from a model's folder. Raises InvalidArgument if no file says so, or for a
     processing that is not supported."""
+    values, name = processor_values(folder)
+    return PictureProcessor(_fixed_size(values, name), *read_normalization(values, name))
+
+
+def processor_values(folder: Path) -> tuple[dict[str, Any], str]:
+    """Returns the settings of a model's picture processor and the name of their file. Raises InvalidArgument if no
+    file has them."""
     for name in FILES:
         path = folder / name
         if path.is_file():
             values = json.loads(path.read_text())
-            return _processor(values.get("image_processor", values), name)
+            return values.get("image_processor", values), name
     raise InvalidArgument(f"model: {folder} has no {FILES[0]}, which says how pictures are resized", field="model")
 
 
-def _processor(values: dict[str, Any], name: str) -> PictureProcessor:
-    """Returns the processor that the values of the file `name` describe. Raises InvalidArgument for steps or sizes
-    that are not supported."""
+def read_normalization(values: dict[str, Any], name: str) -> Normalization:
+    """Returns the normalization that the values of the file `name` describe. Raises InvalidArgument if a step of the
+    processing is left out."""
     for key in ("do_resize", "do_rescale", "do_normalize"):
         if values.get(key) is False:
             raise InvalidArgument(f"{name}: {key} is false, which is not supported", field="model")
-    return PictureProcessor(
-        _fixed_size(values, name),
+    return Normalization(
         _triple(values, "image_mean", CLIP_MEAN, name),
         _triple(values, "image_std", CLIP_STD, name),
         float(values.get("rescale_factor", 1 / 255)),

@@ -8,11 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from quire.shared.media.families.llava import make_llava
+from quire.shared.media.families.qwen_vl import make_qwen_vl
 from quire.shared.media.processor import MediaProcessor
 
 # model_type -> function of the model's folder and config.json
 PROCESSORS: dict[str, Callable[[Path, Mapping[str, Any]], MediaProcessor]] = {
     "llava": make_llava,
+    "qwen2_5_vl": make_qwen_vl,
+    "qwen2_vl": make_qwen_vl,
+    "qwen3_vl": make_qwen_vl,
+    "qwen3_vl_moe": make_qwen_vl,
 }
 
 

@@ -34,6 +34,7 @@ TEXT_PREFIXES = {"language_model.": "", "model.language_model.": "model."}
 VISION_PREFIXES = {
     "model.vision_tower.": "vision_tower.",
     "model.multi_modal_projector.": "multi_modal_projector.",
+    "model.visual.": "visual.",
     "vision_tower.vision_model.": "vision_tower.",
 }
 WRAPPERS = ("_orig_mod.", "module.", "base_model.model.")  # prefixes of torch.compile, data-parallel training and PEFT
