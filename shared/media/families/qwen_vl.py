@@ -55,24 +55,25 @@ class QwenVLProcessor:
     ) -> None:
         """Makes the processor of a model. `patch`: side of a patch in pixels; `merge`: patches on a token's side."""
         self.placeholder, self.normalization = placeholder, normalization
-        self._bounds, self._patch, self._merge = bounds, patch, merge
+        self._bounds, self._side = bounds, patch * merge
         self.max_embeddings = _most_tokens(bounds, patch * merge)
 
     def layout(self, height: int, width: int, options: Mapping[str, Any]) -> TileLayout:
-        """Returns one tile of the resized picture; numbers: frames, rows and columns of patches. `options`: min_pixels,
+        """Returns one tile of the resized picture; numbers: frames, rows and columns of tokens. `options`: min_pixels,
         max_pixels, or size with both as shortest_edge and longest_edge. Raises InvalidArgument for other options and
         for pictures that are too elongated or get more than max_embeddings tokens."""
         for name in options:
             if name not in ("size", *EDGES.values()):
                 text = f"{FIELD}.{name}: this model's processor has no such option; it has min_pixels, max_pixels, size"
                 raise InvalidArgument(text, field=FIELD)
-        side = self._patch * self._merge
+        side = self._side
         height, width = smart_resize(height, width, side, self._bounds.replaced(options, FIELD))
-        num_tokens = height * width // side**2
+        rows, columns = height // side, width // side
+        num_tokens = rows * columns
         if num_tokens > self.max_embeddings:
             text = f"{FIELD}: max_pixels gives {num_tokens} tokens; a picture has at most {self.max_embeddings}"
             raise InvalidArgument(text, field=FIELD)
-        return TileLayout(1, height, width, (1, height // self._patch, width // self._patch))
+        return TileLayout(1, height, width, (1, rows, columns))
 
     def render(self, picture: Image.Image, layout: TileLayout) -> npt.NDArray[np.uint8]:
         """Returns the scaled picture, [1, height, width, 3]."""
@@ -82,8 +83,7 @@ class QwenVLProcessor:
 
     def expand(self, layout: TileLayout, tokenizer: PromptTokenizer) -> PlaceholderExpansion:
         """Returns the placeholder, once for each square of merged patches."""
-        frames, rows, columns = layout.numbers
-        count = frames * rows * columns // self._merge**2
+        count = math.prod(layout.numbers)
         return PlaceholderExpansion((self.placeholder,) * count, ((0, count),))
 
 
