@@ -40,7 +40,7 @@ GROUPS: Mapping[str, FlagGroup] = {
             "max-model-len": "longest sequence, tokens",
             "chat-template": "Jinja file, or a name of one of the model's",
         },
-        "served-model-aliases model-impl load-format seed threads",
+        "served-model-aliases model-impl language-model-only load-format seed threads",
     ),
     "answers": _group(
         "what answers are made of",
@@ -70,7 +70,7 @@ GROUPS: Mapping[str, FlagGroup] = {
             "kv-offloading-size": "host memory for KV below the device, GiB",
             "enable-prefix-caching": "reuse the KV of equal prefixes",
         },
-        "num-blocks block-size prefix-grain kv-offloading-region kv-offloading-disk kv-offloading-disk-size "
+        "num-blocks encoder-cache-size block-size prefix-grain kv-offloading-region kv-offloading-disk kv-offloading-disk-size "
         "kv-offloading-policy kv-offloading-store-threshold kv-handover query-cache-mb watermark",
     ),
     "steps": _group(

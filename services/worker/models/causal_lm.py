@@ -43,6 +43,7 @@ class CausalLM(ABC):
     taped_functions: ClassVar[tuple[str, ...]] = ()
     embedding_name: ClassVar[str] = "model.embed_tokens"
     norm_name: ClassVar[str] = "model.norm"
+    scales_media: ClassVar[bool] = False  # the scale of token embeddings applies to rows of encoders, too
 
     classifier: Classifier | None = None
 
@@ -209,7 +210,8 @@ class CausalLM(ABC):
 
     def embed(self, batch: ForwardBatch) -> Tensor:
         """Returns the start of the residual stream, [num_tokens, hidden_size], in new memory that layers may change."""
-        return self.embedding.embed_step(batch.token_ids)
+        embedded = self.embedding.embed_step(batch.token_ids)
+        return embedded if batch.media is None else batch.media.place(embedded)
 
     def keep_states(self, layers: tuple[int, ...]) -> None:
         """Makes forward() append the inputs of the layers at these indices to the hidden states, in this order, for a
