@@ -17,6 +17,7 @@ def fixed_size(picture: Image.Image, size: FixedSize) -> npt.NDArray[np.uint8]:
     return np.asarray(cut, dtype=np.uint8)
 
 
-def scaled(picture: Image.Image, height: int, width: int, resampling: str) -> npt.NDArray[np.uint8]:
-    """Returns an RGB picture scaled to `height` x `width` pixels, without regard to its aspect, [height, width, 3]."""
-    return np.array(picture.resize((width, height), Image.Resampling[resampling.upper()]), dtype=np.uint8)
+def resized(picture: Image.Image, height: int, width: int, resampling: str) -> npt.NDArray[np.uint8]:
+    """Returns an RGB picture scaled to `height` x `width` pixels, [height, width, 3]. `resampling`: a value of
+    picture_sizes.RESAMPLINGS."""
+    return np.asarray(picture.resize((width, height), Image.Resampling[resampling.upper()]), dtype=np.uint8)

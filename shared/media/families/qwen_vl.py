@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quire.shared.errors import InvalidArgument
-from quire.shared.media.picture_sizes import MOST_ASPECT, processor_values, read_normalization
+from quire.shared.media.picture_sizes import MOST_ASPECT, read_normalization, read_resampling, read_values
 from quire.shared.media.processor import Normalization, PlaceholderExpansion, PromptTokenizer, TileLayout
 
 if TYPE_CHECKING:
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from PIL import Image
 
-BICUBIC = 3  # number in Pillow
 FIELD = "mm_processor_kwargs"
 LEAST_PIXELS, MOST_PIXELS = 56 * 56, 28 * 28 * 1280  # of transformers' class
 EDGES = {"shortest_edge": "min_pixels", "longest_edge": "max_pixels"}  # keys of `size`: areas, in spite of their names
@@ -51,12 +50,12 @@ class QwenVLProcessor:
     """Resizes each picture to multiples of a token's side, its area within bounds."""
 
     def __init__(
-        self, bounds: PixelBounds, normalization: Normalization, placeholder: int, *, patch: int, merge: int
+        self, bounds: PixelBounds, normalization: Normalization, placeholder: int, *, side: int, resampling: str
     ) -> None:
-        """Makes the processor of a model. `patch`: side of a patch in pixels; `merge`: patches on a token's side."""
+        """Makes the processor of a model. `side`: of a token, in pixels."""
         self.placeholder, self.normalization = placeholder, normalization
-        self._bounds, self._side = bounds, patch * merge
-        self.max_embeddings = _most_tokens(bounds, patch * merge)
+        self._bounds, self._side, self._resampling = bounds, side, resampling
+        self.max_embeddings = _most_tokens(bounds, side)
 
     def layout(self, height: int, width: int, options: Mapping[str, Any]) -> TileLayout:
         """Returns one tile of the resized picture; numbers: frames, rows and columns of tokens. `options`: min_pixels,
@@ -77,9 +76,9 @@ class QwenVLProcessor:
 
     def render(self, picture: Image.Image, layout: TileLayout) -> npt.NDArray[np.uint8]:
         """Returns the scaled picture, [1, height, width, 3]."""
-        from quire.shared.media.rendering import scaled
+        from quire.shared.media.rendering import resized
 
-        return scaled(picture, layout.height, layout.width, "bicubic")[None]
+        return resized(picture, layout.height, layout.width, self._resampling)[None]
 
     def expand(self, layout: TileLayout, tokenizer: PromptTokenizer) -> PlaceholderExpansion:
         """Returns the placeholder, once for each square of merged patches."""
@@ -121,7 +120,7 @@ def _most_tokens(bounds: PixelBounds, side: int) -> int:
 def make_qwen_vl(folder: Path, config: Mapping[str, Any]) -> QwenVLProcessor:
     """Returns the processor of a model. Raises InvalidArgument if its files do not fit together."""
     vision = config["vision_config"]
-    values, name = processor_values(folder)
+    values, name = read_values(folder)
     patch, merge = int(values.get("patch_size", 14)), int(values.get("merge_size", 2))
     wanted = _side(vision.get("patch_size", 14)), int(vision.get("spatial_merge_size", 2))
     if (patch, merge) != wanted:
@@ -130,15 +129,17 @@ def make_qwen_vl(folder: Path, config: Mapping[str, Any]) -> QwenVLProcessor:
             f"{wanted[1]}. They must be equal.",
             field="model",
         )
-    if values.get("resample", BICUBIC) != BICUBIC:
-        raise InvalidArgument(
-            f"{name}: resample is {values['resample']!r}; supported: {BICUBIC} (bicubic)", field="model"
-        )
     placeholder = config.get("image_token_id", 151_655)
     if not isinstance(placeholder, int):
         raise InvalidArgument(f"config.json: image_token_id is {placeholder!r}, not a token id", field="model")
     bounds = PixelBounds(LEAST_PIXELS, MOST_PIXELS).replaced(values, name)
-    return QwenVLProcessor(bounds, read_normalization(values, name), placeholder, patch=patch, merge=merge)
+    return QwenVLProcessor(
+        bounds,
+        read_normalization(values, name),
+        placeholder,
+        side=patch * merge,
+        resampling=read_resampling(values, name),
+    )
 
 
 def _side(value: Any) -> int:

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 import transformers
 from PIL import Image
-from quire.services.worker.media.pixels import FetchedItem
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
+from quire.services.worker.media.pixels import FetchedItem
 from quire.shared.columns import i32_bytes
 from quire.shared.media.processor import MediaProcessor
 from quire.shared.media.registry import read_media_processor
@@ -104,7 +104,7 @@ def prompt_of(processor: MediaProcessor, *parts: int | Image.Image) -> Prompt:
 
 def _with_picture(processor: MediaProcessor, prompt: Prompt, picture: Image.Image) -> Prompt:
     layout = processor.layout(picture.height, picture.width, {})
-    pixels, expansion = processor.render(picture, layout), processor.expand(layout, NoText())
+    pixels, expansion = processor.render(picture, layout).copy(), processor.expand(layout, NoText())
     identifier = hashlib.sha256(pixels.tobytes()).digest()
     item = media_pb2.MediaItem(
         identifier=identifier,

@@ -126,11 +126,16 @@ def test_a_strip_is_refused(tmp_path: Path) -> None:
         processor(tmp_path, QWEN2_5, PIXELS_2_5).layout(1, 300, {})
 
 
+def test_a_model_without_a_processor_file_takes_no_pictures(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(QWEN3))
+    assert read_media_processor(tmp_path) is None
+
+
 @pytest.mark.parametrize(
     ("values", "text"),
     [
         ({"patch_size": 16}, "patch_size and merge_size are 16 and 2, and vision_config has 14 and 2"),
-        ({"resample": 2}, "resample is 2"),
+        ({"resample": 7}, "resample is 7"),
         ({"do_rescale": False}, "do_rescale is false"),
         ({"min_pixels": -5}, "min_pixels is -5"),
     ],
