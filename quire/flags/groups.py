@@ -71,7 +71,8 @@ GROUPS: Mapping[str, FlagGroup] = {
             "enable-prefix-caching": "reuse the KV of equal prefixes",
         },
         "num-blocks encoder-cache-size block-size prefix-grain kv-offloading-region kv-offloading-disk "
-        "kv-offloading-disk-size kv-offloading-policy kv-offloading-store-threshold kv-handover query-cache-mb watermark",
+        "kv-offloading-disk-size kv-offloading-policy kv-offloading-store-threshold kv-handover query-cache-mb "
+        "watermark",
     ),
     "steps": _group(
         "steps and scheduling",
