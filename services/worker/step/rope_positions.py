@@ -10,30 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Protocol
 
 import numpy as np
 
+from quire.services.worker.step.media_items import MediaItem
 from quire.services.worker.step.step_inputs import StepInputs
 from quire.shared.columns import I32
 from quire.shared.errors import InvalidArgument
 
 
-class PlacedItem(Protocol):
-    """Media item of a sequence, as far as positions depend on it."""
-
-    @property
-    def offset(self) -> int: ...
-
-    @property
-    def length(self) -> int: ...
-
-    @property
-    def layout(self) -> tuple[int, ...]:
-        """Frames, rows and columns of its tokens."""
-
-
-def axes_of(items: Iterable[PlacedItem]) -> tuple[I32, int]:
+def axes_of(items: Iterable[MediaItem]) -> tuple[I32, int]:
     """Returns the positions for rotation, int32 [3, num_tokens] by time, row and column, of all tokens up to the end of
     the last item, and what is added to the position in the sequence after it. Raises InvalidArgument for items that do
     not follow each other, or whose layout does not fit their length."""
@@ -54,7 +40,7 @@ def axes_of(items: Iterable[PlacedItem]) -> tuple[I32, int]:
 class PlainPositions:
     """Null object of models that rotate by the position in the sequence."""
 
-    def admit(self, slot: int, items: Iterable[PlacedItem]) -> None:
+    def admit(self, slot: int, items: Iterable[MediaItem]) -> None:
         """Does nothing: pictures shift no positions."""
 
     def release(self, slot: int) -> None:
@@ -73,7 +59,7 @@ class RopePositions(PlainPositions):
         self._ends = np.zeros(num_slots, dtype=np.int32)  # [num_slots] that end; 0: no pictures
         self._shifts = np.zeros(num_slots, dtype=np.int32)  # [num_slots] added to later positions
 
-    def admit(self, slot: int, items: Iterable[PlacedItem]) -> None:
+    def admit(self, slot: int, items: Iterable[MediaItem]) -> None:
         """Computes the positions of a sequence. Raises InvalidArgument as axes_of()."""
         axes, shift = axes_of(items)
         if axes.size:

@@ -22,13 +22,13 @@ LEAST_PIXELS, MOST_PIXELS = 56 * 56, 28 * 28 * 1280  # of transformers' class
 EDGES = {"shortest_edge": "min_pixels", "longest_edge": "max_pixels"}  # keys of `size`: areas, in spite of their names
 
 
-class PixelBounds(NamedTuple):
+class AreaBounds(NamedTuple):
     """Bounds of a resized picture's area, in pixels."""
 
     least: int
     most: int
 
-    def replaced(self, values: Mapping[str, Any], field: str) -> PixelBounds:
+    def replaced(self, values: Mapping[str, Any], field: str) -> AreaBounds:
         """Returns the bounds with those in `values`: min_pixels and max_pixels, or `size` with both edges. Raises
         InvalidArgument, naming `field`, for other than positive integers, and for a least above the most."""
         size = values.get("size") or {}
@@ -39,7 +39,7 @@ class PixelBounds(NamedTuple):
         for name, value in found.items():
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise InvalidArgument(f"{field}: {name} is {value!r}; a number of pixels is needed", field=field)
-        bounds = PixelBounds(found.get("min_pixels", self.least), found.get("max_pixels", self.most))
+        bounds = AreaBounds(found.get("min_pixels", self.least), found.get("max_pixels", self.most))
         if bounds.least > bounds.most:
             text = f"{field}: min_pixels is {bounds.least}, more than max_pixels, {bounds.most}"
             raise InvalidArgument(text, field=field)
@@ -50,7 +50,7 @@ class QwenVLProcessor:
     """Resizes each picture to multiples of a token's side, its area within bounds."""
 
     def __init__(
-        self, bounds: PixelBounds, normalization: Normalization, placeholder: int, *, side: int, resampling: str
+        self, bounds: AreaBounds, normalization: Normalization, placeholder: int, *, side: int, resampling: str
     ) -> None:
         """Makes the processor of a model. `side`: of a token, in pixels."""
         self.placeholder, self.normalization = placeholder, normalization
@@ -86,7 +86,7 @@ class QwenVLProcessor:
         return PlaceholderExpansion((self.placeholder,) * count, ((0, count),))
 
 
-def smart_resize(height: int, width: int, side: int, bounds: PixelBounds) -> tuple[int, int]:
+def smart_resize(height: int, width: int, side: int, bounds: AreaBounds) -> tuple[int, int]:
     """Returns the height and width, multiples of `side`, of a resized picture: rounded, and scaled where the area is
     out of bounds. Raises InvalidArgument for pictures that are too elongated."""
     aspect = max(height, width) / min(height, width)
@@ -108,7 +108,7 @@ def smart_resize(height: int, width: int, side: int, bounds: PixelBounds) -> tup
     return rounded
 
 
-def _most_tokens(bounds: PixelBounds, side: int) -> int:
+def _most_tokens(bounds: AreaBounds, side: int) -> int:
     """Returns an upper bound of a picture's tokens: its area may exceed the bounds where a side is rounded up to one
     token."""
     most, least = (math.sqrt(area) / side for area in (bounds.most, bounds.least))
@@ -132,7 +132,7 @@ def make_qwen_vl(folder: Path, config: Mapping[str, Any]) -> QwenVLProcessor:
     placeholder = config.get("image_token_id", 151_655)
     if not isinstance(placeholder, int):
         raise InvalidArgument(f"config.json: image_token_id is {placeholder!r}, not a token id", field="model")
-    bounds = PixelBounds(LEAST_PIXELS, MOST_PIXELS).replaced(values, name)
+    bounds = AreaBounds(LEAST_PIXELS, MOST_PIXELS).replaced(values, name)
     return QwenVLProcessor(
         bounds,
         read_normalization(values, name),

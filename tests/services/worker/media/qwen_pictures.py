@@ -15,7 +15,7 @@ import transformers
 from PIL import Image
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from quire.services.worker.media.pixels import FetchedItem
+from quire.services.worker.step.fetched_item import FetchedItem
 from quire.shared.columns import i32_bytes
 from quire.shared.media.processor import MediaProcessor
 from quire.shared.media.registry import read_media_processor

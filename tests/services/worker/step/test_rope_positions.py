@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,20 +11,18 @@ import transformers
 
 from quire.services.worker.layers.attention.rotary import column_axes, cos_sin_table, rows_by_axes
 from quire.services.worker.models.config.rope_config import RopeConfig
+from quire.services.worker.step.media_items import MediaItem
 from quire.services.worker.step.rope_positions import RopePositions, axes_of
 from quire.services.worker.step.step_inputs import StepInputs
 from quire.shared.errors import InvalidArgument
 
 
-@dataclass(frozen=True)
-class Item:
-    offset: int
-    length: int
-    layout: tuple[int, ...]
+def item(offset: int, length: int, layout: tuple[int, ...]) -> MediaItem:
+    return MediaItem(bytes(32), offset, length, length, layout=layout)
 
 
-def picture(offset: int, rows: int, columns: int) -> Item:
-    return Item(offset, rows * columns, (1, rows, columns))
+def picture(offset: int, rows: int, columns: int) -> MediaItem:
+    return item(offset, rows * columns, (1, rows, columns))
 
 
 SEQUENCES = {
@@ -49,11 +47,11 @@ def step(slots: list[int], starts: list[int], counts: list[int]) -> StepInputs:
     )  # fmt: skip
 
 
-def of_transformers(length: int, items: list[Item]) -> tuple[np.ndarray, int]:
+def of_transformers(length: int, items: list[MediaItem]) -> tuple[np.ndarray, int]:
     kinds, grids = torch.zeros(1, length, dtype=torch.int32), []
-    for item in items:
-        kinds[0, item.offset : item.offset + item.length] = 1
-        grids.append([1, 2 * item.layout[1], 2 * item.layout[2]])
+    for one in items:
+        kinds[0, one.offset : one.end] = 1
+        grids.append([1, 2 * one.layout[1], 2 * one.layout[2]])
     with torch.device("meta"):
         vision = {"depth": 1, "embed_dim": 16, "hidden_size": 16, "num_heads": 1}
         text = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1}
@@ -111,12 +109,12 @@ def test_steps_without_pictures_are_left_as_they_are() -> None:
 @pytest.mark.parametrize(
     "items",
     [
-        [Item(2, 6, (1, 2, 2))],
-        [Item(2, 4, ())],
+        [item(2, 6, (1, 2, 2))],
+        [item(2, 4, ())],
         [picture(2, 2, 2), picture(5, 1, 1)],
     ],
 )
-def test_items_that_do_not_fit_are_refused(items: list[Item]) -> None:
+def test_items_that_do_not_fit_are_refused(items: list[MediaItem]) -> None:
     with pytest.raises(InvalidArgument, match="media: an item of"):
         RopePositions(4).admit(0, items)
 
