@@ -13,6 +13,7 @@ import numpy as np
 import torch
 import transformers
 from PIL import Image
+from safetensors.torch import load_file, save_file
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from quire.services.worker.step.fetched_item import FetchedItem
@@ -21,7 +22,11 @@ from quire.shared.media.processor import MediaProcessor
 from quire.shared.media.registry import read_media_processor
 from quire.shared.pb.common.v1 import media_pb2
 from tests.services.worker.checkpoints import SHAPE, SMALL_EXPERTS, VOCAB_SIZE
+from tests.services.worker.plans import New
+from tests.services.worker.rig import Rig
 
+NUM_TOKENS = 6
+MAX_ERROR = 2e-4
 PLACEHOLDER = VOCAB_SIZE - 1
 PIXELS = {"patch_size": 4, "merge_size": 2, "min_pixels": 64, "max_pixels": 2048}
 PATCH = {"patch_size": 4, "spatial_merge_size": 2, "temporal_patch_size": 2, "num_heads": 2}
@@ -148,3 +153,59 @@ def logits(model: Any, prompt: Prompt, tokens: list[int]) -> torch.Tensor:
     with torch.inference_mode():
         rows: torch.Tensor = model(**of_transformers(prompt.pictures, tokens), use_cache=False).logits[0]
     return rows
+
+
+def with_published_names(source: Path, target: Path, *, is_flat: bool) -> None:
+    """Copies a checkpoint with the tensor names and the form of config.json that were published.
+
+    `is_flat`: the text model's fields are at the top level, and its tensors beside the tower's.
+    """
+    config = json.loads((source / "config.json").read_text())
+    text = "model." if is_flat else "model.language_model."
+    tower = "visual." if is_flat else "model.visual."
+    if is_flat:
+        inner = config.pop("text_config")
+        config = {**inner, **config, "rope_scaling": {**inner.pop("rope_parameters"), "type": "mrope"}}
+        del config["rope_parameters"], config["rope_scaling"]["rope_type"]
+        config["rope_theta"] = config["rope_scaling"].pop("rope_theta")
+    (target / "config.json").write_text(json.dumps(config))
+    (target / "preprocessor_config.json").write_text((source / "preprocessor_config.json").read_text())
+    tensors = {}
+    for name, tensor in load_file(source / "model.safetensors").items():
+        plain = name.removeprefix("model.").removeprefix("language_model.").removeprefix("model.")
+        if plain.startswith("visual."):
+            plain = tower + plain.removeprefix("visual.")
+        elif not plain.startswith("lm_head."):
+            plain = text + plain
+        tensors[plain] = tensor.transpose(1, 2).contiguous() if ".mlp.experts." in name else tensor
+    save_file(tensors, target / "model.safetensors", {"format": "pt"})
+
+
+def encode(rig: Rig, *prompts: Prompt) -> None:
+    """Encodes the prompts' pictures, all in one call."""
+    items = {item.identifier: item for prompt in prompts for item in prompt.fetched}
+    with torch.inference_mode():
+        batch = rig.replica.media.encode([*items.values()])
+    batch.wait()
+    assert batch.errors == (None,) * len(items), batch.errors
+
+
+def answer(rig: Rig, slot: int, count: int = NUM_TOKENS) -> list[int]:
+    """Decodes until the slot has `count` tokens of output."""
+    row = rig.scheduler.rows[slot]
+    while len(row.tokens) < row.num_prompt + count:
+        rig.step()
+    return row.tokens[row.num_prompt :][:count]
+
+
+def compute(rig: Rig, slot: int, prompt: Prompt, chunk: int) -> None:
+    """Admits a prompt and computes it in chunks."""
+    rig.step([New(slot, prompt.tokens, media=prompt.items)], {slot: min(chunk, len(prompt.tokens))})
+    while (left := len(prompt.tokens) - rig.scheduler.rows[slot].num_computed) > 0:
+        rig.step(counts={slot: min(chunk, left)})
+
+
+def assert_equal_logits(rig: Rig, slot: int, model: Any, prompt: Prompt) -> None:
+    rows = torch.stack(rig.logits[slot])
+    expected = logits(model, prompt, rig.tokens(slot))[len(prompt.tokens) - 1 :][: len(rows)]
+    torch.testing.assert_close(rows[: len(expected)], expected, atol=MAX_ERROR, rtol=MAX_ERROR)

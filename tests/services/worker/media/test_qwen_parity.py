@@ -9,21 +9,26 @@ from typing import Any
 import pytest
 import torch
 
+from tests.services.worker.checkpoints import Checkpoint
+from tests.services.worker.graphs.test_chunk_graphs import chunk_rig
+from tests.services.worker.graphs.test_decode_graphs import graph_rig
 from tests.services.worker.media.qwen_pictures import (
+    NUM_TOKENS,
     QWENS,
-    Prompt,
+    answer,
+    assert_equal_logits,
+    compute,
+    encode,
     greedy,
-    logits,
     make_qwen,
     noise,
     prompt_of,
     read,
+    with_published_names,
 )
 from tests.services.worker.plans import New
 from tests.services.worker.rig import Rig
 
-NUM_TOKENS = 6
-MAX_ERROR = 2e-4
 Saved = tuple[Path, Any]
 SIZES = [(16, 40), (40, 24), (8, 8), (30, 61), (64, 9)]
 
@@ -40,36 +45,6 @@ def qwen(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Saved]:
         return made[name]
 
     return get
-
-
-def encode(rig: Rig, *prompts: Prompt) -> None:
-    """Encodes the prompts' pictures, all in one call."""
-    items = {item.identifier: item for prompt in prompts for item in prompt.fetched}
-    with torch.inference_mode():
-        batch = rig.replica.media.encode([*items.values()])
-    batch.wait()
-    assert batch.errors == (None,) * len(items), batch.errors
-
-
-def answer(rig: Rig, slot: int, count: int = NUM_TOKENS) -> list[int]:
-    """Decodes until the slot has `count` tokens of output."""
-    row = rig.scheduler.rows[slot]
-    while len(row.tokens) < row.num_prompt + count:
-        rig.step()
-    return row.tokens[row.num_prompt :][:count]
-
-
-def compute(rig: Rig, slot: int, prompt: Prompt, chunk: int) -> None:
-    """Admits a prompt and computes it in chunks."""
-    rig.step([New(slot, prompt.tokens, media=prompt.items)], {slot: min(chunk, len(prompt.tokens))})
-    while (left := len(prompt.tokens) - rig.scheduler.rows[slot].num_computed) > 0:
-        rig.step(counts={slot: min(chunk, left)})
-
-
-def assert_equal_logits(rig: Rig, slot: int, model: Any, prompt: Prompt) -> None:
-    rows = torch.stack(rig.logits[slot])
-    expected = logits(model, prompt, rig.tokens(slot))[len(prompt.tokens) - 1 :][: len(rows)]
-    torch.testing.assert_close(rows[: len(expected)], expected, atol=MAX_ERROR, rtol=MAX_ERROR)
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -160,3 +135,49 @@ def test_text_after_a_slot_had_pictures_is_rotated_plainly(qwen: Callable[[str],
     rig.step([New(0, text.tokens)], {0: 11}, released=[0])
     assert answer(rig, 0) == greedy(model, text, NUM_TOKENS)
     assert_equal_logits(rig, 0, model, text)
+
+
+@pytest.mark.parametrize("name", ["qwen2.5", "qwen3"])
+@torch.inference_mode()
+def test_recorded_decodes_rotate_by_the_positions_after_pictures(qwen: Callable[[str], Saved], name: str) -> None:
+    """Rows with pictures, whose positions are shifted, and without decode in one recording."""
+    folder, model = qwen(name)
+    processor = read(folder)
+    prompts = [
+        prompt_of(processor, 2, noise(24, 32), 3),
+        prompt_of(processor, 9),
+        prompt_of(processor, noise(8, 40), 4),
+    ]
+    rig, _ = graph_rig(Checkpoint(folder, model))
+    encode(rig, *prompts)
+    for slot, prompt in enumerate(prompts):
+        compute(rig, slot, prompt, 1000)
+    for slot, prompt in enumerate(prompts):
+        assert answer(rig, slot) == greedy(model, prompt, NUM_TOKENS), slot
+
+
+@pytest.mark.parametrize("name", ["qwen2.5", "qwen3"])
+@torch.inference_mode()
+def test_recorded_chunks_after_a_picture_rotate_by_shifted_positions(qwen: Callable[[str], Saved], name: str) -> None:
+    folder, model = qwen(name)
+    prompt = prompt_of(read(folder), 2, noise(24, 32), 11)
+    rig, seen = chunk_rig(Checkpoint(folder, model))
+    encode(rig, prompt)
+    rig.step([New(0, prompt.tokens, media=prompt.items)], {0: 15})  # all of the picture
+    recorded = seen.num_forwards
+    rig.step(counts={0: 6})
+    rig.step(counts={0: 4})
+    assert seen.num_forwards == recorded + 2
+    assert answer(rig, 0) == greedy(model, prompt, NUM_TOKENS)
+
+
+@pytest.mark.parametrize("name", ["qwen2", "qwen2.5", "qwen3", "qwen3-moe"])
+def test_published_files(qwen: Callable[[str], Saved], name: str, tmp_path: Path) -> None:
+    """Qwen2-VL and Qwen2.5-VL have flat configurations and "visual" beside "model"; Qwen3-VL has both in "model"."""
+    folder, model = qwen(name)
+    with_published_names(folder, tmp_path, is_flat=not name.startswith("qwen3"))
+    prompt, rig = prompt_of(read(tmp_path), 5, noise(24, 32), 4), Rig(tmp_path)
+    encode(rig, prompt)
+    compute(rig, 0, prompt, 1000)
+    assert answer(rig, 0) == greedy(model, prompt, NUM_TOKENS)
+    assert_equal_logits(rig, 0, model, prompt)
