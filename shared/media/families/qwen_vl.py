@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from PIL import Image
 
-FIELD = "mm_processor_kwargs"
+FIELD, CONFIG = "mm_processor_kwargs", "config.json: vision_config"
+MOST_SIDE = 1 << 14  # of a patch, in pixels
 LEAST_PIXELS, MOST_PIXELS = 56 * 56, 28 * 28 * 1280  # of transformers' class
 EDGES = {"shortest_edge": "min_pixels", "longest_edge": "max_pixels"}  # keys of `size`: areas, in spite of their names
 
@@ -121,8 +122,9 @@ def make_qwen_vl(folder: Path, config: Mapping[str, Any]) -> QwenVLProcessor:
     """Returns the processor of a model. Raises InvalidArgument if its files do not fit together."""
     vision = config["vision_config"]
     values, name = read_values(folder)
-    patch, merge = int(values.get("patch_size", 14)), int(values.get("merge_size", 2))
-    wanted = _side(vision.get("patch_size", 14)), int(vision.get("spatial_merge_size", 2))
+    patch, merge = _side(values, "patch_size", 14, name), _side(values, "merge_size", 2, name)
+    default = 16 if str(config["model_type"]).startswith("qwen3") else 14
+    wanted = _side(vision, "patch_size", default, CONFIG), _side(vision, "spatial_merge_size", 2, CONFIG)
     if (patch, merge) != wanted:
         raise InvalidArgument(
             f"{name}: patch_size and merge_size are {patch} and {merge}, and vision_config has {wanted[0]} and "
@@ -142,6 +144,12 @@ def make_qwen_vl(folder: Path, config: Mapping[str, Any]) -> QwenVLProcessor:
     )
 
 
-def _side(value: Any) -> int:
-    """Returns the side of a square that is given as one number, or as height and width."""
-    return int(value[0] if isinstance(value, (list, tuple)) else value)
+def _side(values: Mapping[str, Any], key: str, default: int, file: str) -> int:
+    """Returns the side of a square that is given as one number, or as height and width. Raises InvalidArgument for
+    anything but a positive number."""
+    value = values.get(key, default)
+    if isinstance(value, list) and value:
+        value = value[0]
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MOST_SIDE:
+        raise InvalidArgument(f"{file}: {key} is {value!r}; a number from 1 to {MOST_SIDE} is needed", field="model")
+    return value

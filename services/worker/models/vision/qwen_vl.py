@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from quire.services.worker.layers.config_file import ConfigFile, refusal
+from quire.services.worker.models.config.size_bounds import VISION_BOUNDS, check_sizes
 from quire.services.worker.models.vision.normalization import normalize
 from quire.services.worker.models.vision.patch_grid import PatchGrid
 from quire.services.worker.models.vision.qwen_vit import MergerNames, QwenViT, QwenViTConfig
@@ -24,6 +25,7 @@ EARLIER_MERGER = MergerNames("ln_q", "mlp.0", "mlp.2")
 def read_qwen_vit(kind: str, vision: ConfigFile, text_size: int) -> QwenViTConfig:
     """Reads a `vision_config`. `kind`: model_type of the whole model, a key of READERS. Raises InvalidArgument for
     sizes that do not fit `text_size`, the width of the text model's embeddings, or each other."""
+    check_sizes(vision.values, VISION_BOUNDS)
     config = READERS[kind](vision)
     if config.out_size != text_size:
         field = "hidden_size" if kind == "qwen2_vl" else "out_hidden_size"
@@ -50,6 +52,9 @@ def _read_qwen2(vision: ConfigFile) -> QwenViTConfig:
 def _read_qwen2_5(vision: ConfigFile) -> QwenViTConfig:
     """Reads Qwen2.5-VL's tower: RMSNorm, gates, and windows in most layers."""
     common = _common(vision, patch_size=14)
+    window, square = vision.integer("window_size", 112), common["merge_size"] * common["patch_size"]
+    if window < square:
+        raise refusal("vision_config.window_size", window, f"a merged square has {square} pixels on a side")
     return QwenViTConfig(
         hidden_size=vision.integer("hidden_size", 3584),
         intermediate_size=vision.integer("intermediate_size", 3420),
@@ -58,7 +63,7 @@ def _read_qwen2_5(vision: ConfigFile) -> QwenViTConfig:
         activation=vision.text("hidden_act", "silu"),
         merger=EARLIER_MERGER,
         has_rms_norm=True,
-        window=vision.integer("window_size", 112) // common["merge_size"] // common["patch_size"],
+        window=window // square,
         full_layers=_layers(vision, "fullatt_block_indexes", (7, 15, 23, 31)),
         **common,
     )

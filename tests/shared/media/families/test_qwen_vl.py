@@ -138,6 +138,8 @@ def test_a_model_without_a_processor_file_takes_no_pictures(tmp_path: Path) -> N
         ({"resample": 7}, "resample is 7"),
         ({"do_rescale": False}, "do_rescale is false"),
         ({"min_pixels": -5}, "min_pixels is -5"),
+        ({"patch_size": 0}, "patch_size is 0; a number from 1"),
+        ({"merge_size": "2"}, "merge_size is '2'; a number from 1"),
     ],
 )
 def test_files_that_do_not_fit_are_refused(values: dict[str, Any], text: str, tmp_path: Path) -> None:

@@ -184,6 +184,11 @@ def test_windows_are_smaller_at_the_borders() -> None:
         ("qwen3", {"deepstack_visual_indexes": "8"}, "vision_config.deepstack_visual_indexes is '8'"),
         ("qwen2.5", {"num_heads": 3}, "vision_config.num_heads is 3"),
         ("qwen2.5", {"patch_size": [14, 16]}, "patch_size is"),
+        ("qwen2.5", {"window_size": 7}, "vision_config.window_size is 7: a merged square has 8 pixels on a side"),
+        ("qwen2", {"depth": 10**9}, "depth is 1000000000: must be from 1 to 4096"),
+        ("qwen3", {"num_heads": 0}, "num_heads is 0: must be from 1"),
+        ("qwen3", {"hidden_size": -32}, "hidden_size is -32"),
+        ("qwen3", {"spatial_merge_size": 0}, "spatial_merge_size is 0"),
     ],
 )
 def test_configurations_that_do_not_fit_are_refused(tower: str, changes: dict[str, Any], text: str) -> None:
