@@ -256,7 +256,7 @@ def drafters(shape: BenchShape, scratch: Path) -> Path:
     """Returns a folder for each kind of drafter of `shape`: bundled, or generated if the model's weights are random."""
     if not shape.random_weights:
         return bundled.FOLDER.parent / "drafters"
-    config = CONFIGS[shape.name]
+    config = text_part(CONFIGS[shape.name])
     of_model = {name: config[name] for name in DRAFTER_FIELDS}
     small = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 2, "num_attention_heads": 4}
     made_up = {
