@@ -50,11 +50,13 @@ QWENS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 }  # fmt: skip
 
 
-def make_qwen(folder: Path, name: str) -> Any:
+def make_qwen(folder: Path, name: str, *, vocab_size: int = VOCAB_SIZE, placeholder: int = PLACEHOLDER) -> Any:
     """Saves a checkpoint with random weights and its processor's file; returns the model of transformers."""
     prefix, vision, text = QWENS[name]
     config = getattr(transformers, f"{prefix}Config")(
-        vision_config={**PATCH, **vision}, text_config={**SHAPE, **text}, image_token_id=PLACEHOLDER
+        vision_config={**PATCH, **vision},
+        text_config={**SHAPE, **text, "vocab_size": vocab_size},
+        image_token_id=placeholder,
     )
     config._attn_implementation = "eager"
     model = getattr(transformers, f"{prefix}ForConditionalGeneration")(config).eval()
@@ -128,13 +130,13 @@ def _with_picture(processor: MediaProcessor, prompt: Prompt, picture: Image.Imag
     )
 
 
-def of_transformers(pictures: Sequence[Image.Image], tokens: list[int]) -> dict[str, Any]:
+def of_transformers(model: Any, pictures: Sequence[Image.Image], tokens: list[int]) -> dict[str, Any]:
     """Returns the inputs of transformers' model."""
     ids = torch.tensor([tokens])
     inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     if pictures:
         inputs |= Qwen2VLImageProcessorPil(**PIXELS)(list(pictures), return_tensors="pt")
-        inputs["mm_token_type_ids"] = (ids == PLACEHOLDER).int()
+        inputs["mm_token_type_ids"] = (ids == model.config.image_token_id).int()
     return inputs
 
 
@@ -142,7 +144,7 @@ def greedy(model: Any, prompt: Prompt, count: int) -> list[int]:
     """Returns the tokens that transformers generates."""
     model.generation_config.eos_token_id = None  # the rig samples on after it
     with torch.inference_mode():
-        inputs = of_transformers(prompt.pictures, prompt.tokens)
+        inputs = of_transformers(model, prompt.pictures, prompt.tokens)
         found = model.generate(**inputs, max_new_tokens=count, do_sample=False)
     tokens: list[int] = found[0, len(prompt.tokens) :].tolist()
     return tokens
@@ -151,7 +153,7 @@ def greedy(model: Any, prompt: Prompt, count: int) -> list[int]:
 def logits(model: Any, prompt: Prompt, tokens: list[int]) -> torch.Tensor:
     """Returns transformers' logits of all `tokens`, the prompt's and those that follow."""
     with torch.inference_mode():
-        rows: torch.Tensor = model(**of_transformers(prompt.pictures, tokens), use_cache=False).logits[0]
+        rows: torch.Tensor = model(**of_transformers(model, prompt.pictures, tokens), use_cache=False).logits[0]
     return rows
 
 
