@@ -152,7 +152,7 @@ class Worker:
             if engine.media is not None:
                 await engine.media.close()
             if not await engine.stop(settings.drain_timeout_s):
-                log.warning("leaving in the middle of a step", waited_s=settings.drain_timeout_s)
+                log.warning("exiting during a step", waited_s=settings.drain_timeout_s)
 
     async def _serve(self, engine: Engine) -> None:
         """Waits until the engine has built the replica, computing the digest of the weights meanwhile, then runs

@@ -57,7 +57,9 @@ def generate_request(body: OllamaGenerateBody, headers: CallHeaders, defaults: G
             turns.insert(0, conversation.message("system", body.system))
         prompt: Prompt = ChatPrompt(turns, template_variables=_variables(body))
     elif body.system:
-        raise InvalidArgument("system: a raw prompt has no template to put it into", field="system")
+        raise InvalidArgument(
+            "system: cannot be combined with raw=true, which uses no template; put it into the prompt", field="system"
+        )
     else:
         prompt = TextPrompt(body.prompt)
     return _request(body, prompt, ToolOffer(), headers, defaults)
@@ -138,7 +140,7 @@ def _message(message: Mapping[str, Any]) -> dict[str, Any]:
     if content is not None and not isinstance(content, str):
         raise InvalidArgument("messages: content must be text", field="messages")
     if message.get("images"):
-        raise Unimplemented("messages: images are not offered by this server", field="messages")
+        raise Unimplemented("messages: images are not supported by this server", field="messages")
     return conversation.message(
         str(role),
         content or "",

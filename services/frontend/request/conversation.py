@@ -22,7 +22,7 @@ def unsupported_part(place: str, kind: Any, field: str) -> Unimplemented:
     """Returns the error for message parts other than text. `place`: what has the type `kind`, in the plural."""
     media = next((name for piece, name in MEDIA.items() if piece in kind), "") if isinstance(kind, str) else ""
     reason = f": models are given text only, not {media}; send their content as text" if media else ""
-    return Unimplemented(f"{place} of type {kind!r:.64} are not offered by this server{reason}", field=field)
+    return Unimplemented(f"{place} of type {kind!r:.64} are not supported by this server{reason}", field=field)
 
 
 def not_taken(origin: PartOrigin) -> Unimplemented:

@@ -60,7 +60,7 @@ def _prompts(body: SglangGenerateBody) -> Sequence[Prompt]:
     if (body.text is None) == (body.input_ids is None):
         raise InvalidArgument("exactly one of text and input_ids must be given", field="text")
     if body.text == []:
-        raise InvalidArgument("text must hold at least one prompt", field="text")
+        raise InvalidArgument("text must contain at least one prompt", field="text")
     if body.text is not None:
         return [TextPrompt(text) for text in ([body.text] if isinstance(body.text, str) else body.text)]
     several = [ids for ids in body.input_ids or () if isinstance(ids, list)]

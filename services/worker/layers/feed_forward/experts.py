@@ -95,17 +95,17 @@ class Experts:
         its ups; with `inputs_first` the last two dimensions are exchanged."""
         both, tensor = (self._features, shifted(self._features, self._total)), self._gate_up
         if inputs_first:
-            return self._of_stacked(tensor.transpose(1, 2), 2, both, 2 * self._total)
-        return self._of_stacked(tensor, 1, both, 2 * self._total)
+            return self._stacked_destination(tensor.transpose(1, 2), 2, both, 2 * self._total)
+        return self._stacked_destination(tensor, 1, both, 2 * self._total)
 
     def _all_downs(self, *, inputs_first: bool = False) -> Destination:
         """Returns the destination of a stacked tensor [num_experts, hidden_size, size]; with `inputs_first` the last
         two dimensions are exchanged."""
         if inputs_first:
-            return self._of_stacked(self._down.transpose(1, 2), 1, (self._features,), self._total)
-        return self._of_stacked(self._down, 2, (self._features,), self._total)
+            return self._stacked_destination(self._down.transpose(1, 2), 1, (self._features,), self._total)
+        return self._stacked_destination(self._down, 2, (self._features,), self._total)
 
-    def _of_stacked(self, tensor: Tensor, dim: int, taken: tuple[range, ...], total: int) -> Destination:
+    def _stacked_destination(self, tensor: Tensor, dim: int, taken: tuple[range, ...], total: int) -> Destination:
         """Returns the destination of a stacked tensor [num_experts, ...] in `tensor`.
 
         Reads whole experts, or of each expert the ranges `taken` along `dim`, whose whole size is `total`.
@@ -183,7 +183,7 @@ class SparseMLP:
         """
         if place.quantization != "none":
             raise InvalidArgument(
-                f"quantization: {place.quantization} is there for dense layers, not for experts",
+                f"quantization: {place.quantization} is supported for dense layers only, and this model has experts",
                 field="quantization",
             )
         self._routing, self._ops, self._shard = config.routing, place.ops, place.shard
