@@ -29,6 +29,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, help="end after this many steps, if that is earlier")
     parser.add_argument("--out", type=Path, required=True, help="folder for the tower, its scores and the log")
     parser.add_argument("--model", type=Path, default=BUNDLED, help="folder of the text model")
+    parser.add_argument("--start", type=Path, help="file of a trained tower to go on from")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--pictures", type=int, default=512, help="pictures of one step")
     parser.add_argument("--workers", type=int, default=14, help="processes that draw pictures")
@@ -46,6 +47,8 @@ def main() -> None:
     try:
         file = out / VISION_FILE
         trainer = TowerTrainer(recipe, arguments.model, device)
+        if arguments.start:
+            trainer.tower.load(load_tower(arguments.start).tensors())
         train(trainer, recipe, feed, out / "log.jsonl", lambda tower: save_tower(tower, file))
     finally:
         feed.close()

@@ -19,7 +19,7 @@ from tools.training.pictures.examples import SIZES, PictureBatch
 from tools.training.pictures.recipe import PictureRecipe
 from tools.training.pictures.tower import TrainedTower, tower_layer
 
-SIZE_PENALTY = 0.1
+SIZE_PENALTY = 1.0
 LOG_EVERY_S, CHECKPOINT_EVERY_S = 5.0, 45.0
 
 
