@@ -70,8 +70,9 @@ GROUPS: Mapping[str, FlagGroup] = {
             "kv-offloading-size": "host memory for KV below the device, GiB",
             "enable-prefix-caching": "reuse the KV of equal prefixes",
         },
-        "num-blocks encoder-cache-size block-size prefix-grain kv-offloading-region kv-offloading-disk kv-offloading-disk-size "
-        "kv-offloading-policy kv-offloading-store-threshold kv-handover query-cache-mb watermark",
+        "num-blocks encoder-cache-size block-size prefix-grain kv-offloading-region kv-offloading-disk "
+        "kv-offloading-disk-size kv-offloading-policy kv-offloading-store-threshold kv-handover query-cache-mb "
+        "watermark",
     ),
     "steps": _group(
         "steps and scheduling",

@@ -40,7 +40,6 @@ IGNORED_FLAGS = frozenset({
     "--enable-tokenizer-info-endpoint",
     "--fail-on-environ-validation",
     "--kv-cache-metrics",
-    "--language-model-only",
     "--log-error-stack",
     "--skip-mm-profiling",
     "--trust-request-chat-template",

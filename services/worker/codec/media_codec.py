@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Sequence
+
+import numpy as np
+
+from quire.services.worker.step.fetched_item import FetchedItem
 from quire.services.worker.step.media_items import MediaItem
 from quire.shared.columns import ColumnError, i32, i32_bytes, u32, u32_bytes
 from quire.shared.kv.block_hash import HASH_BYTES
 from quire.shared.pb.common.v1 import media_pb2
+
+# Of a fetched item: identifier, rows, tiles, height, width, length of the layout; the layout and the pixels follow.
+FETCHED = struct.Struct(f"<{HASH_BYTES}s5I")
+CHANNELS = 3
 
 
 def decode_item(wire: media_pb2.MediaItem) -> MediaItem:
@@ -32,3 +42,29 @@ def encode_item(item: MediaItem) -> media_pb2.MediaItem:
         modality=item.modality,
         layout=i32_bytes(list(item.layout)),
     )
+
+
+def encode_fetched(items: Sequence[FetchedItem]) -> bytes:
+    """Encodes items with their pixels, for the other ranks of a replica."""
+    parts = []
+    for item in items:
+        tiles, height, width, _ = item.pixels.shape
+        parts.append(FETCHED.pack(item.identifier, item.num_embeddings, tiles, height, width, len(item.layout)))
+        parts += [i32_bytes(list(item.layout)), item.pixels.tobytes()]
+    return b"".join(parts)
+
+
+def decode_fetched(data: bytes) -> list[FetchedItem]:
+    """Decodes the items of encode_fetched(); their pixels are read-only views."""
+    items, at = [], 0
+    while at < len(data):
+        identifier, num_embeddings, tiles, height, width, num_numbers = FETCHED.unpack_from(data, at)
+        at += FETCHED.size
+        layout = tuple(np.frombuffer(data, "<i4", num_numbers, at).tolist())
+        at += 4 * num_numbers
+        shape = (tiles, height, width, CHANNELS)
+        size = tiles * height * width * CHANNELS
+        pixels = np.frombuffer(data, "u1", size, at).reshape(shape)
+        items.append(FetchedItem(identifier, num_embeddings, layout, pixels))
+        at += size
+    return items

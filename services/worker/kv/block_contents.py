@@ -61,8 +61,8 @@ class BlockContents:
         media: Mapping[int, bytes] = NO_MEDIA_PARTS,
     ) -> None:
         """Records blocks newly allocated to sequences as known and empty, with their parents [len(blocks)] and KV
-        groups; NO_PARENT for a sequence's first block. `roots`: parent hashes of blocks without a parent block; `media`:
-        media parts of the hashes, by block."""
+        groups; NO_PARENT for a sequence's first block. `roots`: parent hashes of blocks without a parent block;
+        `media`: media parts of the hashes, by block."""
         if self._windows:
             self._record_parent_hashes(blocks)
             self._last_child[parents] = blocks

@@ -14,9 +14,9 @@ if TYPE_CHECKING:  # this module is also imported without torch
     from torch import Tensor
 
     from quire.services.worker.media.encoder_cache import EncoderCache
-    from quire.services.worker.media.pixels import FetchedItem
     from quire.services.worker.models.vision.port import MediaEncoder
     from quire.services.worker.replica.retained_state import RetainedState
+    from quire.services.worker.step.fetched_item import FetchedItem
 
 log = logger("worker.media")
 

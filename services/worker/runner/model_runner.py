@@ -214,8 +214,8 @@ class ModelRunner:
     def _recording(
         self, inputs: StepInputs, new_blocks: NewBlocks, step_heads: StepHeads, media: MediaRows | None
     ) -> StepGraphs | None:
-        """Returns the recordings that have room for the step; None for steps with rows of media, which recordings do not
-        read."""
+        """Returns the recordings that have room for the step; None for steps with rows of media, which recordings do
+        not read."""
         if media is None:
             return self.recordings.find(inputs, new_blocks, samples_alone=not step_heads.rows)
         self.recordings.forget_rows()

@@ -11,7 +11,7 @@ CALL = Shape(
 )
 PART = Shape(
     frozenset({
-        "type", "text", "refusal", "image_url", "input_audio", "file", "annotations", "cache_control",
+        "type", "text", "refusal", "image_url", "detail", "uuid", "input_audio", "file", "annotations", "cache_control",
         "prompt_cache_breakpoint", "thinking", "reasoning", "signature", "closed",
     }),
 )  # fmt: skip

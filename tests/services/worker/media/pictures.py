@@ -11,7 +11,7 @@ import numpy as np
 import torch
 import transformers
 
-from quire.services.worker.media.pixels import FetchedItem, Pixels
+from quire.services.worker.step.fetched_item import FetchedItem, Pixels
 from quire.shared.columns import u32_bytes
 from quire.shared.pb.common.v1 import media_pb2
 from tests.services.worker.checkpoints import FAMILIES, SHAPE, VOCAB_SIZE

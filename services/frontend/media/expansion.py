@@ -1,0 +1,72 @@
+"""Placeholders in tokenized prompts, replaced by the tokens that the encoder's rows take the place of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from quire.services.frontend.media.tiles import MediaTiles
+from quire.shared.columns import i32_bytes, u32_bytes
+from quire.shared.errors import InvalidArgument
+from quire.shared.media.processor import PlaceholderExpansion
+from quire.shared.pb.common.v1 import media_pb2
+
+IMAGE = "image"
+
+
+class PlacedItem(NamedTuple):
+    """Item whose placeholder is to be replaced."""
+
+    identifier: bytes
+    tiles: MediaTiles
+    expansion: PlaceholderExpansion
+
+
+def check_count(num_placeholders: int, num_items: int, placeholder: str) -> None:
+    """Raises InvalidArgument unless there are as many placeholders as items."""
+    if num_placeholders > num_items:
+        raise InvalidArgument(
+            f"Found more '{placeholder}' placeholders in input prompt than actual multimodal data items.",
+            field="prompt",
+        )
+    if num_placeholders < num_items:
+        raise InvalidArgument(
+            f"Expected there to be {num_items} prompt updates corresponding to {num_items} image items, but instead "
+            f"found {num_placeholders} prompt updates! This is likely because you forgot to include input placeholder "
+            f"tokens (here: `{placeholder}`) in the prompt. If the model has a chat template, make sure you have "
+            "applied it.",
+            field="prompt",
+        )
+
+
+def expand(
+    token_ids: Sequence[int], placeholder: int, items: Sequence[PlacedItem]
+) -> tuple[list[int], tuple[media_pb2.MediaItem, ...]]:
+    """Returns the tokens with each placeholder replaced by the expansion of its item, and the items with their offsets.
+    There must be as many placeholders as items."""
+    expanded: list[int] = []
+    placed: list[media_pb2.MediaItem] = []
+    begin = 0
+    for item in items:
+        at = token_ids.index(placeholder, begin)
+        expanded += token_ids[begin:at]
+        placed.append(_message(item, len(expanded)))
+        expanded += item.expansion.token_ids
+        begin = at + 1
+    expanded += token_ids[begin:]
+    return expanded, tuple(placed)
+
+
+def _message(item: PlacedItem, offset: int) -> media_pb2.MediaItem:
+    """Returns the item as schedulers and workers get it."""
+    expansion, length = item.expansion, len(item.expansion.token_ids)
+    runs = [number for run in expansion.runs for number in run]
+    return media_pb2.MediaItem(
+        identifier=item.identifier,
+        offset=offset,
+        length=length,
+        num_embeddings=expansion.num_embeddings,
+        embedding_runs=b"" if runs == [0, length] else u32_bytes(runs),
+        modality=IMAGE,
+        layout=i32_bytes(item.tiles.layout.numbers),
+    )
