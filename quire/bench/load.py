@@ -25,6 +25,7 @@ from quire.bench.measuring import service_cpu, step_times
 from quire.bench.report import Row, progress
 from quire.bench.target import Target, targets
 from quire.bench.workload import adapters, workloads
+from quire.bench.workload.images import NO_IMAGES, ImageOptions
 from quire.bench.workload.workloads import Workload
 from quire.flags.setting_flags import human_int
 from quire.shared.errors import InvalidArgument, Unavailable
@@ -110,8 +111,9 @@ def grpc_caller(target: Target, work: Workload, *, final_only: bool) -> Callable
     )
 
 
-def http_caller(target: Target, work: Workload) -> Callable[[], RequestSender]:
-    return functools.partial(HttpCaller, target.http_address, served_model(target.http_address), work.temperature)
+def http_caller(target: Target, work: Workload, images: ImageOptions = NO_IMAGES) -> Callable[[], RequestSender]:
+    model = served_model(target.http_address)
+    return functools.partial(HttpCaller, target.http_address, model, work.temperature, images)
 
 
 class LoadClients(Protocol):

@@ -40,7 +40,7 @@ GROUPS: Mapping[str, FlagGroup] = {
             "max-model-len": "longest sequence, tokens",
             "chat-template": "Jinja file, or name of a template",
         },
-        "served-model-aliases model-impl load-format seed threads",
+        "served-model-aliases model-impl language-model-only load-format seed threads",
     ),
     "answers": _group(
         "answers",
@@ -70,8 +70,9 @@ GROUPS: Mapping[str, FlagGroup] = {
             "kv-offloading-size": "host memory for offloaded KV, GiB",
             "enable-prefix-caching": "reuse the KV of common prefixes",
         },
-        "num-blocks block-size prefix-grain kv-offloading-region kv-offloading-disk kv-offloading-disk-size "
-        "kv-offloading-policy kv-offloading-store-threshold kv-handover query-cache-mb watermark",
+        "num-blocks encoder-cache-size block-size prefix-grain kv-offloading-region kv-offloading-disk "
+        "kv-offloading-disk-size kv-offloading-policy kv-offloading-store-threshold kv-handover query-cache-mb "
+        "watermark",
     ),
     "steps": _group(
         "steps and scheduling",
@@ -83,6 +84,12 @@ GROUPS: Mapping[str, FlagGroup] = {
         },
         "priority-aging-s tenant-weights placement long-prefill-token-threshold prefill-threshold max-stream-gap-ms "
         "max-steps-in-flight step-deadline-s max-worker-losses",
+    ),
+    "pictures": _group(
+        "pictures in prompts",
+        {},
+        "limit-mm-per-prompt language-model-only allowed-media-domains allowed-media-networks allowed-local-media-path "
+        "mm-processor-cache-gb max-media-gb media-processes media-host media-port",
     ),
     "lora": _group(
         "LoRA adapters",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
@@ -26,6 +26,7 @@ from quire.shared.metrics.base import (
 from quire.shared.metrics.batches import BatchMetrics
 from quire.shared.metrics.calls import CallMetrics
 from quire.shared.metrics.histogram import Histogram, Series
+from quire.shared.metrics.media import MediaCollector, MediaStatus
 from quire.shared.metrics.streams import StreamMetrics
 
 ENGINE = "0"  # a frontend does not belong to a worker
@@ -84,6 +85,10 @@ class FrontendMetrics:
         """Returns the metrics page. `tenants`: include metrics by tenant, which only operators may see where tenants
         have keys."""
         return generate_latest(self.registry) + (generate_latest(self.tenant_registry) if tenants else b"")
+
+    def add_media(self, status: Callable[[], MediaStatus]) -> None:
+        """Adds the metrics of a model that takes pictures."""
+        self.registry.register(MediaCollector(status, self._labels))
 
     def count_unknown_field(self, label: str) -> None:
         """Counts an ignored field; `label` is one of the fixed set in http/fields/unknown_fields.py."""

@@ -14,7 +14,7 @@ import torch
 from tools.training.evaluate import evaluate, table
 from tools.training.export import save_configs, save_weights
 from tools.training.loop import train
-from tools.training.packing import Feed
+from tools.training.packing import Feed, produce
 from tools.training.recipe import BATCH_TOKENS, Recipe
 from tools.training.tokenizer import train_tokenizer
 
@@ -37,7 +37,7 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     train_tokenizer(recipe.seed).save(str(folder / "tokenizer.json"))
     save_configs(recipe.shape, folder)
-    feed = Feed(folder, recipe)
+    feed = Feed(produce, recipe.workers, recipe, folder)
     try:
         network = train(recipe, feed, device, arguments.out / "log.jsonl", lambda net: save_weights(net, folder))
     finally:

@@ -46,6 +46,7 @@ class WorkerCluster:
         self.terms = ClusterTerms()
         self.replicas: dict[str, Replica] = {}
         self.frontends: dict[int, Send] = {}
+        self._media_addresses: dict[int, str] = {}  # by owner
         self.draining = False
         self.target_state = TargetState()
         self._settings = settings
@@ -78,13 +79,15 @@ class WorkerCluster:
 
     # Frontends.
 
-    def add_frontend(self, owner: int, send: Send) -> None:
+    def add_frontend(self, owner: int, send: Send, media_address: str = "") -> None:
+        """Adds a frontend's session. `media_address`: its MediaService; empty: it submits no media."""
         self.frontends[owner] = send
+        self._media_addresses[owner] = media_address
         self._live.add_owner(owner)
 
     def remove_frontend(self, owner: int) -> Iterator[None]:
         """Removes a frontend and cancels its sequences, one per iteration of the caller."""
-        del self.frontends[owner]
+        del self.frontends[owner], self._media_addresses[owner]
         for sequence_id in list(self._live.of(owner)):
             self.cancel(owner, [sequence_id], Reason.CANCELLED)
             yield
@@ -101,7 +104,8 @@ class WorkerCluster:
             check_ids(submission, self._live.of(owner))
             failure = self._refusal(submission)
             if failure is None:
-                for sequence in self._factory.sequences(submission, owner, self._clock()):
+                address = self._media_addresses[owner]
+                for sequence in self._factory.sequences(submission, owner, self._clock(), address):
                     num_ids = len(sequence.outputs) or 1
                     self.traces.on_submitted(sequence, submission.traceparent)
                     self._live.add(sequence)

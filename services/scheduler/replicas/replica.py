@@ -17,6 +17,7 @@ from quire.services.scheduler.replicas.block_changes import BlockChanges
 from quire.services.scheduler.replicas.codec import (
     decode_failure,
     decode_result,
+    encode_encoder_order,
     encode_fetch,
     encode_order,
     encode_plan,
@@ -234,6 +235,15 @@ class Replica:
         self.core.on_grammar_prepared(wire.grammar_id, failure)
         self.wake()
 
+    def receive_media_prepared(self, wire: pb.MediaPrepared) -> None:
+        """Handles the worker's answer to an encoder order, which unblocks or fails the sequences that wait for the
+        media item, and schedules a pump. Raises FailedPrecondition for an unknown order."""
+        if not self.core.encoder_outputs.awaits(wire.identifier):
+            raise FailedPrecondition(f"identifier: the scheduler awaits no media item {wire.identifier.hex()}")
+        failure = decode_failure(wire.error) if wire.HasField("error") else None
+        self.core.on_media_encoded(wire.identifier, failure)
+        self.wake()
+
     def receive_transferred(self, wire: pb.Transferred) -> None:
         """Handles the worker's report that a transfer has ended, with or without an error, and schedules a pump.
         Raises FailedPrecondition for an unknown transfer."""
@@ -295,6 +305,8 @@ class Replica:
     def _send_orders(self) -> None:
         for order in self.core.grammars.take_orders():
             self.send(encode_order(order))
+        for encoder_order in self.core.encoder_outputs.take_orders():
+            self.send(encode_encoder_order(encoder_order))
 
     def flush(self) -> None:
         """Delivers the core's pending events, marked with the current weight version; does nothing if there are

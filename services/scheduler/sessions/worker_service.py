@@ -284,6 +284,8 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
             enable_prefix_caching=settings.enable_prefix_caching,
             prefix_grain=settings.prefix_grain,
             num_query_vectors=hello.kv_cache.num_query_vectors,
+            encoder_capacity=hello.encoder.capacity,
+            whole_media=hello.encoder.whole_items,
             policy=self._policy,
             policy_options=PolicyOptions(settings.priority_aging_s, settings.tenant_weights),
             tiers=TierLimits(
@@ -307,6 +309,8 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
                 replica.apply_result(message.result)
             elif kind == "grammar_prepared":
                 replica.receive_prepared(message.grammar_prepared)
+            elif kind == "media_prepared":
+                replica.receive_media_prepared(message.media_prepared)
             elif kind == "transferred":
                 replica.receive_transferred(message.transferred)
             elif kind == "fetched":

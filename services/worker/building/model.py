@@ -9,6 +9,7 @@ from pathlib import Path
 
 from quire.services.worker.building.environment import Environment
 from quire.services.worker.building.replica_config import ReplicaConfig
+from quire.services.worker.building.vision import Vision, open_vision
 from quire.services.worker.kv.kv_memory import BlockShape, block_shape
 from quire.services.worker.layers.placement import LayerPlacement
 from quire.services.worker.limits.kv_layout import KVLayout
@@ -43,6 +44,8 @@ class LoadedModel:
     sleep_memory: SleepMemory
     samples: bytes
     """Samples of the folder's weight files, taken at load."""
+    vision: Vision | None = None
+    """Encoder of media; None: the worker encodes none."""
 
     def reload(self, model: CausalLM, folder: Path) -> None:
         """Loads the weights from `folder` into `model` again. Raises FailedPrecondition if the files are not those that
@@ -79,9 +82,13 @@ def load_model(
     with ThreadPoolExecutor(1, thread_name_prefix="samples") as beside:
         sampling = beside.submit(weight_samples.folder_digest, Path(settings.model)) if loader.reads_files else None
         _load(model, settings, loader, place)
+        limits = environment.limits
+        vision = open_vision(settings, place, loader, model, limits.max_num_batched_tokens)
+        if vision is not None:
+            weights.use_encoder(vision.encoder, vision.new)
         samples = sampling.result() if sampling is not None else b""
     sleep_memory = SleepMemory(place.device, weights, enabled=settings.enable_sleep_mode)
-    return LoadedModel(model, loader, kept, shape, counts, weights, sleep_memory, samples)
+    return LoadedModel(model, loader, kept, shape, counts, weights, sleep_memory, samples, vision)
 
 
 def _count(model: CausalLM, place: LayerPlacement, placement: RankPlacement) -> WeightCounts:

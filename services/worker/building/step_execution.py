@@ -15,6 +15,7 @@ from quire.services.worker.building.model import LoadedModel
 from quire.services.worker.building.replica_config import ReplicaConfig
 from quire.services.worker.heads.heads import Heads
 from quire.services.worker.lora.no_adapters import NO_ADAPTERS
+from quire.services.worker.media.step_media import StepMedia
 from quire.services.worker.models.causal_lm import CausalLM
 from quire.services.worker.runner.component import AdapterRows
 from quire.services.worker.runner.model_runner import ModelRunner
@@ -52,6 +53,9 @@ def build_step_execution(
     target = DraftTarget(model, without, limits, settings.attention_backend, loaded.loader, Path(settings.model))
     drafter = create_drafter(replica_config.drafting, target, limits)
     runner = _runner(model, build_heads(settings, model, limits, place, grammars), environment)
+    if loaded.vision is not None:
+        device, sees_ahead = environment.device.torch_device, environment.spec.sees_ahead
+        runner.use_media(StepMedia(loaded.vision.cache, device, sees_ahead=sees_ahead))
     return StepExecution(
         runner, drafter, _graph_maker(settings, model, environment, drafting=replica_config.drafting, drafter=drafter)
     )

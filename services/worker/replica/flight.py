@@ -9,6 +9,7 @@ import numpy as np
 
 from quire.services.worker.kv.block_contents import BlockContents
 from quire.services.worker.lora.no_adapters import StepAdapters
+from quire.services.worker.media.step_media import SlotMedia
 from quire.services.worker.runner.output import RunnerOutput
 from quire.services.worker.sampling.features.component import SlotState
 from quire.services.worker.step.beam_moves import BeamMoves
@@ -53,6 +54,10 @@ class Runner(Protocol):
 
     @property
     def heads(self) -> RunnerHeads: ...
+
+    @property
+    def media(self) -> SlotMedia:
+        """Media items of the slots."""
 
     @property
     def adapters(self) -> StepAdapters:

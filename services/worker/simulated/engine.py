@@ -59,6 +59,13 @@ class SimulatedEngine:
     def release_grammar(self, grammar_id: bytes) -> None:
         pass
 
+    def prepare_media(self, receiver: Attachment, order: pb.PrepareMedia) -> None:
+        """Reports success at once: invented tokens depend on no picture."""
+        receiver.media_prepared(pb.MediaPrepared(identifier=order.item.identifier))
+
+    def release_media(self, identifier: bytes) -> None:
+        pass
+
     def transfer(self, receiver: Attachment, order: pb.Transfer) -> None:
         """Ends the session: a simulated worker announces no host memory."""
         receiver.abort_session("a simulated worker has no host memory for blocks")

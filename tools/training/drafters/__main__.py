@@ -16,7 +16,7 @@ import torch
 from tools.training.drafters.export import save_draft, save_eagle, save_medusa
 from tools.training.drafters.trainer import DraftTrainer
 from tools.training.export import BUNDLED, load_network
-from tools.training.packing import Feed
+from tools.training.packing import Feed, produce
 from tools.training.recipe import BATCH_TOKENS, Recipe
 
 LOG_EVERY_S = 10.0
@@ -39,7 +39,7 @@ def main() -> None:
     device = torch.device(arguments.device)
     recipe = Recipe(arguments.seconds, arguments.seed, arguments.batch_tokens, arguments.workers)
     arguments.out.mkdir(parents=True, exist_ok=True)
-    feed = Feed(arguments.model, recipe)
+    feed = Feed(produce, recipe.workers, recipe, arguments.model)
     try:
         trainer = DraftTrainer(load_network(arguments.model, device), device, recipe.seed)
         with (arguments.out / "log.jsonl").open("a") as log:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import ClassVar
 
 from quire.services.worker.layers.config_file import ConfigFile, refusal
 from quire.services.worker.models.config.block_config import ScaleConfig
@@ -12,6 +13,8 @@ from quire.services.worker.models.families.llama import LlamaForCausalLM
 
 class GraniteForCausalLM(LlamaForCausalLM):
     """Granite; the multipliers are folded into the weights."""
+
+    scales_media: ClassVar[bool] = True
 
     @staticmethod
     def read(config: ConfigFile) -> DecoderConfig:

@@ -63,6 +63,8 @@ class GraniteHybridLayer(MixtureLayer):
 class GraniteMoeHybridForCausalLM(MixtureForCausalLM):
     """Granite 4.0-H; the multipliers are folded into the weights."""
 
+    scales_media: ClassVar[bool] = True
+
     taped_functions: ClassVar[tuple[str, ...]] = ()
 
     @staticmethod

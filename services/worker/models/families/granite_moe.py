@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from quire.kernels.routing import Routing
 from quire.services.worker.layers.config_file import ConfigFile
@@ -28,8 +28,8 @@ class WholeExperts(Experts):
     takes_adapters = False
 
     def destinations(self) -> Iterator[tuple[str, Destination]]:
-        yield f"{self._name}.{self._names.gate}.weight", self._all_gates_and_ups
-        yield f"{self._name}.{self._names.down}.weight", self._all_downs
+        yield f"{self._name}.{self._names.gate}.weight", self._all_gates_and_ups()
+        yield f"{self._name}.{self._names.down}.weight", self._all_downs()
 
     @property
     def alternatives(self) -> Mapping[str, Alternative]:
@@ -38,6 +38,8 @@ class WholeExperts(Experts):
 
 class GraniteMoeForCausalLM(MixtureForCausalLM):
     """Granite MoE: experts in every layer; the residual multiplier is folded into the routing weights."""
+
+    scales_media: ClassVar[bool] = True
 
     @staticmethod
     def read(config: ConfigFile) -> DecoderConfig:

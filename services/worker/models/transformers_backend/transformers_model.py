@@ -101,15 +101,16 @@ class TransformersCausalLM(CausalLM):
 
     def embed(self, batch: ForwardBatch) -> Tensor:
         embedded: Tensor = self._model.get_input_embeddings()(batch.token_ids)
-        return embedded
+        return embedded if batch.media is None else batch.media.place(embedded.clone())
 
     def forward(self, batch: ForwardBatch, caches: list[LayerCache]) -> Tensor:
         """Runs the class's decoder over the step as one sequence; returns the hidden states of the wanted tokens, or of
         all."""
         with self._attention.over(batch, caches):
-            result = self._decoder(
-                input_ids=batch.token_ids[None], position_ids=batch.positions[None].long(), use_cache=False
-            )
+            fed = {"input_ids": batch.token_ids[None]}
+            if batch.media is not None:
+                fed = {"inputs_embeds": self.embed(batch)[None]}
+            result = self._decoder(**fed, position_ids=batch.positions[None].long(), use_cache=False)
         hidden: Tensor = result.last_hidden_state[0]
         return hidden if batch.logit_tokens is None else hidden.index_select(0, batch.logit_tokens)
 
