@@ -153,8 +153,7 @@ def described_values(name: str, body: list[ast.stmt]) -> Iterator[Docstring]:
 
 
 def messages(name: str) -> Iterator[tuple[int, str]]:
-    """Yields (line number, text) of the errors that are raised, of log lines, and of the texts of flags and "
-    "settings."""
+    """Yields (line number, text) of the errors that are raised, of log lines, and of texts of flags and settings."""
     for node in ast.walk(ast.parse(text_of(name))):
         parts: list[ast.AST] = []
         if isinstance(node, ast.Raise):
