@@ -27,8 +27,8 @@ WARNINGS = ("-Wall", "-Wextra", "-Wno-uninitialized", "-Wno-psabi")
 
 
 def main(arguments: list[str] | None = None, directory: Path = built.BUILD) -> int:
-    """Command line: compiles the library into `directory`, the package's build folder. Returns the exit status: 1 if a file fails to
-    compile; 0 also without a compiler."""
+    """Command line: compiles the library into `directory`. Returns the exit status: 1 if a file fails to compile; 0
+    also without a compiler."""
     parser = argparse.ArgumentParser(prog="python -m quire.kernels.cpu.build", description="Compiles the CPU kernels.")
     parser.add_argument("--arch", default="native", help="as in -march, e.g. x86-64-v3 or x86-64-v4 for images")
     parser.add_argument("--compiler", help=f"default: the first of {', '.join(COMPILERS)}")

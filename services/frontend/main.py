@@ -13,6 +13,7 @@ from quire.services.frontend.composition.health import FrontendHealth
 from quire.services.frontend.composition.http_port import LAST_WRITES_S, HttpPort
 from quire.services.frontend.composition.ingress import Ingress
 from quire.services.frontend.composition.loop_delay import watch_loop_delay
+from quire.services.frontend.composition.media_port import MediaPort
 from quire.services.frontend.composition.served_model import ServedModel
 from quire.services.frontend.composition.shared_state import SharedState
 from quire.services.frontend.offline.service import OfflineService
@@ -66,7 +67,15 @@ class Frontend:
         self.redis = SharedState(settings, self.metrics)
         self.ingress = Ingress(settings, self.metrics, self.redis.access, self._prompt_limit)
         self._grpc = GrpcPort(settings, self.ingress)
-        self.core = FrontendCore(settings, self.model, self.ingress, self.redis, self._grpc.address)
+        self.media = MediaPort(settings, None if self.model.media is None else self.model.media.store)
+        self.core = FrontendCore(
+            settings,
+            self.model,
+            self.ingress,
+            self.redis,
+            address=self._grpc.address,
+            media_address=self.media.address,
+        )
         self._health = FrontendHealth(
             self.core.client, shutdown, self._grpc.server, awaits_worker=settings.health_awaits_worker
         )
@@ -114,6 +123,7 @@ class Frontend:
         """Starts the servers and all background tasks, and runs until one of them fails or the drain after `shutdown`
         is over."""
         await self._grpc.server.start()
+        await self.media.start()
         await self.admin.start()
         serving = run_vital("the HTTP server", self.http.server.run(), may_end=lambda: self._shutdown.requested)
         http = self._tasks.start("http", serving)
@@ -155,7 +165,7 @@ class Frontend:
             async with asyncio.timeout(self._settings.drain_timeout_s):
                 await self.ingress.admission.wait_idle()
         except TimeoutError:
-            log.warning("leaving with work unfinished", samples=self.ingress.admission.num_samples)
+            log.warning("exiting with unfinished samples", samples=self.ingress.admission.num_samples)
         await self._grpc.server.stop(LAST_WRITES_S)
         self.http.server.stop()
         await http
@@ -164,10 +174,11 @@ class Frontend:
         """Stops the tasks and servers, releases the streams' leases, and ends the child processes."""
         await self._tasks.close()
         await self._grpc.server.stop(0)
+        await self.media.stop()
         await self.admin.stop()
         await self.core.streams.close()
         await self.redis.close()
         if self._metrics_page is not None:
             self._metrics_page.close()
         await self.ingress.close()
-        self.model.close()
+        await self.model.close()

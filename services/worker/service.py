@@ -26,6 +26,7 @@ from quire.services.worker.kv_transfer.page_service import PageService
 from quire.services.worker.kv_transfer.pages import NoPages
 from quire.services.worker.lora.open_adapters import adapter_reader, damaged_adapter_names
 from quire.services.worker.lora.peft import peft_folder
+from quire.services.worker.media.grpc_pixels import GrpcPixels
 from quire.services.worker.models.loading import weight_samples
 from quire.services.worker.models.loading.progress import Progress
 from quire.services.worker.models.loading.weight_spool import WeightSpool
@@ -39,7 +40,7 @@ from quire.services.worker.warmup.compile_process import CompileProcess
 from quire.shared import logs, plugins
 from quire.shared.kv import kv_wire
 from quire.shared.metrics import base
-from quire.shared.metrics.worker import ExpertLoadCollector, StatusCollector, WorkerMetrics
+from quire.shared.metrics.worker import EncoderCacheCollector, ExpertLoadCollector, StatusCollector, WorkerMetrics
 from quire.shared.pb.admin.v1 import admin_pb2
 from quire.shared.pb.worker.v1 import kv_transfer_pb2_grpc
 from quire.shared.pb.worker.v1 import worker_pb2 as pb
@@ -120,6 +121,7 @@ class Worker:
         self.status = WorkerStatus(settings.name, self._address, shutdown, self._progress)
         registry.register(StatusCollector(self.status.read))
         registry.register(ExpertLoadCollector(self.status.expert_load))
+        registry.register(EncoderCacheCollector(self.status.encoder_cache))
 
     async def run(self) -> None:
         """Builds the engine and its ranks, attaches to a scheduler and executes its plans until a drain has finished.
@@ -148,8 +150,10 @@ class Worker:
         finally:
             if engine.fetcher is not None:
                 await engine.fetcher.close()
+            if engine.media is not None:
+                await engine.media.close()
             if not await engine.stop(settings.drain_timeout_s):
-                log.warning("leaving in the middle of a step", waited_s=settings.drain_timeout_s)
+                log.warning("exiting during a step", waited_s=settings.drain_timeout_s)
 
     async def _serve(self, engine: Engine) -> None:
         """Waits until the engine has built the replica, computing the digest of the weights meanwhile, then runs
@@ -167,6 +171,8 @@ class Worker:
         self._metrics.adapters_left_out.inc(len(damaged_adapter_names(settings, replica.adapters)))
         self._metrics.set_peak(peak_of(replica.device_name, settings.num_ranks))
         self._serve_kv_pages(engine, replica)
+        if replica.media.capacity:
+            engine.use_media(GrpcPixels(Dialler.of(settings)), most_items=int(settings.batch_invariant))
         numpy_buffers.preallocate()
         lifecycle.freeze_startup_objects()
         hello = _hello(settings, replica, self._address, weights_digest)
@@ -280,4 +286,8 @@ def _hello(settings: WorkerSettings, replica: Replica, address: str, weights_dig
             ),
         )
     )
+    if replica.media.capacity:
+        message.encoder.capacity = replica.media.capacity
+        message.encoder.modalities.extend(replica.media.modalities)
+        message.encoder.whole_items = replica.media.whole_items
     return message

@@ -20,6 +20,7 @@ MOVED = ("weights", "kv_read", "kv_written")
 UTILISATION_OVER_S = 0.25  # busy time after which the gauges are updated
 DISK_FAILURES = ("full", "error", "wrong", "late", "busy")
 GRAMMAR_OUTCOMES = ("compiled", "cached", "failed")
+MEDIA_OUTCOMES = ("encoded", "failed")
 
 
 class StepTimings(Protocol):
@@ -172,13 +173,13 @@ class WorkerMetrics:
         self.broken = Counter("quire_worker_sessions_broken", "Attachments that ended with an error", registry=registry)
         self.grammar_compile = Histogram(
             "quire_worker_grammar_compile_seconds",
-            "Compiling a grammar for constrained outputs",
+            "Time to compile a grammar for constrained outputs",
             buckets=STEP_BUCKETS,
             registry=registry,
         )
         self.mask_fill = Histogram(
             "quire_worker_mask_fill_seconds",
-            "Filling the grammar masks of a step, concurrently with the device",
+            "Time to fill the grammar masks of a step, concurrently with the device",
             buckets=STEP_BUCKETS,
             registry=registry,
         )
@@ -193,6 +194,21 @@ class WorkerMetrics:
         )
         for outcome in GRAMMAR_OUTCOMES:
             self.grammars.labels(outcome)
+        self.media_items = Counter(
+            "quire_worker_media_items",
+            "Media items ordered by the scheduler, by outcome",
+            ["outcome"],
+            registry=registry,
+        )
+        self.media_stages = Histogram(
+            "quire_worker_media_seconds",
+            "Preparing a media item: fetching its pixels, and encoding them, with the wait for the device",
+            ["stage"],
+            buckets=STEP_BUCKETS,
+            registry=registry,
+        )
+        for outcome in MEDIA_OUTCOMES:
+            self.media_items.labels(outcome)
         self._add_costs(registry)
 
     def _add_costs(self, registry: CollectorRegistry) -> None:
@@ -233,6 +249,13 @@ class WorkerMetrics:
             self.grammars.labels("compiled" if prepared.compile_us else "cached").inc()
         if prepared.compile_us:
             self.grammar_compile.observe(prepared.compile_us * MICROSECOND)
+
+    def media_prepared(self, fetch_us: int, encode_us: int, *, failed: bool) -> None:
+        """Counts a media item as prepared or failed and observes the time of its stages."""
+        self.media_items.labels("failed" if failed else "encoded").inc()
+        for stage, took_us in (("fetch", fetch_us), ("encode", encode_us)):
+            if took_us:
+                self.media_stages.labels(stage).observe(took_us * MICROSECOND)
 
     def observe_mask_fill(self, seconds: float) -> None:
         self.mask_fill.observe(seconds)
@@ -300,6 +323,35 @@ class ExpertLoadCollector(Collector):
             busiest.add_metric([str(layer)], max(counts) * len(counts) / max(sum(counts), 1))
             unused.add_metric([str(layer)], counts.count(0))
         yield from (tokens, busiest, unused)
+
+
+class EncoderCacheUse(NamedTuple):
+    """Use of the cache of encoder outputs."""
+
+    num_rows: int
+    num_items: int
+    capacity: int  # in rows; 0: no encoder
+
+
+NO_ENCODER_CACHE = EncoderCacheUse(0, 0, 0)
+
+
+class EncoderCacheCollector(Collector):
+    """Gauges of the rows that are kept for media items."""
+
+    def __init__(self, read: Callable[[], EncoderCacheUse]) -> None:
+        self._read = read
+
+    def describe(self) -> Iterable[Metric]:
+        return []
+
+    def collect(self) -> Iterable[Metric]:
+        """Yields rows, items and capacity."""
+        found = self._read()
+        yield GaugeMetricFamily("quire_worker_encoder_cache_rows", "Rows kept for media items", found.num_rows)
+        yield GaugeMetricFamily("quire_worker_encoder_cache_items", "Media items whose rows are kept", found.num_items)
+        text = "Rows of media items that can be kept; 0: no encoder"
+        yield GaugeMetricFamily("quire_worker_encoder_cache_capacity_rows", text, found.capacity)
 
 
 class StatusCollector(Collector):

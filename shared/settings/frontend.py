@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import ipaddress
 from typing import Literal
 
-from pydantic import Field, PositiveInt, field_validator
+from pydantic import Field, NonNegativeInt, PositiveInt, field_validator
 
 from quire.shared.security.tls_files import NO_TLS, Tls
 from quire.shared.settings.base import Settings
 from quire.shared.settings.connection_limits import ConnectionLimits
 from quire.shared.settings.request_limits import RequestLimits
 from quire.shared.settings.stream_limits import StreamLimits
+
+MODALITIES = ("image", "video", "audio")  # names that limit_mm_per_prompt may have; only pictures are taken
 
 
 class FrontendSettings(Settings):
@@ -96,7 +99,7 @@ class FrontendSettings(Settings):
         ge=0,
         le=86_400,
         description="how long a resumable stream runs without a reader, and is kept after its end, seconds; "
-        "0: not offered",
+        "0: disabled",
     )
     stream_limits: dict[str, PositiveInt] = Field(
         default_factory=dict,
@@ -104,7 +107,7 @@ class FrontendSettings(Settings):
     )
     batch_folder: str = Field(
         "",
-        description="folder for /v1/files and /v1/batches, shared by all frontends of a cluster; empty: not offered",
+        description="folder for /v1/files and /v1/batches, shared by all frontends of a cluster; empty: disabled",
     )
     batch_concurrency: int = Field(32, ge=1, description="concurrent requests of batches per frontend")
     batch_file_mb: int = Field(200, ge=1, description="largest file of /v1/files, MiB")
@@ -155,6 +158,56 @@ class FrontendSettings(Settings):
     tokenizer_threads: int = Field(
         0, ge=0, description="threads for tokenizing long prompts; 0: half the number of processors, at most 2"
     )
+
+    language_model_only: bool = Field(
+        False, description="take text only, also if the model has an encoder for pictures, which is not loaded then"
+    )
+    limit_mm_per_prompt: dict[str, NonNegativeInt] = Field(
+        default_factory=dict, description="most pictures in one prompt, image=N; default: 256"
+    )
+    allowed_local_media_path: str = Field(
+        "", description="folder whose files requests may name by file: URLs, as pictures; empty: none"
+    )
+    allowed_media_domains: tuple[str, ...] = Field(
+        (),
+        description="host names from which pictures may be fetched over http(s); *: any with public addresses only; "
+        "empty: none",
+    )
+    allowed_media_networks: tuple[str, ...] = Field(
+        (), description="networks (CIDR) with private addresses from which pictures may be fetched all the same"
+    )
+    mm_processor_cache_gb: float = Field(
+        1.0, ge=0, description="memory for processed pictures that later requests may use again, GiB"
+    )
+    max_media_gb: float = Field(
+        4.0, gt=0, description="memory for processed pictures of requests in flight, GiB; more are refused (429)"
+    )
+    media_processes: int = Field(
+        0, ge=0, description="processes that decode pictures; 0: half the number of processors, at most 4"
+    )
+    media_host: str = Field(
+        "",
+        description="address that the service for workers, who fetch pixels there, listens on; default: host, or only "
+        "this machine if there is neither a cluster secret nor tls with clients=require",
+    )
+    media_port: int = Field(0, ge=0, le=65535, description="port of that service; 0: any free one")
+
+    @field_validator("allowed_media_networks")
+    @classmethod
+    def _are_networks(cls, networks: tuple[str, ...]) -> tuple[str, ...]:
+        """Checks that the networks are written in CIDR form; raises ValueError."""
+        for network in networks:
+            ipaddress.ip_network(network)
+        return networks
+
+    @field_validator("limit_mm_per_prompt")
+    @classmethod
+    def _known_modalities(cls, limits: dict[str, int]) -> dict[str, int]:
+        """Checks that the modalities exist; raises ValueError."""
+        for name in limits:
+            if name not in MODALITIES:
+                raise ValueError(f"unknown modality {name!r}; known: {', '.join(MODALITIES)}")
+        return limits
 
     @field_validator("limits")
     @classmethod

@@ -25,15 +25,28 @@ class FrontendCore:
     """Owns the scheduler client, the generator and the resumable streams."""
 
     def __init__(
-        self, settings: FrontendSettings, model: ServedModel, ingress: Ingress, redis: SharedState, address: str
+        self,
+        settings: FrontendSettings,
+        model: ServedModel,
+        ingress: Ingress,
+        redis: SharedState,
+        *,
+        address: str,
+        media_address: str,
     ) -> None:
-        """Builds the parts. `address`: where other services reach this frontend's gRPC port."""
+        """Builds the parts. `address`: where other services reach this frontend's gRPC port; `media_address`: its
+        MediaService, empty if there is none."""
         self._model = model
         dialler = Dialler.of(settings)
         self.client = SchedulerClient(
             settings.schedulers,
             scheduler_pb2.FrontendHello(
-                frontend_id=settings.name, pid=os.getpid(), address=address, version=VERSION, model=model.identity
+                frontend_id=settings.name,
+                pid=os.getpid(),
+                address=address,
+                version=VERSION,
+                model=model.identity,
+                media_address=media_address,
             ),
             wait_policy=WaitPolicy(settings.unavailable_after_s, settings.worker_start_s),
             retry_after_ms=settings.retry_after_ms,
@@ -41,9 +54,16 @@ class FrontendCore:
             dialler=dialler,
         )
         self.admins = SchedulerAdmins(self.client.connections, dialler)
-        self.catalogue = Catalogue(model.identity, lambda: self.client.limits, settings.served_model_aliases)
+        self.catalogue = Catalogue(
+            model.identity,
+            lambda: self.client.limits,
+            settings.served_model_aliases,
+            takes_pictures=model.media is not None,
+        )
         load = ClusterLoadCollector(self.load, lambda: self.catalogue.adapters, lambda: self.client.num_workers)
         ingress.metrics.registry.register(load)
+        if model.media is not None:
+            ingress.metrics.add_media(model.media.status)
         self.generator = self._new_generator(settings, redis, ingress)
         self.streams = redis.streams(self.generator, ingress.calls)
 

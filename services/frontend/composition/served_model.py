@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from quire.services.frontend.composition.media import media_pipeline
 from quire.services.frontend.input_processor.pooling.pooling_traits import PoolingTraits
 from quire.services.frontend.input_processor.processor import InputProcessor
+from quire.services.frontend.media.pipeline import NoMedia
 from quire.services.frontend.tokenizer.tokenizer import Tokenizer
+from quire.shared.media.registry import read_media_processor
 from quire.shared.models import model_identity
 from quire.shared.settings.frontend import FrontendSettings
 
@@ -19,7 +22,15 @@ class ServedModel:
         self.identity = model_identity.identity(folder, settings.served_model_name)
         self.config = model_identity.read_config(folder)
         self.context: int = self.config.get("max_position_embeddings", self.identity.vocab_size)
-        self.tokenizer = Tokenizer(folder, settings.tokenizer_threads, settings.chat_template, settings.control_tokens)
+        media_processor = None if settings.language_model_only else read_media_processor(folder)
+        self.tokenizer = Tokenizer(
+            folder,
+            settings.tokenizer_threads,
+            settings.chat_template,
+            settings.control_tokens,
+            placeholder_id=None if media_processor is None else media_processor.placeholder,
+        )
+        self.media = None if media_processor is None else media_pipeline(settings, media_processor, self.tokenizer)
         self.pooling_traits = PoolingTraits.of(folder, self.config, self.identity.name, self.tokenizer)
         self.processor = InputProcessor(
             self.tokenizer,
@@ -28,12 +39,15 @@ class ServedModel:
             settings.request_limits,
             model_identity.class_names(self.config),
             pooling_traits=self.pooling_traits,
+            media=self.media or NoMedia(),
         )
 
     def warm_up(self) -> None:
         """Starts the process that renders long conversations, so that the first one need not wait for it."""
         self.tokenizer.chat_renderer.start()
 
-    def close(self) -> None:
+    async def close(self) -> None:
         self.processor.close()
+        if self.media is not None:
+            await self.media.close()
         self.tokenizer.close()

@@ -12,6 +12,7 @@ from quire.services.frontend.generation.catalogue import Catalogue
 from quire.services.frontend.generation.generation import Generation
 from quire.services.frontend.input_processor.prepared_prompt import PreparedPrompt
 from quire.services.frontend.input_processor.processor import InputProcessor
+from quire.services.frontend.media.store import MediaHolds
 from quire.services.frontend.output_processor.answer_formats import AnswerFormats
 from quire.services.frontend.output_processor.wakeup_pacer import WakeupPacer
 from quire.services.frontend.request.request import Request
@@ -69,16 +70,17 @@ class Generator:
         piece = request.sampling.n if len(request.prompts) > 1 else 0
         call.lease.acquire(request.num_samples, self._processor.estimate_tokens(request, max_model_len), piece)
         limits = self._client.limits or await self._first_limits(request, call)
-        prepared = await self._prepare(request, limits)
-        cached = await self._prefix_locator.cached_tokens([prompt.prompt_request for prompt in prepared])
-        num_prompt_tokens = sum(prompt.num_tokens for prompt in prepared)
-        call.lease.adjust_tokens(num_prompt_tokens + request.max_requested_output_tokens(limits.max_model_len))
-        with self._generation(request, prepared) as generation:
-            call.generation = generation
-            if resume is not None:
-                resume(generation)
-            await generation.begin(cached, call.lease if call.lease.is_partial else None)
-            yield generation
+        with self._processor.holding_media() as media:  # until the generation has ended: workers fetch them
+            prepared = await self._prepare(request, limits, media)
+            cached = await self._prefix_locator.cached_tokens([prompt.prompt_request for prompt in prepared])
+            num_prompt_tokens = sum(prompt.num_tokens for prompt in prepared)
+            call.lease.adjust_tokens(num_prompt_tokens + request.max_requested_output_tokens(limits.max_model_len))
+            with self._generation(request, prepared) as generation:
+                call.generation = generation
+                if resume is not None:
+                    resume(generation)
+                await generation.begin(cached, call.lease if call.lease.is_partial else None)
+                yield generation
 
     async def _first_limits(self, request: Request, call: Call) -> ClusterLimits:
         """Waits for the first usable cluster and returns its limits. All waiting requests wake at once and then
@@ -121,11 +123,11 @@ class Generator:
                 raise self._formats.with_client_field(error, constrained) from None
         return constrained
 
-    async def _prepare(self, request: Request, limits: ClusterLimits) -> list[PreparedPrompt]:
+    async def _prepare(self, request: Request, limits: ClusterLimits, media: MediaHolds) -> list[PreparedPrompt]:
         """Returns the tokenized prompts. Raises QuireError, with the field named as the client sent it and without a
         traceback."""
         try:
-            return await self._processor.prepare(request, limits)
+            return await self._processor.prepare(request, limits, media)
         except QuireError as error:
             refusal = self._formats.with_client_field(error, request) if isinstance(error, InvalidArgument) else error
         try:

@@ -17,22 +17,27 @@ from quire.services.frontend.input_processor.prompt_tokens import PromptTokens
 from quire.services.frontend.input_processor.sampling import logits_processors, sampling_rules
 from quire.services.frontend.input_processor.sampling.bad_words import bad_word_columns
 from quire.services.frontend.input_processor.sampling.sampling_message import grammar_bytes, to_message
-from quire.services.frontend.request.request import Prompt, Request, Sampling, TokenPrompt
+from quire.services.frontend.media.pipeline import PromptMedia
+from quire.services.frontend.media.store import MediaHolds
+from quire.services.frontend.request.request import Prompt, Request, Sampling, TokenPrompt, media_of
 from quire.services.frontend.scheduler_client.client import ClusterLimits
 from quire.services.frontend.tokenizer.tokenizer import Tokenizer
 from quire.shared.columns import i32_bytes, u32_bytes
 from quire.shared.errors import InvalidArgument
 from quire.shared.kv.block_hash import TOKEN_BYTES
 from quire.shared.models.adapter_ids import AdapterId
+from quire.shared.pb.common.v1 import media_pb2
 from quire.shared.pb.worker.v1.worker_pb2 import SequenceParams
 
+MediaItems = tuple[media_pb2.MediaItem, ...]
 OptionsFactory = Callable[[int], PromptOptions]  # from the number of prompt tokens; raises InvalidArgument
 
 
 class GenerationPreparer:
     """Preparer of generation requests; `tokens` reads the prompts."""
 
-    def __init__(self, tokens: PromptTokens, tokenizer: Tokenizer, vocab_size: int) -> None:
+    def __init__(self, tokens: PromptTokens, tokenizer: Tokenizer, vocab_size: int, media: PromptMedia) -> None:
+        self._media = media
         self._tokens = tokens
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
@@ -42,26 +47,38 @@ class GenerationPreparer:
         """Ends the processes that compile grammars."""
         self._grammar_validator.close()
 
-    async def prepare(self, request: Request, limits: ClusterLimits, adapter: AdapterId | None) -> list[PreparedPrompt]:
+    async def prepare(
+        self, request: Request, limits: ClusterLimits, adapter: AdapterId | None, holds: MediaHolds
+    ) -> list[PreparedPrompt]:
         """Checks the request against the cluster's limits, tokenizes its prompts and returns a scheduler request for
-        each. Raises InvalidArgument for a prompt or parameter out of bounds; yields to the event loop between
-        prompts."""
+        each; holds their media. Raises InvalidArgument for a prompt or parameter out of bounds; yields to the event
+        loop between prompts."""
         options_of = await self._options(request, limits, adapter)
         builder, prepared = PromptRequestBuilder(request, adapter), []
         for number, prompt in enumerate(request.prompts):
             await yield_periodically(number)
-            column = await self._column(prompt, request, limits.max_model_len)
-            prepared.append(PreparedPrompt(builder.build(column, options_of(len(column) // TOKEN_BYTES))))
+            column, media = await self._column(prompt, request, limits.max_model_len, holds)
+            prepared.append(PreparedPrompt(builder.build(column, options_of(len(column) // TOKEN_BYTES), media)))
         return prepared
 
-    async def _column(self, prompt: Prompt, request: Request, max_model_len: int) -> bytes:
-        """Reads a prompt as a column of token ids; of a prompt that is too long, only the first tokens."""
+    async def _column(
+        self, prompt: Prompt, request: Request, max_model_len: int, holds: MediaHolds
+    ) -> tuple[bytes, MediaItems]:
+        """Reads a prompt as a column of token ids; of a prompt that is too long, only the first tokens. Its media are
+        in their places."""
         truncated = request.truncate_prompt_tokens is not None
         if isinstance(prompt, TokenPrompt) and not truncated:
             check_length(len(prompt.token_ids), max_model_len)  # before they are copied
         tokenized = await self._tokens.read(prompt, max_model_len, None if truncated else max_model_len)
-        token_ids = prompt_limits.truncate(tokenized.token_ids, request, max_model_len)
-        return prompt_limits.column(token_ids, max_model_len, self._vocab_size)
+        parts = media_of(prompt)
+        if not parts:
+            token_ids = prompt_limits.truncate(tokenized.token_ids, request, max_model_len)
+            return prompt_limits.column(token_ids, max_model_len, self._vocab_size), ()
+        check_length(len(tokenized.token_ids), max_model_len)  # before the media are fetched
+        shown = [parts[index] for index in tokenized.media]
+        token_ids, items = await self._media.place(tokenized.token_ids, shown, request, holds)
+        prompt_limits.check_uncut(len(token_ids), request, max_model_len)
+        return prompt_limits.column(token_ids, max_model_len, self._vocab_size), items
 
     async def _options(self, request: Request, limits: ClusterLimits, adapter: AdapterId | None) -> OptionsFactory:
         """Checks the sampling parameters (grammar, vocabulary, logprobs, logits processors) and returns the function

@@ -13,7 +13,7 @@ from quire.shared.kv import block_hash
 from quire.shared.kv.block_hash import TOKEN_BYTES
 from quire.shared.models import adapter_ids
 from quire.shared.models.adapter_ids import AdapterId
-from quire.shared.pb.common.v1 import sampling_pb2
+from quire.shared.pb.common.v1 import media_pb2, sampling_pb2
 
 PROMPTS_PER_YIELD = 32  # yields to the event loop every 1 to 2 ms
 
@@ -61,10 +61,12 @@ class PromptRequestBuilder:
         self._adapter = adapter
         self._root_hash = block_hash.root_hash(adapter_ids.hash_text(*adapter) if adapter else "", request.cache_salt)
 
-    def build(self, column: bytes, options: PromptOptions) -> PromptRequest:
+    def build(
+        self, column: bytes, options: PromptOptions, media: tuple[media_pb2.MediaItem, ...] = ()
+    ) -> PromptRequest:
         """Builds the scheduler request of a prompt.
 
-        `column`: the prompt's tokens, i32.
+        `column`: the prompt's tokens, i32; `media`: its pictures, by offset.
         """
         request = self._request
         return PromptRequest(
@@ -72,7 +74,7 @@ class PromptRequestBuilder:
             traceparent=request.traceparent,
             prompt=column,
             num_prompt_tokens=len(column) // TOKEN_BYTES,
-            hashes=PromptHashes(self._root_hash, column),
+            hashes=PromptHashes(self._root_hash, column, media),
             sampling=options.sampling,
             eos_token_ids=options.eos_token_ids,
             params=options.params,
@@ -84,6 +86,7 @@ class PromptRequestBuilder:
             arrival_s=request.arrival_s,
             deadline_s=request.deadline_s,
             adapter=self._adapter,
+            media=media,
         )
 
 

@@ -15,6 +15,8 @@ from quire.services.frontend.input_processor.pooling.scoring import Scoring
 from quire.services.frontend.input_processor.prepared_prompt import PreparedPrompt
 from quire.services.frontend.input_processor.prompt_tokens import PromptTokens
 from quire.services.frontend.input_processor.sampling import logits_processors, sampling_rules
+from quire.services.frontend.media.pipeline import NoMedia, PromptMedia
+from quire.services.frontend.media.store import MediaHolds
 from quire.services.frontend.request.request import (
     ChatPrompt,
     PairPrompt,
@@ -51,10 +53,11 @@ class InputProcessor:
         classes: Sequence[str] = (),
         *,
         pooling_traits: PoolingTraits = DEFAULT_POOLING_TRAITS,
+        media: PromptMedia | None = None,
     ) -> None:
         """Creates the preparers and checks the model's recommended sampling.
 
-        `classes`: those of a classifier; `pooling_traits`: how pooled texts are read.
+        `classes`: those of a classifier; `pooling_traits`: how pooled texts are read; `media`: None: text only.
         """
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
@@ -63,7 +66,8 @@ class InputProcessor:
         self.classes = classes
         self._traits = pooling_traits
         self._tokens = PromptTokens(tokenizer)
-        self._generated = GenerationPreparer(self._tokens, tokenizer, vocab_size)
+        self._media: PromptMedia = media or NoMedia()
+        self._generated = GenerationPreparer(self._tokens, tokenizer, vocab_size, self._media)
         self._pooled = PoolingPreparer(self._tokens, tokenizer, vocab_size, pooling_traits)
         try:
             sampling_rules.check(sampling_rules.build({}, tokenizer.defaults))
@@ -94,6 +98,7 @@ class InputProcessor:
         lengths, names and priorities. Raises InvalidArgument for the first violation; `max_model_len` of 0 means
         unknown."""
         prompts.check(request, self._bounds)
+        self._media.check(request)
         if request.pooling is None or request.truncate_prompt_tokens is None:
             for prompt in request.prompts:
                 self._tokens.check_characters(prompt, max_model_len)
@@ -103,10 +108,13 @@ class InputProcessor:
             pooling.check(request.pooling, self.classes, late_interaction=self.is_late_interaction)
             self._traits.texts.check(request.pooling.prompt_name)
         elif self._traits.encoder:
-            text = f"The model `{self._traits.encoder}` reads texts and generates none: it is an encoder."
+            text = (
+                f"The model `{self._traits.encoder}` is an encoder and generates no text; use /v1/embeddings or "
+                "/pooling."
+            )
             raise InvalidArgument(text, field="model")
         elif self.classes:
-            raise InvalidArgument("model: it is a classifier and generates no text", field="model")
+            raise InvalidArgument("model: it is a classifier and generates no text; use /classify", field="model")
         prompt_limits.check_output(request, max_model_len)
         prompt_limits.check_truncation_side(request.truncation_side)
         prompt_limits.check_num_samples(request, self._max_samples)
@@ -118,14 +126,18 @@ class InputProcessor:
         num_requested = request.max_requested_output_tokens(max_model_len)
         return sum(_estimate(prompt) for prompt in request.prompts) + num_requested
 
-    async def prepare(self, request: Request, limits: ClusterLimits) -> list[PreparedPrompt]:
-        """Returns each prompt's tokens and its parameters for schedulers and workers. Raises InvalidArgument for a
-        prompt or parameter out of bounds, Unimplemented for a priority that the schedulers ignore, NotFound for an
-        adapter."""
+    def holding_media(self) -> MediaHolds:
+        """Returns the holds on the media of one request, to be used in a `with` around prepare() and the generation."""
+        return self._media.holding()
+
+    async def prepare(self, request: Request, limits: ClusterLimits, media: MediaHolds) -> list[PreparedPrompt]:
+        """Returns each prompt's tokens and its parameters for schedulers and workers; holds its media. Raises
+        InvalidArgument for a prompt or parameter out of bounds, Unimplemented for a priority that the schedulers
+        ignore, NotFound for an adapter."""
         _check_priority(request.priority, limits)
         adapter = _adapter(request, limits)
         if request.pooling is None:
-            return await self._generated.prepare(request, limits, adapter)
+            return await self._generated.prepare(request, limits, adapter, media)
         return await self._pooled.prepare(request, request.pooling, limits, adapter)
 
     async def tokenize(self, prompt: Prompt, max_model_len: int) -> list[int]:

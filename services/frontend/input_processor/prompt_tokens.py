@@ -22,16 +22,15 @@ class PromptTokens:
         """
         self.check_characters(prompt, max_model_len)
         match prompt:
-            case TokenPrompt(token_ids):
-                return Tokenized(token_ids)
+            case TokenPrompt(token_ids, media):
+                return Tokenized(token_ids, media=range(len(media)))
             case PairPrompt(first, second):
                 return await self._tokenizer.encode_pair(first, second, stop_after)
             case TextPrompt(text, framed):
-                return Tokenized(
-                    await self._tokenizer.encode_prompt(text, add_special_tokens=framed, stop_after=stop_after)
-                )
+                ids = await self._tokenizer.encode_prompt(text, add_special_tokens=framed, stop_after=stop_after)
+                return Tokenized(ids, media=range(len(prompt.media)))
             case ChatPrompt():
-                return Tokenized(await self._tokenizer.encode_chat(prompt, stop_after))
+                return await self._tokenizer.tokenize_chat(prompt, stop_after)
 
     def check_characters(self, prompt: Prompt, max_model_len: int) -> None:
         """Raises InvalidArgument for a text that cannot fit; `max_model_len`: 0 while no worker has reported it."""

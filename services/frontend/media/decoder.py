@@ -1,16 +1,18 @@
-"""Processes that decode pictures, so that a hostile file costs neither the event loop nor the frontend's memory."""
+"""Processes that decode and render pictures, so that a hostile file costs neither the event loop nor the frontend's
+memory."""
 
 from __future__ import annotations
 
 import asyncio
 import signal
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 from quire.services.frontend.media import decoder_process
-from quire.services.frontend.media.pictures import Picture
 from quire.services.frontend.media.policy import MediaBounds
+from quire.services.frontend.media.tiles import MediaTiles
+from quire.services.frontend.request.media import DEFAULT_MEDIA_OPTIONS, MediaOptions
 from quire.shared.errors import InvalidArgument
-from quire.shared.media.picture_sizes import FixedSize
 from quire.shared.process.child import Child, ChildEnded
 
 ATTEMPTS = 2  # a process can be killed from outside
@@ -21,10 +23,11 @@ class PictureDecoder:
     """Decodes pictures in a fixed number of processes, started when they are first needed; callers wait for a free
     one."""
 
-    def __init__(self, bounds: MediaBounds, num_processes: int) -> None:
+    def __init__(self, folder: Path, bounds: MediaBounds, num_processes: int) -> None:
+        """Makes the processes' owners. `folder`: the model's, whose processor the processes use."""
         self._bounds = bounds
         self._children = [
-            Child(decoder_process.__name__, decoder_process.introduction(bounds)) for _ in range(num_processes)
+            Child(decoder_process.__name__, decoder_process.introduction(bounds, folder)) for _ in range(num_processes)
         ]
         self._free: asyncio.Queue[Child] = asyncio.Queue()
         for child in self._children:
@@ -37,24 +40,24 @@ class PictureDecoder:
         """Pictures that wait for a process or are being decoded."""
         return self._num_waiting
 
-    async def decode(self, content: bytes, size: FixedSize | None = None) -> Picture:
-        """Waits for a free process and returns the picture resized as a model wants it; without `size` in its own size.
-        Raises InvalidArgument for what is no picture, or is too large to decode within the bounds."""
+    async def decode(self, content: bytes, options: MediaOptions = DEFAULT_MEDIA_OPTIONS) -> MediaTiles:
+        """Waits for a free process and returns the tiles of the picture in the file `content`. Raises InvalidArgument
+        for what is no picture, is too large to decode within the bounds, or an option that the model does not have."""
         self._num_waiting += 1
         child: Child | None = None
         try:
             child = await self._free.get()
-            return await asyncio.shield(self._started(child, decoder_process.question(content, size)))
+            return await asyncio.shield(self._started(child, decoder_process.question(content, options)))
         finally:
             self._num_waiting -= 1
 
-    def _started(self, child: Child, question: bytes) -> asyncio.Future[Picture]:
-        """Has `child` decode in a thread and returns the future picture; the child is free again when it has answered,
+    def _started(self, child: Child, question: bytes) -> asyncio.Future[MediaTiles]:
+        """Has `child` decode in a thread and returns the future tiles; the child is free again when it has answered,
         also where the caller has left."""
         loop = asyncio.get_running_loop()
         future = loop.run_in_executor(self._threads, self._ask, child, question)
 
-        def release(done: asyncio.Future[Picture]) -> None:
+        def release(done: asyncio.Future[MediaTiles]) -> None:
             self._free.put_nowait(child)
             if not done.cancelled():
                 done.exception()  # the caller may have left: nothing else asks for it
@@ -62,8 +65,8 @@ class PictureDecoder:
         future.add_done_callback(release)
         return future
 
-    def _ask(self, child: Child, question: bytes) -> Picture:
-        """Returns the picture that `child` decodes; blocks. A process that ended is started again, up to ATTEMPTS
+    def _ask(self, child: Child, question: bytes) -> MediaTiles:
+        """Returns the tiles that `child` renders; blocks. A process that ended is started again, up to ATTEMPTS
         times. Raises InvalidArgument for a picture that exceeds processor time or memory."""
         for _ in range(ATTEMPTS):
             try:

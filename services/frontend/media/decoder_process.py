@@ -1,7 +1,7 @@
-"""A child process that decodes pictures under bounds of memory and processor time; decoder.py owns it.
+"""A child process that decodes and renders pictures under bounds of memory and processor time; decoder.py owns it.
 
-Introduced with the bounds; asked with a JSON line that says the wanted size and, after it, a file's bytes; answers with
-a JSON line and, if it could, the pixels after it.
+Introduced with the bounds and the model's folder, whose processor it makes; asked with a JSON line that says how and,
+after it, a file's bytes; answers with a JSON line and, if it could, the pixels of the tiles after it.
 """
 
 from __future__ import annotations
@@ -10,51 +10,62 @@ import json
 import resource
 from collections.abc import Callable
 from dataclasses import asdict
-
-import numpy as np
+from pathlib import Path
 
 from quire.services.frontend.media import pictures
-from quire.services.frontend.media.pictures import Picture
+from quire.services.frontend.media.pictures import Colours
 from quire.services.frontend.media.policy import MediaBounds
+from quire.services.frontend.media.tiles import MediaTiles
+from quire.services.frontend.request.media import MediaOptions
 from quire.shared.errors import InvalidArgument
-from quire.shared.media.picture_sizes import FixedSize
+from quire.shared.media.processor import MediaProcessor, TileLayout
+from quire.shared.media.registry import read_media_processor
 from quire.shared.process.child import serve_requests
 from quire.shared.process.resource_limits import CpuTimeExceeded, cpu_time_limit, limit_memory
 
 END = b"\n"  # of the JSON
 
 
-def introduction(bounds: MediaBounds) -> bytes:
-    return json.dumps(asdict(bounds)).encode()
+def introduction(bounds: MediaBounds, folder: Path) -> bytes:
+    return json.dumps({"bounds": asdict(bounds), "folder": str(folder)}).encode()
 
 
 def begin(introduced: bytes) -> Callable[[bytes], bytes]:
-    """Limits the memory of this process and returns the function that answers a question with an encoded picture or a
-    refusal. `introduced`: the MediaBounds as JSON."""
-    bounds = MediaBounds(**json.loads(introduced))
+    """Makes the processor, limits the memory of this process and returns the function that answers a question with
+    encoded tiles or a refusal. `introduced`: the MediaBounds and the folder as JSON."""
+    given = json.loads(introduced)
+    bounds = MediaBounds(**given["bounds"])
+    processor = read_media_processor(Path(given["folder"]))
+    assert processor is not None
     limit_memory(bounds.decode_bytes)
 
     def answer(message: bytes) -> bytes:
-        """Decodes the picture of one question within the bounds on processor time and memory; returns it or the
-        refusal, encoded."""
+        """Processes the picture of one question within the bounds on processor time and memory; returns its tiles or
+        the refusal, encoded."""
         head, _, content = message.partition(END)
-        wanted = json.loads(head)
         try:
             with cpu_time_limit(bounds.decode_s):
-                picture = pictures.decode(content, bounds, wanted and FixedSize(**wanted))
-            return encode(picture)
+                return encode(_tiles(content, json.loads(head), bounds, processor))
         except InvalidArgument as error:
-            return json.dumps({"refused": error.message}).encode() + END
+            return _refusal(error.message, error.field)
         except CpuTimeExceeded:
-            return json.dumps({"refused": over_time(bounds)}).encode() + END
+            return _refusal(over_time(bounds))
         except MemoryError:
-            return json.dumps({"refused": OVER_MEMORY}).encode() + END
+            return _refusal(OVER_MEMORY)
 
     return answer
 
 
-def question(content: bytes, size: FixedSize | None) -> bytes:
-    return json.dumps(None if size is None else asdict(size)).encode() + END + content
+def _tiles(content: bytes, how: dict[str, object], bounds: MediaBounds, processor: MediaProcessor) -> MediaTiles:
+    """Decodes a file and renders the tiles. Raises InvalidArgument."""
+    picture = pictures.decode(content, bounds, Colours(str(how["mode"]), tuple(how["background"])))  # type: ignore[arg-type]
+    layout = processor.layout(picture.height, picture.width, how["options"])  # type: ignore[arg-type]
+    return MediaTiles(layout, processor.render(picture, layout).tobytes())
+
+
+def question(content: bytes, options: MediaOptions) -> bytes:
+    how = {"mode": options.image_mode, "background": options.background, "options": dict(options.processor)}
+    return json.dumps(how).encode() + END + content
 
 
 OVER_MEMORY = "Failed to load image: decoding it takes too much memory"
@@ -64,17 +75,22 @@ def over_time(bounds: MediaBounds) -> str:
     return f"Failed to load image: decoding it takes more than {bounds.decode_s:g} s"
 
 
-def encode(picture: Picture) -> bytes:
-    return json.dumps({"shape": picture.pixels.shape}).encode() + END + picture.pixels.tobytes()
+def _refusal(text: str, field: str = "messages") -> bytes:
+    return json.dumps({"refused": text, "field": field}).encode() + END
 
 
-def decode(answer: bytes) -> Picture:
-    """Returns the picture of an encoded answer. Raises InvalidArgument with the refusal of the process."""
+def encode(tiles: MediaTiles) -> bytes:
+    return json.dumps({"layout": tiles.layout}).encode() + END + tiles.pixels
+
+
+def decode(answer: bytes) -> MediaTiles:
+    """Returns the tiles of an encoded answer. Raises InvalidArgument with the refusal of the process."""
     head, _, pixels = answer.partition(END)
     found = json.loads(head)
     if "refused" in found:
-        raise InvalidArgument(found["refused"], field="messages")
-    return Picture(np.frombuffer(pixels, dtype=np.uint8).reshape(found["shape"]))
+        raise InvalidArgument(found["refused"], field=found["field"])
+    num_tiles, height, width, numbers = found["layout"]
+    return MediaTiles(TileLayout(num_tiles, height, width, tuple(numbers)), pixels)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""Pictures as arrays: what a file's bytes mean, for every kind of file that is read.
+"""Pictures as RGB images: what a file's bytes mean, for every kind of file that is read.
 
-Runs in a decoder process (decoder_process.py). Orientation from EXIF is applied; transparency is blended on white;
-palettes, 16-bit, grey, CMYK and floating-point pictures become 8-bit RGB; of an animation the first frame is taken.
+Runs in a decoder process (decoder_process.py). Orientation from EXIF is applied; transparency is blended on a colour,
+white by default; palettes, 16-bit, grey, CMYK and floating-point pictures become 8-bit RGB; of an animation the first
+frame is taken.
 """
 
 from __future__ import annotations
@@ -11,15 +12,13 @@ import warnings
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from PIL import Image, ImageFile, ImageOps, UnidentifiedImageError
 
 from quire.services.frontend.media.policy import MediaBounds
+from quire.services.frontend.request.media import WHITE
 from quire.shared.errors import InvalidArgument
-from quire.shared.media.picture_sizes import FixedSize
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")  # JPEG 2000, EPS and PSD have had worse decoders
-WHITE = (255, 255, 255)
 SIXTEEN_BITS = frozenset({"I;16", "I;16L", "I;16B", "I;16N"})
 FAILURES = (
     OSError,
@@ -34,19 +33,18 @@ FAILURES = (
 )
 
 
-class Picture(NamedTuple):
-    """A decoded picture, as an array of 8-bit RGB pixels."""
+class Colours(NamedTuple):
+    """How the colours of a file become RGB."""
 
-    pixels: npt.NDArray[np.uint8]  # [height, width, 3], RGB
-
-    @property
-    def size(self) -> tuple[int, int]:
-        """Returns (height, width)."""
-        return self.pixels.shape[0], self.pixels.shape[1]
+    mode: str = "RGB"  # mode of Pillow that the picture is reduced to first
+    background: tuple[int, int, int] = WHITE  # behind transparent parts
 
 
-def decode(content: bytes, bounds: MediaBounds, size: FixedSize | None = None) -> Picture:
-    """Decodes a file, and resizes it as a model wants its pictures; None: leaves its size.
+PLAIN = Colours()
+
+
+def decode(content: bytes, bounds: MediaBounds, colours: Colours = PLAIN) -> Image.Image:
+    """Decodes a file to an RGB picture.
 
     Raises InvalidArgument; its text never repeats the decoder's own, which may hold addresses."""
     ImageFile.LOAD_TRUNCATED_IMAGES = False
@@ -56,8 +54,7 @@ def decode(content: bytes, bounds: MediaBounds, size: FixedSize | None = None) -
         try:
             with Image.open(io.BytesIO(content), formats=FORMATS) as image:
                 _check_size(image, bounds)
-                shown = _rgb(image)
-                return Picture(np.asarray(shown if size is None else _resized(shown, size), dtype=np.uint8))
+                return _rgb(image, colours)
         except UnidentifiedImageError:
             raise _refused(f"it is none of {', '.join(FORMATS)}") from None
         except Image.DecompressionBombError:
@@ -79,9 +76,9 @@ def _check_size(image: Image.Image, bounds: MediaBounds) -> None:
         raise _refused("it has no pixels")
 
 
-def _rgb(image: Image.Image) -> Image.Image:
+def _rgb(image: Image.Image, colours: Colours) -> Image.Image:
     """Returns the picture turned as its EXIF says, in 8-bit RGB; 16-bit and float values are scaled, transparent parts
-    are white."""
+    have the background's colour."""
     image.load()
     if image.mode in SIXTEEN_BITS:
         image = _eight_bits(image, 65535.0)
@@ -91,17 +88,9 @@ def _rgb(image: Image.Image) -> Image.Image:
     if (turned.mode == "P" and "transparency" in turned.info) or turned.mode in {"LA", "PA", "La", "RGBa"}:
         turned = turned.convert("RGBA")
     if turned.mode == "RGBA":
-        background = Image.new("RGBA", turned.size, (*WHITE, 255))
-        return Image.alpha_composite(background, turned).convert("RGB")
-    return turned.convert("RGB")
-
-
-def _resized(image: Image.Image, size: FixedSize) -> Image.Image:
-    """Returns the picture scaled and cropped to the model's fixed size."""
-    plan = size.resize(image.height, image.width)
-    resampling = Image.Resampling[size.resampling.upper()]
-    scaled = image.resize((plan.width, plan.height), resampling)
-    return scaled.crop((plan.left, plan.top, plan.left + plan.crop_width, plan.top + plan.crop_height))
+        background = Image.new("RGBA", turned.size, (*colours.background, 255))
+        turned = Image.alpha_composite(background, turned)
+    return turned.convert("RGB").convert(colours.mode).convert("RGB")
 
 
 def _eight_bits(image: Image.Image, most: float) -> Image.Image:

@@ -21,6 +21,7 @@ class MediaBounds:
     """Limits that are checked before the cost they bound arises."""
 
     download_bytes: int = 64 * MIB  # of one item, as it is sent or fetched
+    request_bytes: int = 256 * MIB  # of all items of one request
     pixels: int = 64_000_000  # width times height of one picture, read from its header
     side: int = 32_768  # of a picture, in pixels
     fetch_s: float = 15.0  # all attempts and redirects of one item together

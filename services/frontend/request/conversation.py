@@ -6,9 +6,12 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from quire.services.frontend.request.media import MediaPart, PartOrigin
+from quire.services.frontend.request.request import ChatPrompt
 from quire.shared import strict_json
 from quire.shared.errors import InvalidArgument, Unimplemented
 
+IMAGE = "image"  # type of the parts of contents that stand for pictures, as chat templates know it
 NO_JSON = "INVALID_JSON"  # Anthropic's documented key for tool arguments that are not valid JSON
 
 # Substring of a part's type -> what such parts hold, for the error text.
@@ -16,15 +19,52 @@ MEDIA = {"image": "pictures", "audio": "sound", "video": "films", "file": "files
 
 
 def unsupported_part(place: str, kind: Any, field: str) -> Unimplemented:
-    """Returns the error for message parts other than text. `place`: what has the type `kind`, in the plural."""
-    media = next((name for piece, name in MEDIA.items() if piece in kind), "") if isinstance(kind, str) else ""
+    """Returns the error for message parts other than text. `place`: what has the type `kind`, in the plural; an
+    empty `kind`: there are no types."""
+    shown = kind or place if isinstance(kind, str) else ""
+    media = next((name for piece, name in MEDIA.items() if piece in shown), "")
     reason = f": models are given text only, not {media}; send their content as text" if media else ""
-    return Unimplemented(f"{place} of type {kind!r:.64} are not offered by this server{reason}", field=field)
+    of_type = "" if kind == "" else f" of type {kind!r:.64}"
+    return Unimplemented(f"{place}{of_type} are not supported by this server{reason}", field=field)
+
+
+def not_taken(origin: PartOrigin) -> Unimplemented:
+    """Returns the error for media that a model without an encoder for them gets."""
+    return unsupported_part(*origin)
+
+
+def picture(part: MediaPart) -> dict[str, Any]:
+    """Returns a content part with a picture; chat_prompt() takes the picture out of it."""
+    return {"type": IMAGE, "part": part}
+
+
+def chat_prompt(messages: Iterable[Mapping[str, Any]], **options: Any) -> ChatPrompt:
+    """Returns the prompt of a conversation whose contents may hold picture() parts. `options`: further fields of
+    ChatPrompt."""
+    media: list[MediaPart] = []
+    numbered = [_with_numbers(message, media) for message in messages]
+    return ChatPrompt(numbered, media=media, **options)
+
+
+def _with_numbers(message: Mapping[str, Any], media: list[MediaPart]) -> Mapping[str, Any]:
+    """Returns the message with its pictures replaced by their indexes in `media`, to which they are added."""
+    content = message.get("content")
+    if not isinstance(content, list) or not any(isinstance(part.get("part"), MediaPart) for part in content):
+        return message
+    parts = []
+    for part in content:
+        picture_part = part.get("part")
+        if isinstance(picture_part, MediaPart):
+            media.append(picture_part)
+            parts.append({"type": IMAGE, "number": len(media) - 1})
+        else:
+            parts.append(part)
+    return {**message, "content": parts}
 
 
 def message(
     role: str,
-    content: str | Sequence[Mapping[str, str]] | None,
+    content: str | Sequence[Mapping[str, Any]] | None,
     *,
     name: str | None = None,
     tool_calls: Iterable[Mapping[str, Any]] = (),

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from quire.services.frontend.request.media import DEFAULT_MEDIA_OPTIONS, MediaOptions, MediaPart
 from quire.services.frontend.request.scalar_parameters import BY_NAME
 from quire.shared.pb.common.v1 import sampling_pb2
 
@@ -16,6 +17,7 @@ class TextPrompt:
 
     text: str
     add_special_tokens: bool = True
+    media: Sequence[MediaPart] = ()  # for the placeholders in the text, in order
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +41,14 @@ class TokenPrompt:
     """Token ids to continue, used as they are."""
 
     token_ids: Sequence[int]
+    media: Sequence[MediaPart] = ()  # for the placeholders among the ids, in order
 
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """Messages for the chat template, each with role and content (text, a list of text parts, or None), and optionally
-    name, tool_calls, tool_call_id and reasoning. Tool call arguments are an object or JSON text."""
+    """Messages for the chat template, each with role and content (text, a list of parts, or None), and optionally name,
+    tool_calls, tool_call_id and reasoning. Tool call arguments are an object or JSON text. A part of type image has the
+    index of its picture in `media` under "number"."""
 
     messages: Sequence[Mapping[str, Any]]
     add_generation_prompt: bool = True  # append the start of the assistant's turn
@@ -53,9 +57,15 @@ class ChatPrompt:
     add_special_tokens: bool = False  # templates add them
     tools: Sequence[Mapping[str, Any]] = ()  # in OpenAI's form, as templates expect them
     template: str = ""  # name of one of the model's templates; empty: its default
+    media: Sequence[MediaPart] = ()
 
 
 Prompt = TextPrompt | PairPrompt | TokenPrompt | ChatPrompt
+
+
+def media_of(prompt: Prompt) -> Sequence[MediaPart]:
+    """Returns the pictures of a prompt."""
+    return () if isinstance(prompt, PairPrompt) else prompt.media
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +195,7 @@ class Request:
     structured_output_field: str = ""  # body field that requested structured output, if several can
     pooling: Pooling | None = None  # None: generate
     traceparent: str = ""  # W3C trace context, if the request is traced
+    media_options: MediaOptions = DEFAULT_MEDIA_OPTIONS
     strict_length: bool = False  # refuse a max_tokens beyond the context (OpenAI's rule) instead of shortening it
 
     @property

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from quire.shared.kv import block_hash
+from quire.shared.kv.block_hash import MediaRange
 from quire.shared.pb.common.v1 import model_pb2
 
 
@@ -12,13 +15,15 @@ def supported_block_size(layout: model_pb2.BlockLayout) -> int:
 
 
 class PromptHashes:
-    """Lazily computed block hashes of one prompt. `root` covers salt and adapter; `prompt` is an i32 column."""
+    """Lazily computed block hashes of one prompt. `root` covers salt and adapter; `prompt` is an i32 column; `media`
+    are its pictures, by offset."""
 
-    __slots__ = ("_by_block_size", "_prompt", "root")
+    __slots__ = ("_by_block_size", "_media", "_prompt", "root")
 
-    def __init__(self, root: bytes, prompt: bytes) -> None:
+    def __init__(self, root: bytes, prompt: bytes, media: Sequence[MediaRange] = ()) -> None:
         self.root = root
         self._prompt = prompt
+        self._media = media
         self._by_block_size: dict[int, list[bytes]] = {}
 
     def block_hashes(self, block_size: int) -> list[bytes]:
@@ -26,7 +31,9 @@ class PromptHashes:
         size."""
         found = self._by_block_size.get(block_size)
         if found is None:
-            found = self._by_block_size[block_size] = block_hash.chain(self.root, self._prompt, block_size)
+            found = self._by_block_size[block_size] = block_hash.chain_with_media(
+                self.root, self._prompt, block_size, self._media
+            )
         return found
 
     def block_hashes_with_output(self, block_size: int, tokens: bytes) -> list[bytes]:
@@ -35,4 +42,5 @@ class PromptHashes:
         if not tokens:
             return head
         rest = self._prompt[len(head) * block_size * block_hash.TOKEN_BYTES :] + tokens
-        return head + block_hash.chain(head[-1] if head else self.root, rest, block_size)
+        parent, start = head[-1] if head else self.root, len(head) * block_size
+        return head + block_hash.chain_with_media(parent, rest, block_size, self._media, start)

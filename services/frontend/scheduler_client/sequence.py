@@ -11,7 +11,7 @@ from quire.services.frontend.scheduler_client.prompt_hashes import PromptHashes
 from quire.shared.errors import QuireError
 from quire.shared.kv.block_hash import TOKEN_BYTES
 from quire.shared.models.adapter_ids import AdapterId
-from quire.shared.pb.common.v1 import sampling_pb2
+from quire.shared.pb.common.v1 import media_pb2, sampling_pb2
 
 if TYPE_CHECKING:
     from quire.services.frontend.scheduler_client.session import Session
@@ -51,6 +51,7 @@ class PromptRequest:
     traceparent: str = ""  # W3C trace context, if the request is traced
     adapter: AdapterId | None = None
     kv_priority: str = "normal"
+    media: tuple[media_pb2.MediaItem, ...] = ()  # by offset
     late_query: LateQuery | None = None  # set: the result is one score instead of vectors
 
     @property

@@ -48,6 +48,7 @@ def build(sequences: Seq[Sequence], first_id: int, layout: model_pb2.BlockLayout
         priority=request.priority,
         kv_priority=KV_PRIORITIES[request.kv_priority],
         late_query=_late_query(request),
+        media=request.media,
         tenant=request.tenant,
         timeout_ms=_timeout_ms(request.deadline_s, now),
         age_ms=max(0, int((now - request.arrival_s) * 1000)),

@@ -54,17 +54,21 @@ class ControlTokens:
         template: str,
         marks: Iterable[str] = (),
         normalize: Callable[[str], str] | None = None,
+        placeholder: str = "",
     ) -> None:
         """Collects the control tokens among the added ones.
 
         `added`: the added tokens of tokenizer.json. `marks`: markers of reasoning, also if the template does not
-        contain them. `normalize`: the tokenizer's normalization of a text.
+        contain them. `normalize`: the tokenizer's normalization of a text. `placeholder`: token that stands for a
+        picture; empty: none.
         """
         marks = set(marks)
         control_tokens = [
             _control_token(token)
             for token in added
-            if token["special"] or _is_control_token(token["content"], template, marks)
+            if token["special"]
+            or token["content"] == placeholder
+            or _is_control_token(token["content"], template, marks)
         ]
         whole_words = [token.text for token in control_tokens if token.single_word]
         self.tokens: dict[str, ControlToken] = {token.text: token for token in control_tokens}
@@ -72,7 +76,12 @@ class ControlTokens:
         self._in_questions = TextMatcher(self.tokens, others=PRIVATE)
         # The assistant's earlier turns may contain what the parsers of answers left in them.
         self._in_answers = TextMatcher(
-            (token.text for token in control_tokens if token.special and token.text not in marks), others=PRIVATE
+            (
+                token.text
+                for token in control_tokens
+                if (token.special and token.text not in marks) or token.text == placeholder
+            ),
+            others=PRIVATE,
         )
         self._normalize = normalize if any(token.normalized for token in control_tokens) else None
 

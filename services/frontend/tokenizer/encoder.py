@@ -56,6 +56,7 @@ class Tokenized:
     # index of the second text's first token; 0: there is one text, or the tokenizer does not distinguish two
     second_text_from: int = 0
     num_seen: int = 0  # number of leading tokens that other tokens attend to; 0: all
+    media: Sequence[int] = ()  # indexes of the prompt's pictures, in the order of their placeholders
     pooled_tokens: tuple[int, ...] = ()  # tokens with a vector each; empty: all that the pooler names
 
 

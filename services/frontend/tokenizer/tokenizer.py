@@ -55,15 +55,19 @@ class Tokenizer:
         threads: int,
         chat_template: str = "",
         control_tokens: ControlTokenPolicy = "raw_prompts",
+        *,
+        placeholder_id: int | None = None,
         render_budgets: RenderBudgets = DEFAULT_BUDGETS,
     ) -> None:
         """Loads the tokenizer and its templates.
 
         `chat_template`: a file to use instead of the folder's template. `control_tokens`: where users may write them.
-        `render_budgets`: time limits of chat templates.
+        `placeholder_id`: the token that stands for a picture; None: the model takes none. `render_budgets`: time limits
+        of chat templates.
         """
         self._hf = _read(folder)
         self.template = template_files.load(folder, chat_template)
+        self.placeholder = self._placeholder(placeholder_id)
         renderer_config = self._renderer_config(self.template, guarded=control_tokens != EVERYWHERE)
         self.chat_renderer = ChatRenderer(renderer_config, render_budgets)
         self.info = {
@@ -72,7 +76,9 @@ class Tokenizer:
             "chat_template": self.template.default,
         }
         self._allowed = control_tokens
-        self._control = ControlTokens(renderer_config.added, self.template.source, renderer_config.marks)
+        self._control = ControlTokens(
+            renderer_config.added, self.template.source, renderer_config.marks, placeholder=self.placeholder
+        )
         self._encoder = Encoder(self._hf, threads, () if control_tokens == EVERYWHERE else tuple(self._control.tokens))
         self.defaults: GenerationDefaults = read_defaults(folder)
         self.eos_ids = self._eos_ids(folder)
@@ -95,7 +101,20 @@ class Tokenizer:
             marks=frozenset(mark for pair in THINKING_TOKENS for mark in pair),
             normalizer=self._hf.normalizer,
             guarded=guarded,
+            placeholder=self.placeholder,
         )
+
+    def _placeholder(self, token_id: int | None) -> str:
+        """Returns the text of the token that stands for a picture; empty for None. Raises InvalidArgument if the
+        tokenizer does not have the token."""
+        text = "" if token_id is None else self._hf.id_to_token(token_id)
+        if text is None:
+            raise InvalidArgument(f"model: tokenizer.json has no token {token_id} for pictures", field="model")
+        return str(text)
+
+    def encode_plainly(self, text: str) -> list[int]:
+        """Encodes a short text in the calling thread; special tokens in it are recognized, none are added."""
+        return self._encoder.encode_inline(text, add_special_tokens=False)
 
     def _eos_ids(self, folder: Path) -> tuple[int, ...]:
         """Returns the tokenizer's end-of-sequence token first, then those of generation_config.json."""
@@ -155,12 +174,16 @@ class Tokenizer:
         return await self._encoder.encode_pair(first, second, plain=self._allowed == NOWHERE, stop_after=stop_after)
 
     async def encode_chat(self, prompt: ChatPrompt, stop_after: int | None = None) -> list[int]:
+        return list((await self.tokenize_chat(prompt, stop_after)).token_ids)
+
+    async def tokenize_chat(self, prompt: ChatPrompt, stop_after: int | None = None) -> Tokenized:
         """Renders a conversation by the chat template and encodes it; stops early after more than `stop_after` ids.
         Raises InvalidArgument if the template refuses it."""
-        sections = await self.chat_renderer.sections(prompt)
-        return await self._encoder.encode_sections(
-            sections, add_special_tokens=prompt.add_special_tokens, stop_after=stop_after
+        rendered = await self.chat_renderer.render(prompt)
+        token_ids = await self._encoder.encode_sections(
+            rendered.sections, add_special_tokens=prompt.add_special_tokens, stop_after=stop_after
         )
+        return Tokenized(token_ids, media=rendered.media)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool, shown: frozenset[str] = frozenset()) -> str:
         """Decodes ids to their text in one call; special tokens in `shown` are kept even if others are skipped."""
@@ -260,7 +283,7 @@ def _read(folder: Path) -> HfTokenizer:
     try:
         tokenizer = HfTokenizer.from_file(str(path))
     except Exception as error:  # tokenizers raises bare Exception for whatever it cannot read
-        raise InvalidArgument(f"model: {path} is no tokenizer: {error}", field="model") from None
+        raise InvalidArgument(f"model: {path} is not a valid tokenizer.json: {error}", field="model") from None
     tokenizer.no_truncation()  # the scheduler enforces limits, and padding belongs to batches, which are not used here
     tokenizer.no_padding()
     return tokenizer

@@ -7,6 +7,7 @@ from typing import Any
 
 from quire.services.frontend.openai_edge.body.bodies import ChatOptions, TokenizeBody
 from quire.services.frontend.openai_edge.body.field_schemas import ROLES
+from quire.services.frontend.openai_edge.body.pictures import read_picture
 from quire.services.frontend.request import conversation
 from quire.services.frontend.request.request import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from quire.services.frontend.request.tool_offer import INPUT
@@ -49,7 +50,7 @@ def chat_prompt(
     """Builds a chat prompt. An assistant's message at the end that is marked as begun is continued, without a
     generation prompt."""
     continues = body.continue_final_message or _is_begun(messages)
-    return ChatPrompt(
+    return conversation.chat_prompt(
         [read_message(message) for message in messages],
         add_generation_prompt=body.add_generation_prompt and not continues,
         continue_final_message=continues,
@@ -118,14 +119,14 @@ def _reasoning(message: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _content(content: Any) -> str | list[Mapping[str, str]] | None:
-    """Normalizes a message's content: text and None stay, parts become parts of type text. Raises InvalidArgument
-    for other values."""
+def _content(content: Any) -> str | list[Mapping[str, Any]] | None:
+    """Normalizes a message's content: text and None stay, parts become parts of type text or pictures. Raises
+    InvalidArgument for other values."""
     if content is None or isinstance(content, str):
         return content
     if not isinstance(content, list):
         raise InvalidArgument("messages: content must be text or a list of parts", field="messages")
-    return [{"type": "text", "text": _part(part)} for part in content]
+    return [read_picture(part) or {"type": "text", "text": _part(part)} for part in content]
 
 
 def _part(part: Any) -> str:

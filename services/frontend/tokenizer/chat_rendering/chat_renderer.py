@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from quire.services.frontend.bounds.prompts import characters_of
 from quire.services.frontend.request.request import ChatPrompt
 from quire.services.frontend.tokenizer.chat_rendering import limits
-from quire.services.frontend.tokenizer.chat_rendering.prompt_renderer import RendererConfig
+from quire.services.frontend.tokenizer.chat_rendering.prompt_renderer import RenderedChat, RendererConfig
 from quire.services.frontend.tokenizer.chat_rendering.rendering_process import RenderBudgetExceeded
 from quire.services.frontend.tokenizer.chat_rendering.template_runner import RenderBudgets, TemplateRunner
 from quire.services.frontend.tokenizer.control_tokens import TextSection
@@ -35,15 +35,21 @@ class ChatRenderer:
         self._heavy = TemplateRunner(renderer_config, budgets.heavy, budgets.probing)
 
     async def sections(self, prompt: ChatPrompt) -> list[TextSection]:
+        return (await self.render(prompt)).sections
+
+    async def render(self, prompt: ChatPrompt) -> RenderedChat:
         """Renders a conversation in the light process if it is short, and in the heavy one if it is long or exceeds
         the light budget. Raises InvalidArgument if the template refuses it or takes too long."""
         try:
             if characters_of(prompt, LIGHT_CHARACTERS) <= LIGHT_CHARACTERS:
-                return await self.light.sections(prompt)
+                return await self.light.render(prompt)
         except RenderBudgetExceeded:
-            log.info("a short conversation exceeds the chat template's light budget", template=self._label)
+            log.info(
+                "the chat template exceeded its budget for short conversations; rendering in a process of its own",
+                template=self._label,
+            )
         try:
-            return await self._heavy.sections(prompt)
+            return await self._heavy.render(prompt)
         except RenderBudgetExceeded:
             raise limits.cpu_time_error(self._label, self._budgets.heavy.processor_s) from None
 
@@ -78,7 +84,7 @@ class ChatRenderer:
         try:
             shapes = self.light.shapes()
         except InvalidArgument as error:
-            log.error("the chat template cannot be used", template=self._label, reason=error.message)
+            log.error("cannot use the chat template", template=self._label, reason=error.message)
             return
         for name, shape in shapes.items():
             log.info("chat template", template=self._label, name=name, **shape.as_fields())
@@ -88,7 +94,7 @@ class ChatRenderer:
         try:
             self._heavy.shapes()
         except InvalidArgument:
-            log.debug("the second process of the chat template cannot use it either", template=self._label)
+            log.debug("the second rendering process cannot use the chat template either", template=self._label)
 
     def close(self) -> None:
         self.light.close()

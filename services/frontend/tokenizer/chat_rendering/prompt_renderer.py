@@ -5,11 +5,12 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from quire.services.frontend.request.request import ChatPrompt
 from quire.services.frontend.tokenizer.chat_template import ChatTemplate
 from quire.services.frontend.tokenizer.control_tokens import ControlTokens, TextSection
+from quire.services.frontend.tokenizer.message_shapes import pictures
 from quire.services.frontend.tokenizer.message_shapes.probes import ShapeProbe
 from quire.services.frontend.tokenizer.message_shapes.selection import Render, select_shape
 from quire.services.frontend.tokenizer.message_shapes.shape import MessageShape
@@ -32,6 +33,7 @@ class RendererConfig:
     marks: Iterable[str] = ()  # tokens that begin and end reasoning
     normalizer: Any = None  # from the tokenizers package
     guarded: bool = False  # texts of users cannot spell control tokens
+    placeholder: str = ""  # token that stands for a picture; empty: the model takes none
     probing_s: float = PROBING_S
 
     @classmethod
@@ -46,6 +48,13 @@ class RendererConfig:
         renderer_config = pickle.loads(data)
         assert isinstance(renderer_config, cls)
         return renderer_config
+
+
+class RenderedChat(NamedTuple):
+    """Conversation as the tokenizers read it."""
+
+    sections: list[TextSection]
+    media: Sequence[int] = ()  # indexes of the prompt's pictures, in the order of their placeholders
 
 
 class PromptRenderer:
@@ -63,7 +72,14 @@ class PromptRenderer:
         normalize: Callable[[str], str] | None = None
         if renderer_config.normalizer is not None:
             normalize = renderer_config.normalizer.normalize_str
-        self.control = ControlTokens(renderer_config.added, self.template.source, renderer_config.marks, normalize)
+        self.control = ControlTokens(
+            renderer_config.added,
+            self.template.source,
+            renderer_config.marks,
+            normalize,
+            renderer_config.placeholder,
+        )
+        self._placeholder = renderer_config.placeholder
         self._shapes: dict[str, MessageShape] = {}  # by the template's text
 
     def shape(self, *, name: str = "", tools: bool = False) -> MessageShape:
@@ -71,7 +87,7 @@ class PromptRenderer:
         source = self.template.chosen(name=name, tools=tools)
         if source not in self._shapes:
             self.template.compiled(source)
-            self._shapes[source] = select_shape(self._probed(source), source)
+            self._shapes[source] = select_shape(self._probed(source), source, self._placeholder)
         return self._shapes[source]
 
     @property
@@ -95,27 +111,32 @@ class PromptRenderer:
         scope = {"documents": None, **self.renderer_config.variables}
 
         def render(probe: ShapeProbe, messages: Sequence[Mapping[str, Any]], shape: MessageShape) -> str:
-            given = {"messages": messages, "tools": tools_for_template(probe.tools, shape)}
+            shown = pictures.for_template(messages, shape, self._placeholder)
+            given = {"messages": shown, "tools": tools_for_template(probe.tools, shape)}
             return self.template.run(source, scope | given | {"add_generation_prompt": probe.add_generation_prompt})
 
         return render
 
     def sections(self, prompt: ChatPrompt) -> list[TextSection]:
+        return self.render(prompt).sections
+
+    def render(self, prompt: ChatPrompt) -> RenderedChat:
         """Converts the messages to the template's shape and renders them. Control tokens in users' texts end up in
         plain sections if the renderer is guarded. Raises InvalidArgument if the template refuses the messages."""
         if not prompt.messages:
-            raise InvalidArgument("messages must hold at least one message", field="messages")
+            raise InvalidArgument("messages must contain at least one message", field="messages")
         shape = self.shape(name=prompt.template, tools=bool(prompt.tools))
         prompt = replace(prompt, messages=shape_messages(prompt.messages, shape))
+        media = pictures.order_of(prompt.messages)
         if not self.renderer_config.guarded:
-            return [TextSection(self._text(prompt, shape), plain=False)]
+            return RenderedChat([TextSection(self._text(prompt, shape), plain=False)], media)
         shown, hidden = self.control.hide(prompt)
-        return self.control.sections(self._text(shown, shape), hidden)
+        return RenderedChat(self.control.sections(self._text(shown, shape), hidden), media)
 
     def _text(self, prompt: ChatPrompt, shape: MessageShape) -> str:
         """Renders the conversation, whose messages already have the template's shape, to one text."""
         return self.template.render(
-            prompt.messages,
+            pictures.for_template(prompt.messages, shape, self._placeholder),
             tools=prompt.tools,
             no_tools=tools_for_template((), shape),
             add_generation_prompt=prompt.add_generation_prompt,

@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
 from typing import Any
 
 from quire.services.frontend.request.request import ChatPrompt
 from quire.services.frontend.tokenizer.chat_rendering import limits
-from quire.services.frontend.tokenizer.chat_rendering.prompt_renderer import PromptRenderer, RendererConfig
+from quire.services.frontend.tokenizer.chat_rendering.prompt_renderer import (
+    PromptRenderer,
+    RenderedChat,
+    RendererConfig,
+)
 from quire.services.frontend.tokenizer.control_tokens import TextSection
 from quire.services.frontend.tokenizer.message_shapes.shape import MessageShape
 from quire.shared.errors import Internal, InvalidArgument
@@ -31,7 +35,7 @@ class RenderBudgetExceeded(Exception):
 
 def question(prompt: ChatPrompt, seconds: float) -> bytes:
     """Encodes a conversation and its limit of processor time in seconds for the child process, by pickle."""
-    return pickle.dumps((prompt, seconds))
+    return pickle.dumps((replace(prompt, media=()), seconds))
 
 
 def begin(renderer_config: bytes) -> Callable[[bytes], bytes]:
@@ -69,32 +73,32 @@ def _answer(renderer: PromptRenderer, message: bytes) -> bytes:
     prompt, seconds = pickle.loads(message)
     assert isinstance(prompt, ChatPrompt)
     with cpu_time_limit(seconds):
-        sections = renderer.sections(prompt)
-    if sum(len(section.text) for section in sections) > limits.TEXT_CHARACTERS:
+        rendered = renderer.render(prompt)
+    if sum(len(section.text) for section in rendered.sections) > limits.TEXT_CHARACTERS:
         raise MemoryError
-    return encode(sections)
+    return encode(rendered)
 
 
 def _encode_fault(**fault: str) -> bytes:
     return json.dumps(fault).encode() + END
 
 
-def encode(sections: Sequence[TextSection]) -> bytes:
-    texts = [section.text.encode() for section in sections]
-    lengths = [(len(text), section.plain) for text, section in zip(texts, sections, strict=True)]
-    return b"".join([json.dumps(lengths).encode(), END, *texts])
+def encode(rendered: RenderedChat) -> bytes:
+    texts = [section.text.encode() for section in rendered.sections]
+    lengths = [(len(text), section.plain) for text, section in zip(texts, rendered.sections, strict=True)]
+    return b"".join([json.dumps([lengths, rendered.media]).encode(), END, *texts])
 
 
-def decode(answer: bytes) -> list[TextSection]:
-    """Decodes an answer of the child process to sections; raises InvalidArgument, Internal or RenderBudgetExceeded
-    if it is a fault."""
+def decode(answer: bytes) -> RenderedChat:
+    """Decodes an answer of the child process; raises InvalidArgument, Internal or RenderBudgetExceeded if it is a
+    fault."""
     head, _, texts = answer.partition(END)
-    lengths = _raise_fault(json.loads(head))
+    lengths, media = _raise_fault(json.loads(head))
     sections, start = [], 0
     for length, plain in lengths:
         sections.append(TextSection(texts[start : start + length].decode(), plain))
         start += length
-    return sections
+    return RenderedChat(sections, media)
 
 
 def decode_shapes(answer: bytes) -> Mapping[str, MessageShape]:

@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from quire.services.frontend.bounds.smallest_first import SmallestFirstLimiter
 from quire.services.frontend.request.request import ChatPrompt
 from quire.services.frontend.tokenizer.chat_rendering import limits, rendering_process
-from quire.services.frontend.tokenizer.chat_rendering.prompt_renderer import PROBING_S, RendererConfig
-from quire.services.frontend.tokenizer.control_tokens import TextSection
+from quire.services.frontend.tokenizer.chat_rendering.prompt_renderer import PROBING_S, RenderedChat, RendererConfig
 from quire.services.frontend.tokenizer.message_shapes.shape import MessageShape
 from quire.shared.errors import InvalidArgument
 from quire.shared.process.child import Child, ChildEnded
@@ -51,12 +50,12 @@ class TemplateRunner:
         self._shapes: Mapping[str, MessageShape] = {}
         self._refused: InvalidArgument | None = None  # error of the template itself
 
-    async def sections(self, prompt: ChatPrompt) -> list[TextSection]:
+    async def render(self, prompt: ChatPrompt) -> RenderedChat:
         """Renders a conversation; raises InvalidArgument, and RenderBudgetExceeded when the budget is used up."""
         async with self._turns.slot(len(prompt.messages) + len(prompt.tools)):
-            return await asyncio.get_running_loop().run_in_executor(self._thread, self._sections, prompt)
+            return await asyncio.get_running_loop().run_in_executor(self._thread, self._render, prompt)
 
-    def _sections(self, prompt: ChatPrompt) -> list[TextSection]:
+    def _render(self, prompt: ChatPrompt) -> RenderedChat:
         question = rendering_process.question(prompt, self._budget.processor_s)
         self.shapes()
         return rendering_process.decode(self._ask(question, self._budget))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from quire.services.frontend.request.conversation import IMAGE
 from quire.services.frontend.tokenizer.message_shapes.shape import TURN_CONTENT, MessageShape
 
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")  # names under which templates look for the reasoning
@@ -16,6 +17,16 @@ def text_of(content: Any) -> str:
     if content is None or isinstance(content, str):
         return content or ""
     return SEPARATOR.join(part["text"] for part in content if part.get("type") == "text")
+
+
+def has_pictures(content: Any) -> bool:
+    """Returns whether a content has parts that stand for pictures."""
+    return isinstance(content, list) and any(part.get("type") == IMAGE for part in content)
+
+
+def pictures_of(content: Any) -> list[Any]:
+    """Returns the parts of a content that stand for pictures."""
+    return [part for part in content if part.get("type") == IMAGE] if isinstance(content, list) else []
 
 
 def reasoning_of(turn: Mapping[str, Any]) -> str:
@@ -41,11 +52,17 @@ def joined(first: Any, second: Any) -> Any:
     return "\n\n".join(text for text in (first, second) if text)
 
 
+def content_form(role: str, shape: MessageShape) -> str:
+    """Returns the form in which the template reads the contents of a role: given, text or parts."""
+    if role in TURN_CONTENT:
+        return str(getattr(shape, role))
+    return shape.system if role == "developer" else shape.user
+
+
 def with_content(turn: Mapping[str, Any], shape: MessageShape) -> Mapping[str, Any]:
     """Converts the content to the template's form; an absent, null or thinking content stays unchanged."""
-    content, role = turn.get("content"), turn["role"]
-    form = getattr(shape, role) if role in TURN_CONTENT else shape.system if role == "developer" else shape.user
-    if content is None or form == "given" or _holds_thoughts(content):
+    content, form = turn.get("content"), content_form(turn["role"], shape)
+    if content is None or form == "given" or _holds_thoughts(content) or has_pictures(content):
         return turn
     if form == "text":
         return turn if isinstance(content, str) else {**turn, "content": text_of(content)}

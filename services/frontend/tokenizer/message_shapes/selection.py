@@ -71,20 +71,21 @@ AXES = (
 DEVELOPER = Axis({"developer": ("kept", "alone", "system")}, probes.DEVELOPER)
 
 
-def select_shape(render: Render, source: str) -> MessageShape:
+def select_shape(render: Render, source: str, placeholder: str = "") -> MessageShape:
     """Returns the shape in which the most words of the probes are shown, and of equals the one nearest to
     transformers'.
 
-    `render` raises InvalidArgument where the template refuses; `source` is the template's text.
+    `render` raises InvalidArgument where the template refuses; `source` is the template's text; `placeholder` the token
+    that stands for a picture, empty if the model takes none.
     """
     scorer = _ShapeScorer(render)
     shape = MessageShape(developer="system")
-    for axis in _axes(source):
+    for axis in _axes(source, placeholder):
         shape = scorer.best(axis, shape)
     return shape
 
 
-def _axes(source: str) -> Iterator[Axis]:
+def _axes(source: str, placeholder: str) -> Iterator[Axis]:
     """Yields the axes that apply to a template, depending on the roles and tags that its text names."""
     for axis in AXES:
         if "calls" in axis.choices and TAG not in source:
@@ -93,6 +94,9 @@ def _axes(source: str) -> Iterator[Axis]:
             yield axis
     if "developer" in source:
         yield DEVELOPER
+    if placeholder:
+        yield Axis({"pictures": ("parts", "text")}, probes.pictures("user", placeholder))
+        yield Axis({"result_pictures": ("kept", "user")}, probes.pictures("tool", placeholder))
 
 
 class _ShapeScorer:

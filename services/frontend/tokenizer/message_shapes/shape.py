@@ -42,6 +42,9 @@ class MessageShape:
 
     # a user turn after a tool's result; "answered": an assistant turn, ANSWER, is inserted between them
     after_results: Literal["kept", "answered"] = "kept"
+    # pictures: parts of type image, which the template writes as placeholders, or placeholders before the turn's text
+    pictures: Literal["parts", "text"] = "parts"
+    result_pictures: Literal["kept", "user"] = "kept"  # pictures in tools' results; "user": in a user turn after them
     tools: Literal["null", "list"] = "null"  # value where no tools are offered
 
     def changes(self) -> dict[str, str]:

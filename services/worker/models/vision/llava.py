@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from quire.services.worker.layers.config_file import ConfigFile
 from quire.services.worker.layers.feed_forward.mlp import PlainMLP
 from quire.services.worker.layers.linear import Projection
+from quire.services.worker.models.vision.normalization import normalize
 from quire.services.worker.models.vision.vit import ViT, ViTConfig, read_vit
 from quire.shared.errors import InvalidArgument
 
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from quire.services.worker.layers.placement import Alternative, Destination, LayerPlacement
+    from quire.services.worker.models.vision.port import MediaInput
+    from quire.shared.media.processor import Normalization
 
 TOWER, PROJECTOR = "vision_tower", "multi_modal_projector"
 
@@ -61,8 +64,9 @@ class LlavaVision:
 
     passed_over: ClassVar[tuple[str, ...]] = (f"{TOWER}.post_layernorm.", f"{TOWER}.head.")
 
-    def __init__(self, config: LlavaVisionConfig, place: LayerPlacement) -> None:
+    def __init__(self, config: LlavaVisionConfig, place: LayerPlacement, normalization: Normalization) -> None:
         self.config = config
+        self._normalization, self._dtype = normalization, place.dtype
         self._tower = ViT(TOWER, config.tower, place)
         first = Projection(f"{PROJECTOR}.linear_1", config.text_size)
         second = Projection(f"{PROJECTOR}.linear_2", config.text_size)
@@ -86,6 +90,19 @@ class LlavaVision:
     def finish(self) -> None:
         self._tower.finish()
         self._projector.finish()
+
+    def encode(self, items: Sequence[MediaInput]) -> list[Tensor]:
+        """Computes the rows of pictures, [num_embeddings, text_size] each. Raises InvalidArgument for one that is not a
+        tile of the tower's size."""
+        import torch
+
+        side = self.config.tower.image_size
+        for item in items:
+            if item.pixels.shape[:3] != (1, side, side):
+                text = f"media: pixels {list(item.pixels.shape)}, and the tower takes [1, {side}, {side}, 3]"
+                raise InvalidArgument(text, field="media")
+        pixels = torch.cat([item.pixels for item in items])
+        return list(self(normalize(pixels, self._normalization, self._dtype)).unbind(0))
 
     def __call__(self, pixels: Tensor) -> Tensor:
         """Computes the embeddings: normalized pixels [num_pictures, 3, side, side] -> [num_pictures, num_embeddings,

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import io
-import os
-import signal
 import struct
 import zlib
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from quire.services.frontend.media.decoder import PictureDecoder
-from quire.services.frontend.media.pictures import Picture, decode
+from quire.services.frontend.media.pictures import decode
 from quire.services.frontend.media.policy import MediaBounds
 from quire.shared.errors import InvalidArgument
 
@@ -42,7 +35,7 @@ def corners() -> Image.Image:
 
 
 def rgb(content: bytes) -> np.ndarray:
-    return decode(content, BOUNDS).pixels
+    return np.asarray(decode(content, BOUNDS))
 
 
 def refusal(content: bytes, bounds: MediaBounds = BOUNDS) -> str:
@@ -170,58 +163,3 @@ def test_a_bomb_is_refused_by_its_header() -> None:
 def test_a_bomb_in_a_text_chunk_is_refused() -> None:
     bomb = chunk(b"zTXt", b"Comment\0\0" + zlib.compress(bytes(200 << 20)))
     refusal(png(1, 1, zlib.compress(bytes(4)), bomb))
-
-
-@asynccontextmanager
-async def decoder(bounds: MediaBounds = BOUNDS, num_processes: int = 1) -> AsyncIterator[PictureDecoder]:
-    found = PictureDecoder(bounds, num_processes)
-    try:
-        yield found
-    finally:
-        found.close()
-
-
-async def test_processes_decode_and_refuse_as_the_function_does() -> None:
-    async with decoder() as pool:
-        found: Picture = await pool.decode(saved(corners()))
-        assert (found.pixels == np.asarray(corners())).all()
-        with pytest.raises(InvalidArgument, match="Failed to load image"):
-            await pool.decode(b"no picture")
-        assert (await pool.decode(saved(corners()))).size == (2, 4)
-        assert pool.num_waiting == 0
-
-
-async def test_a_picture_that_takes_too_long_ends_alone() -> None:
-    short = replace(BOUNDS, decode_s=0.05)
-    slow = saved(Image.new("RGB", (8000, 8000)), "PNG", compress_level=1)
-    async with decoder(short) as pool:
-        with pytest.raises(InvalidArgument, match=r"more than 0\.05 s"):
-            await pool.decode(slow)
-        assert (await pool.decode(saved(corners()))).size == (2, 4)
-
-
-async def test_a_picture_that_takes_too_much_memory_ends_alone() -> None:
-    little = replace(BOUNDS, decode_bytes=96 << 20)
-    async with decoder(little) as pool:
-        with pytest.raises(InvalidArgument, match="too much memory"):
-            await pool.decode(saved(Image.new("RGB", (7900, 7900)), "PNG", compress_level=1))
-        assert (await pool.decode(saved(corners()))).size == (2, 4)
-
-
-async def test_a_killed_process_is_replaced() -> None:
-    async with decoder() as pool:
-        await pool.decode(saved(corners()))
-        os.kill(pool.pids[0], signal.SIGKILL)
-        assert (await pool.decode(saved(corners()))).size == (2, 4)
-
-
-async def test_a_caller_that_leaves_gives_its_process_back() -> None:
-    async with decoder() as pool:
-        await pool.decode(saved(corners()))
-        leaving = asyncio.create_task(pool.decode(saved(Image.new("RGB", (3000, 3000)))))
-        await asyncio.sleep(0)
-        leaving.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await leaving
-        assert (await pool.decode(saved(corners()))).size == (2, 4)
-        assert pool.num_waiting == 0

@@ -16,6 +16,8 @@ from quire.services.worker.layers.placement import LayerPlacement
 from quire.services.worker.models.loading.loader import Loader
 from quire.services.worker.models.vision.llava import LlavaVision, read_llava
 from quire.shared.errors import InvalidArgument
+from quire.shared.media.picture_sizes import CLIP_MEAN, CLIP_STD
+from quire.shared.media.processor import Normalization
 
 TEXT_SIZE = 48
 TOWERS: dict[str, dict[str, Any]] = {
@@ -66,7 +68,7 @@ def opened(folder: Path) -> LlavaVision:
     vision = file.section("vision_config")
     assert vision is not None
     place = LayerPlacement(kernels.load("cpu"), torch.float32, torch.device("cpu"))
-    found = LlavaVision(read_llava(file, vision, TEXT_SIZE), place)
+    found = LlavaVision(read_llava(file, vision, TEXT_SIZE), place, Normalization(CLIP_MEAN, CLIP_STD))
     Loader("auto", 0).load(found, folder, is_on_other_stage=lambda _: True)
     return found
 

@@ -1,0 +1,56 @@
+"""Assembly of the pipeline for pictures from the settings and the model's folder."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from pathlib import Path
+
+from quire.services.frontend.media import identity
+from quire.services.frontend.media.pipeline import MediaLimits, MediaModel, MediaPipeline
+from quire.services.frontend.media.policy import MediaPolicy
+from quire.services.frontend.media.store import MediaStore
+from quire.services.frontend.tokenizer.tokenizer import Tokenizer
+from quire.shared.media.processor import MediaProcessor
+from quire.shared.settings.frontend import FrontendSettings
+
+GIB = 1 << 30
+MOST_PROCESSES = 4
+
+
+class ExpansionTokenizer:
+    """PromptTokenizer over the model's tokenizer."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def encode(self, text: str) -> list[int]:
+        """Returns the token ids of `text`, special tokens in it recognized, none added."""
+        return self._tokenizer.encode_plainly(text)
+
+
+def media_pipeline(settings: FrontendSettings, processor: MediaProcessor, tokenizer: Tokenizer) -> MediaPipeline:
+    """Returns the pipeline for the pictures of a model."""
+    folder = Path(settings.model)
+    return MediaPipeline(
+        MediaModel(processor, ExpansionTokenizer(tokenizer), tokenizer.placeholder, identity.model_digest(folder)),
+        _policy(settings),
+        MediaLimits(by_modality=settings.limit_mm_per_prompt),
+        store=MediaStore(int(settings.mm_processor_cache_gb * GIB), int(settings.max_media_gb * GIB)),
+        folder=folder,
+        num_processes=settings.media_processes or _default_processes(),
+    )
+
+
+def _policy(settings: FrontendSettings) -> MediaPolicy:
+    """Returns the sources of media that the settings allow."""
+    folder = settings.allowed_local_media_path
+    return MediaPolicy(
+        frozenset(domain.lower() for domain in settings.allowed_media_domains),
+        tuple(ipaddress.ip_network(network) for network in settings.allowed_media_networks),
+        Path(folder) if folder else None,
+    )
+
+
+def _default_processes() -> int:
+    return min(MOST_PROCESSES, max(1, len(os.sched_getaffinity(0)) // 2))

@@ -1,0 +1,44 @@
+"""Identifiers of media items: equal for equal files that are processed equally for one model, and for no others.
+
+    identifier = SHA-256("quire/media/1" · model · mode · background · options · file)
+
+Every part is preceded by its length, so that no two lists of parts have the same bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+from quire.services.frontend.request.media import MediaOptions
+
+DOMAIN = b"quire/media/1"
+MODEL_FILES = ("config.json", "preprocessor_config.json", "processor_config.json")
+LENGTH_BYTES = 8
+
+
+def model_digest(folder: Path) -> bytes:
+    """Returns the hash of the files of a model that say how its pictures are processed."""
+    files = ((folder / name) for name in MODEL_FILES)
+    return _digest(file.read_bytes() if file.is_file() else b"" for file in files)
+
+
+def options_key(options: MediaOptions) -> bytes:
+    """Returns the bytes that equal options have in common."""
+    canonical = json.dumps(dict(options.processor), sort_keys=True, separators=(",", ":"))
+    return json.dumps([options.image_mode, options.background, canonical]).encode()
+
+
+def identifier(model: bytes, options: MediaOptions, content: bytes) -> bytes:
+    """Returns the 32 bytes that identify a picture. `model`: model_digest(); `content`: the file."""
+    return _digest((model, options_key(options), content))
+
+
+def _digest(parts: Iterable[bytes]) -> bytes:
+    hashed = hashlib.sha256(DOMAIN)
+    for part in parts:
+        hashed.update(len(part).to_bytes(LENGTH_BYTES, "little"))
+        hashed.update(part)
+    return hashed.digest()

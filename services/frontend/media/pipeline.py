@@ -1,0 +1,250 @@
+"""Pictures of prompts, from the parts that clients sent to tiles in the store and tokens in their places."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ParamSpec, Protocol, TypeVar
+
+from quire.services.frontend.media import expansion, identity, sources
+from quire.services.frontend.media.decoder import PictureDecoder
+from quire.services.frontend.media.expansion import PlacedItem
+from quire.services.frontend.media.fetcher import MediaFetcher
+from quire.services.frontend.media.policy import MediaPolicy
+from quire.services.frontend.media.store import MediaHolds, MediaStore
+from quire.services.frontend.media.tiles import MediaTiles
+from quire.services.frontend.request import conversation
+from quire.services.frontend.request.media import DEFAULT_MEDIA_OPTIONS, MediaPart
+from quire.services.frontend.request.request import Request, media_of
+from quire.shared.errors import DeadlineExceeded, InvalidArgument, Unimplemented
+from quire.shared.media.expansion import joins_of
+from quire.shared.media.processor import MediaProcessor, PromptTokenizer
+from quire.shared.metrics.media import MediaStatus
+from quire.shared.pb.common.v1 import media_pb2
+
+MAX_AT_ONCE = 8  # items of one request that are fetched and processed at the same time
+LONG_BYTES = 256 * 1024  # more is decoded from base64 and hashed in a thread: 1 MiB takes about a millisecond
+IMAGE = "image"
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Placed = tuple[Sequence[int], tuple[media_pb2.MediaItem, ...]]
+
+
+class PromptMedia(Protocol):
+    """Media of prompts, for the preparation of requests."""
+
+    def check(self, request: Request) -> None:
+        """Raises InvalidArgument or Unimplemented for media that the model or the server does not take."""
+
+    def holding(self) -> MediaHolds:
+        """Returns the holds of one request, to be used in a `with`."""
+
+    async def place(
+        self, token_ids: Sequence[int], parts: Sequence[MediaPart], request: Request, holds: MediaHolds
+    ) -> Placed:
+        """Returns the tokens with the media in the places of their placeholders, and the items. Raises QuireError."""
+
+
+class NoMedia:
+    """PromptMedia of a model, or a server, that takes text only."""
+
+    def __init__(self) -> None:
+        self._store = MediaStore(0, 0)
+
+    def check(self, request: Request) -> None:
+        """Raises Unimplemented for the first part that is no text, and for options of pictures."""
+        for prompt in request.prompts:
+            for part in media_of(prompt):
+                raise conversation.not_taken(part.origin)
+        if request.media_options != DEFAULT_MEDIA_OPTIONS:
+            name = "mm_processor_kwargs" if request.media_options.processor else "media_io_kwargs"
+            raise Unimplemented(f"{name}: this model takes no pictures; leave it out", field=name)
+
+    def holding(self) -> MediaHolds:
+        return self._store.holding()
+
+    async def place(
+        self, token_ids: Sequence[int], parts: Sequence[MediaPart], request: Request, holds: MediaHolds
+    ) -> Placed:
+        """Returns the tokens as they are; check() has refused all parts."""
+        return token_ids, ()
+
+
+@dataclass(frozen=True, slots=True)
+class MediaModel:
+    """Model as far as its pictures are concerned."""
+
+    processor: MediaProcessor
+    tokenizer: PromptTokenizer
+    placeholder: str  # text of processor.placeholder
+    digest: bytes  # identity.model_digest()
+
+
+@dataclass(frozen=True, slots=True)
+class MediaLimits:
+    """Numbers of items in one prompt. An absent modality has `most`."""
+
+    most: int = 256
+    by_modality: Mapping[str, int] = field(default_factory=dict)
+
+    def check(self, num_images: int) -> None:
+        """Raises InvalidArgument for more pictures than a prompt may have."""
+        most = min(self.most, self.by_modality.get(IMAGE, self.most))
+        if num_images > most:
+            raise InvalidArgument(
+                f"At most {most} image(s) may be provided in one prompt."
+                + (" Set `--limit-mm-per-prompt` to increase this limit." if most < self.most else ""),
+                field="messages",
+            )
+
+
+class MediaPipeline:
+    """PromptMedia of a model that takes pictures. Owns the processes that decode them."""
+
+    def __init__(
+        self,
+        model: MediaModel,
+        policy: MediaPolicy,
+        limits: MediaLimits,
+        *,
+        store: MediaStore,
+        folder: Path,
+        num_processes: int,
+    ) -> None:
+        """Makes the fetcher and the decoder; processes start at the first picture."""
+        self._model, self._limits, self._bounds = model, limits, policy.bounds
+        self.store = store
+        self._fetcher = MediaFetcher(policy)
+        self._decoder = PictureDecoder(folder, policy.bounds, num_processes)
+
+    def check(self, request: Request) -> None:
+        """Raises InvalidArgument for a prompt with too many pictures."""
+        for prompt in request.prompts:
+            self._limits.check(len(media_of(prompt)))
+
+    def holding(self) -> MediaHolds:
+        return self.store.holding()
+
+    def status(self) -> MediaStatus:
+        """Numbers for the metrics page."""
+        return MediaStatus(
+            queries=self.store.num_queries,
+            hits=self.store.num_hits,
+            waiting=self._decoder.num_waiting,
+            held_bytes=self.store.held_bytes,
+            idle_bytes=self.store.idle_bytes,
+        )
+
+    async def place(
+        self, token_ids: Sequence[int], parts: Sequence[MediaPart], request: Request, holds: MediaHolds
+    ) -> Placed:
+        """Fetches, decodes and renders the pictures, holds them, and puts their tokens in the places of their
+        placeholders. Raises InvalidArgument, ResourceExhausted, and DeadlineExceeded at the request's deadline."""
+        placeholder = self._model.processor.placeholder
+        if not parts:
+            return token_ids, ()
+        expansion.check_count(
+            list(token_ids).count(placeholder), len(parts), self._model.placeholder, parts[0].origin.field
+        )
+        async with _deadline(request.deadline_s):
+            items = await self._items(parts, request, holds)
+        join = joins_of(self._model.processor, self._model.tokenizer)
+        return expansion.expand(list(token_ids), placeholder, items, join)
+
+    async def _items(self, parts: Sequence[MediaPart], request: Request, holds: MediaHolds) -> list[PlacedItem]:
+        """Returns the items of the parts, some at a time. The first error ends the others."""
+        slots, budget = asyncio.Semaphore(MAX_AT_ONCE), _ByteBudget(self._bounds.request_bytes)
+
+        async def item(index: int, part: MediaPart) -> PlacedItem:
+            async with slots:
+                return await self._item(index, part, request, holds, budget)
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(item(index, part)) for index, part in enumerate(parts)]
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        return [task.result() for task in tasks]
+
+    async def _item(
+        self, index: int, part: MediaPart, request: Request, holds: MediaHolds, budget: _ByteBudget
+    ) -> PlacedItem:
+        """Reads one part and holds its tiles. Raises QuireError."""
+        options = request.media_options
+        name = _name(part, request)
+        content = await self._content(part)
+        if content is None:
+            identifier = self.store.named(name)
+            if identifier is None:
+                raise InvalidArgument(
+                    f"Cache miss for image at index {index} but data is not provided.", field=part.origin.field
+                )
+        else:
+            budget.take(len(content))
+            identifier = await _in_thread_if_long(content, identity.identifier, self._model.digest, options, content)
+
+        async def make() -> MediaTiles:
+            assert content is not None
+            return await self._decoder.decode(content, options)
+
+        tiles = await holds.hold(identifier, make, name)
+        return PlacedItem(identifier, tiles, self._model.processor.expand(tiles.layout, self._model.tokenizer))
+
+    async def _content(self, part: MediaPart) -> bytes | None:
+        """Returns the bytes of a part's file; None if the part refers to an earlier one. Raises InvalidArgument."""
+        if part.content is not None:
+            return await self._fetcher.read(sources.InlineData(part.content, ""))
+        if part.url is None:
+            return None
+        source = await _in_thread_if_long(part.url, sources.parse, part.url)
+        return await self._fetcher.read(source)
+
+    async def close(self) -> None:
+        self._decoder.close()
+        await self._fetcher.close()
+        await self.store.close()
+
+
+class _ByteBudget:
+    """Bytes of all files of one request."""
+
+    def __init__(self, most: int) -> None:
+        self._most = self._left = most
+
+    def take(self, num_bytes: int) -> None:
+        """Counts the bytes of one file. Raises InvalidArgument if there are too many."""
+        self._left -= num_bytes
+        if self._left < 0:
+            raise InvalidArgument(
+                f"Maximum file size exceeded: the pictures of a request have at most {self._most >> 20} MiB together",
+                field="messages",
+            )
+
+
+def _name(part: MediaPart, request: Request) -> bytes:
+    """Returns the key of the client's name of a part; empty without one. Names are those of a tenant, and of one way
+    of processing."""
+    if not part.name:
+        return b""
+    return repr((request.tenant, part.name, identity.options_key(request.media_options))).encode()
+
+
+async def _in_thread_if_long(given: str | bytes, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Runs `work` in a thread if what it works on is long."""
+    if len(given) <= LONG_BYTES:
+        return work(*args, **kwargs)
+    return await asyncio.to_thread(work, *args, **kwargs)
+
+
+@asynccontextmanager
+async def _deadline(deadline_s: float | None) -> AsyncIterator[None]:
+    """Raises DeadlineExceeded if its body lasts beyond the deadline, on the event loop's clock."""
+    try:
+        async with asyncio.timeout_at(deadline_s):
+            yield
+    except TimeoutError:
+        raise DeadlineExceeded("the deadline passed while the pictures were fetched and decoded") from None

@@ -1,0 +1,15 @@
+"""Pixels of a media item as workers get them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from quire.shared.media.processor import TileLayout
+
+
+@dataclass(frozen=True, slots=True)
+class MediaTiles:
+    """Rendered tiles of one item: 8-bit RGB, [num_tiles, height, width, 3]."""
+
+    layout: TileLayout
+    pixels: bytes = field(repr=False)

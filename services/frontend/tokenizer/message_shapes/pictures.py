@@ -1,0 +1,57 @@
+"""Pictures in conversations: their order, and the form in which a template reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from quire.services.frontend.request.conversation import IMAGE
+from quire.services.frontend.tokenizer.message_shapes.contents import (
+    SEPARATOR,
+    content_form,
+    has_pictures,
+    pictures_of,
+    text_of,
+)
+from quire.services.frontend.tokenizer.message_shapes.shape import MessageShape
+
+Message = Mapping[str, Any]
+
+
+def apply_shape(turns: Sequence[Message], shape: MessageShape) -> list[Message]:
+    """Moves the pictures of tools' results to user turns after them, if the template does not show them there."""
+    if shape.result_pictures == "kept":
+        return list(turns)
+    written: list[Message] = []
+    moved: list[Any] = []
+    for turn in turns:
+        if turn["role"] != "tool" and moved:
+            written.append({"role": "user", "content": moved})
+            moved = []
+        if turn["role"] == "tool" and (pictures := pictures_of(turn.get("content"))):
+            moved = moved + pictures
+            written.append({**turn, "content": text_of(turn["content"])})
+        else:
+            written.append(turn)
+    return [*written, {"role": "user", "content": moved}] if moved else written
+
+
+def order_of(turns: Sequence[Message]) -> list[int]:
+    """Returns the indexes of the pictures in the order in which the template shows them."""
+    return [part["number"] for turn in turns for part in pictures_of(turn.get("content")) if "number" in part]
+
+
+def for_template(turns: Sequence[Message], shape: MessageShape, placeholder: str) -> list[Message]:
+    """Returns the turns with pictures as the template reads them: as parts of type image, or as placeholders before the
+    text. A placeholder that stands in the text already is one of them."""
+    return [_shown(turn, shape, placeholder) if has_pictures(turn.get("content")) else turn for turn in turns]
+
+
+def _shown(turn: Message, shape: MessageShape, placeholder: str) -> Message:
+    """Returns a turn with pictures in the form that the template reads."""
+    content = turn["content"]
+    if shape.pictures == "parts" and content_form(turn["role"], shape) != "text":
+        return {**turn, "content": [{"type": IMAGE} if part.get("type") == IMAGE else part for part in content]}
+    text = text_of(content)
+    missing = len(pictures_of(content)) - text.count(placeholder)
+    return {**turn, "content": SEPARATOR.join([*[placeholder] * missing, *([text] if text else [])])}

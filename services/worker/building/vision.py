@@ -1,0 +1,193 @@
+"""Opens a model's encoder of pictures: layers, weights, and the cache of what it computes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from quire.services.worker.layers.placement import memory_of
+from quire.services.worker.layers.sharding import WHOLE
+from quire.services.worker.media.encoder_cache import EncoderCache
+from quire.services.worker.media.waiting import MOST_PIXELS
+from quire.services.worker.models.vision.port import MediaInput
+from quire.services.worker.models.vision.registry import SEE_AHEAD, make_encoder
+from quire.services.worker.replica.media_encoding import MediaEncoding, NoMediaEncoding
+from quire.shared.errors import InvalidArgument
+from quire.shared.logs import logger
+from quire.shared.media.processor import WholeItemProcessor
+from quire.shared.media.registry import read_media_processor
+
+if TYPE_CHECKING:
+    from quire.services.worker.layers.placement import LayerPlacement
+    from quire.services.worker.limits.worker_limits import WorkerLimits
+    from quire.services.worker.models.causal_lm import CausalLM
+    from quire.services.worker.models.loading.loader import Loader
+    from quire.services.worker.models.vision.port import MediaEncoder
+    from quire.shared.media.processor import MediaProcessor, TileLayout
+    from quire.shared.settings import WorkerSettings
+
+log = logger("worker.build")
+
+STEPS_KEPT = 4  # rows of the default cache, in token budgets
+LARGEST_SIDE = 4096  # of the picture whose layout is taken for the largest
+PICTURES = ("image",)
+
+
+@dataclass(frozen=True, slots=True)
+class Vision:
+    """Encoder of a model with its cache."""
+
+    encoder: MediaEncoder
+    new: Callable[[], MediaEncoder | None]  # builds another one without weights
+    cache: EncoderCache
+    largest: TileLayout | None  # layout of a large picture; None: its family's processor has none
+    row_bytes: int
+    scale: float  # factor of the rows
+    sees_ahead: bool  # tokens of a picture see each other in both directions
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Memory of the rows that the cache may keep."""
+        return self.cache.capacity * self.row_bytes
+
+    def warm_up(self, device: torch.device) -> None:
+        """Encodes as many large pictures as one call may have, so that the memory for it is known and kernels are
+        compiled."""
+        if self.largest is None:
+            return
+        tiles, height, width, numbers = self.largest
+        pixels = torch.zeros((tiles, height, width, 3), dtype=torch.uint8, device=device)
+        count = max(1, MOST_PIXELS // (tiles * height * width))
+        self.encoder.encode([MediaInput(pixels, numbers)] * count)
+
+
+def read_processor(settings: WorkerSettings) -> MediaProcessor | None:
+    """Returns the processor of the pictures that the worker encodes; None for text models, families without an encoder,
+    folders without the processor's files, and with language_model_only."""
+    folder = Path(settings.model)
+    if settings.language_model_only:
+        return None
+    return read_media_processor(folder)
+
+
+def with_room_for_pictures(settings: WorkerSettings, limits: WorkerLimits) -> WorkerLimits:
+    """Returns the limits with a step that has room for the largest picture beside a token of each sequence, if pictures
+    are computed in one step."""
+    processor = read_processor(settings)
+    if not isinstance(processor, WholeItemProcessor):
+        return limits
+    least = processor.max_item_tokens + limits.max_num_seqs
+    if limits.max_num_batched_tokens >= least:
+        return limits
+    log.info("max_num_batched_tokens raised to hold a picture", asked=limits.max_num_batched_tokens, raised=least)
+    return replace(limits, max_num_batched_tokens=least)
+
+
+def cache_capacity(settings: WorkerSettings, processor: MediaProcessor, max_num_batched_tokens: int) -> int:
+    """Returns the number of rows that the encoder cache keeps. Raises InvalidArgument if encoder_cache_size is less
+    than the rows of one item."""
+    least = processor.max_embeddings
+    if not settings.encoder_cache_size:
+        return max(STEPS_KEPT * max_num_batched_tokens, least)
+    if settings.encoder_cache_size < least:
+        text = f"encoder_cache_size: {settings.encoder_cache_size} rows, and a picture of this model may have {least}"
+        raise InvalidArgument(text, field="encoder_cache_size")
+    return settings.encoder_cache_size
+
+
+def open_vision(
+    settings: WorkerSettings, place: LayerPlacement, loader: Loader, model: CausalLM, max_num_batched_tokens: int
+) -> Vision | None:
+    """Builds the encoder and loads its weights; None if the worker encodes no pictures. Raises InvalidArgument for
+    settings that exclude an encoder."""
+    hidden_size, processor = model.config.hidden_size, read_processor(settings)
+    if processor is None:
+        return None
+
+    def new() -> MediaEncoder | None:
+        """Builds the encoder without weights."""
+        return new_encoder(settings, place, hidden_size, processor)
+
+    encoder = new()
+    if encoder is None:
+        return None
+    _check_supported(settings)
+    loader.load(encoder, Path(settings.model), lambda _: True)
+    cache = EncoderCache(cache_capacity(settings, processor, max_num_batched_tokens))
+    log.info("encoder of pictures loaded", rows=cache.capacity)
+    scale = model.config.scales.embedding if model.scales_media else 1.0
+    row_bytes, sees_ahead = hidden_size * place.dtype.itemsize, _model_type(settings) in SEE_AHEAD
+    return Vision(encoder, new, cache, _largest(processor), row_bytes, scale, sees_ahead)
+
+
+def _model_type(settings: WorkerSettings) -> str:
+    return str(json.loads((Path(settings.model) / "config.json").read_text()).get("model_type", ""))
+
+
+def new_encoder(
+    settings: WorkerSettings, place: LayerPlacement, hidden_size: int, processor: MediaProcessor
+) -> MediaEncoder | None:
+    """Returns the encoder without weights, for text embeddings of `hidden_size`; None for families without one."""
+    values = json.loads((Path(settings.model) / "config.json").read_text())
+    return make_encoder(values, hidden_size, _whole(place), processor.normalization)
+
+
+@dataclass(frozen=True, slots=True)
+class VisionSize:
+    """Memory that a model's encoder needs on each rank."""
+
+    num_parameters: int = 0
+    weight_bytes: int = 0
+    cache_bytes: int = 0
+
+
+def vision_size(
+    settings: WorkerSettings, place: LayerPlacement, hidden_size: int, max_num_batched_tokens: int
+) -> VisionSize:
+    """Returns the memory of the encoder, all 0 without one. `place`: on the device "meta"."""
+    processor = read_processor(settings)
+    encoder = None if processor is None else new_encoder(settings, place, hidden_size, processor)
+    if processor is None or encoder is None:
+        return VisionSize()
+    tensors = [memory_of(destination) for _, destination in encoder.destinations()]
+    rows = cache_capacity(settings, processor, max_num_batched_tokens)
+    return VisionSize(
+        sum(tensor.numel() for tensor in tensors),
+        sum(tensor.nbytes for tensor in tensors),
+        rows * hidden_size * place.dtype.itemsize,
+    )
+
+
+def media_encoding(vision: Vision | None, device: torch.device) -> NoMediaEncoding:
+    """Returns the replica's component that encodes media."""
+    if vision is None:
+        return NoMediaEncoding()
+    return MediaEncoding(
+        vision.encoder, vision.cache, device, PICTURES, scale=vision.scale, whole_items=vision.sees_ahead
+    )
+
+
+def _whole(place: LayerPlacement) -> LayerPlacement:
+    """Returns the placement of the encoder: every rank has all of it, not quantized and without adapters."""
+    return replace(place, shard=WHOLE, adapters=None, quantization="none", checkpoint=None)
+
+
+def _check_supported(settings: WorkerSettings) -> None:
+    """Raises InvalidArgument for parallelism that has no place for rows of pictures."""
+    for name in ("pipeline_parallel_size", "context_parallel_size"):
+        if getattr(settings, name) > 1:
+            text = f"{name}: {getattr(settings, name)} is not supported for models that take pictures"
+            raise InvalidArgument(f"{text}; set --language-model-only to serve text alone", field=name)
+
+
+def _largest(processor: MediaProcessor) -> TileLayout | None:
+    """Returns the layout of a large picture; None if the processor refuses it."""
+    try:
+        return processor.layout(LARGEST_SIDE, LARGEST_SIDE, {})
+    except InvalidArgument:
+        return None

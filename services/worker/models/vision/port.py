@@ -1,0 +1,43 @@
+"""Encoders of media items: what a vision model is to the worker's runner."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from torch import Tensor
+
+    from quire.services.worker.layers.placement import Alternative, Destination
+
+
+class MediaInput(NamedTuple):
+    """Pixels of one item as the frontend rendered them."""
+
+    pixels: Tensor  # uint8 [num_tiles, height, width, 3], on the device, not normalized
+    layout: tuple[int, ...] = ()  # TileLayout.numbers of the family's processor
+
+
+class MediaEncoder(Protocol):
+    """Vision tower and projector of one model, placed like its layers."""
+
+    @property
+    def passed_over(self) -> tuple[str, ...]:
+        """Prefixes of tensors in checkpoints that are not used."""
+
+    @property
+    def alternatives(self) -> Mapping[str, Alternative]:
+        """Alternative names and shapes of tensors."""
+
+    def destinations(self) -> Iterator[tuple[str, Destination]]:
+        """Yields the tensors to load, by name."""
+
+    def finish(self) -> None:
+        """Prepares loaded weights."""
+
+    def encode(self, items: Sequence[MediaInput]) -> list[Tensor]:
+        """Computes the rows of each item, [num_embeddings, row width], in the text model's dtype. Items of equal
+        shape are computed together. The row width is the text model's hidden size, or a multiple of it where rows are
+        added behind later layers too (deepstack)."""

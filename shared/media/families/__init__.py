@@ -1,0 +1,1 @@
+"""Processing of pictures and videos, one module for each model family."""
