@@ -15,7 +15,7 @@ from quire.services.worker.layers.sharding import WHOLE
 from quire.services.worker.media.encoder_cache import EncoderCache
 from quire.services.worker.media.waiting import MOST_PIXELS
 from quire.services.worker.models.vision.port import MediaInput
-from quire.services.worker.models.vision.registry import SEE_AHEAD, make_encoder
+from quire.services.worker.models.vision.registry import make_encoder, pictures_see_ahead
 from quire.services.worker.replica.media_encoding import MediaEncoding, NoMediaEncoding
 from quire.shared.errors import InvalidArgument
 from quire.shared.logs import logger
@@ -46,24 +46,20 @@ class Vision:
     new: Callable[[], MediaEncoder | None]  # builds another one without weights
     cache: EncoderCache
     largest: TileLayout | None  # layout of a large picture; None: its family's processor has none
-    row_bytes: int
+    row_bytes: int  # of the text model's embeddings
     scale: float  # factor of the rows
     sees_ahead: bool  # tokens of a picture see each other in both directions
 
-    @property
-    def reserved_bytes(self) -> int:
-        """Memory of the rows that the cache may keep."""
-        return self.cache.capacity * self.row_bytes
-
-    def warm_up(self, device: torch.device) -> None:
+    def warm_up(self, device: torch.device) -> int:
         """Encodes as many large pictures as one call may have, so that the memory for it is known and kernels are
-        compiled."""
+        compiled. Returns the bytes of the rows that the cache may keep; rows may be wider than embeddings."""
         if self.largest is None:
-            return
+            return self.cache.capacity * self.row_bytes
         tiles, height, width, numbers = self.largest
         pixels = torch.zeros((tiles, height, width, 3), dtype=torch.uint8, device=device)
         count = max(1, MOST_PIXELS // (tiles * height * width))
-        self.encoder.encode([MediaInput(pixels, numbers)] * count)
+        rows = self.encoder.encode([MediaInput(pixels, numbers)] * count)[0]
+        return self.cache.capacity * rows.size(1) * rows.element_size()
 
 
 def read_processor(settings: WorkerSettings) -> MediaProcessor | None:
@@ -121,12 +117,8 @@ def open_vision(
     cache = EncoderCache(cache_capacity(settings, processor, max_num_batched_tokens))
     log.info("encoder of pictures loaded", rows=cache.capacity)
     scale = model.config.scales.embedding if model.scales_media else 1.0
-    row_bytes, sees_ahead = hidden_size * place.dtype.itemsize, _model_type(settings) in SEE_AHEAD
+    row_bytes, sees_ahead = hidden_size * place.dtype.itemsize, pictures_see_ahead(settings)
     return Vision(encoder, new, cache, _largest(processor), row_bytes, scale, sees_ahead)
-
-
-def _model_type(settings: WorkerSettings) -> str:
-    return str(json.loads((Path(settings.model) / "config.json").read_text()).get("model_type", ""))
 
 
 def new_encoder(

@@ -127,7 +127,7 @@ def test_loading_an_incompatible_adapter_leaves_no_trace(checkpoint: Make, tmp_p
     modules = dict(peft_folder.read("a", right.folder).modules)
     last = max(modules)
     narrow = LowRank(modules[last].down[:, 1:], modules[last].up)
-    for wrong, text in (({last: narrow}, "the model's has"), ({"score": narrow}, "is no linear layer")):
+    for wrong, text in (({last: narrow}, "the model's has"), ({"score": narrow}, "is not a linear layer")):
         with pytest.raises(InvalidArgument, match=text):
             rig.replica.adapters.add(PeftFolder("a", right.folder, modules | wrong), b"d" * 32)
     load(rig, right)

@@ -1,4 +1,4 @@
-"""Answers of Gemma 3, Mistral 3 and Pixtral about pictures are those of transformers."""
+"""Answers of Gemma 3, Mistral 3, LightOnOCR and Pixtral about pictures are those of transformers."""
 
 from __future__ import annotations
 
@@ -87,6 +87,12 @@ def pixtral(**text: Any) -> Any:
     return transformers.LlavaForConditionalGeneration(config)
 
 
+def lighton_ocr(**changes: Any) -> Any:
+    text = {"model_type": "qwen3", **SHAPE}
+    config = transformers.LightOnOcrConfig(vision_config=PIXTRAL, text_config=text, image_token_id=SOFT, **changes)
+    return transformers.LightOnOcrForConditionalGeneration(config)
+
+
 ANY = {"size": {"longest_edge": SIDE}, "resample": 3}
 CROPS = {"do_pan_and_scan": True, "pan_and_scan_min_crop_size": 10}
 FAMILIES = {
@@ -95,6 +101,8 @@ FAMILIES = {
     "gemma3-crops": Family(gemma3, FIXED, BEGIN, [(60, 20), (40, 41)], CROPS),
     "mistral3": Family(mistral3, ANY, SOFT, [(32, 32), (64, 20), (9, 200), (3, 3)]),
     "mistral3-3x3": Family(lambda: mistral3(spatial_merge_size=3), ANY, SOFT, [(30, 17)]),
+    "lighton-ocr": Family(lighton_ocr, {**ANY, "patch_size": 8}, SOFT, [(32, 32), (64, 20), (9, 50)]),
+    "lighton-ocr-odd": Family(lighton_ocr, {**ANY, "patch_size": PATCH}, SOFT, [(31, 25), (12, 60)]),
     "pixtral": Family(pixtral, ANY, SOFT, [(16, 12), (3, 40), (9, 9)]),
 }
 
