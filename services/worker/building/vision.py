@@ -36,7 +36,7 @@ LARGEST_SIDE = 4096  # of the picture whose layout is taken for the largest
 PICTURES = ("image",)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Vision:
     """Encoder of a model with its cache."""
 
@@ -44,7 +44,7 @@ class Vision:
     new: Callable[[], MediaEncoder | None]  # builds another one without weights
     cache: EncoderCache
     largest: TileLayout | None  # layout of a large picture; None: its family's processor has none
-    row_bytes: int
+    row_bytes: int  # of the text model's embeddings; warm_up() measures rows that are wider
     scale: float  # factor of the rows
 
     @property
@@ -60,7 +60,8 @@ class Vision:
         tiles, height, width, numbers = self.largest
         pixels = torch.zeros((tiles, height, width, 3), dtype=torch.uint8, device=device)
         count = max(1, MOST_PIXELS // (tiles * height * width))
-        self.encoder.encode([MediaInput(pixels, numbers)] * count)
+        rows = self.encoder.encode([MediaInput(pixels, numbers)] * count)
+        self.row_bytes = rows[0].size(1) * rows[0].element_size()
 
 
 def read_processor(settings: WorkerSettings) -> MediaProcessor | None:

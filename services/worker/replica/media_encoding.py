@@ -60,7 +60,7 @@ class MediaEncoding(NoMediaEncoding):
     ) -> None:
         """Takes an encoder with weights and an empty cache. `scale`: factor of the rows."""
         self._encoder, self._cache, self._device, self._scale = encoder, cache, device, scale
-        self.capacity = cache.capacity  # type: ignore[assignment]
+        self.capacity = cache.capacity
         self.modalities = modalities
 
     @property
@@ -122,7 +122,7 @@ class MediaEncoding(NoMediaEncoding):
             text = f"the encoder computes {rows.size(0)} rows from pixels {list(item.pixels.shape)}"
             return InvalidArgument(f"media: {text}, not num_embeddings {item.num_embeddings}", field="media")
         try:
-            self._cache.keep(item.identifier, rows.contiguous())
+            self._cache.keep(item.identifier, _own_memory(rows))
         except ResourceExhausted as error:
             return error
         return None
@@ -155,6 +155,12 @@ def _failure(error: Exception, item: FetchedItem) -> QuireError:
         return ResourceExhausted(f"media: no memory to encode pixels {list(item.pixels.shape)}")
     log.error("encoding failed", shape=list(item.pixels.shape), error=f"{type(error).__name__}: {error}")
     return Internal(f"media: pixels {list(item.pixels.shape)} cannot be encoded: {type(error).__name__}")
+
+
+def _own_memory(rows: Tensor) -> Tensor:
+    """Returns rows that keep no other item's memory alive: those of one call may be parts of one tensor."""
+    rows = rows.contiguous()
+    return rows.clone() if rows.untyped_storage().nbytes() > rows.nbytes else rows
 
 
 def _finished() -> None:
