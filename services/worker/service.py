@@ -289,4 +289,5 @@ def _hello(settings: WorkerSettings, replica: Replica, address: str, weights_dig
     if replica.media.capacity:
         message.encoder.capacity = replica.media.capacity
         message.encoder.modalities.extend(replica.media.modalities)
+        message.encoder.whole_items = replica.media.whole_items
     return message

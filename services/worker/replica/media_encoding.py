@@ -33,6 +33,7 @@ class NoMediaEncoding(ReplicaComponent):
 
     capacity = num_rows = num_items = 0
     modalities: tuple[str, ...] = ()
+    whole_items = False  # no step ends inside of an item's range
 
     def encode(self, items: Sequence[FetchedItem]) -> EncodedBatch:
         """Fails every item: the worker has announced no encoder."""
@@ -57,11 +58,14 @@ class MediaEncoding(NoMediaEncoding):
         modalities: tuple[str, ...],
         *,
         scale: float = 1.0,
+        whole_items: bool = False,
     ) -> None:
-        """Takes an encoder with weights and an empty cache. `scale`: factor of the rows."""
+        """Takes an encoder with weights and an empty cache. `scale`: factor of the rows; `whole_items`: the tokens of
+        an item see each other, so that it is computed in one step."""
         self._encoder, self._cache, self._device, self._scale = encoder, cache, device, scale
         self.capacity = cache.capacity
         self.modalities = modalities
+        self.whole_items = whole_items
 
     @property
     def num_rows(self) -> int:  # type: ignore[override]
