@@ -36,7 +36,7 @@ def _items(by_modality: Mapping[str, Any] | None, field: str) -> list[Any]:
     """Returns the items of the only modality. Raises InvalidArgument for others."""
     for modality in by_modality or ():
         if modality != IMAGE:
-            raise InvalidArgument(f"{field}: {modality!r} is not offered; available: {IMAGE}", field=field)
+            raise InvalidArgument(f"{field}: {modality!r} is not supported; available: {IMAGE}", field=field)
     items = (by_modality or {}).get(IMAGE)
     if items is None:
         return []
@@ -61,7 +61,7 @@ def _content_part(part: Any) -> pb.ContentPart:
         url = part.get("image_url")
         url = url.get("url") if isinstance(url, Mapping) else url
         return pb.ContentPart(image=media_part(url, part.get("uuid")))
-    raise InvalidArgument(f"messages: parts of type {kind!r} are not offered; send text and images", field="messages")
+    raise InvalidArgument(f"messages: parts of type {kind!r} are not supported; send text and images", field="messages")
 
 
 def media_part(picture: Any, name: str | None = None) -> pb.MediaPart:

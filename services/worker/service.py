@@ -26,6 +26,7 @@ from quire.services.worker.kv_transfer.page_service import PageService
 from quire.services.worker.kv_transfer.pages import NoPages
 from quire.services.worker.lora.open_adapters import adapter_reader, damaged_adapter_names
 from quire.services.worker.lora.peft import peft_folder
+from quire.services.worker.media.grpc_pixels import GrpcPixels
 from quire.services.worker.models.loading import weight_samples
 from quire.services.worker.models.loading.progress import Progress
 from quire.services.worker.models.loading.weight_spool import WeightSpool
@@ -148,8 +149,10 @@ class Worker:
         finally:
             if engine.fetcher is not None:
                 await engine.fetcher.close()
+            if engine.media is not None:
+                await engine.media.close()
             if not await engine.stop(settings.drain_timeout_s):
-                log.warning("leaving in the middle of a step", waited_s=settings.drain_timeout_s)
+                log.warning("exiting during a step", waited_s=settings.drain_timeout_s)
 
     async def _serve(self, engine: Engine) -> None:
         """Waits until the engine has built the replica, computing the digest of the weights meanwhile, then runs
@@ -167,6 +170,8 @@ class Worker:
         self._metrics.adapters_left_out.inc(len(damaged_adapter_names(settings, replica.adapters)))
         self._metrics.set_peak(peak_of(replica.device_name, settings.num_ranks))
         self._serve_kv_pages(engine, replica)
+        if replica.media.capacity:
+            engine.use_media(GrpcPixels(Dialler.of(settings)), most_items=int(settings.batch_invariant))
         numpy_buffers.preallocate()
         lifecycle.freeze_startup_objects()
         hello = _hello(settings, replica, self._address, weights_digest)
@@ -280,4 +285,7 @@ def _hello(settings: WorkerSettings, replica: Replica, address: str, weights_dig
             ),
         )
     )
+    if replica.media.capacity:
+        message.encoder.capacity = replica.media.capacity
+        message.encoder.modalities.extend(replica.media.modalities)
     return message

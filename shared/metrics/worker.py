@@ -20,6 +20,7 @@ MOVED = ("weights", "kv_read", "kv_written")
 UTILISATION_OVER_S = 0.25  # busy time after which the gauges are updated
 DISK_FAILURES = ("full", "error", "wrong", "late", "busy")
 GRAMMAR_OUTCOMES = ("compiled", "cached", "failed")
+MEDIA_OUTCOMES = ("encoded", "failed")
 
 
 class StepTimings(Protocol):
@@ -172,13 +173,13 @@ class WorkerMetrics:
         self.broken = Counter("quire_worker_sessions_broken", "Attachments that ended with an error", registry=registry)
         self.grammar_compile = Histogram(
             "quire_worker_grammar_compile_seconds",
-            "Compiling a grammar for constrained outputs",
+            "Time to compile a grammar for constrained outputs",
             buckets=STEP_BUCKETS,
             registry=registry,
         )
         self.mask_fill = Histogram(
             "quire_worker_mask_fill_seconds",
-            "Filling the grammar masks of a step, concurrently with the device",
+            "Time to fill the grammar masks of a step, concurrently with the device",
             buckets=STEP_BUCKETS,
             registry=registry,
         )
@@ -193,6 +194,21 @@ class WorkerMetrics:
         )
         for outcome in GRAMMAR_OUTCOMES:
             self.grammars.labels(outcome)
+        self.media_items = Counter(
+            "quire_worker_media_items",
+            "Media items ordered by the scheduler, by outcome",
+            ["outcome"],
+            registry=registry,
+        )
+        self.media_stages = Histogram(
+            "quire_worker_media_seconds",
+            "Preparing a media item: fetching its pixels, and encoding them, with the wait for the device",
+            ["stage"],
+            buckets=STEP_BUCKETS,
+            registry=registry,
+        )
+        for outcome in MEDIA_OUTCOMES:
+            self.media_items.labels(outcome)
         self._add_costs(registry)
 
     def _add_costs(self, registry: CollectorRegistry) -> None:
@@ -233,6 +249,13 @@ class WorkerMetrics:
             self.grammars.labels("compiled" if prepared.compile_us else "cached").inc()
         if prepared.compile_us:
             self.grammar_compile.observe(prepared.compile_us * MICROSECOND)
+
+    def media_prepared(self, fetch_us: int, encode_us: int, *, failed: bool) -> None:
+        """Counts a media item as prepared or failed and observes the time of its stages."""
+        self.media_items.labels("failed" if failed else "encoded").inc()
+        for stage, took_us in (("fetch", fetch_us), ("encode", encode_us)):
+            if took_us:
+                self.media_stages.labels(stage).observe(took_us * MICROSECOND)
 
     def observe_mask_fill(self, seconds: float) -> None:
         self.mask_fill.observe(seconds)

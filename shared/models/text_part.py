@@ -26,7 +26,7 @@ class Ties(enum.Enum):
 class TextPart:
     """Text part of one multimodal architecture."""
 
-    architecture: str  # class of the text model
+    architecture: str  # class of the text model; empty: that of text_config, by its model_type
     defaults: Mapping[str, Any] = field(default_factory=dict)  # transformers' defaults for missing fields
     has_multi_axis_rope: bool = False  # positions have three axes, equal for text
     ties: Ties = Ties.OUTER
@@ -54,8 +54,36 @@ QWEN3 = {
     **{"num_key_value_heads": 32, "head_dim": 128, "max_position_embeddings": 128_000, "rms_norm_eps": 1e-6},
     **{"rope_theta": 5e5, "attention_bias": False},
 }
+LLAMA = {  # of transformers' LlamaConfig, which LLaVA's files rely on
+    **{"hidden_size": 4096, "intermediate_size": 11_008, "num_hidden_layers": 32, "num_attention_heads": 32},
+    **{"vocab_size": 32_000, "max_position_embeddings": 2048, "rms_norm_eps": 1e-6, "rope_theta": 1e4},
+}
+MISTRAL = {
+    **{"hidden_size": 4096, "intermediate_size": 14_336, "num_hidden_layers": 32, "num_attention_heads": 32},
+    **{"vocab_size": 32_000, "num_key_value_heads": 8, "max_position_embeddings": 131_072, "rms_norm_eps": 1e-6},
+    **{"rope_theta": 1e4, "sliding_window": 4096},
+}
+# model_type of text_config -> class, and transformers' defaults for missing fields.
+TEXT_TYPES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "cohere2": ("Cohere2ForCausalLM", {}),
+    "gemma": ("GemmaForCausalLM", {}),
+    "gemma2": ("Gemma2ForCausalLM", {}),
+    "gemma3_text": ("Gemma3ForCausalLM", GEMMA3),
+    "gpt_oss": ("GptOssForCausalLM", {}),
+    "granite": ("GraniteForCausalLM", {}),
+    "llama": ("LlamaForCausalLM", LLAMA),
+    "mistral": ("MistralForCausalLM", MISTRAL),
+    "mixtral": ("MixtralForCausalLM", {}),
+    "opt": ("OPTForCausalLM", {}),
+    "phi3": ("Phi3ForCausalLM", {}),
+    "qwen2": ("Qwen2ForCausalLM", {**QWEN2, "num_key_value_heads": 32, "rms_norm_eps": 1e-6, "rope_theta": 1e4}),
+    "qwen3": ("Qwen3ForCausalLM", {}),
+    "qwen3_moe": ("Qwen3MoeForCausalLM", {}),
+    "smollm3": ("SmolLM3ForCausalLM", {}),
+}
 TEXT_PARTS = {
     "Gemma3ForConditionalGeneration": TextPart("Gemma3ForCausalLM", GEMMA3),
+    "LlavaForConditionalGeneration": TextPart("", ties=Ties.EITHER),
     "Llama4ForConditionalGeneration": TextPart("Llama4ForCausalLM", LLAMA4, ties=Ties.INNER),
     "Mistral3ForConditionalGeneration": TextPart("MistralForCausalLM", MISTRAL3),
     "Qwen2VLForConditionalGeneration": TextPart("Qwen2ForCausalLM", QWEN2, has_multi_axis_rope=True, ties=Ties.EITHER),
@@ -79,12 +107,24 @@ def text_part(config: dict[str, Any]) -> dict[str, Any]:
     inner = config.get(TEXT_CONFIG)
     if not isinstance(inner, dict):  # files written before transformers 5
         inner = {key: value for key, value in config.items() if not key.endswith("_config")}
-    found = {**part.defaults, **inner}  # null is a value: no window, no chunks
+    architecture, defaults = _text_class(part, inner)
+    found = {**defaults, **inner}  # null is a value: no window, no chunks
     found |= {key: config[key] for key in OUTER if config.get(key) is not None}
     found[TIE] = _ties(part, inner.get(TIE), config.get(TIE))
     if part.has_multi_axis_rope:
         found |= {key: _plain(found[key]) for key in ("rope_scaling", "rope_parameters") if key in found}
-    return found | {"architectures": [part.architecture]}
+    return found | {"architectures": [architecture]}
+
+
+def _text_class(part: TextPart, inner: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    """Returns the class of the text model and the defaults of its missing fields. An unknown one keeps the name in
+    `inner`, text_config, or its model_type, which errors then name."""
+    if part.architecture:
+        return part.architecture, part.defaults
+    kind, names = str(inner.get("model_type", "llama")), inner.get("architectures")
+    if kind in TEXT_TYPES:
+        return TEXT_TYPES[kind]
+    return str(names[0]) if isinstance(names, list) and names else kind, {}
 
 
 def _ties(part: TextPart, inner: Any, outer: Any) -> Any:

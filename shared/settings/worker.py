@@ -155,6 +155,15 @@ class WorkerSettings(Settings):
         le=1 << 14,
         description="device memory for cached late-interaction query vectors, MiB",
     )
+    language_model_only: bool = Field(
+        False, description="of a model that takes pictures, serve the text part alone: no encoder is loaded"
+    )
+    encoder_cache_size: int = Field(
+        0,
+        ge=0,
+        description="rows of pictures' embeddings kept on the device; 0: four token budgets of a step, and at least "
+        "one picture",
+    )
     num_blocks: int = Field(0, ge=0, description="KV blocks, null block included; 0: from memory")
     attention_backend: str = Field("auto", description="attention implementation by name; auto: the best that can run")
     batch_invariant: bool = Field(

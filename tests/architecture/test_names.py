@@ -22,6 +22,7 @@ TWICE = {  # the same concept in two places
     "Replica": "at its scheduler, and at its worker",
     "Admission": "as the scheduler's core plans it, and as its worker has it",
     "StepPlan": "as the scheduler's core plans it, and as its worker has it",
+    "MediaItem": "as the scheduler's core counts it, and as its worker places it",
     "StepResult": "as a worker found it, and as the scheduler's core takes it in",
     "WeightsGroups": "at the scheduler, and at its workers",
     "Launch": "what the replica knows of it, and the runner's",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import io
+import itertools
 import re
 import subprocess
 import tokenize
@@ -29,6 +30,21 @@ RIDDLES = re.compile(
     r"tells? (?:it|them|the)|lets? in|let in|sits? out|one's own|nobody's|somebody's|goes on|go on|took in|takes in)\b",
     re.IGNORECASE,
 )
+# Phrases of messages that say neither what was expected nor what exists.
+VAGUE = re.compile(
+    r"\b(not offered|(?:are|is) taken|there (?:is|are) (?:no )?\{|is no (?!longer\b|more\b)|the other way round|beside|"
+    r"this is not done|is there and|are gone|is gone)|\bhere\b(?= *[;:.]?$)",
+    re.IGNORECASE,
+)
+LOGGERS = frozenset({"debug", "info", "warning", "error", "exception", "critical"})
+# Phrases of messages that leave open what was expected or what exists.
+VAGUE = re.compile(
+    r"\b(not offered|(?:are|is) taken\b|there (?:is|are) \{|(?<!there )is no (?!longer\b|more\b)|the other way round|"
+    r"beside\b|is there and|(?:are|is) gone\b)",
+    re.IGNORECASE,
+)
+LOG_METHODS = frozenset({"debug", "info", "warning", "error", "exception", "critical"})
+TEXT_ARGUMENTS = frozenset({"help", "description"})  # of flags and settings
 # Names that were metaphors; each has a name of the field now.
 RETIRED_CLASSES = frozenset(
     {
@@ -116,11 +132,43 @@ def product() -> tuple[str, ...]:
 
 def docstrings(name: str) -> Iterator[Docstring]:
     for node in ast.walk(ast.parse(text_of(name))):
+        body = getattr(node, "body", None)
+        if isinstance(body, list):
+            yield from described_values(name, body)
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             text = ast.get_docstring(node)
             if text:
                 owner = getattr(node, "name", "module")
                 yield Docstring(f"{name}:{node.body[0].lineno} {owner}", text.strip().split("\n\n")[0])
+
+
+def described_values(name: str, body: list[ast.stmt]) -> Iterator[Docstring]:
+    """Yields the texts that follow the assignment of a constant or a field and describe it."""
+    for target, text in itertools.pairwise(body):
+        is_text = (
+            isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant) and isinstance(text.value.value, str)
+        )
+        if isinstance(target, ast.Assign | ast.AnnAssign) and is_text:
+            summary = text.value.value.strip().split("\n\n")[0]
+            yield Docstring(f"{name}:{text.lineno} {ast.unparse(target)[:40]}", summary)
+
+
+def messages(name: str) -> Iterator[tuple[int, str]]:
+    """Yields (line number, text) of the errors that are raised, of log lines, and of the texts of flags and "
+    "settings."""
+    for node in ast.walk(ast.parse(text_of(name))):
+        parts: list[ast.AST] = []
+        if isinstance(node, ast.Raise):
+            parts = [node]
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in LOG_METHODS:
+            parts = [*node.args]
+        elif isinstance(node, ast.keyword) and node.arg in TEXT_ARGUMENTS:
+            parts = [node.value]
+        for text in (inner for part in parts for inner in ast.walk(part)):
+            if isinstance(text, ast.JoinedStr):
+                yield text.lineno, ast.unparse(text)
+            elif isinstance(text, ast.Constant) and isinstance(text.value, str):
+                yield text.lineno, text.value
 
 
 def prose(name: str) -> Iterator[tuple[int, str]]:
@@ -160,6 +208,21 @@ def test_docstrings_are_long_enough_to_say_something() -> None:
 @pytest.mark.parametrize("kinds", [(".py",), (".proto",), (".md",), (".js", ".html", ".h", ".cpp")])
 def test_texts_have_no_riddles(kinds: tuple[str, ...]) -> None:
     assert not riddles(tracked(*kinds))
+
+
+def test_messages_have_neither_riddles_nor_vague_phrases() -> None:
+    found = [
+        f"{name}:{line}: {text!r}"
+        for name in product()
+        for line, text in messages(name)
+        if RIDDLES.search(text) or VAGUE.search(text)
+    ]
+    assert not found
+
+
+def test_names_of_functions_do_not_begin_with_of() -> None:
+    names = re.compile(r"^\s*(?:async )?def _of(?:_\w+)?\(", re.MULTILINE)
+    assert not [f"{name}: {found}" for name in product() for found in names.findall(text_of(name))]
 
 
 def test_retired_names_do_not_come_back() -> None:

@@ -113,5 +113,20 @@ def constrained(index: int) -> SamplingParams:
     return SamplingParams(n=2, temperature=1.0, seed=2000 + index, max_tokens=MAX_TOKENS, structured_output=form)
 
 
-def same(crowd: Crowd, undisturbed: Sequence[tuple[object, ...]]) -> bool:
-    return [stream.said for stream in crowd.streams] == list(undisturbed)
+def differences(crowd: Crowd, undisturbed: Sequence[tuple[object, ...]]) -> list[str]:
+    """Returns a line for each stream whose outputs are not those of the undisturbed run: where its tokens first differ,
+    and the tokens from there on."""
+    found = []
+    for number, (stream, expected) in enumerate(zip(crowd.streams, undisturbed, strict=True)):
+        if stream.said == expected:
+            continue
+        said, due = stream.token_ids, expected[0]
+        assert isinstance(due, dict)
+        for sample in sorted({*said, *due}):
+            ours, theirs = said.get(sample, []), due.get(sample, [])
+            at = next((k for k, pair in enumerate(zip(ours, theirs, strict=False)) if pair[0] != pair[1]), -1)
+            found.append(
+                f"stream {number} sample {sample}: {len(ours)} tokens of {len(theirs)}, first different at {at}: "
+                f"{ours[at : at + 8]} instead of {theirs[at : at + 8]}; finish {stream.finish} of {expected[2]}"
+            )
+    return found

@@ -23,7 +23,7 @@ from quire.shared.errors import Unavailable
 from quire.shared.pb.admin.v1 import admin_pb2
 from tests.chaos.blocked_processes import block_in_function, block_on_open, wait_until_blocked
 from tests.chaos.conftest import FRONTEND, WORKER, Said, leaves_nothing_behind
-from tests.chaos.streams import GREEDY_TOKENS, Crowd, greedy, same
+from tests.chaos.streams import GREEDY_TOKENS, Crowd, differences, greedy
 from tests.chaos.test_workers import pid
 from tests.e2e.conftest import running_cluster
 from tests.e2e.operations.test_weights import folder_of, shake
@@ -175,7 +175,7 @@ def check_no_mixture(crowd: Crowd, old: Said, new: Path) -> int:
 async def say_what_they_always_say(crowd: Crowd, undisturbed: dict[str, Said]) -> None:
     await crowd.finished()
     assert crowd.errors == []
-    assert same(crowd, undisturbed["greedy"])
+    assert not differences(crowd, undisturbed["greedy"])
 
 
 @pytest.mark.parametrize("victim", ["worker-0", "scheduler-0"])

@@ -19,7 +19,7 @@ from quire.shared.errors import DeadlineExceeded
 from tests import waiting
 from tests.chaos.conftest import LONGER_THAN_A_STEP_S, Said, leaves_nothing_behind, page
 from tests.chaos.paused_processes import keep_fault, pause_processes
-from tests.chaos.streams import KINDS, Crowd, constrained, everything, greedy, same
+from tests.chaos.streams import KINDS, Crowd, constrained, differences, everything, greedy
 from tests.waiting import eventually, until
 
 pytestmark = pytest.mark.timeout(300)
@@ -60,7 +60,7 @@ async def survives(
         await result
     await crowd.finished()
     assert crowd.errors == []
-    assert same(crowd, undisturbed[kind])
+    assert not differences(crowd, undisturbed[kind])
     leaves_nothing_behind(cluster, page)
     print(f"longest pause {crowd.longest_gap_s:.2f} s")
     return crowd
@@ -162,4 +162,4 @@ async def test_requests_wait_while_there_is_no_worker(one_worker: Cluster, undis
     await asyncio.to_thread(one_worker.scale_workers, 1)
     await crowd.finished()
     assert crowd.errors == []
-    assert same(crowd, undisturbed["greedy"])
+    assert not differences(crowd, undisturbed["greedy"])

@@ -23,12 +23,21 @@ SKILLS: dict[str, str] = {
 }
 """Name to the module whose `SKILL` it is."""
 
+PICTURE_SKILLS: dict[str, str] = {
+    "picture_digits": "tools.evals.pictures.digits",
+    "picture_shapes": "tools.evals.pictures.shapes",
+    "picture_words": "tools.evals.pictures.words",
+}
+"""Skills whose questions have a picture, which need numpy and Pillow."""
+
+MODULES = SKILLS | PICTURE_SKILLS
+
 
 def load(name: str) -> Skill:
     """The skill of this name. Raises KeyError, listing what exists, for another name."""
-    if name not in SKILLS:
-        raise KeyError(f"no skill {name!r}; there are: {', '.join(SKILLS)}")
-    skill: Skill = import_module(SKILLS[name]).SKILL
+    if name not in MODULES:
+        raise KeyError(f"no skill {name!r}; there are: {', '.join(MODULES)}")
+    skill: Skill = import_module(MODULES[name]).SKILL
     return skill
 
 

@@ -16,6 +16,8 @@ from tools.evals.tools import spell_call
 END_OF_TEXT = "<|endoftext|>"
 START = "<|im_start|>"
 END = "<|im_end|>"
+IMAGE = "<image>"
+"""Stands for a picture; its token is repeated for each of the picture's embeddings."""
 
 Segment = tuple[str, bool]
 """A piece of text, and whether the model writes it."""
@@ -28,6 +30,14 @@ TOOLS_AFTER = (
     "\n</tools>\n\nTo call one, answer with its name and its arguments as JSON between <tool_call> and </tool_call>:\n"
     '<tool_call>\n{"name": <name>, "arguments": <arguments>}\n</tool_call>'
 )
+
+
+def _text_of(content: str | Sequence[dict[str, Any]]) -> str:
+    """Returns the text of a message's content: a placeholder for each picture, then the parts of text."""
+    if isinstance(content, str):
+        return content
+    pictures = sum(part["type"].startswith("image") for part in content)
+    return f"{IMAGE}\n" * pictures + "".join(part["text"] for part in content if part["type"] == "text")
 
 
 def _as_json(value: Any) -> str:
@@ -54,7 +64,7 @@ def segments(messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[Se
     if has_system or tools:
         parts.append((_system(messages[0]["content"] if has_system else "", tools), False))
     for message in messages[1 if has_system else 0 :]:
-        role, content = message["role"], message["content"]
+        role, content = message["role"], _text_of(message["content"])
         if role == "assistant":
             parts += [(f"{START}assistant\n", False), (f"{_answer(message)}{END}", True), ("\n", False)]
         elif role == "tool":

@@ -43,7 +43,7 @@ class Example:
     answers: list[bool]
 
 
-def _with_system(rng: Random, messages: list[Message]) -> list[Message]:
+def with_system(rng: Random, messages: list[Message]) -> list[Message]:
     """Returns the messages, with a random system message before them in a share of SYSTEM_SHARE."""
     if rng.random() >= SYSTEM_SHARE:
         return messages
@@ -66,7 +66,7 @@ def recall_segments(rng: Random, longest: int) -> list[Segment]:
     for fact in rng.sample(document.facts, asked):
         question = _casual(rng, fact.question(rng))
         messages += [user(question if messages else f"{document.text}{between}{question}"), assistant(fact.value)]
-    return segments(_with_system(rng, messages))
+    return segments(with_system(rng, messages))
 
 
 def item_segments(rng: Random, item: Item) -> list[Segment]:
@@ -74,7 +74,7 @@ def item_segments(rng: Random, item: Item) -> list[Segment]:
     messages = [*item.messages, assistant(item.expected)]
     if item.skill in CASUAL:
         messages[0] = user(_casual(rng, messages[0]["content"]))
-    return segments(messages if item.tools else _with_system(rng, messages), item.tools)
+    return segments(messages if item.tools else with_system(rng, messages), item.tools)
 
 
 def raw_segments(item: Item) -> list[Segment]:

@@ -15,7 +15,7 @@ KeysValues = tuple[Tensor, Tensor]
 """Keys and values of one layer: [batch, kv_heads, positions, head_dim]."""
 
 Cache = list[KeysValues]
-"""Those of every layer."""
+"""Keys and values of every layer."""
 
 STRIDE = 64
 """Decoding looks at so many positions more at a time."""
@@ -32,6 +32,13 @@ class Continuation(NamedTuple):
     lead: float
 
 
+class Replaced(NamedTuple):
+    """Embeddings [number of occurrences, hidden] for the occurrences of a token, in the order of the prompts."""
+
+    token: int
+    embeddings: Tensor
+
+
 class GreedyDecoder:
     """Continues batches of prompts with the likeliest tokens, computing in the dtype of the network's weights."""
 
@@ -42,9 +49,11 @@ class GreedyDecoder:
         self._stop = torch.tensor(list(stop_tokens), device=self._device)
 
     @torch.inference_mode()
-    def generate(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[Continuation]:
+    def generate(
+        self, prompts: Sequence[Sequence[int]], max_tokens: int, replaced: Replaced | None = None
+    ) -> list[Continuation]:
         """Returns greedy continuations of up to `max_tokens` tokens for all prompts in one batch, fewer where the
-        context ends."""
+        context ends. `replaced`: embeddings in place of those of one token of the prompts."""
         lengths = torch.tensor([len(p) for p in prompts], device=self._device)
         longest = int(lengths.max())
         tokens = torch.zeros(len(prompts), longest, dtype=torch.long, device=self._device)
@@ -52,7 +61,8 @@ class GreedyDecoder:
             tokens[row, : len(prompt)] = torch.tensor(prompt, device=self._device)
         limit = min(max_tokens, self.network.shape.max_position_embeddings - longest)
         cache = self.empty_cache(len(prompts), longest + limit)
-        hidden = self.forward(tokens, torch.arange(longest, device=self._device).expand_as(tokens), cache, None)
+        positions = torch.arange(longest, device=self._device).expand_as(tokens)
+        hidden = self.forward(tokens, positions, cache, None, replaced)
         last = hidden[torch.arange(len(prompts), device=self._device), lengths - 1]
         return self._decode(last, lengths, longest, cache, limit)
 
@@ -89,12 +99,16 @@ class GreedyDecoder:
         zeros = (torch.zeros(size, dtype=self._dtype, device=self._device) for _ in range(2 * shape.num_hidden_layers))
         return list(zip(zeros, zeros, strict=True))
 
-    def forward(self, tokens: Tensor, positions: Tensor, cache: Cache, used: int | None) -> Tensor:
+    def forward(
+        self, tokens: Tensor, positions: Tensor, cache: Cache, used: int | None, replaced: Replaced | None = None
+    ) -> Tensor:
         """Hidden states of tokens [batch, length]: whole prompts when `used` is None, else one new token a sequence.
 
         `used` says how many positions of the cache may hold something.
         """
         x = self.network.embed(tokens, self._dtype)
+        if replaced is not None:
+            x = x.masked_scatter((tokens == replaced.token)[..., None], replaced.embeddings.to(x.dtype))
         rope = rotary(positions, self.network.shape, self._dtype)
         for layer, cached in zip(self.network.layers, cache, strict=True):
             assert isinstance(layer, TrainingLayer)

@@ -22,6 +22,9 @@ BUNDLED = bundled.FOLDER
 END_OF_TEXT, START, END = range(3)
 """Ids of the control tokens: the tokenizer numbers them first."""
 
+TEXT_PREFIX = "language_model."
+"""Of the text model's tensors in a checkpoint with a vision tower."""
+
 # Parameters of a layer, by their names here and in Hugging Face's Qwen3.
 LAYER_NAMES: dict[str, str] = {
     "input_norm": "input_layernorm",
@@ -90,7 +93,8 @@ TOKENIZER_CONFIG: dict[str, Any] = {
 }
 
 
-def _write_json(path: Path, value: dict[str, Any]) -> None:
+def write_json(path: Path, value: dict[str, Any]) -> None:
+    """Writes a value as indented JSON."""
     path.write_text(json.dumps(value, indent=2) + "\n")
 
 
@@ -109,19 +113,33 @@ def save_weights(network: Network, folder: Path) -> None:
 def save_configs(shape: NetworkShape, folder: Path) -> None:
     """Writes everything of the model folder but weights and tokenizer."""
     template = (BUNDLED / "chat_template.jinja").read_text()
-    _write_json(folder / "config.json", config_of(shape))
-    _write_json(folder / "generation_config.json", GENERATION_CONFIG)
+    write_json(folder / "config.json", config_of(shape))
+    write_json(folder / "generation_config.json", GENERATION_CONFIG)
     # transformers 5 reads the file, engines that know older folders read the field.
-    _write_json(folder / "tokenizer_config.json", TOKENIZER_CONFIG | {"chat_template": template})
+    write_json(folder / "tokenizer_config.json", TOKENIZER_CONFIG | {"chat_template": template})
     if folder.resolve() != BUNDLED:
         shutil.copy(BUNDLED / "chat_template.jinja", folder)
 
 
+def read_shape(folder: Path) -> NetworkShape:
+    """Returns the sizes of the text model of a folder, which may have a vision tower as well."""
+    config = json.loads((folder / "config.json").read_text())
+    text = config.get("text_config", config)
+    return NetworkShape(**{name: text[name] for name in asdict(NetworkShape())})
+
+
+def text_tensors(folder: Path) -> dict[str, Tensor]:
+    """Returns the text model's tensors by their names in a checkpoint without a vision tower."""
+    stored = load_file(folder / "model.safetensors")
+    if not any(name.startswith(TEXT_PREFIX) for name in stored):
+        return stored
+    return {name.removeprefix(TEXT_PREFIX): tensor for name, tensor in stored.items() if name.startswith(TEXT_PREFIX)}
+
+
 def load_network(folder: Path, device: torch.device) -> Network:
     """The network of a model folder, its bfloat16 weights held in float32, which keeps them exactly."""
-    config = json.loads((folder / "config.json").read_text())
-    shape = NetworkShape(**{name: config[name] for name in asdict(NetworkShape())})
+    shape = read_shape(folder)
     network = Network(shape)
-    stored = load_file(folder / "model.safetensors")
+    stored = text_tensors(folder)
     network.load_state_dict({ours: stored[theirs].float() for ours, theirs in _names(shape).items()})
     return network.to(device)

@@ -86,7 +86,7 @@ def spans_of(batch: PackedBatch, device: torch.device) -> list[PackedSpan]:
 
 
 def train(
-    recipe: Recipe, feed: Feed, device: torch.device, log: Path, checkpoint: Callable[[Network], None]
+    recipe: Recipe, feed: Feed[PackedBatch], device: torch.device, log: Path, checkpoint: Callable[[Network], None]
 ) -> Network:
     """Train for `recipe.seconds`, writing a line of JSON to `log` every few seconds."""
     trainer = Trainer(recipe, device)

@@ -65,7 +65,7 @@ class Optimizer:
     """Muon and AdamW under one learning-rate scale."""
 
     def __init__(self, network: nn.Module, muon_lr: float, adam_lr: float) -> None:
-        matrices = [p for name, p in network.named_parameters() if p.ndim == 2 and name != "embedding"]
+        matrices = [p for name, p in network.named_parameters() if p.ndim == 2 and not name.endswith("embedding")]
         others = [p for p in network.parameters() if all(p is not matrix for matrix in matrices)]
         self._muon = Muon(matrices, muon_lr, momentum=0.95, weight_decay=0.05)
         self._adam = torch.optim.AdamW(others, lr=adam_lr, betas=(0.9, 0.95), eps=1e-10, weight_decay=0.0)

@@ -149,7 +149,7 @@ class TrainingLayer(nn.Module):
     def __init__(self, shape: NetworkShape, parts: Parts) -> None:
         super().__init__()
         self.shape = shape
-        self._parts = parts
+        self.parts = parts
         hidden, ffn = shape.hidden_size, shape.intermediate_size
         queries = shape.num_attention_heads * shape.head_dim
         keys = shape.num_key_value_heads * shape.head_dim
@@ -169,12 +169,12 @@ class TrainingLayer(nn.Module):
     def before_attention(self, x: Tensor, rope: Rope) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values of x [..., hidden]: [..., num_heads, head_dim]."""
         weights = AttentionWeights(self.input_norm, self.q_proj, self.k_proj, self.v_proj, self.q_norm, self.k_norm)
-        return self._parts.before_attention(x, rope, weights, self.shape.rms_norm_eps)
+        return self.parts.before_attention(x, rope, weights, self.shape.rms_norm_eps)
 
     def after_attention(self, x: Tensor, attended: Tensor) -> Tensor:
         """The layer's output, from its input and what attention found: [..., hidden] each."""
         weights = FeedForwardWeights(self.o_proj, self.post_norm, self.gate_proj, self.up_proj, self.down_proj)
-        return self._parts.after_attention(x, attended, weights, self.shape.rms_norm_eps)
+        return self.parts.after_attention(x, attended, weights, self.shape.rms_norm_eps)
 
 
 def _matrix(rows: int, columns: int) -> Tensor:
@@ -220,14 +220,24 @@ class Network(nn.Module):
         self.layers = nn.ModuleList(TrainingLayer(shape, self.parts) for _ in range(shape.num_hidden_layers))
         self.final_norm = nn.Parameter(torch.ones(shape.hidden_size))
 
+    def compile_parts(self) -> None:
+        """Compiles the computation apart from attention, for the one shape that packed batches have."""
+        self.parts = self.parts.compiled()
+        for layer in self.layers:
+            assert isinstance(layer, TrainingLayer)
+            layer.parts = self.parts
+
     def embed(self, tokens: Tensor, dtype: torch.dtype) -> Tensor:
         """Input embeddings: [..., hidden]."""
         return F.embedding(tokens, self.embedding).to(dtype)
 
     def hidden_states(self, tokens: Tensor, positions: Tensor, spans: list[PackedSpan]) -> Tensor:
         """Returns the last layer's output for packed tokens [num_tokens]: [num_tokens, hidden], bfloat16."""
-        x = self.embed(tokens, torch.bfloat16)
-        rope = rotary(positions, self.shape, torch.bfloat16)
+        return self.transform(self.embed(tokens, torch.bfloat16), positions, spans)
+
+    def transform(self, x: Tensor, positions: Tensor, spans: list[PackedSpan]) -> Tensor:
+        """Returns the last layer's output for packed embeddings: [num_tokens, hidden] -> the same shape and dtype."""
+        rope = rotary(positions, self.shape, x.dtype)
         for layer in self.layers:
             assert isinstance(layer, TrainingLayer)
             q, k, v = layer.before_attention(x, rope)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,9 @@ SPAN_LENGTHS = (128, 512, 4096)
 
 PROMPT = len(SKILLS)
 """Stands in the place of a skill's number for targets that are part of a prompt."""
+
+
+B = TypeVar("B")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +95,7 @@ def _spans(lengths: NDArray[np.int32], limits: NDArray[np.int32]) -> list[NDArra
     return [limits[a : b + 1] for a, b in pairwise(cuts) if b > a]
 
 
-def _produce(chosen: recipe.Recipe, number: int, tokenizer: Path, progress: Synchronized[float], out: Any) -> None:
+def produce(number: int, progress: Synchronized[float], out: Any, chosen: recipe.Recipe, tokenizer: Path) -> None:
     """Puts packed batches into the queue `out` for ever, in a process of its own; `progress` is shared with the
     training loop."""
     corpus = Corpus(f"{chosen.seed}/{number}", FastEncoder(load_tokenizer(tokenizer)))
@@ -102,21 +105,22 @@ def _produce(chosen: recipe.Recipe, number: int, tokenizer: Path, progress: Sync
         out.put(pack(examples, chosen.batch_targets, rng))
 
 
-class Feed:
-    """Batches from `workers` processes, in the order in which they are ready."""
+class Feed(Generic[B]):
+    """Batches from several processes, in the order in which they are ready."""
 
-    def __init__(self, tokenizer: Path, chosen: recipe.Recipe) -> None:
+    def __init__(self, produce: Callable[..., None], workers: int, *arguments: Any) -> None:
+        """Starts `workers` processes that run produce(number, progress, out, *arguments)."""
         context = multiprocessing.get_context("spawn")
         self.progress: Synchronized[float] = context.Value("d", 0.0)
-        self._queue = context.Queue(maxsize=2 * chosen.workers)
+        self._queue = context.Queue(maxsize=2 * workers)
         self._processes = [
-            context.Process(target=_produce, args=(chosen, number, tokenizer, self.progress, self._queue), daemon=True)
-            for number in range(chosen.workers)
+            context.Process(target=produce, args=(number, self.progress, self._queue, *arguments), daemon=True)
+            for number in range(workers)
         ]
         for process in self._processes:
             process.start()
 
-    def __iter__(self) -> Iterator[PackedBatch]:
+    def __iter__(self) -> Iterator[B]:
         while True:
             yield self._queue.get()
 

@@ -11,14 +11,15 @@ from random import Random
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from tools.evals import SKILLS, Split, load
-from tools.training.chat import segments
+from tools.training.chat import IMAGE, segments
 
 VOCAB_SIZE = 4096
 CONTROL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 """Tokens that decoding leaves out of the text."""
 MARKUP_TOKENS = ("<tool_call>", "</tool_call>", "<think>", "</think>", "<tool_response>", "</tool_response>")
 """Single tokens that are part of the text, since parsers of tool calls and of reasoning look for them there."""
-RESERVED_TOKENS = tuple(f"<|reserved_{i}|>" for i in range(7))
+RESERVED_TOKENS = (IMAGE, *(f"<|reserved_{i}|>" for i in range(1, 7)))
+"""Tokens that no text was trained with. The first stands for a picture."""
 
 # A word with the space before it, one digit, a run of marks, or white space. A digit is always a token of its own, so a
 # number is spelled in one way only and arithmetic sees its places.

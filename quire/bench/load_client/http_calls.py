@@ -1,4 +1,4 @@
-"""Load client for the OpenAI API of any server: streamed completions over raw sockets.
+"""Load client for the OpenAI API of any server: streamed completions, or chats with pictures, over raw sockets.
 
 An HTTP library would cost more than what is measured. Bytes are stored with their arrival times and parsed after the
 load.
@@ -13,9 +13,11 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from typing import Any
 from urllib.parse import urlsplit
 
 from quire.bench.load_client.timing import Received, RequestTiming
+from quire.bench.workload.images import NO_IMAGES, ImageOptions, chat_messages
 from quire.bench.workload.workloads import BenchRequest
 from quire.shared.errors import FailedPrecondition
 
@@ -24,14 +26,17 @@ DONE = b"[DONE]"
 
 
 class HttpCaller:
-    """Sends completions requests. `base_url`: http(s)://HOST:PORT, with or without /v1."""
+    """Sends completions requests, or chats if requests have pictures. `base_url`: http(s)://HOST:PORT, with or without
+    /v1."""
 
-    def __init__(self, base_url: str, model: str, temperature: float) -> None:
+    def __init__(self, base_url: str, model: str, temperature: float, images: ImageOptions = NO_IMAGES) -> None:
         url = urlsplit(root_of(base_url))
         self._host = url.hostname or ""
         self._port = url.port or (443 if url.scheme == "https" else 80)
         self._tls = ssl.create_default_context() if url.scheme == "https" else None
-        self._head = f"POST {url.path}/v1/completions HTTP/1.1\r\nHost: {url.netloc}\r\nConnection: close\r\n"
+        path = f"{url.path}/v1/chat/completions" if images.count else f"{url.path}/v1/completions"
+        self._head = f"POST {path} HTTP/1.1\r\nHost: {url.netloc}\r\nConnection: close\r\n"
+        self._images = images
         self._model = model
         self._temperature = temperature
 
@@ -42,7 +47,7 @@ class HttpCaller:
         """Returns the complete HTTP request of a workload's item, with a fixed number of output tokens."""
         body = {
             "model": item.adapter or self._model,
-            "prompt": item.prompt,
+            **({"messages": chat_messages(item, self._images)} if self._images.count else {"prompt": item.prompt}),
             "max_tokens": item.num_output,
             "temperature": self._temperature,
             "ignore_eos": True,
@@ -79,7 +84,7 @@ class HttpCaller:
         usage = 0
         for at, payload in events(received):
             event = json.loads(payload)
-            if any(choice.get("text") for choice in event.get("choices", ())):
+            if any(_text(choice) for choice in event.get("choices", ())):
                 timing.arrivals.append(at)
             usage = (event.get("usage") or {}).get("completion_tokens", usage)
             if "error" in event:
@@ -88,6 +93,12 @@ class HttpCaller:
 
     async def close(self) -> None:
         pass
+
+
+def _text(choice: dict[str, Any]) -> str | None:
+    """Returns the text of a choice of a completion, or of a chat's chunk."""
+    text: str | None = choice.get("text") or (choice.get("delta") or {}).get("content")
+    return text
 
 
 class _Answer(asyncio.Protocol):
@@ -199,6 +210,7 @@ def reset_prefix_cache(base_url: str) -> None:
         urllib.request.urlopen(request, timeout=10).close()
     except urllib.error.HTTPError as error:
         raise FailedPrecondition(
-            f"{base_url} does not forget cached prefixes ({error}): --no-reset-prefix-cache, or VLLM_SERVER_DEV_MODE=1",
+            f"reset_prefix_cache: {base_url} did not reset its prefix cache ({error}); start that server with "
+            "VLLM_SERVER_DEV_MODE=1, or measure with --no-reset-prefix-cache",
             field="reset_prefix_cache",
         ) from None

@@ -10,7 +10,8 @@ from quire.bench.load_client.clients import RequestSender
 from quire.bench.load_client.timing import LoadResult
 from quire.bench.report import Row
 from quire.bench.target import Target
-from quire.bench.workload import adapters
+from quire.bench.workload import adapters, images
+from quire.bench.workload.images import NO_IMAGES, ImageOptions
 from quire.bench.workload.workloads import Workload
 from quire.flags.parser import CommandParser
 from quire.shared.errors import InvalidArgument
@@ -24,6 +25,7 @@ def configure(parser: CommandParser) -> None:
     adapters.configure(parser)
     load.configure(parser, work="mixed", reset=False)
     add_protocol(parser)
+    images.configure(parser)
     parser.add_argument(
         "--load",
         default="",
@@ -46,14 +48,16 @@ def add_protocol(parser: argparse.ArgumentParser) -> None:
 def measure(arguments: argparse.Namespace) -> Iterator[Row]:
     """Measures every combination of target, arrival pattern and protocol, alternating with the other servers, and
     yields rows with ratios."""
-    effort = load.load_options(arguments)
+    effort, pictures = load.load_options(arguments), images.image_options(arguments)
     for served, work in load.served(arguments, effort):
         others = [target.other(text, served) for text in arguments.beside]
         for arrival in (arguments.load or work.load).split(","):
-            for protocol in protocols(arguments.protocol or ("http" if others else ""), served):
+            for protocol in protocols(arguments.protocol or ("http" if others or pictures.count else ""), served):
                 targets = [served, *others]
-                sides = [load.side_of_clients(each, streaming(protocol, each, work)) for each in targets]
+                sides = [load.side_of_clients(each, streaming(protocol, each, work, pictures)) for each in targets]
                 about = {"shape": served.name, "work": work.name, "protocol": protocol, "load": arrival}
+                if pictures.count:
+                    about["images"] = f"{pictures.count}x{pictures.width}x{pictures.height}"
                 measured = load.measure(sides, work, arrival=arrival, effort=effort, read=_read)
                 yield from load.comparison_rows([each.name for each in targets], about, measured)
 
@@ -65,13 +69,21 @@ def protocols(wanted: str, served: Target) -> list[str]:
     names = wanted.split(",") if wanted else [name for name in PROTOCOLS if has[name]]
     for name in names:
         if not has.get(name):
-            raise InvalidArgument(f"protocol: {name!r}: no such way to {served.name} is known", field="protocol")
+            raise InvalidArgument(
+                f"protocol: {name!r} cannot be used: {served.name} has {', '.join(key for key in has if has[key])}",
+                field="protocol",
+            )
     return names
 
 
-def streaming(protocol: str, served: Target, work: Workload) -> Callable[[], RequestSender]:
+def streaming(
+    protocol: str, served: Target, work: Workload, pictures: ImageOptions = NO_IMAGES
+) -> Callable[[], RequestSender]:
+    """Returns a factory of load clients. Raises InvalidArgument for pictures over gRPC."""
     if protocol == "http":
-        return load.http_caller(served, work)
+        return load.http_caller(served, work, pictures)
+    if pictures.count:
+        raise InvalidArgument("protocol: pictures are sent over HTTP; use --protocol http", field="protocol")
     return load.grpc_caller(served, work, final_only=False)
 
 

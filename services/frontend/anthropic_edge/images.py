@@ -29,7 +29,7 @@ def _url(block: Mapping[str, Any], origin: PartOrigin) -> str:
         if source.get("type") == "url" and isinstance(url := source.get("url"), str):
             return url
     raise InvalidArgument(
-        f"{origin.place} of type {IMAGE!r} are not offered without a source of type base64 with its data, or of type "
+        f"{origin.place} of type {IMAGE!r} are not supported without a source of type base64 with its data, or of type "
         "url with its url",
         field=origin.field,
     )

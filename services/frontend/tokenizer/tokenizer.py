@@ -279,7 +279,7 @@ def _read(folder: Path) -> HfTokenizer:
     try:
         tokenizer = HfTokenizer.from_file(str(path))
     except Exception as error:  # tokenizers raises bare Exception for whatever it cannot read
-        raise InvalidArgument(f"model: {path} is no tokenizer: {error}", field="model") from None
+        raise InvalidArgument(f"model: {path} is not a valid tokenizer.json: {error}", field="model") from None
     tokenizer.no_truncation()  # the scheduler enforces limits, and padding belongs to batches, which are not used here
     tokenizer.no_padding()
     return tokenizer

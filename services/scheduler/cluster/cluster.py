@@ -31,7 +31,9 @@ from quire.shared.tracing import NoTraces
 
 log = logger("cluster")
 
-WEIGHTS_CHANGED = Failure("INTERNAL", "no worker has the weights any more that have computed its tokens so far")
+WEIGHTS_CHANGED = Failure(
+    "INTERNAL", "no worker has the weights any more that computed the tokens of this request so far; send it again"
+)
 Send = Callable[[pb.SessionResponse], None]
 
 
@@ -44,6 +46,7 @@ class WorkerCluster:
         self.terms = ClusterTerms()
         self.replicas: dict[str, Replica] = {}
         self.frontends: dict[int, Send] = {}
+        self._media_addresses: dict[int, str] = {}  # by owner
         self.draining = False
         self.target_state = TargetState()
         self._settings = settings
@@ -76,13 +79,15 @@ class WorkerCluster:
 
     # Frontends.
 
-    def add_frontend(self, owner: int, send: Send) -> None:
+    def add_frontend(self, owner: int, send: Send, media_address: str = "") -> None:
+        """Adds a frontend's session. `media_address`: its MediaService; empty: it submits no media."""
         self.frontends[owner] = send
+        self._media_addresses[owner] = media_address
         self._live.add_owner(owner)
 
     def remove_frontend(self, owner: int) -> Iterator[None]:
         """Removes a frontend and cancels its sequences, one per iteration of the caller."""
-        del self.frontends[owner]
+        del self.frontends[owner], self._media_addresses[owner]
         for sequence_id in list(self._live.of(owner)):
             self.cancel(owner, [sequence_id], Reason.CANCELLED)
             yield
@@ -99,7 +104,8 @@ class WorkerCluster:
             check_ids(submission, self._live.of(owner))
             failure = self._refusal(submission)
             if failure is None:
-                for sequence in self._factory.sequences(submission, owner, self._clock()):
+                address = self._media_addresses[owner]
+                for sequence in self._factory.sequences(submission, owner, self._clock(), address):
                     num_ids = len(sequence.outputs) or 1
                     self.traces.on_submitted(sequence, submission.traceparent)
                     self._live.add(sequence)
@@ -112,7 +118,7 @@ class WorkerCluster:
         except ColumnError as error:
             failure = Failure("INVALID_ARGUMENT", str(error))
         except Exception:
-            log.exception("a submission could not be accepted", request=submission.request_id)
+            log.exception("cannot accept a submission", request=submission.request_id)
             failure = Failure("INTERNAL", "internal error")
         for sequence_id in range(next_id, end_id):
             self._fail(owner, [sequence_id], failure)
@@ -141,7 +147,7 @@ class WorkerCluster:
             try:
                 self.assignments.cancel(sequence, reason)
             except Exception:
-                log.exception("a cancellation failed", request=sequence.request_id)
+                log.exception("cannot cancel a request", request=sequence.request_id)
                 self._fail(owner, [sequence_id], Failure("INTERNAL", "internal error"))
 
     # Workers.
@@ -161,7 +167,7 @@ class WorkerCluster:
         if max(replica.weights.update, self.target_state.weights.update) > 0:
             return
         if self.terms.agree_on_weights(replica.hello, in_use=bool(self.replicas)):
-            log.warning("other weights than before", worker=replica.id, ended=self._live.num_begun)
+            log.warning("a worker reattached with other weights", worker=replica.id, ended=self._live.num_begun)
             for owner in self._live.owners:
                 begun = [sequence_id for sequence_id, one in self._live.of(owner).items() if one.has_output]
                 self._fail(owner, begun, WEIGHTS_CHANGED)
@@ -329,7 +335,10 @@ class WorkerCluster:
         if failure is None and self.draining:
             failure, reason = Failure("UNAVAILABLE", "the scheduler is draining"), "draining"
         elif failure is None and self.num_waiting + submission.num_sequences > self._settings.max_waiting:
-            text = f"{self.num_waiting} sequences wait; the limit is {self._settings.max_waiting}"
+            text = (
+                f"{self.num_waiting} sequences are waiting, the limit is {self._settings.max_waiting} "
+                "(max_waiting); retry later"
+            )
             failure, reason = Failure("RESOURCE_EXHAUSTED", text, retry_after_ms=1000), "max_waiting"
         elif failure is None and self._lacks(adapter_of(submission)):
             failure, reason = Failure("NOT_FOUND", f"The model `{submission.adapter}` does not exist."), "adapter"

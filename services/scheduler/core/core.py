@@ -77,7 +77,7 @@ class Core:
         hashed = limits.block_size if limits.caches_prefixes else 0
         self.grammars = Grammars()
         self.queries = QueryVectors(limits.num_query_vectors, hashed, counts, state, state.queue)
-        self.encoder_outputs = EncoderOutputs(limits.encoder_capacity)
+        self.encoder_outputs = EncoderOutputs(limits.encoder_capacity, state.queue)
         self.siblings = Siblings(state.queue)
         stores = limits.tiers.num_host_blocks and limits.caches_prefixes
         self.host_blocks = HostBlocks(self.kv, limits.tiers, counts) if stores else None
@@ -102,7 +102,7 @@ class Core:
         if refusal is None and sequence.query is not None:
             refusal = self.limits.refusal_of_query(sequence.query.num_tokens)
         if refusal is None and sequence.media:
-            refusal = self.limits.refusal_of_media({item.identifier: item.num_embeddings for item in sequence.media})
+            refusal = self.limits.refusal_of_media(sequence.num_embeddings)
         if refusal is not None:
             sequence.status = SequenceStatus.FINISHED
             self.state.events.finished += finished_events(
@@ -293,7 +293,9 @@ class Core:
         """Finishes the sequences whose deadline has passed. schedule() does this as well; this method is for the time
         in which nothing is scheduled."""
         for sequence in self._deadlines.pop_expired(now):
-            failure = Failure("DEADLINE_EXCEEDED", f"deadline passed while {sequence.status.value}")
+            failure = Failure(
+                "DEADLINE_EXCEEDED", f"the deadline passed while the sequence was {sequence.status.value}"
+            )
             self.state.finish(sequence, Reason.DEADLINE, failure=failure)
 
     def reset_prefix_cache(self, preempt_running: bool = False) -> int | None:
@@ -311,6 +313,7 @@ class Core:
         if not self.kv.idle:
             return None
         self.queries.reset()
+        self.encoder_outputs.reset()
         in_host_memory = 0 if self.host_blocks is None else self.host_blocks.clear()
         return self.kv.reset() + in_host_memory
 

@@ -18,6 +18,7 @@ class WaitingSequences:
         self.prerequisites: Seq[Prerequisite] = ()  # in the order in which sequences join them
         self._before_queue: Seq[Prerequisite] = ()  # those that sequences join before they are queued
         self.slot_observers: Seq[Prerequisite] = ()  # those that are notified of released slots
+        self._rejoined: Seq[Prerequisite] = ()  # those that preempted sequences join again
         self.num_tokens = (
             0  # tokens of the sequences without a slot; 1 for each sequence whose prompt a sibling computes
         )
@@ -28,6 +29,7 @@ class WaitingSequences:
         self._before_queue = [each for each in prerequisites if not isinstance(each, BlockSource)]
         plain = Prerequisite.release_slot
         self.slot_observers = [each for each in prerequisites if type(each).release_slot is not plain]
+        self._rejoined = [each for each in prerequisites if type(each).rejoin is not Prerequisite.rejoin]
 
     @property
     def num_sequences(self) -> int:
@@ -58,10 +60,15 @@ class WaitingSequences:
             self.policy.push_back(sequence)
 
     def requeue(self, sequence: Sequence) -> None:
-        """Queues a preempted sequence, ahead of sequences of equal rank."""
+        """Queues a preempted sequence, ahead of sequences of equal rank, or blocks it on a prerequisite that it had
+        left."""
+        self._count(sequence, sequence.num_tokens)
+        for prerequisite in self._rejoined:
+            if not prerequisite.rejoin(sequence):
+                sequence.status = SequenceStatus.BLOCKED
+                return
         sequence.status = SequenceStatus.PREEMPTED
         self.policy.push_back(sequence)
-        self._count(sequence, sequence.num_tokens)
 
     def restart(self, sequence: Sequence) -> None:
         """Queues a blocked sequence as a new one, with all of its tokens counted as waiting."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection
 from operator import attrgetter
 
 from quire.services.scheduler.core.sequences.ending import Failure
+from quire.services.scheduler.frontends.media_checks import wrong_media
 from quire.shared.columns import i32, u32
 from quire.shared.errors import InvalidArgument
 from quire.shared.kv import block_hash
@@ -53,6 +54,8 @@ def refusal(submission: pb.Submission, vocab_size: int) -> Failure | None:
         problem = _wrong_search(submission.beam_search)
     if not problem and submission.HasField("late_query"):
         problem = _wrong_query(submission, vocab_size)
+    if not problem and submission.media:
+        problem = wrong_media(submission.media, submission.num_prompt_tokens)
     if not problem and vocab_size and (wrong := _unknown_token(submission.token_ids, vocab_size)) is not None:
         problem = f"token_ids: {wrong} is not in the vocabulary of {vocab_size} tokens"
     return Failure("INVALID_ARGUMENT", problem) if problem else None

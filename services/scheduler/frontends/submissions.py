@@ -8,11 +8,12 @@ import math
 from collections.abc import Iterator
 
 from quire.services.scheduler.core.sequences.beam_search import BeamRules, BeamSearchState
+from quire.services.scheduler.core.sequences.media import MediaItem
 from quire.services.scheduler.core.sequences.repetition import RepetitionRule
 from quire.services.scheduler.core.sequences.sequence import LateQuery, SampleGroup, Sequence
 from quire.services.scheduler.core.sequences.tokens import SequenceTokens
 from quire.services.scheduler.kv_cache.kv_priority import KVPriority
-from quire.services.scheduler.values.payload import Payload
+from quire.services.scheduler.values.payload import MediaSource, Payload
 from quire.shared.columns import u32
 from quire.shared.kv import block_hash
 from quire.shared.models.adapter_ids import AdapterId
@@ -27,16 +28,20 @@ class SequenceFactory:
     def __init__(self) -> None:
         self._keys = itertools.count(1)
 
-    def sequences(self, submission: pb.Submission, owner: int, now: float) -> Iterator[Sequence]:
+    def sequences(
+        self, submission: pb.Submission, owner: int, now: float, media_address: str = ""
+    ) -> Iterator[Sequence]:
         """Yields the sequences of a submission; for a beam search only its root. Block hashes may be incomplete: see
-        complete_block_hashes()."""
-        samples = self._samples(submission, owner, now)
+        complete_block_hashes(). `media_address`: the frontend's MediaService, which has the pixels of its media."""
+        samples = self._samples(submission, owner, now, media_of(submission, media_address))
         if submission.HasField("beam_search"):
             yield _root(list(samples), submission)
         else:
             yield from samples
 
-    def _samples(self, submission: pb.Submission, owner: int, now: float) -> Iterator[Sequence]:
+    def _samples(
+        self, submission: pb.Submission, owner: int, now: float, media: tuple[MediaItem, ...]
+    ) -> Iterator[Sequence]:
         """Yields one sequence for each requested sample, with consecutive ids; several samples of a prompt share a
         SampleGroup, and only the first one asks for prompt log-probabilities. `now`: seconds, for deadline and
         arrival."""
@@ -68,6 +73,7 @@ class SequenceFactory:
                 min_output_tokens=submission.min_tokens,
                 grammar_id=grammar_id,
                 grammar_bytes=len(submission.grammar),
+                media=media,
                 query=query,
                 adapter=adapter_of(submission),
                 sample_group=sample_group,
@@ -84,6 +90,14 @@ class SequenceFactory:
 
 def adapter_of(submission: pb.Submission) -> AdapterId | None:
     return AdapterId(submission.adapter, submission.adapter_digest) if submission.adapter else None
+
+
+def media_of(submission: pb.Submission, address: str) -> tuple[MediaItem, ...]:
+    """Returns the media items of a submission. `address`: MediaService that has their pixels."""
+    return tuple(
+        MediaItem(item.identifier, item.offset, item.length, item.num_embeddings, MediaSource(address, item))
+        for item in submission.media
+    )
 
 
 def _late_query(submission: pb.Submission) -> LateQuery:

@@ -57,9 +57,12 @@ class Placement:
 
 
 def _fits(sequence: Sequence, replica: Replica) -> bool:
-    """Returns whether the worker's limits allow the sequence and its late-interaction query, however busy it is."""
+    """Returns whether the worker's limits allow the sequence, its media and its late-interaction query, however busy
+    it is."""
     limits = replica.core.limits
     if sequence.query is not None and limits.refusal_of_query(sequence.query.num_tokens) is not None:
+        return False
+    if sequence.media and limits.refusal_of_media(sequence.num_embeddings) is not None:
         return False
     return limits.refusal(sequence.num_tokens, samples=not sequence.samples_nothing) is None
 
@@ -81,7 +84,8 @@ def _least_loaded(_sequence: Sequence, replicas: Seq[Replica]) -> Replica:
 
 
 def cost(sequence: Sequence, replica: Replica, num_cached: int) -> tuple[int, int]:
-    """Returns the tokens to be computed on a worker, the sequence's uncached ones included, and the number of its
-    sequences."""
+    """Returns the tokens to be computed on a worker, the sequence's uncached ones and the embeddings to be encoded for
+    it included, and the number of its sequences."""
     core = replica.core
-    return core.num_pending_tokens + sequence.num_tokens - num_cached, core.num_sequences
+    num_embeddings = core.encoder_outputs.num_missing(sequence) if sequence.media else 0
+    return core.num_pending_tokens + sequence.num_tokens - num_cached + num_embeddings, core.num_sequences

@@ -5,11 +5,13 @@ from __future__ import annotations
 from itertools import accumulate, pairwise
 
 from quire.services.scheduler.core.plan import Admission, Logprobs, PromptLogprobs, StepPlan, StepResult
+from quire.services.scheduler.core.prerequisites.encoder_outputs import EncoderOrder
 from quire.services.scheduler.core.prerequisites.grammars import GrammarOrder
 from quire.services.scheduler.core.prerequisites.peer_blocks import FetchOrder
 from quire.services.scheduler.core.sequences.ending import Failure
+from quire.services.scheduler.core.sequences.media import MediaItem
 from quire.services.scheduler.core.transfers.orders import DiskOrder, TransferOrder
-from quire.services.scheduler.values.payload import Payload
+from quire.services.scheduler.values.payload import MediaSource, Payload
 from quire.shared.columns import NUMBER_BYTES, f32, i32, i32_bytes, u32, u32_bytes
 from quire.shared.kv import block_hash
 from quire.shared.kv.kv_source import KVSource
@@ -74,6 +76,8 @@ def _encode_admission(wire: pb.Admission, admission: Admission) -> None:
         wire.query_id, wire.is_query = sequence.query.name, sequence.is_query
     if payload.num_logprobs is not None:
         wire.num_logprobs = payload.num_logprobs
+    for item in sequence.media:
+        wire.media.append(_source(item).item)
 
 
 def encode_order(order: GrammarOrder) -> pb.AttachResponse:
@@ -84,6 +88,19 @@ def encode_order(order: GrammarOrder) -> pb.AttachResponse:
     assert isinstance(payload, Payload)
     prepare = pb.PrepareGrammar(grammar_id=order.grammar_id, grammar=payload.grammar)
     return pb.AttachResponse(prepare_grammar=prepare)
+
+
+def encode_encoder_order(order: EncoderOrder) -> pb.AttachResponse:
+    """Returns an encoder order as a message to the worker: fetch and encode the media item, or release its rows."""
+    if order.item is None:
+        return pb.AttachResponse(release_media=pb.ReleaseMedia(identifier=order.identifier))
+    source = _source(order.item)
+    return pb.AttachResponse(prepare_media=pb.PrepareMedia(item=source.item, address=source.address))
+
+
+def _source(item: MediaItem) -> MediaSource:
+    assert isinstance(item.payload, MediaSource)
+    return item.payload
 
 
 def encode_transfer(order: TransferOrder | DiskOrder) -> pb.AttachResponse:

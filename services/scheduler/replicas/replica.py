@@ -17,6 +17,7 @@ from quire.services.scheduler.replicas.block_changes import BlockChanges
 from quire.services.scheduler.replicas.codec import (
     decode_failure,
     decode_result,
+    encode_encoder_order,
     encode_fetch,
     encode_order,
     encode_plan,
@@ -234,6 +235,15 @@ class Replica:
         self.core.on_grammar_prepared(wire.grammar_id, failure)
         self.wake()
 
+    def receive_media_prepared(self, wire: pb.MediaPrepared) -> None:
+        """Handles the worker's answer to an encoder order, which unblocks or fails the sequences that wait for the
+        media item, and schedules a pump. Raises FailedPrecondition for an unknown order."""
+        if not self.core.encoder_outputs.awaits(wire.identifier):
+            raise FailedPrecondition(f"identifier: the scheduler awaits no media item {wire.identifier.hex()}")
+        failure = decode_failure(wire.error) if wire.HasField("error") else None
+        self.core.on_media_encoded(wire.identifier, failure)
+        self.wake()
+
     def receive_transferred(self, wire: pb.Transferred) -> None:
         """Handles the worker's report that a transfer has ended, with or without an error, and schedules a pump.
         Raises FailedPrecondition for an unknown transfer."""
@@ -242,7 +252,7 @@ class Replica:
             raise FailedPrecondition(f"transfer_id: the scheduler awaits no transfer {wire.transfer_id}")
         failed = wire.HasField("error")
         if failed:
-            log.warning("blocks could not be moved", worker=self.id, reason=wire.error.message)
+            log.warning("cannot move KV blocks between device and host", worker=self.id, reason=wire.error.message)
         self.core.on_transfer_done(wire.transfer_id, failed=failed, lost=frozenset(u32(wire.lost_blocks).tolist()))
         self._metrics.transfer.observe(wire.transfer_us / 1e6)
         self.wake()
@@ -261,7 +271,7 @@ class Replica:
         self._metrics.fetches.labels(self.id, "failed" if failed else "done").inc()
         if failed:
             link.record_failure()
-            log.warning("blocks of another worker could not be fetched", worker=self.id, reason=wire.error.message)
+            log.warning("cannot fetch KV blocks from another worker", worker=self.id, reason=wire.error.message)
         else:
             num_bytes = num_blocks * self.hello.kv_transfer.block_bytes
             link.observe(num_bytes, wire.fetch_us / 1e6)
@@ -295,6 +305,8 @@ class Replica:
     def _send_orders(self) -> None:
         for order in self.core.grammars.take_orders():
             self.send(encode_order(order))
+        for encoder_order in self.core.encoder_outputs.take_orders():
+            self.send(encode_encoder_order(encoder_order))
 
     def flush(self) -> None:
         """Delivers the core's pending events, marked with the current weight version; does nothing if there are

@@ -105,7 +105,7 @@ class FrontendService:
                 "the first message of a session must be hello"
             )
         check_name("frontend_id", first.hello.frontend_id)
-        for field in ("address", "version"):
+        for field in ("address", "version", "media_address"):
             check_name(field, getattr(first.hello, field), needed=False)
         check_model(first.hello.model, f"frontend {first.hello.frontend_id}")
         self._cluster.terms.agree_on_model(first.hello.model, f"frontend {first.hello.frontend_id}")
@@ -124,7 +124,7 @@ class FrontendService:
         )
         session.send(pb.SessionResponse(welcome=welcome))
         session.send(pb.SessionResponse(cluster=self._view()))
-        self._cluster.add_frontend(owner, Outbox(session).send)
+        self._cluster.add_frontend(owner, Outbox(session).send, hello.media_address)
         self.hellos[owner] = hello
         log.info("frontend joined", frontend=hello.frontend_id)
         try:

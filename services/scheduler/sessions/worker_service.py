@@ -102,7 +102,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         except QuireError as error:
             await context.abort(transport(error).grpc_code, error.message)
         except Exception:
-            log.exception("session of a worker failed")
+            log.exception("worker session failed")
             await context.abort(grpc.StatusCode.INTERNAL, "internal error: see the scheduler's log")
 
     async def FetchWeights(
@@ -146,7 +146,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         if task.cancelled() and not task.cancelling():
             raise Unavailable(f"the session of worker {hello.worker_id} was cancelled unexpectedly")
         if task.cancelled():
-            raise FailedPrecondition(f"worker {hello.worker_id} attached again; this session is over")
+            raise FailedPrecondition(f"worker {hello.worker_id} attached again; this session has ended")
         task.result()
 
     async def _hello(self, session: WorkerSession) -> pb.WorkerHello:
@@ -284,6 +284,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
             enable_prefix_caching=settings.enable_prefix_caching,
             prefix_grain=settings.prefix_grain,
             num_query_vectors=hello.kv_cache.num_query_vectors,
+            encoder_capacity=hello.encoder.capacity,
             policy=self._policy,
             policy_options=PolicyOptions(settings.priority_aging_s, settings.tenant_weights),
             tiers=TierLimits(
@@ -307,6 +308,8 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
                 replica.apply_result(message.result)
             elif kind == "grammar_prepared":
                 replica.receive_prepared(message.grammar_prepared)
+            elif kind == "media_prepared":
+                replica.receive_media_prepared(message.media_prepared)
             elif kind == "transferred":
                 replica.receive_transferred(message.transferred)
             elif kind == "fetched":
@@ -317,7 +320,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
             elif kind == "device_order_done":
                 replica.orders.receive_done(message.device_order_done)
             elif kind == "leaving":
-                log.info("worker leaves", worker=replica.id)
+                log.info("worker is leaving", worker=replica.id)
                 is_leaving = True
                 self._cluster.begin_leaving(replica)
                 self._on_change()

@@ -47,6 +47,10 @@ class Executor(Protocol):
 
     def release_grammar(self, grammar_id: bytes) -> None: ...
 
+    def prepare_media(self, receiver: Attachment, order: pb.PrepareMedia) -> None: ...
+
+    def release_media(self, identifier: bytes) -> None: ...
+
     def transfer(self, receiver: Attachment, order: pb.Transfer) -> None: ...
 
     def disk_transfer(self, receiver: Attachment, order: pb.DiskTransfer) -> None: ...
@@ -137,6 +141,10 @@ class Attachment:
         """Engine callback: reports a compiled grammar or its error."""
         self._session.send(pb.AttachRequest(grammar_prepared=prepared))
 
+    def media_prepared(self, prepared: pb.MediaPrepared) -> None:
+        """Engine callback: reports an encoded media item or its error."""
+        self._session.send(pb.AttachRequest(media_prepared=prepared))
+
     def blocks_transferred(self, done: pb.Transferred) -> None:
         """Engine callback: reports a finished or failed block transfer."""
         self._session.send(pb.AttachRequest(transferred=done))
@@ -187,8 +195,8 @@ class Attachment:
             match message.WhichOneof("message"):
                 case "plan":
                     self.submit_plan(message.plan)
-                case "prepare_grammar" | "release_grammar":
-                    self._dispatch_grammar(message)
+                case "prepare_grammar" | "release_grammar" | "prepare_media" | "release_media":
+                    self._dispatch_preparation(message)
                 case "transfer" | "disk_transfer" | "fetch_blocks":
                     self._dispatch_transfer(message)
                 case "load_adapter":
@@ -206,12 +214,17 @@ class Attachment:
         if not self._shutdown.requested:
             raise Unavailable("the scheduler closed the session")
 
-    def _dispatch_grammar(self, message: pb.AttachResponse) -> None:
-        """Submits a message with prepare_grammar or release_grammar to the engine."""
-        if message.HasField("prepare_grammar"):
-            self._engine.prepare_grammar(self, message.prepare_grammar)
-        else:
-            self._engine.release_grammar(message.release_grammar.grammar_id)
+    def _dispatch_preparation(self, message: pb.AttachResponse) -> None:
+        """Submits an order to prepare or release a grammar or a media item to the engine."""
+        match message.WhichOneof("message"):
+            case "prepare_grammar":
+                self._engine.prepare_grammar(self, message.prepare_grammar)
+            case "release_grammar":
+                self._engine.release_grammar(message.release_grammar.grammar_id)
+            case "prepare_media":
+                self._engine.prepare_media(self, message.prepare_media)
+            case "release_media":
+                self._engine.release_media(message.release_media.identifier)
 
     def _dispatch_transfer(self, message: pb.AttachResponse) -> None:
         """Submits a transfer to or from host memory, disk or another worker to the engine."""
@@ -247,8 +260,8 @@ class Attachment:
         except QuireError as error:
             self.device_order_done(pb.DeviceOrderDone(order_id=order.order_id, error=to_proto(error)))
         except Exception:  # an unanswered order would block all later ones
-            log.exception("the fetch of weights failed")
-            failed = to_proto(Internal("the fetch of weights failed"))
+            log.exception("cannot fetch weights")
+            failed = to_proto(Internal("cannot fetch weights"))
             self.device_order_done(pb.DeviceOrderDone(order_id=order.order_id, error=failed))
         else:
             self._engine.device_order(self, order)

@@ -48,19 +48,22 @@ def choose_attention(name: str, spec: AttentionSpec) -> AttentionBackend:
     known = plugins.known(GROUP, BACKENDS)
     if name not in known:
         raise InvalidArgument(
-            f"attention_backend: {name!r} does not exist; there are {AUTO}, {', '.join(known)}",
+            f"attention_backend: {name!r} does not exist; available: {AUTO}, {', '.join(known)}",
             field="attention_backend",
         )
     if spec.batch_invariant and name not in BATCH_INVARIANT_ORDER:
         raise InvalidArgument(
-            f"attention_backend: {name} sums by what is beside a row; with batch_invariant there are {AUTO}, "
+            f"attention_backend: results of {name} depend on the other rows of a batch; with batch_invariant use "
+            f"{AUTO}, "
             f"{', '.join(BATCH_INVARIANT_ORDER)}",
             field="attention_backend",
         )
     backend = load_backend(name)
     reason = reject_reason_of(backend, spec)
     if reason:
-        raise InvalidArgument(f"attention_backend: {name} cannot serve this model: {reason}", field="attention_backend")
+        raise InvalidArgument(
+            f"attention_backend: {name} does not support this model: {reason}", field="attention_backend"
+        )
     return backend
 
 
@@ -106,7 +109,7 @@ def _first_accepting(
         if name in usable:
             return name
     reasons = "; ".join(f"{name} {refusals[name]}" for name in names)
-    raise FailedPrecondition(f"attention_backend: none can serve this model: {reasons}", field="attention_backend")
+    raise FailedPrecondition(f"attention_backend: no backend supports this model: {reasons}", field="attention_backend")
 
 
 def reject_reason_of(backend: AttentionBackend, spec: AttentionSpec) -> str | None:
@@ -115,9 +118,9 @@ def reject_reason_of(backend: AttentionBackend, spec: AttentionSpec) -> str | No
     Adds to the backend's own reasons the lack of the extension protocols: latent attention and draft trees.
     """
     if spec.latent_rank and not isinstance(backend, LatentBackend):
-        return "has no latent attention"
+        return "does not support latent attention"
     if spec.has_trees and not (isinstance(backend, TreeBackend) and backend.masks_trees):
-        return "has no attention over trees of drafts"
+        return "does not support trees of drafts"
     return backend.reject_reason(spec)
 
 

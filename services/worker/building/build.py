@@ -15,6 +15,7 @@ from quire.services.worker.building.model import LoadedModel, load_model
 from quire.services.worker.building.replica_config import ReplicaConfig, read_replica_config
 from quire.services.worker.building.step_execution import StepExecution, build_step_execution
 from quire.services.worker.building.tiers import open_tiers
+from quire.services.worker.building.vision import media_encoding
 from quire.services.worker.kv.kv_cache import LayerCache
 from quire.services.worker.kv_transfer.layout import layout_of
 from quire.services.worker.kv_transfer.pages import NoPages, Pages
@@ -130,6 +131,7 @@ def _replica(
         orders=orders,
         transfers=BlockTransfers(fitting, record.contents, tiers, pages, orders),
         experts=experts.mixture_experts(settings, model, environment.place.shard),
+        media=media_encoding(loaded.vision, environment.device.torch_device),
     )
 
 

@@ -15,6 +15,7 @@ from quire.services.worker.building.model import LoadedModel
 from quire.services.worker.building.replica_config import ReplicaConfig
 from quire.services.worker.heads.heads import Heads
 from quire.services.worker.lora.no_adapters import NO_ADAPTERS
+from quire.services.worker.media.step_media import StepMedia
 from quire.services.worker.models.causal_lm import CausalLM
 from quire.services.worker.runner.component import AdapterRows
 from quire.services.worker.runner.model_runner import ModelRunner
@@ -52,6 +53,8 @@ def build_step_execution(
     target = DraftTarget(model, without, limits, settings.attention_backend, loaded.loader, Path(settings.model))
     drafter = create_drafter(replica_config.drafting, target, limits)
     runner = _runner(model, build_heads(settings, model, limits, place, grammars), environment)
+    if loaded.vision is not None:
+        runner.use_media(StepMedia(loaded.vision.cache, environment.device.torch_device))
     return StepExecution(
         runner, drafter, _graph_maker(settings, model, environment, drafting=replica_config.drafting, drafter=drafter)
     )
@@ -92,11 +95,11 @@ def _graph_maker(
     if spec.device == "cpu" or not settings.cuda_graphs:
         return None
     if not backend.records_decodes:
-        log.warning("no CUDA graphs: the attention backend for decodes cannot be recorded")
+        log.warning("CUDA graphs are not used: the attention backend for decodes cannot be recorded")
         return None
     chunks = settings.cuda_graph_chunks and backend.records_chunks and state_blocks.records_chunks(model.config, place)
     if chunks != settings.cuda_graph_chunks:
-        log.info("no CUDA graphs for chunks: what computes them cannot be recorded")
+        log.info("CUDA graphs are not used for prompt chunks: their kernels cannot be recorded")
     tile = backend.rows_per_prefix_tile(spec)
     has_states = model.config.recurrent is not None  # steps with drafts are then not recorded
     samples_per_row = 1 + (drafting.num_speculative_tokens if drafting and not has_states else 0)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from quire.services.worker.codec import media_codec
 from quire.services.worker.step.beam_moves import BeamMoves
 from quire.services.worker.step.block_copies import BlockCopies
 from quire.services.worker.step.plan import NO_CHANGES, NO_IDS, Admission, PlanChanges, StepPlan
@@ -72,6 +73,7 @@ def _decode_admission(wire: pb.Admission) -> Admission:
         wire.query_id,
         wire.is_query,
         wire.num_logprobs if wire.HasField("num_logprobs") else None,
+        [media_codec.decode_item(item) for item in wire.media] if wire.media else (),
     )
 
 
@@ -116,6 +118,7 @@ def _encode_admission(admission: Admission) -> pb.Admission:
         samples_nothing=admission.samples_nothing,
         query_id=admission.query_id,
         is_query=admission.is_query,
+        media=[media_codec.encode_item(item) for item in admission.media],
     )
     if admission.num_logprobs is not None:
         wire.num_logprobs = admission.num_logprobs

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -18,9 +19,11 @@ from quire.services.worker.kv_transfer.page_orders import (
     WriteBlocks,
 )
 from quire.services.worker.lora.peft.peft_folder import PeftFolder
+from quire.services.worker.media.waiting import FetchedOrder, WaitingMedia
 from quire.services.worker.ranks.group import RankFailure, RankGroup
 from quire.services.worker.replica.device_orders import RETRYABLE, compensating_order
 from quire.services.worker.replica.flight import StepInFlight
+from quire.services.worker.replica.media_encoding import EncodedBatch
 from quire.services.worker.replica.replica import Replica
 from quire.services.worker.replica.retained_state import RetainedState
 from quire.services.worker.runner.output import RunnerOutput
@@ -43,6 +46,8 @@ class ResultReceiver(Protocol):
         """Ends the attachment: no further result will follow."""
 
     def grammar_prepared(self, prepared: pb.GrammarPrepared) -> None: ...
+
+    def media_prepared(self, prepared: pb.MediaPrepared) -> None: ...
 
     def blocks_transferred(self, done: pb.Transferred) -> None: ...
 
@@ -79,6 +84,28 @@ class ReleaseGrammar:
     """Releases a grammar after the plans before it, which may use it."""
 
     grammar_id: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class EncodeMedia:
+    """Encodes some of the fetched media items that wait, after the commands before it."""
+
+    waiting: WaitingMedia
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseMedia:
+    """Releases the rows of a media item after the plans before it, which may use them."""
+
+    identifier: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class PendingMedia:
+    """Media items that the device is encoding."""
+
+    orders: Sequence[FetchedOrder]
+    batch: EncodedBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +183,7 @@ class ExecuteDeviceOrder:
     order: pb.DeviceOrder
 
 
-Deferred = Execute | ReleaseGrammar | MoveBlocks | RemoveAdapter | ExecuteDeviceOrder
+Deferred = Execute | ReleaseGrammar | EncodeMedia | ReleaseMedia | MoveBlocks | RemoveAdapter | ExecuteDeviceOrder
 Command = Deferred | PageOrder | EndEpoch | ResetCache | ShareGrammar | AddAdapter | FinishedStep | StagesFinished
 
 
@@ -175,6 +202,12 @@ class OutcomeHandler(Protocol):
 
     def move_started(self, move: PendingMove) -> None:
         """Handles a block transfer that has been started."""
+
+    def media_started(self, pending: PendingMedia) -> None:
+        """Handles media items that are being encoded."""
+
+    def media_left(self, command: EncodeMedia) -> None:
+        """Handles media items that wait for another call of the encoder; it returns as an EncodeMedia command."""
 
     def page_io_started(self, pending_io: PendingPageIO) -> None:
         """Handles page reads or writes that have been started."""
@@ -217,7 +250,15 @@ class DeviceExecutor:
     def process(self, command: Command) -> None:
         """Executes or defers a command, then every deferred command that no longer has to wait."""
         match command:
-            case Execute() | ReleaseGrammar() | MoveBlocks() | RemoveAdapter() | ExecuteDeviceOrder():
+            case (
+                Execute()
+                | ReleaseGrammar()
+                | EncodeMedia()
+                | ReleaseMedia()
+                | MoveBlocks()
+                | RemoveAdapter()
+                | ExecuteDeviceOrder()
+            ):
                 self._deferred.append(command)
             case ReadBlocks() | WriteBlocks() | CommitBlocks():
                 self._page_orders.process(command)
@@ -253,6 +294,11 @@ class DeviceExecutor:
             elif isinstance(command, ReleaseGrammar):
                 self._grammars.release(command.grammar_id)
                 self._ranks.release_grammar(command.grammar_id)
+            elif isinstance(command, EncodeMedia):
+                self._encode(command)
+            elif isinstance(command, ReleaseMedia):
+                self._replica.media.release(command.identifier)
+                self._ranks.release_media(command.identifier)
             elif isinstance(command, MoveBlocks):
                 self._move(command)
             elif isinstance(command, RemoveAdapter):
@@ -343,6 +389,18 @@ class DeviceExecutor:
         finished = self._outcomes.step_launched(step)
         if finished is not None:
             self._record(finished)
+
+    def _encode(self, command: EncodeMedia) -> None:
+        """Starts encoding a batch of waiting items on all ranks; further ones are encoded after the commands that have
+        arrived meanwhile, so that a step waits for one batch at most. Drops items of ended attachments. Raises
+        RankFailure and fatal device errors."""
+        orders, is_last = command.waiting.take_batch(self._outcomes.is_current)
+        if orders:
+            items = [order.item for order in orders]
+            self._ranks.encode_media(items)
+            self._outcomes.media_started(PendingMedia(orders, self._replica.media.encode(items)))
+        if not is_last:
+            self._outcomes.media_left(command)
 
     def _move(self, command: MoveBlocks) -> None:
         """Starts a block transfer on rank 0, then on the other ranks, and reports it as started. A violation ends the

@@ -19,17 +19,20 @@ from google.protobuf.message import DecodeError
 
 from quire.services.worker.engine.device_executor import (
     AddAdapter,
+    EncodeMedia,
     EndEpoch,
     Execute,
     ExecuteDeviceOrder,
     MoveBlocks,
     ReleaseGrammar,
+    ReleaseMedia,
     RemoveAdapter,
     ResetCache,
     ResultReceiver,
     ShareGrammar,
 )
 from quire.services.worker.engine.device_thread import Commands, DeviceThread
+from quire.services.worker.engine.media_orders import MediaOrders
 from quire.services.worker.engine.outcomes import OutcomeDispatcher
 from quire.services.worker.engine.replies import Replies, as_failure, set_exception
 from quire.services.worker.host.background import BackgroundThreads
@@ -38,6 +41,8 @@ from quire.services.worker.kv_transfer.page_orders import PageOrder
 from quire.services.worker.lora.peft.folders import AdapterFolders
 from quire.services.worker.lora.peft.peft_folder import PeftFolder
 from quire.services.worker.lora.peft.reader import AdapterReader
+from quire.services.worker.media.pixels import PixelSource
+from quire.services.worker.media.waiting import WaitingMedia
 from quire.services.worker.ranks.group import OneRank, RankFailure, RankGroup
 from quire.services.worker.replica.device_orders import DURING_STEPS
 from quire.services.worker.replica.replica import Occupancy, Replica
@@ -62,11 +67,13 @@ MAX_STALLED_CHECKS = 240  # calls of check_ranks() without progress: two minutes
 
 
 class StepObserver(Protocol):
-    """Callbacks for every step and compiled grammar, on the event loop."""
+    """Callbacks for every step, compiled grammar and media item, on the event loop."""
 
     def observe_step(self, result: StepResult, num_tokens: int, cost: StepCost) -> None: ...
 
     def grammar_prepared(self, prepared: CompileResult) -> None: ...
+
+    def media_prepared(self, fetch_us: int, encode_us: int, *, failed: bool) -> None: ...
 
 
 class Engine:
@@ -93,6 +100,7 @@ class Engine:
         self._loop = asyncio.get_running_loop()
         self._replies = Replies(self._loop)
         self.fetcher: Fetcher | None = None  # None: no blocks are fetched from other workers
+        self.media: MediaOrders | None = None  # None: no media are encoded
         self._num_stalled_checks, self._last_progress = 0, object()
         self._stager: BackgroundThreads | None = None  # created for the first order that runs during steps
         self.last_step_s: float | None = None  # time.monotonic() when a step last ended
@@ -146,6 +154,8 @@ class Engine:
         """Ends the previous attachment and starts that of `receiver`; returns the state that the worker retained."""
         self._replies.receiver = receiver
         self._pending_s.clear()
+        if self.media is not None:
+            self.media.start_epoch(receiver)
         reply: asyncio.Future[RetainedState] = self._loop.create_future()
         self._inbox.put(EndEpoch(reply))
         return await reply
@@ -179,7 +189,7 @@ class Engine:
         """Starts fetching blocks from another worker, concurrently with steps; `receiver` gets the outcome. Ends the
         session if this worker fetches no blocks."""
         if self.fetcher is None:
-            receiver.abort_session("this worker has announced that it fetches no blocks")
+            receiver.abort_session("this worker's hello states that it fetches no blocks")
         else:
             self.fetcher.fetch(receiver, order)
 
@@ -218,6 +228,27 @@ class Engine:
     def release_grammar(self, grammar_id: bytes) -> None:
         """Releases a grammar after the submitted plans, which may use it."""
         self._inbox.put(ReleaseGrammar(grammar_id))
+
+    def use_media(self, source: PixelSource, most_items: int = 0) -> None:
+        """Enables the encoding of media, whose pixels come from `source`. `most_items`: items of one call of the
+        encoder; 0: by their pixels."""
+
+        def encode(waiting: WaitingMedia) -> None:
+            self._inbox.put(EncodeMedia(waiting))
+
+        self.media = MediaOrders(source, encode, self._observer, most_items)
+
+    def prepare_media(self, receiver: ResultReceiver, order: pb.PrepareMedia) -> None:
+        """Starts fetching and encoding a media item, concurrently with steps; `receiver` gets the outcome. Ends the
+        session if this worker has no encoder."""
+        if self.media is None:
+            receiver.abort_session("this worker has announced no encoder for media")
+        else:
+            self.media.prepare(receiver, order)
+
+    def release_media(self, identifier: bytes) -> None:
+        """Releases the rows of a media item after the submitted plans, which may use them."""
+        self._inbox.put(ReleaseMedia(identifier))
 
     def load_adapter(self, receiver: ResultReceiver, order: pb.LoadAdapter) -> None:
         """Reads an adapter from its folder concurrently with steps, then adds it between two steps; `receiver` gets the

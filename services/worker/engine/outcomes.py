@@ -12,9 +12,11 @@ from quire.services.worker.device.device import is_fatal_device_error
 from quire.services.worker.engine.device_executor import (
     AddAdapter,
     Command,
+    EncodeMedia,
     ExecuteDeviceOrder,
     FinishedStep,
     LaunchedStep,
+    PendingMedia,
     PendingMove,
     ResultReceiver,
     StagesFinished,
@@ -32,6 +34,7 @@ from quire.shared.pb.worker.v1 import worker_pb2 as pb
 
 log = logger("worker.engine")
 
+PendingCopying = PendingMove | PendingPageIO | PendingMedia
 Deliver = Callable[[ResultReceiver, StepResult, StepInputs], None]
 
 
@@ -57,7 +60,7 @@ class OutcomeDispatcher:
         self._requeue, self._deliver, self._died = requeue, deliver, died
         self._broken: ResultReceiver | None = None  # attachment whose later plans are skipped
         self._steps: Waiter[LaunchedStep] | None = None  # None: steps are finished when launched
-        self._moves: Waiter[PendingMove | PendingPageIO] | None = None  # None: copies are finished when started
+        self._moves: Waiter[PendingCopying] | None = None  # None: copies are finished when started
         self._arrivals: Waiter[LaunchedStep] | None = None  # None: no other stages
         if not synchronous:
             self._steps = Waiter("waiting", "steps", self._finish_apart, died)
@@ -94,6 +97,13 @@ class OutcomeDispatcher:
     def move_started(self, move: PendingMove) -> None:
         self._await_move(move)
 
+    def media_started(self, pending: PendingMedia) -> None:
+        self._await_move(pending)
+
+    def media_left(self, command: EncodeMedia) -> None:
+        """Queues the command again, behind the plans that have arrived."""
+        self._requeue(command)
+
     def page_io_started(self, pending_io: PendingPageIO) -> None:
         self._await_move(pending_io)
 
@@ -118,7 +128,7 @@ class OutcomeDispatcher:
             log.info("adapter loaded", adapter=name, digest=command.digest.hex()[:16])
             self._replies.adapter_loaded(command.receiver, command.order_id, command.digest)
         else:
-            log.warning("an adapter cannot be loaded", adapter=name, error=f"{type(error).__name__}: {error}")
+            log.warning("cannot load an adapter", adapter=name, error=f"{type(error).__name__}: {error}")
             self._replies.adapter_failed(command.receiver, command.order_id, error)
 
     def order_executed(self, command: ExecuteDeviceOrder, error: Exception | None) -> None:
@@ -127,7 +137,7 @@ class OutcomeDispatcher:
             raise error
         self._replies.order_done(command.receiver, command.order, error)
 
-    def _await_move(self, move: PendingMove | PendingPageIO) -> None:
+    def _await_move(self, move: PendingCopying) -> None:
         """Waits for a started copy on its own thread, or at once on a synchronous device, where it has finished."""
         if self._moves is None:
             self._finish_move(move)
@@ -136,9 +146,12 @@ class OutcomeDispatcher:
 
     # On the waiting threads (on the device thread, if the device is synchronous)
 
-    def _finish_move(self, move: PendingMove | PendingPageIO) -> None:
+    def _finish_move(self, move: PendingCopying) -> None:
         """Waits for a copy, also on the other ranks, and replies. A fatal device error is raised; the next step meets
         it as well."""
+        if isinstance(move, PendingMedia):
+            self._finish_media(move)
+            return
         move.pending.wait()
         if isinstance(move, PendingPageIO):
             self._replies.resolve(move.order.reply, move.content)
@@ -147,6 +160,12 @@ class OutcomeDispatcher:
         took_us = (time.perf_counter_ns() - move.begun_ns) // 1000
         done = pb.Transferred(transfer_id=move.transfer_id, transfer_us=took_us)
         self._replies.blocks_transferred(move.receiver, done)
+
+    def _finish_media(self, pending: PendingMedia) -> None:
+        """Waits until media items are encoded and replies for each. A fatal device error is raised."""
+        pending.batch.wait()
+        for order, error in zip(pending.orders, pending.batch.errors, strict=True):
+            self._replies.post(order.finish, error)
 
     def _await_arrival(self, step: LaunchedStep) -> None:
         """Waits for the output of the other stages, then queues StagesFinished for the device thread."""

@@ -41,6 +41,9 @@ class Replies:
         message = pb.GrammarPrepared(grammar_id=grammar_id, error=error, compile_us=prepared.compile_us)
         self._send(receiver, receiver.grammar_prepared, message)
 
+    def media_prepared(self, receiver: ResultReceiver, prepared: pb.MediaPrepared) -> None:
+        self._send(receiver, receiver.media_prepared, prepared)
+
     def blocks_transferred(self, receiver: ResultReceiver, done: pb.Transferred) -> None:
         self._send(receiver, receiver.blocks_transferred, done)
 

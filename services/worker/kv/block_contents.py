@@ -6,6 +6,7 @@ incremented on every allocation."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ from quire.shared.kv.block_hash import block_hash, page_of
 
 Blocks = npt.NDArray[Any]  # block ids, any integer type
 
+NO_MEDIA_PARTS: Mapping[int, bytes] = {}
 NO_PARENT = 0  # the null block is the parent of every sequence's first block
 
 
@@ -47,10 +49,20 @@ class BlockContents:
         self._last_child = np.zeros(num_blocks, dtype=np.int32)  # the last block allocated with it as parent
         self._roots: dict[int, bytes] = {}  # parent hash of blocks without a parent block
         self._external_hashes: dict[int, bytes] = {}  # hash of blocks that no step has filled
+        self._media: dict[int, bytes] = {}  # media part of the hash (block_hash.media_of) of blocks that have one
 
-    def allocate(self, blocks: Blocks, parents: Blocks, roots: dict[int, bytes], groups: Blocks | int = 0) -> None:
+    def allocate(
+        self,
+        blocks: Blocks,
+        parents: Blocks,
+        roots: dict[int, bytes],
+        groups: Blocks | int = 0,
+        *,
+        media: Mapping[int, bytes] = NO_MEDIA_PARTS,
+    ) -> None:
         """Records blocks newly allocated to sequences as known and empty, with their parents [len(blocks)] and KV
-        groups; NO_PARENT for a sequence's first block. `roots`: parent hashes of blocks without a parent block."""
+        groups; NO_PARENT for a sequence's first block. `roots`: parent hashes of blocks without a parent block;
+        `media`: media parts of the hashes, by block."""
         if self._windows:
             self._record_parent_hashes(blocks)
             self._last_child[parents] = blocks
@@ -59,6 +71,10 @@ class BlockContents:
         if self._external_hashes:
             for block in blocks.tolist():
                 self._external_hashes.pop(block, None)
+        if self._media:
+            for block in blocks.tolist():
+                self._media.pop(block, None)
+        self._media.update(media)
         self._group[blocks] = groups
         self._num_written[blocks] = 0
         self._known[blocks] = True
@@ -163,4 +179,5 @@ class BlockContents:
             if block not in hashes:
                 parent = int(self._parent[block])
                 parent_hash = self._roots.get(block) if parent == NO_PARENT else hashes[parent]
-                hashes[block] = None if parent_hash is None else block_hash(parent_hash, self._tokens[block].tobytes())
+                tokens, media = self._tokens[block].tobytes(), self._media.get(block, b"")
+                hashes[block] = None if parent_hash is None else block_hash(parent_hash, tokens, media)

@@ -5,9 +5,8 @@ Between GPUs of one host gRPC carries only the location of the pages (peer_pages
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +25,7 @@ from quire.shared.logs import logger
 from quire.shared.pb.worker.v1 import kv_transfer_pb2 as pb
 from quire.shared.pb.worker.v1 import kv_transfer_pb2_grpc
 from quire.shared.process.supervision import is_cancel_requested
+from quire.shared.rpc.connection_cache import MAX_CHANNELS, ConnectionCache
 from quire.shared.rpc.trust import Dialler
 
 log = logger("worker.kv_transfer")
@@ -34,19 +34,9 @@ SERVICE_NAME = pb.DESCRIPTOR.services_by_name["KVTransferService"].full_name
 FIRST_PART_TIMEOUT_S = 30.0  # the source may first run a step or serve other callers
 NEXT_PART_TIMEOUT_S = 5.0
 MIN_BYTES_PER_S = 4 << 20  # of a whole fetch: bounds the time of a source that sends little at a time
-MAX_CHANNELS = 16
 UNREACHABLE_RETRY_S = 60.0  # a failed attempt costs a call and the driver's refusal: milliseconds
 
 Call = grpc.aio.StreamStreamCall[pb.FetchRequest, pb.FetchResponse]
-
-
-@dataclass(slots=True)
-class _Connection:
-    """Channel to a worker. Closing cancels its calls, so an evicted connection is closed by its last user."""
-
-    channel: grpc.aio.Channel
-    num_users: int = 0
-    is_evicted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +69,7 @@ class GrpcTransport:
         self._dialler, self._bounds = dialler, bounds
         self._pinned = pinned
         self._piece_bytes = piece_bytes
-        self._connections: OrderedDict[str, _Connection] = OrderedDict()
+        self.connections = ConnectionCache(dialler, bounds.max_channels)
         self.peers = peers
         # Time of the next attempt by address, for workers on this host whose pages could not be opened.
         self.unreachable_until: dict[str, float] = {}
@@ -93,7 +83,9 @@ class GrpcTransport:
                     yield batch
         except _PeerUnreachable as error:
             source = wanted.source
-            log.info("pages are sent over gRPC", source=source.worker_id, reason=str(error))
+            log.info(
+                "KV pages are fetched over gRPC, not from shared memory", source=source.worker_id, reason=str(error)
+            )
             self.unreachable_until[source.address] = (
                 asyncio.get_running_loop().time() + self._bounds.unreachable_retry_s
             )
@@ -112,7 +104,7 @@ class GrpcTransport:
         """Yields the pages of one call. `peers`: may open shared pages instead of receiving bytes. Raises Unavailable
         for timeouts and gRPC errors, which also evict the connection, PageMismatch, and _PeerUnreachable."""
         worker_id, address = wanted.source.worker_id, wanted.source.address
-        async with self.connected(address) as connection:
+        async with self.connections.connected(address) as connection:
             call: Call = kv_transfer_pb2_grpc.KVTransferServiceStub(connection.channel).Fetch()
             try:
                 async with asyncio.timeout(self._bounds.first_part_timeout_s):
@@ -121,10 +113,10 @@ class GrpcTransport:
                     async for batch in batches:
                         yield batch
             except TimeoutError:
-                self._evict(address, connection)
+                self.connections.evict(address, connection)
                 raise Unavailable(f"{worker_id} at {address} did not send its pages in time") from None
             except grpc.aio.AioRpcError as error:
-                self._evict(address, connection)
+                self.connections.evict(address, connection)
                 raise Unavailable(f"{worker_id} at {address}: {error.details()}") from None
             except (asyncio.InvalidStateError, grpc.aio.InternalError):  # the call ended before its request was sent
                 raise Unavailable(f"the call to {worker_id} at {address} ended while the request was sent") from None
@@ -137,9 +129,7 @@ class GrpcTransport:
 
     async def close(self) -> None:
         """Closes all connections, which cancels their calls, and the opened memory of other workers."""
-        while self._connections:
-            _, connection = self._connections.popitem()
-            await connection.channel.close()
+        await self.connections.close()
         if self.peers is not None:
             await self.peers.close()
 
@@ -190,37 +180,6 @@ class GrpcTransport:
                 yield FetchedPages(first, torch.from_numpy(pages))
         if not incoming.complete:
             raise PageMismatch(f"{wanted.source.worker_id} sent {incoming.text}")
-
-    @asynccontextmanager
-    async def connected(self, address: str) -> AsyncIterator[_Connection]:
-        """Yields a connection to `address`, opened or cached, and counts its user; evicts the least recently used ones
-        above `max_channels`. An evicted connection is closed by its last user."""
-        connection = self._connections.get(address)
-        if connection is None:
-            connection = self._connections[address] = _Connection(self._dialler.connect(address))
-        self._connections.move_to_end(address)
-        connection.num_users += 1
-        try:
-            await self._evict_oldest()
-            yield connection
-        finally:
-            connection.num_users -= 1
-            if connection.is_evicted and not connection.num_users:
-                await connection.channel.close()
-
-    async def _evict_oldest(self) -> None:
-        """Removes the least recently used connections above `max_channels`; closes those without users."""
-        while len(self._connections) > self._bounds.max_channels:
-            address, connection = next(iter(self._connections.items()))
-            self._evict(address, connection)
-            if not connection.num_users:
-                await connection.channel.close()
-
-    def _evict(self, address: str, connection: _Connection) -> None:
-        """Removes a connection from the cache, unless another one has replaced it already."""
-        connection.is_evicted = True
-        if self._connections.get(address) is connection:
-            del self._connections[address]
 
 
 class _PeerUnreachable(Exception):

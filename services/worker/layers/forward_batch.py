@@ -17,6 +17,19 @@ if TYPE_CHECKING:
 
 
 @step_value
+class MediaRows:
+    """Rows of encoders that take the place of token embeddings in a step."""
+
+    tokens: Tensor  # int64 [num_rows] tokens of the step
+    rows: Tensor  # [num_rows, hidden_size or a multiple of it], in the model's dtype
+
+    def place(self, embedded: Tensor) -> Tensor:
+        """Overwrites the embeddings [num_tokens, hidden_size] of the tokens, in place, with the rows' first hidden_size
+        columns; returns `embedded`."""
+        return embedded.index_copy_(0, self.tokens, self.rows[:, : embedded.size(1)])
+
+
+@step_value
 class ForwardBatch:
     """Tokens of a step, concatenated by sequence, with KV placement and attention metadata. Tensors are int32."""
 
@@ -31,6 +44,7 @@ class ForwardBatch:
     drafted_states: DraftedStates | None = None  # recurrent layers with drafts; None: no drafts
     second: ForwardBatch | None = None  # batch of the layer's second KV group
     num_seen: Tensor | None = None  # [num_seqs] leading tokens visible to others; None: all
+    media: MediaRows | None = None  # rows in the place of token embeddings; None: none
 
     def for_cache(self, cache: LayerCache) -> ForwardBatch:
         """Returns the batch of a layer with this cache: block tables and slot mapping of the cache's KV group.

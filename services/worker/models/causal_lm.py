@@ -43,6 +43,7 @@ class CausalLM(ABC):
     taped_functions: ClassVar[tuple[str, ...]] = ()
     embedding_name: ClassVar[str] = "model.embed_tokens"
     norm_name: ClassVar[str] = "model.norm"
+    scales_media: ClassVar[bool] = False  # the scale of token embeddings applies to rows of encoders, too
 
     classifier: Classifier | None = None
 
@@ -152,7 +153,7 @@ class CausalLM(ABC):
     def single_row(config: DecoderConfig, place: LayerPlacement) -> str | None:
         """Returns the reason why decode steps of one token cannot run as fused kernels (single_row.py), or None if they
         can."""
-        return "this family has no chain of fused kernels"
+        return "the family has no single-row program"
 
     @property
     def passed_over(self) -> tuple[str, ...]:
@@ -195,7 +196,8 @@ class CausalLM(ABC):
 
     def embed(self, batch: ForwardBatch) -> Tensor:
         """Returns the start of the residual stream, [num_tokens, hidden_size], in new memory that layers may change."""
-        return self.embedding.embed_step(batch.token_ids)
+        embedded = self.embedding.embed_step(batch.token_ids)
+        return embedded if batch.media is None else batch.media.place(embedded)
 
     def keep_states(self, layers: tuple[int, ...]) -> None:
         """Makes forward() append the inputs of the layers at these indices to the hidden states, in this order, for a
@@ -204,7 +206,10 @@ class CausalLM(ABC):
         Widens `hidden_width`. Raises InvalidArgument if the layers are distributed over pipeline stages.
         """
         if not self.stage.is_whole:
-            text = "speculative_config: its drafts need what layers read, and here these lie in stages"
+            text = (
+                "speculative_config: this method reads the inputs of layers, which pipeline stages distribute; "
+                "use another method"
+            )
             raise InvalidArgument(text, field="speculative_config")
         self.kept_layers = layers
         self._defer_all_reduces()

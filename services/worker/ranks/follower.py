@@ -7,19 +7,21 @@ import os
 import signal
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
 import torch
 
+from quire.services.worker.codec.media_codec import decode_fetched
 from quire.services.worker.codec.step_codec import decode_plan
 from quire.services.worker.kv.host_memory import PendingCopy
 from quire.services.worker.ranks.grammars import FollowerGrammars
 from quire.services.worker.ranks.placement import RankPlacement
 from quire.services.worker.ranks.ring import RingReader
 from quire.services.worker.ranks.wire import Command, CommandKind, RankReply, fingerprint
+from quire.services.worker.step.fetched_item import FetchedItem
 from quire.services.worker.step.plan import StepPlan
 from quire.shared import logs
 from quire.shared.errors import QuireError
@@ -46,6 +48,14 @@ class FollowerTransfers(Protocol):
     def move(self, order: pb.Transfer) -> PendingCopy: ...
 
 
+class FollowerMedia(Protocol):
+    """Interface of replica/media_encoding.py used here."""
+
+    def encode(self, items: Sequence[FetchedItem]) -> object: ...
+
+    def release(self, identifier: bytes) -> None: ...
+
+
 class FollowerReplica(Protocol):
     """A rank's part of the replica (replica/replica.py). record() takes what launch() returned."""
 
@@ -54,6 +64,9 @@ class FollowerReplica(Protocol):
 
     @property
     def transfers(self) -> FollowerTransfers: ...
+
+    @property
+    def media(self) -> FollowerMedia: ...
 
     def launch(self, plan: StepPlan) -> Any: ...
 
@@ -172,10 +185,20 @@ class Follower:
                     pending.wait()
             case CommandKind.RESET_CACHE:
                 self._replica.reset_cache()
+            case _:
+                self._prepare(command)
+
+    def _prepare(self, command: Command) -> None:
+        """Prepares or releases what sequences need besides plans: a grammar, or media items."""
+        match command.kind:
             case CommandKind.PREPARE_GRAMMAR:
                 self._grammars.prepare(pb.PrepareGrammar.FromString(command.body))
             case CommandKind.RELEASE_GRAMMAR:
                 self._grammars.release(command.body)
+            case CommandKind.ENCODE_MEDIA:
+                self._replica.media.encode(decode_fetched(command.body))
+            case CommandKind.RELEASE_MEDIA:
+                self._replica.media.release(command.body)
 
     def _end_moves(self) -> None:
         """Waits for all started block transfers and forgets them."""

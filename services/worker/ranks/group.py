@@ -6,8 +6,10 @@ detected before a result leaves the replica."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
+from quire.services.worker.step.fetched_item import FetchedItem
 from quire.services.worker.step.plan import StepPlan
 from quire.services.worker.step.step_inputs import StepInputs
 from quire.shared.errors import Internal
@@ -60,6 +62,12 @@ class RankGroup(Protocol):
     def release_grammar(self, grammar_id: bytes) -> None:
         """Makes every rank release a grammar that no later plan uses."""
 
+    def encode_media(self, items: Sequence[FetchedItem]) -> None:
+        """Makes every rank encode media items, before plans that use their rows."""
+
+    def release_media(self, identifier: bytes) -> None:
+        """Makes every rank release the rows of an item that no later plan uses."""
+
     def broadcast_order(self, order: pb.DeviceOrder) -> int:
         """Makes every rank execute a device order; returns a ticket for collect_order(). No step may be uncollected.
         Raises RankFailure."""
@@ -108,6 +116,12 @@ class OneRank:
         """No-op: there is no other rank."""
 
     def release_grammar(self, grammar_id: bytes) -> None:
+        """No-op: there is no other rank."""
+
+    def encode_media(self, items: Sequence[FetchedItem]) -> None:
+        """No-op: there is no other rank."""
+
+    def release_media(self, identifier: bytes) -> None:
         """No-op: there is no other rank."""
 
     def broadcast_order(self, order: pb.DeviceOrder) -> int:

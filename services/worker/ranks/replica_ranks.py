@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+from quire.services.worker.codec.media_codec import encode_fetched
 from quire.services.worker.codec.step_codec import encode_plan
 from quire.services.worker.ranks.follower import RankReplica
 from quire.services.worker.ranks.group import RankFailure
@@ -18,6 +19,7 @@ from quire.services.worker.ranks.peer_rank import PeerRank
 from quire.services.worker.ranks.placement import RankPlacement
 from quire.services.worker.ranks.processes import RankProcesses
 from quire.services.worker.ranks.wire import ANSWERED, TRANSFER_ID_BYTES, Command, CommandKind, fingerprint
+from quire.services.worker.step.fetched_item import FetchedItem
 from quire.services.worker.step.plan import StepPlan
 from quire.services.worker.step.step_inputs import StepInputs
 from quire.shared.pb.worker.v1 import worker_pb2 as pb
@@ -108,6 +110,12 @@ class ReplicaRanks:
 
     def release_grammar(self, grammar_id: bytes) -> None:
         self._send(CommandKind.RELEASE_GRAMMAR, grammar_id)
+
+    def encode_media(self, items: Sequence[FetchedItem]) -> None:
+        self._send(CommandKind.ENCODE_MEDIA, encode_fetched(items))
+
+    def release_media(self, identifier: bytes) -> None:
+        self._send(CommandKind.RELEASE_MEDIA, identifier)
 
     def settle_step(self) -> None:
         """Makes the ranks of the first stage launch pending heads; sends nothing unless there are several stages of

@@ -1,9 +1,10 @@
 """Messages between rank 0 and another rank of its host.
 
 A command is its number (8 bytes), its kind (1 byte) and its body: the serialized StepPlan of a plan, PrepareGrammar of
-a grammar, DeviceOrder of an order, Transfer of a block transfer, or a transfer id for its end. Plans, ends of epochs
-and orders are answered by the number, whether they succeeded (1 byte), and a text: a plan's fingerprint, an order's
-refusal (empty if it was executed) or the error. Other commands are answered only if they fail."""
+a grammar, DeviceOrder of an order, Transfer of a block transfer, a transfer id for its end, media items
+(media_codec.py), or the identifier of one. Plans, ends of epochs and orders are answered by the number, whether they
+succeeded (1 byte), and a text: a plan's fingerprint, an order's refusal (empty if it was executed) or the error. Other
+commands are answered only if they fail."""
 
 from __future__ import annotations
 
@@ -31,6 +32,8 @@ class CommandKind(enum.IntEnum):
     SETTLE = 8
     MOVE_BLOCKS = 9
     BLOCKS_MOVED = 10
+    ENCODE_MEDIA = 11
+    RELEASE_MEDIA = 12
 
 
 ANSWERED = frozenset({CommandKind.PLAN, CommandKind.END_EPOCH, CommandKind.ORDER})

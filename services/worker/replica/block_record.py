@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from quire.services.worker.kv.block_contents import NO_PARENT, BlockContents
+from quire.services.worker.kv.block_contents import NO_MEDIA_PARTS, NO_PARENT, BlockContents
 from quire.services.worker.limits.worker_limits import WorkerLimits
 from quire.services.worker.replica.flight import NO_STEP_CHANGES, StepChanges
 from quire.services.worker.replica.retained_state import RetainedState
 from quire.services.worker.runner.output import RunnerOutput
 from quire.services.worker.step.block_copies import BlockCopies
-from quire.services.worker.step.slots import NewBlocks, SlotTable
+from quire.services.worker.step.media_items import MediaItem
+from quire.services.worker.step.slots import NewBlocks, Rows, SlotTable
 from quire.services.worker.step.step_inputs import StepInputs
+from quire.shared.columns import I32
+from quire.shared.kv.block_hash import media_of
 
 
 class BlockRecord:
@@ -23,13 +28,17 @@ class BlockRecord:
         self._windows = [group for group, _ in limits.layout.windows]  # KV groups that have one
         self.contents = BlockContents(limits.num_blocks, limits.block_size, windows=bool(self._windows))
         self._roots: dict[int, bytes] = {}  # by slot: parent hash of the sequence's first block
+        self._media: dict[int, Sequence[MediaItem]] = {}  # by slot: media items of sequences that have some
         self._last_tokens = np.zeros(limits.max_num_seqs, dtype=np.int32)
 
-    def admit(self, slot: int, root_hash: bytes) -> None:
+    def admit(self, slot: int, root_hash: bytes, media: Sequence[MediaItem] = ()) -> None:
         self._roots[slot] = root_hash
+        if media:
+            self._media[slot] = media
 
     def release(self, slot: int) -> None:
         self._roots.pop(slot, None)
+        self._media.pop(slot, None)
 
     def record_allocations(self, new: NewBlocks, copies: BlockCopies | None) -> None:
         """Records the blocks that are newly allocated with their parents and groups: all except cached blocks of an
@@ -49,7 +58,18 @@ class BlockRecord:
         groups = new.columns[fresh] // table.width if several else 0
         if copies is not None and self._windows:  # the window may have released their parents
             parents[np.isin(ids, copies.targets) & np.isin(groups, self._windows)] = NO_PARENT
-        self.contents.allocate(ids, parents, roots, groups)
+        media = self._media_parts(slots, positions, ids) if self._media else NO_MEDIA_PARTS
+        self.contents.allocate(ids, parents, roots, groups, media=media)
+
+    def _media_parts(self, slots: Rows, positions: Rows, ids: I32) -> dict[int, bytes]:
+        """Returns the media parts of the blocks' hashes, by block id; `positions`: indices of the blocks in their
+        sequences."""
+        size, parts = self._block_size, {}
+        for slot, position, block in zip(slots.tolist(), positions.tolist(), ids.tolist(), strict=True):
+            part = media_of(self._media.get(slot, ()), position * size, (position + 1) * size)
+            if part:
+                parts[block] = part
+        return parts
 
     def record(self, inputs: StepInputs, changes: StepChanges, output: RunnerOutput) -> None:
         """Records the tokens of an executed step at their places in the KV memory and the last token of each sampled
@@ -57,7 +77,8 @@ class BlockRecord:
         at their moved places."""
         if changes is not NO_STEP_CHANGES:
             changes.apply_to_host(self.contents, self._last_tokens)
-        token_ids = inputs.token_ids.copy()  # the device may still be reading the original
+        token_ids = inputs.token_ids if inputs.hashed_token_ids is None else inputs.hashed_token_ids
+        token_ids = token_ids.copy()  # the device may still be reading the original
         token_ids[inputs.prev_sampled_tokens] = self._last_tokens[inputs.prev_sampled_slots]
         places = inputs.slot_mapping
         if output.token_moves is not None:

@@ -9,6 +9,7 @@ import numpy as np
 
 from quire.services.worker.kv.block_contents import BlockContents
 from quire.services.worker.lora.no_adapters import StepAdapters
+from quire.services.worker.media.step_media import SlotMedia
 from quire.services.worker.runner.output import RunnerOutput
 from quire.services.worker.sampling.features.component import SlotState
 from quire.services.worker.step.beam_moves import BeamMoves
@@ -53,6 +54,10 @@ class Runner(Protocol):
 
     @property
     def heads(self) -> RunnerHeads: ...
+
+    @property
+    def media(self) -> SlotMedia:
+        """Media items of the slots."""
 
     @property
     def adapters(self) -> StepAdapters:
@@ -159,6 +164,6 @@ class StepInFlight(NamedTuple):
         if bans := self.bans.get(slot):
             first, *others = bans
             verb = "allow" if first == "allowed_token_ids" else "allows"
-            text = f"every token is banned: none that {first} {verb} may be sampled beside {' and '.join(others)}"
+            text = f"every token is banned: none that {first} {verb} is permitted by {' and '.join(others)}"
             return InvalidArgument(text, field=first)
         return Internal("no token could be sampled: the logits hold NaN or infinity, or every token is banned")

@@ -14,6 +14,7 @@ from quire.services.worker.replica.block_transfers import BlockTransfers
 from quire.services.worker.replica.component import PlanHook, ReplicaComponent
 from quire.services.worker.replica.device_orders import DeviceOrderHandler, NoDeviceOrders
 from quire.services.worker.replica.flight import NO_REFUSALS, NO_STEP_CHANGES, Runner, StepInFlight
+from quire.services.worker.replica.media_encoding import NoMediaEncoding
 from quire.services.worker.replica.mixture_experts import MixtureExperts
 from quire.services.worker.replica.retained_state import RetainedState
 from quire.services.worker.replica.slot_states import SlotStates
@@ -60,16 +61,19 @@ class Replica:
         orders: DeviceOrderHandler | NoDeviceOrders,
         transfers: BlockTransfers,
         experts: MixtureExperts,
+        media: NoMediaEncoding | None = None,
     ) -> None:
-        """Ties the parts together. `speculation` shares the table of `record`; `orders`, `transfers` and `experts` are
-        the components, whose hooks run on plans, ends of epochs and cache resets."""
+        """Ties the parts together. `speculation` shares the table of `record`; `orders`, `transfers`, `experts`
+        and `media` are the components, whose hooks run on plans, ends of epochs and cache resets; without `media` the
+        replica encodes none."""
         self.limits, self.vocab_size, self.device_name = facts.limits, facts.vocab_size, facts.device_name
         self.cost_model = facts.cost_model
         self.speculation, self.orders, self.transfers, self.experts = speculation, orders, transfers, experts
+        self.media = media or NoMediaEncoding()
         self._runner, self._record = runner, record
         self._slots = SlotStates(record, runner, speculation, facts.vocab_size, facts.limits.num_blocks)
         self._steady = self._slots.steady
-        self._components: tuple[ReplicaComponent, ...] = (orders, experts, transfers)
+        self._components: tuple[ReplicaComponent, ...] = (orders, experts, transfers, self.media)
         self._plan_hooks: list[PlanHook] = [hook for component in self._components for hook in component.plan_hooks]
         self.adapters = runner.adapters
         self.pages = transfers.pages
@@ -133,11 +137,13 @@ class Replica:
         QuireError and then changes nothing."""
         if self.orders.execute_order(order):
             self.reset_cache()
+            self.media.clear()
 
     def update_weights(self, new: NewWeights) -> None:
         """Replaces the weights between two steps and resets the cache. Raises QuireError and then changes nothing."""
         self.orders.update(new)
         self.reset_cache()
+        self.media.clear()
 
     def occupancy(self) -> Occupancy:
         return Occupancy(self.table.num_live, *self._record.count_blocks())

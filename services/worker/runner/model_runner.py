@@ -7,6 +7,7 @@ have reached the host.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
@@ -26,8 +27,9 @@ from quire.services.worker.heads.heads import Heads, StepHeads
 from quire.services.worker.kv import kv_cache
 from quire.services.worker.kv.kv_cache import LayerCache
 from quire.services.worker.kv.page_prefaulter import PagePrefaulter
-from quire.services.worker.layers.forward_batch import ForwardBatch
+from quire.services.worker.layers.forward_batch import ForwardBatch, MediaRows
 from quire.services.worker.lora.no_adapters import NO_ADAPTERS, StepAdapters
+from quire.services.worker.media.step_media import NO_STEP_MEDIA, NoStepMedia, StepMedia
 from quire.services.worker.runner.component import RunnerComponent
 from quire.services.worker.runner.context_parallel import ContextParallel
 from quire.services.worker.runner.local_steps import LocalLayers, LocalSteps, StepContext, StepLayers
@@ -79,6 +81,7 @@ class ModelRunner:
         self._device = device
         self._staging: Staging = staging_for(device)
         self._marks = marks
+        self.media: StepMedia | NoStepMedia = NO_STEP_MEDIA
         self._context: StepContext = LocalSteps()
         self._layers: StepLayers = LocalLayers()
         self._components: list[RunnerComponent] = []
@@ -135,6 +138,10 @@ class ModelRunner:
     def use_context(self, context: Context) -> None:
         """Enables context parallelism for long steps. Call before prepare()."""
         self._context = ContextParallel(context, self.adapters)
+
+    def use_media(self, media: StepMedia) -> None:
+        """Enables rows of media in prompts."""
+        self.media = media
 
     def add_component(self, component: RunnerComponent) -> None:
         """Appends a component that prepares each later step, after those added before."""
@@ -196,20 +203,32 @@ class ModelRunner:
         heads = self.heads
         heads.prepare_step()
         step_heads = heads.for_step(inputs)
-        graphs = self.recordings.find(inputs, new_blocks, samples_alone=not step_heads.rows)
+        media = self.media.rows(inputs)
+        graphs = self._recording(inputs, new_blocks, step_heads, media)
         for component in self._components:
             component.prepare_launch(inputs, one_token_per_row=graphs is not None and graphs.one_token_per_row)
         if graphs is not None:
             return self._launch_graph(graphs, inputs, new_blocks, step_heads)
-        return self._launch_kernels(inputs, new_blocks, step_heads, self._model)
+        return self._launch_kernels(inputs, new_blocks, step_heads, media)
+
+    def _recording(
+        self, inputs: StepInputs, new_blocks: NewBlocks, step_heads: StepHeads, media: MediaRows | None
+    ) -> StepGraphs | None:
+        """Returns the recordings that have room for the step; None for steps with rows of media, which recordings do
+        not read."""
+        if media is None:
+            return self.recordings.find(inputs, new_blocks, samples_alone=not step_heads.rows)
+        self.recordings.forget_rows()
+        return None
 
     def _launch_kernels(
-        self, inputs: StepInputs, new_blocks: NewBlocks, step_heads: StepHeads, model: Model
+        self, inputs: StepInputs, new_blocks: NewBlocks, step_heads: StepHeads, media: MediaRows | None
     ) -> StageLaunch:
         """Launches a step without a recording: kernel by kernel, or on the CPU as a tape, which supports all heads.
 
-        A step that context-parallel ranks partition always runs the eager model.
+        A step that context-parallel ranks partition, or with rows of media, always runs the eager model.
         """
+        model = self._model if media is None else self._eager_model
         marks = self._timer.begin(short=False)
         batches = self._batches
         up = batches.upload(inputs, new_blocks)
@@ -222,6 +241,8 @@ class ModelRunner:
         is_recorded = model is not self._eager_model  # a tape runs all tokens through all layers
         only_last = wanted is up.sampling_tokens and not is_recorded
         batch = batches.batch(inputs, up, wanted, only_last=only_last)
+        if media is not None:
+            batch = replace(batch, media=media)
         self._timer.mark(marks)
         return self._layers.launch(model, batch, self.caches, inputs, end=end, marks=marks)
 

@@ -11,6 +11,7 @@ from quire.services.worker.limits import worker_limits
 from quire.services.worker.simulated.engine import SimulatedEngine
 from quire.services.worker.simulated.timing import Timing
 from quire.shared import logs
+from quire.shared.media.registry import read_media_processor
 from quire.shared.models import model_identity
 from quire.shared.pb.worker.v1 import worker_pb2 as pb
 from quire.shared.process import lifecycle
@@ -19,6 +20,7 @@ from quire.shared.rpc.server import Server
 from quire.shared.settings import WorkerSettings
 
 DEFAULT_BLOCKS = 4096
+ROWS_KEPT = 1 << 15  # of media, by default
 
 log = logs.logger("worker.simulated")
 
@@ -67,6 +69,10 @@ class SimulatedWorker:
         self._engine = SimulatedEngine(limits, config["vocab_size"], timing)
         message = hello.base_hello(settings, name, address, limits)
         message.device = "simulated"
+        processor = None if settings.language_model_only else read_media_processor(Path(settings.model))
+        if processor is not None:
+            rows = max(ROWS_KEPT, processor.max_embeddings)
+            message.encoder.CopyFrom(pb.Encoder(capacity=settings.encoder_cache_size or rows, modalities=["image"]))
         self._session = AttachmentLoop(settings, self._engine, message, self, shutdown)
 
     async def run(self) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 
 from quire.services.worker.step.beam_moves import BeamMoves
 from quire.services.worker.step.block_copies import BlockCopies
+from quire.services.worker.step.media_items import MediaItem
 from quire.shared.columns import U32
 
 NO_IDS: U32 = np.zeros(0, dtype=np.uint32)
@@ -36,6 +37,7 @@ class Admission:
     query_id: bytes = b""  # late interaction: its query, or the query it is scored against; empty: none
     is_query: bool = False
     num_logprobs: int | None = None  # overrides params; None: as in params
+    media: Sequence[MediaItem] = ()  # pictures and videos of the prompt, by offset
 
 
 @dataclass(frozen=True, slots=True)

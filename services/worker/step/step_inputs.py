@@ -47,6 +47,8 @@ class StepInputs:
     # [num_completed] non-sampling slots whose tokens are all computed after this step, ascending
     completed_slots: Rows = field(default_factory=lambda: NO_SLOTS)
     lags: StateLags | None = None  # recurrent states; None: up to date and no token is a draft
+    # [num_tokens] tokens that block hashes are made of, where they differ: placeholders that the vocabulary lacks
+    hashed_token_ids: I32 | None = None
     # int64 [num_tokens] visible draft-tree nodes (paged_attention.py); None: no draft trees
     tree_mask: npt.NDArray[np.int64] | None = None
 

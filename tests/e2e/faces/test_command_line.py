@@ -197,12 +197,14 @@ def test_tls_port_is_reported_to_a_plain_client(command: tuple[str, ...], mutual
         seen = quire(*command, "--address", f"127.0.0.1:{port}", status=1).stderr
     finally:
         server.stop(0).wait()
-    assert seen.startswith(f"quire: 127.0.0.1:{port} answers with TLS; say with --tls ca=FILE which"), seen
+    assert seen.startswith(
+        f"quire: 127.0.0.1:{port} requires TLS; name the certificates to trust with --tls ca=FILE"
+    ), seen
     assert seen.count("\n") == 1
 
 
 def test_complete_reads_standard_input_and_refuses_nothing() -> None:
-    assert quire("complete", "", status=1).stderr == "quire: TEXT is empty: there is nothing to continue\n"
+    assert quire("complete", "", status=1).stderr == "quire: text: TEXT is empty; give the text to continue\n"
     with running_cluster(worker={"num_blocks": 300}) as cluster:
         command = [*QUIRE, "complete", "-", "--max-tokens", "2", "--address", cluster.grpc_address]
         done = subprocess.run(command, input="Once upon", capture_output=True, text=True, check=False)
@@ -254,9 +256,15 @@ def test_port_of_a_restarting_service_stays_reserved() -> None:
 @pytest.mark.parametrize(
     ("flags", "text"),
     [
-        (["--swap-space", "2"], "--swap-space is vLLM's; here: --kv-offloading-size GIB"),
-        (["--middleware", "a.b"], "--middleware is vLLM's; here: the HTTP server takes no code of others"),
-        (["--trust-remote-code"], "--trust-remote-code is vLLM's; here: code of a checkpoint is never run"),
+        (
+            ["--swap-space", "2"],
+            "--swap-space is a flag of vLLM that Quire does not have; use --kv-offloading-size GIB",
+        ),
+        (
+            ["--middleware", "a.b"],
+            "--middleware is a flag of vLLM that Quire does not have; the HTTP server loads no middleware",
+        ),
+        (["--trust-remote-code"], "--trust-remote-code is vLLM's; here: code from a checkpoint is never executed"),
     ],
 )
 def test_vllm_flags_are_answered_by_name(flags: list[str], text: str) -> None:

@@ -74,7 +74,7 @@ def test_where_only_a_frontend_is_installed_it_says_who_looks_at_the_model() -> 
     ports = [word for flag in ("--http-port", "--grpc-port", "--metrics-port") for word in (flag, str(quiet_port()))]
     status, found = doctor(*ports, without=["quire.services.worker", "quire.kernels"])
     assert status == 0, found
-    assert "looks at device and model" in found["worker"][0]["found"]
+    assert "checks device and model" in found["worker"][0]["found"]
     assert found.keys().isdisjoint({"CPU kernels", "GPU", "model", "weights"})
 
 
@@ -153,7 +153,7 @@ def test_a_gpu_is_described_and_its_absence_is_an_error_only_for_who_wants_one(t
     assert found["GPU 0"][0]["found"] == "NVIDIA H200, driver 570.124.06, 143771 MiB, compute capability 9.0"
     assert found["GPU 1"][0]["level"] == "warning", "somebody else has most of its memory"
     _, found = doctor("--device", "cuda", "--tensor-parallel-size", "4", path=path)
-    assert "times --pipeline-parallel-size times --context-parallel-size may be 2" in found["ranks"][0]["advice"]
+    assert "times --pipeline-parallel-size times --context-parallel-size must be at most" in found["ranks"][0]["advice"]
     _, found = doctor("--device", "cuda", "--context-parallel-size", "2", path=path)
     assert found["ranks"][0]["found"] == "2 of 2 GPUs for each worker"
     program.write_text("#!/bin/sh\necho 'NVIDIA-SMI has failed'; exit 9\n")
@@ -257,4 +257,4 @@ def test_keys_are_read_as_a_frontend_reads_them(tmp_path: Path) -> None:
     status, found = doctor(*ports, "--api-keys", str(keys))
     assert (status, found["API keys"][0]["level"]) == (1, "error")
     _, found = doctor(*ports)
-    assert found["API keys"][0]["found"].startswith("none")
+    assert found["API keys"][0]["found"].startswith("not configured")

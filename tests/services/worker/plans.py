@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from quire.shared import columns
 from quire.shared.kv.block_hash import root_hash
-from quire.shared.pb.common.v1 import pooling_pb2, sampling_pb2
+from quire.shared.pb.common.v1 import media_pb2, pooling_pb2, sampling_pb2
 from quire.shared.pb.worker.v1 import worker_pb2 as pb
 from quire.shared.prompt_logprobs import first_position
 
@@ -53,6 +53,7 @@ class New:
     pooled_tokens: tuple[int, ...] = ()
     query_id: bytes = b""
     is_query: bool = False
+    media: tuple[media_pb2.MediaItem, ...] = ()
 
 
 class PaperScheduler:
@@ -196,4 +197,5 @@ def admission(new: New, block_size: int) -> pb.Admission:
         samples_nothing=new.pooling is not None,
         query_id=new.query_id,
         is_query=new.is_query,
+        media=new.media,
     )

@@ -6,6 +6,7 @@ import asyncio
 
 import grpc.aio
 
+from quire.shared.pb.common.v1 import media_pb2
 from quire.shared.pb.worker.v1 import worker_pb2 as pb
 from quire.shared.pb.worker.v1 import worker_pb2_grpc
 from quire.shared.rpc.server import Server
@@ -59,6 +60,16 @@ class Session:
         message = await self._next()
         assert message.WhichOneof("message") == "adapter_loaded", message
         return message.adapter_loaded
+
+    async def prepare_media(self, item: media_pb2.MediaItem, address: str) -> pb.MediaPrepared:
+        order = pb.PrepareMedia(item=item, address=address)
+        await self._context.write(pb.AttachResponse(prepare_media=order))
+        message = await self._next()
+        assert message.WhichOneof("message") == "media_prepared", message
+        return message.media_prepared
+
+    async def release_media(self, identifier: bytes) -> None:
+        await self._context.write(pb.AttachResponse(release_media=pb.ReleaseMedia(identifier=identifier)))
 
     async def leaving(self) -> None:
         message = await self._next()

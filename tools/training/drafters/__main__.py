@@ -16,7 +16,7 @@ import torch
 from tools.training.drafters.export import save_draft, save_eagle, save_medusa
 from tools.training.drafters.trainer import DraftTrainer
 from tools.training.export import BUNDLED, load_network
-from tools.training.packing import Feed
+from tools.training.packing import Feed, produce
 from tools.training.recipe import BATCH_TOKENS, Recipe
 
 LOG_EVERY_S = 10.0
@@ -25,19 +25,21 @@ LOG_EVERY_S = 10.0
 def main() -> None:
     """Trains the drafters from the command line until the time is over, and saves each in a folder of its own."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, required=True, help="of the whole program, compiling included")
+    parser.add_argument(
+        "--seconds", type=float, required=True, help="duration of the whole program, compilation included"
+    )
     parser.add_argument("--out", type=Path, required=True, help="folder for the drafters and the log")
-    parser.add_argument("--model", type=Path, default=BUNDLED, help="folder of the model that they draft for")
+    parser.add_argument("--model", type=Path, default=BUNDLED, help="folder of the target model")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--batch-tokens", type=int, default=BATCH_TOKENS, help="tokens of one step")
-    parser.add_argument("--workers", type=int, default=8, help="processes that make text")
+    parser.add_argument("--workers", type=int, default=8, help="processes that generate training text")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     arguments = parser.parse_args()
     until = time.monotonic() + arguments.seconds
     device = torch.device(arguments.device)
     recipe = Recipe(arguments.seconds, arguments.seed, arguments.batch_tokens, arguments.workers)
     arguments.out.mkdir(parents=True, exist_ok=True)
-    feed = Feed(arguments.model, recipe)
+    feed = Feed(produce, recipe.workers, recipe, arguments.model)
     try:
         trainer = DraftTrainer(load_network(arguments.model, device), device, recipe.seed)
         with (arguments.out / "log.jsonl").open("a") as log:

@@ -1,3 +1,5 @@
+import { Pictures, content, thumbnail } from "./pictures.js";
+
 const element = (id) => document.getElementById(id);
 
 const TOOLS = [{
@@ -21,6 +23,7 @@ export class Chat {
     this.call = call;
     this.inspector = inspector;
     this.messages = [];
+    this.pictures = new Pictures();
     element("ask").addEventListener("submit", (event) => { event.preventDefault(); this.ask(); });
     element("prompt").addEventListener("keydown", (event) => {
       if (event.key === "Enter" && !event.shiftKey) { event.preventDefault(); this.ask(); }
@@ -61,14 +64,15 @@ export class Chat {
 
   async ask() {
     const text = element("prompt").value.trim();
-    if (!text || this.aborting) return;
-    this.messages.push({ role: "user", content: text });
-    bubble("user", text);
+    if (this.aborting || !(text || this.pictures.urls.length)) return;
+    const pictures = this.pictures.take();
+    this.messages.push({ role: "user", content: content(text, pictures) });
+    bubble("user", text).prepend(...pictures.map(thumbnail));
     element("prompt").value = "";
     const shown = bubble("assistant writing", "");
     this.aborting = new AbortController();
     this.busy(true);
-    const answer = { prompt: text, text: "", reasoning: "", calls: [], tokens: [], begun: performance.now(), arrivals: [] };
+    const answer = { prompt: text || "(picture)", pictures, text: "", reasoning: "", calls: [], tokens: [], begun: performance.now(), arrivals: [] };
     try {
       await this.read(answer, shown);
     } catch (error) {

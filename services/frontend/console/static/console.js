@@ -27,7 +27,7 @@ const show = (name) => {
 for (const tab of document.querySelectorAll("[role=tab]")) tab.addEventListener("click", () => show(tab.dataset.tab));
 
 const inspector = new Inspector(() => show("inspector"));
-new Chat(call, inspector);
+const chat = new Chat(call, inspector);
 const cluster = new Cluster(call, listModels);
 
 // In a narrow window the settings panel opens above the conversation.
@@ -42,6 +42,7 @@ async function listModels() {
     const answer = await call("v1/models");
     if (!answer.ok) return;
     const { data } = await answer.json();
+    chat.pictures.offer(data.some((model) => model.input_modalities?.includes("image")));
     const chosen = element("model").value;
     element("model").replaceChildren(...data.map((model) => new Option(model.id, model.id, false, model.id === chosen)));
   } catch { /* the cluster view reports it */ }

@@ -1,5 +1,7 @@
+import { thumbnail } from "./pictures.js";
+
 const element = (id) => document.getElementById(id);
-const PARTS = ["tokenize", "schedule", "prefill", "decode"];
+const PARTS = ["fetch", "preprocess", "tokenize", "schedule", "encode", "prefill", "decode"];
 const MOST = 20;
 
 const build = (name, properties = {}, ...children) => {
@@ -36,6 +38,7 @@ export class Inspector {
       button.addEventListener("click", () => this.draw(other));
       return button;
     }));
+    element("shown").replaceChildren(...answer.pictures.map(thumbnail));
     this.budget(answer);
     this.tokens(answer);
   }

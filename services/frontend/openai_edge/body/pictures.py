@@ -34,7 +34,7 @@ def _url(part: Mapping[str, Any], origin: PartOrigin, name: str) -> str | None:
     if url is None and name:
         return None
     if url is None and part.get("file_id") is not None:
-        text = f"{origin.place} of type {origin.kind!r} with a file_id are not offered; send image_url"
+        text = f"{origin.place} of type {origin.kind!r} with a file_id are not supported; send image_url"
         raise InvalidArgument(text, field=origin.field)
     if not isinstance(url, str):
         text = f"{origin.place} of type {origin.kind!r} need image_url: a URL, or an object with a url"

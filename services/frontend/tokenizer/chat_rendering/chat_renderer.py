@@ -45,7 +45,10 @@ class ChatRenderer:
             if characters_of(prompt, LIGHT_CHARACTERS) <= LIGHT_CHARACTERS:
                 return await self.light.render(prompt)
         except RenderBudgetExceeded:
-            log.info("a short conversation exceeds the chat template's light budget", template=self._label)
+            log.info(
+                "the chat template exceeded its budget for short conversations; rendering in a process of its own",
+                template=self._label,
+            )
         try:
             return await self._heavy.render(prompt)
         except RenderBudgetExceeded:
@@ -82,7 +85,7 @@ class ChatRenderer:
         try:
             shapes = self.light.shapes()
         except InvalidArgument as error:
-            log.error("the chat template cannot be used", template=self._label, reason=error.message)
+            log.error("cannot use the chat template", template=self._label, reason=error.message)
             return
         for name, shape in shapes.items():
             log.info("chat template", template=self._label, name=name, **shape.as_fields())
@@ -92,7 +95,7 @@ class ChatRenderer:
         try:
             self._heavy.shapes()
         except InvalidArgument:
-            log.debug("the second process of the chat template cannot use it either", template=self._label)
+            log.debug("the second rendering process cannot use the chat template either", template=self._label)
 
     def close(self) -> None:
         self.light.close()

@@ -121,7 +121,7 @@ class PromptRenderer:
         """Converts the messages to the template's shape and renders them. Control tokens in users' texts end up in
         plain sections if the renderer is guarded. Raises InvalidArgument if the template refuses the messages."""
         if not prompt.messages:
-            raise InvalidArgument("messages must hold at least one message", field="messages")
+            raise InvalidArgument("messages must contain at least one message", field="messages")
         shape = self.shape(name=prompt.template, tools=bool(prompt.tools))
         prompt = replace(prompt, messages=shape_messages(prompt.messages, shape))
         media = pictures.order_of(prompt.messages)

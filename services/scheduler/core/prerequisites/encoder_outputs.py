@@ -1,17 +1,19 @@
 """Encoder outputs: rows of embeddings that the worker computes once for all sequences with the same media item.
 
-The worker fetches and encodes an item when it is ordered to, and keeps its rows until their release is ordered. Rows
-without users are kept while there is room, so that the same picture in the next turn of a conversation costs nothing.
+The worker fetches and encodes an item when it is ordered to, and keeps its rows until their release is ordered. A
+sequence uses its rows until the step that completes its prompt is planned, and again if it is preempted. Rows without
+users are kept while there is room, so that the same picture in the next turn of a conversation costs nothing.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-from quire.services.scheduler.core.prerequisites.port import Prerequisite
+from quire.services.scheduler.core.prerequisites.port import Prerequisite, Requeue
 from quire.services.scheduler.core.prerequisites.worker_cache import CacheEntry, CacheLimits, WorkerCache
 from quire.services.scheduler.core.sequences.media import MediaItem
-from quire.services.scheduler.core.sequences.sequence import Sequence
+from quire.services.scheduler.core.sequences.sequence import Sequence, SequenceStatus
 
 MOST_IDLE = 1 << 16  # items without users; the capacity in embeddings bounds them as well
 
@@ -31,12 +33,14 @@ class EncoderOutputs(Prerequisite):
     Items get their room in order of arrival, those of one sequence together, so that two sequences cannot each hold
     room that the other one needs."""
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, requeue: Requeue) -> None:
         """Creates an empty cache. `capacity`: rows of embeddings that the worker keeps, over all items."""
         super().__init__()
+        self._requeue = requeue
         limits = CacheLimits(max_idle=MOST_IDLE, capacity=capacity)
         self._cache = WorkerCache(limits, self._blocked, prepare=self._order, evict=self._order_release)
         self._orders: list[EncoderOrder] = []
+        self._sources: dict[bytes, object] = {}  # payload of each item that is being prepared
 
     @property
     def num_embeddings(self) -> int:
@@ -48,10 +52,26 @@ class EncoderOutputs(Prerequisite):
         """Items that are kept, being computed or waiting for room."""
         return len(self._cache)
 
+    def num_missing(self, sequence: Sequence) -> int:
+        """Returns the embeddings of the sequence's items that are neither kept nor being computed."""
+        return sum(item.num_embeddings for item in _unique(sequence) if item.identifier not in self._cache)
+
     def join(self, sequence: Sequence) -> bool:
-        for item in _unique(sequence):
+        items = _unique(sequence)
+        items.sort(key=lambda item: item.identifier not in self._cache)  # room for new ones evicts none of its own
+        for item in items:
             self._cache.join(item.identifier, item.num_embeddings, sequence)
         return not self._block(sequence)
+
+    def rejoin(self, sequence: Sequence) -> bool:
+        return self.join(sequence)
+
+    def on_prompts_scheduled(self, sequences: Seq[Sequence]) -> list[Sequence]:
+        """Removes the sequences from the users of their items: the step that is being planned reads the rows last."""
+        for sequence in sequences:
+            for item in sequence.media:
+                self._cache.leave(item.identifier, sequence)
+        return []
 
     def leave(self, sequence: Sequence) -> None:
         """Removes a sequence from the users of its media items. Items that the worker has not been ordered to encode
@@ -64,10 +84,35 @@ class EncoderOutputs(Prerequisite):
 
     def complete(self, identifier: bytes, *, failed: bool = False) -> list[Sequence]:
         """Handles the worker's answer; returns the sequences that were waiting for this item last, or, after a failure,
-        all that have it. The next sequence with the item makes the worker try again."""
-        if failed:
-            return self._cache.remove(identifier)
-        return [sequence for sequence in self._cache.ready(identifier) if not self._block(sequence)]
+        those that have it from the same source. If others have it from another source, the worker tries that one;
+        otherwise the next sequence with the item makes it try again."""
+        source = self._sources.pop(identifier)
+        if not failed:
+            return [sequence for sequence in self._cache.ready(identifier) if not self._block(sequence)]
+        users = self._cache.remove(identifier)
+        lost = [sequence for sequence in users if _item(sequence, identifier).payload == source]
+        for sequence in users:
+            if sequence not in lost:
+                self._cache.join(identifier, _item(sequence, identifier).num_embeddings, sequence)
+                self._block(sequence)
+        return lost
+
+    def reset(self) -> None:
+        """Drops all rows, because the weights that computed them are gone; no step is in flight. Sequences that were
+        ready to run are blocked until their items have been encoded again."""
+        here = {sequence.key for sequence in self._blocked}
+        for identifier in self._cache.idle_ids:
+            self._order_release(identifier)
+        lost = self._cache.reset()
+        for entry in lost:
+            self._order_release(entry.entry_id)
+            self._order(entry)
+        for sequence in {user.key: user for entry in lost for user in entry.users.values()}.values():
+            if sequence.status is SequenceStatus.BLOCKED and sequence.key not in here:
+                self._blocked.remove(sequence)  # it waits for a sibling, which is blocked here
+            else:
+                self._requeue.block(sequence)
+                self._block(sequence)
 
     def awaits(self, identifier: bytes) -> bool:
         """Returns whether the worker has been ordered to encode this item and has not answered."""
@@ -82,6 +127,7 @@ class EncoderOutputs(Prerequisite):
     def check_invariant(self) -> None:
         super().check_invariant()
         self._cache.check_invariant()
+        assert all(self._cache.entry(identifier) is not None for identifier in self._sources), "orders have entries"
 
     def _block(self, sequence: Sequence) -> bool:
         """Blocks `sequence` until its first item that is not encoded is; returns whether there is one."""
@@ -92,12 +138,16 @@ class EncoderOutputs(Prerequisite):
         return False
 
     def _order(self, entry: CacheEntry) -> None:
-        sequence = next(iter(entry.users.values()))
-        item = next(item for item in sequence.media if item.identifier == entry.entry_id)
+        item = _item(next(iter(entry.users.values())), entry.entry_id)
+        self._sources[entry.entry_id] = item.payload
         self._orders.append(EncoderOrder(entry.entry_id, item))
 
     def _order_release(self, identifier: bytes) -> None:
         self._orders.append(EncoderOrder(identifier, None))
+
+
+def _item(sequence: Sequence, identifier: bytes) -> MediaItem:
+    return next(item for item in sequence.media if item.identifier == identifier)
 
 
 def _unique(sequence: Sequence) -> list[MediaItem]:

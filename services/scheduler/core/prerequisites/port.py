@@ -35,6 +35,10 @@ class Prerequisite:
         """Adds `sequence`; returns whether it need not wait. If it must, it is blocked from now on."""
         return True
 
+    def rejoin(self, sequence: Sequence) -> bool:
+        """Adds `sequence`, which was preempted and computes its prompt again; returns whether it need not wait."""
+        return True
+
     def leave(self, sequence: Sequence) -> None:
         """Removes `sequence`, which has ended or moves to another worker, whether it has joined or not."""
         self._blocked.remove(sequence)

@@ -70,6 +70,11 @@ class WorkerCache:
         """Returns an entry, if it is known."""
         return self._entries.get(entry_id)
 
+    @property
+    def idle_ids(self) -> list[bytes]:
+        """Entries without users, least recently used first."""
+        return list(self._idle)
+
     def is_prepared(self, entry_id: bytes) -> bool:
         """Returns whether an entry exists and is ready."""
         entry = self._entries.get(entry_id)

@@ -119,6 +119,11 @@ class Sequence:
         return 1 if self.search is None else self.search.rules.width
 
     @property
+    def num_embeddings(self) -> dict[bytes, int]:
+        """Number of embeddings of each of its media items, by identifier."""
+        return {item.identifier: item.num_embeddings for item in self.media}
+
+    @property
     def is_suspect(self) -> bool:
         """Whether it may have killed several workers, and therefore runs alone."""
         return len(self.losses) > 1

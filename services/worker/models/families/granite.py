@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import ClassVar
 
 from quire.services.worker.layers.config_file import ConfigFile, refusal
 from quire.services.worker.models.config.block_config import ScaleConfig
@@ -13,13 +14,15 @@ from quire.services.worker.models.families.llama import LlamaForCausalLM
 class GraniteForCausalLM(LlamaForCausalLM):
     """Granite; the multipliers are folded into the weights."""
 
+    scales_media: ClassVar[bool] = True
+
     @staticmethod
     def read(config: ConfigFile) -> DecoderConfig:
         """Reads config.json with the multipliers of scores, embedding, residual updates and logits. Raises
         InvalidArgument if logits are divided by 0."""
         divisor = config.number("logits_scaling", 1.0)
         if divisor == 0:
-            raise refusal("logits_scaling", divisor, "logits are divided by it")
+            raise refusal("logits_scaling", divisor, "it must not be 0, because logits are divided by it")
         decoder = LlamaForCausalLM.read(config)
         return replace(
             decoder,

@@ -63,6 +63,8 @@ class GraniteHybridLayer(MixtureLayer):
 class GraniteMoeHybridForCausalLM(MixtureForCausalLM):
     """Granite 4.0-H; the multipliers are folded into the weights."""
 
+    scales_media: ClassVar[bool] = True
+
     taped_functions: ClassVar[tuple[str, ...]] = ()
 
     @staticmethod
@@ -74,7 +76,7 @@ class GraniteMoeHybridForCausalLM(MixtureForCausalLM):
         decoder = GraniteForCausalLM.read(config)
         kind = config.get("position_embedding_type")
         if kind not in (None, "nope", "rope"):
-            raise refusal("position_embedding_type", kind, "there are rope and nope")
+            raise refusal("position_embedding_type", kind, "supported: rope, nope")
         experts = _read_experts(config, decoder) if config.integer("num_local_experts", 8) else None
         return replace(
             decoder,
@@ -91,7 +93,7 @@ class GraniteMoeHybridForCausalLM(MixtureForCausalLM):
 
     @staticmethod
     def single_row(config: DecoderConfig, place: LayerPlacement) -> str | None:
-        return "the fused chain has no recurrent layers"
+        return "the single-row program does not support recurrent layers"
 
 
 def _read_experts(config: ConfigFile, decoder: DecoderConfig) -> ExpertsConfig:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from quire.kernels.routing import Routing
 from quire.services.worker.layers.config_file import ConfigFile
@@ -38,6 +38,8 @@ class WholeExperts(Experts):
 
 class GraniteMoeForCausalLM(MixtureForCausalLM):
     """Granite MoE: experts in every layer; the residual multiplier is folded into the routing weights."""
+
+    scales_media: ClassVar[bool] = True
 
     @staticmethod
     def read(config: ConfigFile) -> DecoderConfig:

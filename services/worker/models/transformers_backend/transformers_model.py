@@ -101,21 +101,24 @@ class TransformersCausalLM(CausalLM):
 
     def embed(self, batch: ForwardBatch) -> Tensor:
         embedded: Tensor = self._model.get_input_embeddings()(batch.token_ids)
-        return embedded
+        return embedded if batch.media is None else batch.media.place(embedded.clone())
 
     def forward(self, batch: ForwardBatch, caches: list[LayerCache]) -> Tensor:
         """Runs the class's decoder over the step as one sequence; returns the hidden states of the wanted tokens, or of
         all."""
         with self._attention.over(batch, caches):
-            result = self._decoder(
-                input_ids=batch.token_ids[None], position_ids=batch.positions[None].long(), use_cache=False
-            )
+            fed = {"input_ids": batch.token_ids[None]}
+            if batch.media is not None:
+                fed = {"inputs_embeds": self.embed(batch)[None]}
+            result = self._decoder(**fed, position_ids=batch.positions[None].long(), use_cache=False)
         hidden: Tensor = result.last_hidden_state[0]
         return hidden if batch.logit_tokens is None else hidden.index_select(0, batch.logit_tokens)
 
     def keep_states(self, layers: tuple[int, ...]) -> None:
         """Raises InvalidArgument: layer inputs are inside the code of transformers."""
-        text = "speculative_config: its drafts need what layers read, which the code of transformers does not give"
+        text = (
+            "speculative_config: this method reads the inputs of layers, which the code of transformers does not expose"
+        )
         raise InvalidArgument(text, field="speculative_config")
 
     def logits(self, hidden: Tensor, *adapted: AdaptedRows) -> Tensor:
@@ -176,7 +179,9 @@ def _check(place: LayerPlacement) -> None:
     }
     for name, is_asked in asked.items():
         if is_asked:
-            raise InvalidArgument(f"{name}: not with the code of transformers (model_impl)", field=name)
+            raise InvalidArgument(
+                f"{name}: not supported with the code of transformers (model_impl); leave it out", field=name
+            )
 
 
 def _build(values: Mapping[str, Any], place: LayerPlacement, attention: PagedAttention) -> Any:
@@ -195,9 +200,9 @@ def _build(values: Mapping[str, Any], place: LayerPlacement, attention: PagedAtt
     except (ValueError, TypeError, KeyError, ImportError) as error:
         _refuse(values, str(error).splitlines()[0])
     if not model.base_model_prefix or model.base_model is model:
-        _refuse(values, "it has no decoder of its own")
+        _refuse(values, "it has no decoder")
     if getattr(model, "_is_stateful", False):
-        _refuse(values, "some of its layers keep a state, which would be forgotten after every step")
+        _refuse(values, "some of its layers are recurrent")
     model.tie_weights()
     return model.eval()
 

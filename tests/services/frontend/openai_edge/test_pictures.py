@@ -236,7 +236,7 @@ async def test_refusals_name_what_is_wrong(seeing: Path) -> None:
         ({"messages": one(data_url(cut_off()))}, "Failed to load image: the file is damaged or cut off"),
         ({"messages": one(5)}, "need image_url"),
         ({"messages": user({"type": "image_url"})}, "need image_url"),
-        ({"messages": user({"type": "input_image", "file_id": "file-1"})}, "file_id are not offered"),
+        ({"messages": user({"type": "input_image", "file_id": "file-1"})}, "file_id are not supported"),
         (
             {"messages": user(*[image(plain(RED))] * 3)},
             "At most 2 image(s) may be provided in one prompt. Set `--limit",
@@ -286,7 +286,7 @@ async def test_what_cameras_and_drawing_programs_write_is_shown_as_people_see_it
 async def test_a_model_without_an_encoder_names_what_it_does_not_take(folder: Path, seeing: Path) -> None:
     body = {"messages": user(image(plain(RED))), "max_tokens": 1}
     said = (
-        "messages: parts of type 'image_url' are not offered by this server: models are given text only, not pictures"
+        "messages: parts of type 'image_url' are not supported by this server: models are given text only, not pictures"
     )
     for model, settings in ((folder, {}), (seeing, {"language_model_only": True})):
         async with scheduler(ScriptedScheduler()) as script, running(model, script.address, **settings) as started:

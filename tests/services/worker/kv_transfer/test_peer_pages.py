@@ -199,7 +199,7 @@ async def test_pages_out_of_reach_are_tried_again_after_a_while() -> None:
 async def test_missing_confirmation_is_reported() -> None:
     """The request itself has arrived."""
     offered = both(Library(), serving_bounds=ServingBounds(taken_timeout_s=0.2))
-    async with offered as (_, transport, order), transport.connected(order.source.address) as connection:
+    async with offered as (_, transport, order), transport.connections.connected(order.source.address) as connection:
         call = kv_transfer_pb2_grpc.KVTransferServiceStub(connection.channel).Fetch()
         await transport.send_request(call, order, transport.peers)
         assert (await call.read()).HasField("shared")
@@ -211,7 +211,7 @@ async def test_missing_confirmation_is_reported() -> None:
 
 async def test_missing_request_is_reported() -> None:
     offered = both(Library(), serving_bounds=ServingBounds(request_timeout_s=0.2))
-    async with offered as (_, transport, order), transport.connected(order.source.address) as connection:
+    async with offered as (_, transport, order), transport.connections.connected(order.source.address) as connection:
         call = kv_transfer_pb2_grpc.KVTransferServiceStub(connection.channel).Fetch()
         with pytest.raises(grpc.aio.AioRpcError) as ended:
             await call.read()

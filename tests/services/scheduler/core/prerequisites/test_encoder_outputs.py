@@ -111,7 +111,6 @@ def test_rows_in_use_are_never_released_and_later_items_wait(core: NewCore) -> N
     c.add(with_items(2, "c"))
     assert orders(c) == "ab"
     encoded(c, "ab")
-    assert run(c) == [1]
     assert orders(c) == ""
     c.cancel(1)
     assert orders(c) == "Ac"
@@ -195,6 +194,78 @@ def test_a_lost_worker_takes_its_rows_along(core: NewCore) -> None:
     assert orders(other) == "ab"
     encoded(other, "ab")
     assert run(other) == [1, 2]
+
+
+def test_rows_are_free_once_the_step_that_completes_the_prompt_is_planned(core: NewCore) -> None:
+    c = seeing(core)
+    c.add(with_items(1, "ab"))
+    c.add(with_items(2, "c"))
+    assert orders(c) == "ab"
+    encoded(c, "ab")
+    assert run(c) == [1]
+    assert orders(c) == "Ac"  # sequence 1 still runs
+    encoded(c, "c")
+    assert run(c) == [1, 2]
+
+
+def test_rows_stay_while_a_prompt_is_computed_in_chunks(core: NewCore) -> None:
+    c = core(encoder_capacity=CAPACITY, num_blocks=100, max_num_batched_tokens=4, max_model_len=128)
+    c.add(with_items(1, "ab"))
+    c.add(with_items(2, "c"))
+    assert orders(c) == "ab"
+    encoded(c, "ab")
+    for _ in range(2):  # 8 of its 10 tokens
+        run(c)
+        assert orders(c) == ""
+    run(c)
+    assert orders(c) == "Ac"
+
+
+def test_a_preempted_sequence_waits_for_rows_that_are_gone(core: NewCore) -> None:
+    c = seeing(core, enable_prefix_caching=False)
+    c.add(with_items(1, "ab", max_tokens=50))
+    encoded(c, "ab")
+    run(c)
+    c.add(with_items(2, "c", max_tokens=50))
+    assert orders(c) == "abAc"
+    encoded(c, "c")
+    run(c)
+    sequence = c.find(1)
+    assert sequence is not None
+    c.state.preempt(sequence.slot)
+    assert orders(c) == "Ca"
+    assert run(c) == [2]
+    encoded(c, "a")
+    assert sorted(run(c)) == [1, 2]
+
+
+def test_a_failure_of_one_source_makes_the_worker_try_another(core: NewCore) -> None:
+    c = seeing(core)
+    first, second, third = (with_items(key, "a") for key in (1, 2, 3))
+    second.media = (second.media[0]._replace(payload="elsewhere"),)
+    for sequence in (first, second, third):
+        c.add(sequence)
+    assert [order.item.payload for order in c.encoder_outputs.take_orders() if order.item] == ["a"]
+    encoded(c, "a", FAILURE)
+    assert [end.sequence.key for end in c.take_events().finished] == [1, 3]
+    assert [order.item.payload for order in c.encoder_outputs.take_orders() if order.item] == ["elsewhere"]
+    encoded(c, "a")
+    assert run(c) == [2]
+
+
+def test_new_weights_make_the_worker_encode_again_what_is_in_use(core: NewCore) -> None:
+    c = seeing(core)
+    c.add(with_items(1, "a", max_tokens=1))
+    encoded(c, "a")
+    run(c)
+    c.add(with_items(2, "b"))
+    encoded(c, "b")
+    orders(c)
+    c.reset_prefix_cache(preempt_running=True)
+    assert orders(c) == "ABb"
+    assert run(c) == []
+    encoded(c, "b")
+    assert run(c) == [2]
 
 
 @pytest.mark.parametrize("seed", range(20))

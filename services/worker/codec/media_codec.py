@@ -1,0 +1,70 @@
+"""Conversion of media items and their pixels between plain values and bytes."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+import numpy as np
+
+from quire.services.worker.step.fetched_item import FetchedItem
+from quire.services.worker.step.media_items import MediaItem
+from quire.shared.columns import ColumnError, i32, i32_bytes, u32, u32_bytes
+from quire.shared.kv.block_hash import HASH_BYTES
+from quire.shared.pb.common.v1 import media_pb2
+
+# Of a fetched item: identifier, rows, tiles, height, width, length of the layout; the layout and the pixels follow.
+FETCHED = struct.Struct(f"<{HASH_BYTES}s5I")
+CHANNELS = 3
+
+
+def decode_item(wire: media_pb2.MediaItem) -> MediaItem:
+    """Decodes an item. Raises ColumnError for invalid columns, identifiers and runs."""
+    runs = u32(wire.embedding_runs).tolist()
+    if len(wire.identifier) != HASH_BYTES or len(runs) % 2:
+        raise ColumnError(f"media item: {len(wire.identifier)} bytes of an identifier, {len(runs)} numbers of runs")
+    pairs = tuple(zip(runs[::2], runs[1::2], strict=True))
+    layout = tuple(i32(wire.layout).tolist())
+    try:
+        return MediaItem(wire.identifier, wire.offset, wire.length, wire.num_embeddings, pairs, wire.modality, layout)
+    except ValueError as error:
+        raise ColumnError(f"media item: {error}") from None
+
+
+def encode_item(item: MediaItem) -> media_pb2.MediaItem:
+    """Encodes an item, as the inverse of decode_item()."""
+    return media_pb2.MediaItem(
+        identifier=item.identifier,
+        offset=item.offset,
+        length=item.length,
+        num_embeddings=item.num_embeddings,
+        embedding_runs=u32_bytes([number for run in item.runs for number in run]),
+        modality=item.modality,
+        layout=i32_bytes(list(item.layout)),
+    )
+
+
+def encode_fetched(items: Sequence[FetchedItem]) -> bytes:
+    """Encodes items with their pixels, for the other ranks of a replica."""
+    parts = []
+    for item in items:
+        tiles, height, width, _ = item.pixels.shape
+        parts.append(FETCHED.pack(item.identifier, item.num_embeddings, tiles, height, width, len(item.layout)))
+        parts += [i32_bytes(list(item.layout)), item.pixels.tobytes()]
+    return b"".join(parts)
+
+
+def decode_fetched(data: bytes) -> list[FetchedItem]:
+    """Decodes the items of encode_fetched(); their pixels are read-only views."""
+    items, at = [], 0
+    while at < len(data):
+        identifier, num_embeddings, tiles, height, width, num_numbers = FETCHED.unpack_from(data, at)
+        at += FETCHED.size
+        layout = tuple(np.frombuffer(data, "<i4", num_numbers, at).tolist())
+        at += 4 * num_numbers
+        shape = (tiles, height, width, CHANNELS)
+        size = tiles * height * width * CHANNELS
+        pixels = np.frombuffer(data, "u1", size, at).reshape(shape)
+        items.append(FetchedItem(identifier, num_embeddings, layout, pixels))
+        at += size
+    return items

@@ -1,0 +1,101 @@
+"""Rows of media items in the prompt chunks of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from quire.services.worker.device.staging import upload
+from quire.services.worker.layers.forward_batch import MediaRows
+from quire.services.worker.step.media_items import MediaItem, last_row_end
+from quire.services.worker.step.plan_violation import PlanViolation, require
+
+if TYPE_CHECKING:
+    import torch
+
+    from quire.services.worker.media.encoder_cache import EncoderCache
+    from quire.services.worker.step.slots import Rows
+    from quire.services.worker.step.step_inputs import StepInputs
+
+
+class SlotMedia(Protocol):
+    """Media items of the slots."""
+
+    def admit(self, slot: int, items: Sequence[MediaItem], num_computed: int) -> None:
+        """Adds the items of an admitted sequence, of which `num_computed` tokens are computed. Raises PlanViolation for
+        items whose rows are needed and not kept."""
+
+    def release(self, slot: int) -> None: ...
+
+
+class NoStepMedia:
+    """Null object of models without an encoder."""
+
+    def admit(self, slot: int, items: Sequence[MediaItem], num_computed: int) -> None:
+        """Raises PlanViolation: the worker has announced no encoder."""
+        raise PlanViolation(f"admitted slot {slot} has media, and this worker has announced no encoder")
+
+    def release(self, slot: int) -> None:
+        """Does nothing: no slot has media."""
+
+    def rows(self, inputs: StepInputs) -> None:
+        """Returns None: no step has rows of media."""
+        return None
+
+
+NO_STEP_MEDIA = NoStepMedia()
+
+
+class StepMedia:
+    """Finds the rows that take the place of token embeddings in a step. A slot is watched until its last row is
+    computed, so that decode steps cost nothing."""
+
+    def __init__(self, cache: EncoderCache, device: torch.device) -> None:
+        self._cache, self._device = cache, device
+        self._pending: dict[int, tuple[Sequence[MediaItem], int]] = {}  # by slot: items, end of their last row
+
+    def admit(self, slot: int, items: Sequence[MediaItem], num_computed: int) -> None:
+        """Adds the items of an admitted sequence, of which `num_computed` tokens are computed. Raises PlanViolation for
+        items whose rows are needed and not kept."""
+        for item in items:
+            kept = item.identifier in self._cache or last_row_end([item]) <= num_computed
+            require(kept, lambda: f"admitted slot {slot}: the rows of a media item are not kept")
+        end = last_row_end(items)
+        if end > num_computed:
+            self._pending[slot] = items, end
+
+    def release(self, slot: int) -> None:
+        """Drops the items of a slot."""
+        self._pending.pop(slot, None)
+
+    def rows(self, inputs: StepInputs) -> MediaRows | None:
+        """Returns the rows of media in a step; None if it has none."""
+        if not self._pending:
+            return None
+        tokens: list[Rows] = []
+        parts: list[torch.Tensor] = []
+        for slot in [*self._pending]:
+            row = int(np.searchsorted(inputs.slots, slot))
+            if row < inputs.num_rows and inputs.slots[row] == slot:
+                self._add_rows(slot, inputs, row, tokens, parts)
+        if not tokens:
+            return None
+        import torch
+
+        rows = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return MediaRows(upload(np.concatenate(tokens), self._device), rows)
+
+    def _add_rows(self, slot: int, inputs: StepInputs, row: int, tokens: list[Rows], parts: list[torch.Tensor]) -> None:
+        """Appends the tokens of a step's row that take rows of media, and those rows. Forgets the slot at its end."""
+        items, last = self._pending[slot]
+        first, end = int(inputs.query_start[row]), int(inputs.seq_lens[row])
+        begin = end - (int(inputs.query_start[row + 1]) - first)
+        for item in items:
+            for position, first_row, count in item.rows_in(begin, end):
+                at = first + position - begin
+                tokens.append(np.arange(at, at + count))
+                parts.append(self._cache.rows(item.identifier)[first_row : first_row + count])
+        if end >= last:
+            del self._pending[slot]

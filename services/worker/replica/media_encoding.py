@@ -1,0 +1,158 @@
+"""Encodes media items on the device and keeps their rows for the steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from quire.services.worker.replica.component import ReplicaComponent
+from quire.shared.errors import Internal, InvalidArgument, QuireError, ResourceExhausted, Unimplemented
+from quire.shared.logs import logger
+
+if TYPE_CHECKING:  # this module is also imported without torch
+    import torch
+    from torch import Tensor
+
+    from quire.services.worker.media.encoder_cache import EncoderCache
+    from quire.services.worker.models.vision.port import MediaEncoder
+    from quire.services.worker.replica.retained_state import RetainedState
+    from quire.services.worker.step.fetched_item import FetchedItem
+
+log = logger("worker.media")
+
+
+class EncodedBatch(NamedTuple):
+    """Outcome of encoding some items; the device may still be computing."""
+
+    errors: tuple[QuireError | None, ...]  # of each item; None: its rows are kept
+    wait: Callable[[], None]  # blocks until the device has computed the rows; callable from any thread
+
+
+class NoMediaEncoding(ReplicaComponent):
+    """Null object of models without an encoder."""
+
+    capacity = num_rows = num_items = 0
+    modalities: tuple[str, ...] = ()
+
+    def encode(self, items: Sequence[FetchedItem]) -> EncodedBatch:
+        """Fails every item: the worker has announced no encoder."""
+        error = Unimplemented("this worker has no encoder for media")
+        return EncodedBatch((error,) * len(items), _finished)
+
+    def release(self, identifier: bytes) -> None:
+        """Does nothing: no rows are kept."""
+
+    def clear(self) -> None:
+        """Does nothing: no rows are kept."""
+
+
+class MediaEncoding(NoMediaEncoding):
+    """Runs an encoder between steps; the rows stay in the cache until they are released or the epoch ends."""
+
+    def __init__(
+        self,
+        encoder: MediaEncoder,
+        cache: EncoderCache,
+        device: torch.device,
+        modalities: tuple[str, ...],
+        *,
+        scale: float = 1.0,
+    ) -> None:
+        """Takes an encoder with weights and an empty cache. `scale`: factor of the rows."""
+        self._encoder, self._cache, self._device, self._scale = encoder, cache, device, scale
+        self.capacity = cache.capacity  # type: ignore[assignment]
+        self.modalities = modalities
+
+    @property
+    def num_rows(self) -> int:  # type: ignore[override]
+        """Number of rows that are kept."""
+        return self._cache.num_rows
+
+    @property
+    def num_items(self) -> int:  # type: ignore[override]
+        """Number of items whose rows are kept."""
+        return len(self._cache)
+
+    def encode(self, items: Sequence[FetchedItem]) -> EncodedBatch:
+        """Starts encoding items of equal shape together and keeps their rows. If that fails, each is encoded alone, so
+        that an item fails by itself. Raises fatal device errors."""
+        try:
+            rows = self._rows(items)
+        except Exception as error:
+            _raise_if_fatal(error)
+            if len(items) > 1:
+                alone = [self.encode([item]) for item in items]
+                return EncodedBatch(tuple(error for batch in alone for error in batch.errors), alone[-1].wait)
+            return EncodedBatch((_failure(error, items[0]),), _finished)
+        errors = tuple(self._keep(item, found) for item, found in zip(items, rows, strict=True))
+        return EncodedBatch(errors, self._mark())
+
+    def release(self, identifier: bytes) -> None:
+        """Releases the rows of an item that no later step needs."""
+        self._cache.release(identifier)
+
+    def clear(self) -> None:
+        """Releases all rows: the scheduler has forgotten them, or other weights would compute others."""
+        self._cache.clear()
+
+    def end_epoch(self, report: RetainedState) -> RetainedState:
+        """Releases all rows; nothing is retained."""
+        self._cache.clear()
+        return report
+
+    def _rows(self, items: Sequence[FetchedItem]) -> list[Tensor]:
+        """Computes the rows of items of equal shape."""
+        import torch
+
+        from quire.services.worker.models.vision.port import MediaInput
+
+        inputs = [
+            MediaInput(torch.from_numpy(item.pixels).to(self._device, non_blocking=True), item.layout) for item in items
+        ]
+        rows = self._encoder.encode(inputs)
+        return rows if self._scale == 1 else [part * self._scale for part in rows]
+
+    def _keep(self, item: FetchedItem, rows: Tensor) -> QuireError | None:
+        """Keeps the rows of an item; returns the error of an item with another number of rows than the scheduler
+        counts, or for which there is no room."""
+        if rows.size(0) != item.num_embeddings:
+            text = f"the encoder computes {rows.size(0)} rows from pixels {list(item.pixels.shape)}"
+            return InvalidArgument(f"media: {text}, not num_embeddings {item.num_embeddings}", field="media")
+        try:
+            self._cache.keep(item.identifier, rows.contiguous())
+        except ResourceExhausted as error:
+            return error
+        return None
+
+    def _mark(self) -> Callable[[], None]:
+        """Marks the device's stream; returns a function that waits for the mark."""
+        if self._device.type != "cuda":
+            return _finished
+        import torch
+
+        event = torch.cuda.Event(blocking=True)
+        event.record()
+        return event.synchronize
+
+
+def _raise_if_fatal(error: Exception) -> None:
+    from quire.services.worker.device.device import is_fatal_device_error
+
+    if is_fatal_device_error(error):
+        raise error
+
+
+def _failure(error: Exception, item: FetchedItem) -> QuireError:
+    """Returns the error to report for an item that cannot be encoded."""
+    import torch
+
+    if isinstance(error, QuireError):
+        return error
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return ResourceExhausted(f"media: no memory to encode pixels {list(item.pixels.shape)}")
+    log.error("encoding failed", shape=list(item.pixels.shape), error=f"{type(error).__name__}: {error}")
+    return Internal(f"media: pixels {list(item.pixels.shape)} cannot be encoded: {type(error).__name__}")
+
+
+def _finished() -> None:
+    """Returns at once: there is nothing to wait for."""

@@ -1,0 +1,142 @@
+"""Answers about pictures are those of transformers, however a prompt is cut, shared, cached or batched."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.services.worker.media.pictures import (
+    NUM_ROWS,
+    PLACEHOLDER,
+    encode,
+    expected_logits,
+    greedy,
+    make_llava,
+    picture,
+    prompt_with,
+)
+from tests.services.worker.plans import New
+from tests.services.worker.rig import Rig
+
+NUM_TOKENS = 6
+MAX_ERROR = 2e-4
+Saved = tuple[Path, Any]
+
+
+@pytest.fixture(scope="module")
+def llava(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Saved]:
+    """Checkpoints by text family and tower, each made once."""
+    made: dict[tuple[str, str], Saved] = {}
+
+    def get(text: str = "llama", tower: str = "clip") -> Saved:
+        if (text, tower) not in made:
+            folder = tmp_path_factory.mktemp(f"{text}-{tower}")
+            made[text, tower] = folder, make_llava(folder, text, tower)
+        return made[text, tower]
+
+    return get
+
+
+def answer(rig: Rig, slot: int, count: int = NUM_TOKENS) -> list[int]:
+    """Decodes until the slot has `count` tokens of output."""
+    row = rig.scheduler.rows[slot]
+    while len(row.tokens) < row.num_prompt + count:
+        rig.step()
+    return row.tokens[row.num_prompt :][:count]
+
+
+@pytest.mark.parametrize(
+    ("text", "tower"),
+    [
+        *[("llama", "clip"), ("llama", "siglip"), ("qwen3-tied", "clip"), ("mistral-window", "clip")],
+        *[("gemma-tied", "clip"), ("granite", "clip"), ("gemma2-caps-off", "siglip")],
+    ],
+)
+def test_several_pictures_in_one_prompt(llava: Callable[..., Saved], text: str, tower: str) -> None:
+    """Gemma scales the embeddings of tokens alone, Granite those of pictures, too."""
+    folder, model = llava(text, tower)
+    pictures = [picture(1), picture(2)]
+    tokens, media = prompt_with(5, pictures[0], 3, pictures[1], 4)
+    rig = Rig(folder)
+    encode(rig, *pictures)
+    rig.step([New(0, tokens, media=tuple(media))], {0: len(tokens)})
+    assert answer(rig, 0) == greedy(model, tokens, pictures, NUM_TOKENS)
+    if text == "granite":  # its logits are not scaled by transformers' class for pictures
+        return
+    rows = torch.stack(rig.logits[0])
+    wanted = expected_logits(model, rig.tokens(0), pictures)[len(tokens) - 1 :][: len(rows)]
+    torch.testing.assert_close(rows[: len(wanted)], wanted, atol=MAX_ERROR, rtol=MAX_ERROR)
+
+
+@pytest.mark.parametrize("chunk", [3, 5, NUM_ROWS])
+def test_chunks_smaller_than_a_picture(llava: Callable[..., Saved], chunk: int) -> None:
+    folder, model = llava()
+    pictures = [picture(1), picture(2)]
+    tokens, media = prompt_with(2, pictures[0], pictures[1], 4)
+    rig = Rig(folder)
+    encode(rig, *pictures)
+    rig.step([New(0, tokens, media=tuple(media))], {0: chunk})
+    while (left := len(tokens) - rig.scheduler.rows[0].num_computed) > 0:
+        rig.step(counts={0: min(chunk, left)})
+    assert answer(rig, 0) == greedy(model, tokens, pictures, NUM_TOKENS)
+
+
+def test_a_prefix_hit_may_end_inside_of_a_picture(llava: Callable[..., Saved]) -> None:
+    folder, model = llava()
+    first, other = picture(1), picture(2)
+    tokens, media = prompt_with(6, first, 5)
+    rig = Rig(folder)
+    encode(rig, first)
+    rig.step([New(0, tokens, media=tuple(media))], {0: len(tokens)})
+    expected = greedy(model, tokens, [first], NUM_TOKENS)
+    assert answer(rig, 0) == expected
+    encode(rig, other)
+    later, media = prompt_with(6, first, other, 2)  # 6 + 16 tokens are equal, 5 blocks of 4 are cached
+    rig.step([New(1, later, cached_blocks=rig.blocks(0)[:4], media=tuple(media))], {1: len(later) - 16})
+    assert answer(rig, 1) == greedy(model, later, [first, other], NUM_TOKENS)
+
+
+def test_sequences_share_a_picture_beside_text(llava: Callable[..., Saved]) -> None:
+    folder, model = llava()
+    shared = picture(3)
+    rig = Rig(folder)
+    encode(rig, shared)
+    prompts = [prompt_with(4, shared, 2), prompt_with(13), prompt_with(1, shared, 7, shared, 1)]
+    new = [New(slot, tokens, media=tuple(media)) for slot, (tokens, media) in enumerate(prompts)]
+    rig.step(new, {0: 10, 1: 13, 2: 20})
+    rig.step(counts={0: len(prompts[0][0]) - 10, 2: len(prompts[2][0]) - 20})
+    for slot, (tokens, media) in enumerate(prompts):
+        assert answer(rig, slot) == greedy(model, tokens, [shared] * len(media), NUM_TOKENS), slot
+
+
+def test_a_sequence_is_resubmitted_with_its_output(llava: Callable[..., Saved]) -> None:
+    """A preempted sequence computes its prompt and its output again."""
+    folder, model = llava()
+    pixels = picture(4)
+    tokens, media = prompt_with(3, pixels, 3)
+    rig = Rig(folder)
+    encode(rig, pixels)
+    rig.step([New(0, tokens, media=tuple(media))], {0: len(tokens)})
+    so_far = answer(rig, 0, 3)
+    expected = greedy(model, tokens, [pixels], 3 + NUM_TOKENS)
+    assert so_far == expected[:3]
+    again = New(1, tokens + so_far, num_prompt=len(tokens), media=tuple(media))
+    rig.step([again], {1: len(tokens) + 3}, released=[0])
+    assert answer(rig, 1, 3 + NUM_TOKENS) == expected
+
+
+def test_the_placeholder_may_be_outside_of_the_vocabulary(tmp_path: Path, llava: Callable[..., Saved]) -> None:
+    """PaliGemma's placeholder is the first id after its vocabulary; here, one far behind it."""
+    folder, model = llava()
+    pixels = picture(5)
+    tokens, media = prompt_with(3, pixels, 3)
+    outside = [100_000 if token == PLACEHOLDER else token for token in tokens]
+    rig = Rig(folder)
+    encode(rig, pixels)
+    rig.step([New(0, outside, media=tuple(media))], {0: 10})
+    rig.step(counts={0: len(tokens) - 10})
+    assert answer(rig, 0) == greedy(model, tokens, [pixels], NUM_TOKENS)
