@@ -10,6 +10,7 @@ from typing import Any
 from quire.shared.media.families.gemma3 import make_gemma3
 from quire.shared.media.families.llava import make_llava
 from quire.shared.media.families.pixtral import make_pixtral
+from quire.shared.media.picture_sizes import FILES
 from quire.shared.media.processor import MediaProcessor
 
 
@@ -28,10 +29,11 @@ PROCESSORS: dict[str, Callable[[Path, Mapping[str, Any]], MediaProcessor]] = {
 
 
 def read_media_processor(folder: Path) -> MediaProcessor | None:
-    """Returns the processor of a model's pictures; None if the model takes none, or its family is not in PROCESSORS.
-    Raises InvalidArgument if its files do not fit together."""
+    """Returns the processor of a model's pictures; None if the model takes none, its family is not in PROCESSORS, or
+    its folder lacks the processor's files and serves text alone. Raises InvalidArgument if its files do not fit
+    together."""
     path = folder / "config.json"
-    if not path.is_file():  # GGUF
+    if not path.is_file() or not any((folder / name).is_file() for name in FILES):  # the first: GGUF
         return None
     config = json.loads(path.read_text())
     make = PROCESSORS.get(config.get("model_type", ""))

@@ -19,7 +19,7 @@ from quire.shared.columns import u32_bytes
 from quire.shared.media.processor import PlaceholderExpansion, TileLayout
 from quire.shared.media.registry import read_media_processor
 from quire.shared.pb.common.v1 import media_pb2
-from tests.services.worker.checkpoints import GEMMA3, SHAPE, VOCAB_SIZE
+from tests.services.worker.checkpoints import GEMMA3, MINISTRAL3, SHAPE, VOCAB_SIZE
 from tests.services.worker.plans import New
 from tests.services.worker.rig import Rig
 
@@ -70,8 +70,10 @@ def gemma3(**text: Any) -> Any:
     return transformers.Gemma3ForConditionalGeneration(config)
 
 
-def mistral3(**changes: Any) -> Any:
-    text = {"model_type": "mistral", **SHAPE, "sliding_window": None}
+def mistral3(text_type: str = "mistral", **changes: Any) -> Any:
+    text = {"model_type": text_type, **SHAPE, "sliding_window": None, "pad_token_id": 0}
+    if text_type == "ministral3":
+        text["rope_parameters"] = MINISTRAL3
     config = transformers.Mistral3Config(vision_config=PIXTRAL, text_config=text, image_token_index=SOFT, **changes)
     return transformers.Mistral3ForConditionalGeneration(config)
 
@@ -95,6 +97,7 @@ FAMILIES = {
     "gemma3-crops": Family(gemma3, FIXED, BEGIN, [(60, 20), (40, 41)], CROPS),
     "mistral3": Family(mistral3, ANY, SOFT, [(32, 32), (64, 20), (9, 200), (3, 3)]),
     "mistral3-3x3": Family(lambda: mistral3(spatial_merge_size=3), ANY, SOFT, [(30, 17)]),
+    "ministral3": Family(lambda: mistral3("ministral3"), ANY, SOFT, [(32, 20), (9, 30)]),
     "pixtral": Family(pixtral, ANY, SOFT, [(16, 12), (3, 40), (9, 9)]),
 }
 
