@@ -35,8 +35,8 @@ class LLM(EmbeddedCluster):
         use_tqdm: bool = False,
     ) -> list[RequestOutput]:
         """Continues each prompt: text, token ids, {"prompt": ...} or {"prompt_token_ids": ...}; returns results in
-        order. `params` (vLLM's name: `sampling_params`): one for all, or a list with one per prompt. `lora_request`:
-        the same for adapters, which are loaded if needed."""
+        order. Dictionaries may have multi_modal_data={"image": ...}. `params` (vLLM's name: `sampling_params`): one for
+        all, or a list with one per prompt. `lora_request`: the same for adapters, which are loaded if needed."""
         count = 1 if is_single_prompt(prompts) else len(prompts)
         options = self._adapters.options(lora_request, count)
         with bar(count, shown=use_tqdm) as advance:
@@ -177,5 +177,5 @@ class LLM(EmbeddedCluster):
 
 def _either(params: Params, sampling_params: Params) -> Params:
     if params is not None and sampling_params is not None:
-        raise InvalidArgument("params and sampling_params are one thing: give one of them", field="params")
+        raise InvalidArgument("params and sampling_params are two names of one argument; give only one", field="params")
     return sampling_params if params is None else params

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quire.checkpoints import folder as checkpoint_folder
-from quire.checkpoints.folder import OTHER_WAY_ROUND, CheckpointWriter
+from quire.checkpoints.folder import TRANSPOSED, CheckpointWriter
 from quire.shared.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -66,8 +66,10 @@ def quantize(folder: Path, to: str, out: Path, *, head: bool = False) -> Quantiz
     """
     config = checkpoint_folder.read_config(folder)
     checkpoint_folder.check_unused(out)
-    if OTHER_WAY_ROUND in config.get("architectures", []):
-        raise InvalidArgument(f"folder: weights of {OTHER_WAY_ROUND} lie the other way round", field="folder")
+    if TRANSPOSED in config.get("architectures", []):
+        raise InvalidArgument(
+            f"folder: {TRANSPOSED} stores its weights transposed, which is not supported", field="folder"
+        )
     files = checkpoint_folder.files(folder)
     group = _group(files) if to == "w4a16" else 0
     report, head_of = QuantizeReport(out), None
@@ -98,7 +100,9 @@ def _is_projection(name: str, dimensions: int) -> bool:
     """Returns whether a tensor is a 2-D weight of a projection, not an embedding or head; raises InvalidArgument for
     experts."""
     if ".experts" in name:
-        raise InvalidArgument(f"folder: {name} is of experts, which are not quantized here", field="folder")
+        raise InvalidArgument(
+            f"folder: {name} is a weight of experts, and models with experts are not supported", field="folder"
+        )
     module = name.removesuffix(".weight").rpartition(".")[2]
     return dimensions == 2 and name.endswith(".weight") and module not in TABLES
 

@@ -110,7 +110,9 @@ def _fixed_size(values: dict[str, Any], name: str) -> FixedSize:
         return FixedSize(int(crop["height"]), int(crop["width"]), int(size["shortest_edge"]), resampling)
     if {"height", "width"} <= size.keys():
         return FixedSize(int(size["height"]), int(size["width"]), 0, resampling)
-    raise InvalidArgument(f"{name}: size is {size!r} and crop_size {crop!r}, which give no one size", field="model")
+    raise InvalidArgument(
+        f"{name}: size is {size!r} and crop_size {crop!r}, which do not determine one size", field="model"
+    )
 
 
 def read_resampling(values: dict[str, Any], name: str, default: int = 3) -> str:

@@ -29,11 +29,11 @@ PROCESSORS: dict[str, Callable[[Path, Mapping[str, Any]], MediaProcessor]] = {
 
 
 def read_media_processor(folder: Path) -> MediaProcessor | None:
-    """Returns the processor of a model's pictures; None if the model takes none, its family is not in PROCESSORS, or
-    its folder lacks the processor's files and serves text alone. Raises InvalidArgument if its files do not fit
+    """Returns the processor of a model's pictures; None if the model takes none, if its family is not in PROCESSORS,
+    or if the folder has no file that says how pictures are processed. Raises InvalidArgument if its files do not fit
     together."""
     path = folder / "config.json"
-    if not path.is_file() or not any((folder / name).is_file() for name in FILES):  # the first: GGUF
+    if not path.is_file() or not any((folder / name).is_file() for name in FILES):  # GGUF, or a text model's files
         return None
     config = json.loads(path.read_text())
     make = PROCESSORS.get(config.get("model_type", ""))

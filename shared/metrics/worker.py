@@ -173,13 +173,13 @@ class WorkerMetrics:
         self.broken = Counter("quire_worker_sessions_broken", "Attachments that ended with an error", registry=registry)
         self.grammar_compile = Histogram(
             "quire_worker_grammar_compile_seconds",
-            "Compiling a grammar for constrained outputs",
+            "Time to compile a grammar for constrained outputs",
             buckets=STEP_BUCKETS,
             registry=registry,
         )
         self.mask_fill = Histogram(
             "quire_worker_mask_fill_seconds",
-            "Filling the grammar masks of a step, concurrently with the device",
+            "Time to fill the grammar masks of a step, concurrently with the device",
             buckets=STEP_BUCKETS,
             registry=registry,
         )
@@ -323,6 +323,35 @@ class ExpertLoadCollector(Collector):
             busiest.add_metric([str(layer)], max(counts) * len(counts) / max(sum(counts), 1))
             unused.add_metric([str(layer)], counts.count(0))
         yield from (tokens, busiest, unused)
+
+
+class EncoderCacheUse(NamedTuple):
+    """Use of the cache of encoder outputs."""
+
+    num_rows: int
+    num_items: int
+    capacity: int  # in rows; 0: no encoder
+
+
+NO_ENCODER_CACHE = EncoderCacheUse(0, 0, 0)
+
+
+class EncoderCacheCollector(Collector):
+    """Gauges of the rows that are kept for media items."""
+
+    def __init__(self, read: Callable[[], EncoderCacheUse]) -> None:
+        self._read = read
+
+    def describe(self) -> Iterable[Metric]:
+        return []
+
+    def collect(self) -> Iterable[Metric]:
+        """Yields rows, items and capacity."""
+        found = self._read()
+        yield GaugeMetricFamily("quire_worker_encoder_cache_rows", "Rows kept for media items", found.num_rows)
+        yield GaugeMetricFamily("quire_worker_encoder_cache_items", "Media items whose rows are kept", found.num_items)
+        text = "Rows of media items that can be kept; 0: no encoder"
+        yield GaugeMetricFamily("quire_worker_encoder_cache_capacity_rows", text, found.capacity)
 
 
 class StatusCollector(Collector):

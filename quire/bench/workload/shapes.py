@@ -245,7 +245,9 @@ def prepare(name: str, scratch: Path) -> BenchShape:
     folder = Path(name).expanduser()
     if not (folder / "config.json").is_file():
         known = ", ".join((TINY, *CONFIGS))
-        raise InvalidArgument(f"model: {name!r} is none of {known} and no folder with a config.json", field="model")
+        raise InvalidArgument(
+            f"model: {name!r} is not a folder with a config.json; shapes with random weights: {known}", field="model"
+        )
     return BenchShape(folder.resolve().name, _vocab_size(folder), folder)
 
 

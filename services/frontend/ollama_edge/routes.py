@@ -162,15 +162,17 @@ class OllamaRoutes:
                 f"{family}.context_length": entry.max_model_len,
                 f"{family}.vocab_size": entry.vocab_size,
             },
-            "capabilities": self._capabilities(),
+            "capabilities": self._capabilities(entry),
         }
 
-    def _capabilities(self) -> list[str]:
+    def _capabilities(self, entry: CatalogueEntry) -> list[str]:
         """Returns what the model can do, in Ollama's words; tools and thinking depend on its chat template and
         tokens."""
         if self._processor.classes:
             return ["classify"]
         capabilities = ["completion", "embedding"]
+        if "image" in entry.input_modalities:
+            capabilities.append("vision")
         if self._tokenizer.template.supports_tools:
             capabilities.append("tools")
         return [*capabilities, "thinking"] if self._tokenizer.thinking_token_ids is not None else capabilities
@@ -194,4 +196,4 @@ def _refuse_other_call(body: AnswerBody, given: str, missing: str, path: str) ->
     """Raises InvalidArgument for a call that lacks its own input but has that of `path`; it would be answered like a
     call that loads the model."""
     if (body.model_extra or {}).get(given):
-        raise InvalidArgument(f"{missing} is empty, and {given} is a field of {path}: send it there", field=missing)
+        raise InvalidArgument(f"{missing} must not be empty; {given} is a field of {path}", field=missing)

@@ -293,7 +293,9 @@ class Core:
         """Finishes the sequences whose deadline has passed. schedule() does this as well; this method is for the time
         in which nothing is scheduled."""
         for sequence in self._deadlines.pop_expired(now):
-            failure = Failure("DEADLINE_EXCEEDED", f"deadline passed while {sequence.status.value}")
+            failure = Failure(
+                "DEADLINE_EXCEEDED", f"the deadline passed while the sequence was {sequence.status.value}"
+            )
             self.state.finish(sequence, Reason.DEADLINE, failure=failure)
 
     def reset_prefix_cache(self, preempt_running: bool = False) -> int | None:

@@ -122,11 +122,11 @@ class CoreLimits:
     def refusal_of_query(self, num_tokens: int) -> str | None:
         """Returns why a late-interaction query of `num_tokens` can never be computed here; None if it can."""
         if not self.num_query_vectors:
-            return "late_query: the worker keeps no vectors of queries, and compares no documents with them"
+            return "late_query: the worker's model does not support late interaction"
         if num_tokens > self.num_query_vectors:
             return (
-                f"late_query: the query (length {num_tokens}) is longer than what the worker keeps of all queries, "
-                f"{self.num_query_vectors} vectors; see its query_cache_mb"
+                f"late_query: the query (length {num_tokens}) exceeds the worker's query cache of "
+                f"{self.num_query_vectors} vectors; send a shorter query, or raise the worker's query_cache_mb"
             )
         return self.refusal(num_tokens, samples=False)
 
@@ -134,8 +134,11 @@ class CoreLimits:
         """Returns why an encoder, which computes each prompt within one step, can never compute this sequence; None
         if it can. `samples`: it would generate tokens."""
         if samples:
-            return "The model reads texts and generates none: it is an encoder."
+            return "The model is an encoder and generates no text."
         if num_tokens > self.max_num_batched_tokens:
             most = self.max_num_batched_tokens
-            return f"The prompt (length {num_tokens}) is longer than a step, {most} tokens, and is computed in one."
+            return (
+                f"The prompt (length {num_tokens}) exceeds the token budget of a step, {most}, in which an "
+                "encoder computes a whole prompt."
+            )
         return None

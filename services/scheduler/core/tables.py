@@ -115,7 +115,8 @@ class SlotTables:
     def schedule_tokens(self, builder: PlanBuilder, slot: int, num_tokens: int) -> None:
         """Schedules the next `num_tokens` of `slot`, whose blocks are allocated, and advances its columns. If they
         complete the known tokens, the slot samples one more, with drafts if the budget suffices; a slot that samples
-        nothing is marked as ending."""
+        nothing is marked as ending. A slot that decodes its one missing token is implied by the plan; all others are
+        named with their token counts."""
         running = self.running
         total, num_computed = int(running.num_tokens[slot]), int(running.num_computed[slot])
         non_sampling = slot in running.non_sampling

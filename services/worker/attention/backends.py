@@ -56,19 +56,22 @@ def choose_attention(name: str, spec: AttentionSpec) -> AttentionBackend:
     known = plugins.known(GROUP, BACKENDS)
     if name not in known:
         raise InvalidArgument(
-            f"attention_backend: {name!r} does not exist; there are {AUTO}, {', '.join(known)}",
+            f"attention_backend: {name!r} does not exist; available: {AUTO}, {', '.join(known)}",
             field="attention_backend",
         )
     if spec.batch_invariant and name not in BATCH_INVARIANT_ORDER:
         raise InvalidArgument(
-            f"attention_backend: {name} sums by what is beside a row; with batch_invariant there are {AUTO}, "
+            f"attention_backend: results of {name} depend on the other rows of a batch; with batch_invariant use "
+            f"{AUTO}, "
             f"{', '.join(BATCH_INVARIANT_ORDER)}",
             field="attention_backend",
         )
     backend = load_backend(name)
     reason = reject_reason_of(backend, spec)
     if reason:
-        raise InvalidArgument(f"attention_backend: {name} cannot serve this model: {reason}", field="attention_backend")
+        raise InvalidArgument(
+            f"attention_backend: {name} does not support this model: {reason}", field="attention_backend"
+        )
     return backend
 
 
@@ -129,7 +132,7 @@ def _first_accepting(
         if name in usable:
             return name
     reasons = "; ".join(f"{name} {refusals[name]}" for name in names)
-    raise FailedPrecondition(f"attention_backend: none can serve this model: {reasons}", field="attention_backend")
+    raise FailedPrecondition(f"attention_backend: no backend supports this model: {reasons}", field="attention_backend")
 
 
 def reject_reason_of(backend: AttentionBackend, spec: AttentionSpec) -> str | None:
@@ -139,11 +142,11 @@ def reject_reason_of(backend: AttentionBackend, spec: AttentionSpec) -> str | No
     whose tokens see each other.
     """
     if spec.latent_rank and not isinstance(backend, LatentBackend):
-        return "has no latent attention"
+        return "does not support latent attention"
     if spec.sees_ahead and not (isinstance(backend, AheadBackend) and backend.sees_ahead):
-        return "has no attention in both directions within pictures"
+        return "does not support attention in both directions within pictures"
     if spec.has_trees and not (isinstance(backend, TreeBackend) and backend.masks_trees):
-        return "has no attention over trees of drafts"
+        return "does not support trees of drafts"
     return backend.reject_reason(spec)
 
 

@@ -32,7 +32,7 @@ class CpuAttention:
         if spec.device != "cpu":
             return f"runs on the CPU, not on {spec.device}"
         if spec.kv_dtype != spec.dtype:
-            return f"has no cache of {spec.kv_dtype}"
+            return f"does not support a KV cache of {spec.kv_dtype}"
         if self._library is None:
             return str(self._reason)
         return None if callable(self._attend) else f"{PACKAGE} has no paged_attention"

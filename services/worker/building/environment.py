@@ -35,7 +35,7 @@ class Environment:
     place: LayerPlacement
     kv_dtype: torch.dtype
     limits: WorkerLimits
-    """Those wanted, with blocks that this model's states fit into."""
+    """Configured limits, with blocks that are large enough for the model's recurrent states."""
     spec: AttentionSpec
     backend: AttentionBackend
     rank: int

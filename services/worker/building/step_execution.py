@@ -96,11 +96,11 @@ def _graph_maker(
     if spec.device == "cpu" or not settings.cuda_graphs:
         return None
     if not backend.records_decodes:
-        log.warning("no CUDA graphs: the attention backend for decodes cannot be recorded")
+        log.warning("CUDA graphs are not used: the attention backend for decodes cannot be recorded")
         return None
     chunks = settings.cuda_graph_chunks and backend.records_chunks and state_blocks.records_chunks(model.config, place)
     if chunks != settings.cuda_graph_chunks:
-        log.info("no CUDA graphs for chunks: what computes them cannot be recorded")
+        log.info("CUDA graphs are not used for prompt chunks: their kernels cannot be recorded")
     tile = backend.rows_per_prefix_tile(spec)
     has_states = model.config.recurrent is not None  # steps with drafts are then not recorded
     samples_per_row = 1 + (drafting.num_speculative_tokens if drafting and not has_states else 0)

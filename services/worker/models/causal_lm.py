@@ -153,7 +153,7 @@ class CausalLM(ABC):
     def single_row(config: DecoderConfig, place: LayerPlacement) -> str | None:
         """Returns the reason why decode steps of one token cannot run as fused kernels (single_row.py), or None if they
         can."""
-        return "this family has no chain of fused kernels"
+        return "the family has no single-row program"
 
     @property
     def passed_over(self) -> tuple[str, ...]:
@@ -206,7 +206,10 @@ class CausalLM(ABC):
         Widens `hidden_width`. Raises InvalidArgument if the layers are distributed over pipeline stages.
         """
         if not self.stage.is_whole:
-            text = "speculative_config: its drafts need what layers read, and here these lie in stages"
+            text = (
+                "speculative_config: this method reads the inputs of layers, which pipeline stages distribute; "
+                "use another method"
+            )
             raise InvalidArgument(text, field="speculative_config")
         self.kept_layers = layers
         self._defer_all_reduces()

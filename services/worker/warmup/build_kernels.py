@@ -50,7 +50,7 @@ class KernelCompilation:
         if self._process.wait():
             log.info("kernels compiled", waited_s=round(time.perf_counter() - self._started, 2))
         else:
-            log.warning("not all kernels are compiled: the first steps that need them will be slow")
+            log.warning("not all kernels are compiled; the first steps that need them will be slow")
 
 
 def missing(settings: WorkerSettings) -> Missing | None:

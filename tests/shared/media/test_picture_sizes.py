@@ -67,7 +67,7 @@ def test_the_file_of_the_whole_processor_is_read(tmp_path: Path) -> None:
     ("values", "text"),
     [
         ({**CLIP, "do_normalize": False}, "do_normalize is false"),
-        ({"size": {"longest_edge": 5}}, "give no one size"),
+        ({"size": {"longest_edge": 5}}, "do not determine one size"),
         ({**CLIP, "resample": 9}, "resample is 9"),
         ({**CLIP, "image_mean": [1, 2]}, "image_mean is"),
     ],

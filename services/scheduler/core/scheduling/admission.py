@@ -15,7 +15,7 @@ from quire.services.scheduler.core.step.plan_builder import PlanBuilder
 from quire.services.scheduler.core.timing.pace import PromptPace
 
 DEADLINE_UNREACHABLE = Failure(
-    "DEADLINE_EXCEEDED", "its first token could not have come before the deadline; nothing was computed"
+    "DEADLINE_EXCEEDED", "the first token could not have been computed before the deadline; nothing was computed"
 )
 
 

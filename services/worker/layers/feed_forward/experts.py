@@ -90,13 +90,13 @@ class Experts:
     def _all_gates_and_ups(self) -> Destination:
         """Destination of a stacked tensor [num_experts, 2 * size, hidden_size], an expert's gates before its ups."""
         both = (self._features, shifted(self._features, self._total))
-        return self._of_stacked(self._gate_up, 1, both, 2 * self._total)
+        return self._stacked_destination(self._gate_up, 1, both, 2 * self._total)
 
     @property
     def _all_downs(self) -> Destination:
-        return self._of_stacked(self._down, 2, (self._features,), self._total)
+        return self._stacked_destination(self._down, 2, (self._features,), self._total)
 
-    def _of_stacked(self, tensor: Tensor, dim: int, taken: tuple[range, ...], total: int) -> Destination:
+    def _stacked_destination(self, tensor: Tensor, dim: int, taken: tuple[range, ...], total: int) -> Destination:
         """Returns the destination of a stacked tensor [num_experts, ...] in `tensor`.
 
         Reads whole experts, or of each expert the ranges `taken` along `dim`, whose whole size is `total`.
@@ -174,7 +174,7 @@ class SparseMLP:
         """
         if place.quantization != "none":
             raise InvalidArgument(
-                f"quantization: {place.quantization} is there for dense layers, not for experts",
+                f"quantization: {place.quantization} is supported for dense layers only, and this model has experts",
                 field="quantization",
             )
         self._routing, self._ops, self._shard = config.routing, place.ops, place.shard

@@ -82,7 +82,7 @@ class DecoderConfig:
         """Raises InvalidArgument for a quantized checkpoint whose experts are stacked in one tensor."""
         if self.quantization is not None and self.experts is not None and not self.experts.by_expert:
             raise refusal(
-                "quantization_config.quant_method", self.quantization.method, "there is none for these experts here"
+                "quantization_config.quant_method", self.quantization.method, "it is not supported for experts"
             )
 
 
@@ -125,5 +125,5 @@ def _activation(config: ConfigFile, known: tuple[str, ...]) -> str:
     name = "hidden_activation" if config.has("hidden_activation") else "hidden_act"
     activation = config.get(name, "silu")
     if activation not in known:
-        raise refusal(name, activation, f"there is {', '.join(known)}")
+        raise refusal(name, activation, f"supported: {', '.join(known)}")
     return str(activation)

@@ -55,10 +55,10 @@ def read_section(section: ConfigFile, config: ConfigFile, *, partial: bool = Fal
     kind = section.get("rope_type") or section.get("type") or "default"
     kind = EARLIER_NAMES.get(kind, kind) if isinstance(kind, str) else kind
     if kind not in KINDS:
-        raise refusal("rope_type", kind, f"there are {', '.join(KINDS)}")
+        raise refusal("rope_type", kind, f"supported: {', '.join(KINDS)}")
     share = section.number("partial_rotary_factor", config.number("partial_rotary_factor", 1.0))
     if share != 1 and not partial:
-        raise refusal("partial_rotary_factor", share, "this family rotates whole heads")
+        raise refusal("partial_rotary_factor", share, "this family supports rotation of whole heads only")
     return replace(_read_kind(kind, theta, section, config), share=share)
 
 
