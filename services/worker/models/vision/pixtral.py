@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from quire.shared.media.processor import Normalization
 
 TOWER, PROJECTOR = "vision_tower", "multi_modal_projector"
+LIGHTON_OCR = "lighton_ocr"  # Mistral 3's vision part by other names
+LIGHTON_TOWER, LIGHTON_PROJECTOR = "vision_encoder", "vision_projection"
 MODEL_TYPE = "pixtral"
 NORM_EPS = 1e-5  # of the tower, in every release
 ROPE_THETA = 1e4
@@ -43,6 +45,8 @@ class PixtralConfig:
     projector_bias: bool
     merge: int  # patches on a side of the squares that the projector joins; 0: no norm, and nothing is joined
     projector_norm_eps: float
+    tower: str = TOWER  # names in checkpoints
+    projector: str = PROJECTOR
 
 
 def read_pixtral(config: ConfigFile, vision: ConfigFile, text_size: int) -> PixtralConfig:
@@ -55,7 +59,8 @@ def read_pixtral(config: ConfigFile, vision: ConfigFile, text_size: int) -> Pixt
     if kind != MODEL_TYPE:
         text = f"config.json: vision_config.model_type is {kind!r}; {MODEL_TYPE} is supported"
         raise InvalidArgument(text, field="model")
-    joins = config.text("model_type") == "mistral3"
+    joins = config.text("model_type") in ("mistral3", LIGHTON_OCR)
+    names = (LIGHTON_TOWER, LIGHTON_PROJECTOR) if config.text("model_type") == LIGHTON_OCR else (TOWER, PROJECTOR)
     layer = config.get("vision_feature_layer", -1 if joins else -2)
     if not isinstance(layer, int) or not -depth - 1 <= layer <= depth:
         raise InvalidArgument(
@@ -82,6 +87,8 @@ def read_pixtral(config: ConfigFile, vision: ConfigFile, text_size: int) -> Pixt
         projector_bias=config.flag("multimodal_projector_bias", not joins),
         merge=config.integer("spatial_merge_size", 2) if joins else 0,
         projector_norm_eps=(text_config or config).number("rms_norm_eps", 1e-6),
+        tower=names[0],
+        projector=names[1],
     )
 
 
@@ -94,11 +101,11 @@ class PixtralVision:
         size = config.hidden_size
         self.config = config
         self._normalization, self._place = normalization, place
-        self._tower = PixtralTower(TOWER, config, place)
-        self._merger = PatchMerger(f"{PROJECTOR}.", config, place) if config.merge else None
+        self._tower = PixtralTower(config.tower, config, place)
+        self._merger = PatchMerger(f"{config.projector}.", config, place) if config.merge else None
         self._projector = PlainMLP(
-            Projection(f"{PROJECTOR}.linear_1", config.text_size),
-            Projection(f"{PROJECTOR}.linear_2", config.text_size),
+            Projection(f"{config.projector}.linear_1", config.text_size),
+            Projection(f"{config.projector}.linear_2", config.text_size),
             size,
             config.projector_bias,
             place,
@@ -132,8 +139,8 @@ class PixtralVision:
         features = self._tower(pixels, grids)
         lengths = [height * width for height, width in grids]
         if self._merger is not None:
-            features = torch.cat([self._merger(*each) for each in zip(features.split(lengths), grids, strict=True)])
-            lengths = [length // self.config.merge**2 for length in lengths]
+            joined = [self._merger(*each) for each in zip(features.split(lengths), grids, strict=True)]
+            features, lengths = torch.cat(joined), [len(each) for each in joined]
         return list(self._projector(features).split(lengths))
 
 
@@ -259,10 +266,12 @@ class PatchMerger:
         self._linear.finish()
 
     def __call__(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
-        """Joins the patches of one picture: x [height * width, hidden_size] -> [height * width / merge^2,
-        hidden_size]. `grid`: its patches by height and width, multiples of `merge`."""
-        (height, width), merge = grid, self._merge
-        squares = self._norm(x).view(height // merge, merge, width // merge, merge, -1)
+        """Joins the patches of one picture: x [height * width, hidden_size] -> [number of squares, hidden_size].
+        `grid`: its patches by height and width; the last ones that fill no square are left out."""
+        merge = self._merge
+        height, width = (size // merge * merge for size in grid)
+        patches = self._norm(x).view(*grid, -1)[:height, :width]
+        squares = patches.reshape(height // merge, merge, width // merge, merge, -1)
         joined = squares.permute(0, 2, 4, 1, 3)  # features are outermost in a row, then the square's rows
         return self._linear(joined.reshape(-1, joined.size(2) * merge**2))
 
