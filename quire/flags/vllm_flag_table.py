@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-NO_MEDIA = "pictures, audio and video are not taken; a model that sees serves its text part"
+NO_MEDIA = "sound, video and embeddings of media are not supported; pictures are"
+MEDIA_OPTIONS = "requests set mm_processor_kwargs and media_io_kwargs; defaults come from the model's processor files"
+MEDIA_ENCODER = "the encoder of pictures runs in the workers and has one implementation"
 NO_CODE = "extensions are loaded only from installed packages, by their entry points"
 NO_MAMBA = "recurrent layers have one implementation, whose states have the model's dtype"
 NO_OFFLOAD = "weights stay on the device; use more ranks (--tensor-parallel-size) or --quantization fp8"
@@ -158,7 +160,7 @@ REFUSED: Mapping[str, str] = {
     "--microbatching-token-threshold": NO_BATCH_OVERLAP,
     "--disable-custom-all-reduce": "--no-custom-all-reduce",
     "--enable-shm-tensor-arena": "Client.update_weights_from_ipc lets workers read tensors in place",
-    "--enable-multimodal-encoder-data-parallel": NO_MEDIA,
+    "--enable-multimodal-encoder-data-parallel": MEDIA_ENCODER,
     "--fault-tolerance-config": "sequences of a lost worker always continue on another one; --max-worker-losses "
     "bounds how often",
     "--watchdog-config": "--step-deadline-s S, the longest time of a step",
@@ -171,8 +173,8 @@ REFUSED: Mapping[str, str] = {
     "--swap-space": "--kv-offloading-size GIB",
     "--kv-transfer-config": "KV connectors are not supported; workers hand KV over themselves (--prefill-workers, "
     "--kv-handover)",
-    "--ec-transfer-config": NO_MEDIA,
-    "--ec-manager-config": NO_MEDIA,
+    "--ec-transfer-config": MEDIA_ENCODER,
+    "--ec-manager-config": MEDIA_ENCODER,
     "--kv-events-config": "KV events are not published; the scheduler finds cached prefixes, across schedulers with "
     "--redis",
     "--preemption-mode": "a preempted sequence resumes from the prefix cache, or is recomputed",
@@ -200,30 +202,28 @@ REFUSED: Mapping[str, str] = {
     "--enable-cumem-allocator": "--enable-sleep-mode",
     "--enable-nccl-comm-suspend": "--enable-sleep-mode",
     # media
-    "--allowed-local-media-path": NO_MEDIA,
-    "--allowed-media-domains": NO_MEDIA,
     "--enable-mm-embeds": NO_MEDIA,
-    "--media-io-kwargs": NO_MEDIA,
-    "--mm-processor-kwargs": NO_MEDIA,
-    "--mm-hasher-algorithm": NO_MEDIA,
-    "--mm-encoder-only": NO_MEDIA,
-    "--mm-encoder-tp-mode": NO_MEDIA,
-    "--mm-encoder-attn-backend": NO_MEDIA,
-    "--mm-encoder-attn-dtype": NO_MEDIA,
-    "--mm-encoder-fp8-scale-path": NO_MEDIA,
-    "--mm-encoder-fp8-scale-save-path": NO_MEDIA,
-    "--mm-encoder-fp8-scale-save-margin": NO_MEDIA,
-    "--interleave-mm-strings": NO_MEDIA,
+    "--media-io-kwargs": MEDIA_OPTIONS,
+    "--mm-processor-kwargs": MEDIA_OPTIONS,
+    "--mm-hasher-algorithm": MEDIA_ENCODER,
+    "--mm-encoder-only": MEDIA_ENCODER,
+    "--mm-encoder-tp-mode": MEDIA_ENCODER,
+    "--mm-encoder-attn-backend": MEDIA_ENCODER,
+    "--mm-encoder-attn-dtype": MEDIA_ENCODER,
+    "--mm-encoder-fp8-scale-path": MEDIA_ENCODER,
+    "--mm-encoder-fp8-scale-save-path": MEDIA_ENCODER,
+    "--mm-encoder-fp8-scale-save-margin": MEDIA_ENCODER,
+    "--interleave-mm-strings": TEMPLATE,
     "--video-pruning-rate": NO_MEDIA,
     "--video-pruning-method": NO_MEDIA,
-    "--mm-tensor-ipc": NO_MEDIA,
-    "--mm-processor-device": NO_MEDIA,
-    "--mm-ipc-gpu-memory-gb": NO_MEDIA,
-    "--mm-device-do-normalize": NO_MEDIA,
+    "--mm-tensor-ipc": MEDIA_ENCODER,
+    "--mm-processor-device": MEDIA_ENCODER,
+    "--mm-ipc-gpu-memory-gb": MEDIA_ENCODER,
+    "--mm-device-do-normalize": MEDIA_ENCODER,
     "--enable-tower-connector-lora": NO_MEDIA,
     "--default-mm-loras": NO_MEDIA,
     "--image-input-type": NO_MEDIA,
-    "--trust-request-mm-kwargs": NO_MEDIA,
+    "--trust-request-mm-kwargs": MEDIA_OPTIONS,
     # adapters
     "--lora-dtype": LORA_SHAPE,
     "--lora-extra-vocab-size": "an adapter cannot extend the vocabulary",

@@ -30,6 +30,8 @@ class TextPart:
     defaults: Mapping[str, Any] = field(default_factory=dict)  # transformers' defaults for missing fields
     has_multi_axis_rope: bool = False  # positions have three axes, equal for text
     ties: Ties = Ties.OUTER
+    # model_type of text_config -> class of the text model, and defaults, where they are others
+    others: Mapping[str, tuple[str, Mapping[str, Any]]] = field(default_factory=dict)
 
 
 GEMMA3 = {
@@ -51,6 +53,10 @@ PHI4 = {
     **{"num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 131_072, "rms_norm_eps": 1e-5},
     **{"original_max_position_embeddings": 4096, "rope_theta": 1e4, "bos_token_id": 199_999},
     **{"eos_token_id": [199_999, 200_020], "sliding_window": None},
+}
+MINISTRAL3 = {
+    **{"num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 262_144, "rms_norm_eps": 1e-5},
+    **{"sliding_window": None},
 }
 QWEN2 = {
     **{"num_key_value_heads": 8, "max_position_embeddings": 32_768, "rms_norm_eps": 1e-5, "rope_theta": 1e6},
@@ -78,6 +84,7 @@ TEXT_TYPES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "gpt_oss": ("GptOssForCausalLM", {}),
     "granite": ("GraniteForCausalLM", {}),
     "llama": ("LlamaForCausalLM", LLAMA),
+    "ministral3": ("Ministral3ForCausalLM", MINISTRAL3),
     "mistral": ("MistralForCausalLM", MISTRAL),
     "mixtral": ("MixtralForCausalLM", {}),
     "opt": ("OPTForCausalLM", {}),
@@ -96,7 +103,9 @@ TEXT_PARTS = {
     "LlavaNextForConditionalGeneration": TextPart(""),
     "LlavaOnevisionForConditionalGeneration": TextPart("", {"model_type": "qwen2"}, ties=Ties.EITHER),
     "Llama4ForConditionalGeneration": TextPart("Llama4ForCausalLM", LLAMA4, ties=Ties.INNER),
-    "Mistral3ForConditionalGeneration": TextPart("MistralForCausalLM", MISTRAL3),
+    "Mistral3ForConditionalGeneration": TextPart(
+        "MistralForCausalLM", MISTRAL3, others={"ministral3": ("Ministral3ForCausalLM", MINISTRAL3)}
+    ),
     "Phi4MultimodalForCausalLM": TextPart("Phi3ForCausalLM", PHI4),
     "Qwen2VLForConditionalGeneration": TextPart("Qwen2ForCausalLM", QWEN2, has_multi_axis_rope=True, ties=Ties.EITHER),
     "Qwen2_5_VLForConditionalGeneration": TextPart(
@@ -132,6 +141,8 @@ def text_part(config: dict[str, Any]) -> dict[str, Any]:
 def _text_class(part: TextPart, inner: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
     """Returns the class of the text model and the defaults of its missing fields. An unknown one keeps the name in
     `inner`, text_config, or its model_type, which errors then name."""
+    if inner.get("model_type") in part.others:
+        return part.others[inner["model_type"]]
     if part.architecture:
         return part.architecture, part.defaults
     kind, names = str(inner.get("model_type", part.defaults.get("model_type", "llama"))), inner.get("architectures")

@@ -54,12 +54,16 @@ class FrontendCore:
             dialler=dialler,
         )
         self.admins = SchedulerAdmins(self.client.connections, dialler)
-        self.catalogue = Catalogue(model.identity, lambda: self.client.limits, settings.served_model_aliases)
+        self.catalogue = Catalogue(
+            model.identity,
+            lambda: self.client.limits,
+            settings.served_model_aliases,
+            takes_pictures=model.media is not None,
+        )
         load = ClusterLoadCollector(self.load, lambda: self.catalogue.adapters, lambda: self.client.num_workers)
         ingress.metrics.registry.register(load)
-        media = model.media
-        if media is not None:
-            ingress.metrics.add_media(lambda: media.status)
+        if model.media is not None:
+            ingress.metrics.add_media(model.media.status)
         self.generator = self._new_generator(settings, redis, ingress)
         self.streams = redis.streams(self.generator, ingress.calls)
 

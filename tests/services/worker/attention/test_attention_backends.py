@@ -96,7 +96,7 @@ def test_draft_trees_use_backends_that_support_them(refusing) -> None:
     chosen = backends.choose_attention("auto", with_trees)
     assert chosen.name == "triton"
     assert chosen.records_chunks
-    with pytest.raises(InvalidArgument, match="flash_attn does not support this model: does not support over trees"):
+    with pytest.raises(InvalidArgument, match="flash_attn does not support this model: does not support trees"):
         backends.choose_attention("flash_attn", with_trees)
 
 
@@ -117,7 +117,7 @@ def test_pictures_use_a_backend_of_their_own_and_text_the_fastest(refusing) -> N
     assert attended_by(plain, 9) == "flash_attn"
     assert attended_by(chosen, 9, seen_ends=torch.zeros(9)) == "triton"
     with pytest.raises(
-        InvalidArgument, match="flash_attn cannot serve this model: has no attention in both directions"
+        InvalidArgument, match="flash_attn does not support this model: does not support attention in both"
     ):
         backends.choose_attention("flash_attn", replace(SPEC, sees_ahead=True))
 
@@ -133,7 +133,7 @@ def test_one_backend_for_all_computes_pictures_too(refusing) -> None:
 def test_every_backend_declares_whether_pictures_see_ahead(name: str) -> None:
     refused = backends.reject_reason_of(backends.load_backend(name), replace(SPEC, sees_ahead=True))
     expected = name in ("flash_attn", "flash_attn_2", "batch_invariant")
-    assert (refused == "has no attention in both directions within pictures") == expected
+    assert (refused == "does not support attention in both directions within pictures") == expected
 
 
 # ---------------------------------------------------------------- packages

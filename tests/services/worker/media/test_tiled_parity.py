@@ -164,7 +164,9 @@ def inputs_of(family: str, processor: MediaProcessor, question: Question, sizes:
     """Returns what transformers' processor hands to the model beside the tokens."""
     mean, std, factor = processor.normalization
     tiles = [
-        ((torch.from_numpy(item.pixels.copy()).float() * factor - torch.tensor(mean)) / torch.tensor(std)).permute(0, 3, 1, 2)
+        ((torch.from_numpy(item.pixels.copy()).float() * factor - torch.tensor(mean)) / torch.tensor(std)).permute(
+            0, 3, 1, 2
+        )
         for item in question.items
     ]
     if family.startswith("llava"):
