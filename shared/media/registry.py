@@ -16,6 +16,7 @@ from quire.shared.media.families.llava import make_llava
 from quire.shared.media.families.llava_next import make_llava_next, make_llava_onevision
 from quire.shared.media.families.phi4_multimodal import make_phi4_multimodal
 from quire.shared.media.families.pixtral import make_pixtral
+from quire.shared.media.families.qwen_vl import make_qwen_vl
 from quire.shared.media.picture_sizes import FILES
 from quire.shared.media.processor import MediaProcessor
 
@@ -39,6 +40,10 @@ PROCESSORS: dict[str, Callable[[Path, Mapping[str, Any]], MediaProcessor]] = {
     "mistral3": make_pixtral,
     "phi4_multimodal": make_phi4_multimodal,
     "smolvlm": make_idefics3,
+    "qwen2_5_vl": make_qwen_vl,
+    "qwen2_vl": make_qwen_vl,
+    "qwen3_vl": make_qwen_vl,
+    "qwen3_vl_moe": make_qwen_vl,
 }
 
 

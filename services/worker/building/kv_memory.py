@@ -133,8 +133,7 @@ def _measure(
         if replica_config.drafting and environment.limits.layout.has_states
         else 0
     )
-    if loaded.vision is not None:
-        loaded.vision.warm_up(environment.place.device)
+    media_bytes = 0 if loaded.vision is None else loaded.vision.warm_up(environment.place.device)
     run_largest_steps(steps.runner, environment.limits, drafts)
     if steps.graphs is not None:
         steps.graphs.record(steps.runner, environment.limits, scratch.block_table, most=1)
@@ -142,6 +141,5 @@ def _measure(
     other_bytes += steps.runner.heads.query_bytes
     if environment.place.adapters is not None:
         other_bytes += environment.place.adapters.reserved_bytes
-    if loaded.vision is not None:
-        other_bytes += loaded.vision.reserved_bytes
+    other_bytes += media_bytes
     return max(kv_memory.cuda_budget(settings.gpu_memory_utilization, total_bytes, other_bytes) // block_bytes, 0)

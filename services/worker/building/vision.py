@@ -46,24 +46,20 @@ class Vision:
     new: Callable[[], MediaEncoder | None]  # builds another one without weights
     cache: EncoderCache
     largest: TileLayout | None  # layout of a large picture; None: its family's processor has none
-    row_bytes: int
+    row_bytes: int  # of the text model's embeddings
     scale: float  # factor of the rows
     sees_ahead: bool  # tokens of a picture see each other in both directions
 
-    @property
-    def reserved_bytes(self) -> int:
-        """Memory of the rows that the cache may keep."""
-        return self.cache.capacity * self.row_bytes
-
-    def warm_up(self, device: torch.device) -> None:
+    def warm_up(self, device: torch.device) -> int:
         """Encodes as many large pictures as one call may have, so that the memory for it is known and kernels are
-        compiled."""
+        compiled. Returns the bytes of the rows that the cache may keep; rows may be wider than embeddings."""
         if self.largest is None:
-            return
+            return self.cache.capacity * self.row_bytes
         tiles, height, width, numbers = self.largest
         pixels = torch.zeros((tiles, height, width, 3), dtype=torch.uint8, device=device)
         count = max(1, MOST_PIXELS // (tiles * height * width))
-        self.encoder.encode([MediaInput(pixels, numbers)] * count)
+        rows = self.encoder.encode([MediaInput(pixels, numbers)] * count)[0]
+        return self.cache.capacity * rows.size(1) * rows.element_size()
 
 
 def read_processor(settings: WorkerSettings) -> MediaProcessor | None:

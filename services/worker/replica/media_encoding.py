@@ -63,7 +63,7 @@ class MediaEncoding(NoMediaEncoding):
         """Takes an encoder with weights and an empty cache. `scale`: factor of the rows; `whole_items`: the tokens of
         an item see each other, so that it is computed in one step."""
         self._encoder, self._cache, self._device, self._scale = encoder, cache, device, scale
-        self.capacity = cache.capacity  # type: ignore[assignment]
+        self.capacity = cache.capacity
         self.modalities = modalities
         self.whole_items = whole_items
 

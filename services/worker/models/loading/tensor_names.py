@@ -38,6 +38,7 @@ TEXT_PREFIXES = {"language_model.": "", "model.language_model.": "model.", "mode
 VISION_PREFIXES = {
     "model.vision_tower.": "vision_tower.",
     "model.multi_modal_projector.": "multi_modal_projector.",
+    "model.visual.": "visual.",
     "vision_tower.vision_model.": "vision_tower.",
     "model.vision_model.": "vision_model.",
     "model.vision_encoder.": "vision_encoder.",

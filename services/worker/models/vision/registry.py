@@ -17,6 +17,7 @@ from quire.services.worker.models.vision.llava_next import LlavaNextVision, read
 from quire.services.worker.models.vision.phi4_multimodal import Phi4Vision, read_phi4_multimodal
 from quire.services.worker.models.vision.pixtral import MODEL_TYPE as PIXTRAL
 from quire.services.worker.models.vision.pixtral import PixtralVision, read_pixtral
+from quire.services.worker.models.vision.qwen_vl import QwenVision, read_qwen_vit
 from quire.shared.errors import InvalidArgument
 from quire.shared.media.registry import read_media_processor
 
@@ -55,6 +56,12 @@ def _llava(
     return LlavaVision(read_llava(config, vision, text_size), place, normalization)
 
 
+def _qwen_vl(
+    config: ConfigFile, vision: ConfigFile, text_size: int, place: LayerPlacement, normalization: Normalization
+) -> MediaEncoder:
+    return QwenVision(read_qwen_vit(config.text("model_type"), vision, text_size), place, normalization)
+
+
 ENCODERS: Mapping[str, MakeEncoder] = {
     "gemma3": _maker(read_gemma3, Gemma3Vision),
     "idefics3": _maker(read_idefics3, Idefics3Vision),
@@ -67,6 +74,10 @@ ENCODERS: Mapping[str, MakeEncoder] = {
     "mistral3": _pixtral,
     "phi4_multimodal": _maker(read_phi4_multimodal, Phi4Vision),
     "smolvlm": _maker(read_idefics3, Idefics3Vision),
+    "qwen2_5_vl": _qwen_vl,
+    "qwen2_vl": _qwen_vl,
+    "qwen3_vl": _qwen_vl,
+    "qwen3_vl_moe": _qwen_vl,
 }
 # Families whose text model lets the tokens of a picture see each other in both directions.
 SEE_AHEAD = frozenset({"gemma3"})

@@ -10,10 +10,19 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 from quire.services.worker.models.registry import check_config
 from quire.shared.models.model_identity import identity, read_config
-from tests.services.worker.checkpoints import GEMMA3, LLAMA4, MINISTRAL3, SHAPE, VOCAB_SIZE, Checkpoint
+from tests.services.worker.checkpoints import (
+    GEMMA3,
+    LLAMA4,
+    MINISTRAL3,
+    SHAPE,
+    SMALL_EXPERTS,
+    VOCAB_SIZE,
+    Checkpoint,
+)
 from tests.services.worker.plans import New
 from tests.services.worker.rig import Rig
 
@@ -74,6 +83,10 @@ MODELS: dict[str, Callable[[], Any]] = {
     ),
     "SmolVLMForConditionalGeneration": lambda: transformers.SmolVLMConfig(
         text_config={"model_type": "llama", **SHAPE}, vision_config=SEES_LAYERS
+    ),
+    "Qwen3VLMoeForConditionalGeneration": lambda: transformers.Qwen3VLMoeConfig(
+        text_config={**SHAPE, **AXES, **ENDS, **SMALL_EXPERTS},
+        vision_config={**QWEN_SEES, "hidden_size": 32, "out_hidden_size": 48, "deepstack_visual_indexes": [0]},
     ),
 }
 
@@ -138,3 +151,18 @@ def test_defaults_of_published_configs(tmp_path: Path) -> None:
     assert (decoder.num_q_heads, decoder.num_kv_heads, decoder.head_dim, decoder.vocab_size) == (8, 4, 256, 262_208)
     assert decoder.tie_word_embeddings
     assert config["eos_token_id"] == [1, 106]
+
+
+def test_published_files_of_qwen3_vl_moe_stack_experts_with_inputs_first(tmp_path: Path) -> None:
+    made = saved("Qwen3VLMoeForConditionalGeneration", tmp_path)
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    assert any(".experts." in name for name in tensors)
+    turned = {
+        name: tensor.transpose(1, 2).contiguous() if ".experts." in name else tensor for name, tensor in tensors.items()
+    }
+    save_file(turned, path, {"format": "pt"})
+    rig = Rig(tmp_path)
+    prompt = [(7 * i + 3) % VOCAB_SIZE for i in range(9)]
+    rig.step([New(0, prompt)], {0: 9})
+    torch.testing.assert_close(rig.logits[0][0], made.logits(prompt)[-1], atol=MAX_ERROR, rtol=0)
