@@ -56,15 +56,15 @@ MISTRAL3 = {
     **{"num_key_value_heads": 8, "max_position_embeddings": 131_072, "rms_norm_eps": 1e-6, "rope_theta": 1e4},
     **{TIE: True, "sliding_window": 4096},
 }
+MINISTRAL3 = {
+    **{"num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 262_144, "rms_norm_eps": 1e-5},
+    **{"sliding_window": None},
+}
 PHI4 = {
     **{"vocab_size": 200_064, "hidden_size": 3072, "intermediate_size": 8192, "num_hidden_layers": 32},
     **{"num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 131_072, "rms_norm_eps": 1e-5},
     **{"original_max_position_embeddings": 4096, "rope_theta": 1e4, "bos_token_id": 199_999},
     **{"eos_token_id": [199_999, 200_020], "sliding_window": None},
-}
-MINISTRAL3 = {
-    **{"num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 262_144, "rms_norm_eps": 1e-5},
-    **{"sliding_window": None},
 }
 QWEN2 = {
     **{"num_key_value_heads": 8, "max_position_embeddings": 32_768, "rms_norm_eps": 1e-5, "rope_theta": 1e6},

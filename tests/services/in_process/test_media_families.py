@@ -73,9 +73,10 @@ def test_chunks_shared_prefixes_and_pictures_beside_text(name: str, tmp_path: Pa
     checkpoint = save(name, tmp_path)
     first, second = checkpoint.family.sizes[:2]
     earlier = [
-        prompt(checkpoint, 7, first, 3, second, 2),
+        prompt(checkpoint, 7, first, 3, second, 2, first, first, 5, second, 1),
         prompt(checkpoint, 30),
-        prompt(checkpoint, second, first, first, 1),
+        prompt(checkpoint, second, first, first, 50, second, second, 1),
+        prompt(checkpoint, 33, first, 19, second, 14, first, 30, second, 1),
     ]
     later = [
         prompt(checkpoint, 7, first, 3, first, 9),

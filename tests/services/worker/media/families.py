@@ -97,6 +97,8 @@ FAMILIES = {
     "gemma3": Family(gemma3, FIXED, BEGIN, [(40, 50), (32, 32)]),
     "gemma3-window": Family(lambda: gemma3(sliding_window=20), FIXED, BEGIN, [(40, 50), (10, 300), (5, 5)]),
     "gemma3-crops": Family(gemma3, FIXED, BEGIN, [(60, 20), (40, 41)], CROPS),
+    "lighton-ocr": Family(lighton_ocr, {**ANY, "patch_size": 8}, SOFT, [(32, 32), (64, 20), (9, 50)]),
+    "lighton-ocr-odd": Family(lighton_ocr, {**ANY, "patch_size": PATCH}, SOFT, [(31, 25), (12, 60)]),
     "mistral3": Family(mistral3, ANY, SOFT, [(32, 32), (64, 20), (9, 200), (3, 3)]),
     "mistral3-3x3": Family(lambda: mistral3(spatial_merge_size=3), ANY, SOFT, [(30, 17)]),
     "ministral3": Family(lambda: mistral3("ministral3"), ANY, SOFT, [(32, 20), (9, 30)]),
