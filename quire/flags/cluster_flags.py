@@ -13,6 +13,7 @@ from quire.flags.parser import CommandParser
 from quire.flags.setting_flags import add_setting, human_int
 from quire.shared.errors import InvalidArgument
 from quire.shared.settings import SERVICES, Settings
+from quire.shared.settings.base import AGREED
 
 # Settings that the launcher determines.
 MANAGED = {
@@ -150,7 +151,7 @@ def settings_by_flag() -> list[tuple[str, str]]:
 
 def options(arguments: argparse.Namespace) -> ClusterOptions:
     """Converts parsed flags to cluster options. Flags named service.setting become settings of that service, common
-    ones of all services."""
+    ones of all services, agreed ones of all that have them."""
     values = vars(arguments)
     settings: dict[str, dict[str, Any]] = {service: {} for service in SERVICES}
     for dest, value in values.items():
@@ -159,6 +160,9 @@ def options(arguments: argparse.Namespace) -> ClusterOptions:
             continue
         for target in SERVICES if name in COMMON else (service,):
             settings[target][name] = value
+        for target in OWNERS if name in AGREED else ():
+            if name in SERVICES[target].model_fields:
+                settings[target][name] = value
     model, (served_model_name, *aliases) = names(values)
     if aliases:
         settings["frontend"]["served_model_aliases"] = tuple(aliases)

@@ -334,8 +334,20 @@ def input_image(colour: tuple[int, int, int]) -> dict[str, str]:
     return {"type": "input_image", "image_url": data_url(plain(colour)), "detail": "auto"}
 
 
-async def test_a_conversation_is_counted_with_placeholders(seeing: Path) -> None:
+async def test_calls_that_count_tokens_count_pictures(seeing: Path, folder: Path) -> None:
+    conversation = {"messages": user(image(plain(RED)), text("hi"))}
     async with seeing_frontend(seeing) as served:
-        answered = await served.started.http.post("/tokenize", json={"messages": user(image(plain(RED)), text("hi"))})
+        http = served.started.http
+        answered = await http.post("/tokenize", json=conversation)
         token = served.started.frontend.model.tokenizer.token_id("<image>")
-        assert answered.json()["tokens"].count(token) == 1
+        assert answered.json()["tokens"].count(token) == NUM_EMBEDDINGS
+        block = {"type": "image", "source": {"type": "url", "url": data_url(plain(RED))}}
+        counted = await http.post(
+            "/v1/messages/count_tokens", json={"model": "", "messages": [{"role": "user", "content": [block]}]}
+        )
+        assert counted.json()["input_tokens"] > NUM_EMBEDDINGS
+        assert served.store.held_bytes == 0
+    async with scheduler(ScriptedScheduler()) as script, running(folder, script.address) as started:
+        refused = await started.http.post("/tokenize", json=conversation)
+        assert refused.status_code == 400
+        assert "models are given text only, not pictures" in refused.text
