@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from quire.shared.pb.common.v1.media_pb2 import MediaItem
-
 from quire.shared.columns import u32
 from quire.shared.kv import block_hash
+from quire.shared.pb.common.v1.media_pb2 import MediaItem
 
 MAX_ITEMS = 1024  # of one prompt
 MAX_LAYOUT = 2**16  # bytes of MediaItem.layout

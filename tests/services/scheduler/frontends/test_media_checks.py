@@ -6,10 +6,10 @@ import re
 from typing import Any
 
 import pytest
-from quire.shared.pb.common.v1.media_pb2 import MediaItem
 
 from quire.services.scheduler.frontends.media_checks import MAX_ITEMS, wrong_media
 from quire.shared.columns import u32_bytes
+from quire.shared.pb.common.v1.media_pb2 import MediaItem
 
 PROMPT = 100
 
