@@ -13,6 +13,7 @@ from quire import bundled
 from quire.flags.setting_flags import add_setting, human_int
 from quire.shared.errors import FailedPrecondition, InvalidArgument
 from quire.shared.models import model_hub, model_identity
+from quire.shared.models.text_part import text_part
 from quire.shared.settings import SERVICES, WorkerSettings, load
 
 GIB = 1 << 30
@@ -209,7 +210,7 @@ def _config(model: str) -> dict[str, Any]:
     """config.json of a model. Raises InvalidArgument where there is none on this machine."""
     shapes = importlib.import_module("quire.bench.workload.shapes").CONFIGS
     if model in shapes:
-        return dict(shapes[model])
+        return text_part(dict(shapes[model]))
     if model == "tiny":
         return model_identity.read_config(bundled.FOLDER)
     path = Path(model).expanduser()

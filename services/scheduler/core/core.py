@@ -102,7 +102,7 @@ class Core:
         if refusal is None and sequence.query is not None:
             refusal = self.limits.refusal_of_query(sequence.query.num_tokens)
         if refusal is None and sequence.media:
-            refusal = self.limits.refusal_of_media(sequence.num_embeddings)
+            refusal = self.limits.refusal_of_media(sequence.media, sequence.num_tokens)
         if refusal is not None:
             sequence.status = SequenceStatus.FINISHED
             self.state.events.finished += finished_events(
@@ -342,7 +342,7 @@ class Core:
         builder.budget.remaining -= for_beams
         self._running_scheduler.advance_ready(builder)
         if self._chunk_limit.enabled and len(builder.ready) and not self.limits.whole_prompts:
-            builder.budget.remaining = min(builder.budget.remaining, self._chunk_limit.num_tokens)
+            builder.budget.limit(self._chunk_limit.num_tokens)
         self._running_scheduler.advance_prefills(builder)
         builder.budget.remaining += for_beams
         if searches:

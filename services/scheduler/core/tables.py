@@ -6,11 +6,14 @@ are recorded when a step that fills the block is planned, so that the next seque
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from quire.services.scheduler.core.limits import CoreLimits
 from quire.services.scheduler.core.plan import I32, Admission
 from quire.services.scheduler.core.running.running import Running, Slots
+from quire.services.scheduler.core.sequences.media import MediaItem, first_start
 from quire.services.scheduler.core.sequences.sequence import Sequence
 from quire.services.scheduler.core.sequences.tokens import TOKEN_BYTES
 from quire.services.scheduler.core.step.plan_builder import PlanBuilder
@@ -210,4 +213,15 @@ class SlotTables:
     def _content(self, slot: int, block: int) -> bytes:
         """Returns the known content of a block of `slot`, as the part index takes it."""
         sequence, size = self.running.sequence(slot), self.limits.block_size
-        return sequence.hash_before(block) + sequence.tokens.column(block * size, (block + 1) * size)
+        begin, tokens = block * size, sequence.tokens.column(block * size, (block + 1) * size)
+        if sequence.media:
+            tokens = _without_items(sequence.media, begin, tokens)
+        return sequence.hash_before(block) + tokens
+
+
+def _without_items(items: Iterable[MediaItem], begin: int, tokens: bytes) -> bytes:
+    """Returns a block's tokens (i32 column) from position `begin` on, with ones that no prompt has from the first item
+    on that starts in the block: other pictures have the same tokens. An item that started before is part of the hash
+    before the block."""
+    num_kept = (first_start(items, begin, begin + len(tokens) // TOKEN_BYTES) - begin) * TOKEN_BYTES
+    return tokens[:num_kept] + b"\xff" * (len(tokens) - num_kept)

@@ -285,6 +285,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
             prefix_grain=settings.prefix_grain,
             num_query_vectors=hello.kv_cache.num_query_vectors,
             encoder_capacity=hello.encoder.capacity,
+            whole_media=hello.encoder.whole_items,
             policy=self._policy,
             policy_options=PolicyOptions(settings.priority_aging_s, settings.tenant_weights),
             tiers=TierLimits(

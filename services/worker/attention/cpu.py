@@ -15,7 +15,7 @@ PACKAGE = "quire.kernels.cpu"
 class CpuAttention:
     """Calls quire.kernels.cpu.paged_attention; available if the library is built and the CPU has its instructions."""
 
-    masks_trees = True
+    masks_trees = sees_ahead = True
     records_decodes = True
     records_chunks = False  # a tape runs steps of any size without recording each shape
 
@@ -66,6 +66,7 @@ class CpuAttention:
             softcap,
             chunked,
             metadata.tree_mask,
+            metadata.seen_ends,
         )
 
     def attend_latent(

@@ -46,6 +46,8 @@ def allocate_kv_memory(
     """Allocates the KV caches and the slot table: as many blocks as configured, or as fit into the free memory of every
     rank, measured by running the largest steps. Raises InvalidArgument if whole adapter weights do not fit."""
     _check_adapters(environment)
+    if loaded.vision is not None and not environment.device.is_synchronous:
+        loaded.vision.warm_up(environment.place.device)  # a first picture must not wait for kernels
     num_blocks = environment.place.min_over_ranks(
         settings.num_blocks or _measure(settings, replica_config, environment, loaded, steps)
     )
@@ -131,8 +133,7 @@ def _measure(
         if replica_config.drafting and environment.limits.layout.has_states
         else 0
     )
-    if loaded.vision is not None:
-        loaded.vision.warm_up(environment.place.device)
+    media_bytes = 0 if loaded.vision is None else loaded.vision.warm_up(environment.place.device)
     run_largest_steps(steps.runner, environment.limits, drafts)
     if steps.graphs is not None:
         steps.graphs.record(steps.runner, environment.limits, scratch.block_table, most=1)
@@ -140,6 +141,5 @@ def _measure(
     other_bytes += steps.runner.heads.query_bytes
     if environment.place.adapters is not None:
         other_bytes += environment.place.adapters.reserved_bytes
-    if loaded.vision is not None:
-        other_bytes += loaded.vision.reserved_bytes
+    other_bytes += media_bytes
     return max(kv_memory.cuda_budget(settings.gpu_memory_utilization, total_bytes, other_bytes) // block_bytes, 0)

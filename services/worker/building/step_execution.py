@@ -54,7 +54,8 @@ def build_step_execution(
     drafter = create_drafter(replica_config.drafting, target, limits)
     runner = _runner(model, build_heads(settings, model, limits, place, grammars), environment)
     if loaded.vision is not None:
-        runner.use_media(StepMedia(loaded.vision.cache, environment.device.torch_device))
+        device, sees_ahead = environment.device.torch_device, environment.spec.sees_ahead
+        runner.use_media(StepMedia(loaded.vision.cache, device, sees_ahead=sees_ahead))
     return StepExecution(
         runner, drafter, _graph_maker(settings, model, environment, drafting=replica_config.drafting, drafter=drafter)
     )

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
+from quire.services.worker.layers.placement import memory_of
+from quire.services.worker.layers.sharding import WHOLE
 from quire.services.worker.media.encoder_cache import EncoderCache
+from quire.services.worker.media.waiting import MOST_PIXELS
 from quire.services.worker.models.vision.port import MediaInput
-from quire.services.worker.models.vision.registry import make_encoder
+from quire.services.worker.models.vision.registry import make_encoder, pictures_see_ahead
 from quire.services.worker.replica.media_encoding import MediaEncoding, NoMediaEncoding
 from quire.shared.errors import InvalidArgument
 from quire.shared.logs import logger
+from quire.shared.media.processor import WholeItemProcessor
 from quire.shared.media.registry import read_media_processor
 
 if TYPE_CHECKING:
     from quire.services.worker.layers.placement import LayerPlacement
+    from quire.services.worker.limits.worker_limits import WorkerLimits
     from quire.services.worker.models.causal_lm import CausalLM
     from quire.services.worker.models.loading.loader import Loader
     from quire.services.worker.models.vision.port import MediaEncoder
@@ -37,23 +43,23 @@ class Vision:
     """Encoder of a model with its cache."""
 
     encoder: MediaEncoder
+    new: Callable[[], MediaEncoder | None]  # builds another one without weights
     cache: EncoderCache
     largest: TileLayout | None  # layout of a large picture; None: its family's processor has none
-    row_bytes: int
+    row_bytes: int  # of the text model's embeddings
     scale: float  # factor of the rows
+    sees_ahead: bool  # tokens of a picture see each other in both directions
 
-    @property
-    def reserved_bytes(self) -> int:
-        """Memory of the rows that the cache may keep."""
-        return self.cache.capacity * self.row_bytes
-
-    def warm_up(self, device: torch.device) -> None:
-        """Encodes one large picture, so that the memory for it is known and kernels are compiled."""
+    def warm_up(self, device: torch.device) -> int:
+        """Encodes as many large pictures as one call may have, so that the memory for it is known and kernels are
+        compiled. Returns the bytes of the rows that the cache may keep; rows may be wider than embeddings."""
         if self.largest is None:
-            return
+            return self.cache.capacity * self.row_bytes
         tiles, height, width, numbers = self.largest
         pixels = torch.zeros((tiles, height, width, 3), dtype=torch.uint8, device=device)
-        self.encoder.encode([MediaInput(pixels, numbers)])
+        count = max(1, MOST_PIXELS // (tiles * height * width))
+        rows = self.encoder.encode([MediaInput(pixels, numbers)] * count)[0]
+        return self.cache.capacity * rows.size(1) * rows.element_size()
 
 
 def read_processor(settings: WorkerSettings) -> MediaProcessor | None:
@@ -63,6 +69,19 @@ def read_processor(settings: WorkerSettings) -> MediaProcessor | None:
     if settings.language_model_only:
         return None
     return read_media_processor(folder)
+
+
+def with_room_for_pictures(settings: WorkerSettings, limits: WorkerLimits) -> WorkerLimits:
+    """Returns the limits with a step that has room for the largest picture beside a token of each sequence, if pictures
+    are computed in one step."""
+    processor = read_processor(settings)
+    if not isinstance(processor, WholeItemProcessor):
+        return limits
+    least = processor.max_item_tokens + limits.max_num_seqs
+    if limits.max_num_batched_tokens >= least:
+        return limits
+    log.info("max_num_batched_tokens raised to hold a picture", asked=limits.max_num_batched_tokens, raised=least)
+    return replace(limits, max_num_batched_tokens=least)
 
 
 def cache_capacity(settings: WorkerSettings, processor: MediaProcessor, max_num_batched_tokens: int) -> int:
@@ -82,33 +101,71 @@ def open_vision(
 ) -> Vision | None:
     """Builds the encoder and loads its weights; None if the worker encodes no pictures. Raises InvalidArgument for
     settings that exclude an encoder."""
-    folder, hidden_size = Path(settings.model), model.config.hidden_size
-    processor = read_processor(settings)
+    hidden_size, processor = model.config.hidden_size, read_processor(settings)
     if processor is None:
         return None
-    values = json.loads((folder / "config.json").read_text())
-    encoder = make_encoder(values, hidden_size, _whole(place), processor.normalization)
+
+    def new() -> MediaEncoder | None:
+        """Builds the encoder without weights."""
+        return new_encoder(settings, place, hidden_size, processor)
+
+    encoder = new()
     if encoder is None:
         return None
     _check_supported(settings)
-    loader.load(encoder, folder, lambda _: True)
+    loader.load(encoder, Path(settings.model), lambda _: True)
     cache = EncoderCache(cache_capacity(settings, processor, max_num_batched_tokens))
-    log.info("encoder of pictures loaded", model_type=values["model_type"], rows=cache.capacity)
+    log.info("encoder of pictures loaded", rows=cache.capacity)
     scale = model.config.scales.embedding if model.scales_media else 1.0
-    return Vision(encoder, cache, _largest(processor), hidden_size * place.dtype.itemsize, scale)
+    row_bytes, sees_ahead = hidden_size * place.dtype.itemsize, pictures_see_ahead(settings)
+    return Vision(encoder, new, cache, _largest(processor), row_bytes, scale, sees_ahead)
+
+
+def new_encoder(
+    settings: WorkerSettings, place: LayerPlacement, hidden_size: int, processor: MediaProcessor
+) -> MediaEncoder | None:
+    """Returns the encoder without weights, for text embeddings of `hidden_size`; None for families without one."""
+    values = json.loads((Path(settings.model) / "config.json").read_text())
+    return make_encoder(values, hidden_size, _whole(place), processor.normalization)
+
+
+@dataclass(frozen=True, slots=True)
+class VisionSize:
+    """Memory that a model's encoder needs on each rank."""
+
+    num_parameters: int = 0
+    weight_bytes: int = 0
+    cache_bytes: int = 0
+
+
+def vision_size(
+    settings: WorkerSettings, place: LayerPlacement, hidden_size: int, max_num_batched_tokens: int
+) -> VisionSize:
+    """Returns the memory of the encoder, all 0 without one. `place`: on the device "meta"."""
+    processor = read_processor(settings)
+    encoder = None if processor is None else new_encoder(settings, place, hidden_size, processor)
+    if processor is None or encoder is None:
+        return VisionSize()
+    tensors = [memory_of(destination) for _, destination in encoder.destinations()]
+    rows = cache_capacity(settings, processor, max_num_batched_tokens)
+    return VisionSize(
+        sum(tensor.numel() for tensor in tensors),
+        sum(tensor.nbytes for tensor in tensors),
+        rows * hidden_size * place.dtype.itemsize,
+    )
 
 
 def media_encoding(vision: Vision | None, device: torch.device) -> NoMediaEncoding:
     """Returns the replica's component that encodes media."""
     if vision is None:
         return NoMediaEncoding()
-    return MediaEncoding(vision.encoder, vision.cache, device, PICTURES, scale=vision.scale)
+    return MediaEncoding(
+        vision.encoder, vision.cache, device, PICTURES, scale=vision.scale, whole_items=vision.sees_ahead
+    )
 
 
 def _whole(place: LayerPlacement) -> LayerPlacement:
     """Returns the placement of the encoder: every rank has all of it, not quantized and without adapters."""
-    from quire.services.worker.layers.sharding import WHOLE
-
     return replace(place, shard=WHOLE, adapters=None, quantization="none", checkpoint=None)
 
 

@@ -173,7 +173,7 @@ class ChunkGraphs:
             tokens=[
                 np.repeat(inputs.slots, np.diff(inputs.query_start)),
                 given,
-                inputs.positions,
+                inputs.rotated_positions,
                 inputs.slot_mapping[: inputs.num_tokens],
                 new_blocks.slots * self._memory.table_width + new_blocks.columns,
                 new_blocks.ids,

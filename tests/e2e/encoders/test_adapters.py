@@ -96,5 +96,5 @@ async def test_asyncio_has_the_same(served: tuple[str, dict[str, Any]]) -> None:
         with pytest.raises(NotFound):
             await llm.embed(QUERY, lora_request=LoRARequest("own"))
         assert await llm.load_lora_adapter("own", "own") == 1
-        with pytest.raises(InvalidArgument, match="lora_request: 'own' differs from options.model, 'x'"):
+        with pytest.raises(InvalidArgument, match=r"lora_request: 'own' differs from options\.model, 'x'"):
             await llm.embed(QUERY, RequestOptions(model="x"), lora_request=OWN)

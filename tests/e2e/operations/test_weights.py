@@ -241,6 +241,7 @@ with weights_memory.messages(admin_pb2.UpdateWeightsRequest(mode=1), load_file(s
 """
 
 
+@pytest.mark.slow
 def test_a_trainer_that_is_killed_changes_nothing(client: Client, cluster: Cluster, folders: Path) -> None:
     client.update_weights_from_disk("step-1", "good")
     file = next((folders / "step-2").glob("*.safetensors"))

@@ -134,6 +134,7 @@ def test_invalid_requests_are_refused_by_field(client: Client, trained: Tensors)
     client.destroy_weights_update_group("never-made")
 
 
+@pytest.mark.slow
 def test_missing_store_is_an_error_within_the_timeout(client: Client) -> None:
     with pytest.raises(Unavailable, match=r"as rank \d of 3 at 127.0.0.1:1: "):
         client.init_weights_update_group("127.0.0.1", 1, 1, 3, backend="gloo", timeout_s=0.2)
@@ -190,6 +191,7 @@ def test_trainer_that_sends_too_little_gets_an_error_after_the_timeout(
     group.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "said"), [(lambda tensor: tensor.double(), "more"), (lambda tensor: tensor.flatten()[:-8], "fewer")]
 )

@@ -24,17 +24,20 @@ from quire.shared.security.tls_files import NO_TLS, Tls
 from quire.shared.version import VERSION
 from tests.e2e.conftest import running_cluster
 from tests.ports import quiet_port
+from tests.preloaded import command
 
 Found = dict[str, list[dict[str, str]]]
 
 
 def doctor(*arguments: str, path: str = "", without: Sequence[str] = ()) -> tuple[int, Found]:
     """Returns exit status and findings by subject; `without`: packages to treat as not installed."""
-    environment = {**os.environ, "PATH": path or os.environ["PATH"]}
-    hidden = f"sys.modules.update(dict.fromkeys({list(without)!r}))"
-    script = f"import sys; {hidden}; from quire.cli.main import main; sys.exit(main(sys.argv[1:]))"
-    command = [sys.executable, "-c", script, "doctor", "--json", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    if without:
+        hidden = f"sys.modules.update(dict.fromkeys({list(without)!r}))"
+        script = f"import sys; {hidden}; from quire.cli.main import main; sys.exit(main(sys.argv[1:]))"
+        words = [sys.executable, "-c", script, "doctor", "--json", *arguments]
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+    else:
+        done = command.run("doctor", "--json", *arguments, env={"PATH": path or os.environ["PATH"]})
     assert done.stderr == ""
     answer = json.loads(done.stdout)
     assert answer["ok"] == (done.returncode == 0)
@@ -49,8 +52,7 @@ def test_a_machine_that_can_serve_is_told_so_in_lines_that_people_read() -> None
     status, found = doctor(*flags)
     assert status == 0, found
     assert found["weights"][0]["level"] == found["model"][0]["level"] == found["http_port"][0]["level"] == "ok"
-    text = subprocess.run([sys.executable, "-m", "quire", "doctor", *flags], capture_output=True, text=True, check=True)
-    assert "ok    weights" in text.stdout
+    assert "ok    weights" in command.run("doctor", *flags).stdout
 
 
 def test_it_says_in_which_shape_the_chat_template_gets_messages(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from quire.shared.settings import SERVICES
 OF_VLLM = (Path(__file__).parent / "vllm_flags.txt").read_text().split()
 
 
+@cache
 def parser() -> CommandParser:
     made = CommandParser()
     up.configure(made)

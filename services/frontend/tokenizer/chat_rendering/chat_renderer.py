@@ -14,7 +14,7 @@ from quire.services.frontend.request.request import ChatPrompt
 from quire.services.frontend.tokenizer.chat_rendering import limits
 from quire.services.frontend.tokenizer.chat_rendering.prompt_renderer import RenderedChat, RendererConfig
 from quire.services.frontend.tokenizer.chat_rendering.rendering_process import RenderBudgetExceeded
-from quire.services.frontend.tokenizer.chat_rendering.template_runner import RenderBudget, TemplateRunner
+from quire.services.frontend.tokenizer.chat_rendering.template_runner import RenderBudgets, TemplateRunner
 from quire.services.frontend.tokenizer.control_tokens import TextSection
 from quire.services.frontend.tokenizer.message_shapes.shape import MessageShape
 from quire.shared.errors import InvalidArgument
@@ -23,17 +23,16 @@ from quire.shared.logs import logger
 log = logger("conversations")
 
 LIGHT_CHARACTERS = 1 << 14  # a template with a conversation of this size takes about a millisecond
-LIGHT = RenderBudget(processor_s=0.05, elapsed_s=2.0)
-HEAVY = RenderBudget(processor_s=10.0, elapsed_s=60.0)
+DEFAULT_BUDGETS = RenderBudgets()
 
 
 class ChatRenderer:
     """Owner of the processes that run one model's template."""
 
-    def __init__(self, renderer_config: RendererConfig) -> None:
-        self._label = renderer_config.label
-        self.light = TemplateRunner(renderer_config, LIGHT)
-        self._heavy = TemplateRunner(renderer_config, HEAVY)
+    def __init__(self, renderer_config: RendererConfig, budgets: RenderBudgets = DEFAULT_BUDGETS) -> None:
+        self._label, self._budgets = renderer_config.label, budgets
+        self.light = TemplateRunner(renderer_config, budgets.light, budgets.probing)
+        self._heavy = TemplateRunner(renderer_config, budgets.heavy, budgets.probing)
 
     async def sections(self, prompt: ChatPrompt) -> list[TextSection]:
         return (await self.render(prompt)).sections
@@ -52,7 +51,7 @@ class ChatRenderer:
         try:
             return await self._heavy.render(prompt)
         except RenderBudgetExceeded:
-            raise limits.cpu_time_error(self._label, HEAVY.processor_s) from None
+            raise limits.cpu_time_error(self._label, self._budgets.heavy.processor_s) from None
 
     async def prompt_end(self, prompt: ChatPrompt, characters: int) -> str:
         """Renders the conversation and returns at most the last `characters` characters of the text; raises

@@ -101,6 +101,7 @@ class BeamScheduler:
             skip_reading_prefix_cache=root.skip_reading_prefix_cache,
             asks_logprobs=True,
             is_beam=True,
+            media=root.media,
             payload=root.payload,
             request_id=root.request_id,
             order=root.order,

@@ -74,6 +74,9 @@ class Admitter:
             if state.limits.whole_prompts and sequence.num_tokens > builder.budget.remaining:
                 return  # it fits in the next step
             start = self._starter.find_cached_prefix(sequence)
+            if not self._starter.fits_step(builder, sequence, start):
+                self._starter.keep_match(sequence, start)
+                return  # its first media item fits in a later step
             if self._misses_deadline(sequence, start, now):
                 state.finish(sequence, Reason.DEADLINE, failure=DEADLINE_UNREACHABLE)
                 continue

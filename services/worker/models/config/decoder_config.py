@@ -101,6 +101,9 @@ def read_decoder(
     num_layers = config.integer("num_hidden_layers")
     if num_q_heads % num_kv_heads:
         raise refusal("num_key_value_heads", num_kv_heads, f"must divide num_attention_heads, {num_q_heads}")
+    head_dim = config.integer("head_dim", hidden_size // num_q_heads)
+    if rope.sections and not rope.sections_alternate and sum(rope.sections) != head_dim // 2:
+        raise refusal("mrope_section", list(rope.sections), f"a head has {head_dim // 2} pairs")
     return DecoderConfig(
         vocab_size=config.integer("vocab_size"),
         hidden_size=hidden_size,
@@ -108,7 +111,7 @@ def read_decoder(
         num_layers=num_layers,
         num_q_heads=num_q_heads,
         num_kv_heads=num_kv_heads,
-        head_dim=config.integer("head_dim", hidden_size // num_q_heads),
+        head_dim=head_dim,
         rms_norm_eps=config.number("rms_norm_eps", 1e-6),
         rope=rope,
         max_positions=max_positions(config, rope),

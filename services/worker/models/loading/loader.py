@@ -155,7 +155,7 @@ def _place(
             take(name, source, destination, (name,))
         elif name in alternatives:
             covered = alternatives[name].instead_of
-            take(name, source, alternatives[name].destination, covered)
+            take(name, source, alternatives[name].of_shape(source.shape), covered)
             for other in covered:
                 missing.pop(other, None)
         elif name == HEAD and name in passed_over:

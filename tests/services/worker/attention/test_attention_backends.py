@@ -28,7 +28,7 @@ class Fake:
 
     def __init__(self, name: str, reason: str | None) -> None:
         self.name, self._reason = name, reason
-        self.records_decodes = self.records_chunks = self.masks_trees = name == "triton"
+        self.records_decodes = self.records_chunks = self.masks_trees = self.sees_ahead = name == "triton"
 
     def reject_reason(self, spec: AttentionSpec) -> str | None:
         return self._reason
@@ -48,8 +48,10 @@ def refusing(monkeypatch: pytest.MonkeyPatch):
     return use
 
 
-def attended_by(chosen, max_query_len: int, *, is_recorded: bool = False) -> str:
-    metadata = AttentionMetadata(None, None, None, max_query_len=max_query_len, max_seq_len=9, is_recorded=is_recorded)
+def attended_by(chosen, max_query_len: int, *, is_recorded: bool = False, seen_ends: torch.Tensor | None = None) -> str:
+    metadata = AttentionMetadata(
+        None, None, None, max_query_len=max_query_len, max_seq_len=9, is_recorded=is_recorded, seen_ends=seen_ends
+    )
     return chosen.attend(None, None, None, metadata, scale=1.0, window=0)
 
 
@@ -104,6 +106,34 @@ def test_every_backend_declares_tree_support(name: str) -> None:
     refused = backends.reject_reason_of(backend, replace(SPEC, has_trees=True))
     says_trees = "does not support trees of drafts"
     assert (refused == says_trees) == (name in ("flash_attn", "flash_attn_2", "batch_invariant"))
+
+
+def test_pictures_use_a_backend_of_their_own_and_text_the_fastest(refusing) -> None:
+    refusing("cpu")
+    chosen = backends.choose_attention("auto", replace(SPEC, sees_ahead=True))
+    plain = backends.choose_attention("auto", SPEC)
+    for max_query_len in (1, 9):
+        assert attended_by(chosen, max_query_len) == attended_by(plain, max_query_len)
+    assert attended_by(plain, 9) == "flash_attn"
+    assert attended_by(chosen, 9, seen_ends=torch.zeros(9)) == "triton"
+    with pytest.raises(
+        InvalidArgument, match="flash_attn cannot serve this model: does not support attention in both directions"
+    ):
+        backends.choose_attention("flash_attn", replace(SPEC, sees_ahead=True))
+
+
+def test_one_backend_for_all_computes_pictures_too(refusing) -> None:
+    refusing("cpu", "flash_attn", "flash_attn_2")
+    chosen = backends.choose_attention("auto", replace(SPEC, sees_ahead=True))
+    assert attended_by(chosen, 9, seen_ends=torch.zeros(9)) == "triton"
+    assert not isinstance(chosen, PerPhaseAttention)
+
+
+@pytest.mark.parametrize("name", backends.BACKENDS)
+def test_every_backend_declares_whether_pictures_see_ahead(name: str) -> None:
+    refused = backends.reject_reason_of(backends.load_backend(name), replace(SPEC, sees_ahead=True))
+    expected = name in ("flash_attn", "flash_attn_2", "batch_invariant")
+    assert (refused == "does not support attention in both directions within pictures") == expected
 
 
 # ---------------------------------------------------------------- packages
