@@ -124,7 +124,8 @@ def _from_array(array: Any) -> Image.Image:
     is_picture = values.ndim == 2 or (values.ndim == 3 and values.shape[2] in CHANNELS)
     if not is_picture or values.dtype != np.uint8:
         raise InvalidArgument(
-            f"multi_modal_data: an array of shape {values.shape} and type {values.dtype} is no picture; send [height, "
+            f"multi_modal_data: an array of shape {values.shape} and type {values.dtype} is not a picture; send "
+            "[height, "
             "width, 3] of type uint8, or of floating point from 0 to 1",
             field="multi_modal_data",
         )

@@ -69,6 +69,18 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--frontends", type=human_int, default=1, help="frontend processes, on the same ports")
     parser.add_argument("--schedulers", type=human_int, default=1, help="scheduler processes")
+    _add_addresses(parser)
+    _add_joining(parser)
+    parser.add_argument(
+        "--redis", default="auto", metavar="URL|embedded|none", help="Redis for the prefix index and shared state"
+    )
+    for service, name in settings_by_flag():
+        field, also = SERVICES[service].model_fields[name], checkpoint_settings.NAMES.get(name, ())
+        add_setting(parser, name, field, dest=f"{service}.{name}", also=also)
+
+
+def _add_addresses(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags for the addresses that frontends, their admin service and the metrics page listen on."""
     parser.add_argument(
         "--host",
         default="127.0.0.1",
@@ -94,13 +106,6 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="file to write with the services' addresses, for Prometheus's file_sd_configs",
     )
-    _add_joining(parser)
-    parser.add_argument(
-        "--redis", default="auto", metavar="URL|embedded|none", help="Redis for the prefix index and shared state"
-    )
-    for service, name in settings_by_flag():
-        field, also = SERVICES[service].model_fields[name], checkpoint_settings.NAMES.get(name, ())
-        add_setting(parser, name, field, dest=f"{service}.{name}", also=also)
 
 
 def _add_joining(parser: argparse.ArgumentParser) -> None:
