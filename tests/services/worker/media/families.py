@@ -1,4 +1,4 @@
-"""Random checkpoints of Gemma 3, Mistral 3, LightOnOCR and Pixtral, prompts with pictures, and the answers of transformers."""
+"""Random checkpoints of several families, prompts with pictures, and the answers of transformers."""
 
 from __future__ import annotations
 
