@@ -22,11 +22,11 @@ from tests.services.worker.media.families import NUM_TOKENS, Prompt, greedy, pro
 BLOCK_SIZE = 4
 
 
-def engine_of(folder: Path, prompts: list[Prompt]) -> EngineCore:
+def engine_of(folder: Path, prompts: list[Prompt], **settings: Any) -> EngineCore:
     """Returns an engine whose steps are shorter than most prompts, and which keeps the pictures of these."""
     kept = {item.identifier: item.pixels for asked in prompts for item in asked.items}
     sizes: dict[str, Any] = {"dtype": "float32", "block_size": BLOCK_SIZE, "max_num_seqs": 4, "threads": 1}
-    worker = WorkerSettings(model=str(folder), max_num_batched_tokens=24, num_blocks=400, **sizes)
+    worker = WorkerSettings(model=str(folder), max_num_batched_tokens=24, num_blocks=400, **sizes, **settings)
     return EngineCore(worker, SchedulerSettings(prefix_grain=2), "pictures", 1, kept.__getitem__)
 
 

@@ -93,6 +93,7 @@ def lighton_ocr(**changes: Any) -> Any:
 ANY = {"size": {"longest_edge": SIDE}, "resample": 3}
 CROPS = {"do_pan_and_scan": True, "pan_and_scan_min_crop_size": 10}
 FAMILIES = {
+    # its window of 9 is shorter than a picture of 16 tokens, as in vllm#47217 and transformers#46850
     "gemma3": Family(gemma3, FIXED, BEGIN, [(40, 50), (32, 32)]),
     "gemma3-window": Family(lambda: gemma3(sliding_window=20), FIXED, BEGIN, [(40, 50), (10, 300), (5, 5)]),
     "gemma3-crops": Family(gemma3, FIXED, BEGIN, [(60, 20), (40, 41)], CROPS),

@@ -1,4 +1,4 @@
-"""Answers of Gemma 3, Mistral 3, LightOnOCR and Pixtral about pictures are those of transformers."""
+"""Answers of Gemma 3, Mistral 3 and Pixtral about pictures are those of transformers."""
 
 from __future__ import annotations
 
