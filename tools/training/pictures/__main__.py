@@ -29,6 +29,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, help="end after this many steps, if that is earlier")
     parser.add_argument("--out", type=Path, required=True, help="folder for the tower, its scores and the log")
     parser.add_argument("--model", type=Path, default=BUNDLED, help="folder of the text model")
+    parser.add_argument("--start", type=Path, help="file of a trained tower to continue from")
+    parser.add_argument("--guided", type=float, default=0.0, help="first share of the run, without the text network")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--pictures", type=int, default=512, help="pictures of one step")
     parser.add_argument("--workers", type=int, default=14, help="processes that draw pictures")
@@ -40,12 +42,19 @@ def main() -> None:
     device, out = torch.device(arguments.device), arguments.out
     out.mkdir(parents=True, exist_ok=True)
     recipe = PictureRecipe(
-        60 * arguments.minutes, arguments.steps, arguments.seed, arguments.pictures, workers=arguments.workers
+        60 * arguments.minutes,
+        arguments.steps,
+        arguments.seed,
+        arguments.pictures,
+        workers=arguments.workers,
+        guided=arguments.guided,
     )
     feed: Feed[PictureBatch] = Feed(produce, recipe.workers, recipe, arguments.model)
     try:
         file = out / VISION_FILE
         trainer = TowerTrainer(recipe, arguments.model, device)
+        if arguments.start:
+            trainer.tower.load(load_tower(arguments.start).tensors())
         train(trainer, recipe, feed, out / "log.jsonl", lambda tower: save_tower(tower, file))
     finally:
         feed.close()
