@@ -102,8 +102,6 @@ FAMILIES = {
     "mistral3": Family(mistral3, ANY, SOFT, [(32, 32), (64, 20), (9, 200), (3, 3)]),
     "mistral3-3x3": Family(lambda: mistral3(spatial_merge_size=3), ANY, SOFT, [(30, 17)]),
     "ministral3": Family(lambda: mistral3("ministral3"), ANY, SOFT, [(32, 20), (9, 30)]),
-    "lighton-ocr": Family(lighton_ocr, {**ANY, "patch_size": 8}, SOFT, [(32, 32), (64, 20), (9, 50)]),
-    "lighton-ocr-odd": Family(lighton_ocr, {**ANY, "patch_size": PATCH}, SOFT, [(31, 25), (12, 60)]),
     "pixtral": Family(pixtral, ANY, SOFT, [(16, 12), (3, 40), (9, 9)]),
 }
 
