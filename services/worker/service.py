@@ -40,7 +40,7 @@ from quire.services.worker.warmup.compile_process import CompileProcess
 from quire.shared import logs, plugins
 from quire.shared.kv import kv_wire
 from quire.shared.metrics import base
-from quire.shared.metrics.worker import ExpertLoadCollector, StatusCollector, WorkerMetrics
+from quire.shared.metrics.worker import EncoderCacheCollector, ExpertLoadCollector, StatusCollector, WorkerMetrics
 from quire.shared.pb.admin.v1 import admin_pb2
 from quire.shared.pb.worker.v1 import kv_transfer_pb2_grpc
 from quire.shared.pb.worker.v1 import worker_pb2 as pb
@@ -121,6 +121,7 @@ class Worker:
         self.status = WorkerStatus(settings.name, self._address, shutdown, self._progress)
         registry.register(StatusCollector(self.status.read))
         registry.register(ExpertLoadCollector(self.status.expert_load))
+        registry.register(EncoderCacheCollector(self.status.encoder_cache))
 
     async def run(self) -> None:
         """Builds the engine and its ranks, attaches to a scheduler and executes its plans until a drain has finished.

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.shared.media.families.llava import make_llava
+from quire.shared.media.picture_sizes import FILES
 from quire.shared.media.processor import MediaProcessor
 
 # model_type -> function of the model's folder and config.json
@@ -17,10 +18,11 @@ PROCESSORS: dict[str, Callable[[Path, Mapping[str, Any]], MediaProcessor]] = {
 
 
 def read_media_processor(folder: Path) -> MediaProcessor | None:
-    """Returns the processor of a model's pictures; None if the model takes none, or its family is not in PROCESSORS.
-    Raises InvalidArgument if its files do not fit together."""
+    """Returns the processor of a model's pictures; None if the model takes none, if its family is not in PROCESSORS,
+    or if the folder has no file that says how pictures are processed. Raises InvalidArgument if its files do not fit
+    together."""
     path = folder / "config.json"
-    if not path.is_file():  # GGUF
+    if not path.is_file() or not any((folder / name).is_file() for name in FILES):  # GGUF, or a text model's files
         return None
     config = json.loads(path.read_text())
     make = PROCESSORS.get(config.get("model_type", ""))

@@ -325,6 +325,35 @@ class ExpertLoadCollector(Collector):
         yield from (tokens, busiest, unused)
 
 
+class EncoderCacheUse(NamedTuple):
+    """Use of the cache of encoder outputs."""
+
+    num_rows: int
+    num_items: int
+    capacity: int  # in rows; 0: no encoder
+
+
+NO_ENCODER_CACHE = EncoderCacheUse(0, 0, 0)
+
+
+class EncoderCacheCollector(Collector):
+    """Gauges of the rows that are kept for media items."""
+
+    def __init__(self, read: Callable[[], EncoderCacheUse]) -> None:
+        self._read = read
+
+    def describe(self) -> Iterable[Metric]:
+        return []
+
+    def collect(self) -> Iterable[Metric]:
+        """Yields rows, items and capacity."""
+        found = self._read()
+        yield GaugeMetricFamily("quire_worker_encoder_cache_rows", "Rows kept for media items", found.num_rows)
+        yield GaugeMetricFamily("quire_worker_encoder_cache_items", "Media items whose rows are kept", found.num_items)
+        text = "Rows of media items that can be kept; 0: no encoder"
+        yield GaugeMetricFamily("quire_worker_encoder_cache_capacity_rows", text, found.capacity)
+
+
 class StatusCollector(Collector):
     """Gauges derived from the worker's status."""
 

@@ -13,7 +13,13 @@ from quire.shared.metrics.cluster_load import GAUGES, ClusterLoadCollector
 from quire.shared.metrics.frontend import FrontendMetrics
 from quire.shared.metrics.histogram import Histogram
 from quire.shared.metrics.scheduler import ClusterCollector, ClusterGauges, DirectoryMetrics, SchedulerMetrics
-from quire.shared.metrics.worker import ExpertLoadCollector, StatusCollector, WorkerMetrics
+from quire.shared.metrics.worker import (
+    NO_ENCODER_CACHE,
+    EncoderCacheCollector,
+    ExpertLoadCollector,
+    StatusCollector,
+    WorkerMetrics,
+)
 from quire.shared.pb.admin.v1 import admin_pb2 as pb
 
 PROCESS_WIDE = ("process_", "python_")  # prometheus_client's own
@@ -86,6 +92,7 @@ def _worker() -> CollectorRegistry:
     registry = CollectorRegistry()
     WorkerMetrics(registry)
     registry.register(ExpertLoadCollector(lambda: {0: (3, 1)}))
+    registry.register(EncoderCacheCollector(lambda: NO_ENCODER_CACHE))
     registry.register(StatusCollector(lambda: pb.ServiceStatus(role=pb.ROLE_WORKER, last_step_age_s=1.0)))
     return registry
 

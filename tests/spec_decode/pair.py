@@ -18,21 +18,23 @@ from quire import bundled
 from quire.services.scheduler.core.core import Core
 from quire.services.scheduler.core.limits import CoreLimits
 from quire.services.scheduler.core.plan import LogprobColumns, Logprobs, SequenceFinished
+from quire.services.scheduler.core.sequences.media import MediaItem
 from quire.services.scheduler.core.sequences.repetition import RepetitionRule
 from quire.services.scheduler.core.sequences.sequence import SampleGroup
 from quire.services.scheduler.core.sequences.sequence import Sequence as CoreSequence
 from quire.services.scheduler.core.sequences.tokens import SequenceTokens
 from quire.services.scheduler.replicas.codec import decode_result, encode_plan, encode_transfer
-from quire.services.scheduler.values.payload import Payload
+from quire.services.scheduler.values.payload import MediaSource, Payload
 from quire.services.worker.building.build import build_replica, open_grammars
 from quire.services.worker.codec.step_codec import decode_plan, encode_result
 from quire.services.worker.ranks.placement import SINGLE_RANK, RankPlacement
 from quire.services.worker.replica.replica import Replica
 from quire.services.worker.replica.retained_state import RetainedState
+from quire.services.worker.step.fetched_item import FetchedItem, Pixels
 from quire.services.worker.structured.compile_pool import CompilePool, CompileResult
 from quire.shared import columns, prompt_logprobs
 from quire.shared.kv import block_hash
-from quire.shared.pb.common.v1 import pooling_pb2, sampling_pb2
+from quire.shared.pb.common.v1 import media_pb2, pooling_pb2, sampling_pb2
 from quire.shared.pb.worker.v1 import worker_pb2 as pb
 from quire.shared.settings import WorkerSettings
 
@@ -102,12 +104,14 @@ class Pair:
             "num_speculative_tokens": replica.speculation.num_speculative_tokens,
             "fixed_draft_length": replica.speculation.fixed_draft_length,
             "drafts_constrained_only": replica.speculation.constrained_only,
+            "encoder_capacity": replica.media.capacity,
         }
         self.core = Core(CoreLimits(**(values | limits)))
         self.answers: list[Answer] = []
         self.num_steps = 0
         self.plan_bytes: list[int] = []
         self.results: deque[pb.StepResult] = deque()
+        self.pixels: dict[bytes, Pixels] = {}  # of media items, by identifier
         self._moves: deque[tuple[int, list[int]]] = deque()  # finished transfers to report: ids and lost blocks
 
     def ask(self, prompt: Sequence[int], max_tokens: int = 64, eos: tuple[int, ...] = EOS, **sampling: Any) -> Answer:
@@ -117,6 +121,7 @@ class Pair:
         family: SampleGroup | None = sampling.pop("family", None)
         adapter: str = sampling.pop("adapter", "")
         pooling: pooling_pb2.PoolingParams | None = sampling.pop("pooling", None)
+        media = [_core_item(item) for item in sampling.pop("media", ())]
         params = sampling_pb2.SamplingParams(max_tokens=max_tokens, **(GREEDY | sampling))
         tokens, root = columns.i32_bytes(list(prompt)), block_hash.root_hash()
         sequence = CoreSequence(
@@ -129,7 +134,8 @@ class Pair:
             eos_token_ids=eos,
             stop_token_ids=tuple(params.stop_token_ids),
             root_hash=root,
-            block_hashes=block_hash.chain(root, tokens, self.core.limits.block_size),
+            block_hashes=block_hash.chain_with_media(root, tokens, self.core.limits.block_size, media),
+            media=tuple(media),
             repetition=repetition,
             sample_group=family,
             grammar_id=self._prepare(constraint),
@@ -188,6 +194,25 @@ class Pair:
         self._begin_moves()
         return True
 
+    def encode(self) -> None:
+        """Executes the core's orders to encode media and to release their rows, in order."""
+        for order in self.core.encoder_outputs.take_orders():
+            if order.item is None:
+                self.release_item(order.identifier)
+                continue
+            item, pixels = order.item, self.pixels[order.identifier]
+            with torch.inference_mode():
+                self.encode_item(FetchedItem(order.identifier, item.num_embeddings, (), pixels))
+            self.core.on_media_encoded(order.identifier)
+
+    def encode_item(self, item: FetchedItem) -> None:
+        batch = self.replica.media.encode([item])
+        batch.wait()
+        assert batch.errors == (None,), batch.errors
+
+    def release_item(self, identifier: bytes) -> None:
+        self.replica.media.release(identifier)
+
     def execute(self, plan: pb.StepPlan) -> pb.StepResult:
         flight = self.replica.launch(decode_plan(plan))
         outcome = flight.launch.wait()
@@ -232,8 +257,9 @@ class Pair:
     def turn(self) -> None:
         """Launches as many steps as possible and applies the oldest result, or reports transfers that sequences wait
         for."""
+        self.encode()
         while self.plan():
-            pass
+            self.encode()
         if self.results:
             self.result()
             return
@@ -272,6 +298,11 @@ class Pair:
     def _collect_logprobs(self, found: LogprobColumns) -> None:
         for stream, row in zip(found.sequence_ids.tolist(), _rows(found.entries), strict=True):
             self.answers[stream].logprobs.append(row)
+
+
+def _core_item(item: media_pb2.MediaItem) -> MediaItem:
+    source = MediaSource("in this process", item)
+    return MediaItem(item.identifier, item.offset, item.length, item.num_embeddings, source)
 
 
 def _rows(entries: Logprobs) -> list[tuple[list[int], list[float], int]]:

@@ -9,6 +9,7 @@ from quire.services.worker.engine.engine import Engine
 from quire.services.worker.limits.worker_limits import WorkerLimits
 from quire.services.worker.models.loading.progress import Progress
 from quire.services.worker.runner.expert_load import LoadByLayer
+from quire.shared.metrics.worker import NO_ENCODER_CACHE, EncoderCacheUse
 from quire.shared.pb.admin.v1 import admin_pb2 as pb
 from quire.shared.process.lifecycle import Shutdown
 from quire.shared.settings import WorkerSettings
@@ -39,6 +40,14 @@ class WorkerStatus:
     def expert_load(self) -> LoadByLayer:
         """Returns tokens per expert and layer of a mixture of experts, as last published by the device thread."""
         return self._engine.expert_load if self._engine else {}
+
+    def encoder_cache(self) -> EncoderCacheUse:
+        """Returns the use of the encoder cache, as last published by the device thread; all 0 without an encoder."""
+        if self._engine is None or self._engine.media is None:
+            return NO_ENCODER_CACHE
+        found = self._engine.occupancy
+        capacity = self._engine.started.result().media.capacity
+        return EncoderCacheUse(found.num_encoder_rows, found.num_encoder_items, capacity)
 
     @property
     def state(self) -> pb.State:

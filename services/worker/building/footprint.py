@@ -12,6 +12,7 @@ from quire import kernels
 from quire.services.worker.attention.backends import load_backend
 from quire.services.worker.building.checks import state_blocks
 from quire.services.worker.building.replica_config import ReplicaConfig, read_replica_config
+from quire.services.worker.building.vision import vision_size
 from quire.services.worker.device.device import DTYPES, KV_DTYPES
 from quire.services.worker.kv.kv_memory import BlockShape, block_shape
 from quire.services.worker.layers.placement import LayerPlacement, memory_of
@@ -39,7 +40,7 @@ class Footprint:
     architecture: str
     num_parameters: int  # stored values of all ranks; packed formats count what is stored
     weight_bytes: int
-    activation_bytes: int  # estimated, of the largest step
+    activation_bytes: int  # estimated, of the largest step, with the rows of pictures that are kept
     block: BlockShape
     limits: WorkerLimits
     dtype: str
@@ -83,11 +84,12 @@ def footprint(settings: WorkerSettings, values: dict[str, Any], *, num_ranks: in
     model = replica_config.family(replica_config.config, load_backend(REFERENCE_ATTENTION), place, limits.max_model_len)
     block = block_shape(spec, limits.layout.for_layers(model.here).layers_per_page, kv_dtype)
     num_parameters, weight_bytes = _weights(model, settings.quantization)
+    vision = vision_size(settings, place, model.config.hidden_size, limits.max_num_batched_tokens)
     return Footprint(
         architecture=replica_config.family.__name__,
-        num_parameters=num_parameters,
-        weight_bytes=weight_bytes,
-        activation_bytes=_activation_bytes(replica_config, limits, num_ranks),
+        num_parameters=num_parameters + vision.num_parameters,
+        weight_bytes=weight_bytes + vision.weight_bytes,
+        activation_bytes=_activation_bytes(replica_config, limits, num_ranks) + vision.cache_bytes,
         block=block,
         limits=limits,
         dtype=str(dtype).removeprefix("torch."),

@@ -84,6 +84,8 @@ def load_model(
         _load(model, settings, loader, place)
         limits = environment.limits
         vision = open_vision(settings, place, loader, model, limits.max_num_batched_tokens)
+        if vision is not None:
+            weights.use_encoder(vision.encoder, vision.new)
         samples = sampling.result() if sampling is not None else b""
     sleep_memory = SleepMemory(place.device, weights, enabled=settings.enable_sleep_mode)
     return LoadedModel(model, loader, kept, shape, counts, weights, sleep_memory, samples, vision)

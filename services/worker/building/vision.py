@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
+from quire.services.worker.layers.placement import memory_of
+from quire.services.worker.layers.sharding import WHOLE
 from quire.services.worker.media.encoder_cache import EncoderCache
 from quire.services.worker.models.vision.port import MediaInput
 from quire.services.worker.models.vision.registry import make_encoder
@@ -37,6 +40,7 @@ class Vision:
     """Encoder of a model with its cache."""
 
     encoder: MediaEncoder
+    new: Callable[[], MediaEncoder | None]  # builds another one without weights
     cache: EncoderCache
     largest: TileLayout | None  # layout of a large picture; None: its family's processor has none
     row_bytes: int
@@ -82,20 +86,57 @@ def open_vision(
 ) -> Vision | None:
     """Builds the encoder and loads its weights; None if the worker encodes no pictures. Raises InvalidArgument for
     settings that exclude an encoder."""
-    folder, hidden_size = Path(settings.model), model.config.hidden_size
-    processor = read_processor(settings)
+    hidden_size, processor = model.config.hidden_size, read_processor(settings)
     if processor is None:
         return None
-    values = json.loads((folder / "config.json").read_text())
-    encoder = make_encoder(values, hidden_size, _whole(place), processor.normalization)
+
+    def new() -> MediaEncoder | None:
+        """Builds the encoder without weights."""
+        return new_encoder(settings, place, hidden_size, processor)
+
+    encoder = new()
     if encoder is None:
         return None
     _check_supported(settings)
-    loader.load(encoder, folder, lambda _: True)
+    loader.load(encoder, Path(settings.model), lambda _: True)
     cache = EncoderCache(cache_capacity(settings, processor, max_num_batched_tokens))
-    log.info("encoder of pictures loaded", model_type=values["model_type"], rows=cache.capacity)
+    log.info("encoder of pictures loaded", rows=cache.capacity)
     scale = model.config.scales.embedding if model.scales_media else 1.0
-    return Vision(encoder, cache, _largest(processor), hidden_size * place.dtype.itemsize, scale)
+    return Vision(encoder, new, cache, _largest(processor), hidden_size * place.dtype.itemsize, scale)
+
+
+def new_encoder(
+    settings: WorkerSettings, place: LayerPlacement, hidden_size: int, processor: MediaProcessor
+) -> MediaEncoder | None:
+    """Returns the encoder without weights, for text embeddings of `hidden_size`; None for families without one."""
+    values = json.loads((Path(settings.model) / "config.json").read_text())
+    return make_encoder(values, hidden_size, _whole(place), processor.normalization)
+
+
+@dataclass(frozen=True, slots=True)
+class VisionSize:
+    """Memory that a model's encoder needs on each rank."""
+
+    num_parameters: int = 0
+    weight_bytes: int = 0
+    cache_bytes: int = 0
+
+
+def vision_size(
+    settings: WorkerSettings, place: LayerPlacement, hidden_size: int, max_num_batched_tokens: int
+) -> VisionSize:
+    """Returns the memory of the encoder, all 0 without one. `place`: on the device "meta"."""
+    processor = read_processor(settings)
+    encoder = None if processor is None else new_encoder(settings, place, hidden_size, processor)
+    if processor is None or encoder is None:
+        return VisionSize()
+    tensors = [memory_of(destination) for _, destination in encoder.destinations()]
+    rows = cache_capacity(settings, processor, max_num_batched_tokens)
+    return VisionSize(
+        sum(tensor.numel() for tensor in tensors),
+        sum(tensor.nbytes for tensor in tensors),
+        rows * hidden_size * place.dtype.itemsize,
+    )
 
 
 def media_encoding(vision: Vision | None, device: torch.device) -> NoMediaEncoding:
@@ -107,8 +148,6 @@ def media_encoding(vision: Vision | None, device: torch.device) -> NoMediaEncodi
 
 def _whole(place: LayerPlacement) -> LayerPlacement:
     """Returns the placement of the encoder: every rank has all of it, not quantized and without adapters."""
-    from quire.services.worker.layers.sharding import WHOLE
-
     return replace(place, shard=WHOLE, adapters=None, quantization="none", checkpoint=None)
 
 

@@ -36,6 +36,8 @@ class Occupancy:
     num_live: int  # slots
     num_used_blocks: int  # owned by live slots
     num_cached_blocks: int  # not owned, with known content
+    num_encoder_rows: int = 0  # kept for media items
+    num_encoder_items: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +148,8 @@ class Replica:
         self.media.clear()
 
     def occupancy(self) -> Occupancy:
-        return Occupancy(self.table.num_live, *self._record.count_blocks())
+        media = self.media
+        return Occupancy(self.table.num_live, *self._record.count_blocks(), media.num_rows, media.num_items)
 
     @property
     def num_query_vectors(self) -> int:

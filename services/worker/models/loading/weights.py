@@ -12,18 +12,22 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from quire.services.worker.layers.placement import LayerPlacement, SelfLoadingModel
 from quire.services.worker.models.causal_lm import CausalLM
-from quire.services.worker.models.loading.loader import check_tensors, load_checkpoint, load_tensors
+from quire.services.worker.models.loading.loader import check_tensors, load_checkpoint, load_tensors, named_tensors
 from quire.services.worker.models.loading.output_heads import resolve_output_head
+from quire.services.worker.models.loading.tensor_names import model_name
 from quire.services.worker.models.registry import find_model, read_model_config
 from quire.shared.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
 from quire.shared.models.model_identity import read_config
+
+if TYPE_CHECKING:
+    from quire.services.worker.models.vision.port import MediaEncoder
 
 OURS = (
     "quire.services.worker.layers.",
@@ -70,9 +74,16 @@ class Weights:
     def __init__(self, model: CausalLM, new_model: Callable[[], CausalLM], place: LayerPlacement) -> None:
         """Takes the serving model; `new_model` creates another one of the same structure, without weights."""
         self._model, self._remake, self._place = model, new_model, place
+        self._encoder: MediaEncoder | None = None
+        self._new_encoder: Callable[[], MediaEncoder | None] = lambda: None
         self._staged: StagedWeights | None = None
         self._expected: tuple[WeightsId, CausalLM] | None = None
         self.id = WeightsId()
+
+    def use_encoder(self, encoder: MediaEncoder, new_encoder: Callable[[], MediaEncoder | None]) -> None:
+        """Adds the encoder of a model that takes pictures. Updates from folders that have its tensors replace it, too;
+        those without, and tensors passed in memory or broadcast, leave it as it is."""
+        self._encoder, self._new_encoder = encoder, new_encoder
 
     @property
     def version(self) -> str:
@@ -109,7 +120,19 @@ class Weights:
                 load_checkpoint(fresh, source)
             else:
                 load_tensors(fresh, source)
-        self._staged = StagedWeights(staged_id, [*_pairs(self._model, fresh, set())])
+            beside = self._encoder_pairs(source) if isinstance(source, Path) else []
+        self._staged = StagedWeights(staged_id, [*_pairs(self._model, fresh, set()), *beside])
+
+    def _encoder_pairs(self, folder: Path) -> list[tuple[Tensor, Tensor]]:
+        """Loads the encoder's tensors from a folder that has some; returns them with the current ones."""
+        fresh = self._new_encoder()
+        if self._encoder is None or fresh is None:
+            return []
+        known = {name for name, _ in fresh.destinations()}
+        if not any(model_name(name, known) in known for name, _ in named_tensors(folder)):
+            return []
+        load_checkpoint(fresh, folder, lambda _: True)
+        return [*_pairs(self._encoder, fresh, set())]
 
     def preallocate(self, tensors: Iterable[tuple[str, Tensor]], staged_id: WeightsId) -> None:
         """Allocates memory for weights that arrive later (receive()), after checking their names, shapes and dtypes.

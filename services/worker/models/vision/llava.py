@@ -92,10 +92,15 @@ class LlavaVision:
         self._projector.finish()
 
     def encode(self, items: Sequence[MediaInput]) -> list[Tensor]:
-        """Computes the rows of each picture, [num_embeddings, text_size]. Every picture is one tile of the tower's
-        size."""
+        """Computes the rows of pictures, [num_embeddings, text_size] each. Raises InvalidArgument for one that is not a
+        tile of the tower's size."""
         import torch
 
+        side = self.config.tower.image_size
+        for item in items:
+            if item.pixels.shape[:3] != (1, side, side):
+                text = f"media: pixels {list(item.pixels.shape)}, and the tower takes [1, {side}, {side}, 3]"
+                raise InvalidArgument(text, field="media")
         pixels = torch.cat([item.pixels for item in items])
         return list(self(normalize(pixels, self._normalization, self._dtype)).unbind(0))
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import urllib.request
 from pathlib import Path
 
-from quire.shared.pb.common.v1 import finish_pb2
+from quire.shared.pb.common.v1 import finish_pb2, media_pb2
 from tests.services.worker.attach.test_service import (  # noqa: F401 - fixtures
     SIZES,
     Start,
@@ -16,6 +17,7 @@ from tests.services.worker.media.media_server import MediaServer, serving
 from tests.services.worker.media.pictures import NUM_ROWS, greedy, identifier_of, make_llava, picture, prompt_with
 from tests.services.worker.plans import New, PaperScheduler
 from tests.services.worker.scripted_scheduler import ScriptedScheduler
+from tests.waiting import eventually
 
 
 async def test_a_picture_is_fetched_encoded_and_released(
@@ -46,3 +48,43 @@ async def test_a_picture_is_fetched_encoded_and_released(
         await session.release_media(identifier_of(pixels))
         assert not (await session.prepare_media(second[0], address)).HasField("error")
         await finish(worker, session)
+
+
+async def test_a_failure_costs_one_item(
+    start: Start,  # noqa: F811
+    scheduler: ScriptedScheduler,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    make_llava(tmp_path)
+    pixels, large = picture(1), picture(2, side=35)
+    worker = start(model=str(tmp_path))
+    server = MediaServer(pixels, large)
+    async with serving(server) as address:
+        session, _ = await scheduler.attached(epoch=1)
+        (good,), (unknown,), (wrong,) = (prompt_with(one)[1] for one in (pixels, picture(3), large))
+        other_size = media_pb2.MediaItem.FromString(good.SerializeToString())
+        other_size.num_embeddings = other_size.length = NUM_ROWS + 1
+        failures = [
+            (unknown, address, finish_pb2.ERROR_CODE_NOT_FOUND, "no such item"),
+            (wrong, address, finish_pb2.ERROR_CODE_INVALID_ARGUMENT, "the tower takes [1, 28, 28, 3]"),
+            (other_size, address, finish_pb2.ERROR_CODE_INVALID_ARGUMENT, "the encoder computes 16 rows"),
+            (good, "unix:/run/x", finish_pb2.ERROR_CODE_INVALID_ARGUMENT, "is not HOST:PORT"),
+            (good, "127.0.0.1:1", finish_pb2.ERROR_CODE_UNAVAILABLE, "the frontend at 127.0.0.1:1"),
+        ]
+        for item, place, code, words in failures:
+            prepared = await session.prepare_media(item, place)
+            assert (prepared.identifier, prepared.error.code) == (item.identifier, code)
+            assert words in prepared.error.message
+        assert not (await session.prepare_media(good, address)).HasField("error")
+        _, metrics = await worker.addresses()
+        await eventually(lambda: "quire_worker_encoder_cache_rows 16.0" in page(metrics))
+        assert 'quire_worker_media_items_total{outcome="failed"} 5.0' in page(metrics)
+        session.close()
+        session, _ = await scheduler.attached(epoch=2)
+        await eventually(lambda: "quire_worker_encoder_cache_rows 0.0" in page(metrics))
+        await finish(worker, session)
+
+
+def page(address: str) -> str:
+    with urllib.request.urlopen(f"http://{address}/metrics") as answer:
+        return str(answer.read().decode())

@@ -58,6 +58,8 @@ class MediaServer(media_pb2_grpc.MediaServiceServicer):
             except QuireError as error:
                 await context.abort(transport(error).grpc_code, error.message)
         request = await context.read()
+        if request.WhichOneof("message") != "media":
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "there is no cluster secret here")
         pixels = self.pictures.get(request.media.identifier)
         if pixels is None:
             await context.abort(grpc.StatusCode.NOT_FOUND, "no such item")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -31,10 +33,17 @@ PREPROCESSOR = {
 }
 
 
-def make_llava(folder: Path, text: str = "llama", tower: str = "clip", **changes: Any) -> Any:
+def make_llava(
+    folder: Path,
+    text: str = "llama",
+    tower: str = "clip",
+    text_changes: Mapping[str, Any] = MappingProxyType({}),
+    seed: int = 7,
+    **changes: Any,
+) -> Any:
     """Saves a checkpoint with random weights and its processor's file; returns the model of transformers."""
     prefix, extra = FAMILIES[text]
-    text_config = getattr(transformers, f"{prefix}Config")(**{**SHAPE, **extra})
+    text_config = getattr(transformers, f"{prefix}Config")(**{**SHAPE, **extra, **text_changes})
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4}
     config = transformers.LlavaConfig(
         vision_config={**sizes, "image_size": SIDE, "patch_size": PATCH, **TOWERS[tower]},
@@ -44,7 +53,7 @@ def make_llava(folder: Path, text: str = "llama", tower: str = "clip", **changes
     )
     config._attn_implementation = "eager"
     model = transformers.LlavaForConditionalGeneration(config).eval()
-    generator = torch.Generator().manual_seed(7)
+    generator = torch.Generator().manual_seed(seed)
     for parameter in model.parameters():
         scale, offset = (0.3, 1.0) if parameter.dim() == 1 else (1.2 * parameter[0].numel() ** -0.5, 0.0)
         parameter.data = offset + scale * torch.randn(parameter.shape, generator=generator)

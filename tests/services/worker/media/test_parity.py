@@ -8,7 +8,17 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
+from quire.services.worker.building.footprint import footprint
+from quire.services.worker.codec.media_codec import decode_item
+from quire.services.worker.models.loading.weights import NewWeights
+from quire.services.worker.step.plan_violation import PlanViolation
+from quire.shared.columns import i32_bytes
+from quire.shared.errors import InvalidArgument
+from quire.shared.kv.block_hash import chain_with_media, root_hash, split
+from quire.shared.models.model_identity import read_config
+from quire.shared.settings import WorkerSettings
 from tests.services.worker.media.pictures import (
     NUM_ROWS,
     PLACEHOLDER,
@@ -140,3 +150,128 @@ def test_the_placeholder_may_be_outside_of_the_vocabulary(tmp_path: Path, llava:
     rig.step([New(0, outside, media=tuple(media))], {0: 10})
     rig.step(counts={0: len(tokens) - 10})
     assert answer(rig, 0) == greedy(model, tokens, [pixels], NUM_TOKENS)
+
+
+def test_blocks_hash_as_the_scheduler_counts_them(llava: Callable[..., Saved]) -> None:
+    """After a re-attach the scheduler finds the blocks by these hashes."""
+    folder, _ = llava()
+    pixels = picture(6)
+    tokens, media = prompt_with(6, pixels, 7)
+    outside = [100_000 if token == PLACEHOLDER else token for token in tokens]
+    rig = Rig(folder)
+    encode(rig, pixels)
+    for slot, prompt in enumerate([tokens, outside]):
+        rig.step([New(slot, prompt, media=tuple(media))], {slot: len(prompt)})
+        so_far = rig.tokens(slot)
+        items = [decode_item(item) for item in media]
+        wanted = chain_with_media(root_hash(), i32_bytes(so_far), 4, items)[: len(prompt) // 4]
+        report = rig.replica.end_epoch()
+        found = dict(zip(split(report.hashes), report.block_ids, strict=True))
+        assert [found[digest] for digest in wanted] == list(rig.blocks(slot))[: len(wanted)]
+        rig.scheduler.rows.clear()
+        rig.scheduler.sampling.clear()
+        encode(rig, pixels)
+
+
+def test_beams_share_the_pictures_of_their_prompt(llava: Callable[..., Saved]) -> None:
+    """A sample whose last block is a copy of another's, as n > 1 and beams start."""
+    folder, model = llava()
+    pixels = picture(7)
+    tokens, media = prompt_with(3, pixels, 4)  # 23 tokens: 5 full blocks and a part of one
+    rig = Rig(folder)
+    encode(rig, pixels)
+    rig.step([New(0, tokens, media=tuple(media))], {0: len(tokens)})
+    blocks = rig.blocks(0)
+    rig.step([New(1, tokens, cached_blocks=blocks[:5], copied_block=blocks[5], media=tuple(media))])
+    expected = greedy(model, tokens, [pixels], NUM_TOKENS)
+    assert answer(rig, 0) == expected
+    assert answer(rig, 1) == expected
+
+
+def test_a_fully_cached_prompt_may_end_with_a_picture(llava: Callable[..., Saved]) -> None:
+    """Its last token, a row of the picture, is computed again."""
+    folder, model = llava()
+    pixels = picture(8)
+    tokens, media = prompt_with(4, pixels)
+    rig = Rig(folder)
+    encode(rig, pixels)
+    rig.step([New(0, tokens, media=tuple(media))], {0: len(tokens)})
+    rig.step([New(1, tokens, cached_blocks=rig.blocks(0)[:5], media=tuple(media))], {1: 1})
+    expected = greedy(model, tokens, [pixels], NUM_TOKENS)
+    assert answer(rig, 0) == expected
+    assert answer(rig, 1) == expected
+
+
+def test_an_item_that_is_not_kept_breaks_the_session(llava: Callable[..., Saved]) -> None:
+    folder, _ = llava()
+    tokens, media = prompt_with(3, picture(10), 3)
+    rig = Rig(folder)
+    with pytest.raises(PlanViolation, match="the rows of a media item are not kept"):
+        rig.step([New(0, tokens, media=tuple(media))], {0: 5})
+
+
+def test_the_language_model_alone_has_no_encoder(llava: Callable[..., Saved]) -> None:
+    folder, _ = llava()
+    tokens, media = prompt_with(3, picture(11), 3)
+    rig = Rig(folder, language_model_only=True)
+    assert rig.replica.media.capacity == 0
+    with pytest.raises(PlanViolation, match="announced no encoder"):
+        rig.step([New(0, tokens, media=tuple(media))], {0: 5})
+
+
+def test_an_update_of_the_weights_replaces_the_tower(llava: Callable[..., Saved], tmp_path: Path) -> None:
+    """Rows of the old weights are dropped with the KV."""
+    folder, _ = llava()
+    newer = make_llava(tmp_path, seed=11)
+    pixels = picture(12)
+    tokens, media = prompt_with(3, pixels, 3)
+    rig = Rig(folder)
+    encode(rig, pixels)
+    with torch.inference_mode():
+        rig.replica.update_weights(NewWeights(tmp_path))
+    assert rig.replica.media.num_rows == 0
+    encode(rig, pixels)
+    rig.step([New(0, tokens, media=tuple(media))], {0: len(tokens)})
+    assert answer(rig, 0) == greedy(newer, tokens, [pixels], NUM_TOKENS)
+
+
+def test_an_update_without_the_tower_keeps_it(llava: Callable[..., Saved], tmp_path: Path) -> None:
+    """Exports of fine-tuned text models."""
+    folder, model = llava()
+    make_llava(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    texts = {name: tensor for name, tensor in tensors.items() if "vision" not in name and "projector" not in name}
+    save_file(texts, tmp_path / "model.safetensors", {"format": "pt"})
+    pixels = picture(13)
+    tokens, media = prompt_with(3, pixels, 3)
+    rig = Rig(folder)
+    with torch.inference_mode():
+        rig.replica.update_weights(NewWeights(tmp_path))
+    encode(rig, pixels)
+    rig.step([New(0, tokens, media=tuple(media))], {0: len(tokens)})
+    assert answer(rig, 0) == greedy(model, tokens, [pixels], NUM_TOKENS)
+
+
+def test_a_folder_without_the_processor_opens_as_text(llava: Callable[..., Saved], tmp_path: Path) -> None:
+    make_llava(tmp_path)
+    (tmp_path / "preprocessor_config.json").unlink()
+    assert Rig(tmp_path).replica.media.capacity == 0
+
+
+def test_a_cache_smaller_than_a_picture_is_refused(llava: Callable[..., Saved]) -> None:
+    folder, _ = llava()
+    with pytest.raises(InvalidArgument, match="encoder_cache_size: 15 rows, and a picture of this model may have 16"):
+        Rig(folder, encoder_cache_size=NUM_ROWS - 1)
+
+
+def test_the_size_of_a_model_counts_its_tower(llava: Callable[..., Saved]) -> None:
+    folder, model = llava()
+    sizes = {}
+    for alone in (False, True):
+        settings = WorkerSettings(model=str(folder), device="cuda", language_model_only=alone, encoder_cache_size=1000)
+        sizes[alone] = footprint(settings, read_config(folder))
+    tower = [*model.model.vision_tower.named_parameters(), *model.model.multi_modal_projector.named_parameters()]
+    unused = ("post_layernorm", "layers.2.")  # the last layer's output is not read
+    wanted = sum(value.numel() for name, value in tower if not any(part in name for part in unused))
+    assert sizes[False].num_parameters - sizes[True].num_parameters == wanted
+    assert sizes[False].activation_bytes - sizes[True].activation_bytes == 1000 * 48 * 4

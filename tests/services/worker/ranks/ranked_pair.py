@@ -19,6 +19,7 @@ from quire.services.worker.ranks.follower import RankReplica
 from quire.services.worker.ranks.placement import RankPlacement
 from quire.services.worker.ranks.replica_ranks import ReplicaRanks
 from quire.services.worker.replica.flight import StepInFlight
+from quire.services.worker.step.fetched_item import FetchedItem
 from quire.shared.pb.worker.v1 import worker_pb2 as pb
 from quire.shared.settings import WorkerSettings
 from tests.spec_decode.pair import Pair, build, settings_of
@@ -49,6 +50,14 @@ class RankedPair(Pair):
         self.group.collect(ticket, flight.inputs)
         self.replica.record(flight, outcome)
         return encode_result(flight.result(outcome, wait_us=0))
+
+    def encode_item(self, item: FetchedItem) -> None:
+        self.group.encode_media([item])
+        super().encode_item(item)
+
+    def release_item(self, identifier: bytes) -> None:
+        super().release_item(identifier)
+        self.group.release_media(identifier)
 
     def move(self, order: pb.Transfer) -> None:
         pending = self.replica.transfers.move(order)

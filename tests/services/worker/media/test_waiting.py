@@ -1,0 +1,61 @@
+"""Items of equal shape are encoded together, within a bound, in order, and those of ended attachments are dropped."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from quire.services.worker.media.waiting import MOST_PIXELS, FetchedOrder, WaitingMedia
+from quire.services.worker.step.fetched_item import FetchedItem
+
+
+def order(name: str, side: int, receiver: str = "now", tiles: int = 1) -> FetchedOrder:
+    pixels = np.zeros((tiles, side, side, 3), dtype=np.uint8)
+    return FetchedOrder(receiver, FetchedItem(name.encode(), 1, (), pixels), lambda error: None)
+
+
+def taken(waiting: WaitingMedia) -> tuple[str, bool]:
+    orders, is_last = waiting.take_batch(lambda receiver: receiver == "now")
+    return "".join(one.item.identifier.decode() for one in orders), is_last
+
+
+def test_equal_shapes_are_taken_together_and_others_wait() -> None:
+    waiting = WaitingMedia()
+    announced = [waiting.put(order(name, side)) for name, side in [("a", 8), ("b", 16), ("c", 8), ("d", 16)]]
+    assert announced == [True, False, False, False]
+    assert [taken(waiting), taken(waiting)] == [("ac", False), ("bd", True)]
+    assert waiting.put(order("e", 8))
+
+
+def test_a_call_has_a_bounded_number_of_pixels() -> None:
+    waiting, side = WaitingMedia(), 336
+    for name in "abcdefghijklmnopqrst":
+        waiting.put(order(name, side))
+    assert [(len(names), is_last) for names, is_last in (taken(waiting) for _ in range(3))] == [
+        (9, False),
+        (9, False),
+        (2, True),
+    ]
+    assert 9 * side * side <= MOST_PIXELS < 10 * side * side
+
+
+def test_an_item_beyond_the_bound_is_taken_alone() -> None:
+    waiting = WaitingMedia()
+    for name in "ab":
+        waiting.put(order(name, 448, tiles=13))
+    assert [taken(waiting), taken(waiting)] == [("a", False), ("b", True)]
+
+
+def test_batch_invariance_takes_items_one_by_one() -> None:
+    waiting = WaitingMedia(most_items=1)
+    for name in "abc":
+        waiting.put(order(name, 8))
+    assert [taken(waiting) for _ in range(3)] == [("a", False), ("b", False), ("c", True)]
+
+
+def test_items_of_ended_attachments_are_dropped() -> None:
+    waiting = WaitingMedia()
+    for name, receiver in [("a", "before"), ("b", "now"), ("c", "before")]:
+        waiting.put(order(name, 8, receiver))
+    assert taken(waiting) == ("b", True)
+    assert waiting.put(order("d", 8, "before"))
+    assert taken(waiting) == ("", True)
