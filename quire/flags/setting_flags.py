@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import re
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, Protocol, get_args, get_origin, runtime_checkable
@@ -111,7 +112,9 @@ class MergeNames(argparse.Action):
 
 
 def mapping(text: str) -> dict[str, str]:
-    """Parses NAME=VALUE,... Raises ArgumentTypeError for a repeated name."""
+    """Parses NAME=VALUE,... or a JSON object. Raises ArgumentTypeError for a repeated name, and for other JSON."""
+    if text.lstrip().startswith("{"):
+        return _json_mapping(text)
     values: dict[str, str] = {}
     for part in _words(text):
         name, _, value = part.partition("=")
@@ -119,6 +122,18 @@ def mapping(text: str) -> dict[str, str]:
             raise argparse.ArgumentTypeError(f"{name} is given twice")
         values[name] = value
     return values
+
+
+def _json_mapping(text: str) -> dict[str, str]:
+    """Parses a JSON object of numbers and texts, as vLLM's flags take them. Raises ArgumentTypeError."""
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not JSON: {error}") from None
+    for name, value in found.items():
+        if isinstance(value, dict | list | bool) or value is None:
+            raise argparse.ArgumentTypeError(f"{name}: {json.dumps(value)} is neither a number nor a text")
+    return {name: str(value) for name, value in found.items()}
 
 
 def _words(text: str) -> tuple[str, ...]:

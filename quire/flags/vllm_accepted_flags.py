@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from quire.flags.vllm_flag_table import EXPERTS, GENERATION, KV_HASHES, NO_MEDIA, NO_OFFLOAD, NO_RAY, TEMPLATE
+from quire.flags.vllm_flag_table import EXPERTS, GENERATION, KV_HASHES, NO_OFFLOAD, NO_RAY, TEMPLATE
 
 # Switches that request the existing behaviour.
 IGNORED_FLAGS = frozenset({
@@ -58,10 +58,8 @@ ACCEPTED_VALUES: Mapping[str, tuple[tuple[str, ...], str]] = {
     "--expert-placement-strategy": (("linear",), EXPERTS),
     "--generation-config": (("auto",), GENERATION),
     "--kv-cache-metrics-sample": ((), ""),
-    "--limit-mm-per-prompt": (('{"image": 0}', '{"image":0}', "{}", "image=0"), NO_MEDIA),
     "--max-parallel-loading-workers": ((), ""),
     "--max-seq-len-to-capture": ((), ""),
-    "--mm-processor-cache-gb": ((), ""),
     "--mm-processor-cache-type": ((), ""),
     "--mm-shm-cache-max-object-size-mb": ((), ""),
     "--offload-backend": (("auto",), NO_OFFLOAD),

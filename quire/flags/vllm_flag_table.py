@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-NO_MEDIA = "pictures, audio and video are not taken; a model that sees serves its text part"
+NO_MEDIA = "sound, video and embeddings of media are not taken; pictures are"
+MEDIA_OPTIONS = "a request says so: mm_processor_kwargs and media_io_kwargs; the default is the model's own processor"
+MEDIA_ENCODER = "the encoder of pictures has one implementation, which runs in the workers"
 NO_CODE = "code of others is loaded from installed packages alone, by their entry points"
 NO_MAMBA = "recurrent layers have one implementation, whose states have the model's type"
 NO_OFFLOAD = "weights stay on the device; use more ranks (--tensor-parallel-size) or --quantization fp8"
@@ -157,7 +159,7 @@ REFUSED: Mapping[str, str] = {
     "--microbatching-token-threshold": NO_BATCH_OVERLAP,
     "--disable-custom-all-reduce": "--no-custom-all-reduce",
     "--enable-shm-tensor-arena": "Client.update_weights_from_ipc has workers read tensors where they lie",
-    "--enable-multimodal-encoder-data-parallel": NO_MEDIA,
+    "--enable-multimodal-encoder-data-parallel": MEDIA_ENCODER,
     "--fault-tolerance-config": "sequences of a lost worker go on elsewhere, always; --max-worker-losses bounds it",
     "--watchdog-config": "--step-deadline-s is how long a worker may take for a step",
     # KV
@@ -168,8 +170,8 @@ REFUSED: Mapping[str, str] = {
     "--kv-offloading-backend": "--kv-offloading-size GIB in host memory, --kv-offloading-disk FOLDER on disk",
     "--swap-space": "--kv-offloading-size GIB",
     "--kv-transfer-config": "there are no KV connectors",
-    "--ec-transfer-config": NO_MEDIA,
-    "--ec-manager-config": NO_MEDIA,
+    "--ec-transfer-config": MEDIA_ENCODER,
+    "--ec-manager-config": MEDIA_ENCODER,
     "--kv-events-config": "there are no KV events; prefixes are found by the scheduler and through --redis",
     "--preemption-mode": "a preempted sequence finds its KV in the prefix cache or is computed again",
     "--num-lookahead-slots": "blocks for drafts are found by themselves",
@@ -196,30 +198,28 @@ REFUSED: Mapping[str, str] = {
     "--enable-cumem-allocator": "--enable-sleep-mode",
     "--enable-nccl-comm-suspend": "--enable-sleep-mode",
     # media
-    "--allowed-local-media-path": NO_MEDIA,
-    "--allowed-media-domains": NO_MEDIA,
     "--enable-mm-embeds": NO_MEDIA,
-    "--media-io-kwargs": NO_MEDIA,
-    "--mm-processor-kwargs": NO_MEDIA,
-    "--mm-hasher-algorithm": NO_MEDIA,
-    "--mm-encoder-only": NO_MEDIA,
-    "--mm-encoder-tp-mode": NO_MEDIA,
-    "--mm-encoder-attn-backend": NO_MEDIA,
-    "--mm-encoder-attn-dtype": NO_MEDIA,
-    "--mm-encoder-fp8-scale-path": NO_MEDIA,
-    "--mm-encoder-fp8-scale-save-path": NO_MEDIA,
-    "--mm-encoder-fp8-scale-save-margin": NO_MEDIA,
-    "--interleave-mm-strings": NO_MEDIA,
+    "--media-io-kwargs": MEDIA_OPTIONS,
+    "--mm-processor-kwargs": MEDIA_OPTIONS,
+    "--mm-hasher-algorithm": MEDIA_ENCODER,
+    "--mm-encoder-only": MEDIA_ENCODER,
+    "--mm-encoder-tp-mode": MEDIA_ENCODER,
+    "--mm-encoder-attn-backend": MEDIA_ENCODER,
+    "--mm-encoder-attn-dtype": MEDIA_ENCODER,
+    "--mm-encoder-fp8-scale-path": MEDIA_ENCODER,
+    "--mm-encoder-fp8-scale-save-path": MEDIA_ENCODER,
+    "--mm-encoder-fp8-scale-save-margin": MEDIA_ENCODER,
+    "--interleave-mm-strings": TEMPLATE,
     "--video-pruning-rate": NO_MEDIA,
     "--video-pruning-method": NO_MEDIA,
-    "--mm-tensor-ipc": NO_MEDIA,
-    "--mm-processor-device": NO_MEDIA,
-    "--mm-ipc-gpu-memory-gb": NO_MEDIA,
-    "--mm-device-do-normalize": NO_MEDIA,
+    "--mm-tensor-ipc": MEDIA_ENCODER,
+    "--mm-processor-device": MEDIA_ENCODER,
+    "--mm-ipc-gpu-memory-gb": MEDIA_ENCODER,
+    "--mm-device-do-normalize": MEDIA_ENCODER,
     "--enable-tower-connector-lora": NO_MEDIA,
     "--default-mm-loras": NO_MEDIA,
     "--image-input-type": NO_MEDIA,
-    "--trust-request-mm-kwargs": NO_MEDIA,
+    "--trust-request-mm-kwargs": MEDIA_OPTIONS,
     # adapters
     "--lora-dtype": LORA_SHAPE,
     "--lora-extra-vocab-size": "adapters have the vocabulary of their model",

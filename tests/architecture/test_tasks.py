@@ -13,6 +13,7 @@ PLACES = ("services", "shared")
 OWNERS = {"shared/process/supervision.py", "shared/process/lifecycle.py"}
 GROUPS = {
     "services/frontend/kserve_edge/service.py",
+    "services/frontend/media/pipeline.py",
     "services/frontend/offline/runner.py",
 }  # tasks of an asyncio.TaskGroup, which sees their ends
 THREADS = {  # each with what sees its end

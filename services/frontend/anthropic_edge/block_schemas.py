@@ -39,13 +39,26 @@ COMPACTION: Schema = {
     "required": ["type"],
     "properties": {"type": {"const": "compaction"}, "content": {"type": ["string", "null"]}},
 }
+IMAGE: Schema = {
+    "required": ["type", "source"],
+    "properties": {
+        "type": {"const": "image"},
+        "source": {
+            "type": "object",
+            "anyOf": [
+                {"required": ["type", "data"], "properties": {"type": {"const": "base64"}, "data": {"type": "string"}}},
+                {"required": ["type", "url"], "properties": {"type": {"const": "url"}, "url": {"type": "string"}}},
+            ],
+        },
+    },
+}
 RESULT: Schema = {
     "required": ["type"],
     "properties": {
         "type": {"const": "tool_result"},
         "content": {
             "type": ["string", "array", "null"],
-            "items": {"type": "object", "anyOf": [TEXT, REFERENCE, DOCUMENT, SEARCHED]},
+            "items": {"type": "object", "anyOf": [TEXT, REFERENCE, DOCUMENT, SEARCHED, IMAGE]},
         },
     },
 }
@@ -61,7 +74,7 @@ THOUGHT: Schema = {"required": ["type"], "properties": {"type": {"enum": [*THOUG
 SERVERS: Schema = {"required": ["type"], "properties": {"type": {"enum": [*SERVER_RUN]}}}
 SYSTEM: Schema = {"items": {"type": "object", **TEXT}}
 BLOCKS = {
-    "user": (TEXT, RESULT, DOCUMENT, SEARCHED),
+    "user": (TEXT, RESULT, DOCUMENT, SEARCHED, IMAGE),
     "assistant": (TEXT, USE, THOUGHT, SERVERS, COMPACTION),
     "system": (TEXT,),
 }  # by the role of their message

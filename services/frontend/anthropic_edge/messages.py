@@ -7,6 +7,7 @@ from typing import Any
 
 from quire.services.frontend.anthropic_edge.block_schemas import SERVER_RUN, THOUGHTS
 from quire.services.frontend.anthropic_edge.bodies import MessageBody
+from quire.services.frontend.anthropic_edge.images import IMAGE, read_image
 from quire.services.frontend.anthropic_edge.text_blocks import to_text_block
 from quire.services.frontend.request import conversation
 from quire.shared.errors import InvalidArgument, Unimplemented
@@ -95,27 +96,45 @@ def _call(block: Block, place: str) -> Mapping[str, Any]:
 
 def _others(role: str, blocks: Iterable[Block], place: str) -> Iterator[Mapping[str, Any]]:
     """Yields a message for each run of text, and one for each tool result."""
-    texts: list[Block] = []
+    moved = False  # whether all of them are pictures of the results before
+    pending: list[Block] = []  # texts and pictures of the next message; pictures in results come after the results
     for block in blocks:
-        if block.get("type") == "text":
-            texts.append(block)
-        elif block.get("type") == "tool_result" and role == "user":
-            if texts:
-                yield conversation.message(role, _joined(texts))
-            texts = []
-            yield _result(block, place)
+        kind = block.get("type")
+        if kind == "text" or (kind == IMAGE and role == "user"):
+            pending, moved = [*pending, block], False
+        elif kind == "tool_result" and role == "user":
+            if pending and not moved:
+                yield conversation.message(role, _content(pending, place))
+                pending = []
+            message, pictures = _result(block, place)
+            yield message
+            pending, moved = [*pending, *pictures], True
         else:
             raise _not_offered(block, place)
-    if texts:
-        yield conversation.message(role, _joined(texts))
+    if pending:
+        yield conversation.message(role, _content(pending, place))
 
 
-def _result(block: Block, place: str) -> Mapping[str, Any]:
-    """Converts a tool_result block to a message of role tool; the text of a failed call is prefixed with "Error: "."""
+def _content(blocks: Sequence[Block], place: str) -> str | list[Mapping[str, Any]]:
+    """Returns the texts of blocks, or, if there are pictures among them, their parts in order."""
+    if all(block.get("type") == "text" for block in blocks):
+        return _joined(blocks)
+    return [
+        {"type": "text", "text": block["text"]} if block.get("type") == "text" else read_image(block, place)
+        for block in blocks
+    ]
+
+
+def _result(block: Block, place: str) -> tuple[Mapping[str, Any], list[Block]]:
+    """Converts a tool_result block to a message of role tool; the text of a failed call is prefixed with "Error: ".
+    Returns it and the pictures in the result, for a message of the user after the results."""
     content = block.get("content")
-    text = _joined(_texts_alone("" if content is None else content, place))
+    blocks = _text_blocks("" if content is None else content, place)
+    pictures = [inner for inner in blocks if inner.get("type") == IMAGE]
+    text = _joined(_texts_alone([inner for inner in blocks if inner.get("type") != IMAGE], place))
     failed = "Error: " if block.get("is_error") else ""  # templates have no other way to say so
-    return conversation.message("tool", failed + text, tool_call_id=str(block.get("tool_use_id") or ""))
+    message = conversation.message("tool", failed + text, tool_call_id=str(block.get("tool_use_id") or ""))
+    return message, pictures
 
 
 def _not_offered(block: Block, place: str) -> Unimplemented:

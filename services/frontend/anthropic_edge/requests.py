@@ -13,7 +13,7 @@ from quire.services.frontend.anthropic_edge.messages import to_messages
 from quire.services.frontend.http.fields import scalar_fields
 from quire.services.frontend.http.headers import CallHeaders
 from quire.services.frontend.input_processor.sampling import sampling_rules
-from quire.services.frontend.request import reasoning
+from quire.services.frontend.request import conversation, reasoning
 from quire.services.frontend.request.request import ChatPrompt, Request
 from quire.services.frontend.request.tool_offer import ToolOffer
 from quire.services.frontend.tokenizer.tokenizer import Tokenizer
@@ -56,7 +56,7 @@ def prompt(body: CountBody, offer: ToolOffer) -> ChatPrompt:
     """Returns the prompt; a last message of the assistant is the beginning of the answer."""
     written = to_messages(body.system, body.messages)
     continues = bool(written) and written[-1]["role"] == "assistant" and not written[-1].get("tool_calls")
-    return ChatPrompt(
+    return conversation.chat_prompt(
         written,
         add_generation_prompt=not continues,
         continue_final_message=continues,

@@ -54,7 +54,12 @@ class FrontendCore:
             dialler=dialler,
         )
         self.admins = SchedulerAdmins(self.client.connections, dialler)
-        self.catalogue = Catalogue(model.identity, lambda: self.client.limits, settings.served_model_aliases)
+        self.catalogue = Catalogue(
+            model.identity,
+            lambda: self.client.limits,
+            settings.served_model_aliases,
+            takes_pictures=model.media is not None,
+        )
         load = ClusterLoadCollector(self.load, lambda: self.catalogue.adapters, lambda: self.client.num_workers)
         ingress.metrics.registry.register(load)
         if model.media is not None:

@@ -21,6 +21,7 @@ class CatalogueEntry:
     max_model_len: int  # 0 until a worker has reported it
     ready: bool
     adapter_of: str = ""  # the base model of an adapter; empty: not an adapter
+    input_modalities: tuple[str, ...] = ("text",)  # what prompts may contain
 
 
 class Catalogue:
@@ -31,8 +32,11 @@ class Catalogue:
         identity: model_pb2.ModelIdentity,
         limits: Callable[[], ClusterLimits | None],
         aliases: Sequence[str] = (),
+        *,
+        takes_pictures: bool = False,
     ) -> None:
         """Starts without adapters. `aliases`: further names of the model; answers carry its first name."""
+        self._input_modalities = ("text", "image") if takes_pictures else ("text",)
         self._identity = identity
         self._limits = limits
         self._own_names = dict.fromkeys((identity.name, *aliases))
@@ -56,6 +60,7 @@ class Catalogue:
             self._max_model_len,
             self._limits() is not None,
             adapter_of=self.name if adapter else "",
+            input_modalities=self._input_modalities,
         )
 
     def entries(self) -> list[CatalogueEntry]:

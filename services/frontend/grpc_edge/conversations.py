@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from quire.services.frontend.request import conversation
+from quire.services.frontend.request.media import MediaOptions, MediaPart, PartOrigin
+from quire.services.frontend.request.media_options import media_options
 from quire.services.frontend.request.request import Tool
 from quire.services.frontend.request.tool_offer import (
     AUTO,
@@ -41,12 +43,54 @@ def _message(message: pb.ChatMessage) -> Mapping[str, Any]:
         )
     return conversation.message(
         message.role,
-        message.content,
+        _content(message),
         name=message.name,
         tool_calls=[conversation.tool_call(call.id, call.name, call.arguments) for call in message.tool_calls],
         tool_call_id=message.tool_call_id,
         reasoning=message.reasoning,
     )
+
+
+def _content(message: pb.ChatMessage) -> str | list[Mapping[str, Any]]:
+    """Returns the text of a message, or its parts. Raises InvalidArgument for both, and for an empty part."""
+    if not message.parts:
+        return message.content
+    if message.content:
+        raise InvalidArgument("messages: a message has content or parts, not both", field="messages")
+    return [_part(part) for part in message.parts]
+
+
+def _part(part: pb.ContentPart) -> Mapping[str, Any]:
+    """Converts a part of a message. Raises InvalidArgument if it is not set."""
+    match part.WhichOneof("part"):
+        case "text":
+            return {"type": "text", "text": part.text}
+        case "image":
+            return conversation.picture(media_part(part.image, PartOrigin(kind="image")))
+    raise InvalidArgument("messages: a part of a message must be set", field="messages")
+
+
+def media_part(part: pb.MediaPart, origin: PartOrigin) -> MediaPart:
+    """Converts a picture. Raises InvalidArgument for one without a source and a name."""
+    source = part.WhichOneof("source")
+    if source is None and not part.name:
+        raise InvalidArgument(f"{origin.place} of type image need content, url or name", field=origin.field)
+    return MediaPart(
+        part.url if source == "url" else None,
+        part.content if source == "content" else None,
+        name=part.name,
+        origin=origin,
+    )
+
+
+def options_of_media(message: pb.MediaOptions) -> MediaOptions:
+    """Converts the options of pictures. Raises InvalidArgument for text that is no JSON object, and for unknown
+    options."""
+    found = [_json(name, text) for name, text in (("processor", message.processor), ("io", message.io))]
+    for name, value in zip(("processor", "io"), found, strict=True):
+        if not isinstance(value, dict):
+            raise InvalidArgument(f"media_options.{name} must be a JSON object", field="media_options")
+    return media_options(*found)
 
 
 def shown_tools(tools: Iterable[pb.Tool]) -> list[dict[str, Any]]:

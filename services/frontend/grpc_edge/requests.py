@@ -15,10 +15,10 @@ from quire.services.frontend.grpc_edge import conversations
 from quire.services.frontend.grpc_edge.errors import Context
 from quire.services.frontend.input_processor.sampling import sampling_rules
 from quire.services.frontend.input_processor.sampling.unsupported_fields import reject_unsupported
-from quire.services.frontend.request import reasoning
+from quire.services.frontend.request import conversation, reasoning
+from quire.services.frontend.request.media import MediaPart, PartOrigin
 from quire.services.frontend.request.request import (
     BeamSearch,
-    ChatPrompt,
     Prompt,
     RepetitionDetection,
     Request,
@@ -63,7 +63,8 @@ def generate_request(message: pb.GenerateRequest, arrival: Arrival, defaults: Ge
     """Returns the request of a Generate message. `defaults`: the model's sampling defaults. Raises InvalidArgument."""
     _check_retention(message)
     sampling = _sampling(message.sampling, defaults)
-    return new_request(message.model, _prompt(message), sampling, message.options, arrival)
+    request = new_request(message.model, _prompt(message), sampling, message.options, arrival)
+    return replace(request, media_options=conversations.options_of_media(message.media_options))
 
 
 def chat_request(message: pb.ChatRequest, arrival: Arrival, defaults: GenerationDefaults) -> Request:
@@ -72,14 +73,20 @@ def chat_request(message: pb.ChatRequest, arrival: Arrival, defaults: Generation
     _check_retention(message)
     offer = conversations.tool_offer(message)
     variables = reasoning.template_variables(message.reasoning_effort or None)
-    prompt = ChatPrompt(
+    prompt = conversation.chat_prompt(
         conversations.messages(message.messages),
         template_variables={**variables, **conversations.variables(message.chat_template_kwargs)},
         tools=offer.template_tools,
     )
     request = new_request(message.model, prompt, _sampling(message.sampling, defaults), message.options, arrival)
     wants_reasoning = not message.HasField("include_reasoning") or message.include_reasoning
-    return replace(request, parse_answer=True, tool_use=offer.tool_use, include_reasoning=wants_reasoning)
+    return replace(
+        request,
+        parse_answer=True,
+        tool_use=offer.tool_use,
+        include_reasoning=wants_reasoning,
+        media_options=conversations.options_of_media(message.media_options),
+    )
 
 
 def _check_retention(message: pb.GenerateRequest | pb.ChatRequest) -> None:
@@ -120,16 +127,26 @@ def new_request(
 def _prompt(message: pb.GenerateRequest | pb.TokenizeRequest) -> Prompt:
     """Returns the prompt: a text, a conversation, or, for Generate only, token ids. Raises InvalidArgument if it is not
     set."""
+    images = _images(message)
     match message.WhichOneof("prompt"):
         case "text":
-            return TextPrompt(message.text, add_special_tokens=not message.skip_special_prompt_tokens)
+            return TextPrompt(message.text, not message.skip_special_prompt_tokens, images)
         case "conversation":
+            if images:
+                raise InvalidArgument("images: a conversation has its pictures in parts of messages", field="images")
             turns = conversations.messages(message.conversation.messages)
-            return ChatPrompt(turns, tools=conversations.shown_tools(message.conversation.tools))
+            return conversation.chat_prompt(turns, tools=conversations.shown_tools(message.conversation.tools))
         case "token_ids" if isinstance(message, pb.GenerateRequest):
-            return TokenPrompt(message.token_ids.ids)
+            return TokenPrompt(message.token_ids.ids, images)
         case _:
             raise InvalidArgument("prompt must be set", field="prompt")
+
+
+def _images(message: pb.GenerateRequest | pb.TokenizeRequest) -> list[MediaPart]:
+    """Returns the pictures of a prompt that is no conversation."""
+    if isinstance(message, pb.TokenizeRequest):
+        return []
+    return [conversations.media_part(image, PartOrigin("images: parts", "image", "images")) for image in message.images]
 
 
 def _sampling(message: sampling_pb2.SamplingParams, defaults: GenerationDefaults) -> Sampling:

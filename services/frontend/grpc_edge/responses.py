@@ -132,4 +132,5 @@ def model(entry: CatalogueEntry) -> pb.Model:
         ready=entry.ready,
         created_unix_s=entry.created_unix_s,
         adapter_of=entry.adapter_of,
+        input_modalities=entry.input_modalities,
     )

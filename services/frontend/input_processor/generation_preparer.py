@@ -70,12 +70,14 @@ class GenerationPreparer:
         if isinstance(prompt, TokenPrompt) and not truncated:
             check_length(len(prompt.token_ids), max_model_len)  # before they are copied
         tokenized = await self._tokens.read(prompt, max_model_len, None if truncated else max_model_len)
-        token_ids = prompt_limits.truncate(tokenized.token_ids, request, max_model_len)
         parts = media_of(prompt)
-        if parts:
-            check_length(len(token_ids), max_model_len)  # before the media are fetched
+        if not parts:
+            token_ids = prompt_limits.truncate(tokenized.token_ids, request, max_model_len)
+            return prompt_limits.column(token_ids, max_model_len, self._vocab_size), ()
+        check_length(len(tokenized.token_ids), max_model_len)  # before the media are fetched
         shown = [parts[index] for index in tokenized.media]
-        token_ids, items = await self._media.place(token_ids, shown, request, holds)
+        token_ids, items = await self._media.place(tokenized.token_ids, shown, request, holds)
+        prompt_limits.check_uncut(len(token_ids), request, max_model_len)
         return prompt_limits.column(token_ids, max_model_len, self._vocab_size), items
 
     async def _options(self, request: Request, limits: ClusterLimits, adapter: AdapterId | None) -> OptionsFactory:

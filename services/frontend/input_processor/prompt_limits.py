@@ -70,6 +70,18 @@ def max_kept_tokens(request: Request, max_model_len: int) -> int | None:
     return keep
 
 
+def check_uncut(length: int, request: Request, max_model_len: int) -> None:
+    """Raises InvalidArgument if a prompt with pictures, which is never cut, has more tokens than the request keeps."""
+    keep = max_kept_tokens(request, max_model_len)
+    if keep is not None and length > keep:
+        raise InvalidArgument(
+            f"truncate_prompt_tokens: the prompt has {length} tokens, of which {keep} may be kept; a prompt with "
+            "pictures is not cut. Send fewer pictures or less text.",
+            field="truncate_prompt_tokens",
+            reason=TOO_LONG,
+        )
+
+
 def check_vocabulary(token_ids: Sequence[int], vocab_size: int) -> npt.NDArray[Any]:
     """Returns the ids as an array; raises InvalidArgument for an id outside the vocabulary."""
     ids = np.asarray(token_ids)

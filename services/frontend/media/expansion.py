@@ -22,12 +22,12 @@ class PlacedItem(NamedTuple):
     expansion: PlaceholderExpansion
 
 
-def check_count(num_placeholders: int, num_items: int, placeholder: str) -> None:
-    """Raises InvalidArgument unless there are as many placeholders as items."""
+def check_count(num_placeholders: int, num_items: int, placeholder: str, field: str) -> None:
+    """Raises InvalidArgument, for the field of the items, unless there are as many placeholders as items."""
     if num_placeholders > num_items:
         raise InvalidArgument(
             f"Found more '{placeholder}' placeholders in input prompt than actual multimodal data items.",
-            field="prompt",
+            field=field,
         )
     if num_placeholders < num_items:
         raise InvalidArgument(
@@ -35,7 +35,7 @@ def check_count(num_placeholders: int, num_items: int, placeholder: str) -> None
             f"found {num_placeholders} prompt updates! This is likely because you forgot to include input placeholder "
             f"tokens (here: `{placeholder}`) in the prompt. If the model has a chat template, make sure you have "
             "applied it.",
-            field="prompt",
+            field=field,
         )
 
 

@@ -17,9 +17,9 @@ from quire.services.frontend.media.policy import MediaPolicy
 from quire.services.frontend.media.store import MediaHolds, MediaStore
 from quire.services.frontend.media.tiles import MediaTiles
 from quire.services.frontend.request import conversation
-from quire.services.frontend.request.media import MediaPart
+from quire.services.frontend.request.media import DEFAULT_MEDIA_OPTIONS, MediaPart
 from quire.services.frontend.request.request import Request, media_of
-from quire.shared.errors import DeadlineExceeded, InvalidArgument
+from quire.shared.errors import DeadlineExceeded, InvalidArgument, Unimplemented
 from quire.shared.media.processor import MediaProcessor, PromptTokenizer
 from quire.shared.metrics.media import MediaStatus
 from quire.shared.pb.common.v1 import media_pb2
@@ -55,10 +55,13 @@ class NoMedia:
         self._store = MediaStore(0, 0)
 
     def check(self, request: Request) -> None:
-        """Raises Unimplemented for the first part that is no text."""
+        """Raises Unimplemented for the first part that is no text, and for options of pictures."""
         for prompt in request.prompts:
             for part in media_of(prompt):
                 raise conversation.not_taken(part.origin)
+        if request.media_options != DEFAULT_MEDIA_OPTIONS:
+            name = "mm_processor_kwargs" if request.media_options.processor else "media_io_kwargs"
+            raise Unimplemented(f"{name}: this model takes no pictures; leave it out", field=name)
 
     def holding(self) -> MediaHolds:
         return self._store.holding()
@@ -72,7 +75,7 @@ class NoMedia:
 
 @dataclass(frozen=True, slots=True)
 class MediaModel:
-    """What the pipeline needs to know of a model."""
+    """Model as far as its pictures are concerned."""
 
     processor: MediaProcessor
     tokenizer: PromptTokenizer
@@ -118,14 +121,9 @@ class MediaPipeline:
         self._decoder = PictureDecoder(folder, policy.bounds, num_processes)
 
     def check(self, request: Request) -> None:
-        """Raises InvalidArgument for too many pictures, and for options that do not go together with pictures."""
+        """Raises InvalidArgument for a prompt with too many pictures."""
         for prompt in request.prompts:
-            parts = media_of(prompt)
-            self._limits.check(len(parts))
-            if parts and request.truncate_prompt_tokens is not None:
-                raise InvalidArgument(
-                    "truncate_prompt_tokens cannot be used with pictures; leave it out", field="truncate_prompt_tokens"
-                )
+            self._limits.check(len(media_of(prompt)))
 
     def holding(self) -> MediaHolds:
         return self.store.holding()
@@ -149,7 +147,9 @@ class MediaPipeline:
         placeholder = self._model.processor.placeholder
         if not parts:
             return token_ids, ()
-        expansion.check_count(list(token_ids).count(placeholder), len(parts), self._model.placeholder)
+        expansion.check_count(
+            list(token_ids).count(placeholder), len(parts), self._model.placeholder, parts[0].origin.field
+        )
         async with _deadline(request.deadline_s):
             items = await self._items(parts, request, holds)
         return expansion.expand(list(token_ids), placeholder, items)

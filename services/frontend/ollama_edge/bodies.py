@@ -20,7 +20,7 @@ IGNORED = frozenset({"keep_alive"})
 ROLES = ("system", "user", "assistant", "tool")
 NOTHING: tuple[Any, ...] = (None, False, 0, "", [])  # values that do not ask for a feature
 NOT_OFFERED: Mapping[str, Sequence[Any]] = dict.fromkeys((
-    "context", "height", "images", "shift", "steps", "suffix", "system_one", "template", "truncate", "width",
+    "context", "height", "shift", "steps", "suffix", "system_one", "template", "truncate", "width",
 ), NOTHING)  # fmt: skip
 IGNORED_OPTIONS = frozenset({
     "embedding_only", "f16_kv", "logits_all", "low_vram", "main_gpu", "num_batch", "num_ctx", "num_gpu", "num_keep",
@@ -124,6 +124,7 @@ class OllamaGenerateBody(AnswerBody):
 
     prompt: OptionalText = ""
     system: OptionalText = ""
+    images: list[str] | None = Field(None, description="pictures in base64")
     raw: Flag = Field(default=False, description="use the prompt without the chat template")
 
 

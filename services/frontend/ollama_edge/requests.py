@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from quire.services.frontend.http.fields import scalar_fields
@@ -21,10 +21,11 @@ from quire.services.frontend.ollama_edge.bodies import (
 )
 from quire.services.frontend.openai_edge.body import tools
 from quire.services.frontend.request import conversation, reasoning
+from quire.services.frontend.request.media import MediaPart, PartOrigin
 from quire.services.frontend.request.request import ChatPrompt, Pooling, Prompt, Request, Sampling, TextPrompt
 from quire.services.frontend.request.tool_offer import ToolOffer
 from quire.services.frontend.tokenizer.generation_config import GenerationDefaults
-from quire.shared.errors import InvalidArgument, Unimplemented
+from quire.shared.errors import InvalidArgument
 from quire.shared.pb.common.v1 import sampling_pb2
 
 UNBOUNDED = (-1, -2)  # values of num_predict
@@ -39,7 +40,7 @@ def _conversation(body: OllamaChatBody, offer: ToolOffer) -> ChatPrompt:
     """Returns the chat prompt; a last message of the assistant is continued unless it has tool calls."""
     written = [_message(message) for message in body.messages]
     is_continued = written[-1]["role"] == "assistant" and not written[-1].get("tool_calls")
-    return ChatPrompt(
+    return conversation.chat_prompt(
         written,
         add_generation_prompt=not is_continued,
         continue_final_message=is_continued,
@@ -52,14 +53,14 @@ def generate_request(body: OllamaGenerateBody, headers: CallHeaders, defaults: G
     """Returns the request for a prompt, rendered as a conversation of one turn unless it is raw. Raises InvalidArgument
     for a system text with a raw prompt."""
     if not body.raw:
-        turns = [conversation.message("user", body.prompt)]
+        turns = [conversation.message("user", _content(body.prompt, body.images, "images"))]
         if body.system:
             turns.insert(0, conversation.message("system", body.system))
-        prompt: Prompt = ChatPrompt(turns, template_variables=_variables(body))
+        prompt: Prompt = conversation.chat_prompt(turns, template_variables=_variables(body))
     elif body.system:
         raise InvalidArgument("system: a raw prompt has no template to put it into", field="system")
     else:
-        prompt = TextPrompt(body.prompt)
+        prompt = TextPrompt(body.prompt, media=[_picture(image, "images") for image in body.images or ()])
     return _request(body, prompt, ToolOffer(), headers, defaults)
 
 
@@ -130,23 +131,36 @@ def _variables(body: AnswerBody) -> Mapping[str, Any]:
 
 
 def _message(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Converts one message of a conversation. Raises InvalidArgument for an unknown role or a wrong type, Unimplemented
-    for images."""
+    """Converts one message of a conversation. Raises InvalidArgument for an unknown role or a wrong type."""
     role, content = message.get("role"), message.get("content")
     if role not in ROLES:
         raise InvalidArgument(f"messages: role must be one of {', '.join(ROLES)}, got {role!r}", field="messages")
     if content is not None and not isinstance(content, str):
         raise InvalidArgument("messages: content must be text", field="messages")
-    if message.get("images"):
-        raise Unimplemented("messages: images are not offered by this server", field="messages")
     return conversation.message(
         str(role),
-        content or "",
+        _content(content or "", _list(message, "images"), "messages"),
         name=_text(message, "tool_name"),
         tool_calls=[_call(number, call) for number, call in enumerate(_list(message, "tool_calls"))],
         tool_call_id=_text(message, "tool_call_id"),
         reasoning=_text(message, "thinking"),
     )
+
+
+def _content(text: str, images: Sequence[Any] | None, field: str) -> str | list[Mapping[str, Any]]:
+    """Returns a text, or pictures before it. Raises InvalidArgument."""
+    if not images:
+        return text
+    pictures: list[Mapping[str, Any]] = [conversation.picture(_picture(image, field)) for image in images]
+    return [*pictures, {"type": "text", "text": text}] if text else pictures
+
+
+def _picture(image: Any, field: str) -> MediaPart:
+    """Returns the picture of base64 text or a data: URL. Raises InvalidArgument for another type."""
+    if not isinstance(image, str):
+        raise InvalidArgument(f"{field}: images must be texts in base64, got {type(image).__name__}", field=field)
+    url = image if image.startswith("data:") else f"data:;base64,{image}"
+    return MediaPart(url, origin=PartOrigin(f"{field}: images" if field != "images" else field, "", field))
 
 
 def _text(message: Mapping[str, Any], name: str) -> str:

@@ -162,15 +162,17 @@ class OllamaRoutes:
                 f"{family}.context_length": entry.max_model_len,
                 f"{family}.vocab_size": entry.vocab_size,
             },
-            "capabilities": self._capabilities(),
+            "capabilities": self._capabilities(entry),
         }
 
-    def _capabilities(self) -> list[str]:
+    def _capabilities(self, entry: CatalogueEntry) -> list[str]:
         """Returns what the model can do, in Ollama's words; tools and thinking depend on its chat template and
         tokens."""
         if self._processor.classes:
             return ["classify"]
         capabilities = ["completion", "embedding"]
+        if "image" in entry.input_modalities:
+            capabilities.append("vision")
         if self._tokenizer.template.supports_tools:
             capabilities.append("tools")
         return [*capabilities, "thinking"] if self._tokenizer.thinking_token_ids is not None else capabilities

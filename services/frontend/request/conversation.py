@@ -19,10 +19,13 @@ MEDIA = {"image": "pictures", "audio": "sound", "video": "films", "file": "files
 
 
 def unsupported_part(place: str, kind: Any, field: str) -> Unimplemented:
-    """Returns the error for message parts other than text. `place`: what has the type `kind`, in the plural."""
-    media = next((name for piece, name in MEDIA.items() if piece in kind), "") if isinstance(kind, str) else ""
+    """Returns the error for message parts other than text. `place`: what has the type `kind`, in the plural; an
+    empty `kind`: there are no types."""
+    shown = kind or place if isinstance(kind, str) else ""
+    media = next((name for piece, name in MEDIA.items() if piece in shown), "")
     reason = f": models are given text only, not {media}; send their content as text" if media else ""
-    return Unimplemented(f"{place} of type {kind!r:.64} are not offered by this server{reason}", field=field)
+    of_type = "" if kind == "" else f" of type {kind!r:.64}"
+    return Unimplemented(f"{place}{of_type} are not offered by this server{reason}", field=field)
 
 
 def not_taken(origin: PartOrigin) -> Unimplemented:

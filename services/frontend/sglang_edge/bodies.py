@@ -44,6 +44,10 @@ class SglangGenerateBody(BaseModel):
 
     text: str | list[str] | None = None
     input_ids: list[int] | list[list[int]] | None = Field(None, json_schema_extra={"items": {"minimum": 0, **ONE_ID}})
+    image_data: Any = Field(
+        None,
+        description="pictures for the placeholders: URL or base64; a list of them; for several prompts one list each",
+    )
     sampling_params: SamplingBody | None = None
     stream: Flag = False
     rid: str | None = Field(None, description="the id of the request")

@@ -6,17 +6,21 @@ import json
 import uuid
 from collections.abc import Sequence
 from typing import Any
+from urllib.parse import quote
 
 from quire.services.frontend.http.fields import scalar_fields
 from quire.services.frontend.http.headers import CallHeaders
 from quire.services.frontend.input_processor.sampling import sampling_rules
 from quire.services.frontend.openai_edge.body.logit_bias import logit_bias
+from quire.services.frontend.request.media import MediaPart, PartOrigin
 from quire.services.frontend.request.request import Prompt, Request, TextPrompt, TokenPrompt
 from quire.services.frontend.sglang_edge.bodies import SamplingBody, SglangGenerateBody
 from quire.services.frontend.tokenizer.generation_config import GenerationDefaults
 from quire.shared.errors import InvalidArgument
 from quire.shared.pb.common.v1 import sampling_pb2
 
+URL_SCHEMES = ("data:", "http:", "https:", "file:")
+MOST_PATH_CHARACTERS = 200  # base64 of a JPEG begins with a slash as well, and is longer
 MAX_NEW_TOKENS = 128  # SGLang's default
 FORMS = {"json_schema": "json_schema", "regex": "regex", "ebnf": "grammar", "structural_tag": "structural_tag"}
 SHARED_FIELDS = (
@@ -62,9 +66,38 @@ def _prompts(body: SglangGenerateBody) -> Sequence[Prompt]:
     if body.text == []:
         raise InvalidArgument("text must hold at least one prompt", field="text")
     if body.text is not None:
-        return [TextPrompt(text) for text in ([body.text] if isinstance(body.text, str) else body.text)]
+        texts = [body.text] if isinstance(body.text, str) else body.text
+        pictures = _pictures(body.image_data, len(texts), is_list=not isinstance(body.text, str))
+        return [TextPrompt(text, media=media) for text, media in zip(texts, pictures, strict=True)]
     several = [ids for ids in body.input_ids or () if isinstance(ids, list)]
-    return [TokenPrompt(ids) for ids in several] or [TokenPrompt(body.input_ids)]  # type: ignore[arg-type]
+    prompts: list[Any] = several or [body.input_ids]
+    pictures = _pictures(body.image_data, len(prompts), is_list=bool(several))
+    return [TokenPrompt(ids, media) for ids, media in zip(prompts, pictures, strict=True)]
+
+
+def _pictures(given: Any, num_prompts: int, *, is_list: bool) -> list[list[MediaPart]]:
+    """Returns the pictures of each prompt. `is_list`: the prompts were given as a list, and so are their pictures.
+    Raises InvalidArgument for another number."""
+    if given is None:
+        return [[] for _ in range(num_prompts)]
+    each = given if is_list and isinstance(given, list) else [given]
+    if len(each) != num_prompts:
+        text = f"image_data has pictures for {len(each)} prompts; there are {num_prompts}"
+        raise InvalidArgument(text, field="image_data")
+    return [[_picture(one) for one in (entry if isinstance(entry, list) else [entry])] for entry in each]
+
+
+def _picture(given: Any) -> MediaPart:
+    """Returns the picture of a URL, a path, base64 text, or an object with a url. Raises InvalidArgument."""
+    url = given.get("url") if isinstance(given, dict) else given
+    if not isinstance(url, str):
+        text = f"image_data must hold URLs or base64 texts, got {type(url).__name__}"
+        raise InvalidArgument(text, field="image_data")
+    if url.startswith("/") and len(url) < MOST_PATH_CHARACTERS:
+        url = f"file://{quote(url)}"
+    elif not url.startswith(URL_SCHEMES):
+        url = f"data:;base64,{url}"
+    return MediaPart(url, origin=PartOrigin("image_data", "", "image_data"))
 
 
 def _given(sampling: SamplingBody) -> dict[str, Any]:

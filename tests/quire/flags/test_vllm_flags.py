@@ -120,7 +120,9 @@ def test_other_names_of_what_is_there_are_taken(words: tuple[str, ...], name: st
         (("--load-format", "tensorizer"), "invalid choice: 'tensorizer'"),
         (("--override-generation-config", '{"temperature": 0.6}'), "generation_config.json"),
         (("--rope-scaling", '{"rope_type":"yarn","factor":4.0}'), "change config.json"),
-        (("--limit-mm-per-prompt", '{"image": 4}'), "pictures, audio and video are not taken"),
+        (("--limit-mm-per-prompt", '{"image": {"count": 4}}'), "is neither a number nor a text"),
+        (("--enable-mm-embeds",), "embeddings of media are not taken"),
+        (("--mm-encoder-tp-mode", "data"), "runs in the workers"),
         (("--distributed-executor-backend", "ray"), "there is no Ray"),
         (
             ("--reasoning-config", '{"reasoning_start_str": "<think>"}'),

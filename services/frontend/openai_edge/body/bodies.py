@@ -207,6 +207,10 @@ class ChatOptions(GenerationBody):
     tools: list[dict[str, Any]] | None = Field(None, json_schema_extra=TOOLS)
     tool_choice: Any = Field(None, json_schema_extra=TOOL_CHOICE)
     parallel_tool_calls: bool | None = None
+    mm_processor_kwargs: dict[str, Any] | None = Field(None, description="options of the model's picture processor")
+    media_io_kwargs: dict[str, dict[str, Any]] | None = Field(
+        None, description="image: image_mode and rgba_background_color of decoded pictures"
+    )
 
 
 class ChatBody(ChatOptions):

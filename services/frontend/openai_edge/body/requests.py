@@ -25,6 +25,7 @@ from quire.services.frontend.openai_edge.body.logits_processors import logits_pr
 from quire.services.frontend.openai_edge.body.prompts import chat_prompt, completion_prompts
 from quire.services.frontend.openai_edge.body.structured_outputs import constraint
 from quire.services.frontend.openai_edge.body.token_limit import token_limit
+from quire.services.frontend.request.media_options import media_options
 from quire.services.frontend.request.request import BeamSearch, Prompt, RepetitionDetection, Request
 from quire.services.frontend.tokenizer.generation_config import GenerationDefaults
 from quire.services.frontend.tokenizer.tokenizer import Tokenizer
@@ -125,7 +126,10 @@ def _chat_request(
         given["structured_output"] = None  # the format applies to content, and there will be none
     request = _request(body, prompts, given, tokenizer.defaults, headers=headers, default_max_tokens=None)
     is_shown = body.include_reasoning and not (body.reasoning is not None and body.reasoning.exclude)
-    return replace(request, parse_answer=True, tool_use=offer.tool_use, include_reasoning=is_shown)
+    options = media_options(body.mm_processor_kwargs, body.media_io_kwargs)
+    return replace(
+        request, parse_answer=True, tool_use=offer.tool_use, include_reasoning=is_shown, media_options=options
+    )
 
 
 def answer_options(body: GenerationBody, prefix: Sequence[str]) -> AnswerOptions:

@@ -190,6 +190,8 @@ class ResponsesBody(ScalarFields):
     truncation: Literal["auto", "disabled"] | None = None
     metadata: dict[str, str] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    mm_processor_kwargs: dict[str, Any] | None = None
+    media_io_kwargs: dict[str, dict[str, Any]] | None = None
     enable_thinking: bool | None = Field(None, description="the chat template's variable")
     thinking: ThinkingField | None = Field(None, description="on or off")
     request_id: str | None = None

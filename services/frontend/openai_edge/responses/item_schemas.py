@@ -8,11 +8,16 @@ TEXT_PARTS = {"input_text": "text", "output_text": "text", "text": "text", "summ
 ROLES = ("user", "assistant", "system", "developer")
 
 TEXT: Schema = {"type": "string"}
+PICTURE: Schema = {
+    "required": ["image_url"],
+    "properties": {"type": {"enum": ["input_image", "image_url"]}, "image_url": {"type": ["string", "object"]}},
+}
 PART: Schema = {
     "type": "object",
     "required": ["type"],
     "anyOf": [
-        {"required": [key], "properties": {"type": {"const": kind}, key: TEXT}} for kind, key in TEXT_PARTS.items()
+        *({"required": [key], "properties": {"type": {"const": kind}, key: TEXT}} for kind, key in TEXT_PARTS.items()),
+        PICTURE,
     ],
 }
 TEXTS: Schema = {"anyOf": [TEXT, {"type": "array", "items": PART}, {"type": "null"}]}

@@ -9,13 +9,16 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from quire.services.frontend.openai_edge.body.pictures import read_picture
 from quire.services.frontend.openai_edge.responses import item_schemas
 from quire.services.frontend.openai_edge.responses.item_schemas import ROLES, TEXT_PARTS
 from quire.services.frontend.openai_edge.responses.tools import name_in_prompt
 from quire.services.frontend.request import conversation
+from quire.services.frontend.request.media import PartOrigin
 from quire.shared.errors import InvalidArgument, Unimplemented
 
 Item = Mapping[str, Any]
+Content = str | list[Mapping[str, Any]]
 
 
 def as_items(given: str | Sequence[Item]) -> list[Item]:
@@ -73,17 +76,19 @@ class _MessageBuilder:
     def _message(self, item: Item, place: str) -> None:
         """Adds a message item; an assistant's text is joined to the open turn. Raises InvalidArgument for another
         role."""
-        role, text = str(item.get("role") or ""), _text(item.get("content"), f"{place}.content")
+        role = str(item.get("role") or "")
         if role not in ROLES:
             raise InvalidArgument(
                 f"{place}: role must be user, assistant, system or developer, got {role!r:.64}", field="input"
             )
         if role == "assistant":
-            self._texts.append(text)
+            self._texts.append(_text(item.get("content"), f"{place}.content"))
+        elif role == "user":
+            self.add_message(role, _content(item.get("content"), f"{place}.content"))
         else:
-            self.add_message(role, text)
+            self.add_message(role, _text(item.get("content"), f"{place}.content"))
 
-    def add_message(self, role: str, text: str) -> None:
+    def add_message(self, role: str, text: Content) -> None:
         """Adds a message; consecutive system messages are merged, since most templates accept only one."""
         self._end_turn()
         if role == "system" and self._written and self._written[-1]["role"] == "system":
@@ -129,13 +134,14 @@ def _called(item: Item, place: str) -> tuple[Any, Any]:
     return item.get("name"), item.get("arguments")
 
 
-def _output(item: Item, place: str) -> str:
-    """Returns a tool's output; structures become JSON, since older Codex versions send an object."""
+def _output(item: Item, place: str) -> Content:
+    """Returns a tool's output, in which there may be pictures; structures become JSON, since older Codex versions
+    send an object."""
     output = item.get("output")
     is_text = item["type"] in (f"{item_schemas.FUNCTION}_output", f"{item_schemas.CUSTOM}_output")
     if isinstance(output, dict) or (isinstance(output, list) and not is_text):
         return json.dumps(output, ensure_ascii=False)
-    return _text(output, place)
+    return _content(output, place)
 
 
 def _agent(item: Item, place: str) -> str:
@@ -168,6 +174,17 @@ def _text_of(part: Any, place: str) -> str:
     if not isinstance(text, str):
         raise InvalidArgument(f"{place}: a part of reasoning must have its text in text", field="input")
     return text
+
+
+def _content(content: Any, place: str) -> Content:
+    """Returns a content as text, or as parts if there are pictures in it. Raises InvalidArgument for other values."""
+    parts = content if isinstance(content, list) else []
+    pictures = [read_picture(part, PartOrigin(f"{place}: parts", field="input")) for part in parts]
+    if not any(pictures):
+        return _text(content, place)
+    return [
+        picture or {"type": "text", "text": _part(part, place)} for part, picture in zip(parts, pictures, strict=True)
+    ]
 
 
 def _text(content: Any, place: str) -> str:

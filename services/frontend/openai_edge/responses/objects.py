@@ -10,7 +10,7 @@ from quire.services.frontend.openai_edge.responses.item_schemas import FORMS, UN
 PART = Shape(
     frozenset({
         "type", "text", "annotations", "logprobs", "refusal", "image_url", "detail", "file_id", "file_data", "filename",
-        "file_url", "input_audio", "encrypted_content", "prompt_cache_breakpoint",
+        "uuid", "file_url", "input_audio", "encrypted_content", "prompt_cache_breakpoint",
     })
 )  # fmt: skip
 ITEM = Shape(

@@ -25,8 +25,9 @@ from quire.services.frontend.openai_edge.body.token_limit import token_limit
 from quire.services.frontend.openai_edge.responses import tools
 from quire.services.frontend.openai_edge.responses.body import ResponsesBody
 from quire.services.frontend.openai_edge.responses.messages import Item, to_messages
-from quire.services.frontend.request import reasoning
-from quire.services.frontend.request.request import ChatPrompt, Request
+from quire.services.frontend.request import conversation, reasoning
+from quire.services.frontend.request.media_options import media_options
+from quire.services.frontend.request.request import Request
 from quire.services.frontend.tokenizer.tokenizer import Tokenizer
 from quire.shared.errors import InvalidArgument
 
@@ -49,7 +50,7 @@ def responses_request(
     add tools; truncation `auto` cuts the prompt to the context."""
     listed = [*(body.tools or ()), *tools.added_tools(items)]
     offer = tools.read(listed, body.tool_choice, parallel=body.parallel_tool_calls is not False)
-    prompt = ChatPrompt(
+    prompt = conversation.chat_prompt(
         to_messages(body.instructions, items),
         template_variables={**_variables(body), **(body.chat_template_kwargs or {})},
         tools=offer.template_tools,
@@ -69,6 +70,7 @@ def responses_request(
         final_only=not (body.stream or body.background),
         parse_answer=True,
         tool_use=offer.tool_use,
+        media_options=media_options(body.mm_processor_kwargs, body.media_io_kwargs),
         structured_output_field="text.format" if body.structured_outputs is None else "structured_outputs",
         strict_length=True,
     )

@@ -35,4 +35,5 @@ def _card(entry: CatalogueEntry) -> dict[str, Any]:
         "parent": entry.adapter_of or None,
         "max_model_len": entry.max_model_len or None,  # unknown until a worker has reported it
         "ready": entry.ready,
+        "input_modalities": [*entry.input_modalities],
     }

@@ -14,6 +14,7 @@ import httpx
 
 from quire.services.frontend.media.store import MediaStore
 from quire.shared.columns import i32
+from tests.services.frontend.media.fetching import fetch_pixels
 from tests.services.frontend.media.seeing_folder import PLACEHOLDER
 from tests.services.frontend.running import Running, running
 from tests.services.frontend.scripted_scheduler import ReceivedSubmission, ScriptedScheduler, scheduler
@@ -40,15 +41,28 @@ class Served:
 
     def ask(self, path: str, **body: Any) -> asyncio.Future[httpx.Response]:
         """Sends a body; the answer comes when the scheduler resumes, or at once if it is refused."""
-        return asyncio.ensure_future(self.started.http.post(path, json={"max_tokens": 1, **body}))
+        limit = {"max_tokens": 1} if path in ("/v1/chat/completions", "/v1/messages") else {}
+        return asyncio.ensure_future(self.started.http.post(path, json={**limit, **body}))
 
     async def refusal(self, path: str, **body: Any) -> tuple[int, str]:
         """Returns status and text of the error for a body that is refused."""
-        answer = await self.ask(path, **body)
-        return answer.status_code, answer.text
+        asked, number = self.ask(path, **body), len(self.script.submissions)
+        waiting = asyncio.ensure_future(self.script.until(lambda: len(self.script.submissions) > number))
+        await asyncio.wait({waiting, asked}, return_when=asyncio.FIRST_COMPLETED)
+        assert not waiting.done(), f"not refused: {body}"
+        waiting.cancel()
+        return (await asked).status_code, (await asked).text
 
-    async def submission(self, number: int = 0) -> ReceivedSubmission:
-        await self.script.until(lambda: len(self.script.submissions) > number)
+    async def submission(
+        self, number: int = 0, asked: asyncio.Future[httpx.Response] | None = None
+    ) -> ReceivedSubmission:
+        """Waits for a submission. `asked`: its request, whose early end is an error."""
+        waiting = asyncio.ensure_future(self.script.until(lambda: len(self.script.submissions) > number))
+        await asyncio.wait({waiting, *([asked] if asked else [])}, return_when=asyncio.FIRST_COMPLETED)
+        if asked is not None and asked.done() and not waiting.done():
+            waiting.cancel()
+            raise AssertionError((await asked).text)
+        await waiting
         return self.script.submissions[number]
 
 
@@ -73,6 +87,25 @@ def shown_prompt(served: Served, submission: ReceivedSubmission) -> str:
         shown += tokenizer.decode(ids[begin : item.offset], skip_special_tokens=False) + PICTURE
         begin = item.offset + item.length
     return shown + tokenizer.decode(ids[begin:], skip_special_tokens=False)
+
+
+async def pixels_of(served: Served, submission: ReceivedSubmission) -> list[bytes]:
+    """Fetches the pixels of all items of a submission."""
+    return [(await fetch_pixels(served.media_address, item.identifier))[1] for item in submission.media]
+
+
+async def asked_prompt(served: Served, path: str, **body: Any) -> tuple[str, list[bytes]]:
+    """Asks, and returns the prompt as shown_prompt() and the first pixel of each picture; the answer must succeed."""
+    number = len(served.script.submissions)
+    served.script.pause()
+    asked = served.ask(path, **body)
+    try:
+        submission = await served.submission(number, asked)
+        shown, colours = shown_prompt(served, submission), [p[:3] for p in await pixels_of(served, submission)]
+    finally:
+        served.script.resume()
+    assert (await asked).status_code == 200, (await asked).text
+    return shown, colours
 
 
 def data_url(content: bytes, kind: str = "image/png") -> str:
