@@ -12,6 +12,7 @@ from typing import Any
 from quire import bundled
 from quire.checkpoints.quantize import quantization_config
 from quire.shared.errors import InvalidArgument
+from quire.shared.models.model_identity import read_config
 
 TINY = "tiny"
 SPECIAL_TOKENS = {"bos_token_id": 0, "eos_token_id": 1}
@@ -298,4 +299,4 @@ def word_tokenizer(vocab_size: int) -> dict[str, Any]:
 
 
 def _vocab_size(folder: Path) -> int:
-    return int(json.loads((folder / "config.json").read_text())["vocab_size"])
+    return int(read_config(folder)["vocab_size"])

@@ -91,7 +91,10 @@ class CoreLimits:
     def refusal_of_media(self, num_embeddings: Mapping[bytes, int]) -> str | None:
         """Returns why these media items, by identifier, can never be encoded here together; None if they can."""
         if not self.encoder_capacity:
-            return "media: the worker's model takes no pictures"
+            return (
+                "media: the worker takes no pictures: its model has no encoder, or its options (language_model_only, "
+                "pipeline_parallel_size, context_parallel_size) leave the encoder out. Send text alone."
+            )
         total = sum(num_embeddings.values())
         if total > self.encoder_capacity:
             return (
