@@ -35,8 +35,8 @@ class LLM(EmbeddedCluster):
         use_tqdm: bool = False,
     ) -> list[RequestOutput]:
         """Continues each prompt: text, token ids, {"prompt": ...} or {"prompt_token_ids": ...}; returns results in
-        order. `params` (vLLM's name: `sampling_params`): one for all, or a list with one per prompt. `lora_request`:
-        the same for adapters, which are loaded if needed."""
+        order. Dictionaries may have multi_modal_data={"image": ...}. `params` (vLLM's name: `sampling_params`): one for
+        all, or a list with one per prompt. `lora_request`: the same for adapters, which are loaded if needed."""
         count = 1 if is_single_prompt(prompts) else len(prompts)
         options = self._adapters.options(lora_request, count)
         with bar(count, shown=use_tqdm) as advance:

@@ -11,6 +11,7 @@ from typing import Any, TypedDict, TypeVar
 import grpc
 from google.rpc import error_details_pb2, status_pb2
 
+from quire import pictures
 from quire.params import SamplingParams
 from quire.shared.errors import TRANSPORTS, Internal, InvalidArgument, QuireError, from_proto
 from quire.shared.pb.common.v1 import finish_pb2, pooling_pb2
@@ -26,13 +27,17 @@ class DictPrompt(TypedDict, total=False):
     prompt: str
     prompt_token_ids: Sequence[int]
     cache_salt: str  # prefixes are shared only with prompts of the same salt
+    multi_modal_data: Mapping[str, Any]  # {"image": one or a list: Pillow's images, arrays, paths, URLs or bytes}
+    multi_modal_uuids: Mapping[str, Any]  # names of these items, or of items that were sent before
+    mm_processor_kwargs: Mapping[str, Any]  # options of the model's picture processor
 
 
 Prompt = Plain | DictPrompt
 Params = SamplingParams | Sequence[SamplingParams | None] | None
 """For all prompts, or for each its own."""
 ChatMessages = Sequence[Mapping[str, Any]]
-"""In OpenAI's form: role, content, and where there are any name, tool_calls, tool_call_id, reasoning."""
+"""In OpenAI's form: role, content (text, or parts with text and pictures), and where there are any name, tool_calls,
+tool_call_id, reasoning."""
 
 STATUS_DETAILS = "grpc-status-details-bin"
 _ERROR_CODES = {transport.grpc_code: code for code, transport in TRANSPORTS.items()}
@@ -137,9 +142,19 @@ def generate_request(prompt: Prompt, params: SamplingParams | None, options: Req
         request.text = content
     else:
         request.token_ids.ids.extend(content)
-    if isinstance(prompt, Mapping) and (salt := prompt.get("cache_salt")):
-        request.options.cache_salt = salt
+    if isinstance(prompt, Mapping):
+        _add_fields(request, prompt)
     return request
+
+
+def _add_fields(request: pb.GenerateRequest, prompt: DictPrompt) -> None:
+    """Adds the fields of a prompt besides its text or token ids. Raises InvalidArgument for a value that is no
+    picture."""
+    if salt := prompt.get("cache_salt"):
+        request.options.cache_salt = salt
+    request.images.extend(pictures.of_prompt(prompt.get("multi_modal_data"), prompt.get("multi_modal_uuids")))
+    if options := prompt.get("mm_processor_kwargs"):
+        request.media_options.processor = json.dumps(options)
 
 
 class EmbedExtras(TypedDict, total=False):
@@ -216,6 +231,8 @@ class ChatExtras(TypedDict, total=False):
     include_reasoning: bool
     reasoning_effort: str
     chat_template_kwargs: Mapping[str, Any]
+    mm_processor_kwargs: Mapping[str, Any]  # options of the model's picture processor
+    media_io_kwargs: Mapping[str, Any]  # {"image": {"image_mode": ..., "rgba_background_color": ...}}
 
 
 def chat_request(
@@ -241,6 +258,10 @@ def chat_request(
     )
     if params is not None:
         request.sampling.CopyFrom(params.to_proto())
+    if processor := extras.get("mm_processor_kwargs"):
+        request.media_options.processor = json.dumps(processor)
+    if io := extras.get("media_io_kwargs"):
+        request.media_options.io = json.dumps(io)
     return request
 
 
@@ -252,9 +273,11 @@ def _chat_message(message: Mapping[str, Any]) -> pb.ChatMessage:
         )
         for call in message.get("tool_calls") or ()
     ]
+    content = message.get("content") or ""
     return pb.ChatMessage(
         role=message["role"],
-        content=message.get("content") or "",
+        content=content if isinstance(content, str) else "",
+        parts=[] if isinstance(content, str) else pictures.content_parts(content),
         name=message.get("name", ""),
         tool_calls=calls,
         tool_call_id=message.get("tool_call_id", ""),

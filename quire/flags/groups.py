@@ -85,6 +85,12 @@ GROUPS: Mapping[str, FlagGroup] = {
         "priority-aging-s tenant-weights placement long-prefill-token-threshold prefill-threshold max-stream-gap-ms "
         "max-steps-in-flight step-deadline-s max-worker-losses",
     ),
+    "pictures": _group(
+        "pictures in prompts",
+        {},
+        "limit-mm-per-prompt language-model-only allowed-media-domains allowed-media-networks allowed-local-media-path "
+        "mm-processor-cache-gb max-media-gb media-processes media-host media-port",
+    ),
     "lora": _group(
         "LoRA adapters",
         {"lora": "adapters that requests choose as their model"},

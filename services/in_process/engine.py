@@ -112,7 +112,9 @@ class InProcessEngine:
             raise InvalidArgument(text, field="request_id")
         self._processor.check(request, self._limits.max_model_len)
         self._formats.check(request)
-        prepared = await self._processor.prepare(request, replace(self._limits, adapters=self.adapters))
+        prepared = await self._processor.prepare(
+            request, replace(self._limits, adapters=self.adapters), self._processor.holding_media()
+        )
         generation = Generation(
             request,
             prepared=prepared,

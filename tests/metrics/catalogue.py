@@ -12,6 +12,7 @@ from prometheus_client.metrics import MetricWrapperBase
 from quire.shared.metrics.cluster_load import GAUGES, ClusterLoadCollector
 from quire.shared.metrics.frontend import FrontendMetrics
 from quire.shared.metrics.histogram import Histogram
+from quire.shared.metrics.media import MediaStatus
 from quire.shared.metrics.scheduler import ClusterCollector, ClusterGauges, DirectoryMetrics, SchedulerMetrics
 from quire.shared.metrics.worker import (
     NO_ENCODER_CACHE,
@@ -61,7 +62,9 @@ def families() -> list[Family]:
 
 
 def _frontend() -> CollectorRegistry:
-    return _frontend_metrics().registry
+    metrics = _frontend_metrics()
+    metrics.add_media(lambda: MediaStatus(0, 0, 0, 0, 0))
+    return metrics.registry
 
 
 def _frontend_metrics() -> FrontendMetrics:

@@ -16,6 +16,8 @@ REPORTED = [
     "iteration_tokens_total",
     "kv_cache_usage_perc",
     "lora_requests_info",
+    "mm_cache_hits_total",
+    "mm_cache_queries_total",
     "num_preemptions_total",
     "num_requests_running",
     "num_requests_waiting",
@@ -46,7 +48,6 @@ REPORTED = [
 ]
 
 OWN_NAME = "the same is told under a name of Quire's own"
-NO_PICTURES = "there are no pictures, whose cache it is about"
 NO_WEBSOCKETS = "there is no endpoint over WebSockets"
 NO_RESIDENCY = "blocks are counted, their times are not sampled; vLLM has it off by default"
 NO_FLOPS = "work is measured by its time; vLLM has it off by default"
@@ -60,8 +61,6 @@ NOT_OFFERED = {
     "kv_block_idle_before_evict_seconds": NO_RESIDENCY,
     "kv_block_lifetime_seconds": NO_RESIDENCY,
     "kv_block_reuse_gap_seconds": NO_RESIDENCY,
-    "mm_cache_hits_total": NO_PICTURES,
-    "mm_cache_queries_total": NO_PICTURES,
     "num_requests_kv_fetch_by_stage": f"{OWN_NAME}: quire_scheduler_fetch_seconds",
     "prompt_tokens_by_source_total": f"{OWN_NAME}: vllm:prompt_tokens_total, vllm:prompt_tokens_cached_total",
     "prompt_tokens_cached_by_source_total": f"{OWN_NAME}: quire_scheduler_fetched_tokens_total",

@@ -26,8 +26,6 @@ async def fetch_pixels(address: str, identifier: bytes, dialler: Dialler | None 
                 head = message.head
             else:
                 parts.append(message.part)
-        if await call.code() != grpc.StatusCode.OK:
-            raise AssertionError(f"{await call.code()}: {await call.details()}")
         pixels = b"".join(parts)
         assert zlib.crc32(pixels) == head.checksum
         assert len(pixels) == head.num_tiles * head.height * head.width * 3
