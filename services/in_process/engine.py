@@ -10,14 +10,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from quire.services.frontend.composition.media import media_pipeline
 from quire.services.frontend.generation.generation import Generation
 from quire.services.frontend.grpc_edge import requests, responses
 from quire.services.frontend.grpc_edge.requests import Arrival
 from quire.services.frontend.input_processor.processor import InputProcessor
+from quire.services.frontend.media.pipeline import NoMedia
+from quire.services.frontend.media.store import MediaStore
 from quire.services.frontend.output_processor.answer_formats import AnswerFormats
 from quire.services.frontend.output_processor.wakeup_pacer import WakeupPacer
 from quire.services.frontend.scheduler_client import submission, token_batch
@@ -26,12 +30,15 @@ from quire.services.frontend.scheduler_client.sequence import Sequence
 from quire.services.frontend.tokenizer.tokenizer import Tokenizer
 from quire.services.in_process.adapters import EngineAdapters
 from quire.services.in_process.engine_core import EngineCore
+from quire.services.in_process.pixels import StorePixels
 from quire.services.scheduler.frontends.batches import OwnerBatches
 from quire.services.scheduler.frontends.submissions import SequenceFactory
 from quire.services.worker.models.loading.weights import NewWeights, as_tensors
+from quire.services.worker.step.fetched_item import Pixels
 from quire.services.worker.structured.backends import backend_selection
 from quire.shared.errors import FailedPrecondition, Internal, InvalidArgument, QuireError
 from quire.shared.kv import block_hash
+from quire.shared.media.registry import read_media_processor
 from quire.shared.metrics.frontend import FrontendMetrics
 from quire.shared.models import model_identity
 from quire.shared.pb.common.v1 import model_pb2
@@ -47,6 +54,7 @@ class ActiveRequest:
     """Request that has not ended; `is_first`: no message of it has been returned yet."""
 
     generation: Generation
+    media: ExitStack  # holds the request's media in the store
     is_first: bool = True
 
 
@@ -68,16 +76,23 @@ class InProcessEngine:
         folder = Path(frontend.model)
         identity = model_identity.identity(folder, frontend.served_model_name)
         self.model_name = identity.name
-        self._engine_core = EngineCore(worker, scheduler, identity.name, OWNER)
+        pictures = None if frontend.language_model_only else read_media_processor(folder)
+        placeholder = None if pictures is None else pictures.placeholder
+        self._tokenizer = Tokenizer(
+            folder, frontend.tokenizer_threads, frontend.chat_template, frontend.control_tokens, placeholder
+        )
+        self._media = None if pictures is None else media_pipeline(frontend, pictures, self._tokenizer)
+        self._pixels = StorePixels(MediaStore(0, 0) if self._media is None else self._media.store)
+        self._engine_core = EngineCore(worker, scheduler, identity.name, OWNER, self._fetch_pixels)
         config = model_identity.read_config(folder)
         self.metrics = FrontendMetrics(identity.name, config.get("max_position_embeddings", identity.vocab_size))
-        self._tokenizer = Tokenizer(folder, frontend.tokenizer_threads, frontend.chat_template, frontend.control_tokens)
         self._processor = InputProcessor(
             self._tokenizer,
             identity.vocab_size,
             frontend.max_prompts_per_request,
             frontend.request_limits,
             model_identity.class_names(config),
+            media=self._media or NoMedia(),
         )
         self._formats = AnswerFormats("none", "none", self._tokenizer)
         self._pace = WakeupPacer(self.metrics.write.observe)
@@ -112,20 +127,20 @@ class InProcessEngine:
             raise InvalidArgument(text, field="request_id")
         self._processor.check(request, self._limits.max_model_len)
         self._formats.check(request)
-        prepared = await self._processor.prepare(
-            request, replace(self._limits, adapters=self.adapters), self._processor.holding_media()
-        )
-        generation = Generation(
-            request,
-            prepared=prepared,
-            client=self._scheduler_client,
-            tokenizer=self._tokenizer,
-            formats=self._formats,
-            metrics=self.metrics,
-            pace=self._pace,
-        )
-        await generation.begin([{}] * len(prepared))
-        self._open[request.request_id] = ActiveRequest(generation)
+        with ExitStack() as opened:
+            media = opened.enter_context(self._processor.holding_media())
+            prepared = await self._processor.prepare(request, replace(self._limits, adapters=self.adapters), media)
+            generation = Generation(
+                request,
+                prepared=prepared,
+                client=self._scheduler_client,
+                tokenizer=self._tokenizer,
+                formats=self._formats,
+                metrics=self.metrics,
+                pace=self._pace,
+            )
+            await generation.begin([{}] * len(prepared))
+            self._open[request.request_id] = ActiveRequest(generation, opened.pop_all())
         return request.request_id
 
     def abort(self, request_ids: Seq[str]) -> None:
@@ -168,8 +183,13 @@ class InProcessEngine:
 
         async def close() -> None:
             request.generation.__exit__(None, None, None)
+            request.media.close()
 
         self._loop.run_until_complete(close())
+
+    def _fetch_pixels(self, identifier: bytes) -> Pixels:
+        """Returns the pixels of a media item that a request holds. Raises NotFound."""
+        return self._loop.run_until_complete(self._pixels.fetch(identifier, ""))
 
     @property
     def adapters(self) -> dict[str, bytes]:
@@ -208,6 +228,8 @@ class InProcessEngine:
         self.abort([*self._open])
         self._tokenizer.close()
         self._processor.close()
+        if self._media is not None:
+            self._loop.run_until_complete(self._media.close())
         self._loop.close()
 
 

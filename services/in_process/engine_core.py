@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import queue
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 
 from quire.services.in_process.adapters import EngineAdapters
-from quire.services.in_process.steps import failure_of, plan_for_worker, result_for_core
+from quire.services.in_process.steps import failure_of, fetched_item, plan_for_worker, result_for_core
 from quire.services.scheduler.core.core import Core
 from quire.services.scheduler.core.limits import CoreLimits
 from quire.services.scheduler.core.plan import Events
+from quire.services.scheduler.core.sequences.ending import Failure
+from quire.services.scheduler.core.sequences.media import MediaItem
 from quire.services.scheduler.core.sequences.sequence import Sequence
 from quire.services.scheduler.frontends.submissions import complete_block_hashes
 from quire.services.scheduler.sessions.scheduling_policies import find_policy
@@ -22,19 +24,34 @@ from quire.services.worker.lora.adapters import AdapterManager
 from quire.services.worker.lora.open_adapters import adapter_reader
 from quire.services.worker.models.loading.weights import NewWeights
 from quire.services.worker.replica.replica import Replica
+from quire.services.worker.step.fetched_item import Pixels
 from quire.services.worker.structured.compile_pool import CompilePool, CompileResult
-from quire.shared.errors import InvalidArgument
+from quire.shared.errors import InvalidArgument, NotFound, QuireError
 from quire.shared.pb.common.v1 import sampling_pb2
 from quire.shared.settings import SchedulerSettings, WorkerSettings
+
+
+def _no_pixels(identifier: bytes) -> Pixels:
+    """Raises NotFound: the engine keeps no media."""
+    raise NotFound(f"the media item {identifier.hex()} is not kept")
 
 
 class EngineCore:
     """Plans, computes and applies one step at a time. For use by one thread."""
 
-    def __init__(self, worker: WorkerSettings, scheduler: SchedulerSettings, model_name: str, owner: int) -> None:
-        """Loads the model. `model_name`: name that no adapter may have; `owner`: owner id of all sequences. Raises
-        QuireError if the settings or the checkpoint are invalid."""
+    def __init__(
+        self,
+        worker: WorkerSettings,
+        scheduler: SchedulerSettings,
+        model_name: str,
+        owner: int,
+        fetch_pixels: Callable[[bytes], Pixels] = _no_pixels,
+    ) -> None:
+        """Loads the model. `model_name`: name that no adapter may have; `owner`: owner id of all sequences;
+        `fetch_pixels`: returns the pixels of a media item, by identifier; raises QuireError. Raises QuireError if the
+        settings or the checkpoint are invalid."""
         _check_supported(worker)
+        self._fetch_pixels = fetch_pixels
         self._grammars = CompilePool(lambda: open_grammars(worker))
         with torch.inference_mode():
             self.replica = build_replica(worker, self._grammars)
@@ -67,9 +84,10 @@ class EngineCore:
         return events
 
     def _step(self) -> Events:
-        """Orders grammars, plans a step, runs it on the device and applies its result; returns the core's events. If
-        only sequences that wait for grammars exist, blocks until one is compiled."""
+        """Orders grammars, encodes media, plans a step, runs it on the device and applies its result; returns the
+        core's events. If only sequences that wait for grammars exist, blocks until one is compiled."""
         self._order_grammars()
+        self._encode_media()
         plan = self.core.schedule(time.monotonic())
         if plan is None and self.core.grammars.num_blocked:
             self._take_prepared(self._prepared.get())
@@ -81,6 +99,26 @@ class EngineCore:
                 self.replica.record(flight, output)
             self.core.apply(result_for_core(flight.result(output, wait_us=0)), time.monotonic())
         return self.core.take_events()
+
+    def _encode_media(self) -> None:
+        """Executes the core's orders to encode media items and to release their rows."""
+        while orders := self.core.encoder_outputs.take_orders():
+            for order in orders:
+                if order.item is None:
+                    self.replica.media.release(order.identifier)
+                else:
+                    self.core.on_media_encoded(order.identifier, self._encode(order.item))
+
+    def _encode(self, item: MediaItem) -> Failure | None:
+        """Encodes an item; returns why it cannot be encoded."""
+        try:
+            fetched = fetched_item(item, self._fetch_pixels(item.identifier))
+        except QuireError as error:
+            return failure_of(error)
+        with torch.inference_mode():
+            batch = self.replica.media.encode([fetched])
+        (failed,) = batch.errors
+        return None if failed is None else failure_of(failed)
 
     def update_weights(self, new: NewWeights) -> None:
         """Updates the weights; running sequences continue with them and are computed again. Raises QuireError; then
@@ -155,5 +193,6 @@ def _limits(replica: Replica, settings: SchedulerSettings) -> CoreLimits:
         enable_prefix_caching=settings.enable_prefix_caching,
         prefix_grain=settings.prefix_grain,
         kv_specs=tuple(group.spec for group in sizes.layout.groups),
+        encoder_capacity=replica.media.capacity,
         policy=find_policy(settings.scheduling_policy),
     )

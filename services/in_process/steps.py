@@ -12,9 +12,12 @@ from quire.services.scheduler.core.plan import BeamMove, Logprobs, PromptLogprob
 from quire.services.scheduler.core.plan import StepPlan as CorePlan
 from quire.services.scheduler.core.plan import StepResult as CoreResult
 from quire.services.scheduler.core.sequences.ending import Failure
-from quire.services.scheduler.values.payload import Payload
+from quire.services.scheduler.core.sequences.media import MediaItem
+from quire.services.scheduler.values.payload import MediaSource, Payload
+from quire.services.worker.codec.media_codec import decode_item
 from quire.services.worker.step.beam_moves import BeamMoves
 from quire.services.worker.step.block_copies import BlockCopies
+from quire.services.worker.step.fetched_item import FetchedItem, Pixels
 from quire.services.worker.step.plan import NO_CHANGES, Admission, PlanChanges, StepPlan
 from quire.services.worker.step.result import LogprobEntries, PooledColumns, StepResult
 from quire.shared.errors import QuireError
@@ -102,7 +105,19 @@ def _admission(admission: CoreAdmission) -> Admission:
         b"" if query is None else query.name,
         query is not None and sequence.is_query,
         payload.num_logprobs,
+        [decode_item(_media_source(item).item) for item in sequence.media],
     )
+
+
+def fetched_item(item: MediaItem, pixels: Pixels) -> FetchedItem:
+    """Returns a core's media item with its pixels, as the worker's replica encodes it."""
+    layout = decode_item(_media_source(item).item).layout
+    return FetchedItem(item.identifier, item.num_embeddings, layout, pixels)
+
+
+def _media_source(item: MediaItem) -> MediaSource:
+    assert isinstance(item.payload, MediaSource)
+    return item.payload
 
 
 def _logprobs(columns: LogprobEntries) -> Logprobs:

@@ -16,7 +16,7 @@ class RowRun(NamedTuple):
 
     position: int
     first_row: int
-    count: int
+    length: int
 
 
 @dataclass(frozen=True, slots=True)
