@@ -63,7 +63,7 @@ class Vision:
 
 def read_processor(settings: WorkerSettings) -> MediaProcessor | None:
     """Returns the processor of the pictures that the worker encodes; None for text models, families without an encoder,
-    folders without the processor's files, with language_model_only, and with an option of EXCLUSIVE, which is logged."""
+    folders without the processor's files, with language_model_only, and with an option of EXCLUSIVE (logged)."""
     if settings.language_model_only:
         return None
     processor = read_media_processor(Path(settings.model))
