@@ -45,7 +45,7 @@ class BuildPy(build_py):
 
 def write_commit(target: Path) -> None:
     """Records the commit that the package is built from: QUIRE_COMMIT, or that of the checkout."""
-    commit = os.environ.get("QUIRE_COMMIT") or build_commit.of_checkout(ROOT)
+    commit = os.environ.get("QUIRE_COMMIT") or build_commit.checkout_commit(ROOT)
     if commit:
         target.write_text(commit + "\n")
 

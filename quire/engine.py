@@ -89,7 +89,10 @@ class LLMEngine:
         Raises the error of a request. Raises FailedPrecondition while other requests are in progress, because their
         output would be lost."""
         if self.has_unfinished_requests():
-            text = f"generate: {len(self._gathered)} requests are under way, whose outputs step() returns"
+            text = (
+                f"generate: {len(self._gathered)} requests added before are unfinished; call step() until they "
+                "have finished"
+            )
             raise FailedPrecondition(text)
         batch: list[Any] = [prompts] if is_single_prompt(prompts) else list(prompts)
         numbers = {str(number): number for number in range(len(batch))}

@@ -177,5 +177,5 @@ class LLM(EmbeddedCluster):
 
 def _either(params: Params, sampling_params: Params) -> Params:
     if params is not None and sampling_params is not None:
-        raise InvalidArgument("params and sampling_params are one thing: give one of them", field="params")
+        raise InvalidArgument("params and sampling_params are two names of one argument; give only one", field="params")
     return sampling_params if params is None else params

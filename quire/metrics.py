@@ -43,10 +43,10 @@ class Histogram(Metric):
 
 def parse(text: str) -> list[Metric]:
     """Parses a page in Prometheus's text format; metrics of unknown types are skipped."""
-    return [metric for family in text_string_to_metric_families(text) for metric in _of(family)]
+    return [metric for family in text_string_to_metric_families(text) for metric in _metrics_of_family(family)]
 
 
-def _of(family: Parsed) -> Iterator[Metric]:
+def _metrics_of_family(family: Parsed) -> Iterator[Metric]:
     """Yields the metrics of one family in vLLM's classes: histograms per label set, counters without their _created
     samples, gauges; other types are skipped."""
     if family.type == "histogram":

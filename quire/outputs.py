@@ -91,7 +91,9 @@ class CompletionOutput:
         """Log-probability of each of token_ids under the policy that sampled it, the denominator of a trainer's
         ratio. Raises InvalidArgument if the request did not ask for them (SamplingParams.logprobs)."""
         if self.logprobs is None or len(self.logprobs) != len(self.token_ids):
-            raise InvalidArgument("logprobs: rollout_log_probs need SamplingParams(logprobs=0)", field="logprobs")
+            raise InvalidArgument(
+                "logprobs: rollout_log_probs requires a request with SamplingParams(logprobs=0)", field="logprobs"
+            )
         if isinstance(self.logprobs, FlatLogprobs):
             return [self.logprobs.logprobs[start] for start in self.logprobs.starts[:-1]]
         return [each.logprob for each in self.logprobs]
@@ -284,14 +286,14 @@ def token_vectors(response: pb.EmbedResponse) -> list[list[list[float]]]:
 def vectors(response: pb.EmbedResponse) -> list[list[float]]:
     """Returns one vector per input."""
     if response.num_rows:
-        raise InvalidArgument("pooler: all and step give several vectors; ask encode() for them", field="pooler")
+        raise InvalidArgument("pooler: all and step return several vectors; use encode() for them", field="pooler")
     return _columns(response)
 
 
 def vector(message: pb.EmbedStreamResponse) -> tuple[int, list[float]]:
     """Returns the index and vector of one input."""
     if message.num_rows:
-        raise InvalidArgument("pooler: all and step give several vectors; ask encode() for them", field="pooler")
+        raise InvalidArgument("pooler: all and step return several vectors; use encode() for them", field="pooler")
     return message.index, _column(message.vector)
 
 

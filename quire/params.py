@@ -31,7 +31,7 @@ class StructuredOutput:
         """Converts to the message; raises InvalidArgument unless exactly one constraint is set."""
         given = [item.name for item in fields(self)[:6] if getattr(self, item.name) is not None]
         if len(given) != 1:
-            text = f"StructuredOutput needs exactly one constraint, got {', '.join(given) or 'none'}"
+            text = f"StructuredOutput requires exactly one constraint, got {', '.join(given) or 'none'}"
             raise InvalidArgument(text, field="structured_output")
         return pb.StructuredOutput(
             json_schema=_json_text(self.json),

@@ -34,9 +34,9 @@ class DictPrompt(TypedDict, total=False):
 
 Prompt = Plain | DictPrompt
 Params = SamplingParams | Sequence[SamplingParams | None] | None
-"""For all prompts, or for each its own."""
+"""One set of sampling parameters for all prompts, or one per prompt."""
 ChatMessages = Sequence[Mapping[str, Any]]
-"""In OpenAI's form: role, content (text, or parts with text and pictures), and where there are any name, tool_calls,
+"""Messages in OpenAI's form: role and content (text, or parts with text and pictures), and optionally name, tool_calls,
 tool_call_id, reasoning."""
 
 STATUS_DETAILS = "grpc-status-details-bin"
@@ -76,7 +76,7 @@ class RequestOptions:
 
 
 EachOptions = RequestOptions | Sequence[RequestOptions] | None
-"""For all prompts, or for each its own."""
+"""One set of request options for all prompts, or one per prompt."""
 
 
 def final_only_options(options: RequestOptions | None) -> RequestOptions:
@@ -92,12 +92,12 @@ def plain(prompt: Prompt) -> Plain:
     for name in prompt:
         if name not in DictPrompt.__annotations__:
             known = ", ".join(DictPrompt.__annotations__)
-            raise InvalidArgument(f"a prompt may have {known}; {name!r} is not offered", field=str(name))
+            raise InvalidArgument(f"prompt: the key {name!r} is not supported; available: {known}", field=str(name))
     text, ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
     if ids is not None:  # preferred if both are given, as in vLLM
         return ids
     if text is None:
-        raise InvalidArgument("a prompt needs prompt or prompt_token_ids", field="prompt")
+        raise InvalidArgument("prompt: a dict needs the key prompt or prompt_token_ids", field="prompt")
     return text
 
 
@@ -123,7 +123,7 @@ def options_for_each(options: EachOptions, count: int) -> Sequence[RequestOption
 def one_per_prompt(given: Sequence[Given], count: int, name: str) -> Sequence[Given]:
     """Checks that there is one entry per prompt. Raises InvalidArgument for another number."""
     if len(given) != count:
-        raise InvalidArgument(f"{name}: {len(given)} for {count} prompts", field=name)
+        raise InvalidArgument(f"{name}: must have one entry for each of {count} prompts, got {len(given)}", field=name)
     return given
 
 

@@ -70,7 +70,7 @@ class WeightsUpdateGroup:
         """Broadcasts new weights; see Client.update_weights_from_tensor(). An error before tensors are sent changes
         nothing; any other error ends the group."""
         if self._group is None:
-            raise InvalidArgument("the group has ended: make another")
+            raise InvalidArgument("the group has ended; create another one")
         tensors = list(named_tensors)
         told = [weights_stream.head(name, tensor) for name, tensor in tensors]
         asked = self._asking.submit(

@@ -74,7 +74,7 @@ def parse_line(number: int, line: bytes, endpoints: Sequence[str] = ENDPOINTS) -
     except (ValueError, RecursionError) as error:
         raise InvalidBatchLine(number, f"it is not JSON: {str(error).partition(';')[0]}") from None
     if not isinstance(asked, dict):
-        raise InvalidBatchLine(number, "it is no JSON object")
+        raise InvalidBatchLine(number, "it is not a JSON object")
     custom_id, url, body = asked.get("custom_id"), asked.get("url"), asked.get("body")
     if not isinstance(custom_id, str) or not 0 < len(custom_id) <= MAX_ID_CHARACTERS:
         raise InvalidBatchLine(number, f"custom_id must be a text of 1 to {MAX_ID_CHARACTERS} characters", "custom_id")
@@ -85,7 +85,7 @@ def parse_line(number: int, line: bytes, endpoints: Sequence[str] = ENDPOINTS) -
     if not isinstance(body, dict):
         raise InvalidBatchLine(number, "body must be a JSON object", "body")
     if body.get("stream"):
-        raise InvalidBatchLine(number, "stream: answers of a batch come in one piece", "body")
+        raise InvalidBatchLine(number, "stream must be false or left out: a batch has complete answers", "body")
     return BatchLine(number, custom_id, str(url), body)
 
 
@@ -101,7 +101,7 @@ def check_file(file: BinaryIO, endpoints: Sequence[str]) -> tuple[int, list[Inva
             asked = parse_line(number, line, endpoints)
             if asked.custom_id in seen:
                 raise InvalidBatchLine(
-                    number, f"custom_id {asked.custom_id[:64]!r} stands in an earlier line", "custom_id"
+                    number, f"custom_id {asked.custom_id[:64]!r} is also used in an earlier line", "custom_id"
                 )
             seen.add(asked.custom_id)
         except InvalidBatchLine as error:

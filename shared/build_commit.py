@@ -16,10 +16,10 @@ def commit() -> str:
     try:
         return Path(__file__).with_name(FILE).read_text().strip()[:SHORT]
     except OSError:
-        return of_checkout(ROOT)[:SHORT]
+        return checkout_commit(ROOT)[:SHORT]
 
 
-def of_checkout(root: Path) -> str:
+def checkout_commit(root: Path) -> str:
     """Returns the commit that HEAD of the checkout at `root` names, without running git; empty where there is none."""
     try:
         git = root / ".git"

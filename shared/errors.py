@@ -96,7 +96,7 @@ class PermissionDenied(QuireError):
 
 
 class Unimplemented(QuireError):
-    """A known feature that is not offered here."""
+    """A known feature that is not supported here."""
 
     code = pb.ERROR_CODE_UNIMPLEMENTED
 

@@ -18,7 +18,7 @@ LogFormat = Literal["text", "json"]
 MAX_LINES = 10_000  # waiting to be written
 GATHER_S = 0.02  # lines of this period are written together
 MAX_OWN_CHARACTERS = 200
-NO_ROOM = "the reader is too slow, or the disk was full"
+NO_ROOM = "the reader of stderr is too slow, or the disk was full"
 LAST_LINES_S = 1.0
 PLAIN = re.compile(r"[\w\-.,:;/@+*<>()\[\]{}'!?%&#|~^$]*")
 AS_JSON = json.JSONEncoder(default=str).encode

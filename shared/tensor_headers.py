@@ -26,7 +26,7 @@ def tensor_headers(names: Sequence[str], dtypes: Sequence[Any], shapes: Sequence
     for name, dtype, shape in zip(names, dtypes, shapes, strict=True):
         known = DTYPES.get(str(dtype).removeprefix("torch."))
         if known is None:
-            text = f"dtypes: {name:.80}: {dtype!s:.40} is none of {', '.join(DTYPES)}"
+            text = f"dtypes: {name:.80}: {dtype!s:.40} is not supported; supported: {', '.join(DTYPES)}"
             raise InvalidArgument(text, field="dtypes")
         found.append(TensorHead(name=name, dtype=known, shape=list(shape)))
     return found

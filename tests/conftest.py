@@ -18,6 +18,7 @@ from httpx._config import DEFAULT_TIMEOUT_CONFIG
 from httpx._transports import default as httpx_transports
 
 from quire.cluster import process
+from quire.shared.process import child
 from tests import sweeps
 from tests.leftovers import Leftovers
 from tests.preloaded.process import Zygotes
@@ -80,7 +81,8 @@ def pytest_runtest_logfinish() -> None:
 
 def pytest_collection_finish() -> None:
     """Starts zygotes with preloaded imports; variables that test files set at import are set by then."""
-    process.launch = Zygotes().start
+    zygotes = Zygotes()
+    process.launch, child.launch = zygotes.start, zygotes.start_child
     if ranks := sys.modules.get("quire.services.worker.ranks.processes"):
-        ranks.BEGINNING = multiprocessing.get_context("forkserver")  # type: ignore[attr-defined]
+        ranks.START_CONTEXT = multiprocessing.get_context("forkserver")
         multiprocessing.set_forkserver_preload(["quire.services.worker.service"])

@@ -18,13 +18,13 @@ def resident_bytes() -> int:
 class Leftovers:
     """Runs a collection when the process has grown by much since its smallest size."""
 
-    def __init__(self, size: Callable[[], int] = resident_bytes) -> None:
-        self._size = size
+    def __init__(self, size: Callable[[], int] = resident_bytes, collect: Callable[[], object] = gc.collect) -> None:
+        self._size, self._collect = size, collect
         self._least = size()
 
     def let_go(self) -> None:
         size = self._size()
         if size > self._least + MUCH:
-            gc.collect()
+            self._collect()
             self._least = size = self._size()
         self._least = min(self._least, size)

@@ -136,7 +136,7 @@ def main(arguments: list[str] | None = None, measured: Callable[[], Mapping[str,
     allows."""
     parser = argparse.ArgumentParser("python -m tools.reach", description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--list", choices=PHASES, help="print the files and functions of this phase")
-    parser.add_argument("--most", type=limits, default={}, metavar="45,70,35", help="fail with more files than these")
+    parser.add_argument("--most", type=limits, default={}, metavar="45,70,35", help="fail if more files are reached")
     parsed = parser.parse_args(arguments)
     reaches = measured()
     print(table(reaches))

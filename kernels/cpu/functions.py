@@ -193,6 +193,7 @@ def paged_attention(
     softcap: float = 0.0,
     chunked: bool = False,
     tree_mask: Tensor | None = None,
+    seen_ends: Tensor | None = None,
 ) -> Tensor:
     """Computes causal attention of each sequence's last rows over its blocks -> [num_tokens, num_q_heads, head_dim]. A
     cache of another dtype uses the reference; query_start is required."""
@@ -211,12 +212,14 @@ def paged_attention(
             softcap,
             chunked,
             tree_mask,
+            seen_ends=seen_ends,
         )
     assert sliding_window or not chunked
     assert block_tables.dtype is query_start.dtype is seq_lens.dtype is torch.int32
     assert block_tables.stride(1) == 1
     assert sinks is None or (sinks.dtype is torch.float32 and sinks.is_contiguous())
     assert tree_mask is None or (tree_mask.dtype is torch.int64 and tree_mask.is_contiguous())
+    assert seen_ends is None or (seen_ends.dtype is torch.int32 and seen_ends.is_contiguous())
     assert dense(q, k_cache, v_cache, query_start, seq_lens)
     num_q_heads, head_dim = q.size(1), q.size(2)
     out = calls.empty_like(q)
@@ -240,6 +243,7 @@ def paged_attention(
         seq_lens.data_ptr(),
         None if sinks is None else sinks.data_ptr(),
         None if tree_mask is None else tree_mask.data_ptr(),
+        None if seen_ends is None else seen_ends.data_ptr(),
         out.data_ptr(),
     )
     return out

@@ -29,7 +29,7 @@ SIGNATURES = {
     "latent_store": "iniiiifppppppp",
     "linear": "iniipppp",
     "mask_logits": "nipppp",
-    "paged_attention": "iniiiiiiiffppppppppp",
+    "paged_attention": "iniiiiiiiffpppppppppp",
     "qk_norm_rope_store": "iniiifppppppppp",
     "quantized_linear": "iniiifpppppppp",
     "rms_norm": "inifpppp",

@@ -2,7 +2,7 @@
 //
 //   java Client HOST:PORT TEXT [cancel]
 //
-// `cancel` ends the call after its first message. QUIRE_API_KEY is shown where there are keys.
+// `cancel` ends the call after its first message. QUIRE_API_KEY is sent as API key, if set.
 import io.grpc.CallOptions;
 import io.grpc.Channel;
 import io.grpc.ClientInterceptors;

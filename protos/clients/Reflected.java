@@ -1,9 +1,9 @@
-// Generate from Java, with what the server says of itself (protos/README.md).
+// Generate from Java, with the server's own description (protos/README.md).
 //
 //   java Reflected VERSION HOST:PORT TEXT [cancel]
 //
-// VERSION of reflection is v1 or v1alpha; `cancel` ends the call after its first message. QUIRE_API_KEY is shown
-// where there are keys.
+// VERSION of reflection is v1 or v1alpha; `cancel` ends the call after its first message. QUIRE_API_KEY is sent
+// as API key, if set.
 import com.google.protobuf.ByteString;
 import com.google.protobuf.DescriptorProtos.FileDescriptorProto;
 import com.google.protobuf.Descriptors;
@@ -77,7 +77,7 @@ public class Reflected {
     return messages;
   }
 
-  /** The files of every service that there is, each of which comes with all that it imports. */
+  /** The files of every listed service, with all of their imports. */
   void learn() throws Exception {
     for (UnknownFieldSet services : messages(ask(LIST_SERVICES, ByteString.copyFromUtf8("*")), SERVICES)) {
       for (UnknownFieldSet service : messages(services, SERVICE)) {

@@ -3,7 +3,7 @@
 //
 //	client HOST:PORT TEXT [cancel]
 //
-// `cancel` ends the call after its first message. QUIRE_API_KEY is shown where there are keys.
+// `cancel` ends the call after its first message. QUIRE_API_KEY is sent as API key, if set.
 package main
 
 import (

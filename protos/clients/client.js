@@ -1,7 +1,7 @@
 // Generate from Node, without generated code: `npm install @grpc/grpc-js @grpc/proto-loader`, then
 // node client.js PROTOS HOST:PORT TEXT [cancel]
-// PROTOS is the folder with these files' protos; `cancel` ends the call after its first message. QUIRE_API_KEY is shown
-// where there are keys.
+// PROTOS is the folder with these files' protos; `cancel` ends the call after its first message. QUIRE_API_KEY is sent
+// as API key, if set.
 "use strict";
 
 const grpc = require("@grpc/grpc-js");

@@ -3,7 +3,7 @@
 python -m grpc_tools.protoc -I protos --python_out=OUT --grpc_python_out=OUT $(find protos/quire -name '*.proto')
 PYTHONPATH=OUT python client.py HOST:PORT TEXT [cancel]
 
-`cancel` ends the call after its first message. QUIRE_API_KEY is shown where there are keys.
+`cancel` ends the call after its first message. QUIRE_API_KEY is sent as API key, if set.
 """
 
 from __future__ import annotations

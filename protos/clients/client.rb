@@ -1,6 +1,6 @@
 # Generate from Ruby without generated code: the description of the messages comes from a file that protoc made
 # (--descriptor_set_out --include_imports). Usage: ruby client.rb DESCRIPTORS HOST:PORT TEXT [cancel]
-# `cancel` ends the call after its first message. QUIRE_API_KEY is shown where there are keys.
+# `cancel` ends the call after its first message. QUIRE_API_KEY is sent as API key, if set.
 require "grpc"
 require "google/protobuf"
 require "google/protobuf/descriptor_pb"

@@ -1,9 +1,9 @@
-// Generate from C++, with what the server says of itself (protos/README.md).
+// Generate from C++, with the server's own description (protos/README.md).
 //
 //   reflected VERSION HOST:PORT TEXT [cancel]
 //
-// VERSION of reflection is v1 or v1alpha; `cancel` ends the call after its first message. QUIRE_API_KEY is shown
-// where there are keys.
+// VERSION of reflection is v1 or v1alpha; `cancel` ends the call after its first message. QUIRE_API_KEY is sent
+// as API key, if set.
 #include <google/protobuf/descriptor.pb.h>
 #include <google/protobuf/descriptor_database.h>
 #include <google/protobuf/dynamic_message.h>
@@ -104,7 +104,7 @@ std::vector<std::string> Parts(const std::string& message, int number) {
   return parts;
 }
 
-// The files of every service that there is, each with all that it imports.
+// The files of every listed service, with all of their imports.
 grpc::Status Learn(const std::shared_ptr<grpc::Channel>& channel, const std::string& version,
                    protobuf::SimpleDescriptorDatabase* files) {
   const std::string method = "/grpc.reflection." + version + ".ServerReflection/ServerReflectionInfo";

@@ -1,9 +1,9 @@
-// Generate from Go, with what the server says of itself (protos/README.md).
+// Generate from Go, with the server's own description (protos/README.md).
 //
 //	reflected VERSION HOST:PORT TEXT [cancel]
 //
-// VERSION of reflection is v1 or v1alpha; `cancel` ends the call after its first message. QUIRE_API_KEY is shown
-// where there are keys.
+// VERSION of reflection is v1 or v1alpha; `cancel` ends the call after its first message. QUIRE_API_KEY is sent
+// as API key, if set.
 package main
 
 import (
@@ -44,7 +44,7 @@ func (known *known) add(encoded []byte) error {
 	return err
 }
 
-// learn asks for the files of every service that there is, each of which comes with all that it imports.
+// learn asks for the files of every listed service, with all of their imports.
 func learn(ctx context.Context, connection *grpc.ClientConn, version string) (*protoregistry.Files, error) {
 	ctx, end := context.WithTimeout(ctx, 10*time.Second)
 	defer end()

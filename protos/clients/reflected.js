@@ -1,7 +1,7 @@
-// Generate from Node, with what the server says of itself: `npm install @grpc/grpc-js @grpc/proto-loader protobufjs`,
+// Generate from Node, with the server's own description: `npm install @grpc/grpc-js @grpc/proto-loader protobufjs`,
 // then node reflected.js VERSION HOST:PORT TEXT [cancel]
-// VERSION of reflection is v1 or v1alpha; `cancel` ends the call after its first message. QUIRE_API_KEY is shown
-// where there are keys.
+// VERSION of reflection is v1 or v1alpha; `cancel` ends the call after its first message. QUIRE_API_KEY is sent
+// as API key, if set.
 "use strict";
 
 const grpc = require("@grpc/grpc-js");
@@ -14,7 +14,7 @@ const credentials = grpc.credentials.createInsecure();
 const metadata = new grpc.Metadata();
 if (process.env.QUIRE_API_KEY) metadata.set("authorization", `Bearer ${process.env.QUIRE_API_KEY}`);
 
-// What is needed of grpc/reflection/v1/reflection.proto. That of v1alpha has the same messages.
+// The required part of grpc/reflection/v1/reflection.proto. That of v1alpha has the same messages.
 const REFLECTION = `
   syntax = "proto3";
   package grpc.reflection.${version};
@@ -38,7 +38,7 @@ function failed(code, details) {
   return Object.assign(new Error(), { code, details });
 }
 
-// The files of every service that there is, each with all that it imports.
+// The files of every listed service, with all of their imports.
 async function describedFiles() {
   const { root } = protobuf.parse(REFLECTION, { keepCase: true });
   const { ServerReflection } = grpc.loadPackageDefinition(loader.fromJSON(root.toJSON())).grpc.reflection[version];

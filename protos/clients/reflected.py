@@ -1,9 +1,9 @@
-"""Generate from Python, with what the server says of itself: pip install grpcio grpcio-reflection
+"""Generate from Python, with the server's own description: pip install grpcio grpcio-reflection
 
 python reflected.py VERSION HOST:PORT TEXT [cancel]
 
-VERSION of reflection is v1 or v1alpha; `cancel` ends the call after its first message. QUIRE_API_KEY is shown
-where there are keys.
+VERSION of reflection is v1 or v1alpha; `cancel` ends the call after its first message. QUIRE_API_KEY is sent
+as API key, if set.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def ask(
 
 
 def learn(channel: grpc.Channel, version: str) -> DescriptorPool:
-    """The files of every service that there is, each of which comes with all that it imports."""
+    """The files of every listed service, with all of their imports."""
     listed = next(ask(channel, version, [ServerReflectionRequest(list_services="*")]))
     names = [service.name for service in listed.list_services_response.service]
     database = DescriptorDatabase()

@@ -1,6 +1,6 @@
-# Generate from Ruby, with what the server says of itself. Usage: ruby reflected.rb VERSION HOST:PORT TEXT [cancel]
-# VERSION of reflection is v1 or v1alpha; `cancel` ends the call after its first message. QUIRE_API_KEY is shown
-# where there are keys.
+# Generate from Ruby, with the server's own description. Usage: ruby reflected.rb VERSION HOST:PORT TEXT [cancel]
+# VERSION of reflection is v1 or v1alpha; `cancel` ends the call after its first message. QUIRE_API_KEY is sent
+# as API key, if set.
 require "grpc"
 require "google/protobuf"
 require "google/protobuf/descriptor_pb"
@@ -12,7 +12,7 @@ STUB = GRPC::ClientStub.new(address, :this_channel_is_insecure)
 METADATA = ENV.key?("QUIRE_API_KEY") ? { "authorization" => "Bearer #{ENV["QUIRE_API_KEY"]}" } : {}
 POOL = DescriptorPool.new # for as long as there are messages of its classes
 
-# What is needed of grpc/reflection/v1/reflection.proto. That of v1alpha has the same messages.
+# The required part of grpc/reflection/v1/reflection.proto. That of v1alpha has the same messages.
 REFLECTION = {
   "Question" => { file_containing_symbol: [4, :TYPE_STRING], list_services: [7, :TYPE_STRING] },
   "Answer" => { files: [4, "Files"], services: [6, "Services"], error: [7, "Error"] },
@@ -70,7 +70,7 @@ def add_with_imports(name, files)
   add(file)
 end
 
-# Adds the files of every service that there is.
+# Adds the files of every listed service.
 def learn
   services = ask(:list_services, ["*"]).first.services.service.map(&:name)
   encoded = ask(:file_containing_symbol, services).flat_map { |answer| answer.files.file.to_a }

@@ -54,25 +54,25 @@ def configure(parser: argparse.ArgumentParser, work: str, *, reset: bool) -> Non
     """Adds the flags of every mode that sends requests: workloads (default `work`; "" adds no choice), runs,
     clients, temperature and cache resets (default `reset`)."""
     if work:
-        names = f"{', '.join(workloads.WORKLOADS)}; gpu and cpu: sets"
+        names = f"{', '.join(workloads.WORKLOADS)}; gpu and cpu: sets of them"
         parser.add_argument("--work", default=work, metavar="A,B,...", help=f"{names} (default: {work})")
     parser.add_argument("--runs", type=human_int, default=3, help="measured runs; medians are shown")
-    parser.add_argument("--warmup", type=human_int, default=1, help="runs before those")
+    parser.add_argument("--warmup", type=human_int, default=1, help="unmeasured runs before them")
     parser.add_argument(
         "--requests",
         type=human_int,
         default=0,
-        help="so many of a workload, again from its first where it has less; 0: all",
+        help="requests of a run, repeated from the first if the workload has fewer; 0: all",
     )
     parser.add_argument("--clients", type=human_int, default=clients.default_count(), help="client processes")
-    parser.add_argument("--temperature", type=float, help="instead of the workload's own")
+    parser.add_argument("--temperature", type=float, help="sampling temperature; default: the workload's own")
     parser.add_argument(
         "--reset-prefix-cache",
         action=argparse.BooleanOptionalAction,
         default=reset,
-        help=f"forget cached prefixes before each run (default: {'yes' if reset else 'no'})",
+        help=f"reset the prefix cache before each run (default: {'yes' if reset else 'no'})",
     )
-    parser.add_argument("--steps", action="store_true", help="also where a step's time goes (us_...)")
+    parser.add_argument("--steps", action="store_true", help="also report the time of each part of a step (us_...)")
 
 
 def load_options(arguments: argparse.Namespace) -> LoadOptions:
@@ -102,7 +102,9 @@ def grpc_caller(target: Target, work: Workload, *, final_only: bool) -> Callable
     only known by its OpenAI API."""
     if not target.grpc_address:
         raise InvalidArgument(
-            f"{target.name} is known by its OpenAI API only; this needs Quire's gRPC", field="base_url"
+            f"base_url: {target.name} is known by its OpenAI API only, and this mode sends requests over gRPC; use "
+            "--address",
+            field="base_url",
         )
     return functools.partial(
         GrpcCaller, target.grpc_address, work.temperature, final_only=final_only, frontends=target.frontends

@@ -22,9 +22,9 @@ OWN_FLAGS = ("--out", "--compare")  # flags that do not affect the measurement
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="one JSON document instead of a table")
-    parser.add_argument("--out", default="", metavar="FILE", help="store the document too")
-    parser.add_argument("--compare", default="", metavar="FILE", help="show the ratio to a stored document")
+    parser.add_argument("--json", action="store_true", help="print one JSON document instead of a table")
+    parser.add_argument("--out", default="", metavar="FILE", help="also write the JSON document to this file")
+    parser.add_argument("--compare", default="", metavar="FILE", help="show the ratios to a stored document")
 
 
 def publish(arguments: argparse.Namespace, rows: Sequence[Row], typed: Sequence[str]) -> None:
@@ -66,7 +66,9 @@ def stored_rows(path: str) -> list[Row]:
     try:
         rows: list[Row] = json.loads(Path(path).read_text())["rows"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InvalidArgument(f"compare: {path!r} is no stored result: {error!r}", field="compare") from None
+        raise InvalidArgument(
+            f"compare: {path!r} cannot be read as a result that --out has stored: {error!r}", field="compare"
+        ) from None
     return rows
 
 
@@ -75,7 +77,7 @@ def comparison(rows: Sequence[Row], stored: Sequence[Row]) -> str:
     before = {frozenset(about(row).items()): row for row in stored}
     pairs = [(row, before.get(frozenset(about(row).items()))) for row in rows]
     ratios = [ratio(row, old) for row, old in pairs if old is not None]
-    return table(ratios) if ratios else "no row in common"
+    return table(ratios) if ratios else "the stored result and this one have no row in common"
 
 
 def about(row: Row) -> Row:

@@ -52,9 +52,11 @@ def configure(parser: CommandParser) -> None:
     parser.set_defaults(model=shapes.TINY, http_port=0, grpc_port=0)
     parser.epilog = shapes.EPILOG
     there = parser.add_argument_group("instead of starting a cluster")
-    there.add_argument("--address", default="", metavar="HOST:PORT", help="gRPC of a cluster that runs")
-    there.add_argument("--http", default="", metavar="HOST:PORT", help="its OpenAI API")
-    there.add_argument("--base-url", default="", metavar="URL", help="any OpenAI API; MODEL is its shape")
+    there.add_argument("--address", default="", metavar="HOST:PORT", help="gRPC address of a running cluster")
+    there.add_argument("--http", default="", metavar="HOST:PORT", help="HTTP address of the same cluster")
+    there.add_argument(
+        "--base-url", default="", metavar="URL", help="any server with an OpenAI API; MODEL names its shape"
+    )
 
 
 def targets(arguments: argparse.Namespace, scratch: Path) -> Generator[Target]:
@@ -63,7 +65,7 @@ def targets(arguments: argparse.Namespace, scratch: Path) -> Generator[Target]:
     InvalidArgument if adapters are requested for a server that already runs."""
     num_adapters = getattr(arguments, "lora_adapters", 0)  # only modes that send requests with adapters have the flag
     if num_adapters and (arguments.address or arguments.base_url):
-        text = f"lora_adapters: {num_adapters}: adapters are made for clusters that are started here"
+        text = f"lora_adapters: {num_adapters}: adapters are written only for a cluster that this command starts"
         raise InvalidArgument(text, field="lora_adapters")
     if arguments.address:
         yield running_cluster(arguments.address, arguments.http)
@@ -82,7 +84,7 @@ def named(text: str, what: str) -> tuple[str, str]:
     """Parses `NAME=WHAT` to a pair; raises InvalidArgument if a half is missing."""
     name, _, rest = text.partition("=")
     if not (name and rest):
-        raise InvalidArgument(f"beside: {text!r} is not NAME={what}", field="beside")
+        raise InvalidArgument(f"beside: {text!r} must have the form NAME={what}", field="beside")
     return name, rest
 
 

@@ -18,23 +18,25 @@ INDEX, WHOLE = "model.safetensors.index.json", "model.safetensors"
 CONFIG = "config.json"
 TEXT_CONFIG, TIE = "text_config", "tie_word_embeddings"
 TEXT_PREFIX = "language_model."  # of the text part's tensors in multimodal models of transformers 4
-OTHER_WAY_ROUND = "GPT2LMHeadModel"  # weights are stored as [in_features, out_features]
+TRANSPOSED = "GPT2LMHeadModel"  # weights are stored as [in_features, out_features]
 
 
 def read_config(folder: Path) -> dict[str, Any]:
     """Reads config.json. Raises InvalidArgument for a folder that is not a floating-point checkpoint."""
     path = folder / CONFIG
     if not path.is_file():
-        raise InvalidArgument(f"folder: there is no {path}", field="folder")
+        raise InvalidArgument(f"folder: {path} does not exist; give a Hugging Face folder", field="folder")
     try:
         config = json.loads(path.read_text())
     except ValueError as error:
         raise InvalidArgument(f"folder: {path} is not JSON: {error}", field="folder") from None
     if not isinstance(config, dict):
-        raise InvalidArgument(f"folder: {path} is no JSON object", field="folder")
+        raise InvalidArgument(f"folder: {path} is not a JSON object", field="folder")
     if config.get("quantization_config"):
         method = config["quantization_config"].get("quant_method")
-        raise InvalidArgument(f"folder: {folder} is quantized already ({method})", field="folder")
+        raise InvalidArgument(
+            f"folder: {folder} is already quantized ({method}); give a checkpoint in 16 or 32 bits", field="folder"
+        )
     return config
 
 
@@ -55,7 +57,7 @@ def untie(config: dict[str, Any]) -> None:
 def check_unused(out: Path) -> None:
     """Raises FailedPrecondition if the output folder is not empty."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise FailedPrecondition(f"out: {out} is there and not empty", field="out")
+        raise FailedPrecondition(f"out: {out} exists and is not empty; give a new folder", field="out")
 
 
 def files(folder: Path) -> list[Path]:
@@ -65,7 +67,7 @@ def files(folder: Path) -> list[Path]:
         return [folder / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
     found = sorted(folder.glob("*.safetensors"))
     if not found:
-        raise InvalidArgument(f"folder: there are no *.safetensors in {folder}", field="folder")
+        raise InvalidArgument(f"folder: {folder} contains no *.safetensors", field="folder")
     return found
 
 

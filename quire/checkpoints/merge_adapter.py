@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.checkpoints import folder as checkpoint_folder
-from quire.checkpoints.folder import OTHER_WAY_ROUND, CheckpointWriter, is_tied, untie
+from quire.checkpoints.folder import TRANSPOSED, CheckpointWriter, is_tied, untie
 
 
 @dataclass
@@ -37,7 +37,7 @@ def merge(folder: Path, adapter: Path, out: Path) -> MergeReport:
         read,
         checkpoint_folder.shapes(files),
         tied=is_tied(config),
-        transposed=OTHER_WAY_ROUND in config.get("architectures", []),
+        transposed=TRANSPOSED in config.get("architectures", []),
     )
     if merging.unties:
         untie(config)

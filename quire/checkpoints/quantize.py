@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quire.checkpoints import folder as checkpoint_folder
-from quire.checkpoints.folder import OTHER_WAY_ROUND, TEXT_PREFIX, CheckpointWriter, is_tied, untie
+from quire.checkpoints.folder import TEXT_PREFIX, TRANSPOSED, CheckpointWriter, is_tied, untie
 from quire.shared.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -69,8 +69,10 @@ def quantize(folder: Path, to: str, out: Path, *, head: bool = False) -> Quantiz
     """
     config = checkpoint_folder.read_config(folder)
     checkpoint_folder.check_unused(out)
-    if OTHER_WAY_ROUND in config.get("architectures", []):
-        raise InvalidArgument(f"folder: weights of {OTHER_WAY_ROUND} lie the other way round", field="folder")
+    if TRANSPOSED in config.get("architectures", []):
+        raise InvalidArgument(
+            f"folder: {TRANSPOSED} stores its weights transposed, which is not supported", field="folder"
+        )
     files = checkpoint_folder.files(folder)
     shapes = checkpoint_folder.shapes(files)
     group = _group(shapes) if to == "w4a16" else 0
@@ -121,7 +123,9 @@ def _is_projection(name: str, dimensions: int) -> bool:
     """Returns whether a tensor is a 2-D weight of a projection of the text model, not an embedding or head; raises
     InvalidArgument for experts."""
     if ".experts" in name:
-        raise InvalidArgument(f"folder: {name} is of experts, which are not quantized here", field="folder")
+        raise InvalidArgument(
+            f"folder: {name} is a weight of experts, and models with experts are not supported", field="folder"
+        )
     module = name.removesuffix(".weight").rpartition(".")[2]
     is_matrix = dimensions == 2 and name.endswith(".weight")
     return is_matrix and module not in TABLES and not name.startswith(_beside_text())

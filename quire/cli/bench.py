@@ -12,12 +12,12 @@ from quire.bench.measuring import machine
 
 # name -> (module, what it measures)
 MODES = {
-    "throughput": ("quire.bench.modes.throughput", "all requests at once, answers whole: tokens per second"),
-    "serve": ("quire.bench.modes.serve", "streams over gRPC and the OpenAI API: latencies and tokens per second"),
-    "latency": ("quire.bench.modes.latency", "one stream: latency by token, and where the time of a step goes"),
-    "embed": ("quire.bench.modes.embed", "vectors of many inputs at once: inputs and tokens per second"),
-    "startup": ("quire.bench.modes.startup", "from the command to the ready line and to the first token"),
-    "scheduler": ("quire.bench.modes.scheduler", "microseconds of planning a step, without workers"),
+    "throughput": ("quire.bench.modes.throughput", "throughput: all requests at once, without streaming"),
+    "serve": ("quire.bench.modes.serve", "streams over gRPC and the OpenAI API: latencies, tokens per second"),
+    "latency": ("quire.bench.modes.latency", "one stream: latency per token, and the parts of a step"),
+    "embed": ("quire.bench.modes.embed", "embedding throughput: inputs and tokens per second"),
+    "startup": ("quire.bench.modes.startup", "time from the command to the ready line, and to the first token"),
+    "scheduler": ("quire.bench.modes.scheduler", "time to plan a step, without workers"),
 }
 Modes = Mapping[str, tuple[str, str]]
 

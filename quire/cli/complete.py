@@ -21,7 +21,7 @@ def run(arguments: argparse.Namespace) -> int:
     an empty text."""
     text = sys.stdin.read() if arguments.text == "-" else arguments.text
     if not text:
-        raise InvalidArgument("TEXT is empty: there is nothing to continue", field="text")
+        raise InvalidArgument("text: TEXT is empty; give the text to continue", field="text")
     with client_of(arguments) as client:
         print(text, end="", flush=True)
         for delta in client.stream(text, params_of(arguments)):

@@ -29,8 +29,12 @@ NOT_CONNECTED = "failed to connect to all addresses"  # gRPC's wording
 
 def add_address(parser: argparse.ArgumentParser) -> None:
     """Adds the flags that name a frontend's gRPC address and the TLS files of this client."""
-    parser.add_argument("--address", default="", metavar="HOST:PORT", help=f"a frontend's gRPC (or {ADDRESS_VARIABLE})")
-    parser.add_argument("--grpc-port", type=human_int, default=50051, metavar="PORT", help="the same, on this machine")
+    parser.add_argument(
+        "--address", default="", metavar="HOST:PORT", help=f"a frontend's gRPC address (or {ADDRESS_VARIABLE})"
+    )
+    parser.add_argument(
+        "--grpc-port", type=human_int, default=50051, metavar="PORT", help="port of a frontend on this machine"
+    )
     parser.add_argument(
         "--tls",
         default="",
@@ -46,10 +50,13 @@ def add_admin(parser: argparse.ArgumentParser) -> None:
         "--admin-address",
         default="",
         metavar="HOST:PORT",
-        help=f"of a frontend on another machine, or of another user (or {ADMIN_ADDRESS_VARIABLE})",
+        help=f"admin service of a frontend of another machine or user (or {ADMIN_ADDRESS_VARIABLE})",
     )
     parser.add_argument(
-        "--admin-key-file", default="", metavar="FILE", help=f"the key to show there (or {ADMIN_KEY_VARIABLE})"
+        "--admin-key-file",
+        default="",
+        metavar="FILE",
+        help=f"file with the key of that admin service (or {ADMIN_KEY_VARIABLE})",
     )
 
 
@@ -78,7 +85,7 @@ def client_of(arguments: argparse.Namespace) -> Iterator[Client]:
             yield client
         except Unavailable as error:
             if not tls.dials and speaks_tls(address):
-                message = f"{address} answers with TLS; say with --tls ca=FILE which certificates to trust"
+                message = f"{address} requires TLS; name the certificates to trust with --tls ca=FILE"
                 raise Unavailable(f"{message} (or {TLS_VARIABLE})") from None
             if NOT_CONNECTED not in error.message:
                 raise

@@ -48,7 +48,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="PORT",
         help=f"as `quire up` takes it; default: {metrics_ports.DEFAULT}, if it is free",
     )
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -70,7 +70,7 @@ def examine(arguments: argparse.Namespace) -> Iterator[Finding]:
 
     def read() -> Iterator[Finding]:
         settings.append(_AllSettings(vars(arguments)))
-        yield ok("settings", "of frontend, scheduler and worker are read without an error")
+        yield ok("settings", "settings of frontend, scheduler and worker are valid")
 
     yield from run_check("settings", read, advice)
     if settings:
@@ -83,13 +83,13 @@ class _AllSettings:
 
     def __init__(self, flags: dict[str, Any]) -> None:
         given = {name: flags[name] for name in (*FLAGS, "config") if name in flags}
-        self.frontend = _of(FrontendSettings, given)
-        self.scheduler = _of(SchedulerSettings, given)
-        self.worker = _of(WorkerSettings, given)
+        self.frontend = _service_settings(FrontendSettings, given)
+        self.scheduler = _service_settings(SchedulerSettings, given)
+        self.worker = _service_settings(WorkerSettings, given)
         self.model = "" if self.frontend.model == str(bundled.FOLDER) else self.frontend.model
 
 
-def _of(service: type[S], given: dict[str, Any]) -> S:
+def _service_settings(service: type[S], given: dict[str, Any]) -> S:
     """Returns a service's settings; without a model anywhere, those for the bundled one."""
     own = {name: value for name, value in given.items() if name in service.model_fields or name == "config"}
     try:
@@ -121,7 +121,10 @@ def _examine(arguments: argparse.Namespace, settings: _AllSettings) -> Iterator[
     if has_worker:
         yield from model.check(settings.model, worker.revision, worker.device)
     else:
-        yield ok("worker", "is not installed here; where it is, `quire doctor` looks at device and model as well")
+        yield ok(
+            "worker",
+            "is not installed; with it (pip install 'quire[worker]'), `quire doctor` also checks device and model",
+        )
     yield from cluster.check(place, services)
 
 

@@ -19,9 +19,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--service",
         default="",
         metavar="NAME",
-        help=f"a gRPC service, or {LIVENESS!r}; default: all of it",
+        help=f"name of a gRPC service, or {LIVENESS!r}; default: the whole server",
     )
-    parser.add_argument("--timeout-s", type=float, default=5.0, metavar="S", help="longest to wait, seconds")
+    parser.add_argument("--timeout-s", type=float, default=5.0, metavar="S", help="maximum time to wait, seconds")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -16,7 +16,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
             "--mode",
             choices=tuple(PAUSE_MODES),
             default="keep",
-            help="requests that are there: keep them for `quire resume`, abort them, or wait for their ends",
+            help="running requests: keep them for `quire resume`, abort them, or wait until they end",
         )
 
 
@@ -25,8 +25,8 @@ def run(arguments: argparse.Namespace) -> int:
     with client_of(arguments) as client:
         if arguments.command == "resume":
             client.resume_generation()
-            print("generation goes on")
+            print("generation has resumed")
             return 0
         count = client.pause_generation(arguments.mode)
-    print(f"generation is paused; sequences {'ended' if arguments.mode == 'abort' else 'that wait'}: {count}")
+    print(f"generation is paused; {'aborted' if arguments.mode == 'abort' else 'waiting'} sequences: {count}")
     return 0

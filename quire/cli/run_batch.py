@@ -30,16 +30,27 @@ MAX_REPORTED = 5  # invalid lines named in the error
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the input and output files, the server or model, and the limits."""
-    parser.add_argument("-i", "--input-file", required=True, metavar="FILE", help="a call a line, in OpenAI's form")
     parser.add_argument(
-        "-o", "--output-file", required=True, metavar="FILE", help="answers; what it holds already is not asked again"
+        "-i", "--input-file", required=True, metavar="FILE", help="requests, one a line, in OpenAI's batch format"
     )
-    parser.add_argument("--url", default="", metavar="URL", help=f"a frontend's HTTP port (or {URL_VARIABLE})")
-    parser.add_argument("--model", default="", metavar="MODEL", help="start a cluster with it for this, and stop it")
-    parser.add_argument("--concurrency", type=human_int, default=64, metavar="N", help="calls under way at once")
-    parser.add_argument("--timeout", type=float, default=3600.0, metavar="SECONDS", help="of one call")
-    parser.add_argument("--retry-failed", action="store_true", help="ask again for lines that failed before")
-    parser.add_argument("--quiet", action="store_true", help="no progress")
+    parser.add_argument(
+        "-o",
+        "--output-file",
+        required=True,
+        metavar="FILE",
+        help="answers; requests that it already has an answer to are not sent again",
+    )
+    parser.add_argument("--url", default="", metavar="URL", help=f"base URL of a frontend (or {URL_VARIABLE})")
+    parser.add_argument(
+        "--model",
+        default="",
+        metavar="MODEL",
+        help="start a cluster with this model for the batch, and stop it afterwards",
+    )
+    parser.add_argument("--concurrency", type=human_int, default=64, metavar="N", help="requests in flight")
+    parser.add_argument("--timeout", type=float, default=3600.0, metavar="SECONDS", help="time limit of one request")
+    parser.add_argument("--retry-failed", action="store_true", help="send requests again that failed before")
+    parser.add_argument("--quiet", action="store_true", help="print no progress")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -13,6 +13,7 @@ from quire import bundled
 from quire.flags.setting_flags import add_setting, human_int
 from quire.shared.errors import FailedPrecondition, InvalidArgument
 from quire.shared.models import model_hub, model_identity
+from quire.shared.models.text_part import text_part
 from quire.shared.settings import SERVICES, WorkerSettings, load
 
 GIB = 1 << 30
@@ -37,24 +38,27 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "model", metavar="MODEL", help="a folder, a GGUF file, a config.json, ORG/NAME, or a shape of `quire bench`"
     )
     parser.add_argument(
-        "--gpu-memory", type=_positive, metavar="GIB", help="memory of a GPU; default: a row for each common size"
+        "--gpu-memory",
+        type=_positive,
+        metavar="GIB",
+        help="memory of one GPU, GiB; default: a row for each common size",
     )
     parser.add_argument(
         "--length",
         type=human_int,
         metavar="TOKENS",
         default=0,
-        help="prompt and answer together; default: max_model_len",
+        help="tokens of prompt and answer together; default: max_model_len",
     )
     parser.add_argument(
         "--tensor-parallel-size",
         type=human_int,
         metavar="GPUS",
-        help="GPUs of a replica; default: the fewest that hold the model",
+        help="GPUs per worker; default: the fewest that hold the model",
     )
     for name in SETTINGS:
         add_setting(parser, name, WorkerSettings.model_fields[name])
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -102,17 +106,20 @@ class _Sizes:
         model = str(folder or arguments.model)
         self._settings = load(WorkerSettings, SERVICES, {**given, "model": model, "device": "cuda"})
         self._by_ranks: dict[int, ModelFootprint] = {}
-        self.whole = self._of(1)
+        self.whole = self._footprint(1)
         self.length = arguments.length or self.whole.limits.max_model_len
         if self.length > self.whole.limits.max_model_len:
-            text = f"--length: {self.length} is longer than max_model_len, {self.whole.limits.max_model_len}"
+            text = (
+                f"--length: {self.length} is more than max_model_len, {self.whole.limits.max_model_len}; give a "
+                "smaller length"
+            )
             raise InvalidArgument(text, field="length")
 
     def row(self, gpu_gib: float, num_gpus: int | None) -> Row:
         """Returns the row for `num_gpus` GPUs of this size; None: the fewest that hold the model and one sequence."""
         for ranks in (num_gpus,) if num_gpus else _powers(MOST_RANKS):
             try:
-                found = self._of(ranks)
+                found = self._footprint(ranks)
             except InvalidArgument:
                 if num_gpus:
                     raise
@@ -163,7 +170,7 @@ class _Sizes:
             ]
         return "\n".join(lines)
 
-    def _of(self, num_ranks: int) -> ModelFootprint:
+    def _footprint(self, num_ranks: int) -> ModelFootprint:
         """Returns the footprint of one rank out of `num_ranks`, computed once for each number."""
         if num_ranks not in self._by_ranks:
             found = _module().footprint(self._settings, self._values, num_ranks=num_ranks)
@@ -176,7 +183,7 @@ def _module() -> Any:
     try:
         return importlib.import_module("quire.services.worker.building.footprint")
     except ModuleNotFoundError as missing:
-        text = f"quire size needs the worker's code, and {missing.name} is not installed: pip install 'quire[worker]'"
+        text = f"quire size needs the worker, and {missing.name} is not installed; run pip install 'quire[worker]'"
         raise FailedPrecondition(text) from None
 
 
@@ -205,7 +212,7 @@ def _config(model: str) -> tuple[dict[str, Any], Path | None]:
     there is none on this machine."""
     shapes = importlib.import_module("quire.bench.workload.shapes").CONFIGS
     if model in shapes:
-        return dict(shapes[model]), None
+        return text_part(dict(shapes[model])), None
     if model == "tiny":
         return model_identity.read_config(bundled.FOLDER), bundled.FOLDER
     path = Path(model).expanduser()

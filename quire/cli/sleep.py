@@ -13,7 +13,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_admin(parser)
     if parser.prog.endswith(" wake"):
         parser.add_argument(
-            "--tags", nargs="*", choices=("weights", "kv_cache"), default=[], help="what is to wake; default: all"
+            "--tags", nargs="*", choices=("weights", "kv_cache"), default=[], help="what to wake; default: everything"
         )
         return
     parser.add_argument(
@@ -21,13 +21,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=int,
         choices=(1, 2),
         default=1,
-        help="1: weights move to host memory; 2: they are read again when they wake",
+        help="1: move the weights to host memory; 2: drop them and read them again on waking",
     )
     parser.add_argument(
         "--mode",
         choices=tuple(PAUSE_MODES),
         default="keep",
-        help="requests that are there: keep them for `quire wake`, abort them, or wait for their ends",
+        help="running requests: keep them for `quire wake`, abort them, or wait until they end",
     )
 
 
@@ -39,5 +39,5 @@ def run(arguments: argparse.Namespace) -> int:
             print(f"still asleep: {', '.join(asleep)}" if asleep else "all workers are awake")
             return 0
         count = client.sleep(arguments.level, arguments.mode)
-    print(f"all workers sleep; sequences {'ended' if arguments.mode == 'abort' else 'that wait'}: {count}")
+    print(f"all workers sleep; {'aborted' if arguments.mode == 'abort' else 'waiting'} sequences: {count}")
     return 0

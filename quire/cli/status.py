@@ -25,13 +25,13 @@ COLUMNS = (
 )
 
 GIB = 1 << 30
-EPILOG = "--address of a worker shows that alone, also one that is starting: how far its weights have come."
+EPILOG = "With --address of a worker, only that worker is shown, also while it loads its weights."
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     add_admin(parser)
     parser.epilog = EPILOG
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
 
 
 def run(arguments: argparse.Namespace) -> int:

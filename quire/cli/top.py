@@ -26,8 +26,10 @@ HOME, REST_OF_LINE, REST_OF_SCREEN = "\033[H", "\033[K", "\033[J"
 
 def configure(parser: argparse.ArgumentParser) -> None:
     add_admin(parser)
-    parser.add_argument("--interval-s", type=float, default=1.0, metavar="S", help="between two looks, seconds")
-    parser.add_argument("--once", action="store_true", help="one look, for scripts; also where there is no terminal")
+    parser.add_argument("--interval-s", type=float, default=1.0, metavar="S", help="interval between updates, seconds")
+    parser.add_argument(
+        "--once", action="store_true", help="print the view once, for scripts; the default without a terminal"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:

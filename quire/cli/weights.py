@@ -11,13 +11,15 @@ from quire.clients.admin import PAUSE_MODES
 def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the admin address, the checkpoint's folder, the version's name and the mode."""
     add_admin(parser)
-    parser.add_argument("folder", help="where workers find the checkpoint, in one of their --weights-folders")
-    parser.add_argument("--weight-version", default="", help="what answers are to call the weights; default: a number")
+    parser.add_argument("folder", help="path of the checkpoint on the workers, in one of their --weights-folders")
+    parser.add_argument(
+        "--weight-version", default="", help="version that answers name these weights by; default: a number"
+    )
     parser.add_argument(
         "--mode",
         choices=tuple(PAUSE_MODES),
         default="wait",
-        help="requests that are there: wait for their ends, keep them with the new weights, or abort them",
+        help="running requests: wait until they end, keep them with the new weights, or abort them",
     )
 
 

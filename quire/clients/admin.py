@@ -143,7 +143,7 @@ class AdminClient:
 
 def _mode(mode: str) -> pb.PauseMode:
     if mode not in PAUSE_MODES:
-        raise InvalidArgument(f"mode: one of {', '.join(PAUSE_MODES)}, not {mode!r}", field="mode")
+        raise InvalidArgument(f"mode: must be one of {', '.join(PAUSE_MODES)}, got {mode!r}", field="mode")
     return PAUSE_MODES[mode]
 
 
@@ -152,13 +152,15 @@ def admin_of(grpc_address: str, admin_address: str, admin_key_file: str) -> Admi
     commands. Raises InvalidArgument if only one of address and key is given, Unavailable if there are none."""
     if admin_address or admin_key_file:
         if not (admin_address and admin_key_file):
-            raise InvalidArgument("admin_address and admin_key_file belong together", field="admin_address")
+            raise InvalidArgument(
+                "admin_address and admin_key_file must be given together, or neither", field="admin_address"
+            )
         return AdminCredentials(admin_address, _key(admin_key_file))
     found = admin_credentials.find(grpc_address)
     if found is None:
         _check_answers(grpc_address)
         raise Unavailable(
-            f"the frontend at {grpc_address} is not one of this user's on this machine: name its admin service "
+            f"the frontend at {grpc_address} was not started by this user on this machine: name its admin service "
             "(--admin-address) and a file with its key (--admin-key-file)"
         )
     return found

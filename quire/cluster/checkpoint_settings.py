@@ -69,11 +69,11 @@ def _check(field: str, given: str, wanted: str, found: str) -> None:
     """Raises InvalidArgument unless the checkpoint's quantization method is the wanted one."""
     if found != wanted:
         remedy = "leave it out" if found != "none" else "`quire quantize` writes it in fp8, int8 or w4a16"
-        message = f"{field}: {given} is not what config.json says (quant_method {found}); {remedy}"
+        message = f"{field}: {given} differs from config.json (quant_method {found}); {remedy}"
         raise InvalidArgument(message, field=field)
 
 
 def _check_files(given: str, files: str, folder: Path) -> None:
     if not any(folder.glob(files)):
-        message = f"load_format: {given} needs {files} in {folder}, where there are none; leave it out"
+        message = f"load_format: {given} needs {files}, which {folder} does not contain; leave it out"
         raise InvalidArgument(message, field="load_format")

@@ -56,11 +56,11 @@ class Cluster:
 
     @property
     def http_address(self) -> str:
-        return self._of("frontend")[0].addresses["http"]
+        return self._with_role("frontend")[0].addresses["http"]
 
     @property
     def grpc_address(self) -> str:
-        return self._of("frontend")[0].addresses["grpc"]
+        return self._with_role("frontend")[0].addresses["grpc"]
 
     @property
     def addresses(self) -> dict[str, str]:
@@ -68,9 +68,9 @@ class Cluster:
         that joined another has only metrics, scheduler and workers."""
         assert self.metrics is not None
         if self.options.join:
-            names = ",".join(process.spec.id for process in self._of("worker"))
+            names = ",".join(process.spec.id for process in self._with_role("worker"))
             return {"metrics": self.metrics.address, "scheduler": self.options.join, "workers": names}
-        schedulers = [process.addresses["grpc"] for process in self._of("scheduler")]
+        schedulers = [process.addresses["grpc"] for process in self._with_role("scheduler")]
         return {
             "http": self.http_address,
             "grpc": self.grpc_address,
@@ -136,16 +136,16 @@ class Cluster:
             self._watcher.join()
         for role in STOP_ORDER:
             deadline = time.monotonic() + drain_timeout_s
-            for process in self._of(role):
+            for process in self._with_role(role):
                 process.signal(signal.SIGTERM)
-            for process in self._of(role):
+            for process in self._with_role(role):
                 if not process.wait(max(0.1, deadline - time.monotonic())):
-                    self._report(f"{process.spec.id} does not drain; killing it")
+                    self._report(f"{process.spec.id} did not drain in time; killing it")
                 process.close()
 
     def scale_workers(self, count: int) -> None:
         """Starts workers or drains the last ones until there are `count`; returns when done."""
-        workers = self._of("worker")
+        workers = self._with_role("worker")
         for process in workers[count:]:
             self.processes.remove(process)  # no longer supervised
             process.signal(signal.SIGTERM)
@@ -204,7 +204,7 @@ class Cluster:
             self.metrics.close()
         self._endpoints.close()
 
-    def _of(self, role: str) -> list[ServiceProcess]:
+    def _with_role(self, role: str) -> list[ServiceProcess]:
         return [process for process in self.processes if process.spec.role == role]
 
     def _start_processes(self) -> None:
@@ -233,13 +233,13 @@ class Cluster:
                     if other.exit_status is not None:
                         raise _not_ready(other)
                 if time.monotonic() > deadline:
-                    raise Unavailable(f"{process.spec.id} was not ready in time")
+                    raise Unavailable(f"{process.spec.id} was not ready in time; its log says what it waits for")
 
     def _await_workers_known(self) -> None:
         """Waits until frontends know the first worker, whose capabilities they learn a moment after it is ready."""
         assert self.metrics is not None
         until_s = time.monotonic() + KNOWN_WITHIN_S
-        frontends = self._of("frontend") if self._of("worker") else []
+        frontends = self._with_role("frontend") if self._with_role("worker") else []
         for process in frontends:
             while not self.metrics.sample(process.spec.id, WORKERS) and time.monotonic() < until_s:
                 if self._given_up:

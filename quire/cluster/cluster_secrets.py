@@ -30,8 +30,8 @@ def cluster_secrets(
         SecretFile(path, NAME)
     if not found and is_joining:
         raise InvalidArgument(
-            f"{NAME}: is needed to join a cluster, the one that it has: --cluster-secret-file FILE on both "
-            "sides, or QUIRE_WORKER_CLUSTER_SECRET_FILE",
+            f"{NAME}: is required to join a cluster, and must name the secret of that cluster; set "
+            "--cluster-secret-file FILE on both sides, or QUIRE_WORKER_CLUSTER_SECRET_FILE",
             field=NAME,
         )
     common = found[0] if found else str(endpoints.secret("cluster-secret"))

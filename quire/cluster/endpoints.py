@@ -50,7 +50,10 @@ class Endpoints:
             try:
                 self._folder = Path(tempfile.mkdtemp(prefix="quire-"))
             except OSError as error:
-                message = f"no folder can be made for a secret and sockets; TMPDIR says where: {error}"
+                message = (
+                    f"cannot create a folder for sockets and the cluster's secret: {error}; set TMPDIR to a "
+                    "folder that can be written"
+                )
                 raise FailedPrecondition(message) from None
         return self._folder / name
 
@@ -62,7 +65,9 @@ class Endpoints:
             try:
                 secret_file.write(path, secrets.token_hex(32))
             except OSError as error:
-                raise FailedPrecondition(f"cannot write {path}; TMPDIR says where: {error.strerror}") from None
+                raise FailedPrecondition(
+                    f"cannot write {path}: {error.strerror}; set TMPDIR to a folder that can be written"
+                ) from None
         return path
 
     def close(self) -> None:

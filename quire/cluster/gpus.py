@@ -24,7 +24,7 @@ def visible(environ: Mapping[str, str] | None = None) -> list[str]:
     return done.stdout.split() if done.returncode == 0 else []
 
 
-def of_worker(index: int, num_ranks: int, gpus: Sequence[str]) -> str:
+def worker_gpus(index: int, num_ranks: int, gpus: Sequence[str]) -> str:
     """Returns CUDA_VISIBLE_DEVICES for a worker; empty: unchanged. If there are too few GPUs, workers share them."""
     groups = len(gpus) // num_ranks
     if groups < 2:

@@ -182,12 +182,14 @@ def _check_counts(options: ClusterOptions) -> None:
         return
     if not _num_workers(options):
         raise InvalidArgument(
-            "workers: must be at least 1 with join, which starts nothing else; got 0", field="workers"
+            "workers: must be at least 1 with join, which starts workers only; got 0", field="workers"
         )
     defaults = ClusterOptions()
     for name in ("frontends", "schedulers", "scheduler_host", "scheduler_port", "redis"):
         if getattr(options, name) != getattr(defaults, name):
-            message = f"{name}: join starts workers alone; {name} belongs to the `quire up` that is joined"
+            message = (
+                f"{name}: cannot be set with join, which starts workers only; set it for the `quire up` that is joined"
+            )
             raise InvalidArgument(message, field=name)
 
 
@@ -215,7 +217,7 @@ def addresses(text: str, field: str) -> tuple[str, ...]:
     for address in found:
         host, _, port = address.rpartition(":")
         if not host or not port.isdigit() or not 0 < int(port) < 65536:
-            raise InvalidArgument(f"{field}: {address!r} is not HOST:PORT, as `quire up` prints it", field=field)
+            raise InvalidArgument(f"{field}: {address!r} must be HOST:PORT, as printed by `quire up`", field=field)
     return found
 
 
@@ -271,7 +273,7 @@ def _workers(options: ClusterOptions, numbers: Iterable[int], schedulers: list[s
     found = gpus.visible() if worker.get("device") == "cuda" else []
     num_ranks = math.prod(int(worker.get(f"{kind}_parallel_size", 1)) for kind in ("tensor", "pipeline", "context"))
     return [
-        replace(_worker(options, number, schedulers), gpus=gpus.of_worker(number, num_ranks, found))
+        replace(_worker(options, number, schedulers), gpus=gpus.worker_gpus(number, num_ranks, found))
         for number in numbers
     ]
 

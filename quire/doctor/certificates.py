@@ -19,9 +19,9 @@ UTC_TIME = 0x17  # two digits of the year; GeneralizedTime has four (X.690, 8.26
 def check(setting: str, tls: Tls) -> Iterator[Finding]:
     """Yields findings about the files of one TLS setting: certificate and key belong together, and none is expired."""
     if not tls.files:
-        yield ok(setting, "no TLS on these links")
+        yield ok(setting, "TLS is not configured for these connections")
         return
-    advice = "cert=, key= and ca= name PEM files that this user can read and that belong together"
+    advice = "set cert=, key= and ca= to PEM files that this user can read and that match"
     yield from run_check(setting, lambda: _pair(setting, tls), advice)
     for path in dict.fromkeys(path for path in (tls.cert, tls.ca) if path):
         yield from _validity(setting, Path(path))
@@ -30,7 +30,7 @@ def check(setting: str, tls: Tls) -> Iterator[Finding]:
 def _pair(setting: str, tls: Tls) -> Iterator[Finding]:
     if tls.serves:
         server_context(tls, setting)
-        yield ok(setting, f"{tls.cert} and its key fit together")
+        yield ok(setting, f"{tls.cert} matches its key")
 
 
 def _validity(setting: str, path: Path) -> Iterator[Finding]:
@@ -39,16 +39,16 @@ def _validity(setting: str, path: Path) -> Iterator[Finding]:
         blocks = _pem_blocks(path.read_text())
         spans = [validity(ssl.PEM_cert_to_DER_cert(block)) for block in blocks]
     except (OSError, ValueError, IndexError) as reason:
-        yield error(setting, f"{path} cannot be read: {reason}", "it must be a PEM file with certificates")
+        yield error(setting, f"{path} cannot be read: {reason}", "name a PEM file with certificates")
         return
     if not spans:
-        yield error(setting, f"{path} holds no certificate", "it must be a PEM file with certificates")
+        yield error(setting, f"{path} holds no certificate", "name a PEM file with certificates")
         return
     begin, end = max(span[0] for span in spans), min(span[1] for span in spans)
     now, day = time.time(), datetime.fromtimestamp(end, UTC).date()
-    renew = "services take new files at the next handshake, no restart is needed"
+    renew = "replace the file; services use it from the next handshake on, without a restart"
     if now < begin:
-        yield error(setting, f"{path} is not valid yet", "look at the clock")
+        yield error(setting, f"{path} is not valid yet", "check the clock of this machine")
     elif end <= now:
         yield error(setting, f"{path} expired on {day}", f"renew it; {renew}")
     elif end - now < SOON_S:

@@ -54,7 +54,7 @@ def check(at: ClusterAddress, services: Sequence[pb.ServiceStatus]) -> Iterator[
     for service in services:
         if service.state in (pb.STATE_DOWN, pb.STATE_STALLED):
             state = pb.State.Name(service.state).removeprefix("STATE_").lower()
-            yield error(service.id, f"is {state}", "its log says why: quire status, then the log of that process")
+            yield error(service.id, f"is {state}", "find it with `quire status`, then read the log of that process")
     yield _versions(services)
 
 
@@ -65,12 +65,12 @@ def _unseen(at: ClusterAddress) -> Finding:
         with connect_blocking(at.address, at.tls) as channel:
             health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=PATIENCE_S)
     except QuireError as refusal:
-        return error("cluster", refusal.message, "look at --address and --tls")
+        return error("cluster", refusal.message, "check --address and --tls")
     except grpc.RpcError as refusal:
         found = f"nothing answers at {at.address} ({refusal.code().name})"
-        return error("cluster", found, "look at --address (a frontend's gRPC port) and --tls, and at its log")
-    advice = "on its machine, as its user; or with --admin-address and --admin-key-file"
-    return warning("cluster", f"answers at {at.address}; its services are shown to its operator alone", advice)
+        return error("cluster", found, "check --address (a frontend's gRPC port), --tls and its log")
+    advice = "run this on its machine as its user, or with --admin-address and --admin-key-file"
+    return warning("cluster", f"answers at {at.address}, but lists its services only for its operator", advice)
 
 
 def _versions(services: Sequence[pb.ServiceStatus]) -> Finding:
@@ -82,4 +82,4 @@ def _versions(services: Sequence[pb.ServiceStatus]) -> Finding:
     if len(by_version) == 1:
         return ok("versions", f"{VERSION} everywhere")
     found = "; ".join(f"{version}: {', '.join(names)}" for version, names in by_version.items())
-    return warning("versions", found, "finish the update: services of neighbouring versions talk, others may not")
+    return warning("versions", found, "finish the upgrade: only services of neighbouring versions are compatible")

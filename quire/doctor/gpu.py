@@ -53,22 +53,24 @@ def _device(index: int, row: list[str]) -> Iterator[Finding]:
     name, driver, capability, total, used, mig = (*row, *[""] * 6)[:6]
     subject, found = f"GPU {index}", f"{name}, driver {driver}, {total} MiB, compute capability {capability}"
     if _number(capability) < OLDEST_CAPABILITY:
-        yield warning(subject, found, "older than Ampere: use --dtype float16; much here is not measured on it")
+        yield warning(subject, found, "older than Ampere: use --dtype float16; Quire is not measured on it")
     elif _number(used) > (1 - MOSTLY_FREE) * _number(total):
-        advice = "end what else uses it (nvidia-smi), or lower --gpu-memory-utilization"
+        advice = "end other processes that use it (nvidia-smi), or lower --gpu-memory-utilization"
         yield warning(subject, f"{found}; {used} MiB are in use", advice)
     else:
         yield ok(subject, found)
     if mig == "Enabled":
-        yield warning(f"{subject} MIG", "is on", "a worker sees one slice: name it in CUDA_VISIBLE_DEVICES")
+        yield warning(f"{subject} MIG", "is on", "a worker uses one MIG instance: name it in CUDA_VISIBLE_DEVICES")
 
 
 def _ranks(num_ranks: int, num_gpus: int) -> Iterator[Finding]:
     """Yields an error if a worker has more ranks than there are GPUs; nothing for a single rank."""
     if num_ranks > num_gpus:
         flags = "--tensor-parallel-size times --pipeline-parallel-size times --context-parallel-size"
-        advice = f"{flags} may be {num_gpus}, or show it more GPUs"
-        yield error("ranks", f"{num_ranks} of a worker need a GPU each, there are {num_gpus}", advice)
+        advice = f"{flags} must be at most {num_gpus}, or make more GPUs visible"
+        yield error(
+            "ranks", f"a worker has {num_ranks} ranks, which need a GPU each, and {num_gpus} are visible", advice
+        )
     elif num_ranks > 1:
         yield ok("ranks", f"{num_ranks} of {num_gpus} GPUs for each worker")
 
@@ -81,7 +83,7 @@ def _packages() -> Iterator[Finding]:
         yield error("torch", "is not installed", "pip install 'quire[worker,cuda]'")
         return
     if version.endswith("+cpu"):
-        yield error("torch", f"{version} is a build for CPUs", "install one for CUDA: see the Dockerfile")
+        yield error("torch", f"{version} is a build for CPUs", "install a build for CUDA, as the Dockerfile does")
     else:
         yield ok("torch", version)
     try:

@@ -90,7 +90,7 @@ def _memory() -> Finding:
     free, total = available_memory(), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     found = f"{free / GIB:.1f} of {total / GIB:.1f} GiB are available"
     if free < 2 * GIB:
-        return warning("memory", found, "a worker needs about 1 GiB besides weights and KV: end what else runs here")
+        return warning("memory", found, "a worker needs about 1 GiB in addition to weights and KV: end other processes")
     return ok("memory", found)
 
 
@@ -109,9 +109,9 @@ def available_memory() -> int:
 def _descriptors() -> Finding:
     """Returns a warning if the limit of open files is below ENOUGH_DESCRIPTORS."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    found = f"{soft} open files a process (hard limit {hard})"
+    found = f"a process may open {soft} files (hard limit {hard})"
     if soft < ENOUGH_DESCRIPTORS:
-        return warning("descriptors", found, f"ulimit -n {ENOUGH_DESCRIPTORS}, or LimitNOFILE= of the unit")
+        return warning("descriptors", found, f"run `ulimit -n {ENOUGH_DESCRIPTORS}`, or set LimitNOFILE= of the unit")
     return ok("descriptors", found)
 
 
@@ -122,7 +122,9 @@ def _shared_memory() -> Iterator[Finding]:
     free = shutil.disk_usage(SHARED_MEMORY).free
     found = f"{free / GIB:.1f} GiB are free in {SHARED_MEMORY}"
     if free < GIB // 4:
-        yield warning("shared memory", found, "ranks of one worker talk through it: --shm-size of the container")
+        yield warning(
+            "shared memory", found, "ranks of one worker communicate through it: raise --shm-size of the container"
+        )
     else:
         yield ok("shared memory", found)
 
@@ -145,10 +147,10 @@ def _clock() -> Finding:
     """Asks the kernel whether the clock is synchronized; a warning if not."""
     kernel = _Timex()
     if ctypes.CDLL(None).adjtimex(ctypes.byref(kernel)) < 0:
-        return ok("clock", "the kernel does not tell whether it is synchronized")
+        return ok("clock", "it is unknown whether the clock is synchronized")
     if kernel.status & CLOCK_UNSYNCHRONIZED:
-        advice = "run chrony or systemd-timesyncd (in a container: on the host); certificates and traces go by it"
-        return warning("clock", "is not synchronized, says the kernel", advice)
+        advice = "run chrony or systemd-timesyncd (in a container: on the host); certificates and traces depend on it"
+        return warning("clock", "is not synchronized, according to the kernel", advice)
     return ok("clock", f"synchronized, off by at most {kernel.maxerror / 1000:.0f} ms")
 
 

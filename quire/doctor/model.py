@@ -18,12 +18,12 @@ def check(model: str, revision: str, device: str) -> Iterator[Finding]:
     """Checks the model: a folder, a GGUF file or ORG/NAME; empty: the bundled one."""
     folder = model_hub.cached_folder(model, revision) if model else bundled.FOLDER
     if folder is None:
-        advice = "`quire up` downloads it, which needs HF_ENDPOINT to answer and room in HF_HOME"
+        advice = "`quire up` downloads it from HF_ENDPOINT to HF_HOME, which needs free space"
         yield warning("model", f"{model} is not on this machine yet", advice)
         return
-    advice = "see the README for the architectures that are served"
+    advice = "choose a supported architecture (docs: Supported models)"
     if not folder.exists():
-        advice = "name a folder, a GGUF file, or ORG/NAME of a hub"
+        advice = "give a folder, a GGUF file, or ORG/NAME of a hub"
     yield from run_check("model", lambda: _architecture(folder), advice)
     if folder.is_dir():
         yield _tokenizer(folder)
@@ -41,10 +41,14 @@ def _architecture(folder: Path) -> Iterator[Finding]:
 def _tokenizer(folder: Path) -> Finding:
     """Returns an error without tokenizer.json, and a warning without chat template."""
     if not (folder / "tokenizer.json").is_file():
-        return error("tokenizer", f"{folder} has no tokenizer.json", "save it with transformers: AutoTokenizer, fast")
+        return error(
+            "tokenizer",
+            f"{folder} has no tokenizer.json",
+            "write it with AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER) of transformers",
+        )
     if (folder / "chat_template.jinja").is_file() or _names_template(folder / "tokenizer_config.json"):
         return ok("tokenizer", "tokenizer.json and a chat template")
-    advice = "completions work; for chats name a template with --chat-template"
+    advice = "completions work; for chats give a template with --chat-template"
     return warning("tokenizer", "tokenizer.json, but no chat template", advice)
 
 
@@ -67,10 +71,12 @@ def _weights(folder: Path, device: str) -> Finding:
     """Returns an error for missing weight files, and a warning if they exceed the available memory on the CPU."""
     files = [file for pattern in WEIGHTS for file in folder.glob(pattern)]
     if not model_hub.is_complete(folder, weights=True):
-        found = f"{len(files)} file{'s' * (len(files) != 1)} in {folder}, not all that are needed"
-        return error("weights", found, "fetch the missing ones, or use --load-format dummy to measure without")
+        found = f"{len(files)} file{'s' * (len(files) != 1)} in {folder}, some files are missing"
+        return error("weights", found, "download the missing ones, or measure with random weights: --load-format dummy")
     size = sum(file.stat().st_size for file in files)
     found = f"{size / GIB:.2f} GiB in {len(files)} file{'s' * (len(files) != 1)}"
     if device == "cpu" and size > available_memory():
-        return warning("weights", found, "more than the memory that is available: a smaller model, or a larger machine")
+        return warning(
+            "weights", found, "the weights exceed the available memory: use a smaller model or a larger machine"
+        )
     return ok("weights", found)

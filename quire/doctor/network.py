@@ -44,20 +44,20 @@ def check_metrics_port(wanted: int | None, cluster: str) -> Iterator[Finding]:
         if finding.level == "ok":
             yield finding
         else:
-            advice = f"`quire up` takes and prints another one; Prometheus may expect {DEFAULT}"
+            advice = f"`quire up` chooses another port and prints it; Prometheus may expect {DEFAULT}"
             yield warning(finding.subject, finding.found, advice)
 
 
 def _other(field: str) -> str:
-    return f"end what listens there (ss -ltnp), or choose another port with --{field.replace('_', '-')}"
+    return f"end the process that listens there (ss -ltnp), or choose another port with --{field.replace('_', '-')}"
 
 
 def check_redis(settings: FrontendSettings) -> Iterator[Finding]:
     """Yields whether Redis answers and its clock agrees; without a configured Redis no connection is tried."""
     if settings.redis == "none":
-        yield ok("redis", "none is used; `quire up` brings its own where it needs one")
+        yield ok("redis", "not configured; `quire up` starts its own if it needs one")
         return
-    advice = "look at the URL, the password file and `redis-cli ping`; requests are served without it, too"
+    advice = "check the URL, the password file and `redis-cli ping`; requests are served without Redis, too"
     yield from run_check("redis", lambda: [asyncio.run(_ask(settings))], advice)
 
 
@@ -69,7 +69,7 @@ async def _ask(settings: FrontendSettings) -> Finding:
         seconds, microseconds = await redis.time()
     except Exception as reason:
         shown = settings.redis.rpartition("@")[2]
-        return error("redis", f"{shown} does not answer: {reason}", "look at the URL and the password file")
+        return error("redis", f"{shown} does not answer: {reason}", "check the URL and the password file")
     finally:
         with contextlib.suppress(Exception):
             await redis.aclose()

@@ -12,10 +12,10 @@ from quire.shared.settings import FrontendSettings, Settings
 
 OF_SERVICES = {"cluster_secret_file": "cluster secret", "admin_key_file": "admin key"}
 NONE = {
-    "cluster_secret_file": "none named; `quire up` makes one",
-    "admin_key_file": "none named; services make their own",
+    "cluster_secret_file": "not configured; `quire up` generates one",
+    "admin_key_file": "not configured; services generate their own",
 }
-ADVICE = "a file with 32 characters or more that only this user can read (openssl rand -hex 32, chmod 600)"
+ADVICE = "name a file of 32 characters or more that only this user can read (openssl rand -hex 32, chmod 600)"
 
 
 def check(services: Sequence[Settings]) -> Iterator[Finding]:
@@ -39,11 +39,13 @@ def _secret(path: str, field: str, owners: list[str]) -> Iterator[Finding]:
 def check_api_keys(settings: FrontendSettings) -> Iterator[Finding]:
     """Yields whether API keys are required and, for a key file, whether it can be read."""
     if not settings.api_keys and not settings.api_key:
-        yield ok("API keys", "none: whoever reaches a port may use it")
+        yield ok("API keys", "not configured: every client that reaches a port may use it")
     elif settings.api_keys in ("", "redis"):
         yield ok("API keys", "in Redis" if settings.api_keys else "one, for everybody")
     else:
-        advice = "a YAML file with a list `keys:` that only its owner and group may open (docs/operations/security.md)"
+        advice = (
+            "name a YAML file with a list `keys:` that only its owner and group may open (docs/operations/security.md)"
+        )
         yield from run_check("API keys", lambda: _key_file(settings.api_keys), advice)
 
 
@@ -52,7 +54,7 @@ def _key_file(path: str) -> Iterator[Finding]:
     try:
         sources = importlib.import_module("quire.services.frontend.access.sources")
     except ModuleNotFoundError:
-        yield ok("API keys", f"{path}; where a frontend is installed, `quire doctor` reads it")
+        yield ok("API keys", f"{path}; `quire doctor` checks it where a frontend is installed")
         return
     count = len(sources.KeyFile(path, lambda: None).keys())
     yield ok("API keys", f"{count} in {path}")

@@ -55,36 +55,48 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--data-parallel-size",
         type=human_int,
         default=None,
-        help="workers, each a replica of the model (default: 1; 0 beside those below)",
+        help="workers, each a replica of the model (default: 1, or 0 with --prefill-workers and --decode-workers)",
     )
     parser.add_argument(
-        "--prefill-workers", type=human_int, default=0, help="workers that compute long prompts for those that decode"
+        "--prefill-workers",
+        type=human_int,
+        default=0,
+        help="workers that compute long prompts and hand the KV to decode workers",
     )
     parser.add_argument(
-        "--decode-workers", type=human_int, default=0, help="workers that go on with what those have computed"
+        "--decode-workers", type=human_int, default=0, help="workers that decode the prompts of prefill workers"
     )
     parser.add_argument("--frontends", type=human_int, default=1, help="frontend processes, on the same ports")
     parser.add_argument("--schedulers", type=human_int, default=1, help="scheduler processes")
     parser.add_argument(
         "--host",
         default="127.0.0.1",
-        help="address that frontends listen on, with --join the workers; 0.0.0.0 for all interfaces",
+        help="address that frontends listen on (with --join: the workers); 0.0.0.0: all interfaces",
     )
-    parser.add_argument("--http-port", "--port", type=human_int, default=8000, help="OpenAI API; 0: any free port")
-    parser.add_argument("--grpc-port", type=human_int, default=50051, help="gRPC; 0: any free port")
-    parser.add_argument("--admin-port", type=human_int, default=0, help="admin of the first frontend; 0: any free port")
+    parser.add_argument(
+        "--http-port", "--port", type=human_int, default=8000, help="port of the HTTP APIs; 0: any free port"
+    )
+    parser.add_argument("--grpc-port", type=human_int, default=50051, help="port of the gRPC API; 0: any free port")
+    parser.add_argument(
+        "--admin-port", type=human_int, default=0, help="port of the first frontend's admin service; 0: any free port"
+    )
     parser.add_argument(
         "--metrics-port",
         type=human_int,
         default=None,
-        help="/metrics of the whole cluster, those of the services on the ports behind it; 0: any free ones; "
+        help="port of /metrics of the whole cluster; the services' own follow it; 0: any free ports; "
         "default: 9101, if it is free",
     )
     parser.add_argument(
-        "--metrics-targets-file", default="", metavar="FILE", help="written for Prometheus's file_sd_configs"
+        "--metrics-targets-file",
+        default="",
+        metavar="FILE",
+        help="file to write with the services' addresses, for Prometheus's file_sd_configs",
     )
     _add_joining(parser)
-    parser.add_argument("--redis", default="auto", metavar="URL|embedded|none", help="prefix index")
+    parser.add_argument(
+        "--redis", default="auto", metavar="URL|embedded|none", help="Redis for the prefix index and shared state"
+    )
     for service, name in settings_by_flag():
         field, also = SERVICES[service].model_fields[name], checkpoint_settings.NAMES.get(name, ())
         add_setting(parser, name, field, dest=f"{service}.{name}", also=also)
@@ -96,26 +108,26 @@ def _add_joining(parser: argparse.ArgumentParser) -> None:
         "--join",
         default="",
         metavar="HOST:PORT,...",
-        help="start workers alone, for the cluster whose `quire up` printed scheduler=HOST:PORT; with "
+        help="start workers only, for the cluster whose `quire up` printed scheduler=HOST:PORT; with "
         "--cluster-secret-file, and the same model",
     )
     parser.add_argument(
         "--cluster-secret-file",
         default="",
         metavar="FILE",
-        help="secret of the cluster (openssl rand -hex 32), for workers that join it; default: as "
-        "QUIRE_*_CLUSTER_SECRET_FILE or the settings file say, else a new one",
+        help="file with the cluster's secret (openssl rand -hex 32), for workers that join; default: that of "
+        "QUIRE_*_CLUSTER_SECRET_FILE or of the settings file, otherwise a generated one",
     )
     parser.add_argument(
         "--scheduler-host",
         default="127.0.0.1",
-        help="address that schedulers listen on, and workers, for workers of other machines; 0.0.0.0 for all",
+        help="address that schedulers and workers listen on, for workers of other machines; 0.0.0.0: all interfaces",
     )
     parser.add_argument(
         "--scheduler-port",
         type=human_int,
         default=0,
-        help="port of the first scheduler, the others have those behind it; 0: any free ones",
+        help="port of the first scheduler; the others' follow it; 0: any free ports",
     )
 
 
@@ -177,7 +189,9 @@ def names(values: Mapping[str, Any]) -> tuple[str, list[str]]:
     if len(served) > 1 and not models:
         models.append(served.pop())
     if len(models) > 1:
-        raise InvalidArgument(f"model: one is served, got {' and '.join(map(repr, models))}", field="model")
+        raise InvalidArgument(
+            f"model: a cluster serves one model, got {' and '.join(map(repr, models))}; give one", field="model"
+        )
     return models[0] if models else "", served
 
 

@@ -56,7 +56,7 @@ def entries(path: str) -> list[FileFlag]:
         if node is None:
             return []
         if not isinstance(node, yaml.MappingNode):
-            raise InvalidArgument(f"config: {path} must map names of flags to values", field="config")
+            raise InvalidArgument(f"config: {path} must be a mapping of flag names to values", field="config")
         found = [
             FileFlag(str(key.value), loader.construct_object(value, deep=True), key.start_mark.line + 1)
             for key, value in node.value
@@ -81,7 +81,10 @@ def _refuse_repeated(path: str, found: Sequence[FileFlag]) -> None:
     first: dict[str, FileFlag] = {}
     for entry in found:
         if (earlier := first.setdefault(entry.flag, entry)) is not entry:
-            text = f"config: {path}, line {entry.line}: {entry.key} stands in line {earlier.line} as well"
+            text = (
+                f"config: {path}, line {entry.line}: {entry.key} is also given in line {earlier.line}; remove one "
+                "of them"
+            )
             raise InvalidArgument(text, field="config")
 
 
@@ -89,9 +92,11 @@ def _action(parser: CommandParser, entry: FileFlag) -> argparse.Action:
     """Returns the parser's action for an entry; ends the process with an error for an unknown flag, and one that
     files may not contain."""
     if entry.flag in NOT_IN_FILES:
-        parser.error(f"{entry.key} is a flag of the command line alone")
+        parser.error(f"{entry.key} can only be given on the command line")
     if entry.key in SERVICES and entry.flag not in parser.flags and isinstance(entry.value, dict):
-        parser.error(f"{entry.key} is a section of the services' settings file; set QUIRE_CONFIG to the name of that")
+        parser.error(
+            f"{entry.key} is a section of a settings file, not a flag; set QUIRE_CONFIG to the path of such a file"
+        )
     if entry.flag not in parser.flags:
         parser.refuse_flag(entry.flag, entry.key)
     return parser.flags[entry.flag]
@@ -101,7 +106,7 @@ def _apply(parser: CommandParser, action: argparse.Action, entry: FileFlag, name
     """Parses one entry into the namespace as the command line would; secrets, which a command line refuses, are set
     directly."""
     if entry.value is None:
-        parser.error(f"{entry.key} has no value; leave it out for the default")
+        parser.error(f"{entry.key} has no value; give one, or leave the key out for the default")
     if isinstance(action, RefusedSecret):
         setattr(namespace, action.dest, str(entry.value))
         return
@@ -133,4 +138,6 @@ def _switch(parser: CommandParser, action: argparse.Action, entry: FileFlag) -> 
         return [entry.flag if entry.value else opposite]
     if action.nargs in (0, "*"):
         return [entry.flag] if entry.value else []
-    parser.error(f"argument {entry.flag}: {str(entry.value).lower()} is no value of it; a word stands in quotes")
+    parser.error(
+        f"argument {entry.flag}: {str(entry.value).lower()} is not a valid value; put words such as 'off' in quotes"
+    )

@@ -35,18 +35,18 @@ GROUPS: Mapping[str, FlagGroup] = {
             "model": "folder, GGUF file, or ORG/NAME on a hub",
             "revision": "branch, tag or commit of a model on a hub",
             "served-model-name": "name that requests use",
-            "dtype": "type of weights, activations and KV",
-            "quantization": "8-bit linear layers, made at load",
+            "dtype": "dtype of weights, activations and KV",
+            "quantization": "quantize linear layers to 8 bits at load",
             "max-model-len": "longest sequence, tokens",
-            "chat-template": "Jinja file, or a name of one of the model's",
+            "chat-template": "Jinja file, or name of a template",
         },
         "served-model-aliases model-impl language-model-only load-format seed threads",
     ),
     "answers": _group(
-        "what answers are made of",
+        "answers",
         {
-            "tool-call-parser": "how the model writes tool calls",
-            "reasoning-parser": "how the model sets reasoning apart",
+            "tool-call-parser": "parser for tool calls",
+            "reasoning-parser": "parser for reasoning sections",
         },
         "structured-output-backend enable-auto-tool-choice control-tokens max-logprobs logprobs-mode stream-interval "
         "sse-keepalive-s",
@@ -55,7 +55,7 @@ GROUPS: Mapping[str, FlagGroup] = {
         "devices and parallelism",
         {
             "device": "where the model runs",
-            "tensor-parallel-size": "GPUs that a model is cut into",
+            "tensor-parallel-size": "GPUs that a model is split across",
         },
         "pipeline-parallel-size context-parallel-size nnodes node-rank master-addr master-port expert-parallel "
         "all2all-backend enable-eplb eplb-step-interval num-redundant-experts custom-all-reduce overlap-all-reduce "
@@ -64,11 +64,11 @@ GROUPS: Mapping[str, FlagGroup] = {
     "kv": _group(
         "KV cache",
         {
-            "gpu-memory-utilization": "share of the GPU's memory used in all",
+            "gpu-memory-utilization": "share of the GPU's memory to use in total",
             "cpu-kv-cache-gib": "KV memory on the CPU, GiB",
-            "kv-cache-dtype": "type of cached keys and values",
-            "kv-offloading-size": "host memory for KV below the device, GiB",
-            "enable-prefix-caching": "reuse the KV of equal prefixes",
+            "kv-cache-dtype": "dtype of the KV cache",
+            "kv-offloading-size": "host memory for offloaded KV, GiB",
+            "enable-prefix-caching": "reuse the KV of common prefixes",
         },
         "num-blocks encoder-cache-size block-size prefix-grain kv-offloading-region kv-offloading-disk "
         "kv-offloading-disk-size kv-offloading-policy kv-offloading-store-threshold kv-handover query-cache-mb "
@@ -96,7 +96,7 @@ GROUPS: Mapping[str, FlagGroup] = {
         {"lora": "adapters that requests choose as their model"},
         "lora-folders max-loras max-cpu-loras max-lora-rank lora-modules-to-save",
     ),
-    "weights": _group("weights that change, and sleep", {}, "weights-folders enable-sleep-mode"),
+    "weights": _group("weight updates and sleep", {}, "weights-folders enable-sleep-mode"),
     "cluster": _group(
         "the cluster",
         {
@@ -106,7 +106,7 @@ GROUPS: Mapping[str, FlagGroup] = {
             "scheduler": "HOST:PORT of the scheduler, or several",
             "workers": "workers, each a replica of the model",
             "frontends": "frontend processes, on the same ports",
-            "join": "start workers alone, for that cluster",
+            "join": "start workers only, for a running cluster",
             "redis": "prefix index that schedulers share",
         },
         "schedulers prefill-workers decode-workers scheduler-host scheduler-port cluster-secret-file "
@@ -123,7 +123,7 @@ GROUPS: Mapping[str, FlagGroup] = {
         "advertise root-path connections share-ports",
     ),
     "security": _group(
-        "who may call",
+        "access and security",
         {
             "api-keys": "file with keys of tenants, or redis",
             "client-tls": "TLS for clients, on both ports",
@@ -131,10 +131,10 @@ GROUPS: Mapping[str, FlagGroup] = {
         "tls insecure open-paths allowed-hosts cors-origins admin-host admin-port admin-key-file",
     ),
     "load": _group(
-        "load and size of requests",
+        "load and request limits",
         {
-            "max-inflight-requests": "requests in work; more are refused (429)",
-            "max-waiting": "sequences waiting; more are refused",
+            "max-inflight-requests": "requests in flight; more are refused (429)",
+            "max-waiting": "waiting sequences; more are refused",
         },
         "max-queued-tokens max-prompts-per-request max-request-bytes limits strict-request-fields retry-after-ms "
         "unavailable-after-s tokenizer-threads",
@@ -149,12 +149,12 @@ GROUPS: Mapping[str, FlagGroup] = {
         {
             "log-level": "least severe log line printed",
             "log-format": "format of log lines",
-            "otlp-traces-endpoint": "http://HOST:PORT of a collector of traces",
+            "otlp-traces-endpoint": "http://HOST:PORT of an OpenTelemetry collector",
         },
         "otlp-traces-ratio metrics-host metrics-targets-file stat-loggers stats-interval-s",
     ),
     "simulated": _group(
-        "a worker that computes nothing",
+        "simulated workers",
         {},
         "engine simulated-workers simulated-step-ms simulated-prompt-tokens-per-s simulated-sequence-us",
     ),

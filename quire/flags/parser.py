@@ -31,12 +31,14 @@ class CommandParser(argparse.ArgumentParser):
     def group_flags(self, groups: Mapping[str, FlagGroup]) -> None:
         """Makes --help show one line per common flag, by group, and the other flags on request."""
         self._groups = groups
-        self.add_argument("--help-all", action="store_true", default=argparse.SUPPRESS, help="every flag, by groups")
+        self.add_argument(
+            "--help-all", action="store_true", default=argparse.SUPPRESS, help="show every flag, by group"
+        )
 
     def take_config_file(self) -> None:
         """Adds --config FILE: YAML whose keys are flag names; the command line takes precedence."""
         self.add_argument(
-            "--config", default=argparse.SUPPRESS, metavar="FILE", help="YAML file whose keys are names of flags"
+            "--config", default=argparse.SUPPRESS, metavar="FILE", help="YAML file whose keys are flag names"
         )
         self._takes_config_file = True
 
@@ -96,7 +98,7 @@ class CommandParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Exits with one line, without the usage, which would take a hundred lines."""
-        hint = f"`{self.prog} --help` lists what there is"
+        hint = f"`{self.prog} --help` lists the available ones"
         self.exit(2, f"{self.prog}: error: {self._place}{message} ({hint})\n")
 
     def refuse(self, words: Sequence[str]) -> NoReturn:
@@ -165,7 +167,7 @@ class CommandParser(argparse.ArgumentParser):
         near = _near(flag, [*self._groups, *known])
         groups = ", ".join(self._groups)
         hint = f"; did you mean {near}?" if near else ""
-        self.error(f"help: {name!r} is no flag and none of the groups {groups}{hint}")
+        self.error(f"help: {name!r} is neither a flag nor one of the groups {groups}{hint}")
 
     def _near(self, flag: str) -> str:
         """Returns the flag that was probably meant: one that help lists, else one that it leaves out; empty if none."""

@@ -92,7 +92,8 @@ class RefusedSecret(argparse.Action):
         name = self.dest.rpartition(".")[2]
         variables = " or ".join(f"QUIRE_{s}_{name}".upper() for s, m in SERVICES.items() if name in m.model_fields)
         parser.error(
-            f"argument {option}: a command line can be read by others; put it into the environment ({variables}) or "
+            f"argument {option}: must not be given on the command line, which other users can read; set {variables} "
+            "or put it "
             "into the settings file"
         )
 
@@ -107,7 +108,7 @@ class MergeNames(argparse.Action):
         repeats."""
         known: dict[str, str] = getattr(namespace, self.dest, None) or {}
         if twice := known.keys() & values.keys():
-            parser.error(f"argument {option}: {min(twice)} is given twice")
+            parser.error(f"argument {option}: {min(twice)} is given twice; give it once")
         setattr(namespace, self.dest, {**known, **values})
 
 

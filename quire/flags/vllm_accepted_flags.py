@@ -50,8 +50,11 @@ IGNORED_FLAGS = frozenset({
 # Flags with values that request the existing behaviour (empty: any value). Others are refused with the row's reason.
 ACCEPTED_VALUES: Mapping[str, tuple[tuple[str, ...], str]] = {
     "--chat-template-content-format": (("auto",), TEMPLATE),
-    "--config-format": (("auto", "hf"), "config.json is read; Mistral's params.json is not"),
-    "--convert": (("auto", "none"), "the architecture in config.json says whether it generates, embeds or classifies"),
+    "--config-format": (("auto", "hf"), "only config.json is supported, not Mistral's params.json"),
+    "--convert": (
+        ("auto", "none"),
+        "the architecture in config.json determines whether the model generates, embeds or classifies",
+    ),
     "--cpu-offload-gb": (("0", "0.0"), NO_OFFLOAD),
     "--disable-access-log-for-endpoints": ((), ""),
     "--distributed-executor-backend": (("mp", "uni"), NO_RAY),
@@ -66,11 +69,14 @@ ACCEPTED_VALUES: Mapping[str, tuple[tuple[str, ...], str]] = {
     "--prefix-caching-hash-algo": (("builtin", "sha256", "sha256_cbor", "xxhash", "xxhash_cbor"), KV_HASHES),
     "--prefix-match-unit": (("1",), "--prefix-grain"),
     "--renderer-num-workers": (("1",), "--tokenizer-threads"),
-    "--runner": (("auto",), "the architecture in config.json says whether it generates, embeds or classifies"),
+    "--runner": (
+        ("auto",),
+        "the architecture in config.json determines whether the model generates, embeds or classifies",
+    ),
     "--safetensors-load-strategy": (("lazy", "eager", "prefetch"), "--load-format auto"),
     "--show-hidden-metrics-for-version": ((), ""),
     "--task": ((), ""),
-    "--tokenizer-mode": (("auto", "hf", "slow", "mistral"), "the model's folder has its tokenizer"),
+    "--tokenizer-mode": (("auto", "hf", "slow", "mistral"), "the tokenizer is read from the model's folder"),
 }
 
 # vLLM's names of flags of `quire up`.

@@ -7,40 +7,40 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-NO_MEDIA = "sound, video and embeddings of media are not taken; pictures are"
-MEDIA_OPTIONS = "a request says so: mm_processor_kwargs and media_io_kwargs; the default is the model's own processor"
-MEDIA_ENCODER = "the encoder of pictures has one implementation, which runs in the workers"
-NO_CODE = "code of others is loaded from installed packages alone, by their entry points"
-NO_MAMBA = "recurrent layers have one implementation, whose states have the model's type"
+NO_MEDIA = "sound, video and embeddings of media are not supported; pictures are"
+MEDIA_OPTIONS = "requests set mm_processor_kwargs and media_io_kwargs; defaults come from the model's processor files"
+MEDIA_ENCODER = "the encoder of pictures runs in the workers and has one implementation"
+NO_CODE = "extensions are loaded only from installed packages, by their entry points"
+NO_MAMBA = "recurrent layers have one implementation, whose states have the model's dtype"
 NO_OFFLOAD = "weights stay on the device; use more ranks (--tensor-parallel-size) or --quantization fp8"
-NO_RAY = "hosts are joined by --nnodes, --node-rank and --master-addr; there is no Ray"
-NO_COMPILER = "nothing is compiled by torch; decode steps are CUDA graphs, which --no-cuda-graphs leaves out"
-NO_BATCH_OVERLAP = "steps are not cut into micro-batches"
+NO_RAY = "Ray is not used; connect hosts with --nnodes, --node-rank and --master-addr"
+NO_COMPILER = "torch.compile is not used; decode steps run as CUDA graphs, unless --no-cuda-graphs is set"
+NO_BATCH_OVERLAP = "a step is not split into micro-batches"
 NO_PROFILER = "see step times in /metrics and spans with --otlp-traces-endpoint"
-OWN_METRICS = "all metrics are always there: /metrics"
-DATA_PARALLEL = "--workers N on this machine, `quire up --join ADDRESS` on others; the scheduler places requests"
-CONTEXT_PARALLEL = "--context-parallel-size; every rank has all KV"
-KERNELS = "the kernel is chosen by shape and GPU; --attention-backend names that of attention"
+OWN_METRICS = "/metrics always has all metrics"
+DATA_PARALLEL = "--workers N on this machine and `quire up --join ADDRESS` on others; the scheduler places requests"
+CONTEXT_PARALLEL = "--context-parallel-size, with which every rank holds all KV"
+KERNELS = "kernels are chosen by shape and GPU; only that of attention can be set (--attention-backend)"
 CONFIG_FILE = "change config.json in a copy of the model's folder"
-GENERATION = "defaults of sampling are those of the model's generation_config.json, which a request may override"
+GENERATION = "sampling defaults come from the model's generation_config.json; a request may override them"
 SPECULATION = '--speculative-config \'{"method": ..., "model": ..., "num_speculative_tokens": ...}\''
 TLS = "--client-tls cert=FILE,key=FILE"
 BROWSERS = "--cors-origins A,B,..."
-TEMPLATE = "the shape that the chat template reads is found at load; `quire doctor MODEL` shows it"
-LOGS = "--log-level and --log-format json; a line a request, never its text"
-LORA_SHAPE = "adapters are applied at their own rank and type by one kernel"
-SAMPLED = "the sampler has one implementation, by (seed, position)"
-POOLING = "a request says how to pool (pooler, normalize, dimensions); the default is the model's own"
-PREFILLS = "prompts share the tokens of a step; --long-prefill-token-threshold bounds those of each"
-KV_HASHES = "blocks are named by hashes salted by tenant"
-EXPERTS = "--expert-parallel, --enable-eplb, --eplb-step-interval and --num-redundant-experts are its settings"
+TEMPLATE = "the content format is detected from the chat template at load; `quire doctor MODEL` shows it"
+LOGS = "--log-level and --log-format json; logs have one line per request and never its text"
+LORA_SHAPE = "one kernel applies every adapter at its own rank and dtype"
+SAMPLED = "the sampler has one implementation, whose noise depends on (seed, position) only"
+POOLING = "a request chooses how to pool (pooler, normalize, dimensions); the default is the model's own"
+PREFILLS = "prompts share the token budget of a step; --long-prefill-token-threshold bounds the share of each"
+KV_HASHES = "block hashes have one algorithm, with the tenant as salt"
+EXPERTS = "--expert-parallel, --enable-eplb, --eplb-step-interval and --num-redundant-experts"
 
 REFUSED: Mapping[str, str] = {
     # the model and how it is read
-    "--code-revision": "code of a checkpoint is never run",
-    "--trust-remote-code": "code of a checkpoint is never run",
-    "--tokenizer": "the model's folder has its tokenizer",
-    "--tokenizer-revision": "the model's folder has its tokenizer, of --revision",
+    "--code-revision": "code from a checkpoint is never executed",
+    "--trust-remote-code": "code from a checkpoint is never executed",
+    "--tokenizer": "the tokenizer is read from the model's folder",
+    "--tokenizer-revision": "the tokenizer is read from the model's folder, at --revision",
     "--tokenizer-pool-size": "--tokenizer-threads",
     "--tokenizer-pool-type": "--tokenizer-threads",
     "--tokenizer-pool-extra-config": "--tokenizer-threads",
@@ -53,46 +53,47 @@ REFUSED: Mapping[str, str] = {
     "--model-class-overrides": NO_CODE,
     "--hf-token": "set HF_TOKEN",
     "--download-dir": "set HF_HOME",
-    "--ignore-patterns": "only what is needed is downloaded",
-    "--model-loader-extra-config": "--load-format auto reads safetensors with as many threads as pay",
-    "--safetensors-prefetch-num-threads": "files are read with as many threads as pay",
+    "--ignore-patterns": "only the files that are needed are downloaded",
+    "--model-loader-extra-config": "the number of threads that read files is chosen automatically",
+    "--safetensors-prefetch-num-threads": "the number of threads that read files is chosen automatically",
     "--safetensors-prefetch-block-size": "files are read in pieces of a fixed size",
-    "--pt-load-map-location": "weights go straight to the device",
+    "--pt-load-map-location": "weights are loaded directly to the device",
     "--qlora-adapter-name-or-path": "--lora NAME=FOLDER",
     "--quantization-config": "a checkpoint's quantization is read from its config.json",
     "--quantization-param-path": "scales are read from the checkpoint",
     "--calculate-kv-scales": "--kv-cache-dtype fp8",
     "--pooler-config": POOLING,
     "--override-pooler-config": POOLING,
-    "--logits-processor-pattern": "a request's logits processors are those of installed packages",
+    "--logits-processor-pattern": "a request may name the logits processors of installed packages",
     "--logits-processors": NO_CODE,
     "--io-processor-plugin": NO_CODE,
     "--reasoning-parser-plugin": NO_CODE,
     "--tool-parser-plugin": NO_CODE,
     "--worker-cls": NO_CODE,
     "--worker-extension-cls": NO_CODE,
-    "--scheduler-cls": "--scheduling-policy takes the name of an installed package's",
-    "--middleware": "the HTTP server takes no code of others; put a proxy in front",
+    "--scheduler-cls": "--scheduling-policy with the name of a policy from an installed package",
+    "--middleware": "the HTTP server loads no middleware; put a proxy in front of it",
     "--lora-modules": "--lora NAME=FOLDER,NAME=FOLDER",
     "--override-generation-config": GENERATION,
-    "--additional-config": "there is nothing that takes it",
-    "--diffusion-config": "diffusion models are not served",
-    "--engram-config": "models with engrams are not served",
-    "--watermark-config": "texts have no watermark; --watermark is the share of blocks that is kept free",
-    "--override-neuron-config": "--device is cpu or cuda",
-    "--enable-prompt-adapter": "soft prompts are not offered; adapters are --lora NAME=FOLDER",
-    "--prompt-adapters": "soft prompts are not offered; adapters are --lora NAME=FOLDER",
-    "--max-prompt-adapters": "soft prompts are not offered; adapters are --lora NAME=FOLDER",
-    "--max-prompt-adapter-token": "soft prompts are not offered; adapters are --lora NAME=FOLDER",
+    "--additional-config": "no part of Quire reads it",
+    "--diffusion-config": "diffusion models are not supported",
+    "--engram-config": "models with engrams are not supported",
+    "--watermark-config": "texts are not watermarked; --watermark is the share of KV blocks kept free",
+    "--override-neuron-config": "--device cpu or --device cuda",
+    "--enable-prompt-adapter": "soft prompts are not supported; LoRA adapters are (--lora NAME=FOLDER)",
+    "--prompt-adapters": "soft prompts are not supported; LoRA adapters are (--lora NAME=FOLDER)",
+    "--max-prompt-adapters": "soft prompts are not supported; LoRA adapters are (--lora NAME=FOLDER)",
+    "--max-prompt-adapter-token": "soft prompts are not supported; LoRA adapters are (--lora NAME=FOLDER)",
     # sampling and outputs
-    "--enable-prompt-embeds": "prompts are texts or token ids",
-    "--enable-return-routed-experts": "experts of a token are not returned; their load is a metric",
-    "--return-sampling-mask": "log-probabilities with logprobs_mode are what is returned of sampling",
-    "--aux-output-config": "log-probabilities with logprobs_mode are what is returned of sampling",
+    "--enable-prompt-embeds": "prompts are texts or token ids, not embeddings",
+    "--enable-return-routed-experts": "the experts of a token are not returned; quire_worker_expert_tokens_total "
+    "counts their load",
+    "--return-sampling-mask": "only log-probabilities are returned (--logprobs-mode)",
+    "--aux-output-config": "only log-probabilities are returned (--logprobs-mode)",
     "--enable-trace-replay": SAMPLED,
     "--structured-outputs-config": "--structured-output-backend",
     "--guided-decoding-backend": "--structured-output-backend",
-    "--reasoning-config": "thinking_token_budget of a request bounds reasoning",
+    "--reasoning-config": "a request bounds its reasoning with thinking_token_budget",
     "--speculative-model": SPECULATION,
     "--num-speculative-tokens": SPECULATION,
     "--speculative-draft-tensor-parallel-size": SPECULATION,
@@ -104,7 +105,7 @@ REFUSED: Mapping[str, str] = {
     "--spec-decoding-acceptance-method": SPECULATION,
     "--typical-acceptance-sampler-posterior-threshold": SPECULATION,
     "--typical-acceptance-sampler-posterior-alpha": SPECULATION,
-    "--disable-logprobs-during-spec-decoding": "log-probabilities are the same with drafts and without",
+    "--disable-logprobs-during-spec-decoding": "log-probabilities are the same with and without drafts",
     "--spec-method": SPECULATION,
     "--spec-model": SPECULATION,
     "--spec-tokens": SPECULATION,
@@ -113,11 +114,11 @@ REFUSED: Mapping[str, str] = {
     "--worker-use-ray": NO_RAY,
     "--engine-use-ray": NO_RAY,
     "--data-parallel-backend": NO_RAY,
-    "--distributed-timeout-seconds": "--step-deadline-s is how long a worker may take for a step",
-    "--cpu-distributed-timeout-seconds": "--step-deadline-s is how long a worker may take for a step",
-    "--numa-bind": "start a worker with numactl, and join it (`quire up --join ADDRESS`)",
-    "--numa-bind-nodes": "start a worker with numactl, and join it (`quire up --join ADDRESS`)",
-    "--numa-bind-cpus": "start a worker with taskset or numactl, and join it (`quire up --join ADDRESS`)",
+    "--distributed-timeout-seconds": "--step-deadline-s S, the longest time of a step",
+    "--cpu-distributed-timeout-seconds": "--step-deadline-s S, the longest time of a step",
+    "--numa-bind": "start workers with numactl: numactl ... quire up --join ADDRESS",
+    "--numa-bind-nodes": "start workers with numactl: numactl ... quire up --join ADDRESS",
+    "--numa-bind-cpus": "start workers with taskset or numactl: numactl ... quire up --join ADDRESS",
     "--device-ids": "set CUDA_VISIBLE_DEVICES",
     "--decode-context-parallel-size": CONTEXT_PARALLEL,
     "--prefill-context-parallel-size": "--context-parallel-size",
@@ -139,7 +140,7 @@ REFUSED: Mapping[str, str] = {
     "--dp-supervisor-probe-timeout-s": DATA_PARALLEL,
     "--dp-supervisor-probe-failure-threshold": DATA_PARALLEL,
     "--dp-sync-interval": DATA_PARALLEL,
-    "--headless": "`quire up --join ADDRESS` starts workers alone",
+    "--headless": "`quire up --join ADDRESS` starts workers only",
     "--api-server-count": "--frontends N",
     "--enable-scale-out": DATA_PARALLEL,
     "--enable-elastic-ep": EXPERTS,
@@ -148,7 +149,7 @@ REFUSED: Mapping[str, str] = {
     "--enable-ep-weight-filter": EXPERTS,
     "--eplb-config": EXPERTS,
     "--eplb-window-size": EXPERTS,
-    "--eplb-log-balancedness": "quire_worker_expert_busiest_ratio is a metric",
+    "--eplb-log-balancedness": "the metric quire_worker_expert_busiest_ratio shows the balance",
     "--num-gpu-blocks": "--num-blocks",
     "--enable-batch-sharded-sampling": SAMPLED,
     "--enable-dbo": NO_BATCH_OVERLAP,
@@ -158,24 +159,27 @@ REFUSED: Mapping[str, str] = {
     "--enable-microbatching": NO_BATCH_OVERLAP,
     "--microbatching-token-threshold": NO_BATCH_OVERLAP,
     "--disable-custom-all-reduce": "--no-custom-all-reduce",
-    "--enable-shm-tensor-arena": "Client.update_weights_from_ipc has workers read tensors where they lie",
+    "--enable-shm-tensor-arena": "Client.update_weights_from_ipc lets workers read tensors in place",
     "--enable-multimodal-encoder-data-parallel": MEDIA_ENCODER,
-    "--fault-tolerance-config": "sequences of a lost worker go on elsewhere, always; --max-worker-losses bounds it",
-    "--watchdog-config": "--step-deadline-s is how long a worker may take for a step",
+    "--fault-tolerance-config": "sequences of a lost worker always continue on another one; --max-worker-losses "
+    "bounds how often",
+    "--watchdog-config": "--step-deadline-s S, the longest time of a step",
     # KV
     "--kv-cache-memory-bytes": "--num-blocks N, or --gpu-memory-utilization",
-    "--kv-cache-dtype-skip-layers": "--kv-cache-dtype is that of all layers",
-    "--kv-sharing-fast-prefill": "layers compute every token of a prompt",
-    "--swa-bounded-replay": "blocks beyond a sliding window are freed as it moves on",
-    "--kv-offloading-backend": "--kv-offloading-size GIB in host memory, --kv-offloading-disk FOLDER on disk",
+    "--kv-cache-dtype-skip-layers": "--kv-cache-dtype applies to all layers",
+    "--kv-sharing-fast-prefill": "every layer computes every token of a prompt",
+    "--swa-bounded-replay": "blocks before a sliding window are freed as the window advances",
+    "--kv-offloading-backend": "--kv-offloading-size GIB for host memory, --kv-offloading-disk FOLDER for disk",
     "--swap-space": "--kv-offloading-size GIB",
-    "--kv-transfer-config": "there are no KV connectors",
+    "--kv-transfer-config": "KV connectors are not supported; workers hand KV over themselves (--prefill-workers, "
+    "--kv-handover)",
     "--ec-transfer-config": MEDIA_ENCODER,
     "--ec-manager-config": MEDIA_ENCODER,
-    "--kv-events-config": "there are no KV events; prefixes are found by the scheduler and through --redis",
-    "--preemption-mode": "a preempted sequence finds its KV in the prefix cache or is computed again",
-    "--num-lookahead-slots": "blocks for drafts are found by themselves",
-    "--prefix-cache-retention-interval": "kv_priority of a request says whose blocks go first",
+    "--kv-events-config": "KV events are not published; the scheduler finds cached prefixes, across schedulers with "
+    "--redis",
+    "--preemption-mode": "a preempted sequence resumes from the prefix cache, or is recomputed",
+    "--num-lookahead-slots": "blocks for drafts are allocated as needed",
+    "--prefix-cache-retention-interval": "a request sets the eviction order of its blocks with kv_priority",
     "--mamba-backend": NO_MAMBA,
     "--mamba-ssu-algorithm": NO_MAMBA,
     "--enable-mamba-cache-stochastic-rounding": NO_MAMBA,
@@ -192,8 +196,8 @@ REFUSED: Mapping[str, str] = {
     "--offload-prefetch-step": NO_OFFLOAD,
     "--offload-params": NO_OFFLOAD,
     "--cpu-offload-params": NO_OFFLOAD,
-    "--sleep-mode-offload-cudagraph": "--enable-sleep-mode, and level 1 or 2 of POST /sleep",
-    "--sleep-preserve-parameter-names": "--enable-sleep-mode, and level 1 or 2 of POST /sleep",
+    "--sleep-mode-offload-cudagraph": "--enable-sleep-mode, with level 1 or 2 of POST /sleep",
+    "--sleep-preserve-parameter-names": "--enable-sleep-mode, with level 1 or 2 of POST /sleep",
     "--sleep-mode-backend": "--enable-sleep-mode",
     "--enable-cumem-allocator": "--enable-sleep-mode",
     "--enable-nccl-comm-suspend": "--enable-sleep-mode",
@@ -222,14 +226,14 @@ REFUSED: Mapping[str, str] = {
     "--trust-request-mm-kwargs": MEDIA_OPTIONS,
     # adapters
     "--lora-dtype": LORA_SHAPE,
-    "--lora-extra-vocab-size": "adapters have the vocabulary of their model",
+    "--lora-extra-vocab-size": "an adapter cannot extend the vocabulary",
     "--long-lora-scaling-factors": LORA_SHAPE,
     "--fully-sharded-loras": LORA_SHAPE,
     "--specialize-active-lora": LORA_SHAPE,
     "--enable-mixed-moe-lora-format": LORA_SHAPE,
     "--enable-moe-shared-loras": LORA_SHAPE,
-    "--lora-target-modules": "an adapter's own target_modules count",
-    "--max-lora-cls-labels": "adapters are not offered beside an encoder, which is what classifies",
+    "--lora-target-modules": "every module in an adapter's own target_modules is adapted",
+    "--max-lora-cls-labels": "adapters of classifiers are not supported",
     # steps
     "--max-num-scheduled-tokens": "--max-num-batched-tokens",
     "--max-num-active-seqs": "--max-num-seqs",
@@ -245,7 +249,8 @@ REFUSED: Mapping[str, str] = {
     "--multi-step-stream-outputs": "--stream-interval",
     "--no-async-scheduling": "--max-steps-in-flight 1",
     "--disable-async-output-proc": "--max-steps-in-flight 1",
-    "--no-enable-chunked-prefill": "prompts are computed in pieces; --max-num-batched-tokens is the size of one",
+    "--no-enable-chunked-prefill": "prompts are always computed in chunks; raise --max-num-batched-tokens for larger "
+    "ones",
     # kernels and compilation
     "--enforce-eager": "--no-cuda-graphs",
     "--compilation-config": NO_COMPILER,
@@ -272,7 +277,7 @@ REFUSED: Mapping[str, str] = {
     "--allowed-origins": BROWSERS,
     "--allowed-methods": BROWSERS,
     "--allowed-headers": BROWSERS,
-    "--allow-credentials": "--cors-origins; keys are headers, there are no cookies",
+    "--allow-credentials": "--cors-origins; cookies are not used, API keys are sent in a header",
     "--ssl-certfile": TLS,
     "--ssl-keyfile": TLS,
     "--ssl-ca-certs": f"{TLS},ca=FILE,clients=require",
@@ -281,21 +286,22 @@ REFUSED: Mapping[str, str] = {
     "--uds": "--host and --http-port; put a proxy in front for a Unix socket",
     "--h11-max-incomplete-event-size": "--connections header_bytes=N",
     "--h11-max-header-count": "--connections header_bytes=N",
-    "--disable-fastapi-docs": "/docs needs an API key where there are keys (--api-keys)",
-    "--response-role": "answers have the role assistant",
-    "--default-chat-template-kwargs": "chat_template_kwargs of a request, or other defaults in --chat-template FILE",
-    "--reasoning-effort-map": "reasoning_effort of a request goes to the chat template as it is",
-    "--cohere-format": "the parsers cohere read its formats (--tool-call-parser, --reasoning-parser)",
-    "--exclude-tools-when-tool-choice-none": "leave tools out of such a request",
-    "--tool-strict-level": "a tool with strict: true is kept to its schema",
-    "--tool-server": "tools are called by the client",
-    "--tokens-only": "requests with token ids are answered with token ids where they ask (return_token_ids)",
-    "--return-tokens-as-token-ids": "return_tokens_as_token_ids of a request",
-    "--enable-force-include-usage": "stream_options of a request (include_usage)",
-    "--enable-per-request-metrics": "return_metrics of a request",
-    "--anthropic-disabled-thinking-effort": "thinking of a request goes to the chat template",
-    "--fingerprint-mode": "answers carry one system_fingerprint, that of the version",
-    "--fingerprint-value": "answers carry one system_fingerprint, that of the version",
+    "--disable-fastapi-docs": "with --api-keys, /docs needs a key",
+    "--response-role": "the role of an answer is always assistant",
+    "--default-chat-template-kwargs": "a request sends chat_template_kwargs; other defaults belong into "
+    "--chat-template FILE",
+    "--reasoning-effort-map": "the chat template receives a request's reasoning_effort unchanged",
+    "--cohere-format": "the parsers named cohere read this format (--tool-call-parser, --reasoning-parser)",
+    "--exclude-tools-when-tool-choice-none": "leave tools out of a request with tool_choice none",
+    "--tool-strict-level": "a tool with strict: true is constrained to its schema",
+    "--tool-server": "the client calls the tools",
+    "--tokens-only": "a request asks for token ids with return_token_ids",
+    "--return-tokens-as-token-ids": "a request sets return_tokens_as_token_ids",
+    "--enable-force-include-usage": "a request sets stream_options.include_usage",
+    "--enable-per-request-metrics": "a request sets return_metrics",
+    "--anthropic-disabled-thinking-effort": "the chat template receives a request's thinking",
+    "--fingerprint-mode": "system_fingerprint is always that of the version",
+    "--fingerprint-value": "system_fingerprint is always that of the version",
     "--grpc": "gRPC is always served, on --grpc-port",
     "--shutdown-timeout": "--drain-timeout-s",
     "--sse-keep-alive-interval": "--sse-keepalive-s",
@@ -306,7 +312,7 @@ REFUSED: Mapping[str, str] = {
     "--log-config-file": LOGS,
     "--max-log-len": LOGS,
     "--enable-log-outputs": LOGS,
-    "--collect-detailed-traces": "--otlp-traces-endpoint: steps are events of a request's span",
+    "--collect-detailed-traces": "--otlp-traces-endpoint, with which steps are events of a request's span",
     "--enable-layerwise-nvtx-tracing": NO_PROFILER,
     "--profiler-config": NO_PROFILER,
     "--jit-monitor-mode": NO_PROFILER,

@@ -56,7 +56,8 @@ def answer(flag: str) -> str:
 
 
 def _refusal(flag: str, instead: str) -> str:
-    return f"{flag} is vLLM's; here: {instead}"
+    use = "use " if instead.startswith("--") else ""
+    return f"{flag} is a flag of vLLM that Quire does not have; {use}{instead}"
 
 
 class _Refused(argparse.Action):

@@ -43,7 +43,7 @@ class EmbeddedCluster:
             self._start(options, log)
         elif model or settings:
             raise InvalidArgument(
-                f"address: {address!r} names a cluster that is there; model and settings do not apply"
+                f"address: {address!r} names a running cluster, for which model and settings cannot be given"
             )
         self._blocking = Client(self.address, api_key=self._api_key, **operators)
         self._adapters = LoadedAdapters(self._blocking)
@@ -62,15 +62,19 @@ class EmbeddedCluster:
     def get_metrics(self) -> list[Metric]:
         """Returns the metrics of all services. Raises FailedPrecondition for a cluster that was not started here."""
         if self._cluster is None or self._cluster.metrics is None:
-            raise FailedPrecondition(f"the cluster at {self.address} is not this program's: read its /metrics")
+            raise FailedPrecondition(
+                f"get_metrics: the cluster at {self.address} was not started by this program; read its /metrics"
+            )
         return parse(self._cluster.metrics.text())
 
     def get_tokenizer(self) -> Any:
         """Returns the model's tokenizer as transformers provides it. Raises FailedPrecondition for a cluster that
         was not started here, whose model may be elsewhere: use client.tokenize instead."""
         if self._cluster is None:
-            where = f"the model of the cluster at {self.address} is not here"
-            raise FailedPrecondition(f"{where}: client.tokenize() asks its frontend")
+            raise FailedPrecondition(
+                f"get_tokenizer: the cluster at {self.address} was not started by this program, and its model may be "
+                "elsewhere; use client.tokenize()"
+            )
         from transformers import AutoTokenizer
 
         return AutoTokenizer.from_pretrained(str(self._cluster.options.model_folder))
@@ -91,7 +95,7 @@ def by_service(settings: dict[str, Any]) -> dict[str, dict[str, Any]]:
     for name, value in settings.items():
         owners = [service for service, model in SERVICES.items() if name in model.model_fields]
         if not owners:
-            raise InvalidArgument(f"unknown setting {name}={value!r}", field=name)
+            raise InvalidArgument(f"unknown setting {name}={value!r}; the settings reference lists all", field=name)
         owner = "worker" if "worker" in owners else owners[0]
         sections[owner].setdefault(name, value)
     return sections

@@ -27,11 +27,11 @@ class LoRARequest:
 
     def __post_init__(self) -> None:
         if not self.lora_name:
-            raise InvalidArgument("lora_name: a LoRARequest needs one, not ''", field="lora_name")
+            raise InvalidArgument("lora_name: must not be empty", field="lora_name")
 
 
 LoRARequests = LoRARequest | Sequence[LoRARequest | None] | None
-"""For all prompts, or for each its own; None: the model without any."""
+"""One adapter for all prompts, or one per prompt; None: the model without an adapter."""
 
 
 # A frontend lists an adapter shortly after the scheduler has loaded it for another program.
@@ -91,9 +91,9 @@ class LoadedAdapters:
         if asked is None:
             return options
         if not isinstance(asked, LoRARequest):
-            raise InvalidArgument("lora_request: one for all that is asked here, no list", field="lora_request")
+            raise InvalidArgument("lora_request: this call takes one LoRARequest, not a list", field="lora_request")
         if options.model:
-            text = f"lora_request: {asked.lora_name!r} is the model; options name {options.model!r}"
+            text = f"lora_request: {asked.lora_name!r} differs from options.model, {options.model!r}; give one of them"
             raise InvalidArgument(text, field="lora_request")
         if asked.lora_path:
             self._have([asked])
@@ -114,7 +114,9 @@ class LoadedAdapters:
                 there.add(name)
             elif self._paths.get(name, path) != path:
                 text = f"lora_path: {name!r} was loaded from {self._paths[name]!r}, not from {path!r}"
-                raise InvalidArgument(f"{text}: load_lora_adapter(..., load_inplace=True)", field="lora_path")
+                raise InvalidArgument(
+                    f"{text}; replace it with load_lora_adapter(..., load_inplace=True)", field="lora_path"
+                )
 
     def _load_or_find(self, name: str, path: str) -> None:
         """Loads an adapter; if another client loaded one of that name meanwhile, that one is used."""

@@ -19,7 +19,9 @@ def bar(count: int, *, shown: bool) -> Iterator[Callable[[RequestOutput], None] 
     try:
         from tqdm import tqdm
     except ImportError:
-        raise FailedPrecondition("use_tqdm: tqdm is not installed: pip install tqdm") from None
+        raise FailedPrecondition(
+            "use_tqdm: tqdm is not installed; run pip install tqdm, or pass use_tqdm=False"
+        ) from None
     num_tokens = 0
     with tqdm(total=count, desc="prompts", dynamic_ncols=True) as shown_bar:
 

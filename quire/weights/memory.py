@@ -28,7 +28,9 @@ def messages(
     tensors = list(named_tensors)
     heads = [weights_stream.head(name, tensor) for name, tensor in tensors]
     if not (host := weights_memory.host_id()):
-        raise FailedPrecondition("this host does not say which it is: update_weights_from_tensor sends a stream")
+        raise FailedPrecondition(
+            "this host cannot be identified (no boot id); use update_weights_from_tensor, which sends a stream"
+        )
     held = [tensor.detach().contiguous() for _, tensor in tensors]  # kept alive while workers may read
     with _segment() as (name, segment):
         runs = _written(held, name, segment)
@@ -50,15 +52,18 @@ def _written(tensors: Iterable[Any], name: str, segment: BinaryIO) -> list[Share
     """Copies host tensors to the segment and exports GPU tensors, and returns a run for each. Raises
     ResourceExhausted if the segment has no room."""
     try:
-        runs = [_of_gpu(tensor) if tensor.is_cuda else _of_copy(tensor, name, segment) for tensor in tensors]
+        runs = [
+            _export_gpu_tensor(tensor) if tensor.is_cuda else _copy_to_segment(tensor, name, segment)
+            for tensor in tensors
+        ]
         segment.flush()
     except OSError as error:
-        text = f"named_tensors: {weights_memory.SEGMENTS} has no room for them: {error.strerror}"
+        text = f"named_tensors: {weights_memory.SEGMENTS} does not have enough space for them: {error.strerror}"
         raise ResourceExhausted(text, field="named_tensors") from None
     return runs
 
 
-def _of_copy(tensor: Any, name: str, segment: BinaryIO) -> SharedRun:
+def _copy_to_segment(tensor: Any, name: str, segment: BinaryIO) -> SharedRun:
     content, offset = weights_stream.tensor_bytes(tensor), segment.tell()
     segment.write(content)
     return SharedRun(segment=name, offset=offset, bytes=len(content))
@@ -89,7 +94,7 @@ def _remove_abandoned() -> None:
                 path.unlink()
 
 
-def _of_gpu(tensor: Any) -> SharedRun:
+def _export_gpu_tensor(tensor: Any) -> SharedRun:
     """Returns the CUDA IPC handle and range of a GPU tensor, after pending computations have finished. Raises
     FailedPrecondition for memory that the driver cannot share."""
     import torch
@@ -105,7 +110,10 @@ def _of_gpu(tensor: Any) -> SharedRun:
         driver.cuIpcGetMemHandle(handle, address),
     ):
         if status:
-            text = f"named_tensors: the driver does not share this memory ({status}), nor any of expandable_segments"
+            text = (
+                f"named_tensors: the CUDA driver cannot share this memory ({status}); memory of "
+                "expandable_segments cannot be shared"
+            )
             raise FailedPrecondition(text, field="named_tensors")
     offset = tensor.data_ptr() - base.value
     return SharedRun(cuda_handle=handle.raw, offset=offset, bytes=num_bytes)

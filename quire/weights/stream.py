@@ -60,7 +60,9 @@ def head(name: str, tensor: Any) -> TensorHead:
     dtype."""
     dtype = DTYPES.get(str(getattr(tensor, "dtype", "")).removeprefix("torch."))
     if dtype is None or not hasattr(tensor, "detach"):
-        raise InvalidArgument(f"named_tensors: {name} is no tensor of a known dtype", field="named_tensors")
+        raise InvalidArgument(
+            f"named_tensors: {name} must be a tensor with one of the dtypes {', '.join(DTYPES)}", field="named_tensors"
+        )
     return TensorHead(name=name, dtype=dtype, shape=list(tensor.shape))
 
 

@@ -165,7 +165,7 @@ class Frontend:
             async with asyncio.timeout(self._settings.drain_timeout_s):
                 await self.ingress.admission.wait_idle()
         except TimeoutError:
-            log.warning("leaving with work unfinished", samples=self.ingress.admission.num_samples)
+            log.warning("exiting with unfinished samples", samples=self.ingress.admission.num_samples)
         await self._grpc.server.stop(LAST_WRITES_S)
         self.http.server.stop()
         await http

@@ -164,6 +164,6 @@ class EngineAdapters:
         except QuireError as error:
             return error
         except Exception as error:
-            log.exception("an adapter cannot be loaded", adapter=order.name)
+            log.exception("cannot load an adapter", adapter=order.name)
             return Internal(f"lora: {order.name}: {type(error).__name__}")
         return found[1]

@@ -79,7 +79,11 @@ class InProcessEngine:
         pictures = None if frontend.language_model_only else read_media_processor(folder)
         placeholder = None if pictures is None else pictures.placeholder
         self._tokenizer = Tokenizer(
-            folder, frontend.tokenizer_threads, frontend.chat_template, frontend.control_tokens, placeholder
+            folder,
+            frontend.tokenizer_threads,
+            frontend.chat_template,
+            frontend.control_tokens,
+            placeholder_id=placeholder,
         )
         self._media = None if pictures is None else media_pipeline(frontend, pictures, self._tokenizer)
         self._pixels = StorePixels(MediaStore(0, 0) if self._media is None else self._media.store)

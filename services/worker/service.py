@@ -153,7 +153,7 @@ class Worker:
             if engine.media is not None:
                 await engine.media.close()
             if not await engine.stop(settings.drain_timeout_s):
-                log.warning("leaving in the middle of a step", waited_s=settings.drain_timeout_s)
+                log.warning("exiting during a step", waited_s=settings.drain_timeout_s)
 
     async def _serve(self, engine: Engine) -> None:
         """Waits until the engine has built the replica, computing the digest of the weights meanwhile, then runs
@@ -289,4 +289,5 @@ def _hello(settings: WorkerSettings, replica: Replica, address: str, weights_dig
     if replica.media.capacity:
         message.encoder.capacity = replica.media.capacity
         message.encoder.modalities.extend(replica.media.modalities)
+        message.encoder.whole_items = replica.media.whole_items
     return message

@@ -70,7 +70,7 @@ def parts(words: GgufVocabulary) -> tuple[dict[str, Any], bool]:
     name = words.values.text(PRE)
     cut = PRE_TOKENIZER_RULES.get(name)
     if cut is None:
-        raise words.header.refusal(f"{PRE} is {name[:80]!r}; there are {', '.join(PRE_TOKENIZER_RULES)}")
+        raise words.header.refusal(f"{PRE} is {name[:80]!r}; supported: {', '.join(PRE_TOKENIZER_RULES)}")
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
     sections = {
         "normalizer": {"type": "NFC"} if cut.composed else None,

@@ -71,7 +71,7 @@ class _Config:
         self._name = self._values.text("general.architecture")
         if self._name not in ARCHITECTURES:
             there_are = ", ".join(ARCHITECTURES)
-            raise header.refusal(f"general.architecture is {self._name[:80]!r}; there are {there_are}")
+            raise header.refusal(f"general.architecture is {self._name[:80]!r}; supported: {there_are}")
         self._refuse_unknown_keys()
 
     def build(self) -> dict[str, Any]:
@@ -83,7 +83,7 @@ class _Config:
             architecture, model_type = "MistralForCausalLM", "mistral"
         elif window:
             key = f"{self._name}.attention.sliding_window"
-            raise self._header.refusal(f"{key} is {window}: the file does not say for which layers")
+            raise self._header.refusal(f"{key} is {window}: the file does not state for which layers")
         vocab_size, hidden_size = self._tensor("token_embd.weight", 2).shape
         return {
             "architectures": [architecture],
@@ -122,7 +122,9 @@ class _Config:
             ("rope.dimension_count", self._integer("rope.dimension_count", head_dim), head_dim),
         ):
             if said != found:
-                raise self._header.refusal(f"{self._name}.{key} implies {said}, the rest of the file {found}")
+                raise self._header.refusal(
+                    f"{self._name}.{key} implies {said}, but the rest of the file implies {found}"
+                )
         return {
             "hidden_size": hidden_size,
             "intermediate_size": feed,
@@ -150,7 +152,9 @@ class _Config:
         if kind == "none":
             return {"rope_type": "default", "rope_theta": theta}
         if kind not in ("linear", "yarn"):
-            raise self._header.refusal(f"{self._name}.rope.scaling.type is {kind[:80]!r}; there are none, linear, yarn")
+            raise self._header.refusal(
+                f"{self._name}.rope.scaling.type is {kind[:80]!r}; supported: none, linear, yarn"
+            )
         scaling = {
             "rope_type": kind,
             "rope_theta": theta,

@@ -86,14 +86,14 @@ class _Reader:
         version = self._number("I", "its version")
         if version not in VERSIONS:
             there_are = ", ".join(map(str, VERSIONS))
-            self._refuse(f"version {version} of GGUF (or another byte order); there are {there_are}")
+            self._refuse(f"version {version} of GGUF (or another byte order); supported: {there_are}")
         num_tensors = self._count("Q", MAX_TENSORS, "tensors")
         num_keys = self._count("Q", MAX_KEYS, "keys")
         metadata: dict[str, Any] = {}
         for _ in range(num_keys):
             key = self._text("a key", MAX_NAME_BYTES)
             if key in metadata:
-                self._refuse(f"it has {key} twice")
+                self._refuse(f"it contains {key} twice")
             metadata[key] = self._value(key)
         places = [self._place() for _ in range(num_tensors)]
         return Header(self._path, metadata, self._placed(places, metadata))
@@ -115,7 +115,7 @@ class _Reader:
                 self._refuse(f"tensor {place.name} ends at byte {end}, and the file has {self._size}: it is cut off")
             tensors[place.name] = replace(place, start=start)
         if len(tensors) < len(places):
-            self._refuse("it has a tensor twice")
+            self._refuse("it contains a tensor twice")
         return tensors
 
     def _place(self) -> TensorPlace:
@@ -128,7 +128,7 @@ class _Reader:
         if kind is None:
             called = UNSUPPORTED_KINDS.get(number, "unknown")
             there_are = ", ".join(kind.name for kind in KINDS.values())
-            self._refuse(f"tensor {name} has type {number} ({called}); there are {there_are}")
+            self._refuse(f"tensor {name} has type {number} ({called}); supported: {there_are}")
         start = self._number("Q", f"the place of {name}")
         count = math.prod(shape)
         if not shape or not count or shape[-1] % kind.block_size:
@@ -156,7 +156,7 @@ class _Reader:
         if number == STRING:
             return (self._text(key) for _ in range(count))
         if number not in NUMBERS:
-            self._refuse(f"{key} is an array of type {number}; there are numbers and texts")
+            self._refuse(f"{key} is an array of type {number}; supported: numbers and texts")
         layout = f"<{count}{NUMBERS[number]}"
         return iter(struct.unpack(layout, self._take(struct.calcsize(layout), key)))
 
@@ -181,7 +181,7 @@ class _Reader:
         if end > self._size:
             self._refuse(f"it is cut off in {what}: {end} bytes are needed, it has {self._size}")
         if end > MAX_HEADER_BYTES:
-            self._refuse(f"what stands before its tensors is more than {MAX_HEADER_BYTES} bytes")
+            self._refuse(f"its header is larger than {MAX_HEADER_BYTES} bytes")
         taken, self._at = self._mapped[self._at : end], end
         return taken
 
@@ -202,29 +202,31 @@ class Values:
         return key in self._header.metadata
 
     def integer(self, key: str, default: int | None = None) -> int:
-        value: int = self._of(key, default, "a whole number", lambda v: isinstance(v, int) and not isinstance(v, bool))
+        value: int = self._checked_value(
+            key, default, "a whole number", lambda v: isinstance(v, int) and not isinstance(v, bool)
+        )
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
-        return float(self._of(key, default, "a finite number", _is_number))
+        return float(self._checked_value(key, default, "a finite number", _is_number))
 
     def text(self, key: str, default: str | None = None) -> str:
-        value: str = self._of(key, default, "a text", lambda v: isinstance(v, str))
+        value: str = self._checked_value(key, default, "a text", lambda v: isinstance(v, str))
         return value
 
     def flag(self, key: str, default: bool) -> bool:
-        value: bool = self._of(key, default, "true or false", lambda v: isinstance(v, bool))
+        value: bool = self._checked_value(key, default, "true or false", lambda v: isinstance(v, bool))
         return value
 
     def texts(self, key: str, default: list[str] | None = None) -> list[str]:
-        value: list[str] = self._of(key, default, "a list of texts", _all(lambda v: isinstance(v, str)))
+        value: list[str] = self._checked_value(key, default, "a list of texts", _all(lambda v: isinstance(v, str)))
         return value
 
     def numbers(self, key: str, default: list[float] | None = None) -> list[float]:
-        value: list[float] = self._of(key, default, "a list of finite numbers", _all(_is_number))
+        value: list[float] = self._checked_value(key, default, "a list of finite numbers", _all(_is_number))
         return value
 
-    def _of(self, key: str, default: Any, wanted: str, fits: Check) -> Any:
+    def _checked_value(self, key: str, default: Any, wanted: str, fits: Check) -> Any:
         """Returns the value of a key or `default`. Raises InvalidArgument, with `wanted` as the expected type, if
         the key is missing without a default or the value does not fit."""
         value = self._header.metadata.get(key, default)

@@ -49,7 +49,7 @@ def vocabulary(header: Header, vocab_size: int) -> GgufVocabulary:
         counts = f"{len(tokens)} tokens, {len(kinds)} types"
         raise header.refusal(f"{PREFIX}tokens: {counts}, and the embedding has {vocab_size} rows")
     if len(set(tokens)) < len(tokens):
-        raise header.refusal(f"{PREFIX}tokens has a token twice")
+        raise header.refusal(f"{PREFIX}tokens contains a token twice")
     return GgufVocabulary(tokens, kinds, values, header)
 
 
@@ -64,7 +64,7 @@ def tokenizer_json(words: GgufVocabulary) -> dict[str, Any]:
     elif model == "gemma4":
         parts, adds_bos = sentence_pieces.parts_with_merges(words), True
     else:
-        raise words.header.refusal(f"{PREFIX}model is {model[:80]!r}; there are gpt2, llama and gemma4")
+        raise words.header.refusal(f"{PREFIX}model is {model[:80]!r}; supported: gpt2, llama and gemma4")
     return {
         "version": "1.0",
         "truncation": None,

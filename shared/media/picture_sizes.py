@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from quire.shared.errors import InvalidArgument
+from quire.shared.media.processor import Normalization
+
+Triple = tuple[float, float, float]
 
 FILES = ("preprocessor_config.json", "processor_config.json")
 RESAMPLINGS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}  # numbers of Pillow
@@ -64,26 +67,34 @@ class PictureProcessor:
 def read_processor(folder: Path) -> PictureProcessor:
     """Reads how pictures are processed from a model's folder. Raises InvalidArgument if no file says so, or for a
     processing that is not supported."""
+    values, name = read_values(folder)
+    normalization = read_normalization(values, name)
+    return PictureProcessor(_fixed_size(values, name), *normalization)
+
+
+def read_values(folder: Path) -> tuple[dict[str, Any], str]:
+    """Reads the settings of a model's picture processor; returns them and the name of their file. Raises
+    InvalidArgument if no file has them, or for steps left out that every supported processor has."""
     for name in FILES:
         path = folder / name
-        if path.is_file():
-            values = json.loads(path.read_text())
-            return _processor(values.get("image_processor", values), name)
+        if not path.is_file():
+            continue
+        values = json.loads(path.read_text())
+        values = values.get("image_processor", values)
+        for key in ("do_resize", "do_rescale", "do_normalize"):
+            if values.get(key) is False:
+                raise InvalidArgument(f"{name}: {key} is false, which is not supported", field="model")
+        return values, name
     raise InvalidArgument(f"model: {folder} has no {FILES[0]}, which says how pictures are resized", field="model")
 
 
-def _processor(values: dict[str, Any], name: str) -> PictureProcessor:
-    """Returns the processor that the values of the file `name` describe. Raises InvalidArgument for steps or sizes
-    that are not supported."""
-    for key in ("do_resize", "do_rescale", "do_normalize"):
-        if values.get(key) is False:
-            raise InvalidArgument(f"{name}: {key} is false, which is not supported", field="model")
-    return PictureProcessor(
-        _fixed_size(values, name),
-        _triple(values, "image_mean", CLIP_MEAN, name),
-        _triple(values, "image_std", CLIP_STD, name),
-        float(values.get("rescale_factor", 1 / 255)),
-    )
+def read_normalization(
+    values: dict[str, Any], name: str, mean: Triple = CLIP_MEAN, std: Triple = CLIP_STD
+) -> Normalization:
+    """Returns the normalization in the settings of the file `name`; `mean` and `std` apply where they are missing.
+    Raises InvalidArgument for anything but three numbers."""
+    factor = float(values.get("rescale_factor") or 1 / 255)
+    return Normalization(_triple(values, "image_mean", mean, name), _triple(values, "image_std", std, name), factor)
 
 
 def _fixed_size(values: dict[str, Any], name: str) -> FixedSize:
@@ -94,19 +105,26 @@ def _fixed_size(values: dict[str, Any], name: str) -> FixedSize:
         size = {"shortest_edge": size}
     if isinstance(crop, int):
         crop = {"height": crop, "width": crop}
-    resampling = RESAMPLINGS.get(values.get("resample", 3))
-    if resampling is None:
-        raise InvalidArgument(f"{name}: resample is {values['resample']!r}; supported: {RESAMPLINGS}", field="model")
+    resampling = read_resampling(values, name)
     if "shortest_edge" in size and values.get("do_center_crop", True) and crop:
         return FixedSize(int(crop["height"]), int(crop["width"]), int(size["shortest_edge"]), resampling)
     if {"height", "width"} <= size.keys():
         return FixedSize(int(size["height"]), int(size["width"]), 0, resampling)
-    raise InvalidArgument(f"{name}: size is {size!r} and crop_size {crop!r}, which give no one size", field="model")
+    raise InvalidArgument(
+        f"{name}: size is {size!r} and crop_size {crop!r}, which do not determine one size", field="model"
+    )
 
 
-def _triple(
-    values: dict[str, Any], key: str, default: tuple[float, float, float], name: str
-) -> tuple[float, float, float]:
+def read_resampling(values: dict[str, Any], name: str, default: int = 3) -> str:
+    """Returns the name of the filter that resizes pictures; `default`, a number of Pillow, applies where it is
+    missing. Raises InvalidArgument for filters that are not supported."""
+    found = values.get("resample", default)
+    if found not in RESAMPLINGS:
+        raise InvalidArgument(f"{name}: resample is {found!r}; supported: {RESAMPLINGS}", field="model")
+    return RESAMPLINGS[found]
+
+
+def _triple(values: dict[str, Any], key: str, default: Triple, name: str) -> Triple:
     """Returns three numbers, one per colour channel, or `default` if the key is missing. Raises InvalidArgument for
     anything else."""
     found = values.get(key) or default

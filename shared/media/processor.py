@@ -6,7 +6,7 @@ the expansion in the place of the placeholder token. A worker normalizes the til
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 from quire.shared.errors import InvalidArgument
 
@@ -80,6 +80,16 @@ class MediaProcessor(Protocol):
 
     def expand(self, layout: TileLayout, tokenizer: PromptTokenizer) -> PlaceholderExpansion:
         """Returns the tokens in place of the placeholder."""
+
+
+@runtime_checkable
+class WholeItemProcessor(Protocol):
+    """Extension of the processors of models that compute all tokens of an item in one step, because these see each
+    other."""
+
+    @property
+    def max_item_tokens(self) -> int:
+        """Largest number of tokens of one item, text in it included."""
 
 
 def no_options(options: Mapping[str, Any]) -> None:

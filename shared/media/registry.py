@@ -7,13 +7,43 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from quire.shared.media.families.gemma3 import make_gemma3
+from quire.shared.media.families.idefics3 import make_idefics3
+from quire.shared.media.families.internvl import make_internvl
+from quire.shared.media.families.lighton_ocr import make_lighton_ocr
+from quire.shared.media.families.llama4 import make_llama4
 from quire.shared.media.families.llava import make_llava
+from quire.shared.media.families.llava_next import make_llava_next, make_llava_onevision
+from quire.shared.media.families.phi4_multimodal import make_phi4_multimodal
+from quire.shared.media.families.pixtral import make_pixtral
+from quire.shared.media.families.qwen_vl import make_qwen_vl
 from quire.shared.media.picture_sizes import FILES
 from quire.shared.media.processor import MediaProcessor
 
+
+def _make_of_tower(folder: Path, config: Mapping[str, Any]) -> MediaProcessor:
+    """Returns the processor of a `llava` model, which depends on its vision tower."""
+    make = make_pixtral if config["vision_config"].get("model_type") == "pixtral" else make_llava
+    return make(folder, config)
+
+
 # model_type -> function of the model's folder and config.json
 PROCESSORS: dict[str, Callable[[Path, Mapping[str, Any]], MediaProcessor]] = {
-    "llava": make_llava,
+    "gemma3": make_gemma3,
+    "idefics3": make_idefics3,
+    "internvl": make_internvl,
+    "lighton_ocr": make_lighton_ocr,
+    "llama4": make_llama4,
+    "llava": _make_of_tower,
+    "llava_next": make_llava_next,
+    "llava_onevision": make_llava_onevision,
+    "mistral3": make_pixtral,
+    "phi4_multimodal": make_phi4_multimodal,
+    "smolvlm": make_idefics3,
+    "qwen2_5_vl": make_qwen_vl,
+    "qwen2_vl": make_qwen_vl,
+    "qwen3_vl": make_qwen_vl,
+    "qwen3_vl_moe": make_qwen_vl,
 }
 
 

@@ -15,3 +15,9 @@ def fixed_size(picture: Image.Image, size: FixedSize) -> npt.NDArray[np.uint8]:
     scaled = picture.resize((plan.width, plan.height), Image.Resampling[size.resampling.upper()])
     cut = scaled.crop((plan.left, plan.top, plan.left + plan.crop_width, plan.top + plan.crop_height))
     return np.asarray(cut, dtype=np.uint8)
+
+
+def resized(picture: Image.Image, height: int, width: int, resampling: str) -> npt.NDArray[np.uint8]:
+    """Returns an RGB picture scaled to `height` x `width` pixels, [height, width, 3]. `resampling`: a value of
+    picture_sizes.RESAMPLINGS."""
+    return np.asarray(picture.resize((width, height), Image.Resampling[resampling.upper()]), dtype=np.uint8)

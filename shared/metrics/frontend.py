@@ -132,25 +132,29 @@ class FrontendMetrics:
     def _add_latencies(self) -> None:
         """Adds the histograms of latencies, in seconds, under vLLM's names."""
         self.time_to_first_token = self._histogram(
-            "vllm:time_to_first_token_seconds", "From arrival to a sample's first token", TTFT_BUCKETS
+            "vllm:time_to_first_token_seconds", "Time from a request's arrival to a sample's first token", TTFT_BUCKETS
         )
         self.time_per_output_token = self._histogram(
-            "vllm:request_time_per_output_token_seconds", "Mean time per token after a sample's first", ITL_BUCKETS
+            "vllm:request_time_per_output_token_seconds",
+            "Mean time per output token of a sample after the first",
+            ITL_BUCKETS,
         )
         self.e2e_latency = self._histogram(
-            "vllm:e2e_request_latency_seconds", "From arrival to a sample's end", LATENCY_BUCKETS
+            "vllm:e2e_request_latency_seconds", "Time from a request's arrival to the end of a sample", LATENCY_BUCKETS
         )
         self.queue_time = self._histogram(
-            "vllm:request_queue_time_seconds", "In the scheduler's queue before the first step", LATENCY_BUCKETS
+            "vllm:request_queue_time_seconds",
+            "Time of a sample in the scheduler's queue before its first step",
+            LATENCY_BUCKETS,
         )
         self.prefill_time = self._histogram(
-            "vllm:request_prefill_time_seconds", "From a sample's first step to its first token", LATENCY_BUCKETS
+            "vllm:request_prefill_time_seconds", "Time from a sample's first step to its first token", LATENCY_BUCKETS
         )
         self.decode_time = self._histogram(
-            "vllm:request_decode_time_seconds", "From a sample's first token to its last", LATENCY_BUCKETS
+            "vllm:request_decode_time_seconds", "Time from a sample's first token to its last", LATENCY_BUCKETS
         )
         self.inference_time = self._histogram(
-            "vllm:request_inference_time_seconds", "From a sample's first step to its last token", LATENCY_BUCKETS
+            "vllm:request_inference_time_seconds", "Time from a sample's first step to its last token", LATENCY_BUCKETS
         )
 
     def _add_outcomes(self) -> None:
@@ -169,24 +173,24 @@ class FrontendMetrics:
             for mode in ("streaming", "non_streaming")
             for outcome in ("tool_call", "no_tool_call")
         }
-        rejections = self._counter("vllm:admission_rejections", "Requests refused as too many", "model_name", "reason")
+        rejections = self._counter(
+            "vllm:admission_rejections", "Requests refused because a limit was reached", "model_name", "reason"
+        )
         self.rejections = {r: rejections.labels(self._model_name, r) for r in REJECTION_REASONS}
         self.connections = Gauge("quire_frontend_connections", "HTTP connections", registry=self.registry)
-        closed = self._counter("quire_frontend_closed_connections", "connections that this side closed", "reason")
+        closed = self._counter("quire_frontend_closed_connections", "Connections that this frontend closed", "reason")
         self.closed_connections = {r: closed.labels(r) for r in CLOSED_REASONS}
-        refusals = self._counter("quire_frontend_access_refusals", "Calls without a good API key", "reason")
+        refusals = self._counter("quire_frontend_access_refusals", "Calls without a valid API key", "reason")
         self.access_refusals = {r: refusals.labels(r) for r in ACCESS_REFUSAL_REASONS}
-        self.access_errors = self._counter(
-            "quire_frontend_access_errors", "Times that API keys could not be read again"
-        )
+        self.access_errors = self._counter("quire_frontend_access_errors", "Failed reloads of the API keys")
         cancellations = self._counter(
-            "quire_frontend_cancellations", "Samples ended before the model ended them", "reason"
+            "quire_frontend_cancellations", "Samples that ended before the model ended them", "reason"
         )
         self.cancellations = {r: cancellations.labels(r) for r in CANCELLATION_REASONS}
         self.http_requests = self._counter("http_requests", "HTTP requests answered", "handler", "method", "status")
         self.http_duration = Histogram(
             "http_request_duration_seconds",
-            "From the request's headers to the answer's end",
+            "Time from a request's headers to the end of its answer",
             ("handler", "method"),
             buckets=LATENCY_BUCKETS,
             registry=self.registry,
@@ -199,38 +203,45 @@ class FrontendMetrics:
     def _add_own(self) -> None:
         """Adds the metrics that vLLM does not have: load, waiting for workers, migration, streams, batches and the
         event loop."""
-        self.inflight_requests = self._gauge("inflight_requests", "Samples being worked on, n and prompt lists counted")
-        self.queued_tokens = self._gauge("queued_tokens", "Prompt and output tokens promised to requests in flight")
-        self.waiting_for_scheduler = self._gauge("waiting_for_scheduler", "Submissions that no session can take now")
-        self.held_requests = self._gauge("held_requests", "Requests that wait because there is no worker")
+        self.inflight_requests = self._gauge(
+            "inflight_requests", "Samples in flight: each of n outputs and each prompt of a list counts"
+        )
+        self.queued_tokens = self._gauge("queued_tokens", "Prompt tokens and max_tokens of requests in flight")
+        self.waiting_for_scheduler = self._gauge(
+            "waiting_for_scheduler", "Submissions that wait because no session can accept them"
+        )
+        self.held_requests = self._gauge("held_requests", "Requests that wait because no worker is attached")
         self.worker_start = self._gauge(
-            "worker_start_seconds", "For how long requests wait for a first worker; 0: workers are always there"
+            "worker_start_seconds", "Longest time that requests wait for a first worker; 0: workers are always running"
         )
         self.held = Histogram(
             "quire_frontend_held_seconds",
-            "What requests that came while there was no worker waited for one",
+            "Time that requests waited for the first worker",
             buckets=LATENCY_BUCKETS,
             registry=self.registry,
         )
-        self.sessions_open = self._gauge("sessions_open", "Schedulers this frontend has a session with")
+        self.sessions_open = self._gauge("sessions_open", "Schedulers with which this frontend has a session")
         self.resubmitted = self._counter(
-            "quire_frontend_resubmitted_sequences", "Sequences that went on elsewhere with their tokens so far"
+            "quire_frontend_resubmitted_sequences",
+            "Sequences that continued on another scheduler with their tokens so far",
         )
         self.migration = Histogram(
             "quire_frontend_migration_seconds",
-            "From a sequence's last token on a scheduler it had to leave to its first on another, or there again",
+            "Time from a sequence's last token on a lost scheduler to its next token",
             buckets=MIGRATION_BUCKETS,
             registry=self.registry,
         )
         self.streams = StreamMetrics(self.registry)
         self.batches = BatchMetrics(self.registry)
-        self.loop_delay = self._steps("event_loop_delay", "How late a timer of the event loop fires")
-        self.detokenize = self._steps("detokenize", "Taking in one step's tokens as the text of their streams")
-        self.write = self._steps("write", "From waking the streams with news until all of them have written")
+        self.loop_delay = self._steps("event_loop_delay", "Delay of a timer of the event loop")
+        self.detokenize = self._steps(
+            "detokenize", "Time to convert the tokens of one step to the text of their streams"
+        )
+        self.write = self._steps("write", "Time from waking the streams with new output until all have written it")
 
     def _add_redis(self) -> None:
         """Adds the metrics of Redis and of prefix look-ups."""
-        self.redis_up = self._gauge("redis_up", "Whether Redis serves; 0 where none is used")
+        self.redis_up = self._gauge("redis_up", "1 if Redis is available, 0 if not or if none is used")
         malformed = self._counter(
             "quire_frontend_redis_malformed_entries",
             "Entries in Redis that could not be read and were skipped, by kind, at each reading",
@@ -238,12 +249,12 @@ class FrontendMetrics:
         )
         self.malformed_entries = {kind: malformed.labels(kind) for kind in REDIS_ENTRY_KINDS}
         lookups = self._counter(
-            "quire_frontend_prefix_lookups", "Prompts whose cached prefix was to be looked up", "outcome"
+            "quire_frontend_prefix_lookups", "Prompts by outcome of the lookup of their cached prefix", "outcome"
         )
         self.prefix_lookups = {outcome: lookups.labels(outcome) for outcome in LOOKUP_OUTCOMES}
         self.prefix_lookup_duration = Histogram(
             "quire_frontend_prefix_lookup_seconds",
-            "What a look-up of a cached prefix took of a request's time",
+            "Time of a request spent looking up its cached prefix",
             buckets=STEP_BUCKETS,
             registry=self.registry,
         )

@@ -49,16 +49,16 @@ class SchedulerMetrics:
         )
         self.deliver = Histogram(
             "quire_scheduler_return_seconds",
-            "Passing the output of one step to the frontends' streams",
+            "Time to pass the output of one step to the frontends' streams",
             buckets=STEP_BUCKETS,
             registry=registry,
         )
         self.apply = Histogram(
-            "quire_scheduler_apply_seconds", "Applying one step's result", buckets=STEP_BUCKETS, registry=registry
+            "quire_scheduler_apply_seconds", "Time to apply one step's result", buckets=STEP_BUCKETS, registry=registry
         )
         self.step = Histogram(
             "quire_scheduler_step_seconds",
-            "From sending a plan to its result",
+            "Time from sending a plan to receiving its result",
             ["worker"],
             buckets=STEP_BUCKETS,
             registry=registry,
@@ -75,13 +75,13 @@ class SchedulerMetrics:
         """Defines the metrics of KV blocks that move between tiers and workers."""
         self.transfer = Histogram(
             "quire_scheduler_transfer_seconds",
-            "Moving KV blocks between a device and host memory, as reported by the worker",
+            "Time to move KV blocks between a device and host memory, as reported by the worker",
             buckets=STEP_BUCKETS,
             registry=registry,
         )
         self.fetch = Histogram(
             "quire_scheduler_fetch_seconds",
-            "KV blocks coming from another worker, first byte to last, as reported by the worker",
+            "Time to receive KV blocks from another worker, first byte to last, as reported by the worker",
             buckets=STEP_BUCKETS,
             registry=registry,
         )
@@ -117,7 +117,7 @@ class SchedulerMetrics:
         """Defines the metrics of lost workers, moved sequences and refused submissions."""
         self.cancel_to_free = Histogram(
             "quire_scheduler_cancel_to_free_seconds",
-            "From a cancellation to its KV blocks being free",
+            "Time from a cancellation until its KV blocks are free",
             buckets=STEP_BUCKETS,
             registry=registry,
         )
@@ -126,7 +126,7 @@ class SchedulerMetrics:
         )
         self.migration = Histogram(
             "quire_scheduler_migration_seconds",
-            "From a sequence's last token on a worker it had to leave to its first on another",
+            "Time from a sequence's last token on a worker it had to leave to its first on another",
             buckets=MIGRATION_BUCKETS,
             registry=registry,
         )
@@ -152,7 +152,9 @@ class DirectoryMetrics:
         self.republished = Counter(
             "quire_scheduler_index_republished", "Whole caches of workers published (again)", registry=registry
         )
-        self.up = Gauge("quire_scheduler_redis_up", "Whether Redis serves; 0 where none is used", registry=registry)
+        self.up = Gauge(
+            "quire_scheduler_redis_up", "1 if Redis is available, 0 if not or if none is used", registry=registry
+        )
         self.entries = Gauge("quire_scheduler_index_entries", "Blocks published in the prefix index", registry=registry)
         self.lag = Gauge(
             "quire_scheduler_index_lag_seconds", "Age of the oldest change not in the index", registry=registry

@@ -173,13 +173,13 @@ class WorkerMetrics:
         self.broken = Counter("quire_worker_sessions_broken", "Attachments that ended with an error", registry=registry)
         self.grammar_compile = Histogram(
             "quire_worker_grammar_compile_seconds",
-            "Compiling a grammar for constrained outputs",
+            "Time to compile a grammar for constrained outputs",
             buckets=STEP_BUCKETS,
             registry=registry,
         )
         self.mask_fill = Histogram(
             "quire_worker_mask_fill_seconds",
-            "Filling the grammar masks of a step, concurrently with the device",
+            "Time to fill the grammar masks of a step, concurrently with the device",
             buckets=STEP_BUCKETS,
             registry=registry,
         )

@@ -31,7 +31,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     except ValueError as error:  # malformed JSON, or not UTF-8
         raise InvalidArgument(f"model: {path} is not JSON: {error}", field="model") from None
     if not isinstance(config, dict):
-        raise InvalidArgument(f"model: {path} holds no JSON object", field="model")
+        raise InvalidArgument(f"model: {path} is not a JSON object", field="model")
     return text_part(config)
 
 
@@ -40,7 +40,7 @@ def _text(path: Path) -> str:
     block."""
     found = path.stat()
     if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
-        raise InvalidArgument(f"model: {path} is no regular file", field="model")
+        raise InvalidArgument(f"model: {path} is not a regular file", field="model")
     if found.st_size > MAX_CONFIG_BYTES:
         text = f"model: {path} has {found.st_size} bytes; at most {MAX_CONFIG_BYTES} are read"
         raise InvalidArgument(text, field="model")

@@ -83,7 +83,7 @@ def read_sentence_model(folder: Path) -> SentenceModel | None:
     if "Dense" in kinds[2:] and "Normalize" in kinds[2:-1]:
         raise _refusal("modules.json", "a module after Normalize is not supported")
     if paths[0]:
-        raise _refusal("modules.json", f"its transformer lies in {paths[0]!r}, not in the folder itself")
+        raise _refusal("modules.json", f"its transformer must be in the folder itself, not in {paths[0]!r}")
     text_form = next((found for name in FOLDER_NAMES if (found := _object(folder / name))), {})
     named = _object(folder / "config_sentence_transformers.json")
     prompts = {str(name): str(text) for name, text in (named.get("prompts") or {}).items()}
@@ -122,7 +122,7 @@ def _modes(config: dict[str, Any]) -> tuple[str, ...]:
     named = config.get("pooling_mode")
     if named is not None:
         if named not in NAMED_MODES:
-            raise _refusal("Pooling", f"pooling_mode is {named!r}; there are {', '.join(NAMED_MODES)}")
+            raise _refusal("Pooling", f"pooling_mode is {named!r}; supported: {', '.join(NAMED_MODES)}")
         return (NAMED_MODES[named],)
     modes = tuple(mode for name, mode in MODES.items() if config.get(f"pooling_mode_{name}"))
     if not modes:
@@ -135,7 +135,7 @@ def _dense(folder: Path, path: str) -> DenseModule:
     config = _object(folder / path / "config.json")
     activation = str(config.get("activation_function", "torch.nn.modules.activation.Tanh")).rpartition(".")[2]
     if activation not in ACTIVATIONS:
-        raise _refusal("Dense", f"activation_function is {activation!r}; there are {', '.join(ACTIVATIONS)}")
+        raise _refusal("Dense", f"activation_function is {activation!r}; supported: {', '.join(ACTIVATIONS)}")
     return DenseModule(
         path,
         int(config["in_features"]),

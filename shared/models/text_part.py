@@ -23,12 +23,20 @@ class Ties(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class RopeAxes:
+    """Division of a head's pairs among time, row and column, in the notation of config.json."""
+
+    section: tuple[int, int, int]  # unless config.json gives another
+    interleaved: bool  # of the class, whatever config.json says
+
+
+@dataclass(frozen=True, slots=True)
 class TextPart:
     """Text part of one multimodal architecture."""
 
     architecture: str  # class of the text model; empty: that of text_config, by its model_type
     defaults: Mapping[str, Any] = field(default_factory=dict)  # transformers' defaults for missing fields
-    has_multi_axis_rope: bool = False  # positions have three axes, equal for text
+    axes: RopeAxes | None = None  # positions have three axes, equal for text
     ties: Ties = Ties.OUTER
 
 
@@ -46,6 +54,12 @@ MISTRAL3 = {
     **{"num_key_value_heads": 8, "max_position_embeddings": 131_072, "rms_norm_eps": 1e-6, "rope_theta": 1e4},
     **{TIE: True, "sliding_window": 4096},
 }
+PHI4 = {
+    **{"vocab_size": 200_064, "hidden_size": 3072, "intermediate_size": 8192, "num_hidden_layers": 32},
+    **{"num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 131_072, "rms_norm_eps": 1e-5},
+    **{"original_max_position_embeddings": 4096, "rope_theta": 1e4, "bos_token_id": 199_999},
+    **{"eos_token_id": [199_999, 200_020], "sliding_window": None},
+}
 QWEN2 = {
     **{"num_key_value_heads": 8, "max_position_embeddings": 32_768, "rms_norm_eps": 1e-5, "rope_theta": 1e6},
     **{"use_sliding_window": False},
@@ -54,6 +68,12 @@ QWEN3 = {
     **{"num_key_value_heads": 32, "head_dim": 128, "max_position_embeddings": 128_000, "rms_norm_eps": 1e-6},
     **{"rope_theta": 5e5, "attention_bias": False},
 }
+QWEN3_MOE = {
+    **QWEN3,
+    **{"num_key_value_heads": 16, "head_dim": None, "moe_intermediate_size": 1408},
+    **{"num_local_experts": 60, "num_experts_per_tok": 4, "norm_topk_prob": True},
+}
+IN_PARTS, ALTERNATING = RopeAxes((16, 24, 24), interleaved=False), RopeAxes((24, 20, 20), interleaved=True)
 LLAMA = {  # of transformers' LlamaConfig, which LLaVA's files rely on
     **{"hidden_size": 4096, "intermediate_size": 11_008, "num_hidden_layers": 32, "num_attention_heads": 32},
     **{"vocab_size": 32_000, "max_position_embeddings": 2048, "rms_norm_eps": 1e-6, "rope_theta": 1e4},
@@ -83,14 +103,20 @@ TEXT_TYPES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 }
 TEXT_PARTS = {
     "Gemma3ForConditionalGeneration": TextPart("Gemma3ForCausalLM", GEMMA3),
+    "Idefics3ForConditionalGeneration": TextPart(""),
+    "InternVLForConditionalGeneration": TextPart("", {"model_type": "qwen2", TIE: True}),
+    "LightOnOcrForConditionalGeneration": TextPart("", {"model_type": "qwen3", TIE: True}),
     "LlavaForConditionalGeneration": TextPart("", ties=Ties.EITHER),
+    "LlavaNextForConditionalGeneration": TextPart(""),
+    "LlavaOnevisionForConditionalGeneration": TextPart("", {"model_type": "qwen2"}, ties=Ties.EITHER),
     "Llama4ForConditionalGeneration": TextPart("Llama4ForCausalLM", LLAMA4, ties=Ties.INNER),
     "Mistral3ForConditionalGeneration": TextPart("MistralForCausalLM", MISTRAL3),
-    "Qwen2VLForConditionalGeneration": TextPart("Qwen2ForCausalLM", QWEN2, has_multi_axis_rope=True, ties=Ties.EITHER),
-    "Qwen2_5_VLForConditionalGeneration": TextPart(
-        "Qwen2ForCausalLM", QWEN2, has_multi_axis_rope=True, ties=Ties.EITHER
-    ),
-    "Qwen3VLForConditionalGeneration": TextPart("Qwen3ForCausalLM", QWEN3, has_multi_axis_rope=True),
+    "Phi4MultimodalForCausalLM": TextPart("Phi3ForCausalLM", PHI4),
+    "SmolVLMForConditionalGeneration": TextPart(""),
+    "Qwen2VLForConditionalGeneration": TextPart("Qwen2ForCausalLM", QWEN2, IN_PARTS, ties=Ties.EITHER),
+    "Qwen2_5_VLForConditionalGeneration": TextPart("Qwen2ForCausalLM", QWEN2, IN_PARTS, ties=Ties.EITHER),
+    "Qwen3VLForConditionalGeneration": TextPart("Qwen3ForCausalLM", QWEN3, ALTERNATING),
+    "Qwen3VLMoeForConditionalGeneration": TextPart("Qwen3MoeForCausalLM", QWEN3_MOE, ALTERNATING),
 }
 
 # Fields that transformers reads from the top level; all others come from the text part, even if both have them.
@@ -111,8 +137,9 @@ def text_part(config: dict[str, Any]) -> dict[str, Any]:
     found = {**defaults, **inner}  # null is a value: no window, no chunks
     found |= {key: config[key] for key in OUTER if config.get(key) is not None}
     found[TIE] = _ties(part, inner.get(TIE), config.get(TIE))
-    if part.has_multi_axis_rope:
-        found |= {key: _plain(found[key]) for key in ("rope_scaling", "rope_parameters") if key in found}
+    if part.axes is not None:
+        present = [key for key in ("rope_scaling", "rope_parameters") if found.get(key) is not None]
+        found |= {key: _with_axes(found.get(key), part.axes) for key in present or ("rope_scaling",)}
     return found | {"architectures": [architecture]}
 
 
@@ -121,7 +148,7 @@ def _text_class(part: TextPart, inner: Mapping[str, Any]) -> tuple[str, Mapping[
     `inner`, text_config, or its model_type, which errors then name."""
     if part.architecture:
         return part.architecture, part.defaults
-    kind, names = str(inner.get("model_type", "llama")), inner.get("architectures")
+    kind, names = str(inner.get("model_type", part.defaults.get("model_type", "llama"))), inner.get("architectures")
     if kind in TEXT_TYPES:
         return TEXT_TYPES[kind]
     return str(names[0]) if isinstance(names, list) and names else kind, {}
@@ -136,9 +163,10 @@ def _ties(part: TextPart, inner: Any, outer: Any) -> Any:
     return part.defaults.get(TIE, False) if outer is None else outer
 
 
-def _plain(rope: Any) -> Any:
-    """Converts multi-axis RoPE settings to plain ones: text has the same position on all axes."""
-    if not isinstance(rope, dict):
-        return rope
-    left = {key: value for key, value in rope.items() if not key.startswith("mrope")}
-    return {key: "default" if value == "mrope" else value for key, value in left.items()}
+def _with_axes(rope: Any, axes: RopeAxes) -> Any:
+    """Returns RoPE settings with the kind of rotation apart from how pairs are divided among axes."""
+    if rope is not None and not isinstance(rope, dict):
+        return rope  # refused where it is read
+    plain = {key: "default" if value == "mrope" else value for key, value in (rope or {}).items()}
+    section = plain.get("mrope_section") or list(axes.section)
+    return {**plain, "mrope_section": section, "mrope_interleaved": axes.interleaved}

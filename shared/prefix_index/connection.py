@@ -90,7 +90,7 @@ def _through_sentinel(url: str, options: dict[str, Any]) -> Any:
     service = parts.path.strip("/")
     if not service:
         raise InvalidArgument(
-            f"redis: {_shown(url)!r} names no service (redis+sentinel://host:port/SERVICE)", field="redis"
+            f"redis: {_shown(url)!r} lacks the service name: redis+sentinel://host:port/SERVICE", field="redis"
         )
     login = {"username": parts.username, "password": parts.password}
     sentinel: Any = Sentinel
@@ -120,5 +120,5 @@ def _address(host: str, url: str) -> tuple[str, int]:
     password, if there is no port."""
     name, colon, port = host.rpartition(":")
     if not colon or not port.isdigit():
-        raise InvalidArgument(f"redis: {_shown(url)!r} names no port for {host!r}", field="redis")
+        raise InvalidArgument(f"redis: {_shown(url)!r} lacks the port of {host!r}", field="redis")
     return name, int(port)

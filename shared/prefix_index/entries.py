@@ -62,7 +62,7 @@ class MalformedEntries:
             return
         shown = name[:MAX_NAME_BYTES].decode(errors="backslashreplace")
         log.warning(
-            "an entry in redis cannot be read and is skipped",
+            "skipped an unreadable entry in Redis",
             kind=kind,
             id=shown,
             reason=reason,

@@ -25,6 +25,8 @@ MAX_WAIT_S = 60.0  # for an answer, on a busy machine
 LONGEST_START_S = 300.0  # for its imports, which take seconds, at low priority on a busy machine
 LAST_OUTPUT_BYTES = 4096  # end of the output that is reported
 
+launch: Callable[..., subprocess.Popen[bytes]] = subprocess.Popen  # starts a process; replaced in tests
+
 
 class ChildEnded(Exception):
     """The child exited, or was killed, instead of answering."""
@@ -88,7 +90,7 @@ class Child:
         line of its stderr, if it exits or is not ready after LONGEST_START_S."""
         with tempfile.TemporaryFile() as words:
             pipe = subprocess.PIPE
-            process = subprocess.Popen(self._command, stdin=pipe, stdout=pipe, stderr=words)
+            process = launch(self._command, stdin=pipe, stdout=pipe, stderr=words)
             assert process.stdin is not None
             assert process.stdout is not None
             self._process = process

@@ -69,14 +69,15 @@ class Collector:
 
 @contextmanager
 def service_gc_thresholds() -> Iterator[None]:
-    """Context with a service's collection thresholds, for measurements; restores the former ones and unfreezes all
-    objects at its end."""
-    before = gc.get_threshold()
+    """Context with a service's collection thresholds, for measurements; restores the former ones at its end and
+    unfreezes all objects if none were frozen before."""
+    before, was_frozen = gc.get_threshold(), gc.get_freeze_count() > 0
     _set_thresholds()
     try:
         yield
     finally:
-        gc.unfreeze()
+        if not was_frozen:
+            gc.unfreeze()
         gc.set_threshold(*before)
 
 

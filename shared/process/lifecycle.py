@@ -49,12 +49,12 @@ class Shutdown:
     def _on_signal(self, name: str) -> None:
         """Requests the shutdown at the first signal; exits the process at once with EXIT_FORCED at the second."""
         if self._signalled:
-            log.warning("second signal, exiting at once", signal=name)
+            log.warning("second signal received, exiting immediately", signal=name)
             flush()
             os._exit(EXIT_FORCED)
         self._signalled = True
         if self.requested:  # by an operator, or because the launcher died
-            log.info("already draining; another signal exits at once", signal=name)
+            log.info("already draining; another signal exits immediately", signal=name)
             return
         log.info("draining", signal=name)
         self._requested.set()

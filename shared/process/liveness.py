@@ -72,4 +72,4 @@ class Liveness:
             watched.look()
         self._dead = [part for watched in self._watched for part in watched.dead]
         if self._dead != before:
-            log.error("has work but makes no progress", parts=",".join(self._dead) or "none")
+            log.error("the service has work but makes no progress", parts=",".join(self._dead) or "none")

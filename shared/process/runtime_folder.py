@@ -23,5 +23,5 @@ def runtime_folder() -> Path:
     except OSError as error:
         raise FailedPrecondition(f"{path}: {error.strerror}") from None
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
-        raise FailedPrecondition(f"{path} is not a folder that only this user can open")
+        raise FailedPrecondition(f"{path} must be a folder that only this user can open (chmod 700)")
     return path

@@ -85,7 +85,7 @@ async def run_restarting(
             raise Internal(f"{name} ended {num_restarts + 1} times in a row, the last time because {reason}")
         pause_s = min(backoff.first_s * 2**num_restarts, backoff.longest_s)
         num_restarts = min(num_restarts + 1, MAX_RESTARTS)
-        log.error("a task ended and is restarted", task=name, reason=reason, pause_s=pause_s)
+        log.error("a background task ended and is restarted", task=name, reason=reason, pause_s=pause_s)
         await asyncio.sleep(pause_s)
 
 
@@ -101,7 +101,7 @@ async def _end_of(work: Callable[[], Awaitable[object]]) -> str:
             raise
         return "it was cancelled unexpectedly"
     except Exception as error:
-        log.exception("a task failed")
+        log.exception("a background task failed")
         return f"{type(error).__name__}: {error}"
     return "it returned"
 
@@ -131,7 +131,7 @@ class Tasks:
             if not task.cancelling():
                 log.error("a task was cancelled unexpectedly", task=task.get_name())
         elif (error := task.exception()) is not None:
-            log.debug("a task failed", task=task.get_name(), reason=f"{type(error).__name__}: {error}")
+            log.debug("a background task failed", task=task.get_name(), reason=f"{type(error).__name__}: {error}")
 
     async def close(self) -> None:
         """Cancels all tasks and waits until they have ended."""

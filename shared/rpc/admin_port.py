@@ -61,7 +61,7 @@ class AdminPort:
                 self._settings.service, self._grpc_port, AdminCredentials(self.address, self.key)
             )
         except (FailedPrecondition, OSError) as error:
-            log.warning("local commands cannot find the admin service automatically", reason=str(error))
+            log.warning("cannot publish the admin service's address and key for local commands", reason=str(error))
 
     async def stop(self) -> None:
         if self._published is not None:

@@ -54,7 +54,7 @@ class PrivateFile(Generic[Held]):
             self._reload(self._look())
         except InvalidArgument as error:  # logged once per reason
             if self._failure != error.message:
-                log.error("the file is unusable, previous contents stay in effect", reason=error.message)
+                log.error("cannot use the changed file; the previous contents stay in effect", reason=error.message)
                 self._on_error()
             self._failure = error.message
         return self._held
@@ -66,7 +66,7 @@ class PrivateFile(Generic[Held]):
             return
         self._stamp, self._failure = stamp, ""
         self._held = self._read()
-        log.info("file read again", setting=self._setting)
+        log.info("file reloaded", setting=self._setting)
 
     def _look(self) -> Stamp:
         """Returns modification time, inode and size of the file. Raises InvalidArgument if it is missing, too large,

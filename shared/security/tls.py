@@ -45,9 +45,9 @@ class _ReloadingValue(Generic[Value]):
         try:
             self.value = self._load()
         except QuireError as error:
-            log.error("the new certificates are unusable, previous ones stay in effect", reason=error.message)
+            log.error("cannot use the new certificates; the previous ones stay in effect", reason=error.message)
             return False
-        log.info("certificates read again", setting=self._setting)
+        log.info("certificates reloaded", setting=self._setting)
         return True
 
     def _load(self) -> Value:

@@ -29,9 +29,9 @@ class Tls(BaseModel):
     def _fits(self) -> Self:
         """Checks that settings that need each other are set together; raises ValueError."""
         if bool(self.cert) != bool(self.key):
-            raise ValueError("cert and key belong together")
+            raise ValueError("cert and key must be given together")
         if self.clients == "require" and not (self.cert and self.ca):
-            raise ValueError("clients=require needs cert, key and ca")
+            raise ValueError("clients=require requires cert, key and ca")
         return self
 
     @property

@@ -99,7 +99,7 @@ class FrontendSettings(Settings):
         ge=0,
         le=86_400,
         description="how long a resumable stream runs without a reader, and is kept after its end, seconds; "
-        "0: not offered",
+        "0: disabled",
     )
     stream_limits: dict[str, PositiveInt] = Field(
         default_factory=dict,
@@ -107,7 +107,7 @@ class FrontendSettings(Settings):
     )
     batch_folder: str = Field(
         "",
-        description="folder for /v1/files and /v1/batches, shared by all frontends of a cluster; empty: not offered",
+        description="folder for /v1/files and /v1/batches, shared by all frontends of a cluster; empty: disabled",
     )
     batch_concurrency: int = Field(32, ge=1, description="concurrent requests of batches per frontend")
     batch_file_mb: int = Field(200, ge=1, description="largest file of /v1/files, MiB")

@@ -41,10 +41,10 @@ NOT_PLAIN = re.compile(r'(?<!\\)\.|\[\^|\\[sSDWxup]|["/]|\\\\')
 LOOK_AROUND = re.compile(r"(?<!\\)\(\?<?[=!]")
 LOOK_BEHIND = re.compile(r"(?<!\\)\(\?<[=!]")
 NO_REGULAR = re.compile(r"(?<!\\)(?:\\\\)*\\(?:[bB1-9ZzG]|k<)")  # word boundaries, back references, other anchors
-NOT_REGULAR = "takes no \\b, \\B, \\Z or back reference in regular expressions"
-NO_LOOK_AROUND = "takes no look-around in regular expressions"
-NO_LOOK_BEHIND = "takes no look-behind in regular expressions"
-NO_LARK = "takes no grammar in Lark, but in EBNF"
+NOT_REGULAR = "does not support \\b, \\B, \\Z or back references in regular expressions"
+NO_LOOK_AROUND = "does not support look-around in regular expressions"
+NO_LOOK_BEHIND = "does not support look-behind in regular expressions"
+NO_LARK = "does not support grammars in Lark, only in EBNF"
 PLAIN_NAME = re.compile(r'[^"\\\x00-\x1f]*')
 DEFINED = re.compile(r"#/(\$defs|definitions)/[^/]+")
 
@@ -189,12 +189,12 @@ class _Schema:
         """Yields a text for each unsupported feature of a schema and of all schemas inside it."""
         if not isinstance(schema, dict):
             if schema is not True or not self._able.any_value:
-                yield f"takes no schema {schema!r}"
+                yield f"does not support the schema {schema!r}"
             return
         said = {key: value for key, value in schema.items() if key in ASSERTIONS}
-        yield from (f"does not keep to {key!r}" for key in said if key not in self._able.keywords)
+        yield from (f"does not enforce {key!r}" for key in said if key not in self._able.keywords)
         if not (self._able.any_value or said.keys() & {"type", "enum", "const", "anyOf", "oneOf", "$ref"}):
-            yield "takes no schema without a type"
+            yield "does not support schemas without a type"
         yield from self._values(said)
         yield from self._strings(said)
         yield from self._sizes(said)
@@ -208,41 +208,41 @@ class _Schema:
         if "const" in said:
             values = [*values, said["const"]]
             if not self._able.any_enum and not isinstance(said["const"], str):
-                yield "takes no 'const' but of strings"
+                yield "supports 'const' only for strings"
         if any(isinstance(value, list | dict) for value in values):
-            yield "takes no arrays or objects in 'enum' and 'const'"
+            yield "does not support arrays or objects in 'enum' and 'const'"
         kinds = {type(value) for value in values}
         if not self._able.any_enum and kinds not in (set(), {str}, {int}, {float}):
-            yield "takes no 'enum' of different types"
+            yield "does not support 'enum' of different types"
         if not self._able.escapes and not all(PLAIN_NAME.fullmatch(value) for value in values if type(value) is str):
-            yield "takes no strings in 'enum' and 'const' that JSON escapes"
+            yield "does not support strings in 'enum' and 'const' that JSON escapes"
 
     def _strings(self, said: dict[str, Any]) -> Iterator[str]:
         """Yields what is unsupported in format and pattern, including combinations of pattern with other keywords."""
         if "format" in said and said["format"] not in self._able.formats:
-            yield f"does not keep to 'format': {said['format']!r}"
+            yield f"does not enforce 'format': {said['format']!r}"
         pattern = said.get("pattern")
         if not isinstance(pattern, str):
             return
         if said.keys() & {"minLength", "maxLength", "format", "enum"}:
-            yield "does not keep to 'pattern' together with a length, a format or an enum"
+            yield "does not enforce 'pattern' together with a length, a format or an enum"
         if not (pattern.startswith("^") and pattern.endswith("$")):
-            yield "takes no 'pattern' that is not anchored with ^ and $"
+            yield "requires 'pattern' to be anchored with ^ and $"
         if NO_REGULAR.search(pattern):
             yield NOT_REGULAR
         if LOOK_AROUND.search(pattern):
-            yield "takes no look-around in 'pattern'"
+            yield "does not support look-around in 'pattern'"
         if NOT_PLAIN.search(pattern):
-            yield "takes no 'pattern' that could match what JSON escapes"
+            yield "does not support a 'pattern' that could match characters that JSON escapes"
 
     def _sizes(self, said: dict[str, Any]) -> Iterator[str]:
         """Yields what is unsupported in sizes: a maximum of 0, and several arrays among the alternatives of anyOf."""
         for key in ("maxLength", "maxItems"):
             if said.get(key) == 0 and not self._able.empty:
-                yield f"does not keep to '{key}': 0"
+                yield f"does not enforce '{key}': 0"
         options = said.get("anyOf", said.get("oneOf"))
         if isinstance(options, list) and not self._able.many_arrays and sum(map(_may_be_array, options)) > 1:
-            yield "takes no 'anyOf' of several arrays"
+            yield "does not support 'anyOf' with several arrays"
 
     def _references(self, said: dict[str, Any]) -> Iterator[str]:
         """Yields what is unsupported in $ref: other targets than definitions, and keywords next to it."""
@@ -250,23 +250,23 @@ class _Schema:
         if ref is None:
             return
         if not (isinstance(ref, str) and ref.startswith("#/")):
-            yield f"takes no $ref: {ref!r}"
+            yield f"does not support $ref: {ref!r}"
         elif not self._able.any_ref and not DEFINED.fullmatch(ref):
-            yield f"takes no $ref: {ref!r} but to definitions"
+            yield f"supports $ref only to definitions, not {ref!r}"
         if said.keys() - {"$ref", "$defs", "definitions"}:
-            yield "does not keep to what stands beside '$ref'"
+            yield "does not enforce keywords next to '$ref'"
 
     def _inner(self, said: dict[str, Any]) -> Iterator[str]:
         """Yields what is unsupported in properties and combinations, and the faults of the inner schemas."""
         names = said.get("properties")
         if isinstance(names, dict) and not self._able.escapes and not all(map(PLAIN_NAME.fullmatch, names)):
-            yield "takes no names in 'properties' that JSON escapes"
+            yield "does not support names in 'properties' that JSON escapes"
         others = said.get("additionalProperties")
         if isinstance(others, dict) and names and not self._able.any_ref:
-            yield "takes no 'additionalProperties' with a schema beside 'properties'"
+            yield "does not support 'additionalProperties' with a schema next to 'properties'"
         for key in ("anyOf", "oneOf"):
             if key in said and said.keys() - {key, "$defs", "definitions"}:
-                yield f"does not keep to what stands beside '{key}'"
+                yield f"does not enforce keywords next to '{key}'"
         for key in ("properties", "$defs", "definitions"):
             for inner in said[key].values() if isinstance(said.get(key), dict) else ():
                 yield from self.faults(inner)

@@ -41,7 +41,7 @@ def compile_refusal(reason: str) -> InvalidArgument:
 def without_grammar(reason: str) -> str:
     """Returns a library's message in one line, without the grammar that it quotes."""
     text = POSITION.sub("", " ".join(GRAMMAR_LINES.sub("", reason).split()))
-    return "nothing fulfils it" if text.startswith(DEAD_END) else text[:MAX_REASON_CHARACTERS]
+    return "no text satisfies it" if text.startswith(DEAD_END) else text[:MAX_REASON_CHARACTERS]
 
 
 def is_unsupported_feature(reason: str) -> bool:
@@ -54,7 +54,7 @@ def check(constraint: pb.StructuredOutput) -> None:
     satisfy it. Raises InvalidArgument."""
     kind = check_size(constraint)
     if constraint.disable_any_whitespace and constraint.whitespace_pattern:
-        raise refuse("whitespace_pattern and disable_any_whitespace exclude each other")
+        raise refuse("whitespace_pattern and disable_any_whitespace cannot be combined; send one of them")
     _CHECKS[kind](constraint)
 
 
@@ -65,7 +65,7 @@ def check_size(constraint: pb.StructuredOutput) -> str:
         raise refuse(f"exactly one of {', '.join(KINDS)} must be set")
     length = constraint.ByteSize()
     if length > MAX_BYTES:
-        raise refuse(f"{kind} has {length} bytes; at most {MAX_BYTES} are taken")
+        raise refuse(f"{kind} has {length} bytes; at most {MAX_BYTES} are accepted")
     return kind
 
 
@@ -126,7 +126,7 @@ def parse(text: str, kind: str, max_nesting: int) -> Any:
         raise refuse(f"{kind} cannot be empty")
     nesting = _nesting(text)
     if nesting > max_nesting:
-        raise refuse(f"{kind} is nested {nesting} levels deep; at most {max_nesting} are taken")
+        raise refuse(f"{kind} is nested {nesting} levels deep; at most {max_nesting} are accepted")
     try:
         return strict_json.read(text)
     except ValueError as error:
@@ -140,11 +140,11 @@ def check_schema(schema: Any) -> None:
         raise refuse(f"json_schema must be an object or a boolean, got {type(schema).__name__}")
     reason = contradiction(schema)
     if reason:
-        raise refuse(f"nothing fulfils it: {reason}")
+        raise refuse(f"no text satisfies it: {reason}")
     multiples = {_whole(value) for value in values_of(schema, "multipleOf")}
     product = math.lcm(*multiples) if multiples else 1
     if product > MAX_MULTIPLE:
-        raise refuse(f"multipleOf: the least common multiple of all is {product}; at most {MAX_MULTIPLE} is taken")
+        raise refuse(f"multipleOf: the least common multiple of all is {product}; at most {MAX_MULTIPLE} is supported")
 
 
 def _nesting(text: str) -> int:

@@ -36,7 +36,7 @@ def lark(text: str) -> str:
     undefined name, or a missing root."""
     bodies = rules(text)
     if ROOT not in bodies:
-        raise refuse(f"grammar: there is no rule named {ROOT}")
+        raise refuse(f"grammar: a rule named {ROOT} is required")
     for body in bodies.values():
         for name in _names(body):
             if name not in bodies:

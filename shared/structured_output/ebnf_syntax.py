@@ -113,7 +113,7 @@ def _tokens(text: str) -> list[_Token]:
     while at < len(text):
         match = TOKEN.match(text, at)
         if match is None:
-            raise error(line, f"cannot be read from {text[at : at + 20]!r} on")
+            raise error(line, f"is invalid from {text[at : at + 20]!r} on")
         if match.lastgroup != "space":
             tokens.append(_Token(str(match.lastgroup), match.group(), line))
         line += match.group().count("\n")
@@ -140,7 +140,7 @@ class _Parser:
         body = self._choice()
         if not (self.at_end or self._begins_rule()):
             token = self._peek()
-            raise error(token.line, f"{token.text} is out of place")
+            raise error(token.line, f"{token.text} is not expected at this place")
         return name.line, name.text, body
 
     def _choice(self) -> Node:
@@ -194,7 +194,7 @@ class _Parser:
             most = int(numbers[-1]) if numbers[-1] else None
             bounds = int(numbers[0]), most
             if max(int(numbers[0]), most or 0) > MAX_REPEAT or (most is not None and most < bounds[0]):
-                raise error(token.line, f"{token.text} is no repetition of at most {MAX_REPEAT}")
+                raise error(token.line, f"{token.text} is not a valid repetition of at most {MAX_REPEAT}")
         self._at += bounds is not None
         return bounds
 
@@ -242,11 +242,11 @@ def _class(token: _Token) -> Characters:
             last = characters[at + 2][0]
             at += 2
         if last < first:
-            raise error(token.line, f"{token.text} holds a range that runs backwards")
+            raise error(token.line, f"{token.text} contains a range whose end precedes its start")
         ranges.append((first, last))
         at += 1
     if not ranges:
-        raise error(token.line, f"{token.text} holds no character")
+        raise error(token.line, f"{token.text} contains no character")
     return Characters(tuple(ranges), negated)
 
 
@@ -276,5 +276,5 @@ def _escaped(letter: str, digits: str, line: int) -> int:
         code = int(digits, 16) if len(digits) == HEX_DIGITS[letter] else -1
         chr(code)
     except (KeyError, ValueError):
-        raise error(line, f"\\{letter}{digits} is no escape") from None
+        raise error(line, f"\\{letter}{digits} is not a valid escape sequence") from None
     return code

@@ -38,10 +38,10 @@ def plain_patterns(pattern: str) -> tuple[str, ...]:
     try:
         found = tuple(_plain(NAMED_GROUP.sub("(?P<", pattern)))
     except (Unreadable, automaton.TooLarge, re.error, RecursionError) as error:
-        reason = str(error) or "written without it, it is too large"
-        raise refuse(f"look-around in {pattern[:100]!r} is not supported here: {reason}") from None
+        reason = str(error) or "the equivalent pattern without it is too large"
+        raise refuse(f"look-around in {pattern[:100]!r} is not supported in this pattern: {reason}") from None
     if "" in found:
-        raise refuse(f"nothing fulfils the pattern {pattern[:100]!r}")
+        raise refuse(f"no text satisfies the pattern {pattern[:100]!r}")
     return found
 
 
@@ -74,7 +74,7 @@ def _first_group(text: str) -> tuple[str, str]:
     for at, depth in _depths(text):
         if depth == 0:
             return text[:at], text[at + 1 :]
-    raise Unreadable("a group has no end")
+    raise Unreadable("a group is not closed")
 
 
 def has_alternatives(text: str) -> bool:
@@ -103,11 +103,11 @@ def _depths(text: str) -> Iterator[tuple[int, int]]:
 def _expression(tree: list[Any], then: Expression) -> Expression:
     """Returns the expression of a parsed tree followed by `then`: a look-ahead constrains both."""
     for operation, value in reversed(tree):
-        then = _of_one(str(operation), value, then)
+        then = _rewrite_operation(str(operation), value, then)
     return then
 
 
-def _of_one(operation: str, value: Any, then: Expression) -> Expression:  # noqa: PLR0911 - a case each
+def _rewrite_operation(operation: str, value: Any, then: Expression) -> Expression:  # noqa: PLR0911 - a case each
     """Returns the expression of one operation of the parsed tree (Python's re parser) followed by `then`. Raises
     Unreadable for an operation that cannot be rewritten, such as a back-reference."""
     match operation:
@@ -133,7 +133,7 @@ def _of_one(operation: str, value: Any, then: Expression) -> Expression:  # noqa
         case "ASSERT" | "ASSERT_NOT" if value[0] == 1:
             looked = _expression([*value[1]], ANY_TEXT)
             return automaton.both((looked if operation == "ASSERT" else automaton.complement(looked), then))
-    raise Unreadable(f"{operation.lower()} is not offered beside it")
+    raise Unreadable(f"{operation.lower()} cannot be combined with it")
 
 
 def _class(items: list[Any]) -> Expression:
@@ -166,11 +166,11 @@ def _repeat(least: int, most: Any, body: Any, then: Expression) -> Expression:
     MAX_REPEAT, and for look-ahead inside of a repetition other than `?`."""
     endless = most == _syntax.MAXREPEAT
     if least > MAX_REPEAT or (not endless and most > MAX_REPEAT):
-        raise Unreadable(f"more than {MAX_REPEAT} repetitions are not offered beside it")
+        raise Unreadable(f"more than {MAX_REPEAT} repetitions cannot be combined with it")
     if (least, most) == (0, 1):
         return automaton.either((then, _expression([*body], then)))
     if _looks_ahead(body):
-        raise Unreadable("look-ahead inside of a repetition is not offered")
+        raise Unreadable("look-ahead inside a repetition is not supported")
     inner = _expression([*body], EMPTY)
     return automaton.chain(automaton.repeated(inner, least, None if endless else most), then)
 

@@ -61,9 +61,9 @@ class _Finder:
             return f"{at} is false"
         if not isinstance(node, dict):
             return ""
-        return self._of_reference(node, at) or self._of_parts(node, at) or self._of_values(node, at)
+        return self._reference_reason(node, at) or self._parts_reason(node, at) or self._values_reason(node, at)
 
-    def _of_reference(self, node: Json, at: str) -> str:
+    def _reference_reason(self, node: Json, at: str) -> str:
         """Returns why the target of the node's $ref cannot be satisfied, for instance because it requires itself;
         empty if it may or there is no $ref. Records targets found satisfiable."""
         ref = node.get("$ref")
@@ -83,7 +83,7 @@ class _Finder:
                 self.has_changed = True
         return self._failed[ref]
 
-    def _of_parts(self, node: Json, at: str) -> str:
+    def _parts_reason(self, node: Json, at: str) -> str:
         """Returns why one part of allOf, or every part of anyOf or oneOf, cannot be satisfied; empty if they may."""
         for number, part in enumerate(_list(node, "allOf")):
             if reason := self._reason(part, f"{at}/allOf/{number}"):
@@ -94,7 +94,7 @@ class _Finder:
                 return reasons[0]
         return ""
 
-    def _of_values(self, node: Json, at: str) -> str:
+    def _values_reason(self, node: Json, at: str) -> str:
         """Returns why no listed value (enum, const), or no value of any allowed type, satisfies the node; empty if
         one may."""
         kinds = node.get("type", TYPES)
@@ -102,11 +102,11 @@ class _Finder:
         if not isinstance(kinds, list | tuple) or not kinds or not all(kind in TYPES for kind in kinds):
             return ""
         if "enum" in node or "const" in node:
-            return _of_listed(node, kinds, at)
-        reasons = [self._of_kind(kind, node, at) for kind in kinds]
+            return _listed_reason(node, kinds, at)
+        reasons = [self._kind_reason(kind, node, at) for kind in kinds]
         return reasons[0] if all(reasons) else ""
 
-    def _of_kind(self, kind: str, node: Json, at: str) -> str:
+    def _kind_reason(self, kind: str, node: Json, at: str) -> str:
         """Returns why no value of the JSON type `kind` satisfies the node: contradictory bounds, properties or
         items; empty if one may."""
         for least, most in BOUNDS.get(kind, ()):
@@ -115,10 +115,10 @@ class _Finder:
             if low is not None and high is not None and (low > high or touch):
                 return f"{at}: {least} {low} and {most} {high} exclude each other"
         if kind == "object":
-            return self._of_object(node, at)
-        return self._of_array(node, at) if kind == "array" else ""
+            return self._object_reason(node, at)
+        return self._array_reason(node, at) if kind == "array" else ""
 
-    def _of_object(self, node: Json, at: str) -> str:
+    def _object_reason(self, node: Json, at: str) -> str:
         """Returns why no object satisfies the node: more required names than maxProperties, a forbidden one, or one
         whose schema cannot be satisfied; empty if one may."""
         names = [name for name in _list(node, "required") if isinstance(name, str)]
@@ -140,7 +140,7 @@ class _Finder:
                 return reason
         return ""
 
-    def _of_array(self, node: Json, at: str) -> str:
+    def _array_reason(self, node: Json, at: str) -> str:
         """Returns why no array satisfies the node: an item that minItems requires has a schema that cannot be
         satisfied; empty if one may."""
         least = _number(node, "minItems") or 0
@@ -153,7 +153,7 @@ class _Finder:
         return self._reason(node.get(rest), f"{at}/{rest}") if least > len(first) else ""
 
 
-def _of_listed(node: Json, kinds: list[str] | tuple[str, ...], at: str) -> str:
+def _listed_reason(node: Json, kinds: list[str] | tuple[str, ...], at: str) -> str:
     """Returns why no value of enum or const is allowed: an empty list, a const outside of it, or only values of
     other types; empty if one is."""
     listed = node.get("enum", [node.get("const")])

@@ -79,7 +79,7 @@ class _Writer:
         kind = _object(node, where).get("type")
         write = self._formats.get(str(kind))
         if write is None:
-            raise wrong(f"{where}.type", f"{kind!r} is not offered; there are {', '.join(self._formats)}")
+            raise wrong(f"{where}.type", f"{kind!r} is not supported; available: {', '.join(self._formats)}")
         return write(node, where)
 
     def _content(self, node: Json, where: str) -> str:
@@ -92,7 +92,7 @@ class _Writer:
         """Writes the rule of a JSON Schema. Raises InvalidArgument for another style than JSON, or an invalid
         schema."""
         if node.get("style", "json") != "json":
-            raise wrong(f"{where}.style", f"{node['style']!r} is not offered; there is 'json'")
+            raise wrong(f"{where}.style", f"{node['style']!r} is not supported; available: 'json'")
         _only(node, {"json_schema", "style"}, where)
         schema = node.get("json_schema", {})
         check_schema(schema)
@@ -276,4 +276,4 @@ def _only(node: Json, known: set[str], where: str) -> None:
     change the result."""
     for key, value in node.items():
         if key not in {"type", *known} and value not in (None, False, [], ""):
-            raise wrong(f"{where}.{key}", "is not offered")
+            raise wrong(f"{where}.{key}", "is not supported")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import io
+import itertools
 import re
 import subprocess
 import tokenize
@@ -29,6 +30,21 @@ RIDDLES = re.compile(
     r"tells? (?:it|them|the)|lets? in|let in|sits? out|one's own|nobody's|somebody's|goes on|go on|took in|takes in)\b",
     re.IGNORECASE,
 )
+# Phrases of messages that say neither what was expected nor what exists.
+VAGUE = re.compile(
+    r"\b(not offered|(?:are|is) taken|there (?:is|are) (?:no )?\{|is no (?!longer\b|more\b)|the other way round|beside|"
+    r"this is not done|is there and|are gone|is gone)|\bhere\b(?= *[;:.]?$)",
+    re.IGNORECASE,
+)
+LOGGERS = frozenset({"debug", "info", "warning", "error", "exception", "critical"})
+# Phrases of messages that leave open what was expected or what exists.
+VAGUE = re.compile(
+    r"\b(not offered|(?:are|is) taken\b|there (?:is|are) \{|(?<!there )is no (?!longer\b|more\b)|the other way round|"
+    r"beside\b|is there and|(?:are|is) gone\b)",
+    re.IGNORECASE,
+)
+LOG_METHODS = frozenset({"debug", "info", "warning", "error", "exception", "critical"})
+TEXT_ARGUMENTS = frozenset({"help", "description"})  # of flags and settings
 # Names that were metaphors; each has a name of the field now.
 RETIRED_CLASSES = frozenset(
     {
@@ -114,13 +130,51 @@ def product() -> tuple[str, ...]:
     return tuple(name for name in tracked(".py") if not name.startswith(("tests/", "docs/")))
 
 
-def docstrings(name: str) -> Iterator[Docstring]:
+@functools.cache
+def docstrings() -> tuple[Docstring, ...]:
+    """Returns the docstrings of the product; every file is read once."""
+    return tuple(one for name in product() for one in docstrings_of(name))
+
+
+def docstrings_of(name: str) -> Iterator[Docstring]:
     for node in ast.walk(ast.parse(text_of(name))):
+        body = getattr(node, "body", None)
+        if isinstance(body, list):
+            yield from described_values(name, body)
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             text = ast.get_docstring(node)
             if text:
                 owner = getattr(node, "name", "module")
                 yield Docstring(f"{name}:{node.body[0].lineno} {owner}", text.strip().split("\n\n")[0])
+
+
+def described_values(name: str, body: list[ast.stmt]) -> Iterator[Docstring]:
+    """Yields the texts that follow the assignment of a constant or a field and describe it."""
+    for target, text in itertools.pairwise(body):
+        is_text = (
+            isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant) and isinstance(text.value.value, str)
+        )
+        if isinstance(target, ast.Assign | ast.AnnAssign) and is_text:
+            summary = text.value.value.strip().split("\n\n")[0]
+            yield Docstring(f"{name}:{text.lineno} {ast.unparse(target)[:40]}", summary)
+
+
+def messages(name: str) -> Iterator[tuple[int, str]]:
+    """Yields (line number, text) of the errors that are raised, of log lines, and of the texts of flags and "
+    "settings."""
+    for node in ast.walk(ast.parse(text_of(name))):
+        parts: list[ast.AST] = []
+        if isinstance(node, ast.Raise):
+            parts = [node]
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in LOG_METHODS:
+            parts = [*node.args]
+        elif isinstance(node, ast.keyword) and node.arg in TEXT_ARGUMENTS:
+            parts = [node.value]
+        for text in (inner for part in parts for inner in ast.walk(part)):
+            if isinstance(text, ast.JoinedStr):
+                yield text.lineno, ast.unparse(text)
+            elif isinstance(text, ast.Constant) and isinstance(text.value, str):
+                yield text.lineno, text.value
 
 
 def prose(name: str) -> Iterator[tuple[int, str]]:
@@ -141,20 +195,20 @@ def riddles(names: tuple[str, ...]) -> list[str]:
     return [
         f"{name}:{number}: {found[0]!r}"
         for name in names
+        if RIDDLES.search(text_of(name))  # before each file is cut into tokens
         for number, line in prose(name)
         if (found := RIDDLES.search(line)) is not None
     ]
 
 
 def test_docstrings_begin_with_what_the_object_is_or_does() -> None:
-    found = [one.place for name in product() for one in docstrings(name) if NO_BEGINNING.match(one.summary)]
+    found = [one.place for one in docstrings() if NO_BEGINNING.match(one.summary)]
     assert not found
 
 
 def test_docstrings_are_long_enough_to_say_something() -> None:
-    every = [one for name in product() for one in docstrings(name)]
-    short = [one.place for one in every if len(one.summary.split()) < FEWEST_WORDS]
-    assert len(short) < MOST_SHORT * len(every), short
+    short = [one.place for one in docstrings() if len(one.summary.split()) < FEWEST_WORDS]
+    assert len(short) < MOST_SHORT * len(docstrings()), short
 
 
 @pytest.mark.parametrize("kinds", [(".py",), (".proto",), (".md",), (".js", ".html", ".h", ".cpp")])
@@ -162,9 +216,27 @@ def test_texts_have_no_riddles(kinds: tuple[str, ...]) -> None:
     assert not riddles(tracked(*kinds))
 
 
+def test_messages_have_neither_riddles_nor_vague_phrases() -> None:
+    found = [
+        f"{name}:{line}: {text!r}"
+        for name in product()
+        for line, text in messages(name)
+        if RIDDLES.search(text) or VAGUE.search(text)
+    ]
+    assert not found
+
+
+def test_names_of_functions_do_not_begin_with_of() -> None:
+    names = re.compile(r"^\s*(?:async )?def _of(?:_\w+)?\(", re.MULTILINE)
+    assert not [f"{name}: {found}" for name in product() for found in names.findall(text_of(name))]
+
+
 def test_retired_names_do_not_come_back() -> None:
+    retired = re.compile(rf"(class|def) ({'|'.join(RETIRED_CLASSES | RETIRED_FUNCTIONS)})\b")
     found = []
     for name in tracked(".py"):
+        if not retired.search(text_of(name)):
+            continue
         for node in ast.walk(ast.parse(text_of(name))):
             is_class = isinstance(node, ast.ClassDef) and node.name in RETIRED_CLASSES
             is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name in RETIRED_FUNCTIONS

@@ -57,12 +57,9 @@ def watched() -> Iterator[Holds]:
 async def frontend() -> AsyncIterator[Target]:
     gc.collect()
     gc.freeze()  # as a frontend does, so that no garbage collection of older objects falls into an attack
-    try:
-        script = ScriptedScheduler(count_up, max_model_len=4096)
-        async with scheduler(script), running(bundled.FOLDER, script.address) as started:
-            yield Target(started.frontend.http_address, started.frontend.grpc_address)
-    finally:
-        gc.unfreeze()
+    script = ScriptedScheduler(count_up, max_model_len=4096)
+    async with scheduler(script), running(bundled.FOLDER, script.address) as started:
+        yield Target(started.frontend.http_address, started.frontend.grpc_address)
 
 
 async def hold(name: str, target: Target) -> HeldConnections:

@@ -22,8 +22,6 @@ WAYS = [
     pytest.param({"dtype": "bfloat16", "device": "cuda"}, id="cuda-bfloat16", marks=pytest.mark.gpu),
 ]
 
-NUM_TOKENS = 1344  # KV capacity for two thirds of the requested tokens
-
 
 @pytest.fixture(scope="module", params=WAYS)
 def way(request: pytest.FixtureRequest) -> dict[str, Any]:
@@ -78,11 +76,13 @@ def test_after_a_cached_prefix(replica: Replica, expected: list[Given]) -> None:
 
 
 def test_preempted_and_recomputed(replica: Replica) -> None:
-    longer = {"max_tokens": 60, "eos": ()}
-    expected = alone(replica, requests(), **longer)
-    tight = Pair(replica, num_blocks=NUM_TOKENS // replica.limits.block_size)
+    longer = {"max_tokens": 40, "eos": ()}
+    few = requests()[::2]
+    expected = alone(replica, few, **longer)
+    num_tokens = sum(len(prompt) + 40 for prompt, _ in few)
+    tight = Pair(replica, num_blocks=num_tokens // 2 // replica.limits.block_size)
     tight.core.state.forecast = UnlimitedForecast()  # admits more sequences than fit
-    answers = ask(tight, requests(), **longer)
+    answers = ask(tight, few, **longer)
     tight.run()
     assert tight.core.counts.preemptions > 0
     assert given(answers) == expected

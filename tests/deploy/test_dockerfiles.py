@@ -20,6 +20,7 @@ from quire.shared.settings import FrontendSettings, WorkerSettings
 from quire.shared.version import VERSION
 from tests.deploy import dockerfile, service
 from tests.deploy.paths import BASE_CONFIG, DOCKERFILE, ROOT
+from tests.preloaded import command
 
 TARGETS = ("frontend", "scheduler", "worker", "worker-cuda")
 images = pytest.mark.parametrize("target", TARGETS)
@@ -162,13 +163,12 @@ def test_the_health_command_asks_the_service(
     settings = service.Service(
         [role_of(target)], {"QUIRE_CONFIG": service.CONFIG_PATH}, BASE_CONFIG.read_text()
     ).settings(tmp_path)
-    *command, asked = stage.health_command
-    assert command == ["quire", "health", "--grpc-port"]
+    *words, asked = stage.health_command
+    assert words == ["quire", "health", "--grpc-port"]
     assert int(asked) == settings.grpc_port  # type: ignore[attr-defined]
 
     def healthy(port: int) -> bool:
-        command = [sys.executable, "-m", "quire", "health", "--grpc-port", str(port)]
-        return subprocess.run(command, capture_output=True, check=False, timeout=100).returncode == 0
+        return command.run("health", "--grpc-port", str(port)).returncode == 0
 
     servicer, port = health_server
     servicer.set("", SERVING)

@@ -122,7 +122,7 @@ def test_pages_of_two_sizes_are_refused() -> None:
         (
             {"attention_backend": "flash_attn_2"},
             InvalidArgument,
-            "flash_attn_2 cannot serve .*: has no latent attention",
+            "flash_attn_2 does not support .*: does not support latent attention",
         ),
         ({"batch_invariant": True, "dtype": "float16"}, InvalidArgument, "batch_invariant: dtype float16"),
     ],
@@ -143,5 +143,5 @@ def test_adapters_of_absorbed_projections_are_rejected(made: Make, tmp_path: Pat
         adapter = peft_folders.save(
             made("deepseek-v3"), tmp_path / "a", seed=1, wanted=lambda n: n.endswith("kv_b_proj")
         )
-    with pytest.raises(InvalidArgument, match=r"self_attn\.kv_b_proj is no linear layer, .* can have an adapter"):
+    with pytest.raises(InvalidArgument, match=r"self_attn\.kv_b_proj is not a linear layer, .* can be adapted"):
         build_replica(WorkerSettings(model=str(made("deepseek-v3").folder), lora={"a": str(adapter.folder)}))

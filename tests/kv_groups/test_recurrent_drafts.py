@@ -155,6 +155,6 @@ def test_drafters_with_kv_of_their_own_are_refused(made: Make) -> None:
     folder = str(made("qwen3-next").folder)
     drafts = f'{{"method": "draft_model", "num_speculative_tokens": 3, "model": "{folder}"}}'
     with pytest.raises(
-        InvalidArgument, match=r"speculative_config: its drafts need every token's KV, and some of this"
+        InvalidArgument, match=r"speculative_config: this method needs the KV of every token, and some of this"
     ):
         build_replica(WorkerSettings(model=folder, num_blocks=40, dtype="float32", speculative_config=drafts))

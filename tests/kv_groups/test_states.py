@@ -119,12 +119,16 @@ def test_blocks_are_as_long_as_a_state_takes_and_are_refused_if_shorter(made: Ma
     limits = pair(made("qwen3-next"), block_size=0, num_blocks=100).replica.limits
     assert limits.block_size == 16, "what it is without states, which is enough"
     assert [type(group.spec) for group in limits.layout.groups] == [type(FULL), State, State, State]
-    with pytest.raises(InvalidArgument, match=r"block_size: a block of 4 positions has no room for the state .* of 8"):
+    with pytest.raises(
+        InvalidArgument, match=r"block_size: a block of 4 positions is too small for the state .* at least 8"
+    ):
         build_replica(WorkerSettings(model=folder, num_blocks=20, block_size=4, dtype="float32"))
 
 
 def test_unsupported_options_are_rejected_by_name(made: Make) -> None:
     folder = str(made("qwen3-next").folder)
     settings = WorkerSettings(model=folder, num_blocks=40, dtype="float32", threads=1, context_parallel_size=2)
-    with pytest.raises(InvalidArgument, match="context_parallel_size: 2: recurrent layers hand a state on from each"):
+    with pytest.raises(
+        InvalidArgument, match="context_parallel_size: 2: recurrent layers pass a state from token to token"
+    ):
         build_replica(settings)

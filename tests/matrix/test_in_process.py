@@ -22,8 +22,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 NOT_TAKEN = {
     XGRAMMAR: {},
-    OUTLINES_CORE: {"json_schema": "does not keep to 'm", "structural_tag": "takes no structural_tag"},
-    LM_FORMAT_ENFORCER: {"json_schema": "does not keep to 'm", "structural_tag": "takes no structural_tag"},
+    OUTLINES_CORE: {"json_schema": "does not enforce 'm", "structural_tag": "takes no structural_tag"},
+    LM_FORMAT_ENFORCER: {"json_schema": "does not enforce 'm", "structural_tag": "takes no structural_tag"},
 }
 
 

@@ -20,7 +20,7 @@ from tests.e2e.conftest import running_cluster
 from tests.waiting import until
 
 ASKED = {"multiples": {"of": 7}}
-UNKNOWN = "logits_processors: 'nobodys' does not exist here; there are multiples."
+UNKNOWN = "logits_processors: 'nobodys' does not exist; available: multiples."
 
 
 @pytest.fixture(scope="module")

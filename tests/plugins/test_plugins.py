@@ -61,7 +61,7 @@ def test_a_family_that_overrides_logits_skips_the_single_row_program(
         model = whole_model_of(Rig(made.folder).replica)
         assert isinstance(model, LlamaForCausalLM)
         reasons.append(model_reject_reason(model, model.layers[0].attention._place))
-    assert reasons == [None, "this family computes what is around its layers in a way of its own"]
+    assert reasons == [None, "the family overrides the forward pass"]
 
 
 def test_an_attention_backend(example: Path, tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_errors_for_unknown_names_list_installed_ones(example: Path) -> None:
         registry.find_model({"architectures": ["NobodysForCausalLM"]})
     with pytest.raises(InvalidArgument, match=r"available: .*grammar, same_again"):
         speculative_config.parse(json.dumps({"method": "nobodys", "num_speculative_tokens": 1}))
-    with pytest.raises(InvalidArgument, match=r"'nobodys' does not exist; there are fcfs, .*fair, shortest_first"):
+    with pytest.raises(InvalidArgument, match=r"'nobodys' does not exist; available: fcfs, .*fair, shortest_first"):
         find_policy("nobodys")
 
 

@@ -1,41 +1,52 @@
-"""Replacement for subprocess.Popen in quire.cluster that forks from a zygote where possible."""
+"""Replacements for subprocess.Popen in quire.cluster and quire.shared.process.child, and a way to run commands, that
+fork from a zygote where possible."""
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import fcntl
 import json
 import os
-import select
-import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 from quire.cluster.process import ROOT, python_path
 from quire.shared.process import allocator
-from tests.preloaded.zygote import LENGTH, MODULES, STATUS
+from tests.preloaded.forked import Forked
+from tests.preloaded.zygote import CHILD, COMMAND, LENGTH, MODULES, SHARED, STATUS
 
 # The last two are set by libraries that some tests import.
 OF_ONE_START = ("QUIRE_", "PYTEST_", "TOKENIZERS_PARALLELISM", "TORCHINDUCTOR_CACHE_DIR")
-POLL_S = 0.05
+SERVICES = tuple(role for role in MODULES if role not in (CHILD, COMMAND))
 
 
 class Zygotes:
     """Zygotes of this process, one per role, created on first use. They end with it, and have its environment at the
-    time of their creation."""
+    time of their creation. Commands that are forked from one share those of services."""
 
-    def __init__(self) -> None:
-        everybodys = lasting(os.environ) | {"PYTHONPATH": python_path()}
-        self._environments = {role: everybodys | allocator.environment(role, os.environ) for role in MODULES}
+    def __init__(
+        self,
+        environment: Mapping[str, str] = os.environ,
+        asking: Mapping[str, socket.socket] | None = None,
+        lock: str = "",
+    ) -> None:
+        """`asking`: sockets of the zygotes that another process has started with `environment`, with `lock`, the file
+        whose lock serializes requests of several processes."""
+        self._environments = {role: lasting(environment) for role in (CHILD, COMMAND)}
+        for role in SERVICES:
+            self._environments[role] = lasting(environment) | allocator.environment(role, environment)
+            self._environments[role] |= {"PYTHONPATH": python_path()}
         self._lock = threading.Lock()
-        self._asking: dict[str, socket.socket] = {}
+        self._asking: dict[str, socket.socket] = dict(asking or {})
         self._processes: list[subprocess.Popen[bytes]] = []
+        self._lock_file = open(lock) if lock else tempfile.NamedTemporaryFile(prefix="zygotes")  # noqa: SIM115
         atexit.register(self._end)
 
     def start(self, args: Sequence[str], *, env: Mapping[str, str], **options: Any) -> Any:
@@ -45,89 +56,100 @@ class Zygotes:
         folders = env.get("PYTHONPATH", "").split(os.pathsep)
         custom = [str(file) for file in (Path(folder, "sitecustomize.py") for folder in folders) if file.exists()]
         usual = [folder for folder in folders if not Path(folder, "sitecustomize.py").exists()]
-        if self._environments.get(role) != lasting(env) | {"PYTHONPATH": os.pathsep.join(usual)}:
+        if role not in SERVICES or self._environments[role] != lasting(env) | {"PYTHONPATH": os.pathsep.join(usual)}:
             return subprocess.Popen(args, env=env, **options)
         (stdin, to_it), (from_it, stdout), (errors_of_it, stderr) = os.pipe(), os.pipe(), os.pipe()
-        told, tell = os.pipe()
-        asked = {"command": args, "environment": dict(env), "folder": os.getcwd(), "custom": custom}
-        pid = self._fork(role, asked, [stdin, stdout, stderr, tell])
-        for theirs in (stdin, stdout, stderr, tell):
-            os.close(theirs)
         output, error = (os.fdopen(end, errors=options["errors"]) for end in (from_it, errors_of_it))
-        return Forked(args, pid, told, os.fdopen(to_it, "w"), output, error)
+        try:
+            forked = self._fork(role, args, env, (stdin, stdout, stderr), custom)
+        finally:
+            for theirs in (stdin, stdout, stderr):
+                os.close(theirs)
+        forked.stdin, forked.stdout, forked.stderr = os.fdopen(to_it, "w"), output, error
+        return forked
 
-    def _fork(self, role: str, asked: dict[str, Any], files: list[int]) -> int:
-        """Forks a service and returns its process id."""
+    def start_child(self, args: Sequence[str], *, stderr: IO[bytes], **options: Any) -> Any:
+        """Starts a child process of a service: a fork if its module is preloaded and the environment is that of the
+        test run, otherwise subprocess.Popen(...)."""
+        if args[3] not in MODULES[CHILD] or lasting(os.environ) != self._environments[CHILD]:
+            return subprocess.Popen(args, stderr=stderr, **options)
+        (stdin, to_it), (from_it, stdout) = os.pipe(), os.pipe()
+        try:
+            forked = self._fork(CHILD, args, os.environ, (stdin, stdout, stderr.fileno()))
+        finally:
+            os.close(stdin)
+            os.close(stdout)
+        forked.stdin, forked.stdout = os.fdopen(to_it, "wb"), os.fdopen(from_it, "rb")
+        return forked
+
+    def start_command(self, args: Sequence[str], env: Mapping[str, str], files: Sequence[int]) -> Forked:
+        """Starts `python -P -m quire ...` as a fork, which cannot heed variables that Python reads when it starts.
+        `files`: its stdin, stdout and stderr."""
+        assert of_python(env) == of_python(self._environments[COMMAND])
+        return self._fork(COMMAND, args, env, files)
+
+    def _fork(
+        self,
+        role: str,
+        args: Sequence[str],
+        env: Mapping[str, str],
+        files: Sequence[int],
+        custom: Sequence[str] = (),
+    ) -> Forked:
+        told, tell = os.pipe()
+        asked = {"command": list(args), "environment": dict(env), "folder": os.getcwd(), "custom": list(custom)}
         content = json.dumps(asked).encode()
-        with self._lock:
-            self._begin()
-            asking = self._asking[role]
-            socket.send_fds(asking, [LENGTH.pack(len(content))], files)
-            asking.sendall(content)
-            answer = asking.recv(STATUS.size)
+        try:
+            with self._lock:
+                self._begin(role)
+                asking = self._asking[role]
+                with self._locked():
+                    socket.send_fds(asking, [LENGTH.pack(len(content))], [*files, tell])
+                    asking.sendall(content)
+                    answer = asking.recv(STATUS.size)
+        finally:
+            os.close(tell)
+        forked = Forked(args, int(STATUS.unpack(answer)[0]) if answer else 0, told)
         if not answer:
             raise RuntimeError(f"the process that each {role} is forked from has ended")
-        return int(STATUS.unpack(answer)[0])
+        return forked
 
-    def _begin(self) -> None:
-        """Starts all zygotes at once, because each takes time and usually all are needed."""
-        for role in self._environments.keys() - self._asking.keys():
-            self._asking[role], other = socket.socketpair()
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        fcntl.flock(self._lock_file, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.flock(self._lock_file, fcntl.LOCK_UN)
+
+    def _begin(self, role: str) -> None:
+        """Starts the zygote of a role, those of all services at once, because each takes time and usually all are
+        needed."""
+        needed = {CHILD} if role == CHILD else {*SERVICES, role}
+        for name in sorted(needed - self._asking.keys(), key=lambda name: name == COMMAND):
+            self._asking[name], other = socket.socketpair()
+            shared = {one: self._asking[one].fileno() for one in SERVICES} if name == COMMAND else {}
             with other:
-                words = ["quire", role]  # by which tools know a service, whose command line this becomes
+                words = ["quire", name]  # by which tools know a service, whose command line this becomes
                 command = [sys.executable, "-m", "tests.preloaded.zygote", str(other.fileno()), *words]
-                options: Any = {"env": self._environments[role], "pass_fds": [other.fileno()]}
+                environment = {**self._environments[name], "PYTHONPATH": python_path()}
+                if shared:
+                    environment[SHARED] = json.dumps({"sockets": shared, "lock": self._lock_file.name})
+                options: Any = {"env": environment, "pass_fds": [other.fileno(), *shared.values()]}
                 self._processes.append(subprocess.Popen(command, **options, cwd=ROOT, start_new_session=True))
 
     def _end(self) -> None:
         for asking in self._asking.values():
             asking.close()
-        for process in self._processes:
+        for process in self._processes[::-1]:
             process.wait()
+        self._lock_file.close()
+
+
+def of_python(environment: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environment.items() if name.startswith("PYTHON")}
 
 
 def lasting(environment: Mapping[str, str]) -> dict[str, str]:
     """Returns the environment without variables that change between starts and that no import reads."""
     return {name: value for name, value in environment.items() if not name.startswith(OF_ONE_START)}
-
-
-class Forked:
-    """The part of subprocess.Popen that quire.cluster needs."""
-
-    def __init__(
-        self, args: Sequence[str], pid: int, status: int, stdin: IO[str], stdout: IO[str], stderr: IO[str]
-    ) -> None:
-        self.args, self.pid, self.stdin, self.stdout, self.stderr = args, pid, stdin, stdout, stderr
-        self.returncode: int | None = None
-        self._status, self._lock = status, threading.Lock()
-
-    def poll(self) -> int | None:
-        return self._look(0.0)
-
-    def wait(self, timeout: float | None = None) -> int:
-        ends_s = None if timeout is None else time.monotonic() + timeout
-        while (status := self._look(POLL_S)) is None:
-            if ends_s is not None and time.monotonic() >= ends_s:
-                raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
-        return status
-
-    def send_signal(self, number: int) -> None:
-        if self.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, number)
-
-    def kill(self) -> None:
-        self.send_signal(signal.SIGKILL)
-
-    def _look(self, patience_s: float) -> int | None:
-        with self._lock:
-            if self.returncode is None and self._is_told(patience_s):
-                told = os.read(self._status, STATUS.size)
-                os.close(self._status)
-                self.returncode = STATUS.unpack(told)[0]
-            return self.returncode
-
-    def _is_told(self, patience_s: float) -> bool:
-        waiting = select.poll()
-        waiting.register(self._status, select.POLLIN)
-        return bool(waiting.poll(1000 * patience_s))

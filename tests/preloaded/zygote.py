@@ -14,13 +14,33 @@ import signal
 import socket
 import struct
 import sys
+from collections.abc import Mapping
 from multiprocessing import forkserver, util
 from os import _exit
 from typing import Any
 
 from quire import interrupts
 
-MODULES = {
+CHILD, COMMAND = "child", "command"  # children of services, and `quire ...`
+SHARED = "ZYGOTES"  # environment variable of a command's zygote: sockets of those of services
+MODULES: dict[str, tuple[str, ...]] = {
+    COMMAND: (
+        "quire.cli.up",
+        "quire.cli.status",
+        "quire.cli.doctor",
+        "quire.cli.chat",
+        "quire.cli.complete",
+        "quire.cli.top",
+        "quire.cli.size",
+        "quire.doctor.model",
+        "quire.services.frontend.main",
+        "tests.preloaded.process",
+    ),
+    CHILD: (
+        "quire.services.frontend.tokenizer.chat_rendering.rendering_process",
+        "quire.services.frontend.input_processor.grammars.grammar_process",
+        "quire.services.frontend.bounds.bodies.body_probe",
+    ),
     "frontend": ("quire.services.frontend.main",),
     "scheduler": ("quire.services.scheduler.main",),
     "worker": ("quire.services.worker.main", "quire.services.worker.service"),
@@ -131,14 +151,28 @@ def begin_fork_server() -> None:
     processes.START_CONTEXT = multiprocessing.get_context("forkserver")
 
 
+def share_zygotes(environment: Mapping[str, str], sockets: Mapping[str, int], lock: str) -> None:
+    """Makes this process's clusters fork their services from the zygotes of the test run."""
+    from quire.cluster import process
+    from tests.preloaded.process import Zygotes
+
+    asking = {role: socket.socket(fileno=number) for role, number in sockets.items()}
+    process.launch = Zygotes(environment, asking, lock).start
+
+
 def main() -> None:
     asking = socket.socket(fileno=int(sys.argv[1]))
-    for name in ("quire.cli.main", "quire.cli.services", *MODULES[sys.argv[3]]):
+    of_commands = () if sys.argv[3] == CHILD else ("quire.cli.main", "quire.cli.services")
+    for name in (*of_commands, *MODULES[sys.argv[3]]):
         importlib.import_module(name)
     gc.freeze()
-    interrupts.IS_COMMAND = True  # what each of them will be
+    interrupts.IS_COMMAND = sys.argv[3] != CHILD  # what each of them will be
+    shared = json.loads(os.environ.pop(SHARED, "null"))
+    environment = dict(os.environ)
     sys.argv = Zygote(asking).serve()[3:]
-    runpy.run_module("quire", run_name="__main__", alter_sys=True)
+    if shared:
+        share_zygotes(environment, shared["sockets"], shared["lock"])
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":

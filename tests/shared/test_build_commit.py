@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from quire.shared.build_commit import of_checkout
+from quire.shared.build_commit import checkout_commit
 
 
 def git(folder: Path, *words: str) -> str:
@@ -27,19 +27,19 @@ def checkout(tmp_path: Path) -> Path:
 
 def test_a_branch_a_detached_head_and_packed_references(checkout: Path) -> None:
     head = git(checkout, "rev-parse", "HEAD")
-    assert of_checkout(checkout) == head
+    assert checkout_commit(checkout) == head
     git(checkout, "pack-refs", "--all")
-    assert of_checkout(checkout) == head
+    assert checkout_commit(checkout) == head
     git(checkout, "checkout", "--quiet", "--detach")
-    assert of_checkout(checkout) == head
+    assert checkout_commit(checkout) == head
 
 
 def test_a_linked_worktree(checkout: Path, tmp_path: Path) -> None:
     git(checkout, "worktree", "add", "--quiet", "-b", "other", str(tmp_path / "other"))
-    assert of_checkout(tmp_path / "other") == git(checkout, "rev-parse", "other")
+    assert checkout_commit(tmp_path / "other") == git(checkout, "rev-parse", "other")
 
 
 def test_no_checkout_has_no_commit(tmp_path: Path) -> None:
-    assert of_checkout(tmp_path) == ""
+    assert checkout_commit(tmp_path) == ""
     (tmp_path / ".git").mkdir()
-    assert of_checkout(tmp_path) == ""
+    assert checkout_commit(tmp_path) == ""

@@ -7,6 +7,8 @@ import sys
 from dataclasses import field, replace
 from pathlib import Path
 
+import pytest
+
 from quire import shared
 from quire.shared.step_value import step_value
 
@@ -42,6 +44,7 @@ def test_its_fields_are_set_without_a_call() -> None:
     assert "__setattr__" not in Point.__init__.__code__.co_names
 
 
+@pytest.mark.slow
 def test_the_type_checker_lets_nobody_change_one(tmp_path: Path) -> None:
     source = tmp_path / "changes.py"
     source.write_text(CHANGES)

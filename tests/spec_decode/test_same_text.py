@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from tests.spec_decode.pair import Answer, Pair, build
 from tests.spec_decode.questions import questions
 
 ALL = METHODS | TREES
+Expected = Callable[..., list[Answer]]
 PERSON = json.dumps(
     {
         "type": "object",
@@ -53,6 +55,26 @@ def plain() -> Replica:
     return build()
 
 
+@pytest.fixture(scope="module")
+def expected(plain: Replica) -> Expected:
+    return expected_of(plain)
+
+
+def expected_of(plain: Replica) -> Expected:
+    """Returns the function for answers without drafts, which are computed once for each way of asking."""
+    known: dict[str, list[Answer]] = {}
+
+    def get(**asked: Any) -> list[Answer]:
+        way = repr(sorted(asked.items()))
+        if way not in known:
+            pair = Pair(plain)
+            known[way] = ask_all(pair, **asked)
+            pair.run()
+        return known[way]
+
+    return get
+
+
 @pytest.fixture(scope="module", params=ALL)
 def drafting(request: pytest.FixtureRequest) -> Replica:
     return build(ALL[request.param])
@@ -63,8 +85,8 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def ask_all(pair: Pair, max_tokens: int = 40, **sampling: Any) -> list[Answer]:
-    return [pair.ask(prompt, max_tokens, **sampling) for prompt in questions()]
+def ask_all(pair: Pair, max_tokens: int = 28, per_skill: int = 1, **sampling: Any) -> list[Answer]:
+    return [pair.ask(prompt, max_tokens, **sampling) for prompt in questions(per_skill)]
 
 
 def texts(answers: list[Answer]) -> list[list[int]]:
@@ -76,36 +98,33 @@ def reasons(answers: list[Answer]) -> list[tuple[Reason, int | None]]:
 
 
 @pytest.mark.parametrize("sampling", SAMPLING)
-def test_the_same_text_with_every_parameter(plain: Replica, drafting: Replica, sampling: str) -> None:
-    with_drafts, without = Pair(drafting), Pair(plain)
-    answers, expected = (ask_all(pair, **SAMPLING[sampling]) for pair in (with_drafts, without))
+def test_the_same_text_with_every_parameter(expected: Expected, drafting: Replica, sampling: str) -> None:
+    with_drafts = Pair(drafting)
+    answers = ask_all(with_drafts, **SAMPLING[sampling])
     with_drafts.run()
-    without.run()
-    assert texts(answers) == texts(expected)
-    assert reasons(answers) == reasons(expected)
+    assert texts(answers) == texts(expected(**SAMPLING[sampling]))
+    assert reasons(answers) == reasons(expected(**SAMPLING[sampling]))
     assert with_drafts.core.speculation.counts.accepted_tokens > 3
     assert with_drafts.core.use.used == 0
 
 
 @pytest.mark.parametrize("in_flight", [1, 3])
-def test_the_same_text_however_many_steps_overlap(plain: Replica, drafting: Replica, in_flight: int) -> None:
-    pairs = [Pair(drafting, max_steps_in_flight=in_flight), Pair(plain)]
-    answers = [ask_all(pair, temperature=0.6, seed=11) for pair in pairs]
-    for pair in pairs:
-        pair.run()
-    assert texts(answers[0]) == texts(answers[1])
+def test_the_same_text_however_many_steps_overlap(expected: Expected, drafting: Replica, in_flight: int) -> None:
+    pair = Pair(drafting, max_steps_in_flight=in_flight)
+    answers = ask_all(pair, temperature=0.6, seed=11)
+    pair.run()
+    assert texts(answers) == texts(expected(temperature=0.6, seed=11))
 
 
 @pytest.mark.parametrize("method", ALL)
-def test_the_same_text_with_changing_draft_lengths(plain: Replica, method: str) -> None:
-    pairs = [Pair(build(ALL[method] | {"adaptive_length": True}), max_steps_in_flight=3), Pair(plain)]
+def test_the_same_text_with_changing_draft_lengths(expected: Expected, method: str) -> None:
+    pair = Pair(build(ALL[method] | {"adaptive_length": True}), max_steps_in_flight=3)
     draw = random.Random(1)
-    pairs[0].core.speculation.lengths.choose = lambda *numbers: draw.choice([0, 0, 1, 4])  # type: ignore[method-assign]
-    answers = [ask_all(pair, temperature=0.6, seed=12) for pair in pairs]
-    for pair in pairs:
-        pair.run()
-    assert texts(answers[0]) == texts(answers[1])
-    assert pairs[0].core.speculation.counts.accepted_tokens > 3
+    pair.core.speculation.lengths.choose = lambda *numbers: draw.choice([0, 0, 1, 4])  # type: ignore[method-assign]
+    answers = ask_all(pair, temperature=0.6, seed=11)
+    pair.run()
+    assert texts(answers) == texts(expected(temperature=0.6, seed=11))
+    assert pair.core.speculation.counts.accepted_tokens > 3
 
 
 def test_log_probabilities_are_those_of_single_steps(plain: Replica, drafting: Replica) -> None:
@@ -126,27 +145,27 @@ def test_log_probabilities_are_those_of_single_steps(plain: Replica, drafting: R
             assert values == pytest.approx(their_values, abs=2e-3)
 
 
-def check_preempted(plain: Replica, drafting: Replica) -> None:
+def check_preempted(expected: Expected, drafting: Replica) -> None:
     """Checks that sequences that lose their blocks generate the same as with enough blocks."""
-    tight, roomy = Pair(drafting, num_blocks=84), Pair(plain)
+    tight = Pair(drafting, num_blocks=84)
     tight.core.state.forecast = UnlimitedForecast()  # admits more sequences than fit
-    answers, expected = (ask_all(pair, max_tokens=60, temperature=0.5, seed=2, eos=()) for pair in (tight, roomy))
+    asked = {"per_skill": 2, "max_tokens": 60, "temperature": 0.5, "seed": 2, "eos": ()}
+    answers = ask_all(tight, **asked)
     tight.run()
-    roomy.run()
     assert tight.core.counts.preemptions > 0
-    assert texts(answers) == texts(expected)
+    assert texts(answers) == texts(expected(**asked))
     assert tight.core.use.used == 0
 
 
-def test_preempted_sequences_generate_the_same(plain: Replica, drafting: Replica) -> None:
-    check_preempted(plain, drafting)
+def test_preempted_sequences_generate_the_same(expected: Expected, drafting: Replica) -> None:
+    check_preempted(expected, drafting)
 
 
-def test_a_sequence_migrates_to_a_worker_without_drafts_and_back(plain: Replica, drafting: Replica) -> None:
-    expected = ask_all(only := Pair(plain), temperature=0.7, seed=4)
-    only.run()
+def test_a_sequence_migrates_to_a_worker_without_drafts_and_back(
+    plain: Replica, expected: Expected, drafting: Replica
+) -> None:
     first = Pair(drafting)
-    answers = ask_all(first, temperature=0.7, seed=4)
+    answers = ask_all(first, temperature=0.6, seed=11)
     for number, replica in enumerate((plain, drafting)):
         for _ in range(12 + number):
             if first.plan():
@@ -154,7 +173,7 @@ def test_a_sequence_migrates_to_a_worker_without_drafts_and_back(plain: Replica,
         moved = first.core.evacuate()
         first = Pair(replica).with_answers(answers, moved)
     first.run()
-    assert texts(answers) == texts(expected)
+    assert texts(answers) == texts(expected(temperature=0.6, seed=11))
 
 
 def test_a_fully_cached_prompt_has_drafts_at_once(drafting: Replica) -> None:

@@ -24,9 +24,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the programs and sections to run."""
     names = ", ".join(programs())
     parser.add_argument(
-        "--programs", default="", metavar="A,B,...", help=f"of tools.bench.kernels: {names} (default: all)"
+        "--programs", default="", metavar="A,B,...", help=f"programs of tools.bench.kernels: {names} (default: all)"
     )
-    parser.add_argument("sections", nargs="*", help="what to run of them (default: all)")
+    parser.add_argument("sections", nargs="*", help="sections of them to run (default: all)")
 
 
 def measure(arguments: argparse.Namespace) -> Iterator[Row]:
@@ -37,7 +37,7 @@ def measure(arguments: argparse.Namespace) -> Iterator[Row]:
     if not rows:
         asked = arguments.programs or ", ".join(programs())
         raise Unavailable(
-            f"no kernel bench ran to its end: of {asked} none can run on this machine, or none has the sections"
+            f"no kernel benchmark finished: of {asked} none can run on this machine, or none has the sections"
             f" {' '.join(arguments.sections) or '(all)'}; what each said stands above. Choose others with --programs"
         )
     yield from rows

@@ -36,9 +36,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the numbers of workers, the policies, and the simulated workers' properties."""
     parser.add_argument("--replicas", default="16,64", metavar="N,...", help="simulated workers (default: 16,64)")
     parser.add_argument("--policies", default=",".join(POLICIES), metavar="A,B,...", help="placements to compare")
-    parser.add_argument("--per-replica", type=human_int, default=4, help="conversations at a time for each worker")
+    parser.add_argument("--per-replica", type=human_int, default=4, help="concurrent conversations per worker")
     parser.add_argument("--blocks", type=human_int, default=400, help="KV blocks of each worker")
-    parser.add_argument("--step-ms", type=float, default=40.0, help="time of a step besides its tokens")
+    parser.add_argument("--step-ms", type=float, default=40.0, help="fixed time of a step, milliseconds")
     parser.add_argument("--answer", type=human_int, default=48, help="output tokens of a turn")
 
 

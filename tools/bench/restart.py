@@ -37,15 +37,22 @@ def configure(parser: CommandParser) -> None:
     """Adds the target's flags, the workload, and the folder for the persistent region."""
     target.configure(parser)
     parser.set_defaults(**{FLAG.format("kv_offloading_size"): 2.0, FLAG.format("kv_offloading_disk_size"): 4.0})
-    parser.add_argument("--work", default="cpu_returning", help="whose prompts come back (default: cpu_returning)")
-    parser.add_argument("--count", type=human_int, default=8, help="how many of its prompts")
-    parser.add_argument("--region", default="/dev/shm", metavar="FOLDER", help="a tmpfs for the region")
+    parser.add_argument(
+        "--work",
+        default="cpu_returning",
+        help="workload whose prompts are sent again after the restart (default: cpu_returning)",
+    )
+    parser.add_argument("--count", type=human_int, default=8, help="number of its prompts")
+    parser.add_argument("--region", default="/dev/shm", metavar="FOLDER", help="folder in a tmpfs for the region")
 
 
 def measure(arguments: argparse.Namespace) -> Iterator[Row]:
     """Yields a row per model and kind of persistence; raises InvalidArgument for a cluster that it did not start."""
     if arguments.address or arguments.base_url:
-        raise InvalidArgument("address: this kills a worker of a cluster that it starts itself", field="address")
+        raise InvalidArgument(
+            "address: this benchmark kills a worker, so it measures only a cluster that it starts; leave the flag out",
+            field="address",
+        )
     with tempfile.TemporaryDirectory() as scratch:
         for name in arguments.model.split(","):
             shape = shapes.prepare(name, Path(scratch))

@@ -37,7 +37,7 @@ def configure(parser: CommandParser) -> None:
     load.configure(parser, work="cpu_long_prompts", reset=True)
     parser.set_defaults(prefill_workers=1, decode_workers=1)
     parser.add_argument(
-        "--load", default="", metavar="A,B,...", help="as of `quire bench serve`; default: the workload's own"
+        "--load", default="", metavar="A,B,...", help="as for `quire bench serve`; default: the workload's own"
     )
 
 
@@ -46,7 +46,7 @@ def measure(arguments: argparse.Namespace) -> Iterator[Row]:
     given cluster."""
     effort = load.load_options(arguments)
     if arguments.address or arguments.base_url or arguments.workers is not None:
-        text = "this starts clusters of its own, of --prefill-workers and --decode-workers"
+        text = "this benchmark starts its own clusters; set --prefill-workers and --decode-workers instead"
         raise InvalidArgument(f"workers: {text}", field="workers")
     with tempfile.TemporaryDirectory() as scratch:
         for name in arguments.model.split(","):

@@ -59,10 +59,18 @@ def configure(parser: CommandParser) -> None:
     """Adds the target's flags, the duration, the clients and the interval between kills."""
     target.configure(parser)
     parser.set_defaults(workers=2)
-    parser.add_argument("--minutes", type=float, default=30.0, metavar="M", help="how long the load lasts")
-    parser.add_argument("--clients", type=human_int, default=16, help="calls at a time")
-    parser.add_argument("--pause-s", type=float, default=0.0, metavar="S", help="of a client between two calls")
-    parser.add_argument("--kill-every-s", type=float, default=60.0, metavar="S", help="a worker is killed; 0: none")
+    parser.add_argument("--minutes", type=float, default=30.0, metavar="M", help="duration of the load, minutes")
+    parser.add_argument("--clients", type=human_int, default=16, help="concurrent clients")
+    parser.add_argument(
+        "--pause-s", type=float, default=0.0, metavar="S", help="pause of a client between two calls, seconds"
+    )
+    parser.add_argument(
+        "--kill-every-s",
+        type=float,
+        default=60.0,
+        metavar="S",
+        help="interval between kills of a worker, seconds; 0: none",
+    )
 
 
 def measure(arguments: argparse.Namespace) -> Iterator[Row]:
@@ -147,7 +155,7 @@ async def _unowned_when_idle(cluster: Cluster) -> int:
         if not any(gauges[name] for name in BUSY):
             return gauges[UNOWNED]
         await asyncio.sleep(0.2)
-    raise Internal("sequences still run though every client has left")
+    raise Internal("sequences are still running although every client has disconnected")
 
 
 async def _gauges(cluster: Cluster) -> Counter[str]:
@@ -227,7 +235,7 @@ class Callers:
             await self._client.generate(_prompt(draw), SamplingParams(temperature=-1.0))
         except InvalidArgument:
             return
-        raise Internal("a negative temperature was taken")
+        raise Internal("a request with a negative temperature was accepted")
 
 
 def _prompt(draw: random.Random) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from quire.bench import load, target
 from quire.bench.load_client.timing import LoadResult
-from quire.bench.measuring.ratio import of_rounds
+from quire.bench.measuring.ratio import ratio_of_rounds
 from quire.bench.report import Row, progress
 from quire.bench.target import Target
 from quire.bench.workload import shapes, workloads
@@ -48,7 +48,9 @@ def configure(parser: CommandParser) -> None:
     """Adds the flags of target and load, the drafting methods and their options."""
     target.configure(parser)
     load.configure(parser, work=",".join(tiny_work.CLASSES), reset=True)
-    parser.add_argument("--load", default="1,burst", metavar="A,B,...", help="as in serve (default: 1,burst)")
+    parser.add_argument(
+        "--load", default="1,burst", metavar="A,B,...", help="as for `quire bench serve` (default: 1,burst)"
+    )
     names = [name for name in CONFIGS if name != CONTROL and not name.endswith(TREES)]
     trees = ", ".join(name for name in CONFIGS if name.endswith(TREES))
     what = f"{', '.join(names)} (default: all), {trees}, {CONTROL}: a second cluster that does not draft"
@@ -57,16 +59,16 @@ def configure(parser: CommandParser) -> None:
     what = "PATHS of the methods that end in _tree, of which --num-speculative-tokens are drafts (default: %(default)s)"
     parser.add_argument("--speculative-token-tree", default=TREE, metavar="PATHS", help=what)
     parser.add_argument(
-        "--whole", action="store_true", help="answers in one piece: where frontends would be what is measured"
+        "--whole",
+        action="store_true",
+        help="request complete answers instead of streams, so that frontends are not the bottleneck",
     )
     parser.add_argument(
         "--same-cores",
         action="store_true",
-        help="services of all clusters on the same cores, each role on its own: where processor time is the limit",
+        help="pin each role of every cluster to the same cores, for comparisons that are limited by the CPU",
     )
-    parser.add_argument(
-        "--fixed", action="store_true", help="drafts always of that length, whether they pay or not (adaptive_length)"
-    )
+    parser.add_argument("--fixed", action="store_true", help="always draft that many tokens (adaptive_length off)")
 
 
 def measure(arguments: argparse.Namespace) -> Iterator[Row]:
@@ -127,7 +129,7 @@ def _rows(
 
 def _ratio(runs: Runs, off: Runs, rate: str, name: str) -> dict[str, float]:
     """Returns the ratio of a rate to that without drafts under `name`, with its error if it can be estimated."""
-    ratio = of_rounds([run[rate] for run in runs], [run[rate] for run in off])
+    ratio = ratio_of_rounds([run[rate] for run in runs], [run[rate] for run in off])
     return {name: ratio.value} | (
         {f"{name}_error": ratio.error} if ratio.error else {}
     )  # the ratio of `off` to itself has no error
@@ -175,7 +177,7 @@ def _methods(arguments: argparse.Namespace, scratch: Path) -> dict[str, dict[str
     names = [name for name in arguments.methods.split(",") if name != OFF]
     for name in names:
         if name not in CONFIGS:
-            raise InvalidArgument(f"methods: {name!r} is none of {', '.join(CONFIGS)}", field="methods")
+            raise InvalidArgument(f"methods: {name!r} does not exist; available: {', '.join(CONFIGS)}", field="methods")
     configs = {name: dict(CONFIGS[name]) for name in names}
     for name, config in configs.items():
         method = str(config.get("method"))

@@ -29,9 +29,11 @@ def configure(parser: CommandParser) -> None:
     target.configure(parser)
     load.configure(parser, work="", reset=True)
     parser.set_defaults(temperature=1.0)  # for varied output: strings, numbers, lists of any length
-    parser.add_argument("--load", default="burst", metavar="A,B,...", help="as in serve (default: burst)")
-    parser.add_argument("--schemas", type=human_int, default=64, help="requests, each with a schema of its own")
-    parser.add_argument("--tokens", type=human_int, default=256, help="of each answer")
+    parser.add_argument(
+        "--load", default="burst", metavar="A,B,...", help="as for `quire bench serve` (default: burst)"
+    )
+    parser.add_argument("--schemas", type=human_int, default=64, help="number of requests, each with its own schema")
+    parser.add_argument("--tokens", type=human_int, default=256, help="maximum tokens of each answer")
 
 
 def measure(arguments: argparse.Namespace) -> Iterator[Row]:

@@ -39,17 +39,19 @@ class ScoreRow:
 def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the address, the questions to ask, the required share, and the output."""
     add_address(parser)
-    parser.add_argument("--per-size", type=human_int, default=20, help="questions of every size class of every skill")
+    parser.add_argument("--per-size", type=human_int, default=20, help="questions per skill and size class")
     parser.add_argument(
         "--skills",
         default=",".join(SKILLS),
         metavar="A,B,...",
-        help=f"which skills (default: all of text); {ALL_PICTURES}: {', '.join(PICTURE_SKILLS)}",
+        help=f"skills to evaluate (default: all of text); {ALL_PICTURES}: {', '.join(PICTURE_SKILLS)}",
     )
-    parser.add_argument("--concurrency", type=human_int, default=32, help="questions asked at a time")
-    parser.add_argument("--min-right", type=float, default=0.0, help="fail when fewer are right, 0 to 1")
-    parser.add_argument("--show-wrong", type=human_int, default=0, help="print so many wrong answers")
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
+    parser.add_argument("--concurrency", type=human_int, default=32, help="questions in flight")
+    parser.add_argument(
+        "--min-right", type=float, default=0.0, help="fail if the share of right answers is lower, 0 to 1"
+    )
+    parser.add_argument("--show-wrong", type=human_int, default=0, help="number of wrong answers to print")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
 
 
 def run(arguments: argparse.Namespace) -> int:

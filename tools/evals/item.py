@@ -16,7 +16,7 @@ Tool = dict[str, Any]
 """One tool in OpenAI's form: {"type": "function", "function": {"name", "description", "parameters"}}."""
 
 HELD_BACK_ONE_IN = 10
-"""Of all keys, one in this many is held back: of two-digit sums a smaller share would leave too few to score."""
+"""One in this many keys is held back; a smaller share of two-digit sums would leave too few to score."""
 
 T = TypeVar("T")
 

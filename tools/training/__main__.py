@@ -23,11 +23,11 @@ def main() -> None:
     """Trains tokenizer and network from the command line and saves the model and its log; weights are saved during
     the training as well."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, required=True, help="length of the training itself")
+    parser.add_argument("--seconds", type=float, required=True, help="duration of the training")
     parser.add_argument("--out", type=Path, required=True, help="folder for the model, its evaluation and the log")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--batch-tokens", type=int, default=BATCH_TOKENS, help="tokens of one step")
-    parser.add_argument("--workers", type=int, default=8, help="processes that make text")
+    parser.add_argument("--workers", type=int, default=8, help="processes that generate training text")
     parser.add_argument("--per-size", type=int, default=200, help="held-back items of every size class to score")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     arguments = parser.parse_args()

@@ -36,8 +36,9 @@ def _text_of(content: str | Sequence[dict[str, Any]]) -> str:
     """Returns the text of a message's content: a placeholder for each picture, then the parts of text."""
     if isinstance(content, str):
         return content
-    pictures = sum(part["type"].startswith("image") for part in content)
-    return f"{IMAGE}\n" * pictures + "".join(part["text"] for part in content if part["type"] == "text")
+    pictures = sum(str(part["type"]).startswith("image") for part in content)
+    texts = (str(part["text"]) for part in content if part["type"] == "text")
+    return f"{IMAGE}\n" * pictures + "".join(texts)
 
 
 def _as_json(value: Any) -> str:

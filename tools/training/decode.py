@@ -15,7 +15,7 @@ KeysValues = tuple[Tensor, Tensor]
 """Keys and values of one layer: [batch, kv_heads, positions, head_dim]."""
 
 Cache = list[KeysValues]
-"""Those of every layer."""
+"""Keys and values of every layer."""
 
 STRIDE = 64
 """Decoding looks at so many positions more at a time."""

@@ -53,7 +53,7 @@ def train(num_steps: int = NUM_STEPS, seed: int = 1, address: str = "") -> tuple
             sum(loss_of(model, group, *one) / BATCH for group, one in zip(groups, questions, strict=True)).backward()
             optimizer.step()
             engine.update_weights_from_tensor(model.state_dict().items(), f"step-{step}")
-            print(f"step {step}: right {share:.0%}", flush=True)
+            print(f"step {step}: {share:.0%} right", flush=True)
         return before, sampled(asked[:NUM_HELD_BACK], temperature=0, max_tokens=8)[1]
 
 

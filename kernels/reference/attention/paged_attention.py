@@ -23,6 +23,7 @@ def paged_attention(
     chunked: bool = False,
     tree_mask: torch.Tensor | None = None,
     parts: DecodeParts | None = None,
+    seen_ends: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Computes causal attention of each sequence's last rows over its whole length, for prefills and decodes alike.
 
@@ -43,6 +44,9 @@ def paged_attention(
     tree_mask: None, or int64 [num_tokens], for rows in a tree of drafts (arXiv 2305.09781, section 4.2): bit
         i, from 0 on, says whether a row sees the position i before its own; further back than 63 it sees all. -1: all
     parts: for one row per sequence, the result of decode_parts() for several layers; None: computed here
+    seen_ends: None, or int32 [num_tokens], for rows that see later ones of a range, such as a picture: the position
+        after the last one that a row sees, at most seq_lens. Rows with less than their own position + 1 see those up to
+        themselves, as does every row of a step with one row per sequence. Windows bound what is seen before a row only
     Returns [num_tokens, num_q_heads, head_dim] in q's dtype.
 
     Slots of a last block past seq_lens may hold anything, including NaN; so may blocks that no table contains.
@@ -59,8 +63,8 @@ def paged_attention(
     for i, seq_len in enumerate(lens):
         rows = slice(starts[i], starts[i + 1])
         k, v = (_gather(cache, block_tables[i], seq_len) for cache in (k_cache, v_cache))
-        mask = None if tree_mask is None else tree_mask[rows]
-        results.append(_attend(q[rows], k, v, scale, sliding_window, sinks, softcap, chunked, mask))
+        mask, ends = (None if columns is None else columns[rows] for columns in (tree_mask, seen_ends))
+        results.append(_attend(q[rows], k, v, scale, sliding_window, sinks, softcap, chunked, mask, ends))
     return torch.cat(results) if len(results) > 1 else results[0]
 
 
@@ -80,11 +84,13 @@ def _attend(
     softcap: float,
     chunked: bool,
     tree_mask: torch.Tensor | None,
+    seen_ends: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Attends causally in one sequence: q [num_rows, num_q_heads, head_dim], its last rows, k and v [seq_len,
+    """Attends in one sequence: q [num_rows, num_q_heads, head_dim], its last rows, k and v [seq_len,
     num_kv_heads, head_dim] -> like q. Arguments as in paged_attention."""
     num_rows, num_keys = q.size(0), k.size(0)
-    is_plain = sinks is None and not softcap and tree_mask is None and not 0 < window < num_keys
+    is_causal = tree_mask is None and (seen_ends is None or num_rows == 1)
+    is_plain = sinks is None and not softcap and is_causal and not 0 < window < num_keys
     if is_plain and num_rows == 1:
         k, v = (t.to(q.dtype).transpose(0, 1).unsqueeze(0) for t in (k, v))
         return _plain_rows(q, k, v, None, scale)
@@ -94,7 +100,7 @@ def _attend(
     else:
         query_positions = torch.arange(num_keys - num_rows, num_keys, device=q.device).unsqueeze(1)
         key_positions = torch.arange(num_keys, device=q.device)
-        seen = _seen(query_positions, key_positions, window, chunked)
+        seen = _seen(query_positions, key_positions, window, chunked, seen_ends)
         if tree_mask is not None:
             seen &= in_path(query_positions - key_positions, tree_mask)
         out = _softmax_sum(q, k, v, seen, scale, sinks, softcap)
@@ -176,10 +182,18 @@ def _softmax_sum(
     return (torch.cat((scores, sink), 3).softmax(3)[..., :-1] @ v).to(q.dtype)
 
 
-def _seen(query_positions: torch.Tensor, key_positions: torch.Tensor, window: int, chunked: bool) -> torch.Tensor:
-    """Returns the causal mask, bool [num_rows, num_keys], within a sliding or chunked window (0: none). Positions are
-    broadcast."""
+def _seen(
+    query_positions: torch.Tensor,
+    key_positions: torch.Tensor,
+    window: int,
+    chunked: bool,
+    seen_ends: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Returns the mask, bool [num_rows, num_keys]: causal, or up to later `seen_ends` [num_rows], within a sliding or
+    chunked window (0: none). Positions are broadcast."""
     seen = key_positions <= query_positions
+    if seen_ends is not None:
+        seen = seen | (key_positions < seen_ends.unsqueeze(1))
     if not window:
         return seen
     before = query_positions % window + 1 if chunked else window  # positions visible to a row, including itself

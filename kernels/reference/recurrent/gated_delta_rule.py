@@ -57,7 +57,7 @@ def gated_delta_rule(
     values = shape.num_heads * shape.value_dim
     keys = (qkv.size(1) - values) // 2
     q, k, v = qkv.float().split((keys, keys, values), dim=1)
-    q, k = (_of_length_one(part.unflatten(1, (-1, shape.key_dim))) for part in (q, k))
+    q, k = (_normalize_to_unit_length(part.unflatten(1, (-1, shape.key_dim))) for part in (q, k))
     repeats = shape.num_heads // (keys // shape.key_dim)
     q, k = (part.repeat_interleave(repeats, dim=1) for part in (q * shape.key_dim**-0.5, k))
     v = v.unflatten(1, (shape.num_heads, shape.value_dim))
@@ -69,7 +69,7 @@ def gated_delta_rule(
     return out.to(qkv.dtype)
 
 
-def _of_length_one(x: torch.Tensor) -> torch.Tensor:
+def _normalize_to_unit_length(x: torch.Tensor) -> torch.Tensor:
     """Normalizes vectors in the last dimension to length 1."""
     return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + LENGTH_EPS)
 

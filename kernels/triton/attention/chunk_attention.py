@@ -84,11 +84,12 @@ def attend_tile(
     MASKED: tl.constexpr,
     CHUNKED: tl.constexpr = False,
     row_masks=None,
+    row_ends=None,
 ):
     """Processes one tile of keys; returns the blocks of the next one, too.
 
     `MASKED`: some rows may not see all of it. `row_masks`: int64 [ROWS] for rows in trees; None: compiled without tree
-    masks.
+    masks. `row_ends`: int32 [ROWS] positions after the last one that each row sees; None: compiled as causal.
     """
     positions = start + tl.arange(0, TILE)
     if TMA:
@@ -104,7 +105,10 @@ def attend_tile(
     blocks = find_blocks(table_ptr, start + TILE, end, BLOCK_SIZE, TILE)
     scores = soft_cap(tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale, SOFTCAP)
     if MASKED:
-        seen = positions[None, :] <= row_positions[:, None]
+        if row_ends is not None:
+            seen = positions[None, :] < row_ends[:, None]
+        else:
+            seen = positions[None, :] <= row_positions[:, None]
         if CHUNKED:
             seen = seen & (positions[None, :] >= (row_positions // window * window)[:, None])
         else:
@@ -141,6 +145,7 @@ def _chunk_attention(
     seq_lens_ptr,
     sinks_ptr,
     tree_mask_ptr,
+    seen_ends_ptr,
     out_ptr,
     scale,
     table_width,
@@ -197,6 +202,11 @@ def _chunk_attention(
     else:
         first = 0
         masked_from = (past + token + 1) // TILE * TILE  # before it, all rows see all keys
+    row_ends = None
+    if seen_ends_ptr is not None:
+        row_ends = tl.load(seen_ends_ptr + query_start + row_tokens, mask=row_tokens <= last_token, other=0)
+        row_ends = tl.maximum(row_ends, row_positions + 1)
+        end = tl.maximum(end, tl.max(tl.where(row_tokens <= last_token, row_ends, 0)))
     row_masks = None
     if tree_mask_ptr is not None:
         row_masks = tl.load(tree_mask_ptr + query_start + row_tokens, mask=row_tokens <= last_token, other=-1)
@@ -216,6 +226,7 @@ def _chunk_attention(
             q, k_cache_ptr, v_cache_ptr, k_tiles, v_tiles, table_ptr, blocks, start, first, end, kv_head,
             row_positions, window, scale, top, total, out,
             KV_HEADS, HEAD_DIM, WIDTH, BLOCK_SIZE, TILE, PRECISION, TMA, SOFTCAP, True, CHUNKED, row_masks,
+            row_ends,
         )  # fmt: skip
     out = out / tl.where(total == 0.0, 1.0, total)[:, None]
     tl.store(out_ptr + heads[:, None] * HEAD_DIM + at[None, :], out.to(out_ptr.dtype.element_ty), mask=inside)
@@ -234,12 +245,14 @@ def chunk_attention(
     softcap: float = 0.0,
     chunked: bool = False,
     tree_mask: torch.Tensor | None = None,
+    seen_ends: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Computes paged_attention for any mixture of rows, [num_tokens, num_q_heads, head_dim]; sequences without rows are
     skipped. Lengths are not read on the host."""
     num_tokens, num_seqs, kv_heads, tuning = q.size(0), block_tables.size(0), k_cache.size(2), TUNING.here
     assert sliding_window or not chunked
     assert tree_mask is None or (tree_mask.dtype is torch.int64 and tree_mask.is_contiguous())
+    assert seen_ends is None or (seen_ends.dtype is torch.int32 and seen_ends.is_contiguous())
     pages, constants = over_pages(q, k_cache, v_cache, block_tables)
     tokens = constants["ROWS"] // (q.size(1) // kv_heads)
     out = torch.empty_like(q)
@@ -249,6 +262,7 @@ def chunk_attention(
         seq_lens,
         sinks,
         tree_mask,
+        seen_ends,
         out,
         scale * LOG2_E,
         block_tables.stride(0),
@@ -315,12 +329,16 @@ def precompile_calls(shape: ModelShape) -> Calls:
     rows = 100  # more rows than sequences
     step = *shape.caches(), ints(2, TABLE_WIDTH), ints(3), ints(2), shape.scale
 
-    def attend(*, chunked: bool = False, tree_mask: torch.Tensor | None = None) -> None:
+    def attend(
+        *, chunked: bool = False, tree_mask: torch.Tensor | None = None, seen_ends: torch.Tensor | None = None
+    ) -> None:
         q, rest = shape.empty(rows, shape.num_q_heads, shape.head_dim), (shape.sinks(), shape.softcap, chunked)
-        chunk_attention(q, *step, int(chunked), *rest, tree_mask)
+        chunk_attention(q, *step, int(chunked), *rest, tree_mask, seen_ends)
 
     yield attend
     if shape.chunked_windows:
         yield lambda: attend(chunked=True)
     if shape.has_trees:
         yield lambda: attend(tree_mask=longs(rows))
+    if shape.sees_ahead:
+        yield lambda: attend(seen_ends=ints(rows))

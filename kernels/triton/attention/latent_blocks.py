@@ -283,7 +283,8 @@ def _launch(
     tile: LatentTile | None,
 ) -> None:
     """Launches the kernel for single rows (query_start None) or chunks; results go to `out`, or with several splits to
-    `parts` and `logs`, which the caller combines."""
+    `parts` and their log-sum-exps `logs`, which the caller combines. `rows`: query rows of a program, at
+    least `tokens` times the heads of a group."""
     num_tokens, num_heads, rank = q.shape
     num_seqs, rope, group = block_tables.size(0), q_rotated.size(2), group_of(num_heads)
     assert q.is_contiguous()

@@ -24,6 +24,7 @@ def paged_attention(
     softcap: float = 0.0,
     chunked: bool = False,
     tree_mask: torch.Tensor | None = None,
+    seen_ends: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Computes causal attention over blocks, [num_tokens, num_q_heads, head_dim]: by decode_attention with one row per
     sequence and no tree, else by chunk_attention, which needs query_start."""
@@ -34,5 +35,5 @@ def paged_attention(
         )
     starts = torch.arange(q.size(0) + 1, dtype=torch.int32, device=q.device) if is_decode else query_start
     assert starts is not None, "a sequence has several rows"
-    rest = scale, sliding_window, sinks, softcap, chunked, tree_mask
+    rest = scale, sliding_window, sinks, softcap, chunked, tree_mask, seen_ends
     return chunk_attention(q, k_cache, v_cache, block_tables, starts, seq_lens, *rest)

@@ -88,7 +88,8 @@ def _attention(
     SPLIT: tl.constexpr,
     CHUNKED: tl.constexpr,
 ):
-    """Attends with the query heads of one kv head for some tokens, span by span; SPLIT: in a single span."""
+    """Computes attention of up to TOKENS tokens for the query heads of one KV head, one span of SPAN keys after the
+    other, merged in order. SPLIT: each program computes a single span and stores its part and log-sum-exp."""
     kv_head = tl.program_id(0)
     GROUP: tl.constexpr = Q_HEADS // KV_HEADS
     if DECODE:
@@ -318,8 +319,11 @@ def _attend(
 
 
 def _join_parts(parts: torch.Tensor, logs: torch.Tensor, sinks: torch.Tensor | None, out: torch.Tensor) -> None:
-    """Joins parts float32 [num_queries, num_parts, head_dim] with logs float32 [num_queries, num_parts], in order, into
-    `out` [num_tokens, num_q_heads, head_dim]."""
+    """Combines the partial outputs of spans, in order, into `out` [num_tokens, num_q_heads, head_dim].
+
+    `parts`: float32 [num_queries, num_parts, head_dim], normalized; `logs`: float32 [num_queries, num_parts], their
+    log-sum-exps to base 2; `sinks`: logits of attention sinks by head, or None.
+    """
     num_queries, num_parts, head_dim = parts.shape
     queries = TUNING.here.joined_queries
     _join[(triton.cdiv(num_queries, queries),)](

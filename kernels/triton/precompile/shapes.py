@@ -74,6 +74,7 @@ class ModelShape:
     packed: PackedShape | None = None  # weights of all products except the output head
     num_adapters: int = 0  # capacity for low-rank adapters
     has_trees: bool = False  # drafts may be trees
+    sees_ahead: bool = False  # tokens of a picture see its later tokens
 
     @property
     def torch_dtype(self) -> torch.dtype:

@@ -54,7 +54,7 @@ def _dot(a, b, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def _of_length_one(x):
+def _normalize_to_unit_length(x):
     return x * tl.rsqrt(tl.sum(x * x, 1) + LENGTH_EPS)[:, None]
 
 
@@ -153,7 +153,7 @@ def _prompts(
         ratio = tl.where(rows >= columns, tl.exp(tl.where(rows >= columns, since, 0.0)), 0.0)
         kept = tl.exp(total)
         if DELTA:
-            q, k = _of_length_one(q) * scale, _of_length_one(k)
+            q, k = _normalize_to_unit_length(q) * scale, _normalize_to_unit_length(k)
             share = tl.load(strength_ptr + places * strength_stride + head, mask=there, other=0.0).to(tl.float32)
             share = tl.where(there, tl.sigmoid(share), 0.0)
             alike = _dot(k, tl.trans(k), PRECISION)

@@ -48,4 +48,6 @@ def parse(text: str) -> ArrivalPattern:
         return ArrivalPattern(text, rate=float(match[1]))
     if text.isdigit() and int(text) > 0:
         return ArrivalPattern(text, in_flight=int(text))
-    raise InvalidArgument(f"load: {text!r} is none of burst, N (in flight), N/s (Poisson arrivals)", field="load")
+    raise InvalidArgument(
+        f"load: {text!r} is not a load; give burst, N (requests in flight) or N/s (Poisson arrivals)", field="load"
+    )

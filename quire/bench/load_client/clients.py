@@ -117,7 +117,9 @@ class ClientPool:
                 try:
                     answers.append(pipe.recv())
                 except EOFError:
-                    raise Unavailable("a client process died") from None
+                    raise Unavailable(
+                        "a client process of the benchmark ended unexpectedly; its error is printed above"
+                    ) from None
                 open_pipes.remove(pipe)
             if progress:
                 progress(sum(self._ended), total)

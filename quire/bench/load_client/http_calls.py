@@ -210,6 +210,7 @@ def reset_prefix_cache(base_url: str) -> None:
         urllib.request.urlopen(request, timeout=10).close()
     except urllib.error.HTTPError as error:
         raise FailedPrecondition(
-            f"{base_url} does not forget cached prefixes ({error}): --no-reset-prefix-cache, or VLLM_SERVER_DEV_MODE=1",
+            f"reset_prefix_cache: {base_url} did not reset its prefix cache ({error}); start that server with "
+            "VLLM_SERVER_DEV_MODE=1, or measure with --no-reset-prefix-cache",
             field="reset_prefix_cache",
         ) from None

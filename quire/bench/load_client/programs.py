@@ -77,5 +77,7 @@ class Program:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise Unavailable(f"beside: the program ended with status {self._process.wait()}: {self._command}")
+            raise Unavailable(
+                f"beside: the program {self._command!r} ended with status {self._process.wait()} before it answered"
+            )
         return json.loads(line)

@@ -13,7 +13,7 @@ class Ratio(NamedTuple):
     error: float | None  # one standard deviation; None: too few runs
 
 
-def of_rounds(ours: Sequence[float], others: Sequence[float]) -> Ratio:
+def ratio_of_rounds(ours: Sequence[float], others: Sequence[float]) -> Ratio:
     """Returns each round's ratio and their geometric mean.
 
     Runs of a round are close in time, so slow drifts of the machine cancel out. Sides alternate forwards and

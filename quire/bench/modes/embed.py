@@ -15,7 +15,7 @@ from statistics import median
 from typing import Any
 
 from quire.bench import target
-from quire.bench.measuring.ratio import of_rounds
+from quire.bench.measuring.ratio import ratio_of_rounds
 from quire.bench.report import Row, progress
 from quire.bench.target import Target
 from quire.bench.workload import shapes
@@ -34,17 +34,19 @@ def configure(parser: CommandParser) -> None:
     """Adds the target's flags and those of the inputs, calls and the comparison."""
     target.configure(parser)
     parser.add_argument("--inputs", type=human_int, default=512, metavar="COUNT", help="token sequences of a run")
-    parser.add_argument("--tokens", type=human_int, default=512, metavar="COUNT", help="of the longest; see --ragged")
-    parser.add_argument("--ragged", action="store_true", help="lengths from an eighth of that on, all alike likely")
-    parser.add_argument("--per-call", type=human_int, default=64, metavar="COUNT", help="inputs of a call")
-    parser.add_argument("--calls", type=human_int, default=8, metavar="COUNT", help="under way at a time")
+    parser.add_argument(
+        "--tokens", type=human_int, default=512, metavar="COUNT", help="tokens of the longest input; see --ragged"
+    )
+    parser.add_argument("--ragged", action="store_true", help="uniform lengths from --tokens / 8 to --tokens")
+    parser.add_argument("--per-call", type=human_int, default=64, metavar="COUNT", help="inputs of one call")
+    parser.add_argument("--calls", type=human_int, default=8, metavar="COUNT", help="calls in flight")
     parser.add_argument("--runs", type=human_int, default=3)
     parser.add_argument(
         "--beside-transformers",
         default="",
         choices=("", "cpu", "cuda"),
         metavar="DEVICE",
-        help="the same in padded batches, in turn: in float32 on the cpu, in bfloat16 on cuda",
+        help="also measure transformers with padded batches, in alternating runs: float32 on the cpu, bfloat16 on cuda",
     )
 
 
@@ -82,7 +84,7 @@ def _rows(served: Target, sides: dict[str, Side], inputs: Inputs, runs: int) -> 
     mean_tokens = sum(map(len, inputs)) / len(inputs)
     for name, found in rates.items():
         row: Row = {"shape": shape, "side": name, "inputs": len(inputs), "mean_tokens": mean_tokens}
-        beside: Row = {} if len(rates) == 1 else {"ratio": of_rounds(found, rates["transformers"]).value}
+        beside: Row = {} if len(rates) == 1 else {"ratio": ratio_of_rounds(found, rates["transformers"]).value}
         yield {**row, "inputs_s": median(found), "tokens_s": median(found) * mean_tokens, **beside}
 
 

@@ -14,12 +14,22 @@ MODES = ("steady", "churn")
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Adds the flags for the numbers of sequences, the modes and the repetitions."""
-    parser.add_argument("--running", type=_counts, default=(64, 256, 1024, 4096), metavar="N,N,...", help="sequences")
     parser.add_argument(
-        "--modes", default=",".join(MODES), metavar="A,B", help="steady: all decode; churn: a 64th ends with every step"
+        "--running", type=_counts, default=(64, 256, 1024, 4096), metavar="N,N,...", help="running sequences"
+    )
+    parser.add_argument(
+        "--modes",
+        default=",".join(MODES),
+        metavar="A,B",
+        help="steady: every sequence decodes; churn: one in 64 ends with every step",
     )
     parser.add_argument("--steps", type=human_int, default=400, help="measured steps of a run")
-    parser.add_argument("--runs", type=human_int, default=3, help="of the same steps; p99_us is of each at its best")
+    parser.add_argument(
+        "--runs",
+        type=human_int,
+        default=3,
+        help="repetitions of the same steps; p99_us is over each step's fastest repetition",
+    )
 
 
 def measure(arguments: argparse.Namespace) -> Iterator[Row]:

@@ -69,7 +69,10 @@ def protocols(wanted: str, served: Target) -> list[str]:
     names = wanted.split(",") if wanted else [name for name in PROTOCOLS if has[name]]
     for name in names:
         if not has.get(name):
-            raise InvalidArgument(f"protocol: {name!r}: no such way to {served.name} is known", field="protocol")
+            raise InvalidArgument(
+                f"protocol: {name!r} cannot be used: {served.name} has {', '.join(key for key in has if has[key])}",
+                field="protocol",
+            )
     return names
 
 

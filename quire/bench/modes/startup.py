@@ -50,8 +50,10 @@ def configure(parser: CommandParser) -> None:
     cluster_flags.configure(parser)
     parser.set_defaults(model=shapes.TINY)
     parser.epilog = shapes.EPILOG
-    parser.add_argument("--runs", type=human_int, default=3, help="starts from a warm page cache; medians are shown")
-    parser.add_argument("--cold", type=human_int, default=1, help="starts with the files taken out of the page cache")
+    parser.add_argument("--runs", type=human_int, default=3, help="starts with a warm page cache; medians are shown")
+    parser.add_argument(
+        "--cold", type=human_int, default=1, help="starts after the files were dropped from the page cache"
+    )
 
 
 def measure(arguments: argparse.Namespace) -> Iterator[Row]:

@@ -23,8 +23,10 @@ SPREAD = 0.01  # standard deviation of weights: changes texts, keeps numbers sma
 
 def configure(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("LoRA adapters with random weights, of q, k, v and o")
-    group.add_argument("--lora-adapters", type=human_int, default=0, help="so many; requests get them in turn")
-    group.add_argument("--lora-rank", type=human_int, default=16, help="of each (default: 16)")
+    group.add_argument(
+        "--lora-adapters", type=human_int, default=0, help="number of adapters; requests use them in turn"
+    )
+    group.add_argument("--lora-rank", type=human_int, default=16, help="rank of each adapter (default: 16)")
 
 
 def make(shape: BenchShape, scratch: Path, count: int, rank: int) -> dict[str, str]:
@@ -70,7 +72,10 @@ def _sizes(config: dict[str, Any]) -> dict[str, tuple[int, int]]:
         hidden, heads = config["hidden_size"], config["num_attention_heads"]
         kv_heads, layers = config["num_key_value_heads"], config["num_hidden_layers"]
     except KeyError as error:
-        text = f"lora_adapters: {error.args[0]} is not in this model's config.json: no adapters are made for it"
+        text = (
+            f"lora_adapters: config.json lacks {error.args[0]}, from which the adapters' sizes follow; choose "
+            "another model"
+        )
         raise InvalidArgument(text, field="lora_adapters") from None
     head_dim = config.get("head_dim") or hidden // heads
     of_layer = {

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from quire import bundled
+from quire.bench.workload import picture_shapes
 from quire.checkpoints.quantize import quantization_config
 from quire.shared.errors import InvalidArgument
-from quire.shared.models.model_identity import read_config
+from quire.shared.models.text_part import text_part
 
 TINY = "tiny"
 SPECIAL_TOKENS = {"bos_token_id": 0, "eos_token_id": 1}
@@ -209,6 +210,7 @@ CONFIGS["bert-large"] = {
     "num_hidden_layers": 24,
     "num_attention_heads": 16,
 }
+CONFIGS |= picture_shapes.CONFIGS
 
 DRAFTER_FIELDS = (  # fields that an EAGLE head shares with its model
     "hidden_size",
@@ -242,11 +244,13 @@ def prepare(name: str, scratch: Path) -> BenchShape:
     if name in CONFIGS:
         folder = scratch / name
         write_folder(folder, CONFIGS[name])
-        return BenchShape(name, CONFIGS[name]["vocab_size"], folder, random_weights=True)
+        return BenchShape(name, text_part(CONFIGS[name])["vocab_size"], folder, random_weights=True)
     folder = Path(name).expanduser()
     if not (folder / "config.json").is_file():
         known = ", ".join((TINY, *CONFIGS))
-        raise InvalidArgument(f"model: {name!r} is none of {known} and no folder with a config.json", field="model")
+        raise InvalidArgument(
+            f"model: {name!r} is not a folder with a config.json; shapes with random weights: {known}", field="model"
+        )
     return BenchShape(folder.resolve().name, _vocab_size(folder), folder)
 
 
@@ -254,7 +258,7 @@ def drafters(shape: BenchShape, scratch: Path) -> Path:
     """Returns a folder for each kind of drafter of `shape`: bundled, or generated if the model's weights are random."""
     if not shape.random_weights:
         return bundled.FOLDER.parent / "drafters"
-    config = CONFIGS[shape.name]
+    config = text_part(CONFIGS[shape.name])
     of_model = {name: config[name] for name in DRAFTER_FIELDS}
     small = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 2, "num_attention_heads": 4}
     made_up = {
@@ -272,15 +276,17 @@ def drafters(shape: BenchShape, scratch: Path) -> Path:
 def write_folder(folder: Path, config: Mapping[str, Any]) -> None:
     """Writes everything a server needs except weights. The text of token i is `w<i>`."""
     folder.mkdir(parents=True, exist_ok=True)
+    text = text_part(dict(config))
     names = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "w0", "eos_token": "w1", "unk_token": "w2"}
     files = {
         "config.json": config,
         "generation_config.json": SPECIAL_TOKENS,
-        "tokenizer.json": word_tokenizer(config["vocab_size"]),
-        "tokenizer_config.json": {**names, "model_max_length": config["max_position_embeddings"]},
+        "tokenizer.json": word_tokenizer(text["vocab_size"]),
+        "tokenizer_config.json": {**names, "model_max_length": text["max_position_embeddings"]},
     }
     for name, content in files.items():
         (folder / name).write_text(json.dumps(content))
+    picture_shapes.write_picture_files(folder, config)
 
 
 def word_tokenizer(vocab_size: int) -> dict[str, Any]:
@@ -299,4 +305,4 @@ def word_tokenizer(vocab_size: int) -> dict[str, Any]:
 
 
 def _vocab_size(folder: Path) -> int:
-    return int(read_config(folder)["vocab_size"])
+    return int(text_part(json.loads((folder / "config.json").read_text()))["vocab_size"])

@@ -179,7 +179,7 @@ def named(names: str) -> list[Workload]:
     for name in wanted:
         if name not in WORKLOADS:
             known = ", ".join((*WORKLOADS, *SETS))
-            raise InvalidArgument(f"work: {name!r} is none of {known}", field="work")
+            raise InvalidArgument(f"work: {name!r} does not exist; available: {known}", field="work")
     return [WORKLOADS[name]() for name in wanted]
 
 

@@ -44,18 +44,21 @@ class Caller:
     def _check_model(self, model: str) -> None:
         """Raises PermissionDenied unless the key may request the model; a key without a list may request all."""
         if self.key.models and model not in self.key.models:
-            raise PermissionDenied(f"model: the API key {self.key.name} is not for {model!r}", field="model")
+            raise PermissionDenied(f"model: the API key {self.key.name} does not permit {model!r}", field="model")
 
     def _check_priorities(self, request: Request) -> None:
         """Raises PermissionDenied if the request is more urgent, or keeps its KV blocks longer, than the key allows."""
         most_urgent, highest = self.key.most_urgent_priority, self.key.highest_kv_priority
         if most_urgent is not None and request.priority < most_urgent:
-            text = f"priority: the API key {self.key.name} may ask for {most_urgent} and more, not {request.priority}"
+            text = (
+                f"priority: the API key {self.key.name} permits priorities of at least {most_urgent}, got "
+                f"{request.priority}"
+            )
             raise PermissionDenied(text, field="priority")
         if request.kv_priority in KV_PRIORITY_ORDER and KV_PRIORITY_ORDER.index(
             request.kv_priority
         ) > KV_PRIORITY_ORDER.index(highest):
-            text = f"kv_priority: the API key {self.key.name} may ask for {highest!r} at most"
+            text = f"kv_priority: the API key {self.key.name} permits at most {highest!r}"
             raise PermissionDenied(text, field="kv_priority")
 
 
@@ -102,7 +105,10 @@ class Access:
         key = next((key for key in keys if key.name == name and key.tenant == tenant), None)
         if key is None:
             used = f"the API key {name}" if name else "no API key"
-            raise PermissionDenied(f"this was started with {used}, which is no longer valid")
+            raise PermissionDenied(
+                f"the batch or stream was started with {used}, which is no longer valid; start it again with a valid "
+                "key"
+            )
         return self._owner(key)
 
     def authenticate(self, authorization: bytes, api_key: bytes) -> Caller | None:
@@ -117,7 +123,7 @@ class Access:
         key = self._find(digest(presented))
         if key is None:
             self._metrics.access_refusals["unknown"].inc()
-            raise Unauthenticated("unknown API key")
+            raise Unauthenticated("unknown API key; send one of the configured keys")
         return self._owner(key)
 
     def _owner(self, key: ApiKey) -> Caller:

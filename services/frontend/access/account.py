@@ -148,7 +148,7 @@ class Account:
 def _limit_exceeded(key: ApiKey, limit: str, maximum: int, wait_s: float) -> ResourceExhausted:
     """Returns the error for a used-up limit, with a hint to retry after `wait_s` seconds."""
     return ResourceExhausted(
-        f"{limit}: the API key {key.name} has used its {maximum}",
+        f"{limit}: the API key {key.name} has reached its limit of {maximum}; retry later",
         field=limit,
         retry_after_ms=max(1, round(wait_s * 1000)),
     )

@@ -68,7 +68,7 @@ class KeyFile:
         for number, entry in enumerate(entries, 1):
             hashed, key = self._entry(entry, f"entry {number}")
             if hashed in keys:
-                raise UnusableFile(f"entry {number}: the key of {keys[hashed].name} again")
+                raise UnusableFile(f"entry {number} repeats the key of {keys[hashed].name}; remove one of them")
             keys[hashed] = key
         return keys
 
@@ -80,7 +80,7 @@ class KeyFile:
         values = dict(entry)
         secret, hashed = values.pop("key", None), values.pop("sha256", None)
         if (secret is None) == (hashed is None):
-            raise UnusableFile(f"{where}: must have one of `key` and `sha256`")
+            raise UnusableFile(f"{where}: must have exactly one of `key` and `sha256`")
         key = parse_key(values, f"api_keys: {self._path!r}: {where}")
         return digest(str(secret).encode()) if hashed is None else self._hash(str(hashed), where), key
 

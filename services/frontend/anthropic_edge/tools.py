@@ -34,7 +34,7 @@ def _check_forced(tools: Sequence[Mapping[str, Any]], mode: str, name: str, *, h
     unshown = [str(tool.get("name")) for tool in tools if is_run_by_server(str(tool.get("type") or ""))]
     if mode == REQUIRED and (name in unshown if name else unshown and not has_tools):
         raise Unimplemented(
-            f"tool_choice: {name or unshown[0]!r} is run by Anthropic's servers and not offered by this one; send "
+            f"tool_choice: {name or unshown[0]!r} is run by Anthropic's servers and not available here; send "
             "tool_choice auto, or a tool of your own",
             field="tool_choice",
         )
@@ -53,8 +53,8 @@ def _tool(number: int, tool: Mapping[str, Any]) -> Tool | None:
         return new_tool(f"tools[{number}]", tool.get("name"), dict(schema), description)
     if kind not in (None, "custom"):
         raise Unimplemented(
-            f"tools[{number}]: tools of type {kind!r:.64} are not offered by this server; of the types with a date "
-            f"there are {', '.join(RUN_BY_CLIENT)}",
+            f"tools[{number}]: tools of type {kind!r:.64} are not supported by this server; supported types with "
+            f"a date: {', '.join(RUN_BY_CLIENT)}",
             field="tools",
         )
     fields = (tool.get(name) for name in ("name", "input_schema", "description", "strict"))

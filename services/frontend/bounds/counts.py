@@ -72,12 +72,12 @@ def check_words(name: str, words: Iterable[Any], limits: RequestLimits) -> None:
     """Raises InvalidArgument if a text in the list `name` is longer than max_word_characters; other values pass."""
     for word in words:
         if isinstance(word, str) and len(word) > limits.max_word_characters:
-            text = f"{name}: a text of {len(word)} characters; at most {limits.max_word_characters} are taken"
+            text = f"{name}: a text of {len(word)} characters; at most {limits.max_word_characters} are accepted"
             raise InvalidArgument(f"{text} (max_word_characters).", field=name)
 
 
 def too_many(name: str, count: int, limit: str, most: int) -> InvalidArgument:
-    return InvalidArgument(f"{name} has {count} entries; at most {most} are taken ({limit}).", field=name)
+    return InvalidArgument(f"{name} has {count} entries; at most {most} are accepted ({limit}).", field=name)
 
 
 def check_body(body: Any, num_bytes: int, limits: RequestLimits) -> None:
@@ -88,7 +88,7 @@ def check_body(body: Any, num_bytes: int, limits: RequestLimits) -> None:
     if not isinstance(body, dict):
         return
     if len(body) > MAX_FIELDS:
-        raise InvalidArgument(f"the body has {len(body)} fields; at most {MAX_FIELDS} are taken.", field="body")
+        raise InvalidArgument(f"the body has {len(body)} fields; at most {MAX_FIELDS} are accepted.", field="body")
     for inner in [body, *(body[name] for name in INNER if isinstance(body.get(name), dict))]:
         check_entries(inner.items(), limits)
         if isinstance(inner.get("stop"), str):
@@ -145,7 +145,7 @@ def _check_parts(body: Mapping[str, Any], limits: RequestLimits) -> None:
                     entries = message.get(part)
                     count += len(entries) if isinstance(entries, list) else 0
         if count > limits.max_parts:
-            text = f"{name}: {count} content parts and tool calls; at most {limits.max_parts} are taken (max_parts)."
+            text = f"{name}: {count} content parts and tool calls; at most {limits.max_parts} are accepted (max_parts)."
             raise InvalidArgument(text, field=name)
 
 
@@ -163,7 +163,7 @@ def _check_forms(body: Mapping[str, Any], limits: RequestLimits) -> None:
 
 def too_long_form(name: str, limits: RequestLimits) -> InvalidArgument:
     """Returns the error for free-form fields that exceed max_form_characters together; `name`: the field that did."""
-    text = f"{name}: tools, schemas and the like may have {limits.max_form_characters} characters together"
+    text = f"{name}: tools, schemas and grammars may have at most {limits.max_form_characters} characters together"
     return InvalidArgument(f"{text} (max_form_characters).", field=name)
 
 

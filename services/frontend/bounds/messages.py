@@ -37,7 +37,7 @@ def parse(data: bytes, kind: type[AnyMessage]) -> AnyMessage:
     try:
         return kind.FromString(data)
     except Exception as error:  # protobuf implementations have no common error class
-        text = f"the message is no {kind.DESCRIPTOR.full_name}: {error}"
+        text = f"the message is not a {kind.DESCRIPTOR.full_name}: {error}"
         raise InvalidArgument(text, field="message") from None
 
 

@@ -57,7 +57,7 @@ def check(data: bytes, kind: Any, limits: RequestLimits) -> Iterator[None]:
 
 
 def _too_many(limits: RequestLimits) -> InvalidArgument:
-    return InvalidArgument(f"the message holds more than {limits.max_values} values (max_values).", field="message")
+    return InvalidArgument(f"the message contains more than {limits.max_values} values (max_values).", field="message")
 
 
 def _num_varints(data: bytes, start: int, end: int) -> int:

@@ -199,7 +199,10 @@ class CallAdmission:
 
     def _check_closed(self) -> None:
         if self._closed:
-            raise Unavailable("this frontend is draining", retry_after_ms=self._retry_after_ms)
+            raise Unavailable(
+                "this frontend is draining; send the request again, to another frontend",
+                retry_after_ms=self._retry_after_ms,
+            )
 
     def _check(self, limit: TenantLimit, tenant: str, own: int, more: int, asked: int = 0) -> None:
         """Checks one limit and, with several tenants, its reserve. `more`: replaces `own`; `asked`: the part of it that
@@ -207,10 +210,12 @@ class CallAdmission:
         others = limit.total - own
         if others + more > limit.limit:
             present, asked = others + more - (asked or more), asked or more
-            self._refuse(limit, f"{present} in flight and {asked} asked for exceed {limit.limit}")
+            self._refuse(
+                limit, f"{present} in flight and {asked} requested exceed the limit of {limit.limit}; retry later"
+            )
         if self._has_several_tenants() and others + more > limit.shared and not limit.fits_reserve(tenant, own, more):
-            kept = f"the last {limit.reserve} of {limit.limit} are reserved for tenants with little in flight"
-            self._refuse(limit, f"{others} in flight and {asked or more} asked for are too much for one tenant: {kept}")
+            kept = f"the last {limit.reserve} of {limit.limit} are reserved for tenants with few requests in flight"
+            self._refuse(limit, f"{others} in flight and {asked or more} requested exceed one tenant's share: {kept}")
 
     def _refuse(self, limit: TenantLimit, text: str) -> None:
         """Counts a rejection by this limit and raises ResourceExhausted with the retry hint."""

@@ -196,7 +196,7 @@ class Calls:
         untold, self._unlogged = self._unlogged, Counter()
         self._refusal_timer, self._num_refusals = None, 0
         for (route, status), count in untold.items():
-            log.info("requests like these", route=route, status=status, count=count)
+            log.info("requests of this route since the last line", route=route, status=status, count=count)
 
 
 def _identity(call: Call) -> dict[str, str]:

@@ -53,4 +53,4 @@ class CohereEmbedBody(CheckedBody):
         if not self.texts:
             raise InvalidArgument("texts must hold at least one text", field="texts")
         if self.truncate == "NONE" and self.max_tokens is not None:
-            raise InvalidArgument("max_tokens truncates texts, which truncate=NONE forbids", field="truncate")
+            raise InvalidArgument("max_tokens requires truncate START or END, got NONE", field="truncate")

@@ -63,7 +63,7 @@ class FrontendCore:
         load = ClusterLoadCollector(self.load, lambda: self.catalogue.adapters, lambda: self.client.num_workers)
         ingress.metrics.registry.register(load)
         if model.media is not None:
-            ingress.metrics.add_media(lambda media=model.media: media.status)
+            ingress.metrics.add_media(model.media.status)
         self.generator = self._new_generator(settings, redis, ingress)
         self.streams = redis.streams(self.generator, ingress.calls)
 

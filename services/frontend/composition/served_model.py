@@ -28,7 +28,7 @@ class ServedModel:
             settings.tokenizer_threads,
             settings.chat_template,
             settings.control_tokens,
-            None if media_processor is None else media_processor.placeholder,
+            placeholder_id=None if media_processor is None else media_processor.placeholder,
         )
         self.media = None if media_processor is None else media_pipeline(settings, media_processor, self.tokenizer)
         self.pooling_traits = PoolingTraits.of(folder, self.config, self.identity.name, self.tokenizer)

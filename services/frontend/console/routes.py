@@ -83,7 +83,7 @@ class ConsoleRoutes:
         """Returns a page to read the OpenAPI document and try its calls. Raises NotFound if the package with its
         scripts is not installed."""
         if self._swagger is None:
-            raise NotFound("/docs needs the package fastapi-offline; /openapi.json has the document")
+            raise NotFound("/docs requires the package fastapi-offline; read /openapi.json instead")
         page = get_swagger_ui_html(
             openapi_url=f"{self._root}/openapi.json",
             title="Quire",

@@ -103,10 +103,10 @@ def tool_offer(message: pb.ChatRequest) -> ToolOffer:
     does not fit the tools."""
     choice = message.tool_choice
     if choice.mode not in MODES:
-        raise InvalidArgument(f"tool_choice: there is no mode {choice.mode}", field="tool_choice")
+        raise InvalidArgument(f"tool_choice: {choice.mode} is not a value of ToolChoice.Mode", field="tool_choice")
     mode = MODES[choice.mode]
     if choice.name and mode != REQUIRED:
-        raise InvalidArgument("tool_choice: a name needs MODE_REQUIRED", field="tool_choice")
+        raise InvalidArgument("tool_choice: a name requires MODE_REQUIRED", field="tool_choice")
     if not message.tools:
         if choice.mode not in (pb.ToolChoice.MODE_UNSPECIFIED, pb.ToolChoice.MODE_NONE):
             raise InvalidArgument("tool_choice: when it is used, tools must be set", field="tool_choice")

@@ -138,7 +138,7 @@ async def call_context(
         except Exception as fault:
             code, call.error = grpc.StatusCode.INTERNAL, Internal(type(fault).__name__)
             reported = Internal("internal error")
-            log.exception("a call failed", method=method, request=call.id)
+            log.exception("call failed", method=method, request=call.id)
         finally:
             call.route, call.status = "" if method in UNLOGGED else method, code.name
             metrics.grpc_requests.labels(method, code.name).inc()

@@ -24,7 +24,7 @@ def embed_request(message: pb.EmbedRequest, arrival: Arrival) -> Request:
     """Returns the pooling request of an Embed message, one prompt per input. Raises InvalidArgument."""
     params = message.pooling
     if params.pooler not in POOLERS:
-        raise InvalidArgument(f"pooler: there is no pooler {params.pooler}", field="pooler")
+        raise InvalidArgument(f"pooler: {params.pooler} is not a value of Pooler", field="pooler")
     pooling_params = Pooling(
         POOLERS[params.pooler],
         params.normalize if params.HasField("normalize") else None,
@@ -61,7 +61,7 @@ def _prompts(inputs: Iterable[pb.EmbedInput], *, framed: bool) -> list[Prompt]:
     is none."""
     prompts = [_prompt(one, framed=framed) for one in inputs]
     if not prompts:
-        raise InvalidArgument("inputs must hold at least one", field="inputs")
+        raise InvalidArgument("inputs must contain at least one input", field="inputs")
     return prompts
 
 

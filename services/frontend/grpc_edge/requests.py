@@ -92,7 +92,7 @@ def chat_request(message: pb.ChatRequest, arrival: Arrival, defaults: Generation
 def _check_retention(message: pb.GenerateRequest | pb.ChatRequest) -> None:
     """Raises InvalidArgument for a retention of a request that is not resumable."""
     if message.retention_s and not message.resumable:
-        raise InvalidArgument(f"retention_s={message.retention_s:g} needs resumable", field="retention_s")
+        raise InvalidArgument(f"retention_s={message.retention_s:g} requires resumable=true", field="retention_s")
 
 
 def tokenize_prompt(message: pb.TokenizeRequest) -> Prompt:

@@ -179,4 +179,4 @@ def _check_type(request: Request, kinds: tuple[str, ...], *, any_type: bool) -> 
     kind = request.headers.get("content-type", JSON).partition(";")[0].strip().lower()
     is_json = kind in kinds or (kind.startswith("application/") and kind.endswith("+json"))
     if not is_json and not (any_type and "origin" not in request.headers):
-        raise InvalidArgument(f"content-type is {kind!r}: bodies are {JSON}", field="content-type")
+        raise InvalidArgument(f"content-type is {kind!r}: send {JSON}", field="content-type")

@@ -16,7 +16,7 @@ from quire.shared.errors import QuireError
 EVENTS = "text/event-stream"
 
 Examples = Callable[[str], Mapping[str, Mapping[str, Any]]]
-"""From the served model's name to bodies by path."""
+"""Function from the served model's name to example bodies, by path."""
 
 
 def no_examples(_model: str) -> Mapping[str, Mapping[str, Any]]:

@@ -117,7 +117,7 @@ class DeferredResponse(Response, ABC):
                         dialects.in_client_terms(scope["path"], error, self._structured_output_field),
                     )
                 else:
-                    log.exception("a call failed", request=call.id)
+                    log.exception("call failed", request=call.id)
                     call.error, reported = Internal(type(error).__name__), Internal("internal error")
                 await self._end(reported, scope, receive, send)
 

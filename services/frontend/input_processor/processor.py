@@ -108,10 +108,13 @@ class InputProcessor:
             pooling.check(request.pooling, self.classes, late_interaction=self.is_late_interaction)
             self._traits.texts.check(request.pooling.prompt_name)
         elif self._traits.encoder:
-            text = f"The model `{self._traits.encoder}` reads texts and generates none: it is an encoder."
+            text = (
+                f"The model `{self._traits.encoder}` is an encoder and generates no text; use /v1/embeddings or "
+                "/pooling."
+            )
             raise InvalidArgument(text, field="model")
         elif self.classes:
-            raise InvalidArgument("model: it is a classifier and generates no text", field="model")
+            raise InvalidArgument("model: it is a classifier and generates no text; use /classify", field="model")
         prompt_limits.check_output(request, max_model_len)
         prompt_limits.check_truncation_side(request.truncation_side)
         prompt_limits.check_num_samples(request, self._max_samples)

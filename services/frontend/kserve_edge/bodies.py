@@ -46,7 +46,7 @@ class InputTensorBody(BaseModel):
         if self.data is None and size is None:
             raise InvalidArgument(f"{self.name} has neither data nor a {binary.SIZE}", field="inputs")
         if size is None:
-            return _of_its_type(self.name, tensors.single_element(self.name, self.shape, list(_flat(self.data or []))))
+            return _check_type(self.name, tensors.single_element(self.name, self.shape, list(_flat(self.data or []))))
         if self.data is not None:
             raise InvalidArgument(f"{self.name} has both data and a {binary.SIZE}", field="inputs")
         return tensors.decode_raw(self.name, self.shape, tail.take(self.name, size))
@@ -84,7 +84,7 @@ class InferBody(BaseModel):
         for tensor in self.inputs:
             element = tensor.element(tail)
             if tensor.name in inputs:
-                raise InvalidArgument(f"{tensor.name} occurs twice", field="inputs")
+                raise InvalidArgument(f"{tensor.name} occurs twice; send it once", field="inputs")
             inputs[tensor.name] = element
         tail.check_end()
         requested = [output.name for output in self.outputs or ()]
@@ -99,7 +99,7 @@ class InferBody(BaseModel):
         for output in self.outputs:
             for name in NOT_OFFERED:
                 if name in (output.parameters or {}):
-                    raise InvalidArgument(f"{output.name}: {name} is not offered", field="outputs")
+                    raise InvalidArgument(f"{output.name}: {name} is not supported", field="outputs")
         return frozenset(
             output.name
             for output in self.outputs
@@ -120,7 +120,7 @@ class TritonGenerateBody(BaseModel):
         """Returns the inference: fields named like tensors are inputs, others parameters. `stream`: whether the path is
         the streaming one. Raises InvalidArgument if the field `stream` asks for the other path."""
         named = self.model_extra or {}
-        inputs = {name: _of_its_type(name, value) for name, value in named.items() if name in tensors.DATATYPES}
+        inputs = {name: _check_type(name, value) for name, value in named.items() if name in tensors.DATATYPES}
         if bool(inputs.get(tensors.STREAM, stream)) != stream:
             raise InvalidArgument(
                 f"stream={not stream} needs the other path: /generate, or /generate_stream for streams",
@@ -142,7 +142,7 @@ def _flat(values: list[Any]) -> Iterator[Any]:
             yield value
 
 
-def _of_its_type(name: str, value: Any) -> Any:
+def _check_type(name: str, value: Any) -> Any:
     """Returns the value if it has the JSON type of the tensor `name`. Raises InvalidArgument."""
     kind = bool if tensors.DATATYPES[name] == tensors.BOOL else str
     if not isinstance(value, kind):

@@ -66,7 +66,7 @@ class OpenInferenceCall:
 def check_version(version: str) -> None:
     """Raises NotFound unless the model version is empty, which means any, or the only one."""
     if version not in ("", tensors.VERSION_OF_MODELS):
-        text = f"there is no version {version!r:.64} of models, only {tensors.VERSION_OF_MODELS}"
+        text = f"the version {version!r:.64} does not exist; available: {tensors.VERSION_OF_MODELS}"
         raise NotFound(text, field="version")
 
 
@@ -76,7 +76,7 @@ def parse_inference(call: ReceivedInference, limits: RequestLimits, prompt_limit
     inputs = call.inputs
     check_version(call.version)
     if tensors.TEXT_INPUT not in inputs:
-        raise InvalidArgument(f"{tensors.TEXT_INPUT} is missing", field="inputs")
+        raise InvalidArgument(f"{tensors.TEXT_INPUT} is required", field="inputs")
     text = inputs[tensors.TEXT_INPUT]
     if not isinstance(text, str):
         prompt_limit.check_bytes(len(text))
@@ -108,7 +108,7 @@ def _requested_outputs(inputs: Mapping[str, Any], listed: Iterable[str]) -> froz
     names = set(listed)
     unknown = names - {kind.name for kind in tensors.OUTPUTS}
     if unknown:
-        raise InvalidArgument(f"there is no output {min(unknown)!r}", field="outputs")
+        raise InvalidArgument(f"the output {min(unknown)!r} does not exist", field="outputs")
     return frozenset(enabled & names if names else enabled)
 
 

@@ -117,7 +117,7 @@ class OpenInferenceRoutes:
             name = path.removesuffix(f"/{extension}")
             if name != path and any(name == entry.name for entry in self._catalogue.entries()):
                 available = ", ".join((*EXTENSIONS, binary.EXTENSION))
-                raise NotFound(f"{PREFIX}{name}/{extension} is not offered; extensions of this server: {available}")
+                raise NotFound(f"{PREFIX}{name}/{extension} is not supported; extensions of this server: {available}")
 
     async def infer(self, body: InferBody, http: Request, name: str, version: str = "") -> Response:
         """Answers a text given as a tensor, in the JSON or as bytes after it; outputs are bytes as well if the body
@@ -126,7 +126,7 @@ class OpenInferenceRoutes:
             body.infer(name, version, BinaryTail(binary_part(http))), self._limits, self._prompt_limit()
         )
         if call.stream:
-            raise InvalidArgument("stream needs /generate_stream, or gRPC", field=tensors.STREAM)
+            raise InvalidArgument("stream=true requires /generate_stream, or gRPC", field=tensors.STREAM)
         binary_outputs = body.binary_outputs()
         answer_format = InferFormat(call, self._texts, self._served_name(call), binary_outputs)
         if binary_outputs:

@@ -118,7 +118,7 @@ class OpenInferenceService(open_inference_pb2_grpc.GRPCInferenceServiceServicer)
             await call.admit()
             inference = self._parse(message)
             if inference.stream:
-                raise InvalidArgument("stream needs ModelStreamInfer", field=tensors.STREAM)
+                raise InvalidArgument("stream=true requires ModelStreamInfer", field=tensors.STREAM)
             request = to_request(inference, headers, self._tokenizer.defaults)
             answers = self._writer(inference)
             async with self._generator.start(request, call) as generation:

@@ -70,7 +70,7 @@ class Tensor(NamedTuple):
 def check(name: str, datatype: str) -> None:
     """Raises InvalidArgument unless there is an input of this name and datatype."""
     if name not in DATATYPES:
-        raise InvalidArgument(f"there is no input {name!r}; available: {', '.join(DATATYPES)}", field="inputs")
+        raise InvalidArgument(f"the input {name!r} does not exist; available: {', '.join(DATATYPES)}", field="inputs")
     if datatype != DATATYPES[name]:
         raise InvalidArgument(f"{name} is {DATATYPES[name]}, got {datatype!r}", field="inputs")
 
@@ -85,7 +85,7 @@ def read_inputs(message: pb.ModelInferRequest) -> dict[str, bytes | memoryview |
     for number, tensor in enumerate(message.inputs):
         check(tensor.name, tensor.datatype)
         if tensor.name in elements:
-            raise InvalidArgument(f"{tensor.name} occurs twice", field="inputs")
+            raise InvalidArgument(f"{tensor.name} occurs twice; send it once", field="inputs")
         if is_raw:
             elements[tensor.name] = decode_raw(tensor.name, tensor.shape, message.raw_input_contents[number])
         else:

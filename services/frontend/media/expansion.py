@@ -8,6 +8,7 @@ from typing import NamedTuple
 from quire.services.frontend.media.tiles import MediaTiles
 from quire.shared.columns import i32_bytes, u32_bytes
 from quire.shared.errors import InvalidArgument
+from quire.shared.media.expansion import ExpandedItem, Join, expand_placeholders
 from quire.shared.media.processor import PlaceholderExpansion
 from quire.shared.pb.common.v1 import media_pb2
 
@@ -40,33 +41,23 @@ def check_count(num_placeholders: int, num_items: int, placeholder: str, field: 
 
 
 def expand(
-    token_ids: Sequence[int], placeholder: int, items: Sequence[PlacedItem]
+    token_ids: Sequence[int], placeholder: int, items: Sequence[PlacedItem], join: Join | None = None
 ) -> tuple[list[int], tuple[media_pb2.MediaItem, ...]]:
     """Returns the tokens with each placeholder replaced by the expansion of its item, and the items with their offsets.
-    There must be as many placeholders as items."""
-    expanded: list[int] = []
-    placed: list[media_pb2.MediaItem] = []
-    begin = 0
-    for item in items:
-        at = token_ids.index(placeholder, begin)
-        expanded += token_ids[begin:at]
-        placed.append(_message(item, len(expanded)))
-        expanded += item.expansion.token_ids
-        begin = at + 1
-    expanded += token_ids[begin:]
-    return expanded, tuple(placed)
+    There must be as many placeholders as items. `join`: see shared/media/expansion.py."""
+    prompt = expand_placeholders(token_ids, placeholder, [item.expansion for item in items], join)
+    return prompt.token_ids, tuple(_message(*each) for each in zip(items, prompt.items, strict=True))
 
 
-def _message(item: PlacedItem, offset: int) -> media_pb2.MediaItem:
+def _message(item: PlacedItem, place: ExpandedItem) -> media_pb2.MediaItem:
     """Returns the item as schedulers and workers get it."""
-    expansion, length = item.expansion, len(item.expansion.token_ids)
-    runs = [number for run in expansion.runs for number in run]
+    runs = [number for run in place.runs for number in run]
     return media_pb2.MediaItem(
         identifier=item.identifier,
-        offset=offset,
-        length=length,
-        num_embeddings=expansion.num_embeddings,
-        embedding_runs=b"" if runs == [0, length] else u32_bytes(runs),
+        offset=place.offset,
+        length=place.length,
+        num_embeddings=item.expansion.num_embeddings,
+        embedding_runs=b"" if runs == [0, place.length] else u32_bytes(runs),
         modality=IMAGE,
         layout=i32_bytes(item.tiles.layout.numbers),
     )

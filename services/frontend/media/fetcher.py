@@ -150,7 +150,7 @@ class MediaFetcher:
             raise refused(f"The file path {path:.200} must be a subpath of `--allowed-local-media-path`.")
         try:
             if not file.is_file():  # a pipe would never end
-                raise refused(f"Failed to load media: {path:.200} is no file")
+                raise refused(f"Failed to load media: {path:.200} is not a file")
             with file.open("rb") as stream:
                 content = stream.read(self._bounds.download_bytes + 1)
         except OSError as error:

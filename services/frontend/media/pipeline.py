@@ -20,6 +20,7 @@ from quire.services.frontend.request import conversation
 from quire.services.frontend.request.media import DEFAULT_MEDIA_OPTIONS, MediaPart
 from quire.services.frontend.request.request import Request, media_of
 from quire.shared.errors import DeadlineExceeded, InvalidArgument, Unimplemented
+from quire.shared.media.expansion import joins_of
 from quire.shared.media.processor import MediaProcessor, PromptTokenizer
 from quire.shared.metrics.media import MediaStatus
 from quire.shared.pb.common.v1 import media_pb2
@@ -128,7 +129,6 @@ class MediaPipeline:
     def holding(self) -> MediaHolds:
         return self.store.holding()
 
-    @property
     def status(self) -> MediaStatus:
         """Numbers for the metrics page."""
         return MediaStatus(
@@ -152,7 +152,8 @@ class MediaPipeline:
         )
         async with _deadline(request.deadline_s):
             items = await self._items(parts, request, holds)
-        return expansion.expand(list(token_ids), placeholder, items)
+        join = joins_of(self._model.processor, self._model.tokenizer)
+        return expansion.expand(list(token_ids), placeholder, items, join)
 
     async def _items(self, parts: Sequence[MediaPart], request: Request, holds: MediaHolds) -> list[PlacedItem]:
         """Returns the items of the parts, some at a time. The first error ends the others."""

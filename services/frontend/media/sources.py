@@ -46,7 +46,7 @@ class WebAddress:
         base = f"{self.scheme}://{self.host_header}{self.target}"
         found = parse(urljoin(base, location.strip()))
         if not isinstance(found, WebAddress):
-            raise refused("Failed to fetch media from URL: it redirects to something that is no http(s) URL")
+            raise refused("Failed to fetch media from URL: it redirects to a URL that is not http or https")
         if self.scheme == "https" and found.scheme == "http":
             raise refused("Failed to fetch media from URL: it redirects from https to http")
         return found
@@ -72,7 +72,7 @@ def parse(url: str) -> MediaSource:
     if scheme == "data":
         return _data_url(url)
     if len(url) > MOST_URL_CHARACTERS:
-        raise refused(f"The URL has {len(url)} characters; at most {MOST_URL_CHARACTERS} are taken")
+        raise refused(f"The URL has {len(url)} characters; at most {MOST_URL_CHARACTERS} are accepted")
     if scheme not in {"http", "https", "file"}:
         raise refused(f"The URL must be either a HTTP, data or file URL, got {url:.{SHOWN}}")
     if FORBIDDEN.search(url):

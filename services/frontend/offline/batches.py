@@ -44,10 +44,14 @@ class BatchStore:
         """Creates and saves a batch with a new id that expires after a day. Raises ResourceExhausted at MAX_BATCHES
         batches in the store or MAX_UNFINISHED unfinished ones of the tenant."""
         if sum(1 for _ in self._folder.glob("batch_*.json")) >= MAX_BATCHES:
-            raise ResourceExhausted(f"there are {MAX_BATCHES} batches, which is the maximum")
+            raise ResourceExhausted(
+                f"{MAX_BATCHES} batches are stored, which is the maximum; delete some, or wait until they expire"
+            )
         unfinished = [batch for batch in self.unfinished() if batch.tenant == tenant]
         if len(unfinished) >= MAX_UNFINISHED:
-            raise ResourceExhausted(f"{MAX_UNFINISHED} batches are unfinished, which is the maximum")
+            raise ResourceExhausted(
+                f"{MAX_UNFINISHED} batches are unfinished, which is the maximum; retry when one has finished"
+            )
         now = int(time.time())
         batch = Batch(
             f"batch_{uuid.uuid4().hex}",

@@ -45,7 +45,7 @@ class OfflineOperations:
     def files(self) -> FileStore:
         """Store of the files; raises Unimplemented if there is no folder."""
         if self._optional_files is None:
-            raise Unimplemented("files and batches are not offered by this server: it has no --batch-folder")
+            raise Unimplemented("files and batches are disabled on this server; start it with --batch-folder")
         return self._optional_files
 
     @property
@@ -133,8 +133,10 @@ def _disk_errors() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        log.warning("files cannot be stored", reason=str(error))
-        raise Unavailable(f"files cannot be stored at present: {error.strerror}", retry_after_ms=RETRY_MS) from None
+        log.warning("cannot store files", reason=str(error))
+        raise Unavailable(
+            f"cannot store files at present: {error.strerror}; retry later", retry_after_ms=RETRY_MS
+        ) from None
 
 
 async def write_chunks(chunks: AsyncIterator[bytes], target: Path) -> int:

@@ -117,7 +117,7 @@ class OfflineRoutes:
         caller = http.scope[CALL].caller
         if body.output_expires_after is not None:
             raise Unimplemented(
-                "output_expires_after is not offered: files do not expire", field="output_expires_after"
+                "output_expires_after is not supported: files do not expire", field="output_expires_after"
             )
         batch = await self._work.create(
             headers.tenant(http),

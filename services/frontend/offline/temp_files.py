@@ -33,7 +33,7 @@ class TempFiles:
             self._owner = self._begin()
             self._sweep()
         except OSError as error:  # which may be repaired while the process runs
-            log.warning("temporary files of ended processes are not swept", folder=str(folder), reason=str(error))
+            log.warning("cannot delete temporary files of ended processes", folder=str(folder), reason=str(error))
 
     def new(self) -> Path:
         """Returns the path of a new temporary file."""

@@ -43,7 +43,7 @@ def parse_form(body: Path, boundary: bytes, target: Path) -> Upload:
     filename: str | None = None
     with body.open("rb") as file:
         if not body.stat().st_size:
-            raise InvalidArgument("the form is empty", field="file")
+            raise InvalidArgument("the form must not be empty; send the parts purpose and file", field="file")
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as form:
             for name, part_filename, start, end in _parts(form, boundary):
                 if name == "file":
@@ -54,7 +54,7 @@ def parse_form(body: Path, boundary: bytes, target: Path) -> Upload:
                 else:
                     fields[name] = form[start:end].decode(errors="replace")
     if filename is None:
-        raise InvalidArgument("the form has no part `file`", field="file")
+        raise InvalidArgument("the form must have a part named `file`", field="file")
     return Upload(fields, filename)
 
 
@@ -76,10 +76,10 @@ def _parts(form: mmap.mmap, boundary: bytes) -> Iterator[tuple[str, str, int, in
         body = form.find(b"\r\n\r\n", start, start + MAX_HEADER_BYTES)
         end = form.find(b"\r\n" + mark, start)
         if body < 0 or end < 0 or body > end:
-            raise InvalidArgument("the form is incomplete", field="file")
+            raise InvalidArgument("the form is incomplete; send the whole body", field="file")
         header = HeaderParser().parsestr(form[start + 2 : body].decode(errors="replace"))  # browsers write UTF-8
         name = header.get_param("name", "", "content-disposition")
         yield str(name), header.get_filename() or "", body + 4, max(body + 4, end)
         at = end + 2
     if at < 0 or form[at + len(mark) : at + len(mark) + 2] != b"--":
-        raise InvalidArgument(f"the form does not end, or has more than {MAX_PARTS} parts", field="file")
+        raise InvalidArgument(f"the form has no closing boundary, or more than {MAX_PARTS} parts", field="file")

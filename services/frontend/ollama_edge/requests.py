@@ -58,7 +58,9 @@ def generate_request(body: OllamaGenerateBody, headers: CallHeaders, defaults: G
             turns.insert(0, conversation.message("system", body.system))
         prompt: Prompt = conversation.chat_prompt(turns, template_variables=_variables(body))
     elif body.system:
-        raise InvalidArgument("system: a raw prompt has no template to put it into", field="system")
+        raise InvalidArgument(
+            "system: cannot be combined with raw=true, which uses no template; put it into the prompt", field="system"
+        )
     else:
         prompt = TextPrompt(body.prompt, media=[_picture(image, "images") for image in body.images or ()])
     return _request(body, prompt, ToolOffer(), headers, defaults)

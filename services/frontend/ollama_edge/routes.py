@@ -196,4 +196,4 @@ def _refuse_other_call(body: AnswerBody, given: str, missing: str, path: str) ->
     """Raises InvalidArgument for a call that lacks its own input but has that of `path`; it would be answered like a
     call that loads the model."""
     if (body.model_extra or {}).get(given):
-        raise InvalidArgument(f"{missing} is empty, and {given} is a field of {path}: send it there", field=missing)
+        raise InvalidArgument(f"{missing} must not be empty; {given} is a field of {path}", field=missing)

@@ -96,7 +96,8 @@ class ResumableHttp:
         retention_s = self._streams.policy.retention_for_s(asked_s or 0)
         if sent.timeout_s is not None:
             raise InvalidArgument(
-                f"{TIMEOUT} cannot go with a resumable stream, which outlives its call; got {sent.timeout_s:g}",
+                f"{TIMEOUT} cannot be combined with a resumable stream, which outlives its call; got "
+                f"{sent.timeout_s:g}",
                 field=TIMEOUT,
             )
         written = body.model_dump_json(exclude_unset=True, fallback=list).encode()

@@ -110,7 +110,7 @@ class SchedulerAdmins:
             await _all([call.send(scheduler_pb2.AdministerRequest(update_weights=admin_request)) for call in calls])
             staged = await _staged(calls, pieces)
             if not any(answer.weights_staged.num_workers for answer in staged):
-                raise Unavailable("there is no worker whose weights could be updated", retry_after_ms=1000)
+                raise Unavailable("no worker is attached whose weights could be updated", retry_after_ms=1000)
             swap = scheduler_pb2.AdministerRequest(swap_weights=scheduler_pb2.SwapStagedWeights())
             answers = await _all([call.ask(swap) for call in calls])
         updated = [answer.weights_updated for answer in answers]
@@ -131,8 +131,11 @@ class SchedulerAdmins:
         counts = [_num_ranks(services) for services in statuses]
         first, calls = request.rank_offset, []
         if first + sum(counts) > request.world_size:  # checked before any rank waits for the others
-            text = f"world_size: {request.world_size}, but the {sum(counts)} ranks of all workers from {first} on"
-            raise InvalidArgument(f"{text} make {first + sum(counts)}", field="world_size")
+            text = (
+                f"world_size: must be at least {first + sum(counts)}, for {sum(counts)} ranks of workers from "
+                f"rank {first} on; got"
+            )
+            raise InvalidArgument(f"{text} {request.world_size}", field="world_size")
         for address, count in zip(self._schedulers.addresses, counts, strict=True):
             group = scheduler_pb2.InitWeightsUpdateGroup(request=request, first_rank=first, num_ranks=count)
             admin_request = scheduler_pb2.AdministerRequest(init_weights_update_group=group)
@@ -275,7 +278,7 @@ class AdminCall:
         with _refusals(self.address):
             answer: Any = await PartStream(self._call).read()
         if answer is grpc.aio.EOF:
-            raise Unavailable(f"scheduler at {self.address} gave no answer")
+            raise Unavailable(f"scheduler at {self.address} did not answer")
         if answer.HasField("weights_refused"):
             error = from_proto(answer.weights_refused)
             raise (type(error) if isinstance(error, PRESERVED_ERRORS) else Unavailable)(

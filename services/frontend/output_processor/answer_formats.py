@@ -63,25 +63,30 @@ class AnswerFormats:
             return
         if use.choice == AUTO and not self._may_choose:
             raise InvalidArgument(
-                'tool_choice: "auto" is switched off (--no-enable-auto-tool-choice)', field="tool_choice"
+                "tool_choice: auto is disabled on this server (--no-enable-auto-tool-choice); send required or a "
+                "function",
+                field="tool_choice",
             )
         if use.choice == AUTO and self._tools is None:
             raise InvalidArgument(
-                "tools: it is not known how this model writes calls; start the server with --tool-call-parser, one of "
-                + ", ".join(sorted(registry.TOOL_PARSERS)),
+                "tools: the tool-call format of this model is unknown; start the server with --tool-call-parser, one "
+                "of " + ", ".join(sorted(registry.TOOL_PARSERS)),
                 field="tools",
             )
         if use.choice != AUTO and request.sampling.structured_output is not None:
             raise InvalidArgument(
-                "tool_choice: a required call and a response format exclude each other", field="tool_choice"
+                "tool_choice: a required call cannot be combined with a response format; leave one of them out",
+                field="tool_choice",
             )
         if use.choice != AUTO and request.sampling.beam_search is not None:
-            text = "tool_choice: a required call is not offered together with beam search"
+            text = "tool_choice: a required call is not supported together with beam search"
             raise InvalidArgument(text, field="tool_choice")
         if not self._tokenizer.template.supports_tools:
             raise InvalidArgument("tools: this model's chat template does not show tools to the model", field="tools")
         if not request.sampling.detokenize:
-            raise InvalidArgument("tools: calls are parsed from the text, which needs detokenize=True", field="tools")
+            raise InvalidArgument(
+                "tools: calls are parsed from the text, which requires detokenize=true", field="tools"
+            )
 
     async def with_constraint(self, request: Request) -> Request:
         """Returns the request with the constraint that tool_choice asks for; constraints apply after the reasoning."""
@@ -149,7 +154,7 @@ class AnswerFormats:
             return registry.tool_format(PLAIN_JSON)
         return self._tools
 
-    def _of(self, request: Request) -> tuple[ReasoningFormat | None, ToolFormat | None]:
+    def _formats_for(self, request: Request) -> tuple[ReasoningFormat | None, ToolFormat | None]:
         """Returns the reasoning and tool formats that parse the request's answer. Without tools, a tool format
         applies only if it frames plain text as well."""
         if not request.parse_answer:
@@ -160,12 +165,12 @@ class AnswerFormats:
 
     def visible_tokens(self, request: Request) -> frozenset[str]:
         """Returns the special tokens that the parsers need, which skip_special_tokens must not remove."""
-        return frozenset(token for part in self._of(request) if part is not None for token in part.tokens)
+        return frozenset(token for part in self._formats_for(request) if part is not None for token in part.tokens)
 
     def parsers(self, request: Request, prepared: Sequence[PreparedPrompt]) -> list[AnswerParser] | None:
         """Returns one parser per sample, in the order of prompts and then of samples; None if the answer is to be
         sent as plain text."""
-        reasoning, tools = self._of(request)
+        reasoning, tools = self._formats_for(request)
         if reasoning is None and tools is None:
             return None
         hidden = self._hidden(request)

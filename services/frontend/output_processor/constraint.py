@@ -33,7 +33,7 @@ def to_structural_format(form: pb.StructuredOutput) -> Json | None:
     """Returns the constraint as a part of a structural tag; None for legacy structural tags, which cannot be nested."""
     match form.WhichOneof("constraint"):
         case "json_schema":
-            return _of_text(form.json_schema)
+            return _parse_schema(form.json_schema)
         case "json_object":
             return schema({"type": "object"})
         case "regex":
@@ -46,7 +46,7 @@ def to_structural_format(form: pb.StructuredOutput) -> Json | None:
             return _inner(form.structural_tag)
 
 
-def _of_text(document: str) -> Json | None:
+def _parse_schema(document: str) -> Json | None:
     """Returns the structural format of a JSON schema document; None if it is invalid, which a later check refuses."""
     try:
         return schema(json.loads(document))

@@ -25,7 +25,7 @@ def unsupported_part(place: str, kind: Any, field: str) -> Unimplemented:
     media = next((name for piece, name in MEDIA.items() if piece in shown), "")
     reason = f": models are given text only, not {media}; send their content as text" if media else ""
     of_type = "" if kind == "" else f" of type {kind!r:.64}"
-    return Unimplemented(f"{place}{of_type} are not offered by this server{reason}", field=field)
+    return Unimplemented(f"{place}{of_type} are not supported by this server{reason}", field=field)
 
 
 def not_taken(origin: PartOrigin) -> Unimplemented:

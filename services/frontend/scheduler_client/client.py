@@ -147,10 +147,11 @@ class SchedulerClient:
                     await self.wait_for_change()
             except TimeoutError:
                 if until_s == deadline_s:
-                    raise DeadlineExceeded("the deadline passed") from None
+                    raise DeadlineExceeded("the request's deadline passed while no worker was available") from None
                 waited_s = round(until_s - began_s, 1)
                 raise Unavailable(
-                    f"no worker came within {waited_s:g} s", retry_after_ms=self._retry_after_ms
+                    f"no worker became available within {waited_s:g} s; retry later",
+                    retry_after_ms=self._retry_after_ms,
                 ) from None
         return limits
 
@@ -185,7 +186,7 @@ class SchedulerClient:
         try:
             self._send(active, cached)
         except Exception:
-            log.exception("a request cannot be submitted", request=active[0].prompt_request.request_id)
+            log.exception("cannot submit a request", request=active[0].prompt_request.request_id)
             self.cancel(active, finish_pb2.FINISH_REASON_CANCELLED)
             for sequence in active:
                 self._fail(sequence, Internal("internal error"))
@@ -318,7 +319,7 @@ class SchedulerClient:
         try:
             self._retry_or_fail(sequence, error)
         except Exception:
-            log.exception("a request cannot be submitted again", request=sequence.prompt_request.request_id)
+            log.exception("cannot resubmit a request", request=sequence.prompt_request.request_id)
             self._fail(sequence, Internal("internal error"))
 
     def _retry_or_fail(self, sequence: Sequence, error: QuireError) -> None:

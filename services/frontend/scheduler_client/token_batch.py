@@ -32,7 +32,7 @@ class DeliveryOutcome:
     def mark_broken(self, sequence: Sequence, live: dict[int, Sequence]) -> None:
         """Removes a sequence whose sink raised; called inside an exception handler. Other sequences are not
         affected."""
-        log.exception("tokens lost", request=sequence.prompt_request.request_id)
+        log.exception("cannot deliver tokens to a stream", request=sequence.prompt_request.request_id)
         self.broken.append(sequence)
         live.pop(sequence.id, None)
 

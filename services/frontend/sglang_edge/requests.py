@@ -64,7 +64,7 @@ def _prompts(body: SglangGenerateBody) -> Sequence[Prompt]:
     if (body.text is None) == (body.input_ids is None):
         raise InvalidArgument("exactly one of text and input_ids must be given", field="text")
     if body.text == []:
-        raise InvalidArgument("text must hold at least one prompt", field="text")
+        raise InvalidArgument("text must contain at least one prompt", field="text")
     if body.text is not None:
         texts = [body.text] if isinstance(body.text, str) else body.text
         pictures = _pictures(body.image_data, len(texts), is_list=not isinstance(body.text, str))

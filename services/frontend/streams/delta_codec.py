@@ -43,8 +43,8 @@ def restore_call_ids(delta: SampleDelta, kept: pb.ResumableDelta) -> SampleDelta
     length."""
     if len(delta.text) != kept.num_characters:
         raise Internal(
-            f"the stream cannot be continued: its tokens have {len(delta.text)} characters here, "
-            f"{kept.num_characters} at the frontend before"
+            f"the stream cannot be continued: its tokens decode to {len(delta.text)} characters at this frontend, "
+            f"{kept.num_characters} at the one before"
         )
     if not kept.call_ids or delta.parts is None:
         return delta

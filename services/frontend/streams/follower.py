@@ -90,7 +90,9 @@ class StreamFollower:
         owner = uuid.uuid4().hex
         try:
             if await self._try_acquire(stream, owner):
-                log.warning("taking over a stream", request=stream.key.request_id, messages=stream.num_messages)
+                log.warning(
+                    "taking over a resumable stream", request=stream.key.request_id, messages=stream.num_messages
+                )
                 self._on_taken_over(stream, owner)
         except StoreUnavailable:
             self._on_lost(stream, store_unavailable())
@@ -117,7 +119,7 @@ class StreamFollower:
         try:
             entries = [*map(parse_entry, update.entries)]
         except Internal as error:
-            log.error("a stream cannot be read", request=stream.key.request_id, reason=error.message)
+            log.error("cannot read a resumable stream", request=stream.key.request_id, reason=error.message)
             self._on_lost(stream, error)
             return False
         stream.append(entries)

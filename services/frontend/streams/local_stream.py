@@ -45,7 +45,7 @@ def restore_request(restorers: Mapping[str, RequestRestorer], kept: pb.KeptReque
     except QuireError:
         raise
     except Exception as fault:
-        log.exception("a kept request cannot be read", request=kept.request_id)
+        log.exception("cannot read a stored request", request=kept.request_id)
         raise Unavailable(f"this frontend cannot read the request of a stream: {type(fault).__name__}") from None
 
 

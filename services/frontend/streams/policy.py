@@ -48,7 +48,9 @@ class StreamPolicy:
     def check_offered(self, field: str) -> None:
         """Raises Unimplemented if resumable streams are disabled."""
         if not self.retention_s:
-            raise Unimplemented(f"{field}: this server keeps no streams (stream_retention_s=0)", field=field)
+            raise Unimplemented(
+                f"{field}: this server keeps no streams; start it with --stream-retention-s", field=field
+            )
 
     def retention_for_s(self, asked_s: float) -> float:
         """Returns the retention of a request that asks for `asked_s` seconds; 0 asks for the longest. Raises
@@ -66,7 +68,8 @@ class StreamPolicy:
         limit, num_bytes = self.limits.frontend_bytes, sum(stream.memory_bytes for stream in streams)
         if num_bytes >= limit:
             raise ResourceExhausted(
-                f"{field}: stream_limits allow this frontend frontend_bytes={limit}, its streams have {num_bytes}",
+                f"{field}: stream_limits allow a frontend frontend_bytes={limit}, its streams use {num_bytes}; retry "
+                "later",
                 field=field,
                 retry_after_ms=RETRY_MS,
             )
@@ -99,9 +102,7 @@ def check_resumable(request: Request) -> None:
     if len(request.prompts) != 1:
         raise InvalidArgument(f"resumable is for one prompt, got {len(request.prompts)}", field="resumable")
     if request.final_only:
-        raise InvalidArgument(
-            "resumable needs stream=true; this request asks for the answer in one piece", field="resumable"
-        )
+        raise InvalidArgument("resumable requires stream=true", field="resumable")
     if request.sampling.beam_search is not None:
         raise InvalidArgument(
             "resumable cannot be combined with beam_search, which returns its results at the end", field="resumable"

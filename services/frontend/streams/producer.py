@@ -105,7 +105,7 @@ class StreamProducer:
             if not self.started.is_set() or isinstance(fault, LeaseLost):
                 raise
             call.error = Internal(type(fault).__name__)
-            log.exception("a stream failed", request=request.request_id)
+            log.exception("a resumable stream failed", request=request.request_id)
             await self.fail(Internal("internal error"), writer)
         finally:
             self._generation = None
@@ -146,7 +146,8 @@ class StreamProducer:
             has other tokens here."""
             if _digest(generation) != self._stream.request.prompt_digest:
                 raise FailedPrecondition(
-                    "the stream cannot be continued: its prompt has different tokens at this frontend"
+                    "the stream cannot be continued: this frontend tokenizes its prompt differently; give all "
+                    "frontends the same model folder"
                 )
             for entry in self._stream.entries:
                 if entry.deltas:
@@ -259,12 +260,14 @@ class StreamProducer:
         stored."""
         if not self._is_store_down:
             self._metrics.unkept.inc()
-            log.warning("a stream continues without being stored", request=self._stream.key.request_id, reason=reason)
+            log.warning(
+                "a resumable stream continues without being stored", request=self._stream.key.request_id, reason=reason
+            )
         self._is_store_down = True
 
     def _note_store_up(self) -> None:
         if self._is_store_down:
-            log.info("a stream is stored again", request=self._stream.key.request_id)
+            log.info("a resumable stream is stored again", request=self._stream.key.request_id)
         self._is_store_down = False
 
     def cancel(self, reason: str = "cancelled") -> None:

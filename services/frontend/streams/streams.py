@@ -189,7 +189,7 @@ class Streams:
                     raise
             except Exception as fault:
                 call.error, call.status = Internal(type(fault).__name__), "INTERNAL"
-                log.exception("a stream failed", request=request.request_id)
+                log.exception("a resumable stream failed", request=request.request_id)
                 reported = Internal("internal error")
                 await self._on_refused(local, reported, is_new=outer is not None)
                 raise reported from None
@@ -213,7 +213,7 @@ class Streams:
         """Turns a stream whose lease another frontend holds into a remote one. Readers follow the stored entries;
         readers that saw more than those get an error and must attach again."""
         stream = local.stream
-        log.warning("another frontend continues a stream", request=stream.key.request_id)
+        log.warning("another frontend has taken over a resumable stream", request=stream.key.request_id)
         if self.local.pop(stream.key, None) is not None:
             self._metrics.ended["elsewhere"].inc()
         if stream.num_visible > stream.num_stored:

@@ -120,7 +120,7 @@ class ChatTemplate:
         if name and name not in self.named:
             available = f"available: {', '.join(sorted(self.named))}" if self.named else "the model has none"
             raise InvalidArgument(
-                f"chat_template: a request's own template is not run, only a named one of the model; {available}",
+                f"chat_template: a template cannot be sent with a request; name one of the model's; {available}",
                 field="chat_template",
             )
         source = self.named[name] if name else self.with_tools if tools and self.with_tools else self.default

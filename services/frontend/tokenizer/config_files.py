@@ -18,7 +18,7 @@ def read_optional_json(path: Path) -> dict[str, Any]:
     except json.JSONDecodeError as error:
         raise InvalidArgument(f"model: {path} is not JSON: {error}", field="model") from None
     if not isinstance(document, dict):
-        raise InvalidArgument(f"model: {path} holds no JSON object", field="model")
+        raise InvalidArgument(f"model: {path} is not a JSON object", field="model")
     return document
 
 

@@ -27,7 +27,7 @@ def load(folder: Path, override: str = "") -> ChatTemplate:
         if override not in named:
             names = ", ".join(sorted(named)) or "none"
             raise InvalidArgument(
-                f"chat_template: there is no file {override!r}, and the model has no template of that name; its"
+                f"chat_template: {override!r} is neither a file nor the name of one of the model's templates; its"
                 f" templates: {names}",
                 field="chat_template",
             )

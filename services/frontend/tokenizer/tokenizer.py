@@ -14,8 +14,9 @@ from tokenizers import Tokenizer as HfTokenizer
 from quire.services.frontend.bounds.smallest_first import SmallestFirstLimiter
 from quire.services.frontend.request.request import ChatPrompt
 from quire.services.frontend.tokenizer import template_files
-from quire.services.frontend.tokenizer.chat_rendering.chat_renderer import ChatRenderer
+from quire.services.frontend.tokenizer.chat_rendering.chat_renderer import DEFAULT_BUDGETS, ChatRenderer
 from quire.services.frontend.tokenizer.chat_rendering.prompt_renderer import RendererConfig
+from quire.services.frontend.tokenizer.chat_rendering.template_runner import RenderBudgets
 from quire.services.frontend.tokenizer.chat_template import ChatTemplate
 from quire.services.frontend.tokenizer.config_files import read_optional_json, special_tokens
 from quire.services.frontend.tokenizer.control_tokens import ControlTokens, TextSection
@@ -54,18 +55,21 @@ class Tokenizer:
         threads: int,
         chat_template: str = "",
         control_tokens: ControlTokenPolicy = "raw_prompts",
+        *,
         placeholder_id: int | None = None,
+        render_budgets: RenderBudgets = DEFAULT_BUDGETS,
     ) -> None:
         """Loads the tokenizer and its templates.
 
         `chat_template`: a file to use instead of the folder's template. `control_tokens`: where users may write them.
-        `placeholder_id`: the token that stands for a picture; None: the model takes none.
+        `placeholder_id`: the token that stands for a picture; None: the model takes none. `render_budgets`: time limits
+        of chat templates.
         """
         self._hf = _read(folder)
         self.template = template_files.load(folder, chat_template)
         self.placeholder = self._placeholder(placeholder_id)
         renderer_config = self._renderer_config(self.template, guarded=control_tokens != EVERYWHERE)
-        self.chat_renderer = ChatRenderer(renderer_config)
+        self.chat_renderer = ChatRenderer(renderer_config, render_budgets)
         self.info = {
             "tokenizer_class": DEFAULT_TOKENIZER_CLASS,
             **read_optional_json(folder / "tokenizer_config.json"),
@@ -279,7 +283,7 @@ def _read(folder: Path) -> HfTokenizer:
     try:
         tokenizer = HfTokenizer.from_file(str(path))
     except Exception as error:  # tokenizers raises bare Exception for whatever it cannot read
-        raise InvalidArgument(f"model: {path} is no tokenizer: {error}", field="model") from None
+        raise InvalidArgument(f"model: {path} is not a valid tokenizer.json: {error}", field="model") from None
     tokenizer.no_truncation()  # the scheduler enforces limits, and padding belongs to batches, which are not used here
     tokenizer.no_padding()
     return tokenizer

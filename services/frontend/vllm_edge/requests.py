@@ -32,11 +32,11 @@ SHARED_FIELDS = ("ignore_eos", "skip_special_tokens", "spaces_between_special_to
 
 def generate_request(message: pb.GenerateRequest, arrival: Arrival, defaults: GenerationDefaults) -> Request:
     """Converts a message to a request with one prompt for the default model; raises Unimplemented for set fields
-    that are not offered."""
+    that are not supported."""
     given = {descriptor.name for descriptor, _ in message.ListFields()}
     for name in NOT_OFFERED:
         if name in given:
-            raise Unimplemented(f"{name} is not offered", field=name)
+            raise Unimplemented(f"{name} is not supported by this server; leave it out", field=name)
     params = message.sampling_params
     cut = params.truncate_prompt_tokens if params.HasField("truncate_prompt_tokens") else None
     return Request(

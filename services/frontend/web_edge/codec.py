@@ -51,7 +51,7 @@ def _parsed(data: bytes, kind: type[Message]) -> Message:
     try:
         return json_format.Parse(data, kind())
     except (json_format.ParseError, ValueError, RecursionError) as error:
-        text = f"the message is no {kind.DESCRIPTOR.full_name}: {error}"
+        text = f"the message is not a {kind.DESCRIPTOR.full_name}: {error}"
         raise InvalidArgument(text, field="message") from None
 
 

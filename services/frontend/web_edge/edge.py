@@ -160,7 +160,7 @@ class WebEdge:
         while has_more:
             message = await receive()
             if message["type"] == "http.disconnect":
-                raise InvalidArgument("the body is incomplete", field="message")
+                raise InvalidArgument("the body ended before the message was complete", field="message")
             parts.append(message.get("body", b""))
             num_bytes += len(parts[-1])
             self._check_length(num_bytes)

@@ -116,7 +116,9 @@ class ClusterAdapters:
         loaded = {adapter for replica in self._replicas.values() for adapter in replica.adapters.loaded}
         for adapter in self._known.keys() - loaded:
             del self._known[adapter]
-            log.warning("no worker has an adapter any more: it is not offered", adapter=adapter.name)
+            log.warning(
+                "no worker has an adapter any more; it is removed from the list of models", adapter=adapter.name
+            )
 
     def _complete(self) -> None:
         """Has workers load the adapters they lack, as far as they have free slots."""
@@ -239,7 +241,7 @@ class ClusterAdapters:
         async with self._loading:
             known = next((known for known in self._known.values() if known.id.name == name and not known.leaving), None)
             if known is None:
-                raise NotFound(f"lora_name: there is no adapter {name!r:.80}", field="lora_name")
+                raise NotFound(f"lora_name: the adapter {name!r:.80} does not exist", field="lora_name")
             if not all(replica.adapters.can_load for replica in self._replicas.values()):
                 raise _not_offered()
             known.leaving = True
@@ -267,20 +269,22 @@ class ClusterAdapters:
         served."""
         name, path = request.name, request.path
         if not name or not name.isprintable() or len(name) > MAX_NAME_LENGTH:
-            text = f"lora_name: 1 to {MAX_NAME_LENGTH} printable characters, not {name!r:.80}"
+            text = f"lora_name: must have 1 to {MAX_NAME_LENGTH} printable characters, got {name!r:.80}"
             raise InvalidArgument(text, field="lora_name")
         if not path or "\0" in path or len(path) > MAX_PATH_LENGTH:
-            raise InvalidArgument(f"lora_path: {path!r:.80} is not the path of a folder", field="lora_path")
+            raise InvalidArgument(f"lora_path: {path!r:.80} must be the path of a folder", field="lora_path")
         if name == model_name:
-            raise InvalidArgument(f"lora_name: {name!r} is the model's own name", field="lora_name")
+            raise InvalidArgument(
+                f"lora_name: {name!r} is the name of the model; choose another one", field="lora_name"
+            )
         if name in self.offered and not request.replace:
-            text = f"lora_name: {name!r} is loaded; load_inplace puts another one in its place"
+            text = f"lora_name: {name!r} is already loaded; replace it with load_inplace=true"
             raise InvalidArgument(text, field="lora_name")
         if len(self.offered) >= MAX_OFFERED and name not in self.offered:
-            raise ResourceExhausted(f"lora_name: there are {MAX_OFFERED} adapters, which is all a cluster offers")
+            raise ResourceExhausted(f"lora_name: {MAX_OFFERED} adapters are loaded, which is the maximum; unload one")
         replicas = [replica for replica in self._replicas.values() if not replica.leaving]
         if not replicas:
-            raise Unavailable("no worker is there to load an adapter", retry_after_ms=1000)
+            raise Unavailable("no worker is attached that could load an adapter", retry_after_ms=1000)
         if not all(replica.adapters.can_load for replica in replicas):
             raise _not_offered()
         return replicas
@@ -294,7 +298,7 @@ class ClusterAdapters:
         waiting: dict[AdapterWorker, asyncio.Future[Outcome]] = {replica: loop.create_future() for replica in replicas}
         for replica, future in waiting.items():
             if not self._free_slot(replica):
-                text = f"all {replica.adapters.capacity} places are taken by adapters in use"
+                text = f"all {replica.adapters.capacity} adapter slots (max_loras) are in use"
                 future.set_result(ResourceExhausted(text, field="lora_name", retry_after_ms=1000))
                 continue
             replica.adapters.load(request.name, request.path, self._resolver(replica, future))
@@ -346,9 +350,11 @@ class ClusterAdapters:
                 f"{replica.id}: {refusal.message}", field=refusal.field, retry_after_ms=refusal.retry_after_ms
             )
         if loaded:
-            text = "lora_path: workers find different contents there: " + ", ".join(replica.id for replica in attached)
+            text = "lora_path: workers read different contents from it: " + ", ".join(
+                replica.id for replica in attached
+            )
             raise FailedPrecondition(text, field="lora_path")
-        raise Unavailable("the workers that were to load the adapter are gone", retry_after_ms=1000)
+        raise Unavailable("all workers that were loading the adapter have disconnected", retry_after_ms=1000)
 
     def _undo(self, outcomes: Mapping[AdapterWorker, Outcome]) -> None:
         """Has workers unload adapters that they have just loaded, except known ones and those whose name is being
@@ -374,5 +380,5 @@ def _is_there(future: asyncio.Future[Outcome]) -> bool:
 
 
 def _not_offered() -> FailedPrecondition:
-    text = "lora_folders: the workers were started with none: they load no adapters while they run, and unload none"
+    text = "lora_folders: the workers were started without it, so adapters cannot be loaded or unloaded at run time"
     return FailedPrecondition(text, field="lora_folders")

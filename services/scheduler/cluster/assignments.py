@@ -172,7 +172,7 @@ class Assignments:
         self.unassigned.remove(sequence.key)
         failure = None
         if reason is Reason.DEADLINE:
-            failure = Failure("DEADLINE_EXCEEDED", "deadline passed while no worker could take the sequence")
+            failure = Failure("DEADLINE_EXCEEDED", "the deadline passed while no worker could run the sequence")
         self._deliver(Events(finished=finished_events(sequence, reason, failure=failure)))
 
     # Placement and moves.
@@ -183,7 +183,7 @@ class Assignments:
         try:
             self.place(sequence)
         except Exception:
-            log.exception("a sequence cannot be placed", request=sequence.request_id)
+            log.exception("cannot place a sequence", request=sequence.request_id)
             self.discard(sequence)
             failure = Failure("INTERNAL", "internal error")
             self._deliver(Events(finished=finished_events(sequence, Reason.ERROR, failure=failure)))
@@ -236,7 +236,10 @@ class Assignments:
             if len(sequence.losses) < self._settings.max_worker_losses:
                 self._place_or_fail(sequence)
             else:
-                text = f"{len(sequence.losses)} workers in a row were lost while this ran on them, the last time alone"
+                text = (
+                    f"{len(sequence.losses)} workers in a row were lost while they ran this request, the last one "
+                    "while it ran nothing else"
+                )
                 self._deliver(
                     Events(finished=finished_events(sequence, Reason.ERROR, failure=Failure("INTERNAL", text)))
                 )

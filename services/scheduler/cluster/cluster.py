@@ -31,7 +31,9 @@ from quire.shared.tracing import NoTraces
 
 log = logger("cluster")
 
-WEIGHTS_CHANGED = Failure("INTERNAL", "no worker has the weights any more that have computed its tokens so far")
+WEIGHTS_CHANGED = Failure(
+    "INTERNAL", "no worker has the weights any more that computed the tokens of this request so far; send it again"
+)
 Send = Callable[[pb.SessionResponse], None]
 
 
@@ -116,7 +118,7 @@ class WorkerCluster:
         except ColumnError as error:
             failure = Failure("INVALID_ARGUMENT", str(error))
         except Exception:
-            log.exception("a submission could not be accepted", request=submission.request_id)
+            log.exception("cannot accept a submission", request=submission.request_id)
             failure = Failure("INTERNAL", "internal error")
         for sequence_id in range(next_id, end_id):
             self._fail(owner, [sequence_id], failure)
@@ -145,7 +147,7 @@ class WorkerCluster:
             try:
                 self.assignments.cancel(sequence, reason)
             except Exception:
-                log.exception("a cancellation failed", request=sequence.request_id)
+                log.exception("cannot cancel a request", request=sequence.request_id)
                 self._fail(owner, [sequence_id], Failure("INTERNAL", "internal error"))
 
     # Workers.
@@ -165,7 +167,7 @@ class WorkerCluster:
         if max(replica.weights.update, self.target_state.weights.update) > 0:
             return
         if self.terms.agree_on_weights(replica.hello, in_use=bool(self.replicas)):
-            log.warning("other weights than before", worker=replica.id, ended=self._live.num_begun)
+            log.warning("a worker reattached with other weights", worker=replica.id, ended=self._live.num_begun)
             for owner in self._live.owners:
                 begun = [sequence_id for sequence_id, one in self._live.of(owner).items() if one.has_output]
                 self._fail(owner, begun, WEIGHTS_CHANGED)
@@ -333,7 +335,10 @@ class WorkerCluster:
         if failure is None and self.draining:
             failure, reason = Failure("UNAVAILABLE", "the scheduler is draining"), "draining"
         elif failure is None and self.num_waiting + submission.num_sequences > self._settings.max_waiting:
-            text = f"{self.num_waiting} sequences wait; the limit is {self._settings.max_waiting}"
+            text = (
+                f"{self.num_waiting} sequences are waiting, the limit is {self._settings.max_waiting} "
+                "(max_waiting); retry later"
+            )
             failure, reason = Failure("RESOURCE_EXHAUSTED", text, retry_after_ms=1000), "max_waiting"
         elif failure is None and self._lacks(adapter_of(submission)):
             failure, reason = Failure("NOT_FOUND", f"The model `{submission.adapter}` does not exist."), "adapter"

@@ -33,7 +33,7 @@ class TargetState:
         """Handles a new worker. A scheduler that has just started takes the target from it; a worker that differs from
         the target is outdated, which does not end its sequences."""
         if not self._is_sleep_set and replica.asleep:
-            log.info("workers sleep", worker=replica.id, level=replica.sleep_level)
+            log.info("adopting the sleep state of a worker", worker=replica.id, level=replica.sleep_level)
         if not self._is_sleep_set:
             self.set_sleep(replica.asleep, replica.sleep_level)
         if replica.weights.update > self.weights.update:

@@ -71,8 +71,8 @@ class ClusterTerms:
         if has_changed and in_use:
             raise FailedPrecondition(
                 f"weights: {worker} has {digest.hex()[:12]}, {self._weights_of} has {self._weights.hex()[:12]}, under "
-                "the same config.json: exchange them in all workers at once (quire weights), or end those that have "
-                "the others first",
+                "the same config.json: replace them in all workers at once (quire weights), or first stop the workers "
+                "with the other weights",
                 field="weights",
             )
         if digest:
@@ -285,9 +285,7 @@ def _check_paths(hello: worker_pb2.WorkerHello, service: str) -> None:
     """Raises FailedPrecondition unless the hello has one path for each adapter, or none, all of valid length."""
     paths = hello.lora.paths
     if len(paths) not in (0, len(hello.lora.names)) or max(map(len, paths), default=0) > MAX_PATH_LENGTH:
-        text = (
-            f"adapter_paths: {service} sent {len(paths)} for {len(hello.lora.names)} adapters, or one that is no path"
-        )
+        text = f"adapter_paths: {service} sent {len(paths)} for {len(hello.lora.names)} adapters, or an invalid one"
         raise FailedPrecondition(text, field="adapter_paths")
 
 

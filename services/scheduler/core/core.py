@@ -102,7 +102,7 @@ class Core:
         if refusal is None and sequence.query is not None:
             refusal = self.limits.refusal_of_query(sequence.query.num_tokens)
         if refusal is None and sequence.media:
-            refusal = self.limits.refusal_of_media(sequence.num_embeddings)
+            refusal = self.limits.refusal_of_media(sequence.media, sequence.num_tokens)
         if refusal is not None:
             sequence.status = SequenceStatus.FINISHED
             self.state.events.finished += finished_events(
@@ -293,7 +293,9 @@ class Core:
         """Finishes the sequences whose deadline has passed. schedule() does this as well; this method is for the time
         in which nothing is scheduled."""
         for sequence in self._deadlines.pop_expired(now):
-            failure = Failure("DEADLINE_EXCEEDED", f"deadline passed while {sequence.status.value}")
+            failure = Failure(
+                "DEADLINE_EXCEEDED", f"the deadline passed while the sequence was {sequence.status.value}"
+            )
             self.state.finish(sequence, Reason.DEADLINE, failure=failure)
 
     def reset_prefix_cache(self, preempt_running: bool = False) -> int | None:
@@ -340,7 +342,7 @@ class Core:
         builder.budget.remaining -= for_beams
         self._running_scheduler.advance_ready(builder)
         if self._chunk_limit.enabled and len(builder.ready) and not self.limits.whole_prompts:
-            builder.budget.remaining = min(builder.budget.remaining, self._chunk_limit.num_tokens)
+            builder.budget.limit(self._chunk_limit.num_tokens)
         self._running_scheduler.advance_prefills(builder)
         builder.budget.remaining += for_beams
         if searches:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from quire.services.scheduler.core.policies import DEFAULTS, PolicyMaker, PolicyOptions
 from quire.services.scheduler.core.policies.fcfs import Fcfs
+from quire.services.scheduler.core.sequences.media import MediaItem
 from quire.services.scheduler.kv_cache.groups import KVGroups
 from quire.shared.kv.kv_specs import NOTHING, ONE_FULL, KVSpec
 
@@ -51,6 +52,7 @@ class CoreLimits:
     tiers: TierLimits = NO_TIERS  # tiers below the worker's device
     num_query_vectors: int = 0  # query vectors that the worker caches for documents; 0: no late interaction
     encoder_capacity: int = 0  # embeddings of media items that the worker keeps; 0: it takes no media
+    whole_media: bool = False  # no step and no cached prefix ends inside of a media item
     # Derived once: every filled block and every admission reads them, and specs compare field by field.
     whole_prompts: bool = field(init=False)  # no KV is kept: a prompt is computed in one step and not extended
     caches_prefixes: bool = field(init=False)
@@ -88,29 +90,46 @@ class CoreLimits:
             return f"A prompt of {num_tokens} tokens does not fit in the worker's {self.usable_blocks} KV blocks."
         return None
 
-    def refusal_of_media(self, num_embeddings: Mapping[bytes, int]) -> str | None:
-        """Returns why these media items, by identifier, can never be encoded here together; None if they can."""
+    def refusal_of_media(self, items: Sequence[MediaItem], num_tokens: int) -> str | None:
+        """Returns why the media items of a prompt of `num_tokens` can never be encoded or computed here together; None
+        if they can."""
         if not self.encoder_capacity:
             return (
                 "media: the worker takes no pictures: its model has no encoder, or its options (language_model_only, "
                 "pipeline_parallel_size, context_parallel_size) leave the encoder out. Send text alone."
             )
-        total = sum(num_embeddings.values())
+        total = sum({item.identifier: item.num_embeddings for item in items}.values())
         if total > self.encoder_capacity:
             return (
                 f"media: the items of the prompt have {total} embeddings together; the worker keeps "
                 f"{self.encoder_capacity} at a time. Send fewer or smaller ones."
+            )
+        return self._refusal_of_whole_media(items, num_tokens) if self.whole_media else None
+
+    def _refusal_of_whole_media(self, items: Sequence[MediaItem], num_tokens: int) -> str | None:
+        """Returns why items that are computed within one step each can never be; None if they can."""
+        longest = max(item.length for item in items)
+        if longest > self.max_num_batched_tokens:
+            return (
+                f"media: an item has {longest} tokens, which the model computes in one step, and a step has "
+                f"{self.max_num_batched_tokens}. Raise max_num_batched_tokens, or send a smaller one."
+            )
+        num_blocks = -(-num_tokens // self.block_size) * len(self.kv_specs)
+        if num_blocks > self.usable_blocks:
+            return (
+                f"media: a prompt of {num_tokens} tokens with items that are computed in one step needs {num_blocks} "
+                f"KV blocks, and the worker has {self.usable_blocks}."
             )
         return None
 
     def refusal_of_query(self, num_tokens: int) -> str | None:
         """Returns why a late-interaction query of `num_tokens` can never be computed here; None if it can."""
         if not self.num_query_vectors:
-            return "late_query: the worker keeps no vectors of queries, and compares no documents with them"
+            return "late_query: the worker's model does not support late interaction"
         if num_tokens > self.num_query_vectors:
             return (
-                f"late_query: the query (length {num_tokens}) is longer than what the worker keeps of all queries, "
-                f"{self.num_query_vectors} vectors; see its query_cache_mb"
+                f"late_query: the query (length {num_tokens}) exceeds the worker's query cache of "
+                f"{self.num_query_vectors} vectors; send a shorter query, or raise the worker's query_cache_mb"
             )
         return self.refusal(num_tokens, samples=False)
 
@@ -118,8 +137,11 @@ class CoreLimits:
         """Returns why an encoder, which computes each prompt within one step, can never compute this sequence; None
         if it can. `samples`: it would generate tokens."""
         if samples:
-            return "The model reads texts and generates none: it is an encoder."
+            return "The model is an encoder and generates no text."
         if num_tokens > self.max_num_batched_tokens:
             most = self.max_num_batched_tokens
-            return f"The prompt (length {num_tokens}) is longer than a step, {most} tokens, and is computed in one."
+            return (
+                f"The prompt (length {num_tokens}) exceeds the token budget of a step, {most}, in which an "
+                "encoder computes a whole prompt."
+            )
         return None

@@ -6,11 +6,14 @@ are recorded when a step that fills the block is planned, so that the next seque
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from quire.services.scheduler.core.limits import CoreLimits
 from quire.services.scheduler.core.plan import I32, Admission
 from quire.services.scheduler.core.running.running import Running, Slots
+from quire.services.scheduler.core.sequences.media import MediaItem, first_start
 from quire.services.scheduler.core.sequences.sequence import Sequence
 from quire.services.scheduler.core.sequences.tokens import TOKEN_BYTES
 from quire.services.scheduler.core.step.plan_builder import PlanBuilder
@@ -112,7 +115,8 @@ class SlotTables:
     def schedule_tokens(self, builder: PlanBuilder, slot: int, num_tokens: int) -> None:
         """Schedules the next `num_tokens` of `slot`, whose blocks are allocated, and advances its columns. If they
         complete the known tokens, the slot samples one more, with drafts if the budget suffices; a slot that samples
-        nothing is marked as ending."""
+        nothing is marked as ending. A slot that decodes its one missing token is implied by the plan; all others are
+        named with their token counts."""
         running = self.running
         total, num_computed = int(running.num_tokens[slot]), int(running.num_computed[slot])
         non_sampling = slot in running.non_sampling
@@ -209,4 +213,15 @@ class SlotTables:
     def _content(self, slot: int, block: int) -> bytes:
         """Returns the known content of a block of `slot`, as the part index takes it."""
         sequence, size = self.running.sequence(slot), self.limits.block_size
-        return sequence.hash_before(block) + sequence.tokens.column(block * size, (block + 1) * size)
+        begin, tokens = block * size, sequence.tokens.column(block * size, (block + 1) * size)
+        if sequence.media:
+            tokens = _without_items(sequence.media, begin, tokens)
+        return sequence.hash_before(block) + tokens
+
+
+def _without_items(items: Iterable[MediaItem], begin: int, tokens: bytes) -> bytes:
+    """Returns a block's tokens (i32 column) from position `begin` on, with ones that no prompt has from the first item
+    on that starts in the block: other pictures have the same tokens. An item that started before is part of the hash
+    before the block."""
+    num_kept = (first_start(items, begin, begin + len(tokens) // TOKEN_BYTES) - begin) * TOKEN_BYTES
+    return tokens[:num_kept] + b"\xff" * (len(tokens) - num_kept)

@@ -76,7 +76,7 @@ class WorkerReconciler:
         FailedPrecondition if they came as a stream, because streams are not stored."""
         weights = self._cluster.target_state.weights
         if not weights.path:
-            text = f"weights {weights.version!r} came as a stream and are not stored: update the weights again"
+            text = f"the weights {weights.version!r} were sent as a stream and are not stored; update the weights again"
             raise FailedPrecondition(text)
         quiesce.drop_prefix_cache(replica)
         await replica.orders.execute(pb.DeviceOrder(stage_weights=pb.StageWeights(weights=weights)))

@@ -42,12 +42,12 @@ class SleepOperations:
         QuireError."""
         level = request.level or 1
         if level not in LEVELS:
-            raise InvalidArgument(f"level: 1 or 2, not {level}", field="level")
+            raise InvalidArgument(f"level: must be 1 or 2, got {level}", field="level")
         self._check_free()
         async with self._changing:
             cluster, target = self._cluster, self._cluster.target_state
             if WEIGHTS in target.asleep and target.sleep_level != level:
-                text = f"level: workers sleep at level {target.sleep_level}: wake them up first"
+                text = f"level: the workers already sleep at level {target.sleep_level}; wake them up first"
                 raise InvalidArgument(text, field="level")
             before = target.asleep, target.sleep_level
             try:
@@ -65,7 +65,7 @@ class SleepOperations:
         worker cannot take its memory back, no worker runs steps. Raises QuireError."""
         tags = frozenset(request.tags) or ALL
         if tags - ALL:
-            text = f"tags: {', '.join(sorted(ALL))}, not {min(tags - ALL)!r:.40}"
+            text = f"tags: must be among {', '.join(sorted(ALL))}, got {min(tags - ALL)!r:.40}"
             raise InvalidArgument(text, field="tags")
         self._check_free()
         async with self._changing:
@@ -101,7 +101,7 @@ class SleepOperations:
         target.set_sleep(ALL, level)
         for replica in cluster.replicas.values():  # workers that attached meanwhile
             target.update_outdated(replica)
-        log.info("workers sleep", level=level, workers=len(replicas))
+        log.info("workers are asleep", level=level, workers=len(replicas))
 
     async def _wake(self, tags: frozenset[str]) -> None:
         """Wakes the parts named by `tags` on all workers that have them asleep, updates the target state and resumes

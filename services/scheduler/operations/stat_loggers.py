@@ -73,7 +73,7 @@ def find(names: Sequence[str]) -> list[tuple[str, StatLogger]]:
     known = plugins.known(GROUP, STAT_LOGGERS)
     for name in names:
         if name not in known:
-            text = f"stat_loggers: {name!r} does not exist; there are {', '.join(known)}"
+            text = f"stat_loggers: {name!r} does not exist; available: {', '.join(known)}"
             raise InvalidArgument(text, field="stat_loggers")
     return [(name, plugins.load(known[name])) for name in names]
 

@@ -36,7 +36,7 @@ class WeightStream:
             for queue in self.queues.values():
                 await queue.put(piece)
         if not ended:
-            raise InvalidArgument("piece: the stream of weights ended before its end", field="piece")
+            raise InvalidArgument("piece: the stream of weights ended without its last message", field="piece")
 
     def close(self) -> None:
         """Ends the stream for all workers; pieces that they have not fetched are dropped."""

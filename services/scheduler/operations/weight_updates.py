@@ -79,7 +79,7 @@ class WeightUpdates:
             raise Unavailable(CHANGE_IN_PROGRESS, retry_after_ms=1000)
         async with self._changing:
             if number <= self._cluster.target_state.weights.update:
-                raise FailedPrecondition(f"update: {number} is not greater than that of the current weights")
+                raise FailedPrecondition(f"update: {number} must be greater than the number of the current weights")
             update = StagedUpdate(self._cluster, identity, mode, self._tasks)
             try:
                 await (update.stage() if pieces is None else update.stage_stream(self.streams, pieces))
@@ -176,7 +176,10 @@ class StagedUpdate:
         self._is_held = True
         self._num_aborted = await quiesce.pause_cluster(self._cluster, PauseReason.WEIGHTS, self._mode)
         if self._mode == pb.PAUSE_MODE_WAIT and self._cluster.num_begun:
-            text = "generation is paused while started requests wait: mode keep continues them with the new weights"
+            text = (
+                "must not be wait while generation is paused and started requests wait; keep continues them with "
+                "the new weights"
+            )
             raise FailedPrecondition(f"mode: {text}, abort ends them", field="mode")
         for replica in self._cluster.replicas.values():
             if (
@@ -190,10 +193,10 @@ class StagedUpdate:
         was decided, Unavailable if all workers are gone."""
         cluster = self._cluster
         if cluster.target_state.weights.update > (number := self._identity.update):  # equal: already decided
-            raise FailedPrecondition(f"update: {number} is less than that of the current weights")
+            raise FailedPrecondition(f"update: {number} must not be less than the number of the current weights")
         attached = [replica for replica in self._staged if cluster.has(replica)]
         if self._staged and not attached:
-            raise Unavailable("the workers that had staged the new weights are gone", retry_after_ms=1000)
+            raise Unavailable("the workers that staged the new weights have disconnected", retry_after_ms=1000)
         self._staged = []
         cluster.target_state.weights = self._identity
         self.is_decided = True
@@ -235,8 +238,8 @@ def _checked(number: int, request: pb.UpdateWeightsRequest, *, streamed: bool) -
     if streamed:
         path = ""
     elif not path or "\0" in path or len(path) > MAX_PATH_LENGTH:
-        raise InvalidArgument(f"path: {path!r:.80} is not the path of a folder", field="path")
+        raise InvalidArgument(f"path: {path!r:.80} must be the path of a folder", field="path")
     if not version.isprintable() or len(version) > MAX_VERSION_LENGTH:
-        text = f"weight_version: at most {MAX_VERSION_LENGTH} printable characters, not {version!r:.80}"
+        text = f"weight_version: must have at most {MAX_VERSION_LENGTH} printable characters, got {version!r:.80}"
         raise InvalidArgument(text, field="weight_version")
     return model_pb2.WeightsIdentity(update=number, version=version, path=path)

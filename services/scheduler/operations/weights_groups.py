@@ -49,7 +49,7 @@ class WeightsGroups:
             count = sum(_num_ranks(replica) for replica in replicas)
             if num_ranks and count != num_ranks:
                 raise FailedPrecondition(
-                    f"workers attached or detached meanwhile: they have {count} ranks, not {num_ranks}"
+                    f"workers attached or detached during the call: they have {count} ranks, not {num_ranks}; repeat it"
                 )
             _check_size(request, count)
             await self._join(order.group_name, replicas, orders)
@@ -106,8 +106,11 @@ def _check_size(request: pb.InitWeightsUpdateGroupRequest, count: int) -> None:
     if not count:
         raise Unavailable("no worker is attached that could join a group", retry_after_ms=1000)
     if request.rank_offset + count > request.world_size:
-        text = f"world_size: {request.world_size}, but {count} ranks of workers from {request.rank_offset} on"
-        raise InvalidArgument(f"{text} make {request.rank_offset + count}", field="world_size")
+        text = (
+            f"world_size: must be at least {request.rank_offset + count}, for {count} ranks of workers from rank "
+            f"{request.rank_offset} on; got"
+        )
+        raise InvalidArgument(f"{text} {request.world_size}", field="world_size")
 
 
 def _num_ranks(replica: Replica) -> int:
@@ -129,7 +132,7 @@ def _join_orders(
 def _name(name: str) -> str:
     """Returns the group's name, the default one for an empty name. Raises InvalidArgument for an invalid name."""
     if not NAME.fullmatch(name or DEFAULT_GROUP):
-        text = f'group_name: 1 to 64 letters, digits, "_", "-" and ".", not {name!r:.80}'
+        text = f'group_name: must have 1 to 64 letters, digits, "_", "-" and ".", got {name!r:.80}'
         raise InvalidArgument(text, field="group_name")
     return name or DEFAULT_GROUP
 
@@ -139,7 +142,7 @@ def _checked(request: pb.InitWeightsUpdateGroupRequest) -> worker_pb2.JoinWeight
     the field, for values out of range."""
     address, backend = request.master_address, request.backend or BACKENDS[0]
     if not (0 < len(address) <= MAX_ADDRESS_LENGTH) or not address.isprintable() or " " in address:
-        raise InvalidArgument(f"master_address: {address!r:.80} is no host", field="master_address")
+        raise InvalidArgument(f"master_address: {address!r:.80} is not a host name or address", field="master_address")
     for name, value, least, most in (
         ("master_port", request.master_port, 1, 65535),
         ("rank_offset", request.rank_offset, 1, MAX_RANKS),
@@ -147,9 +150,9 @@ def _checked(request: pb.InitWeightsUpdateGroupRequest) -> worker_pb2.JoinWeight
         ("timeout_ms", request.timeout_ms, 0, MAX_TIMEOUT_MS),
     ):
         if not least <= value <= most:
-            raise InvalidArgument(f"{name}: {least} to {most}, not {value}", field=name)
+            raise InvalidArgument(f"{name}: must be {least} to {most}, got {value}", field=name)
     if backend not in BACKENDS:
-        raise InvalidArgument(f"backend: {' or '.join(BACKENDS)}, not {backend!r:.40}", field="backend")
+        raise InvalidArgument(f"backend: must be {' or '.join(BACKENDS)}, got {backend!r:.40}", field="backend")
     return worker_pb2.JoinWeightsGroup(
         master_address=address,
         master_port=request.master_port,

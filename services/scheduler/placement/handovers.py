@@ -104,7 +104,7 @@ class Handovers:
         self._metrics.roles_missing.labels(PREFILL).set(missing == PREFILL)
         self._metrics.roles_missing.labels(DECODE).set(missing == DECODE)
         if missing != self._missing and missing is not None:
-            log.warning("no worker has the role; the others do its work", role=missing)
+            log.warning("no worker has the role; workers of the other role do its work", role=missing)
         self._missing = missing
 
     def on_worker_detached(self, replica: Replica) -> None:

@@ -62,7 +62,7 @@ def _fits(sequence: Sequence, replica: Replica) -> bool:
     limits = replica.core.limits
     if sequence.query is not None and limits.refusal_of_query(sequence.query.num_tokens) is not None:
         return False
-    if sequence.media and limits.refusal_of_media(sequence.num_embeddings) is not None:
+    if sequence.media and limits.refusal_of_media(sequence.media, sequence.num_tokens) is not None:
         return False
     return limits.refusal(sequence.num_tokens, samples=not sequence.samples_nothing) is None
 

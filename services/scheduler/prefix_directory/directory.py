@@ -86,7 +86,7 @@ class PrefixDirectory:
             self._fail(error)
             return RETRY_INTERVAL_S
         if not self.up:
-            log.info("redis serves", republished=len(self._workers))
+            log.info("Redis is available", republished=len(self._workers))
         self.up = True
         return PUBLISH_INTERVAL_S
 

@@ -62,7 +62,7 @@ class ReplicaAdapters:
         """Orders the load of an adapter; `done` is called with the adapter's id or the error, at once if the worker
         is gone. `digest`: required content; empty: any."""
         if self._is_gone:
-            done(Unavailable("the worker is gone"))
+            done(Unavailable("the worker has disconnected"))
             return
         order_id = next(self._order_ids)
         self._orders[order_id] = name, done
@@ -99,9 +99,9 @@ class ReplicaAdapters:
             self._send(pb.AttachResponse(unload_adapter=pb.UnloadAdapter(name=adapter.name, digest=adapter.digest)))
 
     def fail_pending(self) -> None:
-        """Fails all orders in progress, because the worker is gone."""
+        """Fails all orders in progress, because the worker has disconnected."""
         self._is_gone = True
         orders, self._orders = self._orders, {}
         for _, done in orders.values():
             self._count("lost")
-            done(Unavailable("the worker is gone"))
+            done(Unavailable("the worker has disconnected"))

@@ -16,7 +16,7 @@ SWAP_TIMEOUT_S = 120.0  # for copying staged weights
 
 
 class DeviceOrders:
-    """Orders of one attachment. Every order ends, with an answer or when the worker is gone."""
+    """Orders of one attachment. Every order ends, with an answer or when the worker has disconnected."""
 
     def __init__(self, send: Callable[[pb.AttachResponse], None]) -> None:
         self._send = send
@@ -57,7 +57,7 @@ class DeviceOrders:
             answer.set_result(wire)
 
     def fail_pending(self) -> None:
-        """Fails all orders in progress, because the worker is gone."""
+        """Fails all orders in progress, because the worker has disconnected."""
         self._is_gone = True
         for order_id, answer in self._waiting.items():
             if not answer.done():
@@ -66,7 +66,7 @@ class DeviceOrders:
 
 
 def _gone(order_id: int) -> pb.DeviceOrderDone:
-    return pb.DeviceOrderDone(order_id=order_id, error=to_proto(Unavailable("the worker is gone")))
+    return pb.DeviceOrderDone(order_id=order_id, error=to_proto(Unavailable("the worker has disconnected")))
 
 
 def weights_of(hello: pb.WorkerHello) -> model_pb2.WeightsIdentity:

@@ -252,7 +252,7 @@ class Replica:
             raise FailedPrecondition(f"transfer_id: the scheduler awaits no transfer {wire.transfer_id}")
         failed = wire.HasField("error")
         if failed:
-            log.warning("blocks could not be moved", worker=self.id, reason=wire.error.message)
+            log.warning("cannot move KV blocks between device and host", worker=self.id, reason=wire.error.message)
         self.core.on_transfer_done(wire.transfer_id, failed=failed, lost=frozenset(u32(wire.lost_blocks).tolist()))
         self._metrics.transfer.observe(wire.transfer_us / 1e6)
         self.wake()
@@ -271,7 +271,7 @@ class Replica:
         self._metrics.fetches.labels(self.id, "failed" if failed else "done").inc()
         if failed:
             link.record_failure()
-            log.warning("blocks of another worker could not be fetched", worker=self.id, reason=wire.error.message)
+            log.warning("cannot fetch KV blocks from another worker", worker=self.id, reason=wire.error.message)
         else:
             num_bytes = num_blocks * self.hello.kv_transfer.block_bytes
             link.observe(num_bytes, wire.fetch_us / 1e6)

@@ -46,8 +46,8 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         except ColumnError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         except Exception:
-            log.exception("the session of a frontend failed")
-            await context.abort(grpc.StatusCode.INTERNAL, "internal error: this session is over")
+            log.exception("frontend session failed")
+            await context.abort(grpc.StatusCode.INTERNAL, "internal error: this session has ended")
 
     async def Administer(
         self, _requests: object, context: grpc.aio.ServicerContext[pb.AdministerRequest, pb.AdministerResponse]

@@ -19,7 +19,7 @@ def find_policy(name: str) -> PolicyMaker:
     existing names, for an unknown one."""
     known = plugins.known(GROUP, POLICIES)
     if name not in known:
-        text = f"scheduling_policy: {name!r} does not exist; there are {', '.join(known)}"
+        text = f"scheduling_policy: {name!r} does not exist; available: {', '.join(known)}"
         raise InvalidArgument(text, field="scheduling_policy")
     policy: PolicyMaker = plugins.load(known[name])
     return policy

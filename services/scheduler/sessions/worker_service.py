@@ -102,7 +102,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         except QuireError as error:
             await context.abort(transport(error).grpc_code, error.message)
         except Exception:
-            log.exception("session of a worker failed")
+            log.exception("worker session failed")
             await context.abort(grpc.StatusCode.INTERNAL, "internal error: see the scheduler's log")
 
     async def FetchWeights(
@@ -146,7 +146,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
         if task.cancelled() and not task.cancelling():
             raise Unavailable(f"the session of worker {hello.worker_id} was cancelled unexpectedly")
         if task.cancelled():
-            raise FailedPrecondition(f"worker {hello.worker_id} attached again; this session is over")
+            raise FailedPrecondition(f"worker {hello.worker_id} attached again; this session has ended")
         task.result()
 
     async def _hello(self, session: WorkerSession) -> pb.WorkerHello:
@@ -285,6 +285,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
             prefix_grain=settings.prefix_grain,
             num_query_vectors=hello.kv_cache.num_query_vectors,
             encoder_capacity=hello.encoder.capacity,
+            whole_media=hello.encoder.whole_items,
             policy=self._policy,
             policy_options=PolicyOptions(settings.priority_aging_s, settings.tenant_weights),
             tiers=TierLimits(
@@ -320,7 +321,7 @@ class WorkerService(worker_pb2_grpc.WorkerServiceServicer):
             elif kind == "device_order_done":
                 replica.orders.receive_done(message.device_order_done)
             elif kind == "leaving":
-                log.info("worker leaves", worker=replica.id)
+                log.info("worker is leaving", worker=replica.id)
                 is_leaving = True
                 self._cluster.begin_leaving(replica)
                 self._on_change()

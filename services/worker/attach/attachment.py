@@ -260,8 +260,8 @@ class Attachment:
         except QuireError as error:
             self.device_order_done(pb.DeviceOrderDone(order_id=order.order_id, error=to_proto(error)))
         except Exception:  # an unanswered order would block all later ones
-            log.exception("the fetch of weights failed")
-            failed = to_proto(Internal("the fetch of weights failed"))
+            log.exception("cannot fetch weights")
+            failed = to_proto(Internal("cannot fetch weights"))
             self.device_order_done(pb.DeviceOrderDone(order_id=order.order_id, error=failed))
         else:
             self._engine.device_order(self, order)

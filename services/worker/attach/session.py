@@ -136,7 +136,7 @@ class AttachmentLoop:
         their location in the order. Raises FailedPrecondition if the worker has no spool, else as
         weight_fetch.fetch()."""
         if self._spool is None:
-            raise FailedPrecondition("this worker accepts no streamed weights")
+            raise FailedPrecondition("this worker does not accept streamed weights")
         call = worker_pb2_grpc.WorkerServiceStub(channel).FetchWeights()
         try:
             address, known = self._route.address, self._route.is_configured
@@ -187,7 +187,7 @@ class AttachmentLoop:
                 return error.message
         if isinstance(error, RPC_ENDED):
             return await _rpc_failure_reason(call, welcomed=bool(attachment.epoch))
-        log.exception("attachment failed", scheduler=self._route.address)
+        log.exception("cannot attach to the scheduler", scheduler=self._route.address)
         return f"{type(error).__name__}: {error}"
 
 

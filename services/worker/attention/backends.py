@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from quire.kernels.capability import SM90
 from quire.services.worker.attention.per_phase import PerPhaseAttention
-from quire.services.worker.attention.port import AttentionBackend, AttentionSpec, LatentBackend, TreeBackend
+from quire.services.worker.attention.port import (
+    AheadBackend,
+    AttentionBackend,
+    AttentionSpec,
+    LatentBackend,
+    TreeBackend,
+)
 from quire.shared import plugins
 from quire.shared.errors import FailedPrecondition, InvalidArgument
 from quire.shared.logs import logger
@@ -48,19 +56,22 @@ def choose_attention(name: str, spec: AttentionSpec) -> AttentionBackend:
     known = plugins.known(GROUP, BACKENDS)
     if name not in known:
         raise InvalidArgument(
-            f"attention_backend: {name!r} does not exist; there are {AUTO}, {', '.join(known)}",
+            f"attention_backend: {name!r} does not exist; available: {AUTO}, {', '.join(known)}",
             field="attention_backend",
         )
     if spec.batch_invariant and name not in BATCH_INVARIANT_ORDER:
         raise InvalidArgument(
-            f"attention_backend: {name} sums by what is beside a row; with batch_invariant there are {AUTO}, "
+            f"attention_backend: results of {name} depend on the other rows of a batch; with batch_invariant use "
+            f"{AUTO}, "
             f"{', '.join(BATCH_INVARIANT_ORDER)}",
             field="attention_backend",
         )
     backend = load_backend(name)
     reason = reject_reason_of(backend, spec)
     if reason:
-        raise InvalidArgument(f"attention_backend: {name} cannot serve this model: {reason}", field="attention_backend")
+        raise InvalidArgument(
+            f"attention_backend: {name} does not support this model: {reason}", field="attention_backend"
+        )
     return backend
 
 
@@ -73,10 +84,25 @@ def _best(spec: AttentionSpec) -> AttentionBackend:
     refusals: dict[str, str] = {}
     usable: dict[str, AttentionBackend] = {}
     for_decodes, for_chunks = _candidates(spec)
-    decodes = _first_accepting(for_decodes, spec, usable, refusals)
-    chunks = _first_accepting(for_chunks, spec, usable, refusals)
+    causal = replace(spec, sees_ahead=False)
+    decodes = _first_accepting(for_decodes, causal, usable, refusals)
+    chunks = _first_accepting(for_chunks, causal, usable, refusals)
     log.info("attention backends", decodes=decodes, chunks=chunks, refused=refusals or "none")
-    return usable[decodes] if decodes == chunks else PerPhaseAttention(usable[decodes], usable[chunks])
+    ahead = _for_pictures(spec, usable[chunks])
+    if decodes == chunks and ahead is None:
+        return usable[decodes]
+    return PerPhaseAttention(usable[decodes], usable[chunks], ahead)
+
+
+def _for_pictures(spec: AttentionSpec, chunks: AttentionBackend) -> AttentionBackend | None:
+    """Returns the fastest backend for pictures whose tokens see each other, which others than `chunks` may have to
+    compute; None: `chunks` computes them, or there are none. Raises FailedPrecondition if all refuse."""
+    if not spec.sees_ahead or reject_reason_of(chunks, spec) is None:
+        return None
+    able: dict[str, AttentionBackend] = {}
+    name = _first_accepting(_candidates(spec)[1], spec, able, {})
+    log.info("attention backend of pictures", pictures=name)
+    return able[name]
 
 
 def _candidates(spec: AttentionSpec) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -106,18 +132,21 @@ def _first_accepting(
         if name in usable:
             return name
     reasons = "; ".join(f"{name} {refusals[name]}" for name in names)
-    raise FailedPrecondition(f"attention_backend: none can serve this model: {reasons}", field="attention_backend")
+    raise FailedPrecondition(f"attention_backend: no backend supports this model: {reasons}", field="attention_backend")
 
 
 def reject_reason_of(backend: AttentionBackend, spec: AttentionSpec) -> str | None:
     """Returns why `backend` cannot serve `spec`, or None.
 
-    Adds to the backend's own reasons the lack of the extension protocols: latent attention and draft trees.
+    Adds to the backend's own reasons the lack of the extension protocols: latent attention, draft trees, and pictures
+    whose tokens see each other.
     """
     if spec.latent_rank and not isinstance(backend, LatentBackend):
-        return "has no latent attention"
+        return "does not support latent attention"
+    if spec.sees_ahead and not (isinstance(backend, AheadBackend) and backend.sees_ahead):
+        return "does not support attention in both directions within pictures"
     if spec.has_trees and not (isinstance(backend, TreeBackend) and backend.masks_trees):
-        return "has no attention over trees of drafts"
+        return "does not support trees of drafts"
     return backend.reject_reason(spec)
 
 

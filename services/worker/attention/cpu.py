@@ -15,7 +15,7 @@ PACKAGE = "quire.kernels.cpu"
 class CpuAttention:
     """Calls quire.kernels.cpu.paged_attention; available if the library is built and the CPU has its instructions."""
 
-    masks_trees = True
+    masks_trees = sees_ahead = True
     records_decodes = True
     records_chunks = False  # a tape runs steps of any size without recording each shape
 
@@ -32,7 +32,7 @@ class CpuAttention:
         if spec.device != "cpu":
             return f"runs on the CPU, not on {spec.device}"
         if spec.kv_dtype != spec.dtype:
-            return f"has no cache of {spec.kv_dtype}"
+            return f"does not support a KV cache of {spec.kv_dtype}"
         if self._library is None:
             return str(self._reason)
         return None if callable(self._attend) else f"{PACKAGE} has no paged_attention"
@@ -66,6 +66,7 @@ class CpuAttention:
             softcap,
             chunked,
             metadata.tree_mask,
+            metadata.seen_ends,
         )
 
     def attend_latent(

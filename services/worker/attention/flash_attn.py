@@ -46,7 +46,7 @@ class FlashAttention:
         if spec.device != "cuda" or spec.capability[0] != SM90[0]:
             return "runs on Hopper GPUs"
         if spec.dtype == "float32" or spec.head_dim not in HEAD_DIMS:
-            return f"takes 16-bit heads of {HEAD_DIMS}, not {spec.dtype} of {spec.head_dim}"
+            return f"supports 16-bit heads of {HEAD_DIMS}, not {spec.dtype} of {spec.head_dim}"
         lacking = _reject_reason(spec)
         if lacking:
             return lacking
@@ -55,7 +55,7 @@ class FlashAttention:
         try:
             found = importlib.import_module("flash_attn.cute.interface").flash_attn_varlen_func
         except Exception as error:  # flash-attn 2 with a newer cutlass DSL raises more than ImportError
-            return f"flash-attn-4 is not installed, or not whole: {error}"
+            return f"flash-attn-4 is not installed, or is incomplete: {error}"
         if "num_splits" not in inspect.signature(found).parameters:
             return (
                 "flash-attn-4 is not installed, or flash-attn 2 was installed over it, whose flash_attn.cute is older"
@@ -118,9 +118,9 @@ def _use_compile_cache() -> None:
 def _reject_reason(spec: AttentionSpec) -> str | None:
     """Returns the first feature of `spec` that the package lacks on Hopper, or None."""
     faults = (
-        (spec.has_sinks, "has no attention sinks"),
-        (spec.has_softcap, "has no soft caps here"),
-        (spec.has_chunked_windows, "has windows that slide, not chunks"),
-        (spec.kv_dtype != spec.dtype, f"has no cache of {spec.kv_dtype} on Hopper GPUs"),
+        (spec.has_sinks, "does not support attention sinks"),
+        (spec.has_softcap, "does not support soft caps"),
+        (spec.has_chunked_windows, "supports sliding windows, not chunks"),
+        (spec.kv_dtype != spec.dtype, f"does not support a KV cache of {spec.kv_dtype} on Hopper GPUs"),
     )
     return next((reason for wrong, reason in faults if wrong), None)

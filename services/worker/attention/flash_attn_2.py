@@ -110,18 +110,18 @@ class FlashAttention2:
 
 def _reject_reason(spec: AttentionSpec) -> str | None:
     """Returns the first requirement of `spec` that the package does not meet, or None; needs no package."""
-    heads = f"takes heads of multiples of {HEAD_DIM_STEP} up to {MAX_HEAD_DIM}, not {spec.head_dim}"
+    heads = f"supports head sizes that are multiples of {HEAD_DIM_STEP} up to {MAX_HEAD_DIM}, not {spec.head_dim}"
     needs = f"needs compute capability {_version_text(MIN_CAPABILITY)}, not {_version_text(spec.capability)}"
     faults = (
         (spec.device != "cuda", f"runs on CUDA, not on {spec.device}"),
         (spec.capability < MIN_CAPABILITY, needs),
-        (spec.dtype not in DTYPES, f"takes {' and '.join(DTYPES)}, not {spec.dtype}"),
-        (spec.kv_dtype != spec.dtype, f"has no cache of {spec.kv_dtype}"),
-        (spec.has_sinks, "has no attention sinks"),
-        (spec.has_softcap, "has no soft caps here"),
-        (spec.has_chunked_windows, "has windows that slide, not chunks"),
+        (spec.dtype not in DTYPES, f"supports {' and '.join(DTYPES)}, not {spec.dtype}"),
+        (spec.kv_dtype != spec.dtype, f"does not support a KV cache of {spec.kv_dtype}"),
+        (spec.has_sinks, "does not support attention sinks"),
+        (spec.has_softcap, "does not support soft caps"),
+        (spec.has_chunked_windows, "supports sliding windows, not chunks"),
         (spec.head_dim > MAX_HEAD_DIM or spec.head_dim % HEAD_DIM_STEP, heads),
-        (spec.block_size % PAGE, f"takes blocks of multiples of {PAGE} positions, not {spec.block_size}"),
+        (spec.block_size % PAGE, f"supports block sizes that are multiples of {PAGE}, not {spec.block_size}"),
     )
     return next((reason for wrong, reason in faults if wrong), None)
 

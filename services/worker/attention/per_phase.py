@@ -13,10 +13,12 @@ if TYPE_CHECKING:  # the simulated worker lists backends without torch
 
 @dataclass(frozen=True)
 class PerPhaseAttention:
-    """Dispatches decode steps to `decode` and all others to `chunk`; both have accepted the model."""
+    """Dispatches decode steps to `decode`, chunks with pictures whose tokens see each other to `ahead`, and all others
+    to `chunk`; all have accepted the model."""
 
     decode: AttentionBackend
     chunk: AttentionBackend
+    ahead: AttentionBackend | None = None  # None: there are no such pictures
 
     @property
     def records_decodes(self) -> bool:
@@ -68,7 +70,9 @@ class PerPhaseAttention:
         return backend.attend_latent(q, q_rotated, cache, metadata, scale=scale)
 
     def _backend(self, metadata: AttentionMetadata) -> AttentionBackend:
-        """Returns the backend of a step: `decode` for one token a row, else `chunk` or, in a CUDA graph, the one that
-        records chunks."""
+        """Returns the backend of a step: `decode` for one token a row, `ahead` for pictures, else `chunk` or, in a CUDA
+        graph, the one that records chunks."""
+        if metadata.seen_ends is not None and self.ahead is not None:
+            return self.ahead
         chunk = self._recorded_chunk if metadata.is_recorded else self.chunk
         return self.decode if metadata.is_decode else chunk

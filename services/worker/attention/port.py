@@ -30,6 +30,7 @@ class AttentionSpec:
     latent_rank: int = 0  # > 0: head_dim elements per token are cached, the first latent_rank are the value
     batch_invariant: bool = False  # a row has the same bits alone, in any batch and in any chunk
     has_trees: bool = False  # draft trees: rows carry a mask (AttentionMetadata.tree_mask)
+    sees_ahead: bool = False  # tokens of a picture see its later tokens (AttentionMetadata.seen_ends)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,8 @@ class AttentionMetadata:
     is_recorded: bool = False  # part of a CUDA graph of steps with chunks
     exchange: Exchange | None = None  # runs before attention; None: this rank has all tokens of the step
     tree_mask: Tensor | None = None  # int64 [num_tokens] visible draft-tree nodes of each token; None: causal
+    # int32 [num_tokens] position after the last one that each token sees, where that is later than itself; None: causal
+    seen_ends: Tensor | None = None
 
     @property
     def is_decode(self) -> bool:
@@ -122,6 +125,14 @@ class TreeBackend(Protocol):
 
     @property
     def masks_trees(self) -> bool: ...
+
+
+@runtime_checkable
+class AheadBackend(Protocol):
+    """Extension of backends that apply AttentionMetadata.seen_ends."""
+
+    @property
+    def sees_ahead(self) -> bool: ...
 
 
 @runtime_checkable

@@ -14,7 +14,7 @@ from quire.services.worker.attention.port import AttentionMetadata, AttentionSpe
 class ReferenceAttention:
     """Calls quire.kernels.reference.attention.paged_attention; accepts every model and device and is never recorded."""
 
-    masks_trees = True
+    masks_trees = sees_ahead = True
     records_decodes = records_chunks = False
 
     def __init__(self) -> None:
@@ -57,6 +57,7 @@ class ReferenceAttention:
             chunked,
             metadata.tree_mask,
             parts,
+            metadata.seen_ends,
         )
 
     def _decode_parts(

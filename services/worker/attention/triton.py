@@ -17,7 +17,7 @@ class TritonAttention:
     """Calls the kernels of quire.kernels.triton; decodes use the order of rows by length and shared prefixes, if the
     step has them."""
 
-    records_decodes = records_chunks = masks_trees = True
+    records_decodes = records_chunks = masks_trees = sees_ahead = True
 
     def __init__(self) -> None:
         self._decode: Callable[..., Tensor]
@@ -71,9 +71,9 @@ class TritonAttention:
         """
         tables, lens, rest = metadata.block_tables, metadata.seq_lens, (sinks, softcap, chunked)
         if not metadata.is_decode or metadata.tree_mask is not None:
-            starts, masks = metadata.query_start, metadata.tree_mask
+            starts, masks = metadata.query_start, (metadata.tree_mask, metadata.seen_ends)
             assert starts is not None, "only steps without trees have none"
-            return self._chunk(q, k_cache, v_cache, tables, starts, lens, scale, window, *rest, masks)
+            return self._chunk(q, k_cache, v_cache, tables, starts, lens, scale, window, *rest, *masks)
         shared = metadata.prefixes
         if shared is None:
             return self._decode(q, k_cache, v_cache, tables, lens, scale, window, metadata.order, *rest)

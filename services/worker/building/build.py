@@ -124,7 +124,13 @@ def _replica(
     orders = _orders(settings, loaded, memory.caches, WeightsGroups(environment.device.torch_device, environment.rank))
     pages = _pages(settings, fitting, memory.caches, layout, drafter)
     return Replica(
-        ReplicaFacts(fitting, replica_config.config.vocab_size, environment.device.name, cost_model),
+        ReplicaFacts(
+            fitting,
+            replica_config.config.vocab_size,
+            environment.device.name,
+            cost_model,
+            rotates_by_axes=bool(replica_config.config.rope.sections),
+        ),
         steps.runner,
         record,
         speculation=speculation,

@@ -62,7 +62,10 @@ def build_encoder(
     runner = ModelRunner(model, _heads(settings, model, fitting, place, marks), device, marks=marks)
     table = SlotTable(fitting)
     runner.prepare([], table.block_table)
-    log.info("an encoder: no KV cache, whole prompts", tokens_per_step=fitting.max_num_batched_tokens)
+    log.info(
+        "the model is an encoder: no KV cache, every prompt is computed in one step",
+        tokens_per_step=fitting.max_num_batched_tokens,
+    )
     record, orders = BlockRecord(fitting, table), NoDeviceOrders()
     return Replica(
         ReplicaFacts(fitting, config.vocab_size, device.name),
@@ -116,7 +119,7 @@ def _refuse(settings: WorkerSettings) -> None:
     }
     for name, is_asked in asked.items():
         if is_asked:
-            raise InvalidArgument(f"{name}: the model is an encoder, for which there is none", field=name)
+            raise InvalidArgument(f"{name}: does not apply to an encoder; leave it out", field=name)
 
 
 def _heads(

@@ -80,9 +80,7 @@ def _comparing_head(
     InvalidArgument for a query expansion that is for encoders."""
     assert sentence.late is not None, "it does"
     if sentence.late.expands and not sentence.late.attends_to_mask_tokens:
-        text = (
-            "model: its queries are filled up with tokens that no other sees, also none of them: that is for encoders"
-        )
+        text = "model: its query expansion masks the added tokens from attention, which only encoders support"
         raise InvalidArgument(text, field="model")
     load = settings.load_format != "dummy"
     by_token = SentenceHead.from_folder(Path(settings.model), sentence, place.device, load=load)
@@ -101,7 +99,9 @@ def _pooling_head(settings: WorkerSettings, model: CausalLM, sentence: SentenceM
         return PoolingHead(size, classifier=model.classifier, batch_invariant=alone)
     poolers = {"last": pooling_pb2.POOLER_LAST, "mean": pooling_pb2.POOLER_MEAN, "cls": pooling_pb2.POOLER_CLS}
     if sentence.denses or len(sentence.modes) > 1 or sentence.modes[0] not in poolers:
-        text = f"pools by {', '.join(sentence.modes)} with {len(sentence.denses)} dense layers; generative models have"
-        raise InvalidArgument(f"model: {settings.model} {text} {', '.join(poolers)} and none", field="model")
+        text = f"pools by {', '.join(sentence.modes)} with {len(sentence.denses)} dense layers; supported for decoders:"
+        raise InvalidArgument(
+            f"model: {settings.model} {text} one of {', '.join(poolers)}, without dense layers", field="model"
+        )
     default = poolers[sentence.modes[0]]
     return PoolingHead(size, default, model.classifier, normalizes=sentence.normalizes, batch_invariant=alone)

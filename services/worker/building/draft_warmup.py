@@ -42,7 +42,7 @@ def warm_up_drafts(replica: Replica, speculation: Speculation) -> None:
             _run(replica, speculation, size, longest)
             replica.end_epoch()
     replica.reset_cache()
-    log.info("drafts rehearsed", seconds=round(time.perf_counter() - started, 2))
+    log.info("drafter warmed up", seconds=round(time.perf_counter() - started, 2))
 
 
 def _fits(limits: WorkerLimits, size: int, longest: int) -> bool:

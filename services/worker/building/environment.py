@@ -19,6 +19,7 @@ from quire.services.worker.layers.placement import LayerPlacement
 from quire.services.worker.limits.worker_limits import WorkerLimits
 from quire.services.worker.lora.open_adapters import open_adapters
 from quire.services.worker.models.attention_spec import attention_spec
+from quire.services.worker.models.vision.registry import pictures_see_ahead
 from quire.services.worker.ranks.placement import RankPlacement
 from quire.shared.logs import logger
 from quire.shared.settings import WorkerSettings
@@ -34,7 +35,7 @@ class Environment:
     place: LayerPlacement
     kv_dtype: torch.dtype
     limits: WorkerLimits
-    """Those wanted, with blocks that this model's states fit into."""
+    """Configured limits, with blocks that are large enough for the model's recurrent states."""
     spec: AttentionSpec
     backend: AttentionBackend
     rank: int
@@ -56,7 +57,14 @@ def open_environment(settings: WorkerSettings, replica_config: ReplicaConfig, pl
             is_latent=config.latent is not None,
             is_recurrent=config.recurrent is not None,
         )
-    spec = attention_spec(config, fitted.block_size, place, kv_dtype, has_trees=replica_config.drafts_trees)
+    spec = attention_spec(
+        config,
+        fitted.block_size,
+        place,
+        kv_dtype,
+        has_trees=replica_config.drafts_trees,
+        sees_ahead=pictures_see_ahead(settings),
+    )
     return Environment(device, place, kv_dtype, fitted, spec, _attention(settings, spec, place), placement.rank)
 
 

@@ -18,17 +18,17 @@ def num_copies(settings: WorkerSettings, config: DecoderConfig, placement: RankP
     """Returns the number of replicas of a layer's busy experts, over all ranks (num_redundant_experts). Raises
     InvalidArgument for combinations of expert settings that cannot be distributed."""
     if settings.expert_parallel and (placement.width == 1 or config.experts is None):
-        reason = "one rank has all experts" if placement.width == 1 else "this model has no experts"
+        reason = "it requires more than one rank" if placement.width == 1 else "the model has no experts"
         raise InvalidArgument(f"expert_parallel: {reason}", field="expert_parallel")
     if settings.all2all_backend != "allreduce":
         _check_dispatch(settings)
     if settings.enable_eplb:
         _check_moving(settings)
     elif settings.num_redundant_experts:
-        reason = "copies are placed by load, with enable_eplb"
+        reason = "it requires enable_eplb, which places replicas by load"
         raise InvalidArgument(f"num_redundant_experts: {reason}", field="num_redundant_experts")
     if settings.num_redundant_experts % placement.width:
-        reason = f"{placement.width} ranks do not divide {settings.num_redundant_experts}"
+        reason = f"{settings.num_redundant_experts} is not divisible by the {placement.width} ranks"
         raise InvalidArgument(f"num_redundant_experts: {reason}", field="num_redundant_experts")
     return settings.num_redundant_experts
 
@@ -36,11 +36,11 @@ def num_copies(settings: WorkerSettings, config: DecoderConfig, placement: RankP
 def _check_dispatch(settings: WorkerSettings) -> None:
     """Raises InvalidArgument for settings that exclude all2all_backend other than allreduce."""
     reason = (
-        "without expert_parallel every rank has a part of each expert"
+        "it requires expert_parallel"
         if not settings.expert_parallel
-        else "adapters know rows by their places in the whole step"
+        else "LoRA adapters are not supported with it"
         if settings.lora or settings.lora_folders
-        else "few rows and many would be added up in two orders (batch_invariant)"
+        else "batch_invariant is not supported with it"
         if settings.batch_invariant
         else ""
     )
@@ -52,11 +52,11 @@ def _check_dispatch(settings: WorkerSettings) -> None:
 def _check_moving(settings: WorkerSettings) -> None:
     """Raises InvalidArgument for settings that exclude moving experts between ranks (enable_eplb)."""
     reason = (
-        "without expert_parallel every rank has a part of each expert"
+        "it requires expert_parallel"
         if not settings.expert_parallel
-        else "what adapters add to experts stays with their ranks"
+        else "LoRA adapters are not supported with it"
         if settings.lora or settings.lora_folders
-        else "the order of sums would depend on the load (batch_invariant)"
+        else "batch_invariant is not supported with it"
         if settings.batch_invariant
         else ""
     )

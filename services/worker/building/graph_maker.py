@@ -75,7 +75,7 @@ class GraphBuilder:
         self._single_row: SingleRowProgram | None = None
         reason = model_reject_reason(model, place)
         if reason:
-            log.info("no fused chain for single rows", reason=reason)
+            log.info("single-row program is not used", reason=reason)
         else:
             from quire.kernels.triton.pdl import HAS_PDL
 

@@ -31,7 +31,7 @@ class KVMemory:
     """KV memory of a replica: limits with the final number of blocks, slot table and caches."""
 
     limits: WorkerLimits
-    """What the blocks hold: those of the replica."""
+    """Limits of the replica: the capacity that its KV blocks provide."""
     table: SlotTable
     caches: list[LayerCache]
 
@@ -46,6 +46,8 @@ def allocate_kv_memory(
     """Allocates the KV caches and the slot table: as many blocks as configured, or as fit into the free memory of every
     rank, measured by running the largest steps. Raises InvalidArgument if whole adapter weights do not fit."""
     _check_adapters(environment)
+    if loaded.vision is not None and not environment.device.is_synchronous:
+        loaded.vision.warm_up(environment.place.device)  # a first picture must not wait for kernels
     num_blocks = environment.place.min_over_ranks(
         settings.num_blocks or _measure(settings, replica_config, environment, loaded, steps)
     )
@@ -63,8 +65,9 @@ def _check_adapters(environment: Environment) -> None:
     free = kv_memory.free_bytes(environment.place.device) if reserved_bytes else 0
     if adapters is not None and reserved_bytes > free:
         text = (
-            f"lora_modules_to_save: {adapters.max_adapters} adapters (max_loras) may take {reserved_bytes:,} bytes, "
-            f"{free:,} are free behind the model's weights"
+            f"lora_modules_to_save: {adapters.max_adapters} adapters (max_loras) may use {reserved_bytes:,} bytes, "
+            "but only "
+            f"{free:,} are free after loading the weights; lower max_loras"
         )
         raise InvalidArgument(text, field="lora_modules_to_save")
 
@@ -89,7 +92,9 @@ def _fitting(settings: WorkerSettings, limits: WorkerLimits, num_blocks: int) ->
     fitting = worker_limits.fit(limits, num_blocks, explicit=bool(settings.max_model_len))
     if fitting.max_model_len < limits.max_model_len:
         log.warning(
-            "max_model_len shortened to what the KV memory holds", model=limits.max_model_len, now=fitting.max_model_len
+            "max_model_len reduced to the capacity of the KV cache",
+            model=limits.max_model_len,
+            now=fitting.max_model_len,
         )
     return fitting
 
@@ -102,7 +107,7 @@ def _use_tape(
     if reason is None:
         runner.use_model(TapedModel(model, runner.caches, fitting, trees=trees))
     elif environment.place.device.type == "cpu":
-        log.info("no tape: steps are launched kernel by kernel", reason=reason)
+        log.info("recorded tape is not used; kernels are launched one by one", reason=reason)
 
 
 def _measure(
@@ -128,8 +133,7 @@ def _measure(
         if replica_config.drafting and environment.limits.layout.has_states
         else 0
     )
-    if loaded.vision is not None:
-        loaded.vision.warm_up(environment.place.device)
+    media_bytes = 0 if loaded.vision is None else loaded.vision.warm_up(environment.place.device)
     run_largest_steps(steps.runner, environment.limits, drafts)
     if steps.graphs is not None:
         steps.graphs.record(steps.runner, environment.limits, scratch.block_table, most=1)
@@ -137,6 +141,5 @@ def _measure(
     other_bytes += steps.runner.heads.query_bytes
     if environment.place.adapters is not None:
         other_bytes += environment.place.adapters.reserved_bytes
-    if loaded.vision is not None:
-        other_bytes += loaded.vision.reserved_bytes
+    other_bytes += media_bytes
     return max(kv_memory.cuda_budget(settings.gpu_memory_utilization, total_bytes, other_bytes) // block_bytes, 0)

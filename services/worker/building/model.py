@@ -36,22 +36,22 @@ class LoadedModel:
     model: CausalLM
     loader: Loader
     kv_layout: KVLayout
-    """Of the layers that are here."""
+    """KV layout of the layers on this rank."""
     shape: BlockShape
     counts: WeightCounts
     weights: Weights
-    """What may be exchanged while the worker runs."""
+    """Weights that can be updated while the worker runs."""
     sleep_memory: SleepMemory
     samples: bytes
-    """Of the folder's files, when they were loaded."""
+    """Samples of the folder's weight files, taken at load."""
     vision: Vision | None = None
-    """None: the worker encodes no pictures."""
+    """Encoder of media; None: the worker encodes none."""
 
     def reload(self, model: CausalLM, folder: Path) -> None:
         """Loads the weights from `folder` into `model` again. Raises FailedPrecondition if the files are not those that
         were loaded first."""
         if self.loader.reads_files and weight_samples.folder_digest(folder) != self.samples:
-            text = f"model: the weights in {folder} are not those that were loaded from there; start this worker anew"
+            text = f"model: the weights in {folder} have changed since they were loaded; restart this worker"
             raise FailedPrecondition(text, field="model")
         self.loader.load(model, folder, model.is_on_other_stage)
 
@@ -105,7 +105,7 @@ def _load(model: CausalLM, settings: WorkerSettings, loader: Loader, place: Laye
     if place.adapters is not None:
         place.adapters.check_complete()
     if isinstance(model, TransformersCausalLM):
-        log.info("the model runs with the code of transformers and our attention", model_impl=settings.model_impl)
+        log.info("the model runs with the code of transformers and Quire's attention", model_impl=settings.model_impl)
     started = time.perf_counter()
     loader.load(model, Path(settings.model), model.is_on_other_stage)
     seconds, dtype = round(time.perf_counter() - started, 2), str(place.dtype)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.services.worker.building.checks import pipeline_parallel
+from quire.services.worker.building.vision import with_room_for_pictures
 from quire.services.worker.limits import worker_limits
 from quire.services.worker.limits.kv_layout import KVLayout
 from quire.services.worker.limits.worker_limits import WorkerLimits
@@ -46,6 +47,7 @@ def read_replica_config(settings: WorkerSettings, values: dict[str, Any], placem
     drafting = read_speculative_config(settings, config)
     block_size = block_size_for(settings, config, has_trees=tree_of(drafting) is not None)
     asked = worker_limits.from_settings(settings, config.max_positions, block_size)
+    asked = with_room_for_pictures(settings, asked)
     asked = replace(
         asked,
         layout=KVLayout.of(family.kv_specs(config), asked.max_model_len, num_stages=placement.stages),

@@ -54,7 +54,8 @@ def build_step_execution(
     drafter = create_drafter(replica_config.drafting, target, limits)
     runner = _runner(model, build_heads(settings, model, limits, place, grammars), environment)
     if loaded.vision is not None:
-        runner.use_media(StepMedia(loaded.vision.cache, environment.device.torch_device))
+        device, sees_ahead = environment.device.torch_device, environment.spec.sees_ahead
+        runner.use_media(StepMedia(loaded.vision.cache, device, sees_ahead=sees_ahead))
     return StepExecution(
         runner, drafter, _graph_maker(settings, model, environment, drafting=replica_config.drafting, drafter=drafter)
     )
@@ -95,11 +96,11 @@ def _graph_maker(
     if spec.device == "cpu" or not settings.cuda_graphs:
         return None
     if not backend.records_decodes:
-        log.warning("no CUDA graphs: the attention backend for decodes cannot be recorded")
+        log.warning("CUDA graphs are not used: the attention backend for decodes cannot be recorded")
         return None
     chunks = settings.cuda_graph_chunks and backend.records_chunks and state_blocks.records_chunks(model.config, place)
     if chunks != settings.cuda_graph_chunks:
-        log.info("no CUDA graphs for chunks: what computes them cannot be recorded")
+        log.info("CUDA graphs are not used for prompt chunks: their kernels cannot be recorded")
     tile = backend.rows_per_prefix_tile(spec)
     has_states = model.config.recurrent is not None  # steps with drafts are then not recorded
     samples_per_row = 1 + (drafting.num_speculative_tokens if drafting and not has_states else 0)

@@ -50,8 +50,8 @@ def open_tiers(
     if not size:
         if folder or settings.kv_offloading_disk_size:
             raise InvalidArgument(
-                f"kv_offloading_disk: {folder!r}: blocks reach the disk through host memory: kv_offloading_size must "
-                "say how much of it",
+                f"kv_offloading_disk: {folder!r}: requires kv_offloading_size, because blocks reach the disk "
+                "through host memory",
                 field="kv_offloading_disk",
             )
         return Tiers()
@@ -61,8 +61,9 @@ def open_tiers(
     _check_ranks(settings)
     if bool(folder) != bool(settings.kv_offloading_disk_size):
         raise InvalidArgument(
-            f"kv_offloading_disk_size: {settings.kv_offloading_disk_size} GiB in the folder {folder!r}: one needs the "
-            "other",
+            f"kv_offloading_disk_size: {settings.kv_offloading_disk_size} GiB and kv_offloading_disk: {folder!r} "
+            "must be "
+            "set together",
             field="kv_offloading_disk_size",
         )
     name = BlockIdentity(settings, layout, fitting.layout.groups)
@@ -74,11 +75,17 @@ def open_tiers(
 def _reject_reason(settings: WorkerSettings, drafter: Drafter | None) -> str:
     """Returns why blocks cannot be offloaded with these settings; empty if they can."""
     if settings.pipeline_parallel_size > 1:
-        return f"not with pipeline_parallel_size {settings.pipeline_parallel_size}: stages are at different steps"
+        return (
+            f"not supported with pipeline_parallel_size {settings.pipeline_parallel_size}, whose stages compute "
+            "different steps"
+        )
     if settings.context_parallel_size > 1:
-        return f"not with context_parallel_size {settings.context_parallel_size}: every rank would keep all of it again"
+        return (
+            f"not supported with context_parallel_size {settings.context_parallel_size}, whose ranks all hold the "
+            "same KV"
+        )
     if drafter is not None and drafter.block_bytes:
-        return "drafts need KV of their own, which stays on the device; ngram, suffix, medusa and grammar need none"
+        return "not supported with a drafter that has its own KV; ngram, suffix, medusa and grammar have none"
     return ""
 
 
@@ -87,7 +94,9 @@ def _check_ranks(settings: WorkerSettings) -> None:
     for field in ("kv_offloading_region", "kv_offloading_disk"):
         folder = getattr(settings, field)
         if folder and settings.num_ranks > 1:
-            reason = f"each of {settings.num_ranks} ranks has a part of every block, in memory of its own"
+            reason = (
+                f"not supported with {settings.num_ranks} ranks, which hold parts of every block in separate memory"
+            )
             raise InvalidArgument(f"{field}: {folder!r}: {reason}", field=field)
 
 
@@ -124,8 +133,8 @@ def _open_disk(
     num_places = int(gib * GIB) // file_bytes
     if not 1 <= num_places <= MAX_BLOCKS:
         raise InvalidArgument(
-            f"kv_offloading_disk_size: {gib} GiB has room for {num_places} files of {file_bytes} bytes; 1 to "
-            f"{MAX_BLOCKS} are possible",
+            f"kv_offloading_disk_size: {gib} GiB holds {num_places} files of {file_bytes} bytes; it must hold 1 "
+            f"to {MAX_BLOCKS}",
             field="kv_offloading_disk_size",
         )
     started = time.perf_counter()
@@ -138,7 +147,13 @@ def _open_disk(
         text = f"kv_offloading_disk: {str(folder.current)!r}: {error.strerror}"
         raise InvalidArgument(text, field="kv_offloading_disk") from None
     took_s = round(time.perf_counter() - started, 2)
-    log.info("disk for KV", folder=str(folder.current), blocks=num_places, found=len(disk.contents()), seconds=took_s)
+    log.info(
+        "disk tier for KV opened",
+        folder=str(folder.current),
+        blocks=num_places,
+        found=len(disk.contents()),
+        seconds=took_s,
+    )
     return disk
 
 

@@ -13,15 +13,18 @@ import torch
 from quire.services.worker.layers.placement import memory_of
 from quire.services.worker.layers.sharding import WHOLE
 from quire.services.worker.media.encoder_cache import EncoderCache
+from quire.services.worker.media.waiting import MOST_PIXELS
 from quire.services.worker.models.vision.port import MediaInput
-from quire.services.worker.models.vision.registry import make_encoder
+from quire.services.worker.models.vision.registry import make_encoder, pictures_see_ahead
 from quire.services.worker.replica.media_encoding import MediaEncoding, NoMediaEncoding
 from quire.shared.errors import InvalidArgument
 from quire.shared.logs import logger
+from quire.shared.media.processor import WholeItemProcessor
 from quire.shared.media.registry import read_media_processor
 
 if TYPE_CHECKING:
     from quire.services.worker.layers.placement import LayerPlacement
+    from quire.services.worker.limits.worker_limits import WorkerLimits
     from quire.services.worker.models.causal_lm import CausalLM
     from quire.services.worker.models.loading.loader import Loader
     from quire.services.worker.models.vision.port import MediaEncoder
@@ -44,21 +47,20 @@ class Vision:
     new: Callable[[], MediaEncoder | None]  # builds another one without weights
     cache: EncoderCache
     largest: TileLayout | None  # layout of a large picture; None: its family's processor has none
-    row_bytes: int
+    row_bytes: int  # of the text model's embeddings
     scale: float  # factor of the rows
+    sees_ahead: bool  # tokens of a picture see each other in both directions
 
-    @property
-    def reserved_bytes(self) -> int:
-        """Memory of the rows that the cache may keep."""
-        return self.cache.capacity * self.row_bytes
-
-    def warm_up(self, device: torch.device) -> None:
-        """Encodes one large picture, so that the memory for it is known and kernels are compiled."""
+    def warm_up(self, device: torch.device) -> int:
+        """Encodes as many large pictures as one call may have, so that the memory for it is known and kernels are
+        compiled. Returns the bytes of the rows that the cache may keep; rows may be wider than embeddings."""
         if self.largest is None:
-            return
+            return self.cache.capacity * self.row_bytes
         tiles, height, width, numbers = self.largest
         pixels = torch.zeros((tiles, height, width, 3), dtype=torch.uint8, device=device)
-        self.encoder.encode([MediaInput(pixels, numbers)])
+        count = max(1, MOST_PIXELS // (tiles * height * width))
+        rows = self.encoder.encode([MediaInput(pixels, numbers)] * count)[0]
+        return self.cache.capacity * rows.size(1) * rows.element_size()
 
 
 def read_processor(settings: WorkerSettings) -> MediaProcessor | None:
@@ -74,6 +76,19 @@ def read_processor(settings: WorkerSettings) -> MediaProcessor | None:
         log.info("text alone is served: these options have no place for pictures", **excluding)
         return None
     return processor
+
+
+def with_room_for_pictures(settings: WorkerSettings, limits: WorkerLimits) -> WorkerLimits:
+    """Returns the limits with a step that has room for the largest picture beside a token of each sequence, if pictures
+    are computed in one step."""
+    processor = read_processor(settings)
+    if not isinstance(processor, WholeItemProcessor):
+        return limits
+    least = processor.max_item_tokens + limits.max_num_seqs
+    if limits.max_num_batched_tokens >= least:
+        return limits
+    log.info("max_num_batched_tokens raised to hold a picture", asked=limits.max_num_batched_tokens, raised=least)
+    return replace(limits, max_num_batched_tokens=least)
 
 
 def cache_capacity(settings: WorkerSettings, processor: MediaProcessor, max_num_batched_tokens: int) -> int:
@@ -107,7 +122,8 @@ def open_vision(
     cache = EncoderCache(cache_capacity(settings, processor, max_num_batched_tokens))
     log.info("encoder of pictures loaded", rows=cache.capacity)
     scale = model.config.scales.embedding if model.scales_media else 1.0
-    return Vision(encoder, new, cache, _largest(processor), hidden_size * place.dtype.itemsize, scale)
+    row_bytes, sees_ahead = hidden_size * place.dtype.itemsize, pictures_see_ahead(settings)
+    return Vision(encoder, new, cache, _largest(processor), row_bytes, scale, sees_ahead)
 
 
 def new_encoder(
@@ -148,7 +164,9 @@ def media_encoding(vision: Vision | None, device: torch.device) -> NoMediaEncodi
     """Returns the replica's component that encodes media."""
     if vision is None:
         return NoMediaEncoding()
-    return MediaEncoding(vision.encoder, vision.cache, device, PICTURES, scale=vision.scale)
+    return MediaEncoding(
+        vision.encoder, vision.cache, device, PICTURES, scale=vision.scale, whole_items=vision.sees_ahead
+    )
 
 
 def _whole(place: LayerPlacement) -> LayerPlacement:

@@ -48,7 +48,7 @@ class DeviceThread:
         self._started, self._died = started, died
         self._executor: DeviceExecutor | None = None  # set when the replica is built
         self._num_started = self._num_finished = 0  # commands
-        self._dirty = True
+        self._has_unpublished_state = True
         self._published_s = 0.0
         self.occupancy = Occupancy(0, 0, 0)
         self.expert_load: LoadByLayer = {}
@@ -83,7 +83,7 @@ class DeviceThread:
             try:
                 while (command := self._next(replica)) is not None:
                     self._num_started += 1
-                    self._dirty = True
+                    self._has_unpublished_state = True
                     self._executor.process(command)
                     self._num_finished += 1
             except BaseException as error:  # report it: the thread ends here
@@ -93,9 +93,9 @@ class DeviceThread:
     def _next(self, replica: Replica) -> Command | None:
         """Waits for the next command; None stops the thread. Publishes progress before waiting if PUBLISH_EVERY_S have
         passed, and after IDLE_AFTER_S without a command."""
-        if self._dirty and time.monotonic() - self._published_s > PUBLISH_EVERY_S:
+        if self._has_unpublished_state and time.monotonic() - self._published_s > PUBLISH_EVERY_S:
             self._publish(replica)
-        if self._dirty:
+        if self._has_unpublished_state:
             try:
                 return self._inbox.get(timeout=IDLE_AFTER_S)
             except queue.Empty:
@@ -107,4 +107,4 @@ class DeviceThread:
         self.occupancy = replica.occupancy()
         self.expert_load = replica.experts.read_load()
         self._published_s = time.monotonic()
-        self._dirty = False
+        self._has_unpublished_state = False

@@ -189,7 +189,7 @@ class Engine:
         """Starts fetching blocks from another worker, concurrently with steps; `receiver` gets the outcome. Ends the
         session if this worker fetches no blocks."""
         if self.fetcher is None:
-            receiver.abort_session("this worker has announced that it fetches no blocks")
+            receiver.abort_session("this worker's hello states that it fetches no blocks")
         else:
             self.fetcher.fetch(receiver, order)
 

@@ -128,7 +128,7 @@ class OutcomeDispatcher:
             log.info("adapter loaded", adapter=name, digest=command.digest.hex()[:16])
             self._replies.adapter_loaded(command.receiver, command.order_id, command.digest)
         else:
-            log.warning("an adapter cannot be loaded", adapter=name, error=f"{type(error).__name__}: {error}")
+            log.warning("cannot load an adapter", adapter=name, error=f"{type(error).__name__}: {error}")
             self._replies.adapter_failed(command.receiver, command.order_id, error)
 
     def order_executed(self, command: ExecuteDeviceOrder, error: Exception | None) -> None:

@@ -173,7 +173,7 @@ class ChunkGraphs:
             tokens=[
                 np.repeat(inputs.slots, np.diff(inputs.query_start)),
                 given,
-                inputs.positions,
+                inputs.rotated_positions,
                 inputs.slot_mapping[: inputs.num_tokens],
                 new_blocks.slots * self._memory.table_width + new_blocks.columns,
                 new_blocks.ids,
@@ -208,12 +208,12 @@ class ChunkGraphs:
     def _is_compute_bound(self, num_tokens: int) -> bool:
         """Runs padding of `num_tokens` tokens and returns whether computing it takes longer than launching it."""
         shape = max(shape for shape in self._shapes if shape.num_tokens == num_tokens)
-        columns, column = self._of_padding(shape)
+        columns, column = self._fill_with_padding(shape)
         return not self._recorder.is_launch_bound(lambda: self._forward(columns, column, shape))
 
     def _record(self, shape: ChunkShape) -> RecordedStep:
         """Records the forward pass of `shape` over the static columns, and the sampling if the recording samples."""
-        columns, column = self._of_padding(shape)
+        columns, column = self._fill_with_padding(shape)
         choice = self._model.choice
         return RecordedStep.of(
             self._recorder,
@@ -222,7 +222,7 @@ class ChunkGraphs:
             None if choice is None else lambda logits: self._choose(choice, logits, column),
         )
 
-    def _of_padding(self, shape: ChunkShape) -> tuple[Tensor, ChunkColumns]:
+    def _fill_with_padding(self, shape: ChunkShape) -> tuple[Tensor, ChunkColumns]:
         """Fills the static columns with a step of padding; returns them as an array [num_columns, stride] and by
         name."""
         stride = _stride(shape)

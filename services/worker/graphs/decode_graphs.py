@@ -210,7 +210,7 @@ class DecodeGraphs:
         arrays: list[Array] = [
             inputs.slots,
             given,
-            inputs.positions,
+            inputs.rotated_positions,
             inputs.slot_mapping[: inputs.num_rows],
             inputs.seq_lens,
             facts.order,

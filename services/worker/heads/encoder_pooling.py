@@ -74,13 +74,13 @@ class EncoderPoolingHead:
         support."""
         params = admission.pooling
         if params is None:
-            raise InvalidArgument("model: it reads texts and generates none: it is an encoder", field="model")
+            raise InvalidArgument("model: it is an encoder and generates no text", field="model")
         if params.pooler not in pooling_pb2.Pooler.values():
             raise InvalidArgument(f"pooling.pooler: {params.pooler} is not a pooler", field="pooling.pooler")
         if params.classify and self._classifier is None:
             raise InvalidArgument("pooling.classify: this model has no classifier", field="pooling.classify")
         if not (params.pooler or params.classify) and self._default.modes == ("all",):
-            text = "pooling.pooler: the model has a vector per token and none of the whole text; use POOLER_ALL"
+            text = "pooling.pooler: the model has one vector per token, and none for the whole text; use POOLER_ALL"
             raise InvalidArgument(text, field="pooling.pooler")
         spec = self._classification(params) if params.classify else self._pooling(params)
         places = token_places(params.pooler, params, columns.i32(admission.token_ids))

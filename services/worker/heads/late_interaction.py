@@ -83,7 +83,8 @@ class LateInteractionScorer:
         others = sum(count for other, count in self._num_tokens.items() if other != name)
         if others + num_tokens > self.max_query_vectors:
             text = (
-                f"query_id: a query of {num_tokens} tokens besides {others} of other queries, the capacity is "
+                f"query_id: a query of {num_tokens} tokens in addition to {others} of other queries exceeds the "
+                "capacity of "
                 f"{self.max_query_vectors}"
             )
             raise FailedPrecondition(text, field="query_id")

@@ -279,7 +279,9 @@ def requested_places(column: bytes, num_tokens: int) -> I32:
 def check_size(size: int) -> None:
     """Raises InvalidArgument if a sequence has more elements than its result may hold."""
     if size > MAX_POOLED_ELEMENTS:
-        text = f"pooling: its vectors have {size} elements, the limit is {MAX_POOLED_ELEMENTS}; see dimensions"
+        text = (
+            f"pooling: the vectors have {size} elements, the limit is {MAX_POOLED_ELEMENTS}; request fewer dimensions"
+        )
         raise InvalidArgument(text, field="pooling")
 
 

@@ -70,7 +70,8 @@ class Dense:
         weight, bias = tensors.get("linear.weight"), tensors.get("linear.bias")
         if weight is None or tuple(weight.shape) != shape or (bias is None) is module.bias:
             text = (
-                f"model: {folder / module.folder} does not hold linear.weight {list(shape)} and what config.json says"
+                f"model: {folder / module.folder} does not contain linear.weight {list(shape)} and the tensors "
+                "that config.json implies"
             )
             raise InvalidArgument(text, field="model")
         # Copies: the tensors map the file, whose pages vanish if it is truncated while it is served.
@@ -97,4 +98,6 @@ def _tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
     elif pickled.exists():
         yield from torch.load(pickled, map_location="cpu", weights_only=True).items()
     else:
-        raise InvalidArgument(f"model: no model.safetensors and no pytorch_model.bin in {folder}", field="model")
+        raise InvalidArgument(
+            f"model: {folder} contains neither model.safetensors nor pytorch_model.bin", field="model"
+        )

@@ -225,8 +225,8 @@ def count_places(gib: float, shape: BlockShape, already: int = 0, num_ranks: int
     num_places, free = int(gib * GIB) // (shape.num_bytes * num_ranks), free_host_bytes() + already
     if not 1 <= num_places <= MAX_BLOCKS:
         raise InvalidArgument(
-            f"kv_offloading_size: {gib} GiB has room for {num_places} blocks of {shape.num_bytes} bytes; 1 to "
-            f"{MAX_BLOCKS} are possible",
+            f"kv_offloading_size: {gib} GiB holds {num_places} blocks of {shape.num_bytes} bytes; it must hold 1 "
+            f"to {MAX_BLOCKS}",
             field="kv_offloading_size",
         )
     if num_places * shape.num_bytes * num_ranks // num_hosts > free:
@@ -245,7 +245,7 @@ def open_host_memory(
     started = time.perf_counter()
     memory = HostMemory(caches, num_places, region)
     found, took_s = len(memory.contents()), round(time.perf_counter() - started, 2)
-    log.info("host memory for KV", blocks=num_places, found=found, seconds=took_s)
+    log.info("host memory for KV allocated", blocks=num_places, found=found, seconds=took_s)
     return memory
 
 

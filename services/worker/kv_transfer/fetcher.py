@@ -103,11 +103,11 @@ class Fetcher:
         except QuireError as error:
             done.error.CopyFrom(to_proto(error))
         except Exception as error:
-            log.exception("fetch failed", fetch=fetch_id)
+            log.exception("KV fetch failed", fetch=fetch_id)
             done.error.CopyFrom(to_proto(Internal(f"{type(error).__name__}: {error}")))
         if done.HasField("error"):
             self._metrics.kv_fetches_failed.inc()
-            log.warning("fetch of blocks failed", source=wanted.source.worker_id, reason=done.error.message)
+            log.warning("cannot fetch KV blocks", source=wanted.source.worker_id, reason=done.error.message)
         if self._writer.may_write(receiver):
             receiver.blocks_fetched(done)
 

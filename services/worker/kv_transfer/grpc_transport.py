@@ -83,7 +83,9 @@ class GrpcTransport:
                     yield batch
         except _PeerUnreachable as error:
             source = wanted.source
-            log.info("pages are sent over gRPC", source=source.worker_id, reason=str(error))
+            log.info(
+                "KV pages are fetched over gRPC, not from shared memory", source=source.worker_id, reason=str(error)
+            )
             self.unreachable_until[source.address] = (
                 asyncio.get_running_loop().time() + self._bounds.unreachable_retry_s
             )

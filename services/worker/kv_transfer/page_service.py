@@ -102,7 +102,7 @@ class PageService(kv_transfer_pb2_grpc.KVTransferServiceServicer):
             message = await _read_message(context, self.bounds.request_timeout_s, "no request was received")
             reader = self._reader
             if reader is None:
-                raise Unavailable("this worker serves no pages")
+                raise Unavailable("this worker does not serve pages")
             request = self._validated(message, reader.page_layout)
             if reader.peers is not None and request.host == reader.peers.host:
                 await self._share(context, reader, request, reader.peers.own)

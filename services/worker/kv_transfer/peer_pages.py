@@ -104,7 +104,7 @@ class PeerPages:
         try:
             return cls(whole, PeerDriver.load())
         except (OSError, PeerMemoryError) as error:
-            log.info("pages are copied through host memory", reason=str(error))
+            log.info("KV pages are copied through host memory, not between GPUs", reason=str(error))
             return None
 
     @asynccontextmanager

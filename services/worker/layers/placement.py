@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -68,6 +68,13 @@ class Alternative:
 
     destination: Destination
     instead_of: tuple[str, ...]
+    transposed: Destination | None = None  # the same memory, for files that have the last two dimensions exchanged
+
+    def of_shape(self, shape: Sequence[int]) -> Destination:
+        """Returns the destination for a tensor of this shape: `transposed` if only that one fits."""
+        if self.transposed is None or list(shape) == list(self.destination.shape):
+            return self.destination
+        return self.transposed if list(shape) == list(self.transposed.shape) else self.destination
 
 
 @runtime_checkable

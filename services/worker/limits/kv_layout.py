@@ -43,7 +43,7 @@ class KVLayout:
             for spec in each(specs):
                 _check(layer, spec, first)
             if len(set(kept[layer])) < len(kept[layer]):
-                text = f"config.json: layer {layer} needs {', '.join(map(str, kept[layer]))}: each spec is allowed once"
+                text = f"config.json: layer {layer} needs {', '.join(map(str, kept[layer]))}; each spec may occur once"
                 raise InvalidArgument(text, field="model")
         return cls(form_groups(kept, by_turns=num_stages > 1))
 

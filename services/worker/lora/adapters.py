@@ -147,7 +147,10 @@ class AdapterManager:
         for end in self._whole:
             if not any(name.endswith(end) for name in self._taken_whole):
                 known = ", ".join(sorted(self._taken_whole))
-                text = f"lora_modules_to_save: {end!r} is no embedding or output head of this model; available: {known}"
+                text = (
+                    f"lora_modules_to_save: {end!r} is not an embedding or output head of this model; available: "
+                    f"{known}"
+                )
                 raise InvalidArgument(text, field="lora_modules_to_save")
         self._initial_folders.clear()
 
@@ -290,6 +293,6 @@ class AdapterManager:
             raise refusal(folder.name, text)
         unknown = sorted({*folder.modules, *(stack.name for stack in folder.stacks)} - self._taken)
         if unknown:
-            text = f"{unknown[0]} is no linear layer, embedding or experts of this model that can have an adapter"
+            text = f"{unknown[0]} is not a linear layer, embedding or experts of this model that can be adapted"
             more = f" ({len(unknown)} such)" if len(unknown) > 1 else ""
             raise refusal(folder.name, text + more)

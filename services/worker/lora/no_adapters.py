@@ -50,7 +50,9 @@ class NoAdapters:
 
     def add(self, folder: PeftFolder, digest: bytes) -> None:
         """Raises FailedPrecondition: no adapter can be loaded."""
-        raise FailedPrecondition("lora_folders: empty, so that this worker loads no adapters")
+        raise FailedPrecondition(
+            "lora_folders: empty, so this worker cannot load adapters; start it with --lora-folders"
+        )
 
     def remove(self, adapter: AdapterId) -> None:
         """Does nothing: no adapter is loaded."""

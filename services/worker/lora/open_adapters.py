@@ -36,7 +36,7 @@ def open_adapters(
         return None
     served = model_identity.identity(Path(settings.model), settings.served_model_name).name
     reason = (
-        f"{served!r} is the model's own name"
+        f"{served!r} is the name of the model; choose another one"
         if served in settings.lora
         else f"lora_folders is not supported with tensor_parallel_size {settings.tensor_parallel_size}: adapters can "
         "only be loaded at start (lora)"
@@ -60,7 +60,7 @@ def open_adapters(
         return None
     for folder in folders if settings.tensor_parallel_size > 1 else ():
         if any(pair.magnitude is not None for pair in folder.modules.values()):
-            text = f"use_dora is True: with tensor_parallel_size {settings.tensor_parallel_size} no rank has whole rows"
+            text = f"use_dora is not supported with tensor_parallel_size {settings.tensor_parallel_size}"
             raise refusal(folder.name, text)
     capacity = AdapterCapacity(settings.max_loras if settings.lora_folders else 0, settings.max_lora_rank)
     whole = settings.lora_modules_to_save
@@ -77,7 +77,7 @@ def _readable(settings: WorkerSettings, most_bytes: int) -> list[PeftFolder]:
         try:
             folders.append(peft_folder.read(name, Path(folder), settings.max_lora_rank, most_bytes))
         except DamagedAdapter as error:
-            log.warning("skipping an adapter whose file is damaged", adapter=name, error=error.message)
+            log.warning("skipped an adapter whose file is damaged", adapter=name, error=error.message)
     return folders
 
 

@@ -114,7 +114,7 @@ class GrpcPixels:
                 received += len(part)
         if received != size:
             raise Unavailable(f"the frontend at {address} sent {received} of {size} bytes")
-        if await asyncio.to_thread(zlib.crc32, pixels) != head.checksum:
+        if await asyncio.to_thread(zlib.crc32, pixels.data) != head.checksum:
             raise Unavailable(f"the pixels of the frontend at {address} do not match their checksum")
         return pixels.reshape(head.num_tiles, head.height, head.width, CHANNELS)
 

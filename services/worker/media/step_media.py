@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from quire.services.worker.device.staging import upload
 from quire.services.worker.layers.forward_batch import MediaRows
 from quire.services.worker.step.media_items import MediaItem, last_row_end
 from quire.services.worker.step.plan_violation import PlanViolation, require
+from quire.shared.columns import I32
 
 if TYPE_CHECKING:
     import torch
@@ -48,12 +49,22 @@ class NoStepMedia:
 NO_STEP_MEDIA = NoStepMedia()
 
 
+class _StepRows(NamedTuple):
+    """Rows of media that were found in a step."""
+
+    tokens: list[Rows]  # indices in the step
+    parts: list[torch.Tensor]  # their rows
+    seen_ends: I32  # [num_tokens] position after the run of rows that a token is in; 0: none
+
+
 class StepMedia:
     """Finds the rows that take the place of token embeddings in a step. A slot is watched until its last row is
     computed, so that decode steps cost nothing."""
 
-    def __init__(self, cache: EncoderCache, device: torch.device) -> None:
-        self._cache, self._device = cache, device
+    def __init__(self, cache: EncoderCache, device: torch.device, *, sees_ahead: bool = False) -> None:
+        """`sees_ahead`: tokens with rows see each other within their run (AttentionMetadata.seen_ends); no chunk ends
+        inside of one."""
+        self._cache, self._device, self._sees_ahead = cache, device, sees_ahead
         self._pending: dict[int, tuple[Sequence[MediaItem], int]] = {}  # by slot: items, end of their last row
 
     def admit(self, slot: int, items: Sequence[MediaItem], num_computed: int) -> None:
@@ -74,28 +85,29 @@ class StepMedia:
         """Returns the rows of media in a step; None if it has none."""
         if not self._pending:
             return None
-        tokens: list[Rows] = []
-        parts: list[torch.Tensor] = []
+        found = _StepRows([], [], np.zeros(inputs.num_tokens, np.int32))
         for slot in [*self._pending]:
             row = int(np.searchsorted(inputs.slots, slot))
             if row < inputs.num_rows and inputs.slots[row] == slot:
-                self._add_rows(slot, inputs, row, tokens, parts)
-        if not tokens:
+                self._add_rows(slot, inputs, row, found)
+        if not found.tokens:
             return None
         import torch
 
-        rows = parts[0] if len(parts) == 1 else torch.cat(parts)
-        return MediaRows(upload(np.concatenate(tokens), self._device), rows)
+        rows = found.parts[0] if len(found.parts) == 1 else torch.cat(found.parts)
+        ends = upload(found.seen_ends, self._device) if self._sees_ahead else None
+        return MediaRows(upload(np.concatenate(found.tokens), self._device), rows, ends)
 
-    def _add_rows(self, slot: int, inputs: StepInputs, row: int, tokens: list[Rows], parts: list[torch.Tensor]) -> None:
-        """Appends the tokens of a step's row that take rows of media, and those rows. Forgets the slot at its end."""
+    def _add_rows(self, slot: int, inputs: StepInputs, row: int, found: _StepRows) -> None:
+        """Adds the tokens of a step's row that take rows of media, and those rows. Forgets the slot at its end."""
         items, last = self._pending[slot]
         first, end = int(inputs.query_start[row]), int(inputs.seq_lens[row])
         begin = end - (int(inputs.query_start[row + 1]) - first)
         for item in items:
             for position, first_row, count in item.rows_in(begin, end):
                 at = first + position - begin
-                tokens.append(np.arange(at, at + count))
-                parts.append(self._cache.rows(item.identifier)[first_row : first_row + count])
+                found.tokens.append(np.arange(at, at + count))
+                found.parts.append(self._cache.rows(item.identifier)[first_row : first_row + count])
+                found.seen_ends[at : at + count] = position + count
         if end >= last:
             del self._pending[slot]

@@ -21,11 +21,13 @@ def attention_spec(
     kv_dtype: torch.dtype | None = None,
     *,
     has_trees: bool = False,
+    sees_ahead: bool = False,
 ) -> AttentionSpec:
     """Returns what one rank's part of a model requires of its attention backend: sizes per rank, dtypes, device and
     variants.
 
-    `kv_dtype`: dtype of the KV cache; None: the model's. `has_trees`: draft trees are verified (AttentionSpec).
+    `kv_dtype`: dtype of the KV cache; None: the model's. `has_trees`: draft trees are verified; `sees_ahead`: tokens of
+    a picture see each other (AttentionSpec).
     """
     heads, latent = place.shard.heads(config.num_q_heads, config.num_kv_heads), config.latent
     return AttentionSpec(
@@ -44,6 +46,7 @@ def attention_spec(
         latent_rank=0 if latent is None else latent.kv_rank,
         batch_invariant=place.batch_invariant,
         has_trees=has_trees,
+        sees_ahead=sees_ahead,
     )
 
 

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
-from quire.services.worker.layers.attention.rotary import cos_sin_table
+from quire.services.worker.layers.attention.rotary import column_axes, cos_sin_table, rows_by_axes
 from quire.services.worker.layers.classifier import Classifier
 from quire.services.worker.layers.config_file import ConfigFile
 from quire.services.worker.layers.embedding import Embedding, OutputHead, TiedOutputHead
@@ -64,9 +64,21 @@ class CausalLM(ABC):
     def run(self, batch: ForwardBatch, caches: list[LayerCache]) -> tuple[Tensor, list[State]]:
         """Returns the hidden states [num_samples, hidden_size] and the kept layer inputs."""
         residual = self.embed(batch)
+        stack, batch = self._rotating(batch)
         if self.kept_layers:
-            return self._stack.normed_and_kept(self.kept_layers, residual, batch, caches)
-        return self._stack.normed(residual, batch, caches), []
+            return stack.normed_and_kept(self.kept_layers, residual, batch, caches)
+        return stack.normed(residual, batch, caches), []
+
+    def _rotating(self, batch: ForwardBatch) -> tuple[LayerStack, ForwardBatch]:
+        """Returns the layers and the batch such that tokens of pictures are rotated by their positions on each axis:
+        with a rotary table that has a row for each token of the step. Steps without pictures stay as they are."""
+        if batch.axes is None or self._column_axes is None:
+            return self._stack, batch
+        import torch
+
+        rows = rows_by_axes(self.cos_sin, batch.axes, self._column_axes)
+        numbers = torch.arange(rows.size(0), dtype=torch.int32, device=rows.device)
+        return self._stack.rotated_by(rows), batch.with_positions(numbers)
 
     def first_layers(self, residual: Tensor, batch: ForwardBatch, caches: list[LayerCache]) -> Tensor:
         """Returns the residual stream [num_tokens, hidden_size] after this stage's layers, for the next stage; may
@@ -109,6 +121,8 @@ class CausalLM(ABC):
             for rope in (config.rope, *config.ropes)
         }
         self.cos_sin: Tensor = tables[config.rope]
+        of_columns = column_axes(config.rope, config.rope_dim)
+        self._column_axes: Tensor | None = None if of_columns is None else of_columns.to(place.device)
         ropes = config.ropes or (config.rope,) * config.num_layers
         self._collectives = place.shard.collectives
         self._defer_all_reduces()
@@ -153,7 +167,7 @@ class CausalLM(ABC):
     def single_row(config: DecoderConfig, place: LayerPlacement) -> str | None:
         """Returns the reason why decode steps of one token cannot run as fused kernels (single_row.py), or None if they
         can."""
-        return "this family has no chain of fused kernels"
+        return "the family has no single-row program"
 
     @property
     def passed_over(self) -> tuple[str, ...]:
@@ -206,7 +220,10 @@ class CausalLM(ABC):
         Widens `hidden_width`. Raises InvalidArgument if the layers are distributed over pipeline stages.
         """
         if not self.stage.is_whole:
-            text = "speculative_config: its drafts need what layers read, and here these lie in stages"
+            text = (
+                "speculative_config: this method reads the inputs of layers, which pipeline stages distribute; "
+                "use another method"
+            )
             raise InvalidArgument(text, field="speculative_config")
         self.kept_layers = layers
         self._defer_all_reduces()

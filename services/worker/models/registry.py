@@ -90,7 +90,7 @@ def check_config(values: dict[str, Any], implementation: Implementation = "auto"
     run."""
     if find_encoder(values) is not None:
         if implementation == "transformers":
-            text = "model_impl: encoders run with code of their own, not with that of transformers"
+            text = "model_impl: transformers is not supported for encoders; use auto"
             raise InvalidArgument(text, field="model_impl")
         return read_encoder_config(values)
     return read_model_config(values, implementation)
@@ -110,11 +110,11 @@ def find_model(values: dict[str, Any], implementation: Implementation = "auto") 
             return TransformersCausalLM
         if implementation == "transformers":
             kind = values.get("model_type")
-            raise InvalidArgument(f"config.json: model_type is {kind!r}: transformers has no such model", field="model")
+            raise InvalidArgument(f"config.json: model_type is {kind!r}: transformers does not know it", field="model")
     if name is None:
         encoders = (f"{family}{ending}" for family in ENCODERS for ending in ("Model", CLASSIFIER_SUFFIX))
         there_are = ", ".join((*known, *encoders))
-        raise InvalidArgument(f"config.json: architectures is {names!r}; there are {there_are}", field="model")
+        raise InvalidArgument(f"config.json: architectures is {names!r}; supported: {there_are}", field="model")
     model: type[CausalLM] = plugins.load(known[name])
     return model
 
@@ -131,6 +131,9 @@ def read_model_config(values: dict[str, Any], implementation: Implementation = "
     if not any(name.endswith(CLASSIFIER_SUFFIX) for name in names):
         return config
     if (config.scales.logit, config.scales.embedding) != (1, 1):
-        raise InvalidArgument(f"config.json: architectures is {names!r}: its hidden states are scaled", field="model")
+        raise InvalidArgument(
+            f"config.json: architectures is {names!r}: it scales its hidden states, which is not supported",
+            field="model",
+        )
     # A classifier has no output head, and its embedding is not tied to one.
     return replace(config, num_classes=len(model_identity.class_names(values)), tie_word_embeddings=True)

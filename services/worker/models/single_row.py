@@ -35,7 +35,7 @@ def model_reject_reason(model: CausalLM, place: LayerPlacement) -> str | None:
     """
     family = type(model)
     if not (family.forward is CausalLM.forward and family.run is CausalLM.run and family.logits is CausalLM.logits):
-        return "this family computes what is around its layers in a way of its own"
+        return "the family overrides the forward pass"
     return model.single_row(model.config, place)
 
 
@@ -43,13 +43,13 @@ def reject_reason(config: DecoderConfig, place: LayerPlacement) -> str | None:
     """Returns why a chain of attention and gated feed-forward layers cannot run with this configuration on this device,
     or None."""
     if place.batch_invariant:
-        return "sums in an order of its own"
+        return "the single-row program sums in another order (batch_invariant)"
     if not place.shard.collectives.fuses_residual_add:
-        return "ranks add up with NCCL"
+        return "ranks reduce with NCCL"
     if place.ops.sources["rms_norm"] != "quire.kernels.triton":
         return "needs quire.kernels.triton"
     if config.attention.has_sinks:
-        return "attention sinks have no place in the chain"
+        return "attention sinks are not supported"
     return _weights_reject_reason(place) or _sizes_reject_reason(config, place)
 
 
@@ -57,7 +57,7 @@ def _weights_reject_reason(place: LayerPlacement) -> str | None:
     """Returns why the chain cannot read the checkpoint's quantized weights, or None."""
     if place.checkpoint is None or place.checkpoint.supports_single_row:
         return None
-    return f"{place.checkpoint.method} has other weights here than those of 4 bits, and of 8 with a scale for each row"
+    return f"{place.checkpoint.method} has weights other than 4-bit ones and 8-bit ones with a scale per row"
 
 
 def _sizes_reject_reason(config: DecoderConfig, place: LayerPlacement) -> str | None:
@@ -67,14 +67,14 @@ def _sizes_reject_reason(config: DecoderConfig, place: LayerPlacement) -> str | 
     from quire.kernels.triton.single_row.row_linear import row_linear_takes
 
     if not row_attention_takes(config.head_dim):
-        return f"heads of {config.head_dim} do not fall into halves of matrix operands"
+        return f"heads of {config.head_dim} are not a multiple of half a matrix operand"
     heads = place.shard.heads(config.num_q_heads, config.num_kv_heads)
     gates = len(place.shard.part(config.intermediate_size, "intermediate_size"))
     if place.quantization == "fp8_block" and gates % BLOCK:
-        return f"blocks of {BLOCK} do not divide {gates} gates"
+        return f"{gates} gates are not a multiple of {BLOCK}"
     sizes = (config.hidden_size, heads.num_q * config.head_dim, gates)
     uneven = [size for size in sizes if not row_linear_takes(size)]
-    return f"rows of {uneven[0]} elements are not whole chunks" if uneven else None
+    return f"rows of {uneven[0]} elements are not a multiple of a chunk" if uneven else None
 
 
 def experts_reject_reason(experts: ExpertsConfig, shard: Shard) -> str | None:
@@ -83,12 +83,14 @@ def experts_reject_reason(experts: ExpertsConfig, shard: Shard) -> str | None:
     from quire.kernels.triton.single_row.row_experts import row_experts_takes
 
     if not shard.is_whole:
-        return "experts' results are added to the residual before ranks could add them up"
+        return "experts on several ranks are not supported"
     if experts.biased or experts.score_correction_bias or experts.router_bias:
-        return "experts' biases have no place in the chain"
+        return "biases of experts are not supported"
     if experts.shared_intermediate_size:
-        return "a shared expert has no place in the chain"
-    return None if row_experts_takes(experts.routing) else f"{experts.routing.top_k} experts of a token are too many"
+        return "a shared expert is not supported"
+    return (
+        None if row_experts_takes(experts.routing) else f"{experts.routing.top_k} experts per token are not supported"
+    )
 
 
 class RowLinear(Protocol):

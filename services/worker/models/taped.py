@@ -29,7 +29,9 @@ def reject_reason(model: CausalLM, backend: AttentionBackend, place: LayerPlacem
     if place.device.type != "cpu":
         return f"runs on the CPU, not on {place.device.type}"
     if not (place.shard.is_whole and place.stage.is_whole):
-        return "a tape has no collectives" if place.stage.is_whole else "a tape holds all layers of a model"
+        return (
+            "a tape cannot contain collectives" if place.stage.is_whole else "a tape requires all layers in one process"
+        )
     if not model.taped_functions or type(model).forward is not CausalLM.forward:  # the tape records run()
         return "this family's forward pass cannot be recorded"
     adapting = ("add_low_rank", "embed_low_rank") if place.adapters else ()

@@ -321,7 +321,12 @@ class DiskStore:
         count = self._failures[what, reason] = self._failures.get((what, reason), 0) + 1
         if count % LOG_EVERY == 1:
             log.warning(
-                "KV on disk", failed=what, reason=reason, why=why, count=count, folder=str(self._folder.current)
+                "disk tier for KV: operations failed",
+                failed=what,
+                reason=reason,
+                why=why,
+                count=count,
+                folder=str(self._folder.current),
             )
 
 

@@ -31,7 +31,7 @@ def weights_digest(folder: Path, patterns: Sequence[str], memo: Path) -> str:
     long as loading, so the file `memo` caches the digests of unchanged files."""
     files = sorted({path for pattern in patterns for path in folder.glob(pattern)})
     if not files:  # the source of the weights is unknown: use an identity that no later process can have
-        log.warning("no weight files found: KV is not kept across restarts", folder=str(folder))
+        log.warning("no weight files found; KV is not kept across restarts", folder=str(folder))
         return secrets.token_hex(32)
     stamps = [_stamp(path) for path in files]
     noted = _noted(memo)
@@ -42,7 +42,7 @@ def weights_digest(folder: Path, patterns: Sequence[str], memo: Path) -> str:
         temporary.write_text(json.dumps(dict(zip(stamps, digests, strict=True))))
         temporary.replace(memo)
     except OSError as error:
-        log.warning("the digests of the weights cannot be cached: the next start reads the files again", reason=error)
+        log.warning("cannot cache the digests of the weights; the next start reads the files again", reason=error)
     whole = "".join(f"{path.name} {digest}\n" for path, digest in zip(files, digests, strict=True))
     return hashlib.sha256(whole.encode()).hexdigest()
 

@@ -68,7 +68,9 @@ class ExpertBalance:
         self._seen = counted
         if moved := sum(look.moved for look in looks):
             before, after = (max(look[i] for look in looks) for i in (1, 2))
-            log.info("experts moved", step=step_id, moved=moved, busiest_before=before, busiest_after=after)
+            log.info(
+                "experts moved between ranks", step=step_id, moved=moved, busiest_before=before, busiest_after=after
+            )
 
     def _balance(self, layer: SparseMLP, load: Load) -> LayerBalance:
         """Moves one layer's experts to a better placement for the tokens `load` since the last rebalance, if it is

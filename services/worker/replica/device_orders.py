@@ -175,11 +175,13 @@ class NoDeviceOrders(ReplicaComponent):
 
     def execute_order(self, order: pb.DeviceOrder) -> bool:
         """Raises FailedPrecondition for every order."""
-        raise FailedPrecondition("the weights of this worker neither change nor sleep: its model is no decoder")
+        raise FailedPrecondition(
+            "the weights of this worker cannot be changed or put to sleep: its model is not a decoder"
+        )
 
     def update(self, new: NewWeights) -> None:
         """Raises FailedPrecondition for every update."""
-        raise FailedPrecondition("the weights of this worker cannot be changed: its model is no decoder")
+        raise FailedPrecondition("the weights of this worker cannot be changed: its model is not a decoder")
 
     def interrupt(self, order: pb.DeviceOrder) -> None:
         """No-op: no order waits."""

@@ -164,6 +164,6 @@ class StepInFlight(NamedTuple):
         if bans := self.bans.get(slot):
             first, *others = bans
             verb = "allow" if first == "allowed_token_ids" else "allows"
-            text = f"every token is banned: none that {first} {verb} may be sampled beside {' and '.join(others)}"
+            text = f"every token is banned: none that {first} {verb} is permitted by {' and '.join(others)}"
             return InvalidArgument(text, field=first)
         return Internal("no token could be sampled: the logits hold NaN or infinity, or every token is banned")

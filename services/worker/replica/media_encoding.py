@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # this module is also imported without torch
     from quire.services.worker.media.encoder_cache import EncoderCache
     from quire.services.worker.models.vision.port import MediaEncoder
     from quire.services.worker.replica.retained_state import RetainedState
-    from quire.services.worker.step.fetched_item import FetchedItem
+    from quire.services.worker.step.fetched_item import FetchedItem, Pixels
 
 log = logger("worker.media")
 
@@ -33,6 +33,7 @@ class NoMediaEncoding(ReplicaComponent):
 
     capacity = num_rows = num_items = 0
     modalities: tuple[str, ...] = ()
+    whole_items = False  # no step ends inside of an item's range
 
     def encode(self, items: Sequence[FetchedItem]) -> EncodedBatch:
         """Fails every item: the worker has announced no encoder."""
@@ -57,11 +58,14 @@ class MediaEncoding(NoMediaEncoding):
         modalities: tuple[str, ...],
         *,
         scale: float = 1.0,
+        whole_items: bool = False,
     ) -> None:
-        """Takes an encoder with weights and an empty cache. `scale`: factor of the rows."""
+        """Takes an encoder with weights and an empty cache. `scale`: factor of the rows; `whole_items`: the tokens of
+        an item see each other, so that it is computed in one step."""
         self._encoder, self._cache, self._device, self._scale = encoder, cache, device, scale
-        self.capacity = cache.capacity  # type: ignore[assignment]
+        self.capacity = cache.capacity
         self.modalities = modalities
+        self.whole_items = whole_items
 
     @property
     def num_rows(self) -> int:  # type: ignore[override]
@@ -102,15 +106,18 @@ class MediaEncoding(NoMediaEncoding):
 
     def _rows(self, items: Sequence[FetchedItem]) -> list[Tensor]:
         """Computes the rows of items of equal shape."""
-        import torch
-
         from quire.services.worker.models.vision.port import MediaInput
 
-        inputs = [
-            MediaInput(torch.from_numpy(item.pixels).to(self._device, non_blocking=True), item.layout) for item in items
-        ]
+        inputs = [MediaInput(self._upload(item.pixels), item.layout) for item in items]
         rows = self._encoder.encode(inputs)
         return rows if self._scale == 1 else [part * self._scale for part in rows]
+
+    def _upload(self, pixels: Pixels) -> Tensor:
+        """Returns the pixels on the device. Read-only ones, which a store or a message owns, are copied first."""
+        import torch
+
+        own = pixels if pixels.flags.writeable else pixels.copy()
+        return torch.from_numpy(own).to(self._device, non_blocking=True)
 
     def _keep(self, item: FetchedItem, rows: Tensor) -> QuireError | None:
         """Keeps the rows of an item; returns the error of an item with another number of rows than the scheduler

@@ -23,6 +23,7 @@ from quire.services.worker.runner.step_cost import NO_COST_MODEL, CostModel, NoC
 from quire.services.worker.spec_decode.no_speculation import NoSpeculation
 from quire.services.worker.spec_decode.speculation import Speculation
 from quire.services.worker.step.plan import StepPlan
+from quire.services.worker.step.rope_positions import PlainPositions, RopePositions
 from quire.shared.pb.worker.v1 import worker_pb2 as pb
 
 if TYPE_CHECKING:  # this module is also imported without torch
@@ -48,6 +49,7 @@ class ReplicaFacts:
     vocab_size: int
     device_name: str
     cost_model: CostModel | NoCostModel = NO_COST_MODEL
+    rotates_by_axes: bool = False  # pictures have positions by row and column
 
 
 class Replica:
@@ -73,7 +75,11 @@ class Replica:
         self.speculation, self.orders, self.transfers, self.experts = speculation, orders, transfers, experts
         self.media = media or NoMediaEncoding()
         self._runner, self._record = runner, record
-        self._slots = SlotStates(record, runner, speculation, facts.vocab_size, facts.limits.num_blocks)
+        positions = RopePositions(facts.limits.max_num_seqs) if facts.rotates_by_axes else PlainPositions()
+        num_blocks = facts.limits.num_blocks
+        self._slots = SlotStates(
+            record, runner, speculation, facts.vocab_size, num_blocks=num_blocks, positions=positions
+        )
         self._steady = self._slots.steady
         self._components: tuple[ReplicaComponent, ...] = (orders, experts, transfers, self.media)
         self._plan_hooks: list[PlanHook] = [hook for component in self._components for hook in component.plan_hooks]

@@ -14,6 +14,7 @@ from quire.services.worker.spec_decode.speculation import Speculation
 from quire.services.worker.step.admission import SlotAdmission
 from quire.services.worker.step.media_items import without_unknown_placeholders
 from quire.services.worker.step.plan import Admission, StepPlan
+from quire.services.worker.step.rope_positions import PlainPositions
 from quire.services.worker.step.slots import NewBlocks
 from quire.services.worker.step.steady_decode import SteadyDecode
 from quire.services.worker.step.step_inputs import StepInputs, assemble
@@ -30,10 +31,12 @@ class SlotStates:
         runner: Runner,
         speculation: Speculation | NoSpeculation,
         vocab_size: int,
+        *,
         num_blocks: int,
+        positions: PlainPositions,
     ) -> None:
         self._record, self._runner, self._speculation = record, runner, speculation
-        self._vocab_size, self._num_blocks = vocab_size, num_blocks
+        self._vocab_size, self._num_blocks, self._positions = vocab_size, num_blocks, positions
         self._table = record.table
         self.steady = SteadyDecode(record.table)
         self.refused: dict[int, QuireError] = {}  # by slot: error of its admission
@@ -52,7 +55,7 @@ class SlotStates:
         for admission in order.admitted:
             self._admit(admission)
         step, drafts = self._speculation.advance(order)
-        inputs = assemble(step, self._table, drafts)
+        inputs = self._positions.in_step(assemble(step, self._table, drafts))
         if self._hashed_tokens:
             inputs = self._with_hashed_tokens(inputs)
         if drafts is None and not len(order.stalled):
@@ -85,6 +88,7 @@ class SlotStates:
             admission, tokens = self._without_unknown_placeholders(admission, tokens)
         try:
             check_token_ids(tokens, self._vocab_size, "token_ids")
+            self._positions.admit(slot, admission.media)
             asked = SlotAdmission.of(admission)
             self._runner.heads.admit(slot, asked)
             if asked.bans:
@@ -132,6 +136,7 @@ class SlotStates:
         """Drops the state of a slot in record, heads and speculation, with its refusal and bans."""
         self._record.release(slot)
         self._runner.media.release(slot)
+        self._positions.release(slot)
         self._hashed_tokens.pop(slot, None)
         self.refused.pop(slot, None)
         self.bans.pop(slot, None)

@@ -7,7 +7,6 @@ have reached the host.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
@@ -240,9 +239,7 @@ class ModelRunner:
         wanted = self._wanted(inputs, up, step_heads)
         is_recorded = model is not self._eager_model  # a tape runs all tokens through all layers
         only_last = wanted is up.sampling_tokens and not is_recorded
-        batch = batches.batch(inputs, up, wanted, only_last=only_last)
-        if media is not None:
-            batch = replace(batch, media=media)
+        batch = batches.batch(inputs, up, wanted, only_last=only_last).with_media(media)
         self._timer.mark(marks)
         return self._layers.launch(model, batch, self.caches, inputs, end=end, marks=marks)
 

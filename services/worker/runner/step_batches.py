@@ -67,7 +67,7 @@ class StepBatches:
             *self.staging.upload(
                 [
                     inputs.token_ids,
-                    inputs.positions,
+                    inputs.rotated_positions,
                     inputs.slot_mapping,
                     inputs.query_start,
                     inputs.seq_lens,
@@ -109,6 +109,7 @@ class StepBatches:
             drafted_states=None
             if inputs.lags is None
             else drafted_states(inputs, self._num_slots, self.staging.upload),
+            axes=None if inputs.rope_axes is None else upload(inputs.rope_axes, up.positions.device),
         )
         if self._marks is not None:
             device = up.positions.device

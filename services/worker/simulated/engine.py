@@ -68,15 +68,15 @@ class SimulatedEngine:
 
     def transfer(self, receiver: Attachment, order: pb.Transfer) -> None:
         """Ends the session: a simulated worker announces no host memory."""
-        receiver.abort_session("a simulated worker has announced no host memory for blocks")
+        receiver.abort_session("a simulated worker has no host memory for blocks")
 
     def disk_transfer(self, receiver: Attachment, order: pb.DiskTransfer) -> None:
         """Ends the session: a simulated worker announces no disk."""
-        receiver.abort_session("a simulated worker has announced no disk for blocks")
+        receiver.abort_session("a simulated worker has no disk for blocks")
 
     def fetch_blocks(self, receiver: Attachment, order: pb.FetchBlocks) -> None:
         """Ends the session: a simulated worker announces that it fetches no blocks."""
-        receiver.abort_session("a simulated worker has announced that it fetches no blocks")
+        receiver.abort_session("a simulated worker does not fetch blocks")
 
     def load_adapter(self, receiver: Attachment, order: pb.LoadAdapter) -> None:
         """Reports an Unimplemented error: there are no weights to adapt."""

@@ -141,13 +141,13 @@ class Sleeper:
         InvalidArgument for other levels, FailedPrecondition if memory cannot be released or the weights sleep at
         another level."""
         if level not in LEVELS:
-            raise InvalidArgument(f"level: 1 or 2, not {level}", field="level")
+            raise InvalidArgument(f"level: must be 1 or 2, got {level}", field="level")
         if self._memory is None:
             text = "enable_sleep_mode: this worker was started without it, so its memory cannot be released"
             raise FailedPrecondition(text, field="enable_sleep_mode")
         if WEIGHTS in self._asleep and level != self.level:
             raise FailedPrecondition(
-                f"level: the weights sleep at level {self.level}: wake them up first", field="level"
+                f"level: the weights already sleep at level {self.level}; wake them up first", field="level"
             )
         if WEIGHTS not in self._asleep:
             (self._memory.weights.offload if level == 1 else self._memory.weights.discard)()
@@ -165,7 +165,7 @@ class Sleeper:
         wanted = {*tags} or {*TAGS}
         unknown = sorted(wanted - {*TAGS})
         if unknown:
-            raise InvalidArgument(f"tags: must be {' or '.join(TAGS)}, not {unknown[0]!r:.40}", field="tags")
+            raise InvalidArgument(f"tags: must be {' or '.join(TAGS)}, got {unknown[0]!r:.40}", field="tags")
         if self._memory is None:
             return
         for tag in TAGS:
@@ -182,7 +182,7 @@ class Sleeper:
     def check_weights(self) -> None:
         """Raises FailedPrecondition while the weights sleep."""
         if WEIGHTS in self._asleep:
-            raise FailedPrecondition('the weights are asleep: wake them up first (tags ["weights"])')
+            raise FailedPrecondition('the weights are asleep; wake them up first (tags ["weights"])')
 
     def release_kv_for_staging(self) -> None:
         """Releases the KV memory until restore_kv(), to make space for staged weights; does nothing if it sleeps or

@@ -76,9 +76,11 @@ class SpeculativeConfig(BaseModel):
         if self.method not in known:
             raise ValueError(f"method: {self.method!r} does not exist; available: {', '.join(known)}")
         if self.method in WITH_WEIGHTS and not self.model:
-            raise ValueError(f"model: the method {self.method} needs a folder")
+            raise ValueError(f"model: the method {self.method} requires the folder of a draft model")
         if self.method == "mtp" and self.model:
-            raise ValueError(f"model: {self.model!r}: the method mtp drafts with layers of the served model")
+            raise ValueError(
+                f"model: {self.model!r}: must be empty for the method mtp, which drafts with layers of the served model"
+            )
         if self.prompt_lookup_min > self.prompt_lookup_max:
             raise ValueError(
                 f"prompt_lookup_min: {self.prompt_lookup_min} is more than prompt_lookup_max, {self.prompt_lookup_max}"
@@ -151,7 +153,7 @@ def detect_method(values: dict[str, Any]) -> str:
     if "eagle" in named:
         return "eagle"
     if values.get("num_hidden_layers") == 1:
-        text = f"{SETTING}.method: config.json says num_hidden_layers is 1: is it an eagle head or a draft_model?"
+        text = f"{SETTING}.method: config.json says num_hidden_layers is 1: use the method eagle or draft_model"
         raise InvalidArgument(text, field=SETTING)
     return "draft_model"
 

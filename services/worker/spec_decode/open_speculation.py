@@ -32,8 +32,10 @@ def read_speculative_config(settings: WorkerSettings, config: DecoderConfig) -> 
     drafting = speculative_config.parse_for(config, settings.speculative_config)
     names = backend_selection.library_names(settings.structured_output_backend)
     if drafting is not None and drafting.method == "grammar" and backend_selection.FORCE_TOKENS.isdisjoint(names):
-        text = f"structured_output_backend: {names[0]} finds no forced tokens, and speculative_config's method"
-        raise InvalidArgument(f"{text} grammar drafts only those", field=backend_selection.FIELD)
+        text = (
+            f"structured_output_backend: {names[0]} cannot determine forced tokens, which speculative_config's method"
+        )
+        raise InvalidArgument(f"{text} grammar drafts; use another backend or method", field=backend_selection.FIELD)
     tree = speculative_config.tree_of(drafting)
     if tree is not None:
         _check_trees(tree, settings, config)
@@ -68,8 +70,9 @@ def create_drafter(drafting: SpeculativeConfig | None, target: DraftTarget, limi
     drafter = open_drafter(drafting, target) if drafting else None
     if drafter is not None and drafter.block_bytes and limits.layout.windows:
         raise InvalidArgument(
-            "speculative_config: its drafts need every token's KV, and some of this model's layers keep a window or a "
-            "state only; ngram, suffix, medusa and grammar need none",
+            "speculative_config: this method needs the KV of every token, and some of this model's layers keep a "
+            "window or a "
+            "state only; use ngram, suffix, medusa or grammar",
             field="speculative_config",
         )
     if speculative_config.tree_of(drafting) is not None and limits.layout.windows:

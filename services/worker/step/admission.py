@@ -74,7 +74,7 @@ class SlotAdmission:
             admitted.num_prompt_tokens,
             admitted.num_cached_tokens,
             admitted.grammar_id,
-            _of_sample(params.sampling, admitted),
+            _adapt_to_sample(params.sampling, admitted),
             params.eos_token_ids,
             params.bad_word_token_ids,
             params.think_start_token_ids,
@@ -92,7 +92,7 @@ class SlotAdmission:
         )
 
 
-def _of_sample(sampling: sampling_pb2.SamplingParams, admitted: Admission) -> sampling_pb2.SamplingParams:
+def _adapt_to_sample(sampling: sampling_pb2.SamplingParams, admitted: Admission) -> sampling_pb2.SamplingParams:
     """Adapts `sampling`, in place, to one sample of a request: derives its seed (wrapping in 64 bits) and keeps only
     the log-probabilities that are still to be reported."""
     sampling.seed = (sampling.seed + admitted.sample + 2**63) % 2**64 - 2**63

@@ -103,5 +103,6 @@ class _Run:
             follows=last.number,
             begins_blocks=begins_blocks,
             completed_slots=NO_SLOTS,
+            rope_positions=None if last.rope_positions is None else last.rope_positions + 1,
         )
         return self.last, new_blocks

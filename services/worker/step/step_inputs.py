@@ -51,6 +51,14 @@ class StepInputs:
     hashed_token_ids: I32 | None = None
     # int64 [num_tokens] visible draft-tree nodes (paged_attention.py); None: no draft trees
     tree_mask: npt.NDArray[np.int64] | None = None
+    # Of sequences with pictures in models that rotate by row and column (rope_positions.py); None: `positions`
+    rope_positions: I32 | None = None  # [num_tokens] positions for rotation
+    rope_axes: I32 | None = None  # [3, num_tokens] by time, row and column, if the step computes tokens of pictures
+
+    @property
+    def rotated_positions(self) -> I32:
+        """Positions by which queries and keys are rotated, [num_tokens]."""
+        return self.positions if self.rope_positions is None else self.rope_positions
 
     @property
     def max_query_len(self) -> int:

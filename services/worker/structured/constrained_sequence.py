@@ -72,7 +72,7 @@ class ConstrainedSequence:
         """Fails the sequence with the matcher's fault and returns True, or returns False if it has none."""
         fault = self.matcher.fault
         if DEAD_END in fault:
-            self.fail("the grammar reached a state where nothing may follow, and the text is not complete")
+            self.fail("the grammar reached a state where no continuation is allowed, although the text is incomplete")
         elif fault:
             self.fail(f"the grammar became too complex: {without_grammar(fault)}")
         return bool(fault)

@@ -33,6 +33,8 @@ class MaskBuilder:
     it is abandoned as a whole, and its owner creates another one."""
 
     def __init__(self, num_slots: int, vocab_size: int, grammars: CompilePool, device: torch.device) -> None:
+        """Allocates a mask of `vocab_size` bits for each slot and starts the masks' thread; on CUDA also the gate at
+        which the stream waits for masks, and a watch that opens it if the thread hangs."""
         for_cuda = torch.device(device).type == "cuda"
         self._grammars = grammars
         self._filler = FairFiller(grammars.backend.filler())
@@ -44,9 +46,9 @@ class MaskBuilder:
         self._on_device = torch.zeros_like(self._memory, device=device) if for_cuda else self._memory
         self._staged: Tensor | None = None  # gathered masks of rows with drafts
         self._gate = StreamGate() if for_cuda else None
-        self._count = 0
-        self._advanced: Future[None] | None = None
-        self._built: Future[None] | None = None
+        self._count = 0  # calls of advance()
+        self._advanced: Future[None] | None = None  # matchers have consumed the tokens of the last advance()
+        self._built: Future[None] | None = None  # masks of the last advance() are complete
         self._awaited: Future[None] | None = None  # the last future that wait() has waited for
         self._busy_since: float | None = None
         self.is_hung = False

@@ -14,6 +14,7 @@ from quire.services.worker.limits.worker_limits import WorkerLimits
 from quire.services.worker.models.attention_spec import block_size_for
 from quire.services.worker.models.config.decoder_config import DecoderConfig
 from quire.services.worker.models.registry import find_encoder, read_model_config
+from quire.services.worker.models.vision.registry import pictures_see_ahead
 from quire.services.worker.spec_decode import config as speculative_config
 from quire.services.worker.warmup.compile_process import CompileProcess, needs_compilation, num_cores
 from quire.shared.logs import logger
@@ -49,7 +50,7 @@ class KernelCompilation:
         if self._process.wait():
             log.info("kernels compiled", waited_s=round(time.perf_counter() - self._started, 2))
         else:
-            log.warning("not all kernels are compiled: the first steps that need them will be slow")
+            log.warning("not all kernels are compiled; the first steps that need them will be slow")
 
 
 def missing(settings: WorkerSettings) -> Missing | None:
@@ -121,6 +122,7 @@ def model_shape(settings: WorkerSettings, config: DecoderConfig, wanted: WorkerL
         is_whole=shard.is_whole,
         packed=packed_shape(config.quantization, sizes),
         has_trees=_has_trees(settings, config),
+        sees_ahead=pictures_see_ahead(settings),
         num_adapters=max(len(settings.lora), settings.max_loras if settings.lora_folders else 0),
     )
 

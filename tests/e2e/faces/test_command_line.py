@@ -24,6 +24,8 @@ import trustme
 from quire import bundled
 from quire.cluster.process import ServiceProcess
 from tests.e2e.conftest import running_cluster
+from tests.preloaded import command
+from tests.preloaded.forked import Forked
 from tests.waiting import until
 
 QUIET = {f"QUIRE_{service}_LOG_LEVEL": "error" for service in ("FRONTEND", "SCHEDULER", "WORKER")}
@@ -31,27 +33,21 @@ QUIRE = (sys.executable, "-m", "quire")
 
 
 @contextmanager
-def up(*flags: str) -> Iterator[tuple[subprocess.Popen[str], str, str]]:
+def up(*flags: str) -> Iterator[tuple[Forked, str, str]]:
     """Runs `quire up` on free ports; yields the process and its HTTP and gRPC addresses."""
-    command = [*QUIRE, "up", "--http-port", "0", "--grpc-port", "0", "--num-blocks", "300", *flags]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    try:
+    up = ("up", "--http-port", "0", "--grpc-port", "0", "--num-blocks", "300", *flags)
+    with command.started(*up, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
         match = re.fullmatch(
             r"quire ready http=(\S+) grpc=(\S+) metrics=\S+ scheduler=\S+ url=http://(\S+)\n", process.stdout.readline()
         )
         assert match is not None
         assert match[3] == match[1]
         yield process, match[1], match[2]
-    finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()
 
 
 def quire(*arguments: str, status: int = 0, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, **(env or {})}
-    done = subprocess.run([*QUIRE, *arguments], capture_output=True, text=True, check=False, env=environment)
+    done = command.run(*arguments, env=env)
     assert done.returncode == status, done.stderr
     return done
 
@@ -98,20 +94,17 @@ def test_up_serves_reports_and_drains() -> None:
 
 def test_every_line_of_a_cluster_can_be_json(tmp_path: Path) -> None:
     """Includes the ready line and the report of a dead child process."""
-    command = [*QUIRE, "up", "--http-port", "0", "--grpc-port", "0", "--num-blocks", "300", "--log-format", "json"]
-    with (tmp_path / "log").open("w") as log:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
-    assert process.stdout is not None
-    try:
+    up = ("up", "--http-port", "0", "--grpc-port", "0", "--num-blocks", "300", "--log-format", "json")
+    log = (tmp_path / "log").open("w")
+    with log, command.started(*up, stdout=subprocess.PIPE, stderr=log) as process:
+        assert process.stdout is not None
         ready = json.loads(process.stdout.readline())
         before = services(ready["grpc"])
         for name in ("worker-0", "frontend-0"):
             os.kill(before[name]["pid"], signal.SIGKILL)
         until(lambda: all(text in (tmp_path / "log").read_text() for text in ("frontend-0 ended", "worker detached")))
-    finally:
         process.send_signal(signal.SIGTERM)
         process.wait()
-        process.stdout.close()
     assert ready["message"] == "ready"
     lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
     assert {"quire", "scheduler-0", "worker-0"} <= {line["service"] for line in lines}
@@ -129,9 +122,7 @@ def test_a_child_that_dies_is_restarted_and_reported() -> None:
         after: dict[str, Any] = {}
 
         def is_back() -> bool:
-            done = subprocess.run(
-                [*QUIRE, "status", "--json", "--address", address], capture_output=True, text=True, check=False
-            )
+            done = command.run("status", "--json", "--address", address)
             after.clear()
             if done.returncode == 0:
                 after.update((service["id"], service) for service in json.loads(done.stdout)["services"])
@@ -175,16 +166,16 @@ def test_numbers_take_units_and_refuse_nonsense() -> None:
     assert quire("version").stdout.strip() == quire("--version").stdout.strip() != ""
 
 
-@pytest.mark.parametrize("command", [("status",), ("complete", "Once"), ("chat", "Hello")])
-def test_missing_cluster_is_reported(command: tuple[str, ...]) -> None:
-    seen = quire(*command, "--address", "127.0.0.1:1", status=1).stderr
+@pytest.mark.parametrize("words", [("status",), ("complete", "Once"), ("chat", "Hello")])
+def test_missing_cluster_is_reported(words: tuple[str, ...]) -> None:
+    seen = quire(*words, "--address", "127.0.0.1:1", status=1).stderr
     assert seen.startswith("quire: no cluster answers at 127.0.0.1:1 (Connection refused)")
     assert seen.count("\n") == 1
 
 
-@pytest.mark.parametrize("command", [("complete", "Once"), ("chat", "Hello")])
+@pytest.mark.parametrize("words", [("complete", "Once"), ("chat", "Hello")])
 @pytest.mark.parametrize("mutual", [False, True])
-def test_tls_port_is_reported_to_a_plain_client(command: tuple[str, ...], mutual: bool) -> None:
+def test_tls_port_is_reported_to_a_plain_client(words: tuple[str, ...], mutual: bool) -> None:
     """Without --tls; gRPC reports a closed connection."""
     ca = trustme.CA()
     issued = ca.issue_cert("127.0.0.1")
@@ -194,18 +185,20 @@ def test_tls_port_is_reported_to_a_plain_client(command: tuple[str, ...], mutual
     port = server.add_secure_port("127.0.0.1:0", credentials)
     server.start()
     try:
-        seen = quire(*command, "--address", f"127.0.0.1:{port}", status=1).stderr
+        seen = quire(*words, "--address", f"127.0.0.1:{port}", status=1).stderr
     finally:
         server.stop(0).wait()
-    assert seen.startswith(f"quire: 127.0.0.1:{port} answers with TLS; say with --tls ca=FILE which"), seen
+    assert seen.startswith(
+        f"quire: 127.0.0.1:{port} requires TLS; name the certificates to trust with --tls ca=FILE"
+    ), seen
     assert seen.count("\n") == 1
 
 
 def test_complete_reads_standard_input_and_refuses_nothing() -> None:
-    assert quire("complete", "", status=1).stderr == "quire: TEXT is empty: there is nothing to continue\n"
+    assert quire("complete", "", status=1).stderr == "quire: text: TEXT is empty; give the text to continue\n"
     with running_cluster(worker={"num_blocks": 300}) as cluster:
-        command = [*QUIRE, "complete", "-", "--max-tokens", "2", "--address", cluster.grpc_address]
-        done = subprocess.run(command, input="Once upon", capture_output=True, text=True, check=False)
+        asked = ("complete", "-", "--max-tokens", "2", "--address", cluster.grpc_address)
+        done = command.run(*asked, stdin="Once upon")
     assert done.stdout.startswith("Once upon"), done.stderr
 
 
@@ -217,17 +210,15 @@ def test_a_model_that_is_not_supported_is_one_line_and_nothing_is_started(tmp_pa
 
 
 @pytest.mark.parametrize("flag", ["--http-port", "--grpc-port"])
-@pytest.mark.parametrize("command", ["up", "frontend"])
-def test_a_port_in_use_is_one_line_that_names_it(command: str, flag: str) -> None:
+@pytest.mark.parametrize("name", ["up", "frontend"])
+def test_a_port_in_use_is_one_line_that_names_it(name: str, flag: str) -> None:
     other = "--grpc-port" if flag == "--http-port" else "--http-port"
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        model = ("--model", str(bundled.FOLDER)) if command == "frontend" else ()
-        done = subprocess.run(
-            [*QUIRE, command, *model, flag, str(port), other, "0"], capture_output=True, text=True, check=False
-        )
+        model = ("--model", str(bundled.FOLDER)) if name == "frontend" else ()
+        done = command.run(name, *model, flag, str(port), other, "0")
     assert done.returncode in {1, 2}
     assert done.stderr.count("\n") == 1, done.stderr
     assert f"{flag[2:].replace('-', '_')}: 127.0.0.1:{port} is in use" in done.stderr
@@ -254,9 +245,15 @@ def test_port_of_a_restarting_service_stays_reserved() -> None:
 @pytest.mark.parametrize(
     ("flags", "text"),
     [
-        (["--swap-space", "2"], "--swap-space is vLLM's; here: --kv-offloading-size GIB"),
-        (["--middleware", "a.b"], "--middleware is vLLM's; here: the HTTP server takes no code of others"),
-        (["--trust-remote-code"], "--trust-remote-code is vLLM's; here: code of a checkpoint is never run"),
+        (
+            ["--swap-space", "2"],
+            "--swap-space is a flag of vLLM that Quire does not have; use --kv-offloading-size GIB",
+        ),
+        (
+            ["--middleware", "a.b"],
+            "--middleware is a flag of vLLM that Quire does not have; the HTTP server loads no middleware",
+        ),
+        (["--trust-remote-code"], "--trust-remote-code is vLLM's; here: code from a checkpoint is never executed"),
     ],
 )
 def test_vllm_flags_are_answered_by_name(flags: list[str], text: str) -> None:

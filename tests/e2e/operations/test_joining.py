@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -19,9 +17,11 @@ import pytest
 from quire import bundled
 from quire.client import Client
 from quire.shared.security import secret_file
+from tests.preloaded import command
+from tests.preloaded.forked import Forked
 from tests.waiting import until
 
-COMMAND = (sys.executable, "-m", "quire", "up", "--num-blocks", "300", "--metrics-port", "0")
+UP = ("up", "--num-blocks", "300", "--metrics-port", "0")
 BODY = {"messages": [{"role": "user", "content": "What is 23 + 45?"}], "temperature": 0, "max_tokens": 40}
 PATIENCE_S = 120.0
 
@@ -34,18 +34,15 @@ def secret(tmp_path: Path) -> str:
 
 
 @contextmanager
-def up(*flags: str) -> Iterator[tuple[subprocess.Popen[str], dict[str, str]]]:
+def up(*flags: str) -> Iterator[tuple[Forked, dict[str, str]]]:
     """Yields the process and the contents of its ready line."""
-    process = subprocess.Popen([*COMMAND, *flags], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    try:
+    with command.started(*UP, *flags, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
         words = process.stdout.readline().split()
         assert words[:2] == ["quire", "ready"]
         yield process, dict(word.split("=", 1) for word in words[2:])
-    finally:
         process.send_signal(signal.SIGTERM)
         process.wait(60)
-        process.stdout.close()
 
 
 def answer(url: str) -> str:
@@ -70,16 +67,17 @@ def test_a_cluster_without_workers_answers_once_some_join_and_again_after_they_w
             assert answer(cluster["url"]) == "68"
 
 
+@pytest.mark.slow
 def test_worker_with_another_model_or_secret_is_refused_with_a_reason(secret: str, tmp_path: Path) -> None:
     shared = ("--cluster-secret-file", secret)
     with up("--http-port", "0", "--grpc-port", "0", *shared) as (_, cluster):
-        join = (*COMMAND, "--join", cluster["scheduler"])
+        join = (*UP, "--join", cluster["scheduler"])
         folder = Path(shutil.copytree(bundled.FOLDER, tmp_path / "model"))
         config = folder / "config.json"
         changed = json.loads(config.read_text())
         changed["text_config"]["rms_norm_eps"] = 1e-3
         config.write_text(json.dumps(changed))
-        done = subprocess.run([*join, *shared, str(folder)], capture_output=True, text=True, check=False)
+        done = command.run(*join, *shared, str(folder))
         assert done.returncode == 1
         assert "refuses this worker" in done.stderr
         assert "Traceback" not in done.stderr
@@ -90,11 +88,10 @@ def test_worker_with_another_model_or_secret_is_refused_with_a_reason(secret: st
 def said_of_another_secret(join: tuple[str, ...], tmp_path: Path) -> bool:
     """Returns whether a log line names the setting; the worker retries, as secrets may be rotated one by one."""
     secret_file.write(tmp_path / "other", "o" * 32)
-    process = subprocess.Popen([*join, "--cluster-secret-file", str(tmp_path / "other")], stderr=subprocess.PIPE)
-    assert process.stderr is not None
-    try:
-        return any(b"cluster_secret_file" in line for line in process.stderr)
-    finally:
-        os.kill(process.pid, signal.SIGTERM)
+    other = ("--cluster-secret-file", str(tmp_path / "other"))
+    with command.started(*join, *other, stderr=subprocess.PIPE) as process:
+        assert process.stderr is not None
+        found = any("cluster_secret_file" in line for line in process.stderr)
+        process.send_signal(signal.SIGTERM)
         process.wait(60)
-        process.stderr.close()
+    return found

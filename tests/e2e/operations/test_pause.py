@@ -71,5 +71,5 @@ def test_from_a_shell(client: Client, capsys: pytest.CaptureFixture[str]) -> Non
     finally:
         assert main(["resume", "--address", client.address]) == 0
     assert states[admin_pb2.ROLE_SCHEDULER] == admin_pb2.STATE_PAUSED
-    assert capsys.readouterr().out == "generation is paused; sequences that wait: 0\ngeneration goes on\n"
+    assert capsys.readouterr().out == "generation is paused; waiting sequences: 0\ngeneration has resumed\n"
     assert client.generate("Count", GREEDY)

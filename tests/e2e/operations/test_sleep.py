@@ -99,7 +99,7 @@ def test_over_http_and_from_a_shell(client: Client, cluster: Cluster, capsys: py
         assert (refused.status_code, "weights_folders" in refused.text) == (409, True)
     assert main(["sleep", "--level", "2", "--address", cluster.grpc_address]) == 0
     assert main(["wake", "--address", cluster.grpc_address]) == 0
-    assert capsys.readouterr().out == "all workers sleep; sequences that wait: 0\nall workers are awake\n"
+    assert capsys.readouterr().out == "all workers sleep; waiting sequences: 0\nall workers are awake\n"
 
 
 @pytest.mark.slow

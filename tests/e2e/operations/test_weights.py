@@ -143,7 +143,7 @@ def test_what_does_not_fit_is_refused_by_all(client: Client, folders: Path, tmp_
     before = client.generate(PROMPT, GREEDY)[0]
     with pytest.raises(InvalidArgument, match=NORM):
         client.update_weights_from_disk("wrong")
-    with pytest.raises(InvalidArgument, match="not in a folder that this worker takes weights from"):
+    with pytest.raises(InvalidArgument, match="must be in one of the worker's weights_folders"):
         client.update_weights_from_disk(str(bundled.FOLDER))
     with pytest.raises(InvalidArgument, match="is no folder"):
         client.update_weights_from_disk("nowhere")
@@ -243,6 +243,7 @@ with weights_memory.messages(admin_pb2.UpdateWeightsRequest(mode=1), load_file(s
 """
 
 
+@pytest.mark.slow
 def test_a_trainer_that_is_killed_changes_nothing(client: Client, cluster: Cluster, folders: Path) -> None:
     client.update_weights_from_disk("step-1", "good")
     file = next((folders / "step-2").glob("*.safetensors"))

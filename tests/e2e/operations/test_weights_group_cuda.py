@@ -46,7 +46,7 @@ def test_worker_receives_a_broadcast_and_outlives_a_stopped_trainer(client: Clie
         assert after.outputs[0].token_ids == wanted.outputs[0].token_ids
         group.timeout_s = 5.0
         less = with_odd(dict(tensors), [*tensors][-1], lambda _: None)
-        with pytest.raises(Unavailable, match="did not come within 5 s"):
+        with pytest.raises(Unavailable, match="was not received within 5 s"):
             group.update(less.items(), "never")
     assert client.generate(PROMPT, GREEDY)[0].outputs == after.outputs
     assert client.update_weights_from_tensor(tensors.items(), "streamed again") == "streamed again"

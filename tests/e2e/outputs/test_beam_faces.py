@@ -119,7 +119,7 @@ def test_calls_that_are_free_work_and_those_that_are_bound_are_refused(http: htt
     for reply, param in ((required, "tool_choice"), (strict, "tools"), (form, "response_format")):
         error = reply.json()["error"]
         assert (reply.status_code, error["param"]) == (400, param)
-        assert "not offered together with beam search" in error["message"]
+        assert "not supported together with beam search" in error["message"]
 
 
 def with_strict(tool: dict[str, Any]) -> dict[str, Any]:

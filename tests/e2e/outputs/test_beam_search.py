@@ -88,8 +88,8 @@ def test_over_http_completions_and_chat(cluster: Cluster, client: Client) -> Non
     assert all(output.text in streamed for output in expected.outputs)
     assert [choice["message"]["content"] for choice in chat["choices"]] == [output.text for output in answers.outputs]
     assert whole["usage"]["completion_tokens"] == sum(len(output.token_ids) for output in expected.outputs)
-    assert refused["error"]["message"] == "stop is not offered together with beam search."
-    assert penalty["error"]["message"] == "length_penalty needs use_beam_search."
+    assert refused["error"]["message"] == "stop is not supported together with beam search."
+    assert penalty["error"]["message"] == "length_penalty requires use_beam_search=true."
 
 
 def test_parameters_incompatible_with_beam_search_are_refused_by_name(client: Client) -> None:

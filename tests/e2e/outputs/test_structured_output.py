@@ -161,7 +161,7 @@ def test_from_python(cluster: Cluster) -> None:
     ("body", "text"),
     [
         ({"response_format": {"type": "json_schema"}}, "response_format of type json_schema needs json_schema.schema"),
-        ({"structured_outputs": {}}, "structured_outputs must hold exactly one of"),
+        ({"structured_outputs": {}}, "structured_outputs must have exactly one of"),
         ({"structured_outputs": {"regex": "a", "json": {}}}, "got json, regex."),
         ({"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}}, "send one of them"),
         ({"structured_outputs": {"regex": "(a"}}, "unclosed group"),
@@ -179,7 +179,7 @@ def test_wrong_forms_are_refused_at_the_door(cluster: Cluster, body: dict[str, A
 def test_python_reports_invalid_constraints(client: Client) -> None:
     with pytest.raises(InvalidArgument, match="exactly one constraint, got json, regex"):
         StructuredOutput(json={}, regex="a").to_proto()
-    with pytest.raises(InvalidArgument, match="nothing fulfils it: # is false"):
+    with pytest.raises(InvalidArgument, match="no text satisfies it: # is false"):
         client.generate("x", SamplingParams(structured_output=StructuredOutput(json=False)))
 
 

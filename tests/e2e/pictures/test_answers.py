@@ -34,22 +34,24 @@ class Seeing:
         self.cluster, self._model, self._tokenizer = cluster, model, tokenizer
         self.http = httpx.Client(base_url=f"http://{cluster.http_address}", timeout=120)
 
-    def ask(self, *parts: str | Pixels, n: int = 1) -> list[str]:
+    def ask(self, *parts: str | Pixels, n: int = 1, **sampling: Any) -> list[str]:
         """Returns the answers to a user's message of texts and pictures."""
         content = [_part(part) for part in parts]
         body = {"messages": [{"role": "user", "content": content}], "n": n}
-        body |= {"max_tokens": NUM_TOKENS, "top_k": 1, "ignore_eos": True, "skip_special_tokens": False}
+        body |= {"max_tokens": NUM_TOKENS, "top_k": 1, "ignore_eos": True, "skip_special_tokens": False, **sampling}
         answer = self.http.post("/v1/chat/completions", json=body)
         assert answer.status_code == 200, answer.text
         return [choice["message"]["content"] for choice in answer.json()["choices"]]
 
-    def expected(self, *parts: str | Pixels) -> str:
+    def expected(self, *parts: str | Pixels, num_beams: int = 1) -> str:
         """Returns the answer of transformers."""
         shown = "".join(part if isinstance(part, str) else PLACEHOLDER * NUM_ROWS for part in parts)
         prompt = f"<|im_start|>user\n{shown}<|im_end|>\n<|im_start|>assistant\n"
         ids = self._tokenizer.encode(prompt, add_special_tokens=False).ids
         pictures = [part for part in parts if not isinstance(part, str)]
-        return self._tokenizer.decode(greedy(self._model, ids, pictures, NUM_TOKENS), skip_special_tokens=False)
+        return self._tokenizer.decode(
+            greedy(self._model, ids, pictures, NUM_TOKENS, num_beams), skip_special_tokens=False
+        )
 
 
 def _part(part: str | Pixels) -> dict[str, Any]:
@@ -85,6 +87,13 @@ def test_answers_are_those_of_transformers(seeing: Seeing) -> None:
 def test_samples_share_their_picture(seeing: Seeing) -> None:
     parts = ("what is ", A, "?")
     assert seeing.ask(*parts, n=3) == [seeing.expected(*parts)] * 3
+
+
+def test_beams_share_their_picture(seeing: Seeing) -> None:
+    parts = ("list ", A, "now")
+    beams = seeing.ask(*parts, n=2, use_beam_search=True, top_k=-1)
+    assert beams[0] == seeing.expected(*parts, num_beams=2)
+    assert beams[1] != beams[0]
 
 
 def test_a_dead_worker_costs_no_answer(seeing: Seeing) -> None:

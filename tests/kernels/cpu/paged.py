@@ -46,7 +46,13 @@ def paged(
 
 
 def exact(
-    case: Paged, rows: list[tuple[int, int, int]], scale: float, window: int, *, chunked: bool = False
+    case: Paged,
+    rows: list[tuple[int, int, int]],
+    scale: float,
+    window: int,
+    *,
+    chunked: bool = False,
+    seen_ends: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Computes attention in float64."""
     _, kv_heads, head_dim = case.k_cache.shape[1:]
@@ -59,10 +65,25 @@ def exact(
         k, v = (t.repeat_interleave(q.size(1) // kv_heads, 1) for t in (k, v))
         row, key = torch.arange(begin, end, device=device).unsqueeze(1), torch.arange(end, device=device)
         first = row // window * window if chunked else row - window + 1 if window else 0
-        seen = (key <= row) & (key >= first)
+        last = row
+        if seen_ends is not None:
+            last, seen_ends = torch.maximum(row, seen_ends[: end - begin, None] - 1), seen_ends[end - begin :]
+        seen = (key <= last) & (key >= first)
         scores = torch.einsum("rhd,khd->hrk", q, k) * scale
         out.append(torch.einsum("hrk,khd->rhd", scores.masked_fill(~seen, -torch.inf).softmax(-1), v))
     return torch.cat(out)
+
+
+def picture_ends(rows: list[tuple[int, int, int]], pictures: dict[int, list[tuple[int, int]]]) -> torch.Tensor:
+    """Returns the positions after the last one that rows see, int32 [num_tokens]; 0 outside of pictures. `pictures`:
+    first and last position + 1 of each, by sequence."""
+    ends = []
+    for seq, begin, end in rows:
+        of_row = torch.zeros(end, dtype=torch.int32)
+        for first, last in pictures.get(seq, []):
+            of_row[first:last] = last
+        ends.append(of_row[begin:])
+    return torch.cat(ends)
 
 
 def random_tree(num_nodes: int) -> tuple[torch.Tensor, list[list[int]]]:

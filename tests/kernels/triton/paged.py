@@ -32,7 +32,9 @@ class Case:
         """Returns the arguments for rows [begin, end) of each (sequence, begin, end)."""
         return tuple(tensor.to(self._device) for tensor in self.paged.step(rows))
 
-    def exact(self, rows: Rows, window: int = 0, *, chunked: bool = False) -> torch.Tensor:
+    def exact(
+        self, rows: Rows, window: int = 0, *, chunked: bool = False, seen_ends: torch.Tensor | None = None
+    ) -> torch.Tensor:
         q, k_cache, v_cache = [t.to(self._device) for t in self.paged.q], self.paged.k_cache, self.paged.v_cache
         there = Paged(q, k_cache.to(self._device), v_cache.to(self._device), self.paged.tables)
-        return on_cpu.exact(there, rows, self.scale, window, chunked=chunked)
+        return on_cpu.exact(there, rows, self.scale, window, chunked=chunked, seen_ends=seen_ends)

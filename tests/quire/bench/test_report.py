@@ -38,7 +38,7 @@ def test_comparison_is_row_by_row_with_what_both_have() -> None:
     ]
     lines = report.comparison(ROWS, stored).splitlines()
     assert [line.split() for line in lines] == [["shape", "work", "out_tok_s"], ["tiny", "decode", "1.50x"]]
-    assert report.comparison(ROWS[:1], stored) == "no row in common"
+    assert report.comparison(ROWS[:1], stored) == "the stored result and this one have no row in common"
 
 
 def test_rows_of_a_scheduler_are_told_apart_by_their_size() -> None:

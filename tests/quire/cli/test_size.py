@@ -98,7 +98,7 @@ def test_a_config_alone_is_enough(tmp_path: Path, capsys: pytest.CaptureFixture[
     [
         (["no/such-model"], "is not on this machine"),
         (["bert-base"], "an encoder keeps no KV"),
-        (["tiny", "--length", "1M"], "is longer than max_model_len"),
+        (["tiny", "--length", "1M"], "is more than max_model_len"),
         (["llama3-8b", "--tensor-parallel-size", "3"], "3 ranks do not divide"),
     ],
 )

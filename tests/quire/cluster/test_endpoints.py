@@ -93,5 +93,5 @@ def test_without_room_for_a_secret_the_reason_says_where_it_is_looked_for(
         raise OSError(errno_of, os.strerror(errno_of))
 
     monkeypatch.setattr(tempfile, "mkdtemp", refuse)
-    with pytest.raises(FailedPrecondition, match=f"TMPDIR says where: .*{os.strerror(errno_of)}"):
+    with pytest.raises(FailedPrecondition, match=f"{os.strerror(errno_of)}.*; set TMPDIR to a folder"):
         endpoints.secret("cluster-secret")

@@ -112,12 +112,12 @@ def test_who_joins_starts_workers_alone_with_names_of_their_own(endpoints: Endpo
 
 @pytest.mark.parametrize("join", ["10.0.0.5", ":50052", "10.0.0.5:", "10.0.0.5:0", "10.0.0.5:70000", "a:1,b"])
 def test_an_address_to_join_has_a_host_and_a_port(endpoints: Endpoints, secret: str, join: str) -> None:
-    with pytest.raises(InvalidArgument, match=r"join: .* is not HOST:PORT"):
+    with pytest.raises(InvalidArgument, match=r"join: .* must be HOST:PORT"):
         planned(endpoints, join=join, cluster_secret_file=secret)
 
 
 def test_who_joins_without_a_secret_is_told_where_it_belongs(endpoints: Endpoints) -> None:
-    with pytest.raises(InvalidArgument, match="cluster_secret_file: is needed to join a cluster"):
+    with pytest.raises(InvalidArgument, match="cluster_secret_file: is required to join a cluster"):
         planned(endpoints, join="10.0.0.5:50052")
 
 

@@ -116,10 +116,18 @@ def test_a_key_of_the_command_line_is_not_merged_but_still_checked(
         ("dtype: half16\n", 1, "argument --dtype: invalid choice: 'half16'"),
         ("port: 1\nmax-num-seqs: many\n", 2, "argument --max-num-seqs: 'many' is not a whole number"),
         ("max-num-seqs:\n", 1, "max-num-seqs has no value"),
-        ("quantization: no\n", 1, "argument --quantization: false is no value of it; a word stands in quotes"),
-        ("config: other.yaml\n", 1, "config is a flag of the command line alone"),
-        ("worker: {num_blocks: 10}\n", 1, "worker is a section of the services' settings file; set QUIRE_CONFIG"),
-        ("trust-remote-code: true\n", 1, "--trust-remote-code is vLLM's; here: code of a checkpoint is never run"),
+        (
+            "quantization: no\n",
+            1,
+            "argument --quantization: false is not a valid value; put words such as 'off' in quotes",
+        ),
+        ("config: other.yaml\n", 1, "config can only be given on the command line"),
+        ("worker: {num_blocks: 10}\n", 1, "worker is a section of a settings file, not a flag; set QUIRE_CONFIG"),
+        (
+            "trust-remote-code: true\n",
+            1,
+            "--trust-remote-code is a flag of vLLM that Quire does not have; code from a checkpoint is never executed",
+        ),
         ("uvicorn-log-level: info\n", 1, "uvicorn-log-level"),
     ],
 )
@@ -135,10 +143,10 @@ def test_what_is_wrong_is_said_with_file_line_and_key(
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("- port\n", "must map names of flags to values"),
+        ("- port\n", "must be a mapping of flag names to values"),
         ("port: 1\nhost: [\n", "is not YAML: line 3: "),
-        ("port: 1\nhttp-port: 2\nport: 3\n", "line 3: port stands in line 1 as well"),
-        ("max-num-seqs: 1\nmax_num_seqs: 2\n", "line 2: max_num_seqs stands in line 1 as well"),
+        ("port: 1\nhttp-port: 2\nport: 3\n", "line 3: port is also given in line 1"),
+        ("max-num-seqs: 1\nmax_num_seqs: 2\n", "line 2: max_num_seqs is also given in line 1"),
     ],
 )
 def test_a_file_that_holds_no_flags_is_refused_in_one_line(

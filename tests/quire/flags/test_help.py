@@ -82,7 +82,7 @@ def test_a_flag_shows_its_whole_text(capsys: pytest.CaptureFixture[str], flag: s
 )
 def test_an_unknown_group_names_those_that_are_there(capsys: pytest.CaptureFixture[str], asked: str, near: str) -> None:
     told = refusal(capsys, "up", f"--help={asked}")
-    assert "none of the groups model, answers, device, kv," in told
+    assert "nor one of the groups model, answers, device, kv," in told
     assert (f"did you mean {near}" in told) == bool(near)
 
 

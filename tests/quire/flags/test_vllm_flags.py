@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from quire.shared.settings import SERVICES
 OF_VLLM = (Path(__file__).parent / "vllm_flags.txt").read_text().split()
 
 
+@cache
 def parser() -> CommandParser:
     made = CommandParser()
     up.configure(made)
@@ -48,7 +50,8 @@ def test_no_flag_of_vllm_is_unrecognized(flag: str) -> None:
 @pytest.mark.parametrize("flag", REFUSED)
 def test_what_is_refused_says_what_to_do(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
     said = refusal(capsys, "folder", flag, "1")
-    assert f"{flag} is vLLM's; here: {REFUSED[flag]}" in said
+    assert f"{flag} is a flag of vLLM that Quire does not have; " in said
+    assert said.partition("(`")[0].strip().endswith(REFUSED[flag])
 
 
 @pytest.mark.parametrize("flag", REFUSED)
@@ -74,7 +77,7 @@ def test_values_that_ask_for_what_is_so_are_taken(flag: str, capsys: pytest.Capt
     for value in fine or ("anything",):
         assert parsed(flag, value).model == "folder"
     if instead:
-        assert f"{flag} another is vLLM's; here: {instead}" in refusal(capsys, flag, "another")
+        assert f"{instead} (`" in refusal(capsys, flag, "another")
 
 
 def test_tables_say_one_thing_of_a_flag_and_nothing_of_those_that_are_there() -> None:
@@ -109,10 +112,10 @@ def test_other_names_of_what_is_there_are_taken(words: tuple[str, ...], name: st
         (("--max_model_len", "4096"), "--max_model_len; did you mean --max-model-len?"),
         (("--gpu_memory_utilization=0.9",), "did you mean --gpu-memory-utilization?"),
         (("--max-model-length", "4096"), "did you mean --max-model-len?"),
-        (("--compilation-config.mode", "3"), "--compilation-config is vLLM's; here: "),
-        (("-cc.mode=3",), "-cc is vLLM's; here: nothing is compiled"),
-        (("-O3",), "-O is vLLM's; here: nothing is compiled"),
-        (("--hf_overrides", "{}"), "--hf-overrides is vLLM's; here: "),
+        (("--compilation-config.mode", "3"), "--compilation-config is a flag of vLLM that Quire does not have; "),
+        (("-cc.mode=3",), "-cc is a flag of vLLM that Quire does not have; torch.compile is not used"),
+        (("-O3",), "-O is a flag of vLLM that Quire does not have; torch.compile is not used"),
+        (("--hf_overrides", "{}"), "--hf-overrides is a flag of vLLM that Quire does not have; "),
         (("--enforce-eagr",), "did you mean --enforce-eager?"),
         (("--disable-log-request",), "did you mean --disable-log-requests?"),
         (("--no-such-thing-anywhere",), "unrecognized argument: --no-such-thing-anywhere ("),
@@ -121,16 +124,22 @@ def test_other_names_of_what_is_there_are_taken(words: tuple[str, ...], name: st
         (("--override-generation-config", '{"temperature": 0.6}'), "generation_config.json"),
         (("--rope-scaling", '{"rope_type":"yarn","factor":4.0}'), "change config.json"),
         (("--limit-mm-per-prompt", '{"image": {"count": 4}}'), "is neither a number nor a text"),
-        (("--enable-mm-embeds",), "embeddings of media are not taken"),
+        (("--enable-mm-embeds",), "embeddings of media are not supported"),
         (("--mm-encoder-tp-mode", "data"), "runs in the workers"),
-        (("--distributed-executor-backend", "ray"), "there is no Ray"),
+        (("--distributed-executor-backend", "ray"), "Ray is not used"),
         (
             ("--reasoning-config", '{"reasoning_start_str": "<think>"}'),
-            "thinking_token_budget of a request",
+            "bounds its reasoning with thinking_token_budget",
         ),  # vllm#42399
-        (("--cc", '{"mode": "3"}'), "--cc is vLLM's; here: nothing is compiled"),  # vllm#32755
+        (
+            ("--cc", '{"mode": "3"}'),
+            "--cc is a flag of vLLM that Quire does not have; torch.compile is not used",
+        ),  # vllm#32755
         (("--max_num_batched_tokens", "4096", "--swap_space", "16"), "did you mean --max-num-batched-tokens?"),
-        (("--swap_space", "16"), "--swap-space is vLLM's; here: --kv-offloading-size GIB"),  # vllm#37133
+        (
+            ("--swap_space", "16"),
+            "--swap-space is a flag of vLLM that Quire does not have; use --kv-offloading-size GIB",
+        ),  # vllm#37133
         (("folder", "--dtype auto"), "unrecognized argument: --dtype auto; did you mean --dtype?"),  # vllm#22072
     ],
 )
@@ -171,7 +180,7 @@ def test_further_served_names_are_names_of_the_same_model(words: list[str]) -> N
 
 
 def test_two_models_are_refused_by_name() -> None:
-    with pytest.raises(InvalidArgument, match="model: one is served, got 'one' and 'other'"):
+    with pytest.raises(InvalidArgument, match="model: a cluster serves one model, got 'one' and 'other'"):
         cluster_flags.options(_parse(["serve", "one", "--model", "other"]))
 
 
@@ -190,6 +199,6 @@ def test_command_lines_of_the_field_are_taken_or_end_at_code_of_others(
     words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if "--trust-remote-code" in words:
-        assert "code of a checkpoint is never run" in refusal(capsys, "folder", *words.split())
+        assert "code from a checkpoint is never executed" in refusal(capsys, "folder", *words.split())
         words = words.replace("--trust-remote-code", "")
     assert parsed(*words.split()).model == "folder"

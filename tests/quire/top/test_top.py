@@ -8,7 +8,6 @@ import re
 import select
 import signal
 import subprocess
-import sys
 import termios
 import time
 
@@ -20,6 +19,7 @@ from quire.shared.pb.admin.v1 import admin_pb2 as pb
 from quire.top.history import BARS, History
 from quire.top.view import Palette, lines
 from tests.e2e.conftest import running_cluster
+from tests.preloaded import command
 
 COLOURS = re.compile(r"\033\[[0-9;?]*[a-zA-Z]")
 
@@ -72,8 +72,7 @@ def test_no_line_is_wider_than_the_terminal_and_ids_cannot_steer_it() -> None:
 def test_once_is_for_scripts() -> None:
     with running_cluster(worker={"num_blocks": 300}) as cluster, Client(cluster.grpc_address) as client:
         client.generate("Once", SamplingParams(max_tokens=3, ignore_eos=True))
-        command = [sys.executable, "-m", "quire", "top", "--once", "--address", cluster.grpc_address]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        done = command.run("top", "--once", "--address", cluster.grpc_address)
     assert "\033" not in done.stdout
     assert "worker-0  ready" in done.stdout
     assert "no request is being answered" in done.stdout
@@ -82,13 +81,13 @@ def test_once_is_for_scripts() -> None:
 @pytest.mark.parametrize("ending", ["q", "SIGTERM"])
 def test_a_terminal_shows_requests_as_they_run_and_is_left_as_it_was(ending: str) -> None:
     with running_cluster(worker={"num_blocks": 3000}) as cluster:
-        ask = [sys.executable, "-m", "quire", "complete", "Once", "--max-tokens", "900"]
-        asking = subprocess.Popen([*ask, "--address", cluster.grpc_address], stdout=subprocess.DEVNULL)
+        there = ("--address", cluster.grpc_address)
         main, other = pty.openpty()
         before = termios.tcgetattr(other)
-        command = [sys.executable, "-m", "quire", "top", "--interval-s", "0.1", "--address", cluster.grpc_address]
-        top = subprocess.Popen(command, stdout=other, stderr=other, stdin=other, start_new_session=True)
-        try:
+        with (
+            command.started("complete", "Once", "--max-tokens", "900", *there, stdout=subprocess.PIPE),
+            command.started("top", "--interval-s", "0.1", *there, stdin=other, stdout=other, stderr=other) as top,
+        ):
             seen = read_until(main, "tokens/s", "worker-0")
             if ending == "q":
                 os.write(main, b"xq")
@@ -97,13 +96,8 @@ def test_a_terminal_shows_requests_as_they_run_and_is_left_as_it_was(ending: str
             seen += read_until(main, "\033[?1049l")
             assert top.wait(30) == 0
             assert termios.tcgetattr(other) == before
-        finally:
-            top.kill()
-            top.wait()
-            asking.kill()
-            asking.wait()
-            os.close(main)
-            os.close(other)
+        os.close(main)
+        os.close(other)
     assert seen.startswith("\033[?1049h")
 
 

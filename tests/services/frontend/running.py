@@ -143,6 +143,8 @@ async def running(
             calling(AdminCredentials(frontend.admin.address, frontend.admin.key)) as admin,
         ):
             started = Running(frontend, shutdown, task, http, channel, admin, asked.name)
+            if schedulers and 200 in until_health:  # each poll after that is an HTTP request
+                await started.until_open(True)
             await _until_health(started, until_health)
             yield started
     finally:

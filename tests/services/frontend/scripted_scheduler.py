@@ -27,6 +27,7 @@ from quire.shared.rpc.server import Server
 from tests.waiting import eventually
 
 EPOCHS = itertools.count(1)
+IDLE_S = 0.01  # step time while no sequence runs
 SLOWLY_S = 0.01  # step time for tests that need an answer in pieces: output is merged while a frontend is blocked
 # a session ends after five silent intervals: scheduler, frontend and client are one process, which may be blocked
 HEARTBEAT_S = 1.0
@@ -279,7 +280,8 @@ class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
                 self._step(session)
             self.steps += 1
             await self._notify()
-            await asyncio.sleep(self.step_s)
+            has_work = any(session.running or session.waiting for session in self.sessions)
+            await asyncio.sleep(self.step_s if has_work else max(self.step_s, IDLE_S))
 
     def _step(self, session: Session) -> None:
         if not session.running and not session.waiting:

@@ -38,7 +38,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 
-TRIES = 30
+TRIES, MORE_TRIES = 10, 30
 PATIENCE_S = 60.0
 
 # Functions that the others rely on: they release resources, and report the end to the reader.
@@ -256,8 +256,9 @@ async def until_nothing_is_leaked(script: ScriptedScheduler, frontend: Running, 
         raise AssertionError(f"{leaked(frontend)}, {script.num_running} run, after a fault at {where}") from None
 
 
+@pytest.mark.parametrize("tries", [TRIES, pytest.param(MORE_TRIES, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("call_kind", NAMES)
-async def test_faults_at_any_point_leak_no_resources(folder: Path, call_kind: str) -> None:
+async def test_faults_at_any_point_leak_no_resources(folder: Path, call_kind: str, tries: int) -> None:
     faults = Faults((Path(quire.services.frontend.__file__).parent,), not_in=GIVES_BACK, not_under=ELSEWHERE)
     script = ScriptedScheduler(count_up)
     async with scheduler(script), running(folder, script.address, max_inflight_requests=64) as frontend:
@@ -267,7 +268,7 @@ async def test_faults_at_any_point_leak_no_resources(folder: Path, call_kind: st
         numbers = range(1, faults.num_calls + 1)
         assert len(numbers) > 50
         if os.environ.get("QUIRE_FAULTS") != "all":
-            numbers = sorted(random.Random(call_kind).sample(numbers, TRIES))
+            numbers = sorted(random.Random(call_kind).sample(numbers, tries))
         for number in numbers:
             with faults.at(number):
                 try:

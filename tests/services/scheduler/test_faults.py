@@ -239,5 +239,5 @@ async def test_a_fault_of_a_session_is_reported_as_internal(start: Start, monkey
     monkeypatch.setattr(WorkerCluster, "submit", broken)
     await frontend.submit(1, [7, 1, 3], max_tokens=4)
     assert await frontend.call.code() is grpc.StatusCode.INTERNAL
-    assert await frontend.call.details() == "internal error: this session is over"
+    assert await frontend.call.details() == "internal error: this session has ended"
     await asyncio.gather(frontend.session, return_exceptions=True)

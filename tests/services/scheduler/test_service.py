@@ -666,7 +666,7 @@ async def test_a_sequence_that_kills_workers_ends_alone(start: Start) -> None:
         losses += 1
         assert losses < 8
     assert frontend.finished[0].error.code == finish_pb2.ERROR_CODE_INTERNAL
-    assert "lost while this ran" in frontend.finished[0].error.message
+    assert "lost while they ran this request" in frontend.finished[0].error.message
     await frontend.ended(1)
     assert frontend.tokens[1] == oracle(good, len(good) + 30, eos=False)
 
@@ -705,7 +705,7 @@ async def test_only_a_lost_connection_is_not_counted(start: Start, given_up: boo
         await asyncio.wait([worker.task])  # type: ignore[attr-defined]
         last_epoch = worker.epoch if given_up else 0
     await frontend.ended(0)
-    assert "lost while this ran" in frontend.finished[0].error.message
+    assert "lost while they ran this request" in frontend.finished[0].error.message
 
 
 async def test_health_is_per_service_and_the_first_message_must_be_hello(start: Start) -> None:

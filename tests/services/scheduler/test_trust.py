@@ -158,7 +158,7 @@ async def test_an_unauthenticated_caller_does_not_evict_a_worker(guarded: Secure
 async def test_an_authenticated_worker_supersedes_one_with_its_name(guarded: SecuredScheduler) -> None:
     first, old = await guarded.worker("w0", RIGHT)
     second, new = await guarded.worker("w0", RIGHT)
-    with pytest.raises(grpc.aio.AioRpcError, match="attached again; this session is over"):
+    with pytest.raises(grpc.aio.AioRpcError, match="attached again; this session has ended"):
         await asyncio.wait_for(old, 60)
     assert second.epoch > first.epoch
     await _end(new)

@@ -130,7 +130,7 @@ def test_one_that_changes_what_is_computed_is_refused(write: Write, key: str, va
         ({"llama.attention.head_count": 0}, r"llama\.attention\.head_count is 0"),
         ({"llama.expert_count": 8}, r"llama\.expert_count is 8: this feature is not supported"),
         ({"llama.attention.scale": 2.0}, r"llama\.attention\.scale is 2\.0: this feature is not supported"),
-        ({"llama.rope.scaling.type": "bent"}, r"llama\.rope\.scaling\.type is 'bent'; there are none, linear, yarn"),
+        ({"llama.rope.scaling.type": "bent"}, r"llama\.rope\.scaling\.type is 'bent'; supported: none, linear, yarn"),
         ({"llama.rope.scaling.type": "linear"}, r"it lacks the key llama\.rope\.scaling\.factor"),
         ({"llama.rope.dimension_count": 4}, r"llama\.rope\.dimension_count implies 4, the rest of the file 8"),
         ({"general.alignment": 33}, r"general\.alignment is 33: a power of two is needed"),

@@ -238,7 +238,7 @@ def test_an_end_of_a_turn_that_is_no_control_token_ends_as_well(write: Write) ->
     [
         (
             byte_pairs(**{"tokenizer.ggml.model": "t5"}),
-            r"tokenizer\.ggml\.model is 't5'; there are gpt2, llama and gemma4",
+            r"tokenizer\.ggml\.model is 't5'; supported: gpt2, llama and gemma4",
         ),
         (byte_pairs(**{"tokenizer.ggml.merges": None}), r"tokenizer\.ggml\.merges"),  # gg04, ollama#10930
         (byte_pairs(**{"tokenizer.ggml.pre": "other"}), r"tokenizer\.ggml\.pre is 'other'; there are gpt-2, llama-bpe"),
@@ -248,7 +248,7 @@ def test_an_end_of_a_turn_that_is_no_control_token_ends_as_well(write: Write) ->
         ),
         (byte_pairs(**{"tokenizer.ggml.eos_token_id": 99}), r"tokenizer\.ggml\.eos_token_id is 99, it has 10 tokens"),
         (byte_pairs(**{"tokenizer.ggml.token_type": [1]}), r"tokenizer\.ggml\.tokens: 10 tokens, 1 types"),
-        (byte_pairs(**{"tokenizer.ggml.tokens": ["a", "a"] * 5}), r"tokenizer\.ggml\.tokens has a token twice"),
+        (byte_pairs(**{"tokenizer.ggml.tokens": ["a", "a"] * 5}), r"tokenizer\.ggml\.tokens contains a token twice"),
         ({"tokenizer.ggml.tokens": ["a"] * 41}, r"tokenizer\.ggml\.tokens: 41 tokens, 40 types, and the embedding has"),
         (sentence_pieces(**{"tokenizer.ggml.scores": [1.0]}), r"tokenizer\.ggml\.scores: 1 for \d+ tokens"),
         ({"tokenizer.ggml.tokens": [1, 2]}, r"tokenizer\.ggml\.tokens is \[1, 2\]: a list of texts is needed"),

@@ -17,6 +17,7 @@ from quire.services.frontend.media.pictures import decode
 from quire.services.frontend.media.policy import MediaBounds
 from quire.shared.errors import InvalidArgument
 from quire.shared.media.picture_sizes import read_processor
+from quire.shared.media.rendering import fixed_size
 
 CLIP = {"size": {"shortest_edge": 56}, "crop_size": {"height": 56, "width": 56}, "resample": 3}
 SIGLIP = {
@@ -46,7 +47,7 @@ def test_pixels_are_those_of_transformers(kind: str, size: tuple[int, int], tmp_
     image, stream = noise(*size), io.BytesIO()
     image.save(stream, "PNG")
     processor = read_processor(written(tmp_path, values))
-    pixels = decode(stream.getvalue(), MediaBounds(), processor.size).pixels
+    pixels = fixed_size(decode(stream.getvalue(), MediaBounds()), processor.size)
     found = (pixels.astype(np.float32) * processor.factor - processor.mean) / processor.std
     expected = make(**values)(image, return_tensors="np")["pixel_values"][0]
     np.testing.assert_allclose(found.transpose(2, 0, 1), expected, atol=1e-5)
@@ -66,7 +67,7 @@ def test_the_file_of_the_whole_processor_is_read(tmp_path: Path) -> None:
     ("values", "text"),
     [
         ({**CLIP, "do_normalize": False}, "do_normalize is false"),
-        ({"size": {"longest_edge": 5}}, "give no one size"),
+        ({"size": {"longest_edge": 5}}, "do not determine one size"),
         ({**CLIP, "resample": 9}, "resample is 9"),
         ({**CLIP, "image_mean": [1, 2]}, "image_mean is"),
     ],

@@ -16,7 +16,7 @@ from quire.shared.models.model_identity import read_config
         (b"", "config.json is not JSON"),
         (b'{"vocab_size": 5', "config.json is not JSON"),
         (b"\xff\xfe\0", "config.json is not JSON"),
-        (b"[]", "config.json holds no JSON object"),
+        (b"[]", "config.json is not a JSON object"),
     ],
 )
 def test_a_torn_file_is_named(tmp_path: Path, content: bytes, text: str) -> None:

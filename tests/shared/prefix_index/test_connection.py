@@ -225,7 +225,7 @@ async def test_a_password_is_exchanged_in_its_file_while_others_are_connected(
         ("memcached://127.0.0.1", "unsupported URL 'memcached://127.0.0.1'; supported"),
         ("127.0.0.1:6379", "unsupported URL '127.0.0.1:6379'; supported"),
         ("redis+sentinel://127.0.0.1:26379", "names no service"),
-        ("redis+sentinel://127.0.0.1/quire", "names no port for '127.0.0.1'"),
+        ("redis+sentinel://127.0.0.1/quire", "lacks the port of '127.0.0.1'"),
     ],
 )
 def test_a_url_that_cannot_be_meant(url: str, complaint: str) -> None:

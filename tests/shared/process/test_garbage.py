@@ -82,5 +82,4 @@ def test_a_loop_that_begins_makes_searches_as_seldom() -> None:
         assert gc.get_threshold() == before
     finally:
         loop.close()
-        gc.unfreeze()
         gc.set_threshold(*before)

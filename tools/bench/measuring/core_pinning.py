@@ -20,7 +20,9 @@ CLIENTS = "clients"
 def partition_cores(cores: Sequence[int]) -> dict[str, set[int]]:
     """Splits the cores in fixed eighths between the roles and the clients; raises InvalidArgument for fewer than 8."""
     if len(cores) < 8:
-        raise InvalidArgument(f"same_cores: needs 8 cores or more, there are {len(cores)}", field="same_cores")
+        raise InvalidArgument(
+            f"same_cores: requires at least 8 cores, this machine has {len(cores)}", field="same_cores"
+        )
     left = list(cores)
     roles = {}
     for role, eighths in EIGHTHS.items():

@@ -28,7 +28,7 @@ SIDES = (64, 320)  # pixels; drawn evenly on a logarithmic scale
 ASPECT = 0.3  # largest logarithm of width through height
 JITTER = 14  # largest change of a named colour, per channel
 CONTRAST = 110.0  # least distance of a background from what is drawn on it
-READABLE = 60.0  # least difference in brightness between a word or digit and its background
+READABLE = 90.0  # least difference in brightness between a word or digit and its background
 NOISE_SHARE, GRADIENT_SHARE, JPEG_SHARE = 0.4, 0.3, 0.15
 
 
@@ -117,7 +117,7 @@ def _word(scene: WordScene, rng: Random, width: int, height: int, fonts: Sequenc
     ink = _readable(ink, paper)
     text = _cased(rng, scene.word)
     width = max(width, 80)
-    font = _font(rng, fonts, text, width * rng.uniform(0.55, 0.92), height * 0.8)
+    font = _font(rng, fonts, text, width * rng.uniform(0.7, 0.95), height * 0.8)
     mask = Image.new("L", (width, height))
     left, top, right, bottom = font.getbbox(text)
     x, y = rng.uniform(0.03, 0.97) * (width - (right - left)), rng.uniform(0.1, 0.9) * (height - (bottom - top))
@@ -152,7 +152,7 @@ def _digit(scene: DigitScene, rng: Random, width: int, height: int) -> Image.Ima
     ink = _near(rng, COLOURS[rng.choice(tuple(COLOURS))])
     ink = _readable(ink, paper)
     scan = Image.fromarray((scanned_digits()[0][scene.index] * 15.9).astype(np.uint8))
-    side = round(min(width, height) * rng.uniform(0.5, 1.0))
+    side = round(min(width, height) * rng.uniform(0.6, 1.0))
     way = rng.choice((Image.Resampling.NEAREST, Image.Resampling.BILINEAR, Image.Resampling.BICUBIC))
     mask = Image.new("L", (width, height))
     scaled = scan.resize((side, side), way)

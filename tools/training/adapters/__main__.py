@@ -25,7 +25,7 @@ from tools.training.tokenizer import FastEncoder
 def main() -> None:
     """Trains, saves and scores one adapter per answer style from the command line, on the CPU."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, required=True, help="folder for the adapters, one each")
+    parser.add_argument("--out", type=Path, required=True, help="folder to write the adapters to, one folder each")
     parser.add_argument("--only", nargs="*", default=list(ANSWER_STYLES), choices=list(ANSWER_STYLES))
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)

@@ -25,12 +25,14 @@ LOG_EVERY_S = 10.0
 def main() -> None:
     """Trains the drafters from the command line until the time is over, and saves each in a folder of its own."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, required=True, help="of the whole program, compiling included")
+    parser.add_argument(
+        "--seconds", type=float, required=True, help="duration of the whole program, compilation included"
+    )
     parser.add_argument("--out", type=Path, required=True, help="folder for the drafters and the log")
-    parser.add_argument("--model", type=Path, default=BUNDLED, help="folder of the model that they draft for")
+    parser.add_argument("--model", type=Path, default=BUNDLED, help="folder of the target model")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--batch-tokens", type=int, default=BATCH_TOKENS, help="tokens of one step")
-    parser.add_argument("--workers", type=int, default=8, help="processes that make text")
+    parser.add_argument("--workers", type=int, default=8, help="processes that generate training text")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     arguments = parser.parse_args()
     until = time.monotonic() + arguments.seconds

@@ -30,6 +30,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder for the tower, its scores and the log")
     parser.add_argument("--model", type=Path, default=BUNDLED, help="folder of the text model")
     parser.add_argument("--start", type=Path, help="file of a trained tower to go on from")
+    parser.add_argument("--guided", type=float, default=0.0, help="first share of the run, without the text network")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--pictures", type=int, default=512, help="pictures of one step")
     parser.add_argument("--workers", type=int, default=14, help="processes that draw pictures")
@@ -41,7 +42,12 @@ def main() -> None:
     device, out = torch.device(arguments.device), arguments.out
     out.mkdir(parents=True, exist_ok=True)
     recipe = PictureRecipe(
-        60 * arguments.minutes, arguments.steps, arguments.seed, arguments.pictures, workers=arguments.workers
+        60 * arguments.minutes,
+        arguments.steps,
+        arguments.seed,
+        arguments.pictures,
+        workers=arguments.workers,
+        guided=arguments.guided,
     )
     feed: Feed[PictureBatch] = Feed(produce, recipe.workers, recipe, arguments.model)
     try:

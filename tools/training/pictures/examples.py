@@ -24,6 +24,7 @@ from tools.evals.pictures.questions import ask, sizes_of
 from tools.training.chat import END_OF_TEXT, IMAGE, segments
 from tools.training.corpus import with_system
 from tools.training.pictures import recipe
+from tools.training.pictures.guides import labels_of
 from tools.training.tokenizer import FastEncoder, load_tokenizer
 
 SAMPLERS: dict[str, Callable[[Random, Split], scenes.PictureScene]] = {
@@ -46,6 +47,7 @@ class PictureExample:
     tokens: list[int]
     kinds: list[int]
     shortest: int  # tokens up to the end of the first answer after the picture
+    labels: list[int]  # see guides.labels_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,7 @@ class PictureBatch:
     pixels: [num_pictures, side, side, 3]. tokens, positions: [batch_tokens]. limits: where conversations begin and
     end, and at last the padding. picture_index: positions of the pictures' embeddings, picture by picture.
     target_index: [batch_targets], positions whose next token is `targets`; `weights` are 0 for padding.
-    `kinds`: index in SIZES of the question that a target answers.
+    `kinds`: index in SIZES of the question that a target answers. `labels` [num_pictures, NUM_LABELS]: see guides.py.
     """
 
     pixels: NDArray[np.uint8]
@@ -67,6 +69,7 @@ class PictureBatch:
     targets: NDArray[np.int64]
     weights: NDArray[np.float32]
     kinds: NDArray[np.int64]
+    labels: NDArray[np.int64]
 
 
 def font_files() -> list[str]:
@@ -104,7 +107,7 @@ class PictureCorpus:
         scene = SAMPLERS[kind](rng, Split.TRAIN)
         messages, sizes = self._conversation(scene)
         pixels = resized(draw_scene(scene, rng, self._fonts), self._shape.image_size)
-        return PictureExample(pixels, *self._encode(messages, sizes))
+        return PictureExample(pixels, *self._encode(messages, sizes), labels_of(scene))
 
     def _conversation(self, scene: scenes.PictureScene) -> tuple[list[Message], list[str]]:
         """Returns the messages and, for each answer in them, its kind of question."""
@@ -193,6 +196,7 @@ def pack(examples: list[PictureExample], chosen: recipe.PictureRecipe, image: in
         packed[index + 1].astype(np.int64),
         weights,
         answered[index + 1],
+        np.array([example.labels for example in examples]),
     )
 
 

@@ -8,7 +8,7 @@ MEAN = STD = 0.5
 """Of the pixels, scaled to 0 to 1, for all channels."""
 
 
-SCENES: dict[str, float] = {"digit": 0.22, "word": 0.33, "single": 0.13, "alike": 0.14, "different": 0.18}
+SCENES: dict[str, float] = {"digit": 0.2, "word": 0.3, "single": 0.16, "alike": 0.14, "different": 0.2}
 """Share of the pictures of each kind of scene."""
 
 
@@ -44,6 +44,8 @@ class PictureRecipe:
     workers: int = 14
     muon_lr: float = 0.02
     adam_lr: float = 0.003
+    guide_lr: float = 0.002
+    guided: float = 0.0  # first share of the run, without the text network
     warm_up: float = 0.02
     decay: float = 0.6
     shape: TowerShape = field(default_factory=TowerShape)

@@ -92,11 +92,19 @@ class TrainedTower(nn.Module):
 
     def forward(self, pixels: Tensor, dtype: torch.dtype) -> Tensor:
         """Returns embeddings [num_pictures, num_patches, text_size] of 8-bit pixels [num_pictures, side, side, 3]."""
+        return self.project(self.features(pixels, dtype))
+
+    def features(self, pixels: Tensor, dtype: torch.dtype) -> Tensor:
+        """Returns the output of the last layer, [num_pictures, num_patches, hidden_size]."""
         x = self._patches(((pixels.float() / 255 - MEAN) / STD).to(dtype))
         x = affine(x, Affine(self.patch, self.patch_bias)) + self.position_embedding.to(dtype)
         for index in range(len(self.layers)):
             x = self._layer(x, self._weights(index), self.shape.num_attention_heads, self.shape.layer_norm_eps)
-        x = F.gelu(affine(x, Affine(self.projector1, self.projector1_bias)))
+        return x
+
+    def project(self, features: Tensor) -> Tensor:
+        """Returns the embeddings of features: [..., hidden_size] -> [..., text_size]."""
+        x = F.gelu(affine(features, Affine(self.projector1, self.projector1_bias)))
         return affine(x, Affine(self.projector2, self.projector2_bias))
 
     def _patches(self, pixels: Tensor) -> Tensor:

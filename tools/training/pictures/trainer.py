@@ -16,6 +16,7 @@ from tools.training.loop import send, spans_of
 from tools.training.muon import Optimizer
 from tools.training.packing import Feed
 from tools.training.pictures.examples import SIZES, PictureBatch
+from tools.training.pictures.guides import Guides
 from tools.training.pictures.recipe import PictureRecipe
 from tools.training.pictures.tower import TrainedTower, tower_layer
 
@@ -61,17 +62,33 @@ class TowerTrainer:
         self._embedding_size = self.network.embedding.float().square().mean().log()
         self.scores = PictureScores(device)
         self._optimizer = Optimizer(self.tower, recipe.muon_lr, recipe.adam_lr)
+        self._guides = Guides(recipe.shape.hidden_size).to(device)
+        self._guide_lr = recipe.guide_lr
+        self._guide_optimizer = torch.optim.AdamW(self._guides.parameters(), recipe.guide_lr, weight_decay=0.01)
+        self.recognized = torch.zeros(2, device=device)  # moving shares of digits and words, by the guides
 
-    def step(self, batch: PictureBatch, lr_scale: float) -> Tensor:
-        """Trains on one batch with the learning rate times `lr_scale`; returns the loss before the update."""
-        weights = send(batch.weights, self.device)
-        rows = self.tower(send(batch.pixels, self.device), self.dtype).flatten(0, 1)
-        losses, right = self.losses(batch, rows)
-        loss = (losses * weights).sum() / weights.sum()
-        (loss + SIZE_PENALTY * self.size_error(rows)).backward()
+    def step(self, batch: PictureBatch, lr_scale: float, *, guides_only: bool = False) -> Tensor:
+        """Trains on one batch with the learning rate times `lr_scale`; returns the loss before the update.
+        `guides_only`: not through the text network."""
+        features = self.tower.features(send(batch.pixels, self.device), self.dtype)
+        loss, recognized = self._guides(features, send(batch.labels, self.device))
+        self.recognized.lerp_(recognized, 0.05)
+        rows = self.tower.project(features).flatten(0, 1)
+        loss = loss + (SIZE_PENALTY * self.size_error(rows) if guides_only else self._text_loss(batch, rows))
+        loss.backward()
         self._optimizer.step(lr_scale)
-        self.scores.add(send(batch.kinds, self.device), weights, losses, right)
+        for group in self._guide_optimizer.param_groups:
+            group["lr"] = self._guide_lr * lr_scale
+        self._guide_optimizer.step()
+        self._guide_optimizer.zero_grad()
         return loss.detach()
+
+    def _text_loss(self, batch: PictureBatch, rows: Tensor) -> Tensor:
+        """Returns the loss of the answers, and of the size of the rows."""
+        weights = send(batch.weights, self.device)
+        losses, right = self.losses(batch, rows)
+        self.scores.add(send(batch.kinds, self.device), weights, losses, right)
+        return (losses * weights).sum() / weights.sum() + SIZE_PENALTY * self.size_error(rows)
 
     def size_error(self, rows: Tensor) -> Tensor:
         """Returns the mean square logarithm of the size of rows, relative to that of the text's embeddings.
@@ -103,11 +120,12 @@ def train(
     started = logged = saved = time.monotonic()
     steps = 0
     while (progress := _progress(recipe, steps, time.monotonic() - started)) < 1.0:
-        trainer.step(next(batches), recipe.lr_scale(progress))
+        trainer.step(next(batches), recipe.lr_scale(progress), guides_only=progress < recipe.guided)
         steps += 1
         now = time.monotonic()
         if now - logged > LOG_EVERY_S:
             line = {"step": steps, "seconds": round(now - started, 1), "waiting": feed.waiting}
+            line["recognized"] = [round(share, 3) for share in trainer.recognized.tolist()]
             _write_log(log, line | {"kinds": trainer.scores.take()})
             logged = now
         if now - saved > CHECKPOINT_EVERY_S:
@@ -124,4 +142,4 @@ def _write_log(log: Path, line: dict[str, Any]) -> None:
     with log.open("a") as file:
         file.write(json.dumps(line) + "\n")
     scores = " ".join(f"{name} {loss:.3f}/{right:.3f}" for name, (loss, right) in line["kinds"].items())
-    print(f"{line['step']} {line['seconds']}s waiting {line['waiting']} {scores}", flush=True)
+    print(f"{line['step']} {line['seconds']}s waiting {line['waiting']} {line['recognized']} {scores}", flush=True)

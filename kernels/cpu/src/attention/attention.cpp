@@ -74,13 +74,14 @@ QUIRE_API void quire_paged_attention(int64_t dtype, int64_t num_seqs, int64_t q_
                                      int64_t head_dim, int64_t block_size, int64_t table_width, int64_t window, int64_t chunked,
                                      double scale, double softcap, const void* q, const void* k_cache, const void* v_cache,
                                      const int32_t* block_tables, const int32_t* query_start, const int32_t* seq_lens,
-                                     const float* sinks, const int64_t* tree_mask, void* out) {
+                                     const float* sinks, const int64_t* tree_mask, const int32_t* seen_ends, void* out) {
   AttentionCall call{num_seqs,   q_heads,  kv_heads, head_dim,     block_size,  table_width,    window,
                      chunked != 0,
                      kv_heads * head_dim,  head_dim, float(scale), float(softcap),
                      q,          k_cache,  v_cache,  block_tables, query_start, seq_lens,       out,
                      sinks,      false};
   call.tree_mask = tree_mask;
+  call.seen_ends = seen_ends;
   dtype == FLOAT32 ? attend<float>(call) : attend<bf16>(call);
 }
 

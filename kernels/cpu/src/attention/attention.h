@@ -35,12 +35,17 @@ struct AttentionCall {
   const void* tail = nullptr;
   int64_t tail_dim = 0, tail_token_stride = 0, tail_head_stride = 0;
   const int64_t* tree_mask = nullptr;  // [num_tokens] visible positions among the last 64, its own first; -1: all
+  const int32_t* seen_ends = nullptr;  // [num_tokens] position after the last visible one, where it is later; or null
   int64_t group() const { return q_heads / kv_heads; }
   int64_t key_dim() const { return head_dim + tail_dim; }
   // First position visible to the row at `position`.
   int64_t first_seen(int64_t position) const {
     if (!window) return 0;
     return chunked ? position / window * window : std::max<int64_t>(0, position - window + 1);
+  }
+  // Position after the last one visible to row `token` of the step, at `position`.
+  int64_t seen_end(int64_t token, int64_t position) const {
+    return seen_ends ? std::max<int64_t>(position + 1, seen_ends[token]) : position + 1;
   }
 };
 
@@ -139,8 +144,17 @@ class Attention {
 
   Span span_at(const AttentionPiece& piece, int64_t start) const {
     const int64_t begin = c_.first_seen(piece.position);
-    const int64_t count = std::clamp<int64_t>(piece.position + piece.rows - start, 0, TILE);
+    const int64_t count = std::clamp<int64_t>(end_of(piece) - start, 0, TILE);
     return {start, static_cast<int>(std::max(begin, start) - start), static_cast<int>(count)};
+  }
+  // Position after the last one visible to some row.
+  int64_t end_of(const AttentionPiece& piece) const {
+    int64_t end = piece.position + piece.rows;
+    if (c_.seen_ends) {
+      const int32_t* ends = c_.seen_ends + c_.query_start[piece.seq] + piece.row;
+      for (int64_t row = 0; row < piece.rows; row++) end = std::max<int64_t>(end, ends[row]);
+    }
+    return end;
   }
   Span first_span(const AttentionPiece& piece) const {
     return span_at(piece, c_.first_seen(piece.position) / TILE * TILE);
@@ -317,7 +331,8 @@ class Attention {
     int64_t query = 0;
     for (int64_t position = p_.position; position < p_.position + p_.rows; position++) {
       const int low = static_cast<int>(std::max<int64_t>(c_.first_seen(position) - span.start, span.first));
-      const int high = static_cast<int>(std::min<int64_t>(position - span.start + 1, span.count));
+      const int64_t token = c_.query_start[p_.seq] + p_.row + position - p_.position;
+      const int high = static_cast<int>(std::min<int64_t>(c_.seen_end(token, position) - span.start, span.count));
       for (int64_t i = 0; i < group_; i++, query++) {
         const int64_t state = head * queries_ + query;
         if (low <= 0 && high == TILE)

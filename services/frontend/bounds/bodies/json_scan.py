@@ -47,13 +47,15 @@ def _check_exactly(text: bytes, limits: RequestLimits) -> Iterator[None]:
         keys += piece.count(b":")
         steps -= np.isin(codes, [*CLOSING])
         if values > limits.max_values:
-            raise InvalidArgument(f"the body holds more than {limits.max_values} values (max_values).", field="body")
+            raise InvalidArgument(f"the body contains more than {limits.max_values} values (max_values).", field="body")
         if keys > limits.max_keys:
-            raise InvalidArgument(f"the body holds more than {limits.max_keys} named fields (max_keys).", field="body")
+            raise InvalidArgument(
+                f"the body contains more than {limits.max_keys} named fields (max_keys).", field="body"
+            )
         deepest = depth + int(np.cumsum(steps).max(initial=0))
         if deepest > limits.max_depth:
             message = f"the body is nested {deepest} levels deep or more"
-            raise InvalidArgument(f"{message}; at most {limits.max_depth} are taken (max_depth).", field="body")
+            raise InvalidArgument(f"{message}; at most {limits.max_depth} are accepted (max_depth).", field="body")
         depth += int(steps.sum())
         yield
 

@@ -38,7 +38,7 @@ class FileService(batch_pb2_grpc.FileServiceServicer):
         async with call_context("UploadFile", context, self._metrics, self._calls) as call:
             first = await anext(_with_timeout(messages), None)
             if first is None or not first.HasField("begin"):
-                raise InvalidArgument("begin: the first message says what the file is", field="begin")
+                raise InvalidArgument("begin: the first message must describe the file", field="begin")
             begin, most = first.begin, self._work.files.max_file_bytes
             owner = _tenant(begin.tenant, context, call)
             if begin.bytes > most:
@@ -92,7 +92,7 @@ async def _with_timeout(messages: AsyncIterator[pb.UploadFileRequest]) -> AsyncI
             async with asyncio.timeout(STALLED_S):
                 message = await anext(messages, None)
         except TimeoutError:
-            raise DeadlineExceeded(f"content: nothing came for {STALLED_S:g} s", field="content") from None
+            raise DeadlineExceeded(f"content: no data was received for {STALLED_S:g} s", field="content") from None
         if message is None:
             return
         yield message
@@ -104,7 +104,7 @@ async def _content(messages: AsyncIterator[pb.UploadFileRequest], announced: int
     num_bytes = 0
     async for message in messages:
         if not message.HasField("content"):
-            raise InvalidArgument("content: every message but the first has some", field="content")
+            raise InvalidArgument("content: every message after the first must have content", field="content")
         if len(message.content) > MAX_PIECE_BYTES:
             text = f"content: a piece may have at most {MAX_PIECE_BYTES} bytes, got {len(message.content)}"
             raise InvalidArgument(text, field="content")
@@ -114,7 +114,7 @@ async def _content(messages: AsyncIterator[pb.UploadFileRequest], announced: int
         yield message.content
     if num_bytes != announced:
         found = f"more than {announced}" if num_bytes > announced else str(num_bytes)
-        raise InvalidArgument(f"bytes: {announced} were announced, {found} came", field="bytes")
+        raise InvalidArgument(f"bytes: {announced} were announced, {found} received", field="bytes")
 
 
 def _tenant(claimed: str, context: Context, call: Call) -> str:

@@ -44,7 +44,7 @@ class CheckedBody(BaseModel):
         reject_unsupported(without_inactive_windows(extra, self), self.not_offered, place)
         for name, value in extra.items():
             if name in self.unavailable and value not in self.unavailable[name]:
-                text = f"{name} is not offered by this server{self.remedy}"
+                text = f"{name} is not supported by this server{self.remedy}"
                 raise Unimplemented(text, field=name, reason=self.reasons.get(name, ""))
         _check_models(unknown, self)
         for name, shape in self.objects.items():

@@ -21,7 +21,7 @@ def body_schema_extra(
         for name in sorted(ignored_fields):
             known.setdefault(name, {"description": "accepted, without effect"})
         for name, nothing in sorted((not_offered or {}).items()):
-            known.setdefault(name, {"description": "not offered", "enum": [*nothing]})
+            known.setdefault(name, {"description": "not supported", "enum": [*nothing]})
         if rules:
             schema["allOf"] = [*rules]
 

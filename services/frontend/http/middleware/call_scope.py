@@ -81,7 +81,7 @@ class CallScope:
                 status = CLIENT_GONE
             except Exception as fault:
                 log.exception(
-                    "a call failed", request=call.id or client_request_id(scope["headers"]), route=_route(scope)
+                    "call failed", request=call.id or client_request_id(scope["headers"]), route=_route(scope)
                 )
                 call.error = Internal(type(fault).__name__)
                 if not status:

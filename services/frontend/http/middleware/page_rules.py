@@ -72,8 +72,7 @@ class PageRules:
             return
         shown = (origins[0] if origins else "")[:MAX_SHOWN]
         raise PermissionDenied(
-            f"pages of other origins may not call: cors_origins (--cors-origins) names those that may, and {shown!r} "
-            "is not among them"
+            f"cors_origins: pages of the origin {shown!r} may not send requests; add it to --cors-origins"
         )
 
 

@@ -76,7 +76,7 @@ class TlsListener:
             except (BlockingIOError, ConnectionAbortedError):
                 return
             except OSError as error:
-                log.error("no connection can be accepted", reason=str(error))
+                log.error("cannot accept connections", reason=str(error))
                 loop = asyncio.get_running_loop()
                 loop.remove_reader(self._listening)
                 loop.call_later(PAUSE_S, self._listen)

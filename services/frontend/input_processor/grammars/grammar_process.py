@@ -96,7 +96,9 @@ class GrammarChecker:
         start = LLMatcher(self._tokenizer, grammar, log_level=SILENT, limits=self._walked)
         dead_end = grammar_walk.find_dead_end(start, self._first_byte)
         if dead_end:
-            raise structured_output.refuse(f"after {dead_end} nothing may follow, and the text is not complete")
+            raise structured_output.refuse(
+                f"after {dead_end} no continuation is allowed, although the text is incomplete"
+            )
 
 
 def _take_one(matcher: LLMatcher, mask: bytes) -> None:

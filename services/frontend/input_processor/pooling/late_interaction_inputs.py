@@ -26,7 +26,7 @@ class LateInteractionInputs:
         self._skipped = frozenset(token_id for token_id in ids if token_id is not None)
         masks = [token_id for name in MASK if (token_id := tokenizer.token_id(name)) is not None]
         if late.expands and not masks:
-            text = "model: its queries are padded with mask tokens, which its tokenizer lacks"
+            text = "model: queries are padded with mask tokens, but the tokenizer has no mask token"
             raise InvalidArgument(text, field="model")
         self._mask = masks[0] if late.expands else 0
 
@@ -56,5 +56,5 @@ def _special_token(tokenizer: Tokenizer, name: str) -> list[int]:
         return []
     token_id = next((i for text in (name, name.strip()) if (i := tokenizer.token_id(text)) is not None), None)
     if token_id is None:
-        raise InvalidArgument(f"model: its tokenizer has no token {name!r:.64}", field="model")
+        raise InvalidArgument(f"model: the tokenizer lacks the token {name!r:.64}", field="model")
     return [token_id]

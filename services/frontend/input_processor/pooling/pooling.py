@@ -34,7 +34,9 @@ def check(pooling: Pooling, classes: Sequence[str], *, late_interaction: bool = 
         text = f"pooler must be {ALL!r}: the model has a vector for each token; use /pooling or Embed."
         raise InvalidArgument(text, field="pooler")
     if pooling.classify and not classes:
-        raise InvalidArgument("model: it has no classifier (config.json: architectures)", field="model")
+        raise InvalidArgument(
+            "model: it has no classifier (config.json: architectures); use /v1/embeddings or /pooling", field="model"
+        )
     if pooling.pooler not in POOLERS:
         text = f"pooler must be one of {', '.join(filter(None, POOLERS))}, got {pooling.pooler!r:.64}."
         raise InvalidArgument(text, field="pooler")

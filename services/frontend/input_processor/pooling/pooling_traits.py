@@ -40,7 +40,7 @@ class PoolingTextFormat:
         """Raises InvalidArgument, with the names that exist, for a prompt name that the model does not have; "" is
         accepted."""
         if prompt_name and prompt_name not in self.prompts:
-            there_are = f"there are {', '.join(sorted(self.prompts))}" if self.prompts else "it has none"
+            there_are = f"available: {', '.join(sorted(self.prompts))}" if self.prompts else "it has none"
             text = f"prompt_name: the model has no prompt {prompt_name[:64]!r}; {there_are}."
             raise InvalidArgument(text, field="prompt_name")
 

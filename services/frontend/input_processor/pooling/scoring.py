@@ -43,9 +43,9 @@ class Scoring:
         `late_interaction`: how the model compares texts, unless it is a classifier.
         """
         if not documents:
-            raise InvalidArgument("documents must hold at least one text", field="documents")
+            raise InvalidArgument("documents must contain at least one text", field="documents")
         if len(queries) not in (1, len(documents)):
-            text = f"queries must be one, or as many as documents, {len(documents)}; got {len(queries)}."
+            text = f"queries must contain one text, or as many as documents ({len(documents)}), got {len(queries)}."
             raise InvalidArgument(text, field="queries")
         if len(classes) > 1:
             raise InvalidArgument(f"model: it has {len(classes)} classes and cannot score pairs", field="model")

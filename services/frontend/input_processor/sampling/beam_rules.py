@@ -57,7 +57,7 @@ RULES = (
         "got {s.beam_search.length_penalty}.",
     ),
     *(
-        Rule(field, partial(_goes_along, field), f"{field} is not offered together with beam search.")
+        Rule(field, partial(_goes_along, field), f"{field} is not supported together with beam search.")
         for field in NOT_WITH_BEAMS
     ),
 )

@@ -16,7 +16,7 @@ def check(sampling: Sampling) -> None:
     arguments_by_name = sampling.logits_processors
     count = sum(len(name) + len(arguments) for name, arguments in arguments_by_name.items())
     if count > MAX_CHARACTERS:
-        text = f"{FIELD}: names and arguments have {count} characters; at most {MAX_CHARACTERS} are taken."
+        text = f"{FIELD}: names and arguments have {count} characters; at most {MAX_CHARACTERS} are accepted."
         raise InvalidArgument(text, field=FIELD)
     for name, arguments in arguments_by_name.items():
         try:
@@ -32,4 +32,4 @@ def check_known(sampling: Sampling, known: frozenset[str]) -> None:
     unknown = sorted(sampling.logits_processors.keys() - known)
     if unknown:
         names = ", ".join(sorted(known)) or "none"
-        raise InvalidArgument(f"{FIELD}: {unknown[0]!r} does not exist here; there are {names}.", field=FIELD)
+        raise InvalidArgument(f"{FIELD}: {unknown[0]!r} does not exist; available: {names}.", field=FIELD)

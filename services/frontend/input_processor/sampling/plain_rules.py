@@ -22,7 +22,7 @@ def _beam_rule(parameter: ScalarParameter) -> Rule:
     def holds(sampling: Sampling) -> bool:
         return sampling.beam_search is None or sampling.value(parameter.name) == parameter.default
 
-    return Rule(parameter.name, holds, f"{parameter.name} is not offered together with beam search.")
+    return Rule(parameter.name, holds, f"{parameter.name} is not supported together with beam search.")
 
 
 PLAIN_RULES = (

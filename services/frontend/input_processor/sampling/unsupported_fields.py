@@ -48,7 +48,7 @@ def reject_unsupported(
     """
     for name, value in fields.items():
         if name in harmless and value not in harmless[name]:
-            raise Unimplemented(f"{place}{name} is not offered by this server yet{_remedy(name)}", field=place + name)
+            raise Unimplemented(f"{place}{name} is not supported by this server yet{_remedy(name)}", field=place + name)
 
 
 PENALTIES: Mapping[str, Sequence[Any]] = {  # by name, the values that change nothing

@@ -10,10 +10,10 @@ from quire.services.frontend.openai_edge.body.requests import AnswerOptions
 
 def metrics(options: AnswerOptions, generation: Generation) -> dict[str, Any]:
     """Returns the answer's fields with metrics; none if not requested."""
-    return {"metrics": _of(generation)} if options.metrics else {}
+    return {"metrics": _request_times(generation)} if options.metrics else {}
 
 
-def _of(generation: Generation) -> dict[str, float | None] | None:
+def _request_times(generation: Generation) -> dict[str, float | None] | None:
     """Returns the times of a request with one sample; None for several, since their times differ.
 
     The spans tokenize, schedule (hop and queue), prefill, decode and write (until now) add up to the time since the

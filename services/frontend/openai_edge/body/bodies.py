@@ -253,7 +253,9 @@ class InputBody(PooledBody):
     def _has_no_messages(cls, sent: Any) -> Any:
         """Names the unsupported field `messages` in the error, instead of a missing one."""
         if isinstance(sent, dict) and sent.get("messages") is not None and "input" not in sent:
-            raise Unimplemented("messages is not offered by this call; send texts or tokens as input", field="messages")
+            raise Unimplemented(
+                "messages is not supported by this call; send texts or tokens as input", field="messages"
+            )
         return sent
 
 

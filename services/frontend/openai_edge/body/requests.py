@@ -96,11 +96,13 @@ def batch_request(body: ChatBatchBody, headers: CallHeaders, tokenizer: Tokenize
     Unimplemented for the options that batches do not offer, InvalidArgument for no conversations."""
     for name in NOT_IN_BATCHES:
         if getattr(body, name):
-            raise Unimplemented(f"{name} is not offered for a batch of conversations", field=name)
+            raise Unimplemented(f"{name} is not supported for a batch of conversations", field=name)
     if body.n not in (None, 1):
-        raise Unimplemented(f"n={body.n} is not offered for a batch of conversations, each is answered once", field="n")
+        raise Unimplemented(
+            f"n={body.n} is not supported for a batch of conversations, which have one answer each", field="n"
+        )
     if not body.messages:
-        raise InvalidArgument("messages must hold at least one conversation", field="messages")
+        raise InvalidArgument("messages must contain at least one conversation", field="messages")
     return _chat_request(body, body.messages, headers, tokenizer)
 
 
@@ -138,7 +140,7 @@ def answer_options(body: GenerationBody, prefix: Sequence[str]) -> AnswerOptions
     if body.stream_options is not None and not body.stream:
         raise InvalidArgument("Stream options can only be defined when `stream=True`.", field="stream_options")
     if body.retention_s is not None and not body.resumable:
-        raise InvalidArgument(f"retention_s={body.retention_s:g} needs `resumable=True`.", field="retention_s")
+        raise InvalidArgument(f"retention_s={body.retention_s:g} requires `resumable=True`.", field="retention_s")
     options = body.stream_options or StreamOptions()
     return AnswerOptions(
         stream=bool(body.stream),
@@ -197,7 +199,7 @@ def _beam_search(body: GenerationBody) -> BeamSearch | None:
         return BeamSearch(body.n or 1, penalty, bool(body.early_stopping))
     if body.length_penalty not in (None, 1.0) or body.early_stopping:
         field = "early_stopping" if body.early_stopping else "length_penalty"
-        raise InvalidArgument(f"{field} needs use_beam_search.", field=field)
+        raise InvalidArgument(f"{field} requires use_beam_search=true.", field=field)
     return None
 
 

@@ -82,7 +82,7 @@ def constraint(
 ) -> Any:
     """Returns the constraint of response_format or structured_outputs, None without either. Raises InvalidArgument
     if both constrain the output; `names` are the fields' names in the dialect, for error texts."""
-    requested = None if response_format is None else _of_response_format(response_format, names)
+    requested = None if response_format is None else _from_response_format(response_format, names)
     if outputs is None:
         return requested
     if requested is not None:
@@ -90,10 +90,10 @@ def constraint(
             f"{names.form} and structured_outputs both constrain the output: send one of them.",
             field="structured_outputs",
         )
-    return _of_outputs(outputs)
+    return _from_structured_outputs(outputs)
 
 
-def _of_response_format(response_format: ResponseFormat, names: FormatFieldNames) -> pb.StructuredOutput | None:
+def _from_response_format(response_format: ResponseFormat, names: FormatFieldNames) -> pb.StructuredOutput | None:
     """Converts a response format; None for plain text. Raises InvalidArgument for json_schema without a schema,
     under the dialect's field names in `names`."""
     schema = response_format.requested_schema
@@ -110,13 +110,13 @@ def _of_response_format(response_format: ResponseFormat, names: FormatFieldNames
     return None
 
 
-def _of_outputs(outputs: StructuredOutputsBody) -> pb.StructuredOutput:
+def _from_structured_outputs(outputs: StructuredOutputsBody) -> pb.StructuredOutput:
     """Converts vLLM's structured_outputs; raises InvalidArgument unless exactly one constraint is set."""
     given = [name for name in CONSTRAINTS if getattr(outputs, "json_" if name == "json" else name) is not None]
     if len(given) != 1:
         names = ", ".join(given) or "none"
         raise InvalidArgument(
-            f"structured_outputs must hold exactly one of {', '.join(CONSTRAINTS)}, got {names}.",
+            f"structured_outputs must have exactly one of {', '.join(CONSTRAINTS)}, got {names}.",
             field="structured_outputs",
         )
     wanted = pb.StructuredOutput(

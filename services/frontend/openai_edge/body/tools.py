@@ -91,7 +91,7 @@ def _tool(number: int, tool: Mapping[str, Any]) -> Tool:
     if kind == CUSTOM:
         return _custom(number, tool)
     if kind != FUNCTION:
-        raise Unimplemented(f"tools[{number}]: tools of type {kind!r} are not offered by this server", field="tools")
+        raise Unimplemented(f"tools[{number}]: tools of type {kind!r} are not supported by this server", field="tools")
     function = tool.get("function")
     if not isinstance(function, dict):
         raise InvalidArgument(f"tools[{number}]: function must be an object{SHAPE}", field="tools")

@@ -211,7 +211,7 @@ class ResponsesBody(ScalarFields):
         check_objects(unknown, self.text and self.text.format, FORMAT, "text.format")
         for name in self.include or ():
             if name not in INCLUDABLE:
-                raise Unimplemented(f"include: {name!r} is not offered by this server", field="include")
+                raise Unimplemented(f"include: {name!r} is not supported by this server", field="include")
         if self.background and self.store is False:
             raise InvalidArgument("background requires store=true, since its client retrieves it later", field="store")
         if self.max_tool_calls is not None and self.max_tool_calls < 1:

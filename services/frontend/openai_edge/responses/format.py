@@ -166,7 +166,7 @@ class ResponsesFormat:
                 yield from self._begin_item(part)
             assert self._item is not None
             for kind, fields in self._item.add(part, logprobs):
-                yield self._of_item(kind, fields)
+                yield self._item_event(kind, fields)
             logprobs = [] if isinstance(part, Content) else logprobs
         self._finish = delta.finish or self._finish
 
@@ -175,9 +175,9 @@ class ResponsesFormat:
         self._item = new_item(part, self._identity.new_item_id, self._tools)
         yield "response.output_item.added", {"output_index": len(self._items), "item": self._item.as_json(IN_PROGRESS)}
         for kind, fields in self._item.opening():
-            yield self._of_item(kind, fields)
+            yield self._item_event(kind, fields)
 
-    def _of_item(self, kind: str, fields: Json) -> Event:
+    def _item_event(self, kind: str, fields: Json) -> Event:
         assert self._item is not None
         return kind, {"item_id": self._item.id, "output_index": len(self._items), **fields}
 
@@ -187,7 +187,7 @@ class ResponsesFormat:
         if self._item is None:
             return
         for kind, fields in self._item.closing():
-            yield self._of_item(kind, fields)
+            yield self._item_event(kind, fields)
         is_cut = self._finish is not None and self._finish.reason in CUT_REASONS
         item = self._item.as_json(INCOMPLETE if is_cut else COMPLETED)
         yield "response.output_item.done", {"output_index": len(self._items), "item": item}

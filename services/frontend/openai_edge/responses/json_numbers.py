@@ -13,17 +13,17 @@ def json_safe(value: Any) -> Any:
     try:
         orjson.dumps(value)
     except TypeError:
-        return _of_64_bits(value)
+        return _fit_64_bits(value)
     return value
 
 
-def _of_64_bits(value: Any) -> Any:
+def _fit_64_bits(value: Any) -> Any:
     """Returns the value with integers outside of 64 bits as floats, which orjson can encode; beyond a float's range,
     its largest. Descends into objects and lists."""
     if isinstance(value, dict):
-        return {name: _of_64_bits(one) for name, one in value.items()}
+        return {name: _fit_64_bits(one) for name, one in value.items()}
     if isinstance(value, list | tuple):
-        return [_of_64_bits(one) for one in value]
+        return [_fit_64_bits(one) for one in value]
     if isinstance(value, int) and not -(2**63) <= value < 2**64:
         try:
             return float(value)

@@ -70,7 +70,7 @@ class _MessageBuilder:
                     if isinstance(kind, str) and kind in item_schemas.REPLACEMENTS
                     else ""
                 )
-                text = f"{place}: items of type {kind!r:.64} are not offered by this server{remedy}"
+                text = f"{place}: items of type {kind!r:.64} are not supported by this server{remedy}"
                 raise Unimplemented(text, field="input")
 
     def _message(self, item: Item, place: str) -> None:

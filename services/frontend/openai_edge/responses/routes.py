@@ -140,7 +140,7 @@ class ResponseRoutes:
 
     async def compact(self) -> Response:
         """Raises NotFound, so that clients that probe for server-side compaction summarize by themselves."""
-        raise NotFound(f"POST {COMPACT} is not offered by this server; send a shorter input instead")
+        raise NotFound(f"POST {COMPACT} is not supported by this server; send a shorter input instead")
 
     async def _before(self, body: ResponsesBody, http: Request) -> Sequence[Item]:
         """Returns the conversation that the body continues."""

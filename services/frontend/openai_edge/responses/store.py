@@ -53,7 +53,9 @@ class ResponseStore:
         `field`: the field that named the response.
         """
         if not self._max_bytes and field:
-            raise InvalidArgument(f"{field}: this server stores no responses (response_store_mb=0)", field=field)
+            raise InvalidArgument(
+                f"{field}: this server stores no responses; start it with --response-store-mb", field=field
+            )
         stored = self.find(response_id, tenant)
         if stored is None:
             raise NotFound(

@@ -135,7 +135,7 @@ def _check_choice(choice: Any, tools: Sequence[Json]) -> None:
         isinstance(tool, dict) and tool.get("type") == kind for tool in tools
     ):
         raise Unimplemented(
-            f"tool_choice: tools of type {kind!r:.64} are not offered by this server; send auto", field="tool_choice"
+            f"tool_choice: tools of type {kind!r:.64} are not supported by this server; send auto", field="tool_choice"
         )
 
 
@@ -145,7 +145,7 @@ def _check_call_is_possible(choice: Any, tools: Sequence[Json]) -> None:
     if choice == REQUIRED and kinds:
         raise Unimplemented(
             f"tool_choice: required needs a function among the tools; tools of type {', '.join(kinds):.64} are not "
-            "offered by this server; add a function, or send auto",
+            "supported by this server; add a function, or send auto",
             field="tool_choice",
         )
 

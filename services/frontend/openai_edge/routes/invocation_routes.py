@@ -44,6 +44,7 @@ class InvocationRoutes:
     """Route that identifies a call by a field that only it has; without any, it is a completion."""
 
     def __init__(self, generation: GenerationRoutes, pooling: PoolingRoutes, bounds: BodyReader) -> None:
+        """Maps the field that tells a kind of request apart to its path, body and handler, and registers the route."""
         score: Kind = (SCORE[0], ScoreBody, pooling.score)
         classify: Kind = (CLASSIFY, ClassifyBody, pooling.classify)
         embed: Kind = (EMBEDDINGS, EmbeddingBody, pooling.embed)
@@ -66,7 +67,9 @@ class InvocationRoutes:
         """Handles a chat completion, a completion, vectors, classes, scores or ranks, with errors worded as in that
         call."""
         if "requestType" in body:
-            raise Unimplemented("requestType is not offered: this server has no sessions", field="requestType")
+            raise Unimplemented(
+                "requestType is not supported: this server has no sessions; leave it out", field="requestType"
+            )
         path, kind, call = next((kind for name, kind in self._kinds.items() if name in body), self._completion)
         http.scope["path"] = path
         try:

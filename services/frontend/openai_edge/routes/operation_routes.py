@@ -114,7 +114,7 @@ class OperationRoutes:
         for. Returns the counts of kept and aborted sequences; raises Unimplemented for clear_cache."""
         if clear_cache:
             raise Unimplemented(
-                "clear_cache is not offered: the prefix cache is cleared when the weights change", field="clear_cache"
+                "clear_cache is not supported: the prefix cache is cleared when the weights change", field="clear_cache"
             )
         paused = await self._schedulers.pause_generation(pb.PauseGenerationRequest(mode=MODES[mode]))
         return {"status": "paused", "num_kept": paused.num_kept, "num_aborted": paused.num_aborted}

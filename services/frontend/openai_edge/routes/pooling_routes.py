@@ -89,7 +89,7 @@ class PoolingRoutes:
         classify, name = task.endswith("classify"), body.prompt_name or ""
         if classify and body.use_activation:
             raise Unimplemented(
-                "use_activation is not offered for scores; /classify gives them as probabilities",
+                "use_activation is not supported for scores; /classify gives them as probabilities",
                 field="use_activation",
             )
         pooling_options = Pooling(pooler, _normalize(body), body.dimensions, classify, body.step_tag_id, name)

@@ -55,7 +55,7 @@ class ServiceRoutes:
     async def live(self) -> Response:
         """Returns 200 unless a restart would help, which it does not for an absent scheduler or a drain."""
         if not self._alive():
-            raise Unavailable("the sessions with schedulers stand still")
+            raise Unavailable("the sessions with schedulers make no progress")
         return Response()
 
     async def version(self) -> dict[str, Any]:

@@ -108,7 +108,7 @@ def _load(setting: str, folder: str, table: dict[str, str], name: str) -> Any:
     with the known ones."""
     if name not in table:
         raise InvalidArgument(
-            f"{setting}: unknown parser {name!r}; there are {', '.join(sorted(table))}", field=setting
+            f"{setting}: unknown parser {name!r}; available: {', '.join(sorted(table))}", field=setting
         )
     file, _, attribute = table[name].partition(":")
     return getattr(importlib.import_module(f"{PACKAGE}.{folder}.{file}"), attribute or "FORMAT")

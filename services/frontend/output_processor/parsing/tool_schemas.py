@@ -104,10 +104,10 @@ def _types(schema: Any, root: Mapping[str, Any], depth: int) -> frozenset[str]:
     values = schema["enum"] if isinstance(schema.get("enum"), list) else [schema["const"]] if "const" in schema else []
     if values:
         return frozenset(_JSON_TYPES.get(type(value), "object") for value in values)
-    return _of_branches(schema, root, depth)
+    return _branch_types(schema, root, depth)
 
 
-def _of_branches(schema: Mapping[str, Any], root: Mapping[str, Any], depth: int) -> frozenset[str]:
+def _branch_types(schema: Mapping[str, Any], root: Mapping[str, Any], depth: int) -> frozenset[str]:
     """Returns the union of the types of anyOf, oneOf and the like, any type if a branch declares none; empty without
     branches."""
     for keyword in BRANCHES:

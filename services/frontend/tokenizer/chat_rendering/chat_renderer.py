@@ -14,7 +14,7 @@ from quire.services.frontend.request.request import ChatPrompt
 from quire.services.frontend.tokenizer.chat_rendering import limits
 from quire.services.frontend.tokenizer.chat_rendering.prompt_renderer import RenderedChat, RendererConfig
 from quire.services.frontend.tokenizer.chat_rendering.rendering_process import RenderBudgetExceeded
-from quire.services.frontend.tokenizer.chat_rendering.template_runner import RenderBudget, TemplateRunner
+from quire.services.frontend.tokenizer.chat_rendering.template_runner import RenderBudgets, TemplateRunner
 from quire.services.frontend.tokenizer.control_tokens import TextSection
 from quire.services.frontend.tokenizer.message_shapes.shape import MessageShape
 from quire.shared.errors import InvalidArgument
@@ -23,17 +23,16 @@ from quire.shared.logs import logger
 log = logger("conversations")
 
 LIGHT_CHARACTERS = 1 << 14  # a template with a conversation of this size takes about a millisecond
-LIGHT = RenderBudget(processor_s=0.05, elapsed_s=2.0)
-HEAVY = RenderBudget(processor_s=10.0, elapsed_s=60.0)
+DEFAULT_BUDGETS = RenderBudgets()
 
 
 class ChatRenderer:
     """Owner of the processes that run one model's template."""
 
-    def __init__(self, renderer_config: RendererConfig) -> None:
-        self._label = renderer_config.label
-        self.light = TemplateRunner(renderer_config, LIGHT)
-        self._heavy = TemplateRunner(renderer_config, HEAVY)
+    def __init__(self, renderer_config: RendererConfig, budgets: RenderBudgets = DEFAULT_BUDGETS) -> None:
+        self._label, self._budgets = renderer_config.label, budgets
+        self.light = TemplateRunner(renderer_config, budgets.light, budgets.probing)
+        self._heavy = TemplateRunner(renderer_config, budgets.heavy, budgets.probing)
 
     async def sections(self, prompt: ChatPrompt) -> list[TextSection]:
         return (await self.render(prompt)).sections
@@ -45,11 +44,14 @@ class ChatRenderer:
             if characters_of(prompt, LIGHT_CHARACTERS) <= LIGHT_CHARACTERS:
                 return await self.light.render(prompt)
         except RenderBudgetExceeded:
-            log.info("a short conversation exceeds the chat template's light budget", template=self._label)
+            log.info(
+                "the chat template exceeded its budget for short conversations; rendering in a process of its own",
+                template=self._label,
+            )
         try:
             return await self._heavy.render(prompt)
         except RenderBudgetExceeded:
-            raise limits.cpu_time_error(self._label, HEAVY.processor_s) from None
+            raise limits.cpu_time_error(self._label, self._budgets.heavy.processor_s) from None
 
     async def prompt_end(self, prompt: ChatPrompt, characters: int) -> str:
         """Renders the conversation and returns at most the last `characters` characters of the text; raises
@@ -82,7 +84,7 @@ class ChatRenderer:
         try:
             shapes = self.light.shapes()
         except InvalidArgument as error:
-            log.error("the chat template cannot be used", template=self._label, reason=error.message)
+            log.error("cannot use the chat template", template=self._label, reason=error.message)
             return
         for name, shape in shapes.items():
             log.info("chat template", template=self._label, name=name, **shape.as_fields())
@@ -92,7 +94,7 @@ class ChatRenderer:
         try:
             self._heavy.shapes()
         except InvalidArgument:
-            log.debug("the second process of the chat template cannot use it either", template=self._label)
+            log.debug("the second rendering process cannot use the chat template either", template=self._label)
 
     def close(self) -> None:
         self.light.close()

@@ -27,7 +27,6 @@ from quire.shared.process.resource_limits import CpuTimeExceeded, cpu_time_limit
 
 END = b"\n"  # ends the JSON
 SHAPES = b""  # the question for the message shapes
-PROBING_S = 5.0  # processor time for all templates of a model; real ones take 0.04 s
 
 
 class RenderBudgetExceeded(Exception):
@@ -65,9 +64,9 @@ def begin(renderer_config: bytes) -> Callable[[bytes], bytes]:
 
 def _answer(renderer: PromptRenderer, message: bytes) -> bytes:
     """Renders one conversation to encoded sections, or returns the templates' shapes as JSON. Raises MemoryError if
-    the text is too long; the first request probes the template within PROBING_S."""
+    the text is too long; the first request probes the template within the configuration's time for it."""
     if message == SHAPES or not renderer.has_shapes:
-        with cpu_time_limit(PROBING_S):
+        with cpu_time_limit(renderer.renderer_config.probing_s):
             shapes = renderer.shapes()
     if message == SHAPES:
         return json.dumps({name: asdict(shape) for name, shape in shapes.items()}).encode() + END

@@ -6,12 +6,12 @@ import asyncio
 import signal
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from quire.services.frontend.bounds.smallest_first import SmallestFirstLimiter
 from quire.services.frontend.request.request import ChatPrompt
 from quire.services.frontend.tokenizer.chat_rendering import limits, rendering_process
-from quire.services.frontend.tokenizer.chat_rendering.prompt_renderer import RenderedChat, RendererConfig
+from quire.services.frontend.tokenizer.chat_rendering.prompt_renderer import PROBING_S, RenderedChat, RendererConfig
 from quire.services.frontend.tokenizer.message_shapes.shape import MessageShape
 from quire.shared.errors import InvalidArgument
 from quire.shared.process.child import Child, ChildEnded
@@ -27,16 +27,24 @@ class RenderBudget:
     elapsed_s: float  # the process is killed after this time
 
 
-PROBING = RenderBudget(rendering_process.PROBING_S, 20.0)
+@dataclass(frozen=True, slots=True)
+class RenderBudgets:
+    """Budgets of one model's templates: for probing them, for short conversations, and for all others."""
+
+    probing: RenderBudget = RenderBudget(PROBING_S, 20.0)
+    light: RenderBudget = RenderBudget(processor_s=0.05, elapsed_s=2.0)
+    heavy: RenderBudget = RenderBudget(processor_s=10.0, elapsed_s=60.0)
 
 
 class TemplateRunner:
     """Owner of the child process, which renders one conversation after the other, those of few messages first."""
 
-    def __init__(self, renderer_config: RendererConfig, budget: RenderBudget) -> None:
+    def __init__(self, renderer_config: RendererConfig, budget: RenderBudget, probing: RenderBudget) -> None:
         self._label = renderer_config.label
-        self._child = Child(rendering_process.__name__, renderer_config.encode())
-        self._budget = budget
+        self._child = Child(
+            rendering_process.__name__, replace(renderer_config, probing_s=probing.processor_s).encode()
+        )
+        self._budget, self._probing = budget, probing
         self._thread = ThreadPoolExecutor(1, "conversations")
         self._turns = SmallestFirstLimiter(1)
         self._shapes: Mapping[str, MessageShape] = {}
@@ -67,9 +75,9 @@ class TemplateRunner:
         """Asks the child for the templates' shapes. A template that is refused or too slow closes the child; its
         error is kept and raised now and for all later conversations."""
         try:
-            return rendering_process.decode_shapes(self._ask(rendering_process.SHAPES, PROBING))
+            return rendering_process.decode_shapes(self._ask(rendering_process.SHAPES, self._probing))
         except rendering_process.RenderBudgetExceeded:
-            self._refused = limits.cpu_time_error(self._label, PROBING.processor_s)
+            self._refused = limits.cpu_time_error(self._label, self._probing.processor_s)
         except InvalidArgument as error:
             self._refused = error
         self._child.close()

@@ -236,24 +236,28 @@ def _with_new_ids(turns: Sequence[Message], shape: MessageShape) -> list[Message
     for turn in turns:
         if turn["role"] == "tool":
             call_id = turn["tool_call_id"]
-            new_id = new.get(call_id) or _nine(call_id)
+            new_id = new.get(call_id) or _nine_character_id(call_id)
             written.append({**turn, "tool_call_id": new_id})
             continue
         calls = turn.get("tool_calls") or ()
         for number, call in enumerate(calls, count):
             name = call["function"]["name"]
-            new[call["id"]] = _nine(call["id"]) if shape.call_ids == "nine" else _of_function(call["id"], name, number)
+            new[call["id"]] = (
+                _nine_character_id(call["id"])
+                if shape.call_ids == "nine"
+                else _function_call_id(call["id"], name, number)
+            )
         count += len(calls)
         renamed = [{**call, "id": new[call["id"]]} for call in calls]
         written.append({**turn, "tool_calls": renamed} if renamed else turn)
     return written
 
 
-def _of_function(call_id: str, name: str, number: int) -> str:
+def _function_call_id(call_id: str, name: str, number: int) -> str:
     return call_id if name in call_id else f"functions.{name}:{number}"
 
 
-def _nine(call_id: str) -> str:
+def _nine_character_id(call_id: str) -> str:
     """Returns the id if it has nine letters or digits, as Mistral's templates demand, otherwise nine derived from
     its hash."""
     if len(call_id) == ID_LENGTH and call_id.isascii() and call_id.isalnum():

@@ -30,8 +30,11 @@ from quire.services.scheduler.core.step.plan_builder import PlanBuilder
 from quire.shared.columns import i32_bytes
 from quire.shared.kv import block_hash
 
-TOO_FEW_BLOCKS = Failure("RESOURCE_EXHAUSTED", "beam_search: the beams need more KV blocks than this worker has")
-TOO_FEW_RESULTS = Failure("INVALID_ARGUMENT", "beam_search: there are fewer sequences than n asks for")
+TOO_FEW_BLOCKS = Failure(
+    "RESOURCE_EXHAUSTED",
+    "beam_search: the beams need more KV blocks than this worker has; send a shorter prompt or a smaller width",
+)
+TOO_FEW_RESULTS = Failure("INVALID_ARGUMENT", "beam_search: fewer sequences were found than n requests")
 Keys = npt.NDArray[np.int64]
 FIRST_BEAM_KEY = -2  # keys of beams count down from here; no submission has a negative key, -1 marks a free slot
 
@@ -98,6 +101,7 @@ class BeamScheduler:
             skip_reading_prefix_cache=root.skip_reading_prefix_cache,
             asks_logprobs=True,
             is_beam=True,
+            media=root.media,
             payload=root.payload,
             request_id=root.request_id,
             order=root.order,

@@ -15,7 +15,7 @@ from quire.services.scheduler.core.step.plan_builder import PlanBuilder
 from quire.services.scheduler.core.timing.pace import PromptPace
 
 DEADLINE_UNREACHABLE = Failure(
-    "DEADLINE_EXCEEDED", "its first token could not have come before the deadline; nothing was computed"
+    "DEADLINE_EXCEEDED", "the first token could not have been computed before the deadline; nothing was computed"
 )
 
 
@@ -74,6 +74,9 @@ class Admitter:
             if state.limits.whole_prompts and sequence.num_tokens > builder.budget.remaining:
                 return  # it fits in the next step
             start = self._starter.find_cached_prefix(sequence)
+            if not self._starter.fits_step(builder, sequence, start):
+                self._starter.keep_match(sequence, start)
+                return  # its first media item fits in a later step
             if self._misses_deadline(sequence, start, now):
                 state.finish(sequence, Reason.DEADLINE, failure=DEADLINE_UNREACHABLE)
                 continue

@@ -8,7 +8,7 @@ import numpy as np
 
 from quire.services.scheduler.core.drafts.speculation import DraftController
 from quire.services.scheduler.core.running.running import Slots
-from quire.services.scheduler.core.scheduling.chunks import chunk_size
+from quire.services.scheduler.core.scheduling.chunks import chunk_size, least_chunk
 from quire.services.scheduler.core.scheduling.preemption import preempt_for_blocks
 from quire.services.scheduler.core.state import CoreState
 from quire.services.scheduler.core.step.plan_builder import PlanBuilder
@@ -69,14 +69,17 @@ class RunningScheduler:
 
     def _advance_prefill(self, builder: PlanBuilder, slot: int) -> None:
         """Schedules the next chunk of the prompt in `slot`, limited by the token budget and the free blocks;
-        preempts a sequence instead if there is no room for a single token."""
-        running = self._running
+        preempts a sequence instead if there is no room for a single token, or for the media item that comes next."""
+        running, sequence = self._running, self._running.sequence(slot)
         computed = int(running.num_computed[slot])
         num_free_tokens = int(running.capacity[slot]) + self._kv.num_free * running.block_size - computed
-        if num_free_tokens <= 0:
+        if num_free_tokens < least_chunk(self._state, sequence, computed):
             preempt_for_blocks(self._state, builder)
             return
-        chunk = chunk_size(self._state, builder, min(int(running.num_tokens[slot]) - computed, num_free_tokens))
+        wanted = min(int(running.num_tokens[slot]) - computed, num_free_tokens)
+        chunk = chunk_size(self._state, builder, sequence, computed, wanted)
+        if not chunk:
+            return  # the media item that comes next fits in a later step
         self._tables.grow(builder, slot, computed + chunk)
         self._tables.schedule_tokens(builder, slot, chunk)
 

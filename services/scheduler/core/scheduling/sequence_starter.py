@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 from quire.services.scheduler.core.plan import SequenceStarted
 from quire.services.scheduler.core.prerequisites.siblings import Siblings
-from quire.services.scheduler.core.scheduling.chunks import chunk_size
+from quire.services.scheduler.core.scheduling.chunks import chunk_size, least_chunk
+from quire.services.scheduler.core.sequences.media import first_start, item_around
 from quire.services.scheduler.core.sequences.sequence import Sequence, SequenceStatus
 from quire.services.scheduler.core.state import CoreState
 from quire.services.scheduler.core.step.plan_builder import PlanBuilder
@@ -94,6 +95,8 @@ class SequenceStarter:
         end = min(begin + size, sequence.num_tokens)
         if sequence.asks_prompt_logprobs:
             end = min(end, sequence.prompt_logprobs_from - 1)
+        if sequence.media:
+            end = first_start(sequence.media, begin, end)  # other pictures have the same tokens
         if end - begin < state.limits.prefix_grain:
             return None
         tokens = sequence.tokens.column(begin, end)
@@ -109,7 +112,15 @@ class SequenceStarter:
             match = self._state.kv.match(() if sequence.skip_reading_prefix_cache else sequence.block_hashes)
         if self._has_states or sequence.asks_prompt_logprobs:
             match.truncate(self.max_readable_blocks(sequence))
+        if self._state.limits.whole_media and sequence.media:
+            self._end_outside_items(match, sequence)
         return match
+
+    def _end_outside_items(self, match: Match, sequence: Sequence) -> None:
+        """Shortens the match until it ends inside of no media item."""
+        kv = self._state.kv
+        while (item := item_around(sequence.media, len(match.blocks) // kv.num_groups * kv.block_size)) is not None:
+            match.truncate(item.offset // kv.block_size)
 
     def max_readable_blocks(self, sequence: Sequence) -> int:
         """Returns the number of leading blocks that may be read from the cache: those before the first prompt
@@ -122,6 +133,11 @@ class SequenceStarter:
         if sequence.asks_prompt_logprobs:
             most = min(most, (sequence.prompt_logprobs_from - 1) // size)
         return most
+
+    def fits_step(self, builder: PlanBuilder, sequence: Sequence, start: CachedPrefix) -> bool:
+        """Returns whether the step has room for the least chunk after the cached prefix."""
+        least = least_chunk(self._state, sequence, min(start.num_cached, sequence.num_tokens - 1))
+        return least == 1 or builder.budget.has_room(least)
 
     def fits_now(self, sequence: Sequence, start: CachedPrefix, num_left: int) -> bool:
         """Returns whether all known tokens fit in addition to the cached prefix, leaving `num_left` blocks free."""
@@ -174,7 +190,7 @@ class SequenceStarter:
         wanted = num_tokens - num_computed
         if self._has_windows:
             wanted = self._limit_to_free_blocks(slot, num_computed, wanted)
-        chunk = chunk_size(state, builder, wanted)
+        chunk = chunk_size(state, builder, sequence, num_computed, wanted)
         blocks = tables.grow(builder, slot, num_computed + chunk)
         if start.copied_blocks:
             builder.copy(start.copied_blocks, blocks[: kv.num_groups])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 
@@ -18,3 +19,13 @@ class MediaItem(NamedTuple):
     def end(self) -> int:
         """Position after its last token."""
         return self.offset + self.length
+
+
+def item_around(items: Iterable[MediaItem], position: int) -> MediaItem | None:
+    """Returns the item that has tokens both before `position` and from it on; None if there is none."""
+    return next((item for item in items if item.offset < position < item.end), None)
+
+
+def first_start(items: Iterable[MediaItem], begin: int, end: int) -> int:
+    """Returns the position of the first item that starts in [begin, end); `end` if none does."""
+    return min((item.offset for item in items if begin <= item.offset < end), default=end)

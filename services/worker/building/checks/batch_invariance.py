@@ -60,7 +60,8 @@ def check(
         package = PACKAGE[settings.device]
         reason = ops.refused.get(package, f"{package} has no {min(by_torch)}")
         raise FailedPrecondition(
-            f"{SETTING}: plain torch sums by the size of a batch, and the compiled kernels are not there: {reason}",
+            f"{SETTING}: requires the compiled kernels, because sums of plain torch depend on the batch size; they "
+            f"are missing: {reason}",
             field=SETTING,
         )
 
@@ -71,17 +72,18 @@ def _excluded(
     """Yields the reasons why the settings exclude the option; none if they do not."""
     if drafting is not None and drafting.rejection_sample_method == "standard":
         yield (
-            "with rejection_sample_method standard (speculative_config) a text depends on how many drafts load allows; "
-            "take coupled"
+            "with rejection_sample_method standard (speculative_config) a text depends on the number of drafts, "
+            "which depends on the load; "
+            "use coupled"
         )
     if settings.device == "cpu" and place.dtype not in COMPILED_DTYPES:
         name = str(place.dtype).removeprefix("torch.")
-        yield f"dtype {name} is computed by torch on the CPU, which sums by the batch; take bfloat16 or float32"
+        yield f"dtype {name} is computed by torch on the CPU, whose sums depend on the batch; use bfloat16 or float32"
     if settings.device == "cuda" and is_latent:
-        yield "latent attention on a GPU is cut up by the length of the keys and the number of rows; take a CPU"
+        yield "latent attention on a GPU is split by the number of keys and rows; use a CPU"
     if settings.device == "cuda" and settings.quantization != "none":
-        yield f"quantization {settings.quantization} cuts its products up by the number of rows; take none"
+        yield f"quantization {settings.quantization} splits its products by the number of rows; use none"
     if settings.device == "cuda" and place.checkpoint is not None:
-        yield f"products of {place.checkpoint.method} are cut up by the number of rows; take a checkpoint of floats"
+        yield f"products of {place.checkpoint.method} are split by the number of rows; use an unquantized checkpoint"
     if settings.device == "cuda" and settings.logprobs_mode.startswith("processed"):
         yield f"logprobs_mode {settings.logprobs_mode} is filtered by torch, whose sums on a GPU depend on the batch"

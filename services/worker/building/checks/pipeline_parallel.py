@@ -14,11 +14,11 @@ def check(settings: WorkerSettings, family: type[CausalLM], placement: RankPlace
     """Raises InvalidArgument for settings that exclude pipeline stages. (KV offloading rejects stages itself.)"""
     if placement.stages == 1:
         return
-    contexts = f"the stages of context_parallel_size {placement.contexts} would hand on tokens that others have"
-    few = f"{settings.max_num_seqs} sequences cannot be with {placement.stages} stages at a time"
+    contexts = f"context_parallel_size {placement.contexts} is not supported together with stages"
+    few = f"it must be at least {placement.stages}, so that every stage has a sequence; got {settings.max_num_seqs}"
     reasons = {
-        "speculative_config": (bool(settings.speculative_config), "drafts are made where all layers are"),
-        "batch_invariant": (settings.batch_invariant, "it has been shown for one process alone"),
+        "speculative_config": (bool(settings.speculative_config), "drafting requires all layers in one rank group"),
+        "batch_invariant": (settings.batch_invariant, "it is verified for a single process only"),
         "model_impl": (issubclass(family, TransformersCausalLM), "transformers runs all layers in one process"),
         "context_parallel_size": (placement.contexts > 1, contexts),
         "max_num_seqs": (0 < settings.max_num_seqs < placement.stages, few),

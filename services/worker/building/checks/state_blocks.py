@@ -40,8 +40,9 @@ def fit(
         return limits
     if settings.block_size:
         raise InvalidArgument(
-            f"block_size: a block of {limits.block_size} positions has no room for the state of this model's recurrent "
-            f"layers, which takes that of {least}",
+            f"block_size: a block of {limits.block_size} positions is too small for the state of this model's "
+            "recurrent "
+            f"layers; give at least {least}",
             field="block_size",
         )
     return replace(limits, block_size=-(-least // limits.block_size) * limits.block_size)
@@ -58,8 +59,11 @@ def _check(settings: WorkerSettings) -> None:
     """Raises InvalidArgument for batch_invariant on a GPU and for context parallelism, which recurrent states
     exclude."""
     if settings.batch_invariant and settings.device != "cpu":
-        text = "recurrent layers take prompts chunk by chunk on a GPU, and where chunks begin depends on the batch"
+        text = "recurrent layers compute prompts in chunks on a GPU, whose boundaries depend on the batch"
         raise InvalidArgument(f"batch_invariant: {text}", field="batch_invariant")
     if settings.context_parallel_size > 1:
-        text = f"{settings.context_parallel_size}: recurrent layers hand a state on from each token to the next"
+        text = (
+            f"{settings.context_parallel_size}: recurrent layers pass a state from token to token, so a prompt "
+            "cannot be split; use 1"
+        )
         raise InvalidArgument(f"context_parallel_size: {text}", field="context_parallel_size")

@@ -78,7 +78,7 @@ def run_node(settings: WorkerSettings, stopping: threading.Event) -> None:
         if found is None:
             return
         ranks = node.NodeRanks(*found, number, functools.partial(part_builder, settings))
-        log.info("joined", master=f"{settings.master_addr}:{settings.master_port}", node=number)
+        log.info("joined node 0", master=f"{settings.master_addr}:{settings.master_port}", node=number)
         log.warning("the ranks of this host have ended", reason=present.run(ranks))
         del ranks
 
@@ -88,17 +88,18 @@ def check_nodes(settings: WorkerSettings) -> None:
     if settings.nnodes == 1 and settings.node_rank == 0:
         return
     reasons = {
-        "node_rank": settings.node_rank >= settings.nnodes and f"{settings.node_rank} of {settings.nnodes} nodes",
+        "node_rank": settings.node_rank >= settings.nnodes
+        and f"must be less than nnodes, {settings.nnodes}; got {settings.node_rank}",
         "nnodes": settings.node_rank == 0
         and settings.num_ranks % settings.nnodes
-        and f"{settings.nnodes} nodes do not divide {settings.num_ranks} ranks",
-        "master_addr": not settings.master_addr and "several nodes need the address of node 0",
+        and f"must divide the number of ranks, {settings.num_ranks}; got {settings.nnodes}",
+        "master_addr": not settings.master_addr and "must be set with nnodes above 1: the address of node 0",
         "tls": settings.node_rank == 0
         and settings.tls.dials
         and not settings.tls.serves
-        and "node 0 is dialled by the others and needs a certificate and its key",
+        and "cert and key are required on node 0, which the other nodes dial",
         "cluster_secret_file": not (settings.cluster_secret_file or settings.insecure)
-        and "nodes prove a secret to each other; set one, or insecure on a private network",
+        and "required with nnodes above 1; set it, or insecure on a private network",
     }
     for field, reason in reasons.items():
         if reason:

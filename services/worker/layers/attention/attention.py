@@ -59,7 +59,7 @@ class Attention:
         head_dim, q_size = config.head_dim, config.num_q_heads * config.head_dim
         kv_size = config.num_kv_heads * head_dim
         self._heads = place.shard.heads(config.num_q_heads, config.num_kv_heads)
-        inputs = _of_heads(self.inputs(name, q_size, kv_size, config), self._heads, config)
+        inputs = _select_heads(self.inputs(name, q_size, kv_size, config), self._heads, config)
         self.qkv = Linear(inputs, config.hidden_size, config.attention.qkv_bias, place)
         (columns,) = head_features(self._heads.queries, head_dim)
         outputs = [self.outputs(name, config)]
@@ -217,7 +217,7 @@ class Attention:
         kernels.linear_into(residual, attended, self.output)
 
 
-def _of_heads(inputs: list[Projection], heads: HeadShare, config: DecoderConfig) -> list[Projection]:
+def _select_heads(inputs: list[Projection], heads: HeadShare, config: DecoderConfig) -> list[Projection]:
     """Returns the query, key and value projections with this rank's rows, whether they are three tensors or one."""
     head_dim, fused = config.head_dim, len(inputs) == 1
     first_key, first_value = config.num_q_heads, config.num_q_heads + config.num_kv_heads

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from quire.services.worker.layers.attention.rotary import rotate_pairs
 from quire.services.worker.layers.linear import Linear, Projection
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ class BidirectionalAttention:
         the same shape."""
         qkv = self._input(x).view(x.size(0), 3, self._heads, self._head_dim)
         if self._is_rotated:
-            _rotate(qkv, cos_sin.index_select(0, batch.positions))
+            rotate_pairs(qkv[:, :2], cos_sin.index_select(0, batch.positions))
         q, k, v = qkv.unbind(1)
         metadata = batch.attention
         assert metadata.query_start is not None
@@ -58,12 +59,3 @@ class BidirectionalAttention:
             q, k, v, metadata.query_start, metadata.max_query_len, self._head_dim**-0.5, self._reach, batch.num_seen
         )
         return self._output(attended.flatten(1))
-
-
-def _rotate(qkv: Tensor, cos_sin: Tensor) -> None:
-    """Rotates queries and keys in place; `cos_sin`: float32 [num_tokens, head_dim] of each token's position."""
-    import torch
-
-    cos, sin = (part[:, None, None] for part in cos_sin.chunk(2, dim=1))
-    first, second = qkv[:, :2].float().chunk(2, dim=-1)
-    qkv[:, :2] = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)

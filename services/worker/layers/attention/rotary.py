@@ -47,6 +47,42 @@ def row_order(rope: RopeConfig, head_dim: int) -> Tensor | None:
     return torch.cat((pairs, still), dim=1).flatten()
 
 
+def column_axes(rope: RopeConfig, head_dim: int) -> Tensor | None:
+    """Returns for each column of the rotary table whether it turns by time (0), row (1) or column (2) of a picture.
+
+    int64 [head_dim]; None if all turn by one position.
+    """
+    import torch
+
+    if not rope.sections:
+        return None
+    pairs = torch.arange(head_dim // 2)
+    if not rope.sections_alternate:
+        return torch.arange(3).repeat_interleave(torch.tensor(rope.sections)).repeat(2)
+    ends = 3 * torch.tensor(rope.sections)
+    axes = pairs % 3
+    return torch.where(pairs < ends[axes], axes, 0).repeat(2)
+
+
+def rows_by_axes(table: Tensor, axes: Tensor, of_columns: Tensor) -> Tensor:
+    """Returns the rotary rows of tokens in pictures, float32 [num_tokens, head_dim].
+
+    `table`: rotary table; `axes`: int32 [3, num_tokens] positions by time, row and column; `of_columns`:
+    column_axes().
+    """
+    return table.gather(0, axes.index_select(0, of_columns).t().long())
+
+
+def rotate_pairs(heads: Tensor, cos_sin: Tensor) -> None:
+    """Rotates heads in place, [num_tokens, ..., num_heads, head_dim]; `cos_sin`: float32 [num_tokens, head_dim] of each
+    token's position. A pair is at the same index of both halves of a head."""
+    import torch
+
+    cos, sin = (part.view(part.size(0), *(1,) * (heads.dim() - 2), -1) for part in cos_sin.chunk(2, dim=1))
+    first, second = heads.float().chunk(2, dim=-1)
+    heads.copy_(torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1))
+
+
 def _plain(rope: RopeConfig, head_dim: int) -> Tensor:
     """Returns the angle per position of each pair, in radians, [head_dim / 2]."""
     import torch

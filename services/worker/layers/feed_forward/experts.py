@@ -76,27 +76,36 @@ class Experts:
     @property
     def alternatives(self) -> Mapping[str, Alternative]:
         """Stacked gate_up and down tensors of all experts that checkpoints may have in place of one tensor per
-        expert."""
+        expert, in Qwen3-VL-MoE's with input features first."""
         from quire.services.worker.layers.placement import Alternative
 
         parts = [self._part_names(expert) for expert in self.here]
         gates_and_ups = tuple(name for gate, up, _ in parts for name in (gate, up))
         return {
-            f"{self._name}.gate_up_proj": Alternative(self._all_gates_and_ups, gates_and_ups),
-            f"{self._name}.down_proj": Alternative(self._all_downs, tuple(down for _, _, down in parts)),
+            f"{self._name}.gate_up_proj": Alternative(
+                self._all_gates_and_ups(), gates_and_ups, self._all_gates_and_ups(inputs_first=True)
+            ),
+            f"{self._name}.down_proj": Alternative(
+                self._all_downs(), tuple(down for _, _, down in parts), self._all_downs(inputs_first=True)
+            ),
         }
 
-    @property
-    def _all_gates_and_ups(self) -> Destination:
-        """Destination of a stacked tensor [num_experts, 2 * size, hidden_size], an expert's gates before its ups."""
-        both = (self._features, shifted(self._features, self._total))
-        return self._of_stacked(self._gate_up, 1, both, 2 * self._total)
+    def _all_gates_and_ups(self, *, inputs_first: bool = False) -> Destination:
+        """Returns the destination of a stacked tensor [num_experts, 2 * size, hidden_size], an expert's gates before
+        its ups; with `inputs_first` the last two dimensions are exchanged."""
+        both, tensor = (self._features, shifted(self._features, self._total)), self._gate_up
+        if inputs_first:
+            return self._stacked_destination(tensor.transpose(1, 2), 2, both, 2 * self._total)
+        return self._stacked_destination(tensor, 1, both, 2 * self._total)
 
-    @property
-    def _all_downs(self) -> Destination:
-        return self._of_stacked(self._down, 2, (self._features,), self._total)
+    def _all_downs(self, *, inputs_first: bool = False) -> Destination:
+        """Returns the destination of a stacked tensor [num_experts, hidden_size, size]; with `inputs_first` the last
+        two dimensions are exchanged."""
+        if inputs_first:
+            return self._stacked_destination(self._down.transpose(1, 2), 1, (self._features,), self._total)
+        return self._stacked_destination(self._down, 2, (self._features,), self._total)
 
-    def _of_stacked(self, tensor: Tensor, dim: int, taken: tuple[range, ...], total: int) -> Destination:
+    def _stacked_destination(self, tensor: Tensor, dim: int, taken: tuple[range, ...], total: int) -> Destination:
         """Returns the destination of a stacked tensor [num_experts, ...] in `tensor`.
 
         Reads whole experts, or of each expert the ranges `taken` along `dim`, whose whole size is `total`.
@@ -174,7 +183,7 @@ class SparseMLP:
         """
         if place.quantization != "none":
             raise InvalidArgument(
-                f"quantization: {place.quantization} is there for dense layers, not for experts",
+                f"quantization: {place.quantization} is supported for dense layers only, and this model has experts",
                 field="quantization",
             )
         self._routing, self._ops, self._shard = config.routing, place.ops, place.shard

@@ -33,6 +33,10 @@ class PlainMLP:
         yield from self._up.destinations()
         yield from self._down.destinations()
 
+    def scale(self, factor: Tensor) -> None:
+        """Multiplies the outputs by `factor` [hidden_size]. Call before finish()."""
+        self._down.scale(factor)
+
     def finish(self) -> None:
         self._up.finish()
         self._down.finish()

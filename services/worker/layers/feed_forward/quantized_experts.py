@@ -23,7 +23,10 @@ class QuantizedExperts(Experts):
 
     def __init__(self, name: str, hidden_size: int, config: ExpertsConfig, place: LayerPlacement) -> None:
         if place.shard.whole_experts:
-            raise InvalidArgument("expert_parallel: quantized experts are cut among ranks", field="expert_parallel")
+            raise InvalidArgument(
+                "expert_parallel: not supported for quantized experts, which are split across ranks; leave it out",
+                field="expert_parallel",
+            )
         super().__init__(name, hidden_size, config, place)
         size, taken = config.intermediate_size, (self._features,)
         self._gates_and_ups: list[QuantizedParts] = []

@@ -50,10 +50,10 @@ class GroupedRMSNorm:
         if self._collectives is None:
             normed: Tensor = self._ops.rms_norm(x.view(-1, self._group_size), self._ones, self._eps)
         else:
-            normed = self._of_shared(x, self._collectives)
+            normed = self._normalize_across_ranks(x, self._collectives)
         return normed.view(x.shape) * self._weight
 
-    def _of_shared(self, x: Tensor, collectives: Collectives) -> Tensor:
+    def _normalize_across_ranks(self, x: Tensor, collectives: Collectives) -> Tensor:
         """Normalizes x with the squares of all ranks; returns [num_tokens, parts of groups, elements of a part], not
         yet weighted."""
         import torch

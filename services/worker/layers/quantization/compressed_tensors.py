@@ -83,7 +83,7 @@ def _scheme(group: Fields, form: str) -> Scheme:
     strategies = ("tensor", "channel", "group", "block") if form != PACKED else ("channel", "group")
     strategy = weights.one_of("strategy", strategies)
     if strategy == "block" and weights.get("block_structure") not in ([BLOCK, BLOCK], f"{BLOCK}x{BLOCK}"):
-        raise weights.refusal("block_structure", weights.get("block_structure"), f"there is [{BLOCK}, {BLOCK}]")
+        raise weights.refusal("block_structure", weights.get("block_structure"), f"supported: [{BLOCK}, {BLOCK}]")
     group_size = weights.integer("group_size") if strategy == "group" else 0
     if strategy == "group" and group_size < 1:
         raise weights.refusal("group_size", group_size, "at least 1")
@@ -91,7 +91,7 @@ def _scheme(group: Fields, form: str) -> Scheme:
     if form == PACKED:
         weights.one_of("type", ("int",), default="int")
         if inputs is not None:
-            raise group.refusal("input_activations", "quantized", f"{PACKED} weights meet activations as they are")
+            raise group.refusal("input_activations", "quantized", f"{PACKED} weights require unquantized activations")
         act_order = weights.one_of("actorder", ("group", "weight", "static"), default="static") == "group"
         return PackedIntegers(weights.one_of("num_bits", (4, 8)), group_size, zero_points, act_order)
     weights.one_of("num_bits", (8,))

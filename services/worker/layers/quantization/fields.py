@@ -29,7 +29,7 @@ class Fields:
         true is not 1."""
         value: T = self.get(key, default)
         if value not in known or isinstance(value, bool) != isinstance(known[0], bool):
-            raise self.refusal(key, value, f"there is {', '.join(map(str, known))}")
+            raise self.refusal(key, value, f"supported: {', '.join(map(str, known))}")
         return value
 
     def flag(self, key: str, default: bool) -> bool:
@@ -68,4 +68,4 @@ class Fields:
         """Raises InvalidArgument for fields that would change the numbers and are not supported."""
         for key in keys:
             if self.get(key):
-                raise self.refusal(key, self.get(key), "this is not done here")
+                raise self.refusal(key, self.get(key), "it is not supported")

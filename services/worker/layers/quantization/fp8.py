@@ -49,11 +49,9 @@ def read(fields: Fields) -> Fp8:
     static = fields.one_of("activation_scheme", ("dynamic", "static"), default="dynamic") == "static"
     blocks = fields.get("weight_block_size")
     if blocks is not None and blocks != [BLOCK, BLOCK]:
-        raise fields.refusal("weight_block_size", blocks, f"there is [{BLOCK}, {BLOCK}]")
+        raise fields.refusal("weight_block_size", blocks, f"supported: [{BLOCK}, {BLOCK}]")
     if blocks and static:
-        raise fields.refusal(
-            "activation_scheme", "static", "blocks of weights go with scales found as activations come"
-        )
+        raise fields.refusal("activation_scheme", "static", "blocks of weights require dynamic activation scales")
     ignored = (*fields.names("modules_to_not_convert"), *fields.names("ignored_layers"), *name_patterns.NEVER_QUANTIZED)
     return Fp8(
         EightBits("fp8", weight="block" if blocks else "tensor", activations="static" if static else "token"), ignored

@@ -47,7 +47,10 @@ class QuantizedParts:
         self._tensors: list[dict[str, Tensor]] = []
         for part in parts:
             if part.transposed:
-                raise InvalidArgument(f"model: {part.name} lies the other way round, unquantized only", field="model")
+                raise InvalidArgument(
+                    f"model: {part.name} is stored transposed, which is supported only without quantization",
+                    field="model",
+                )
             scheme.check(part.name, part.out_features, in_features)
             stored = scheme.tensors(part.out_features, in_features)
             self._tensors.append(
@@ -101,7 +104,8 @@ class QuantizedParts:
             size = weight.group_size if weight.scales.size(1) > 1 else 1
             if weight.order is not None or self._columns.start % size:
                 raise InvalidArgument(
-                    f"tensor_parallel_size: {self._parts[0].name} has groups of columns that ranks would have to share",
+                    f"tensor_parallel_size: {self._parts[0].name} has quantization groups that cannot be split "
+                    "between the ranks",
                     field="tensor_parallel_size",
                 )
             weight = weight.select_columns(self._columns.start, self._columns.stop)
@@ -132,7 +136,7 @@ def scheme_of(parts: Sequence[Projection], place: LayerPlacement) -> Scheme | No
     for part, scheme in zip(parts[1:], schemes[1:], strict=True):
         if scheme != schemes[0]:
             raise InvalidArgument(
-                f"model: {parts[0].name} and {part.name} are one product here, but quantized in two ways",
+                f"model: {parts[0].name} and {part.name} are computed as one product, but are quantized differently",
                 field="model",
             )
     return schemes[0]

@@ -88,15 +88,17 @@ class GatedDeltaNet(RecurrentLayer):
 
 def _inputs(name: str, whole: RecurrentConfig, heads: HeadShare) -> tuple[Projection, Projection]:
     """Returns both input projections, in_proj_qkvz and in_proj_ba, with this rank's rows."""
-    mixed = tuple(_of_groups(whole, heads, 2 * whole.key_dim, (whole.value_dim, whole.value_dim)))
-    gates = tuple(_of_groups(whole, heads, 0, (1, 1)))
+    mixed = tuple(_rank_features(whole, heads, 2 * whole.key_dim, (whole.value_dim, whole.value_dim)))
+    gates = tuple(_rank_features(whole, heads, 0, (1, 1)))
     return (
         Projection(f"{name}.in_proj_qkvz", 2 * whole.keys + 2 * whole.values, taken=mixed),
         Projection(f"{name}.in_proj_ba", 2 * whole.num_heads, taken=gates),
     )
 
 
-def _of_groups(whole: RecurrentConfig, heads: HeadShare, of_key: int, of_values: tuple[int, ...]) -> Iterator[range]:
+def _rank_features(
+    whole: RecurrentConfig, heads: HeadShare, of_key: int, of_values: tuple[int, ...]
+) -> Iterator[range]:
     """Yields this rank's features in groups of one key head (`of_key` features) and its value heads (`of_values`
     each)."""
     repeats, own = whole.num_heads // whole.num_key_heads, heads.num_q // heads.num_kv

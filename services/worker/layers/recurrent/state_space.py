@@ -116,7 +116,7 @@ class StateSpace(RecurrentLayer):
         self._mixed.reorder(torch.cat((turned + sizes.values, gates, steps)))
 
     def store(self, x: Tensor, batch: ForwardBatch, cache: LayerCache, cos_sin: Tensor) -> Tensor:
-        """Runs projection, convolution and scan, updating the states in the cache's pages.
+        """Stores the step in the cache: runs projection, convolution and scan, which update the states in its pages.
 
         Returns the gated (and usually normalized) outputs, [num_tokens, num_heads * value_dim].
         """

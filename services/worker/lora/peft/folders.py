@@ -28,6 +28,6 @@ class AdapterFolders:
             raise InvalidArgument(text, field="lora_path")
         for file in (peft_folder.CONFIG, peft_folder.WEIGHTS):
             if not self._allowed.has(place / file):
-                text = f"lora_path: {path!r} has a {file} that lies outside of lora_folders"
+                text = f"lora_path: {path!r} has a {file} that links to a place outside of lora_folders"
                 raise InvalidArgument(text, field="lora_path")
         return peft_folder.read(name, place, self._max_rank, self._most_bytes)

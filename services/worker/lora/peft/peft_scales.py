@@ -56,7 +56,9 @@ def _pattern(name: str, config: Mapping[str, Any], what: str) -> list[tuple[str,
         raise refusal(name, f"{field} is {repr(pattern)[:40]}, an object of at most {MAX_PATTERNS:,} names is needed")
     for key in pattern:
         if not PATTERN.fullmatch(key):
-            raise refusal(name, f"{field} has {key[:80]!r}: names of modules can be served, no regular expressions")
+            raise refusal(
+                name, f"{field} has {key[:80]!r}: only names of modules are supported, not regular expressions"
+            )
     return [(key.removeprefix("^").removeprefix(ANYWHERE), value) for key, value in pattern.items()]
 
 

@@ -48,7 +48,7 @@ class AdapterReader:
         except QuireError as error:
             return error
         except BaseException as error:  # a panic in Rust is not an Exception
-            log.exception("reading an adapter failed", adapter=name)
+            log.exception("cannot read an adapter", adapter=name)
             return Internal(f"lora: {name}: {type(error).__name__} while reading {path!r}")
         if digest and actual != digest:
             return FailedPrecondition(f"lora: {name}: {path!r} has changed", field="lora_path")

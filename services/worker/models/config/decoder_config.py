@@ -82,7 +82,7 @@ class DecoderConfig:
         """Raises InvalidArgument for a quantized checkpoint whose experts are stacked in one tensor."""
         if self.quantization is not None and self.experts is not None and not self.experts.by_expert:
             raise refusal(
-                "quantization_config.quant_method", self.quantization.method, "there is none for these experts here"
+                "quantization_config.quant_method", self.quantization.method, "it is not supported for experts"
             )
 
 
@@ -101,6 +101,9 @@ def read_decoder(
     num_layers = config.integer("num_hidden_layers")
     if num_q_heads % num_kv_heads:
         raise refusal("num_key_value_heads", num_kv_heads, f"must divide num_attention_heads, {num_q_heads}")
+    head_dim = config.integer("head_dim", hidden_size // num_q_heads)
+    if rope.sections and not rope.sections_alternate and sum(rope.sections) != head_dim // 2:
+        raise refusal("mrope_section", list(rope.sections), f"a head has {head_dim // 2} pairs")
     return DecoderConfig(
         vocab_size=config.integer("vocab_size"),
         hidden_size=hidden_size,
@@ -108,7 +111,7 @@ def read_decoder(
         num_layers=num_layers,
         num_q_heads=num_q_heads,
         num_kv_heads=num_kv_heads,
-        head_dim=config.integer("head_dim", hidden_size // num_q_heads),
+        head_dim=head_dim,
         rms_norm_eps=config.number("rms_norm_eps", 1e-6),
         rope=rope,
         max_positions=max_positions(config, rope),
@@ -125,5 +128,5 @@ def _activation(config: ConfigFile, known: tuple[str, ...]) -> str:
     name = "hidden_activation" if config.has("hidden_activation") else "hidden_act"
     activation = config.get(name, "silu")
     if activation not in known:
-        raise refusal(name, activation, f"there is {', '.join(known)}")
+        raise refusal(name, activation, f"supported: {', '.join(known)}")
     return str(activation)

@@ -31,6 +31,8 @@ class RopeConfig:
     long_factors: tuple[float, ...] = ()  # longrope: stretch factor per pair beyond it
     share: float = 1.0  # rotated fraction of a head, from its first element
     interleaved: bool = False  # pairs are neighbouring elements, not halves
+    sections: tuple[int, ...] = ()  # pairs that turn by time, row and column of a picture; empty: by one position
+    sections_alternate: bool = False  # pairs of the sections alternate, else they follow each other
 
 
 NO_ROPE = RopeConfig(1.0, "none")
@@ -55,11 +57,22 @@ def read_section(section: ConfigFile, config: ConfigFile, *, partial: bool = Fal
     kind = section.get("rope_type") or section.get("type") or "default"
     kind = EARLIER_NAMES.get(kind, kind) if isinstance(kind, str) else kind
     if kind not in KINDS:
-        raise refusal("rope_type", kind, f"there are {', '.join(KINDS)}")
+        raise refusal("rope_type", kind, f"supported: {', '.join(KINDS)}")
     share = section.number("partial_rotary_factor", config.number("partial_rotary_factor", 1.0))
     if share != 1 and not partial:
-        raise refusal("partial_rotary_factor", share, "this family rotates whole heads")
-    return replace(_read_kind(kind, theta, section, config), share=share)
+        raise refusal("partial_rotary_factor", share, "this family supports rotation of whole heads only")
+    rope = replace(_read_kind(kind, theta, section, config), share=share)
+    if not section.has("mrope_section"):
+        return rope
+    return replace(rope, sections=_sections(section), sections_alternate=section.flag("mrope_interleaved"))
+
+
+def _sections(section: ConfigFile) -> tuple[int, ...]:
+    """Reads how many pairs turn by time, row and column. Raises InvalidArgument for anything but three numbers."""
+    value = section.get("mrope_section")
+    if not isinstance(value, list) or len(value) != 3 or not all(isinstance(one, int) and one >= 0 for one in value):
+        raise refusal("mrope_section", value, "three numbers of pairs are needed")
+    return tuple(value)
 
 
 def _read_kind(kind: str, theta: float, section: ConfigFile, config: ConfigFile) -> RopeConfig:

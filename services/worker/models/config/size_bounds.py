@@ -33,13 +33,23 @@ BOUNDS: Mapping[str, tuple[int, int]] = {
     "type_vocab_size": (0, 1 << 20),
 }
 
+# The same for vision_config.
+VISION_BOUNDS: Mapping[str, tuple[int, int]] = {
+    **dict.fromkeys(("hidden_size", "embed_dim", "out_hidden_size", "intermediate_size"), WIDTH),
+    **dict.fromkeys(("depth", "num_hidden_layers"), LAYERS),
+    **dict.fromkeys(("num_heads", "num_attention_heads"), HEADS),
+    **dict.fromkeys(("patch_size", "window_size"), (1, 1 << 14)),
+    **dict.fromkeys(("spatial_merge_size", "temporal_patch_size"), (1, 1 << 6)),
+    "num_position_embeddings": (1, 1 << 24),
+}
 
-def check_sizes(values: Mapping[str, Any]) -> None:
-    """Raises InvalidArgument, naming field, value and bounds, for a size in config.json outside BOUNDS.
+
+def check_sizes(values: Mapping[str, Any], bounds: Mapping[str, tuple[int, int]] = BOUNDS) -> None:
+    """Raises InvalidArgument, naming field, value and bounds, for a size in config.json outside `bounds`.
 
     Values that are no integers are left to their readers.
     """
-    for name, (least, most) in BOUNDS.items():
+    for name, (least, most) in bounds.items():
         value = values.get(name)
         if isinstance(value, int) and not isinstance(value, bool) and not least <= value <= most:
             raise refusal(name, _short(value), f"must be from {least} to {most}")

@@ -25,9 +25,9 @@ def read_space(
         raise refusal("mamba_n_groups", groups, f"must divide mamba_n_heads, {heads}")
     width, limit = config.integer("mamba_d_conv", 4), config.get("time_step_limit")
     if width < 2:
-        raise refusal("mamba_d_conv", width, "a convolution sees 2 tokens or more")
+        raise refusal("mamba_d_conv", width, "it must be 2 or more")
     if limit is not None and (len(limit) != len(NO_LIMIT) or [_number(end) for end in limit] != NO_LIMIT):
-        raise refusal("time_step_limit", limit, "steps are not cut here")
+        raise refusal("time_step_limit", limit, "limits of time steps are not supported")
     bias = config.flag("mamba_proj_bias")
     return SpaceConfig(
         num_heads=heads,

@@ -56,12 +56,12 @@ def read_encoder(config: ConfigFile) -> EncoderConfig:
     if hidden_size % num_heads:
         raise refusal("num_attention_heads", num_heads, f"must divide hidden_size, {hidden_size}")
     if config.flag("is_decoder") or config.flag("add_cross_attention"):
-        raise refusal("is_decoder", True, "this family is an encoder here")
+        raise refusal("is_decoder", True, "decoders of this family are not supported")
     positions = config.get("position_embedding_type", "absolute")
     if positions != "absolute":
-        raise refusal("position_embedding_type", positions, "there is absolute")
+        raise refusal("position_embedding_type", positions, "supported: absolute")
     if config.has("quantization_config"):
-        raise refusal("quantization_config", config.get("quantization_config"), "there is none for encoders here")
+        raise refusal("quantization_config", config.get("quantization_config"), "quantized encoders are not supported")
     return EncoderConfig(
         vocab_size=config.integer("vocab_size"),
         hidden_size=hidden_size,
@@ -79,5 +79,5 @@ def read_activation(config: ConfigFile, name: str) -> str:
     """Reads the name of an activation, "gelu" by default. Raises InvalidArgument for unknown ones."""
     activation = config.get(name, "gelu")
     if activation not in KNOWN:
-        raise refusal(name, activation, f"there is {', '.join(KNOWN)}")
+        raise refusal(name, activation, f"supported: {', '.join(KNOWN)}")
     return str(activation)

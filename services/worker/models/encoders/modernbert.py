@@ -85,9 +85,9 @@ class ModernBert(EncoderModel):
         InvalidArgument for other poolings or activations."""
         pooler = config.get("classifier_pooling", CLS)
         if pooler not in (CLS, MEAN):
-            raise refusal("classifier_pooling", pooler, f"there is {CLS}, {MEAN}")
+            raise refusal("classifier_pooling", pooler, f"supported: {CLS}, {MEAN}")
         if config.get("classifier_activation", "gelu") != "gelu":
-            raise refusal("classifier_activation", config.get("classifier_activation"), "there is gelu")
+            raise refusal("classifier_activation", config.get("classifier_activation"), "supported: gelu")
         encoder = read_encoder(config)
         kinds = _kinds(config, encoder.num_layers)
         ropes = {kind: _rope(config, kind) for kind in (GLOBAL, LOCAL)}

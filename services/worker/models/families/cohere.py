@@ -60,7 +60,7 @@ def read_cohere(config: ConfigFile) -> DecoderConfig:
     Raises InvalidArgument for checkpoints that normalize queries and keys.
     """
     if config.flag("use_qk_norm"):
-        raise refusal("use_qk_norm", True, "queries and keys are not normalised here")
+        raise refusal("use_qk_norm", True, "normalization of queries and keys is not supported")
     defaults = {"tie_word_embeddings": True, **config.values}
     decoder = read_decoder(ConfigFile(defaults), rope=replace(read_rope(config), interleaved=True))
     bias = config.flag("attention_bias")

@@ -47,7 +47,7 @@ class DeepseekForCausalLM(MixtureForCausalLM):
 
     @staticmethod
     def single_row(config: DecoderConfig, place: LayerPlacement) -> str | None:
-        return "the fused chain has no latent attention"
+        return "the single-row program does not support latent attention"
 
 
 class DeepseekV2ForCausalLM(DeepseekForCausalLM):
@@ -59,9 +59,9 @@ class DeepseekV2ForCausalLM(DeepseekForCausalLM):
         routing."""
         method = config.get("topk_method", "greedy")
         if method not in METHODS:
-            raise refusal("topk_method", method, f"there are {', '.join(METHODS)}")
+            raise refusal("topk_method", method, f"supported: {', '.join(METHODS)}")
         if config.flag("norm_topk_prob"):
-            raise refusal("norm_topk_prob", True, "this family's weights do not add up to 1")
+            raise refusal("norm_topk_prob", True, "it is not supported for this family")
         routing = Routing(_top_k(config), renormalize=False, scale=config.number("routed_scaling_factor", 1.0))
         if method != "greedy":
             routing = _grouped(routing, config, group_top=1)
@@ -129,7 +129,7 @@ def _read(config: ConfigFile, routing: Routing, *, interleaved: bool) -> Decoder
     )
     head_dim = latent.nope_dim + latent.rope_dim
     if latent.rope_dim % 2:
-        raise refusal("qk_rope_head_dim", latent.rope_dim, "rotation takes pairs")
+        raise refusal("qk_rope_head_dim", latent.rope_dim, "it must be even")
     rope = replace(read_rope(config), share=1.0, interleaved=interleaved)
     decoder = read_decoder(config, rope=rope)
     bias, scale = config.flag("attention_bias"), head_dim**-0.5 * _scale_of_long_contexts(config) ** 2

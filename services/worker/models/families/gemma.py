@@ -47,4 +47,4 @@ class GemmaForCausalLM(LlamaForCausalLM):
 
     @staticmethod
     def single_row(config: DecoderConfig, place: LayerPlacement) -> str | None:
-        return "the fused chain has gates of SiLU only"
+        return "the single-row program supports SiLU only"

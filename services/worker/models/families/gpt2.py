@@ -56,7 +56,7 @@ class GPT2LMHeadModel(LearnedPositions):
         cross-attention."""
         for unknown in ("scale_attn_by_inverse_layer_idx", "add_cross_attention"):
             if config.flag(unknown):
-                raise refusal(unknown, True, "there is no such attention here")
+                raise refusal(unknown, True, "this kind of attention is not supported")
         values = {"tie_word_embeddings": True, "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5}
         values |= config.values
         named = values | {ours: values.get(theirs) for ours, theirs in NAMES.items()}

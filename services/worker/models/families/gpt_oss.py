@@ -46,17 +46,17 @@ class InterleavedExperts(Experts):
     def destinations(self) -> Iterator[tuple[str, Destination]]:
         yield f"{self._name}.gate_up_proj", self._pairs(self._gate_up, 2)
         yield f"{self._name}.gate_up_proj_bias", self._pairs(self._gate_up_bias, 1)
-        yield f"{self._name}.down_proj", self._of_stacked(self._down, 1, (self._features,), self._total)
+        yield f"{self._name}.down_proj", self._stacked_destination(self._down, 1, (self._features,), self._total)
         yield f"{self._name}.down_proj_bias", self._all_down_biases
 
     def _pairs(self, tensor: Tensor, dim: int) -> Destination:
         """Returns the destination of this rank's features in a tensor with interleaved gate and up rows along `dim`."""
         first, last = 2 * self._features.start, 2 * self._features.stop
-        return self._of_stacked(tensor, dim, (range(first, last),), 2 * self._total)
+        return self._stacked_destination(tensor, dim, (range(first, last),), 2 * self._total)
 
     @property
     def _all_down_biases(self) -> Destination:
-        return self._of_stacked(self._down_bias, 1, (range(self._down_bias.size(1)),), self._down_bias.size(1))
+        return self._stacked_destination(self._down_bias, 1, (range(self._down_bias.size(1)),), self._down_bias.size(1))
 
     @property
     def alternatives(self) -> Mapping[str, Alternative]:
@@ -107,7 +107,7 @@ class Mxfp4Experts(InterleavedExperts):
         groups = range(self._features.start // GROUP, self._features.stop // GROUP)
         for kind, (gate_up, down) in (("blocks", self._blocks), ("scales", self._scales)):
             yield f"{self._name}.gate_up_proj_{kind}", self._pairs(gate_up, 1)
-            yield f"{self._name}.down_proj_{kind}", self._of_stacked(down, 2, (groups,), self._total // GROUP)
+            yield f"{self._name}.down_proj_{kind}", self._stacked_destination(down, 2, (groups,), self._total // GROUP)
 
     def finish(self) -> None:
         """Dequantizes the loaded blocks to the model's dtype, frees them, and packs the experts."""

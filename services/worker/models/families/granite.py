@@ -22,7 +22,7 @@ class GraniteForCausalLM(LlamaForCausalLM):
         InvalidArgument if logits are divided by 0."""
         divisor = config.number("logits_scaling", 1.0)
         if divisor == 0:
-            raise refusal("logits_scaling", divisor, "logits are divided by it")
+            raise refusal("logits_scaling", divisor, "it must not be 0, because logits are divided by it")
         decoder = LlamaForCausalLM.read(config)
         return replace(
             decoder,

@@ -76,7 +76,7 @@ class GraniteMoeHybridForCausalLM(MixtureForCausalLM):
         decoder = GraniteForCausalLM.read(config)
         kind = config.get("position_embedding_type")
         if kind not in (None, "nope", "rope"):
-            raise refusal("position_embedding_type", kind, "there are rope and nope")
+            raise refusal("position_embedding_type", kind, "supported: rope, nope")
         experts = _read_experts(config, decoder) if config.integer("num_local_experts", 8) else None
         return replace(
             decoder,
@@ -93,7 +93,7 @@ class GraniteMoeHybridForCausalLM(MixtureForCausalLM):
 
     @staticmethod
     def single_row(config: DecoderConfig, place: LayerPlacement) -> str | None:
-        return "the fused chain has no recurrent layers"
+        return "the single-row program does not support recurrent layers"
 
 
 def _read_experts(config: ConfigFile, decoder: DecoderConfig) -> ExpertsConfig:

@@ -28,8 +28,8 @@ class WholeExperts(Experts):
     takes_adapters = False
 
     def destinations(self) -> Iterator[tuple[str, Destination]]:
-        yield f"{self._name}.{self._names.gate}.weight", self._all_gates_and_ups
-        yield f"{self._name}.{self._names.down}.weight", self._all_downs
+        yield f"{self._name}.{self._names.gate}.weight", self._all_gates_and_ups()
+        yield f"{self._name}.{self._names.down}.weight", self._all_downs()
 
     @property
     def alternatives(self) -> Mapping[str, Alternative]:

@@ -99,8 +99,8 @@ class Llama4Experts(Experts):
     def destinations(self) -> Iterator[tuple[str, Destination]]:
         both = (self._features, shifted(self._features, self._total))
         gates_and_ups, downs = (tensor.transpose(1, 2) for tensor in (self._gate_up, self._down))
-        yield f"{self._name}.gate_up_proj", self._of_stacked(gates_and_ups, 2, both, 2 * self._total)
-        yield f"{self._name}.down_proj", self._of_stacked(downs, 1, (self._features,), self._total)
+        yield f"{self._name}.gate_up_proj", self._stacked_destination(gates_and_ups, 2, both, 2 * self._total)
+        yield f"{self._name}.down_proj", self._stacked_destination(downs, 1, (self._features,), self._total)
 
     @property
     def alternatives(self) -> Mapping[str, Alternative]:
@@ -131,7 +131,11 @@ class Llama4ForCausalLM(MixtureForCausalLM):
         file = ConfigFile({**DEFAULTS, **given})
         unit_queries, rope = file.flag("use_qk_norm", True), replace(read_rope(file), interleaved=True)
         if unit_queries and rope.attention_factor != 1:
-            raise refusal("rope_type", rope.kind, "it stretches queries and keys, which are normalised behind it")
+            raise refusal(
+                "rope_type",
+                rope.kind,
+                "it scales queries and keys, which are normalized afterwards; it is not supported",
+            )
         decoder, bias = read_decoder(file, rope=rope), file.flag("attention_bias")
         rotating = _read_rotating(file, decoder.num_layers)
         decoder = replace(
@@ -161,7 +165,7 @@ class Llama4ForCausalLM(MixtureForCausalLM):
 
     @staticmethod
     def single_row(config: DecoderConfig, place: LayerPlacement) -> str | None:
-        return "the fused chain has no chunks, and no experts whose inputs are weighted"
+        return "the single-row program supports neither chunks nor experts with weighted inputs"
 
 
 def _experts(name: str, config: Llama4Config, place: LayerPlacement) -> Experts:
@@ -211,7 +215,7 @@ def _read_experts(config: ConfigFile, decoder: DecoderConfig) -> ExpertsConfig:
     num_experts, size = read_num_experts(config, "num_local_experts"), config.integer("intermediate_size")
     top_k = read_top_k(config, num_experts)
     if top_k != 1:
-        raise refusal("num_experts_per_tok", top_k, "a token takes 1 here")
+        raise refusal("num_experts_per_tok", top_k, "it must be 1")
     return ExpertsConfig(
         num_experts,
         size,

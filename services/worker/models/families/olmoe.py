@@ -27,7 +27,7 @@ class OlmoeForCausalLM(MixtureForCausalLM):
     def read(config: ConfigFile) -> DecoderConfig:
         """Reads config.json. Raises InvalidArgument for clipped queries, keys and values (clip_qkv)."""
         if config.has("clip_qkv"):
-            raise refusal("clip_qkv", config.get("clip_qkv"), "queries, keys and values are not cut off here")
+            raise refusal("clip_qkv", config.get("clip_qkv"), "clipping of queries, keys and values is not supported")
         decoder, num_experts = read_decoder(config), read_num_experts(config, "num_experts", "num_local_experts")
         experts = ExpertsConfig(
             num_experts,
@@ -45,4 +45,4 @@ class OlmoeForCausalLM(MixtureForCausalLM):
 
     @staticmethod
     def single_row(config: DecoderConfig, place: LayerPlacement) -> str | None:
-        return "the fused chain normalises queries and keys head by head"
+        return "the single-row program normalizes queries and keys per head"

@@ -48,7 +48,7 @@ class OPTForCausalLM(LearnedPositions):
             raise refusal("word_embed_proj_dim", config.get("word_embed_proj_dim"), f"it must be hidden_size, {hidden}")
         for needed in ("do_layer_norm_before", "layer_norm_elementwise_affine"):
             if not config.flag(needed, True):
-                raise refusal(needed, False, "norms have weights and come first")
+                raise refusal(needed, False, "only pre-norm layers with weights are supported")
         named = {
             "tie_word_embeddings": True,
             **config.values,

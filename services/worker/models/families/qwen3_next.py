@@ -67,7 +67,7 @@ class Qwen3NextForCausalLM(MixtureForCausalLM):
 
     @staticmethod
     def single_row(config: DecoderConfig, place: LayerPlacement) -> str | None:
-        return "the fused chain has no recurrent layers"
+        return "the single-row program does not support recurrent layers"
 
     @property
     def passed_over(self) -> tuple[str, ...]:
@@ -87,13 +87,15 @@ def _read_recurrent(config: ConfigFile, num_layers: int) -> RecurrentConfig:
         kinds = [ATTENTION if (layer + 1) % interval == 0 else RECURRENT for layer in range(num_layers)]
     known = isinstance(kinds, list) and all(kind in (RECURRENT, ATTENTION) for kind in kinds)
     if not known or len(kinds) != num_layers or ATTENTION not in kinds or RECURRENT not in kinds:
-        raise refusal("layer_types", kinds, f"{num_layers} of {RECURRENT} and {ATTENTION} are needed, of both some")
+        raise refusal(
+            "layer_types", kinds, f"{num_layers} of {RECURRENT} and {ATTENTION} are needed, at least one of each"
+        )
     keys, heads = config.integer("linear_num_key_heads", 16), config.integer("linear_num_value_heads", 32)
     if keys < 1 or heads < 1 or heads % keys:
         raise refusal("linear_num_key_heads", keys, f"must divide linear_num_value_heads, {heads}")
     width = config.integer("linear_conv_kernel_dim", 4)
     if width < 2:
-        raise refusal("linear_conv_kernel_dim", width, "a convolution sees 2 tokens or more")
+        raise refusal("linear_conv_kernel_dim", width, "it must be 2 or more")
     return RecurrentConfig(
         num_key_heads=keys,
         num_heads=heads,

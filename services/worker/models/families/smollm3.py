@@ -32,4 +32,4 @@ class SmolLM3ForCausalLM(LlamaForCausalLM):
 
     @staticmethod
     def single_row(config: DecoderConfig, place: LayerPlacement) -> str | None:
-        return "its layers rotate positions in two ways"
+        return "its layers encode positions in two ways"

@@ -34,7 +34,7 @@ MOST_WAITING = 16  # submitted work items
 LOG_INTERVAL_S = 2.0
 
 Pair = tuple[Tensor | StoredTensor, Tensor]
-"""What is read, and where it goes."""
+"""Source in a file, and the destination tensor."""
 
 
 class WeightCopier:
@@ -50,7 +50,7 @@ class WeightCopier:
         self._found: list[Pair] = []
         self._found_bytes = 0
         self._waiting: deque[Future[None]] = deque()
-        self._own = threading.local()
+        self._thread_local = threading.local()
         self._streams: list[torch.cuda.Stream] = []
         self._files: dict[Path, int] = {}
         self._inference = torch.is_inference_mode_enabled()
@@ -122,7 +122,7 @@ class WeightCopier:
             self._said = now
             gib, of_gib = (number / (1 << 30) for number in (self._progress.loaded_bytes, self._progress.total_bytes))
             rate = round(gib / (now - self._begun), 1)
-            log.info("weights", loaded_gib=round(gib, 1), of_gib=round(of_gib, 1), gib_per_s=rate)
+            log.info("loading weights", loaded_gib=round(gib, 1), of_gib=round(of_gib, 1), gib_per_s=rate)
 
     def _copy(self, pairs: Sequence[Pair], producer_stream: torch.cuda.Stream | None) -> None:
         """Copies a batch on a pool thread, which gets pinned buffers and a stream with its first batch.
@@ -135,10 +135,10 @@ class WeightCopier:
                     assert isinstance(tensor, Tensor), "checked by can_copy()"
                     destination.copy_(tensor)
                 return
-            if not hasattr(self._own, "staging"):
-                self._own.staging = CopyStaging(producer_stream.device, self._files)
-                self._streams.append(self._own.staging.stream)
-            self._own.staging.copy(pairs, producer_stream)
+            if not hasattr(self._thread_local, "staging"):
+                self._thread_local.staging = CopyStaging(producer_stream.device, self._files)
+                self._streams.append(self._thread_local.staging.stream)
+            self._thread_local.staging.copy(pairs, producer_stream)
 
 
 class CopyStaging:

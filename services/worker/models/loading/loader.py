@@ -155,7 +155,7 @@ def _place(
             take(name, source, destination, (name,))
         elif name in alternatives:
             covered = alternatives[name].instead_of
-            take(name, source, alternatives[name].destination, covered)
+            take(name, source, alternatives[name].of_shape(source.shape), covered)
             for other in covered:
                 missing.pop(other, None)
         elif name == HEAD and name in passed_over:
@@ -324,7 +324,7 @@ def _pickled(path: Path) -> Iterator[tuple[str, TensorSource]]:
     content."""
     held = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     if not isinstance(held, dict) or not all(isinstance(tensor, Tensor) for tensor in held.values()):
-        raise InvalidArgument(f"model: {path} holds something else than tensors by name", field="model")
+        raise InvalidArgument(f"model: {path} must contain tensors by name only", field="model")
     for name, tensor in held.items():
         yield name, _source(tensor)
 
@@ -341,7 +341,7 @@ def files(folder: Path) -> list[Path]:
         parts = [path for path in paths if not path.name.startswith(SECOND_COPY)]
         if paths:
             return whole or parts or paths
-    raise InvalidArgument(f"model: no {' and no '.join(FILES)} in {folder}", field="model")
+    raise InvalidArgument(f"model: {folder} contains none of {', '.join(FILES)}", field="model")
 
 
 def _names_in(index: Path) -> list[str]:
@@ -354,7 +354,7 @@ def _names_in(index: Path) -> list[str]:
         raise InvalidArgument(f"model: cannot read {index}: {error.strerror}", field="model") from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         reason = repr(error)[:200]
-        raise InvalidArgument(f"model: {index} is no index with a weight_map: {reason}", field="model") from None
+        raise InvalidArgument(f"model: {index} is not an index with a weight_map: {reason}", field="model") from None
     wrong = next((name for name in names if not isinstance(name, str) or not _is_file_name(name)), None)
     if wrong is not None:
         text = f"{index} names {repr(wrong)[:80]}: only files of its own folder are read"
@@ -370,13 +370,16 @@ def _check_file(path: Path) -> None:
     """Raises InvalidArgument for files that cannot be opened, are not regular (pipes) or are pointers of Git LFS."""
     try:
         if not stat.S_ISREG(path.stat().st_mode):
-            raise InvalidArgument(f"model: {path} is no regular file", field="model")
+            raise InvalidArgument(f"model: {path} is not a regular file", field="model")
         with path.open("rb") as file:
             is_pointer = file.read(len(LFS_POINTER)) == LFS_POINTER
     except OSError as error:
         raise InvalidArgument(f"model: cannot read {path}: {error.strerror}", field="model") from None
     if is_pointer:
-        text = f"model: cannot read {path}: it is a pointer of Git LFS and no file of weights; run `git lfs pull` there"
+        text = (
+            f"model: cannot read {path}: it is a pointer of Git LFS, not a file of weights; run `git lfs pull` in "
+            "its folder"
+        )
         raise InvalidArgument(text, field="model")
 
 

@@ -10,6 +10,6 @@ class Progress:
     """Loaded and total bytes of one model's weights, over all tensors of this rank."""
 
     loaded_bytes: int = 0
-    """That have been found; the last of them may still be on their way."""
+    """Bytes that have been submitted for loading; the last of them may still be in transfer."""
     total_bytes: int = 0
     """0: nothing is known yet."""

@@ -31,19 +31,22 @@ def chunks(host: bytes, run: SharedRun) -> Iterator[memoryview]:
     """
     own = weights_memory.host_id()
     if not own or host != own:
-        raise FailedPrecondition("shared: this worker is on another host than the trainer: send a stream", field="host")
+        raise FailedPrecondition(
+            "shared: this worker and the trainer are on different hosts; send a stream (update_weights_from_tensor)",
+            field="host",
+        )
     if not run.bytes:
-        raise InvalidArgument("shared: a run of no bytes", field="bytes")
+        raise InvalidArgument("shared: a run must have at least one byte", field="bytes")
     match run.WhichOneof("memory"):
         case "segment":
-            yield from _of_segment(run)
+            yield from _read_segment(run)
         case "cuda_handle":
-            yield from _of_gpu(run)
+            yield from _read_gpu_memory(run)
         case _:
-            raise InvalidArgument("shared: a run is in a segment or has a CUDA handle", field="shared")
+            raise InvalidArgument("shared: a run must have either a segment or a CUDA handle", field="shared")
 
 
-def _of_segment(run: SharedRun) -> Iterator[memoryview]:
+def _read_segment(run: SharedRun) -> Iterator[memoryview]:
     """Yields the bytes of a run in a POSIX shared memory segment, read without mapping it."""
     with _opened(run.segment) as segment:
         _check_end(run, os.fstat(segment).st_size)
@@ -53,7 +56,9 @@ def _of_segment(run: SharedRun) -> Iterator[memoryview]:
             part = memoryview(buffer)[: min(len(buffer), end - at)]
             count = os.preadv(segment, [part], at)
             if not count:
-                raise FailedPrecondition(f"shared: {run.segment} ends at {at}: it was cut meanwhile", field="segment")
+                raise FailedPrecondition(
+                    f"shared: {run.segment} ends at {at}: it was truncated during the update", field="segment"
+                )
             yield part[:count]
             at += count
 
@@ -74,7 +79,7 @@ def _opened(name: str) -> Iterator[int]:
     try:
         status = os.fstat(segment)
         if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
-            raise InvalidArgument(f"shared: {name} is not of this worker's user", field="segment")
+            raise InvalidArgument(f"shared: {name} must belong to the user of this worker", field="segment")
         yield segment
     finally:
         os.close(segment)
@@ -87,7 +92,7 @@ def _check_end(run: SharedRun, num_bytes: int) -> None:
         raise InvalidArgument(text, field="bytes")
 
 
-def _of_gpu(run: SharedRun) -> Iterator[memoryview]:
+def _read_gpu_memory(run: SharedRun) -> Iterator[memoryview]:
     """Yields the bytes of a run in another process's GPU memory, opened by its CUDA IPC handle and closed at the end.
 
     Raises FailedPrecondition without a GPU or if the driver fails, InvalidArgument for an invalid handle or range.
@@ -95,7 +100,7 @@ def _of_gpu(run: SharedRun) -> Iterator[memoryview]:
     import torch  # lazy: simulated workers have no torch
 
     if not torch.cuda.is_available():
-        raise FailedPrecondition("shared: this worker has no GPU to read another's memory with", field="cuda_handle")
+        raise FailedPrecondition("shared: a CUDA handle requires a worker on a GPU", field="cuda_handle")
     if len(run.cuda_handle) != HANDLE_BYTES:
         text = f"shared: a handle of {len(run.cuda_handle)} bytes, not {HANDLE_BYTES}"
         raise InvalidArgument(text, field="cuda_handle")

@@ -27,14 +27,24 @@ BASES = (
 BESIDE_TEXT = tuple(
     base + name
     for base in ("", "model.")
-    for name in ("vision_tower.", "vision_model.", "visual.", "multi_modal_projector.", "audio_tower.")
+    for name in (
+        *("vision_tower.", "vision_model.", "visual.", "audio_tower."),
+        *("multi_modal_projector.", "connector.", "image_newline", "vision_encoder.", "vision_projection."),
+        "embed_tokens_extend.",
+    )
 )
-TEXT_PREFIXES = {"language_model.": "", "model.language_model.": "model."}
+TEXT_PREFIXES = {"language_model.": "", "model.language_model.": "model.", "model.text_model.": "model."}
 # Prefixes of vision towers in files of transformers 4 and 5, and the prefix that the towers have here.
 VISION_PREFIXES = {
     "model.vision_tower.": "vision_tower.",
     "model.multi_modal_projector.": "multi_modal_projector.",
+    "model.visual.": "visual.",
     "vision_tower.vision_model.": "vision_tower.",
+    "model.vision_model.": "vision_model.",
+    "model.vision_encoder.": "vision_encoder.",
+    "model.vision_projection.": "vision_projection.",
+    "model.connector.": "connector.",
+    "model.image_newline": "image_newline",
 }
 WRAPPERS = ("_orig_mod.", "module.", "base_model.model.")  # prefixes of torch.compile, data-parallel training and PEFT
 HEAD, EMBEDDING = "lm_head.weight", ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "embed_in.weight")

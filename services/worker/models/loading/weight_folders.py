@@ -23,18 +23,18 @@ class WeightFolders:
         same text whether the target exists or not, is no folder, or has pipes or the like in it.
         """
         if self._allowed is None:
-            text = "weights_folders: this worker was started with none: it reads no weights while it runs"
+            text = "weights_folders: this worker was started without it, so weights cannot be updated from a folder"
             raise FailedPrecondition(text, field="weights_folders")
         place = self._allowed.find(path)
         if place is None:
-            text = f"path: {path!r} is not in a folder that this worker takes weights from (weights_folders)"
+            text = f"path: {path!r} must be in one of the worker's weights_folders"
             raise InvalidArgument(text, field="path")
         if not place.is_dir():
-            raise InvalidArgument(f"path: {path!r} is no folder", field="path")
+            raise InvalidArgument(f"path: {path!r} is not a folder", field="path")
         for file in sorted(place.iterdir()):
             if not self._allowed.has(file):
-                text = f"path: {path!r} has a {file.name[:80]} that lies outside of weights_folders"
+                text = f"path: {path!r} has a {file.name[:80]} that links to a place outside of weights_folders"
                 raise InvalidArgument(text, field="path")
             if not (file.is_file() or file.is_dir()):  # opening a pipe would block
-                raise InvalidArgument(f"path: {path!r} has a {file.name[:80]} that is no regular file", field="path")
+                raise InvalidArgument(f"path: {path!r} has a {file.name[:80]} that is not a regular file", field="path")
         return place

@@ -62,7 +62,7 @@ def folder_digest(folder: Path) -> bytes:
         with ThreadPoolExecutor(NUM_READERS, thread_name_prefix="samples") as readers:
             return hashlib.sha256(b"".join(readers.map(_file_digest, paths))).digest()
     except (OSError, ValueError, QuireError, zipfile.BadZipFile) as error:
-        log.debug("no samples of the weights", folder=str(folder), reason=error)
+        log.debug("cannot sample the weights", folder=str(folder), reason=error)
         return b""
 
 

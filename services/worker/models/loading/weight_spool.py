@@ -55,7 +55,9 @@ class WeightSpool:
                 yield spooling
         except OSError as error:
             reason = error.strerror or str(error)
-            text = f"a stream of weights cannot be kept: {reason}; TMPDIR of the worker says where"
+            text = (
+                f"a stream of weights cannot be stored: {reason}; set TMPDIR of the worker to a folder with free space"
+            )
             raise ResourceExhausted(text) from None
 
     @contextmanager
@@ -123,7 +125,7 @@ class SpooledStream:
             case "broadcast":
                 self._check_kind(shared=True)
                 if piece.broadcast.timeout_ms > MOST_TIMEOUT_MS:
-                    text = f"timeout_ms: at most {MOST_TIMEOUT_MS}, not {piece.broadcast.timeout_ms}"
+                    text = f"timeout_ms: must be at most {MOST_TIMEOUT_MS}, got {piece.broadcast.timeout_ms}"
                     raise InvalidArgument(text, field="timeout_ms")
                 self._broadcast = piece.broadcast
                 self._broadcast.group_name = self._broadcast.group_name or DEFAULT_GROUP
@@ -131,7 +133,9 @@ class SpooledStream:
                 self._finish(piece.end)
                 return True
             case _:
-                raise InvalidArgument("piece: heads, content, where it lies, or the end", field="piece")
+                raise InvalidArgument(
+                    "piece: must have heads, content, a shared location, a broadcast, or the end", field="piece"
+                )
         return False
 
     @property
@@ -158,9 +162,11 @@ class SpooledStream:
         bytes, and after content."""
         name = head.name
         if self._file is not None or len(self._heads) >= MOST_TENSORS:
-            raise InvalidArgument(f"tensors: heads of at most {MOST_TENSORS} come before all content", field="tensors")
+            raise InvalidArgument(
+                f"tensors: must be sent before all content, and be at most {MOST_TENSORS}", field="tensors"
+            )
         if not name or len(name) > LONGEST_NAME or name in self._heads:
-            what = "comes twice" if name in self._heads else f"is no name of 1 to {LONGEST_NAME} characters"
+            what = "occurs twice" if name in self._heads else f"must have 1 to {LONGEST_NAME} characters"
             raise InvalidArgument(f"tensors: {name!r:.80} {what}", field="tensors")
         if head.dtype not in ELEMENT_BYTES or len(head.shape) > MOST_DIMENSIONS:
             known = ", ".join(ELEMENT_BYTES)
@@ -168,7 +174,7 @@ class SpooledStream:
             raise InvalidArgument(text, field="tensors")
         begin, size = self._num_due, math.prod(head.shape) * ELEMENT_BYTES[head.dtype]
         if begin + size > self._most_bytes:
-            text = f"tensors: {(begin + size) / GIB:.1f} GiB and more, which is no checkpoint of this model"
+            text = f"tensors: {(begin + size) / GIB:.1f} GiB or more, which exceeds every checkpoint of this model"
             raise InvalidArgument(text, field="tensors")
         self._num_due += size
         self._heads[name] = {"dtype": head.dtype, "shape": list(head.shape), "data_offsets": [begin, begin + size]}
@@ -176,7 +182,9 @@ class SpooledStream:
     def _check_kind(self, *, shared: bool) -> None:
         """Raises InvalidArgument if content comes in two ways: in pieces, in shared memory, or by a broadcast."""
         if self._is_shared not in (None, shared) or self._broadcast is not None:
-            text = "piece: content comes in pieces, lies in shared memory or is broadcast, and is one of these"
+            text = (
+                "piece: all content of an update must be sent the same way: in pieces, in shared memory or by broadcast"
+            )
             raise InvalidArgument(text, field="piece")
         self._is_shared = shared
 
@@ -211,5 +219,5 @@ class SpooledStream:
             text = f"content: {self._num_written} bytes for tensors of {self._num_due}"
             raise InvalidArgument(text, field="content")
         if not (self._is_shared and not digest) and digest != self._digest.digest():
-            raise InvalidArgument("end: the content that came is not the content that was sent", field="end")
+            raise InvalidArgument("end: the received content differs from the sent content (checksum)", field="end")
         self._begun().close()

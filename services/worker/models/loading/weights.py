@@ -199,11 +199,11 @@ class Weights:
     def check_updatable(self) -> None:
         """Raises FailedPrecondition if the weights cannot be replaced."""
         reason = (
-            "each stage of a pipeline has layers of its own"
+            "it has pipeline stages"
             if not self._place.stage.is_whole
-            else "adapters have been added to them"
+            else "it has adapters"
             if self._place.adapters is not None
-            else "the code of transformers has them"
+            else "its model runs with the code of transformers"
             if isinstance(self._model, SelfLoadingModel)
             else ""
         )
@@ -233,7 +233,10 @@ def _room() -> Iterator[None]:
     try:
         yield
     except (torch.OutOfMemoryError, MemoryError):
-        raise ResourceExhausted("there is no memory for new weights in addition to the old ones") from None
+        raise ResourceExhausted(
+            "not enough memory for the new weights in addition to the old ones; update from a folder after `quire "
+            "sleep`"
+        ) from None
 
 
 def _pairs(old: Any, fresh: Any, seen: set[int]) -> Iterator[tuple[Tensor, Tensor]]:
@@ -283,7 +286,7 @@ def as_tensors(named: Iterable[tuple[str, Any]]) -> list[tuple[str, Tensor]]:
     checked: dict[str, Tensor] = {}
     for name, tensor in named:
         if not isinstance(tensor, Tensor) or name in checked:
-            problem = "is no tensor" if name not in checked else "comes twice"
+            problem = "does not exist in the model" if name not in checked else "occurs twice"
             raise InvalidArgument(f"named_tensors: {name} {problem}", field="named_tensors")
         checked[name] = tensor.detach()
     return list(checked.items())

@@ -121,4 +121,4 @@ def _check_asked(asked: int, window: int, others: dict[str, Any]) -> None:
         raise InvalidArgument(text, field="model")
     for name in NOT_DONE:
         if others.get(name) is not None:
-            raise InvalidArgument(f"model: attention with {name} is not offered (transformers)", field="model")
+            raise InvalidArgument(f"model: attention with {name} is not supported (transformers)", field="model")

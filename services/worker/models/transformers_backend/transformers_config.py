@@ -47,11 +47,15 @@ def read(config: ConfigFile) -> TransformersConfig:
     Raises InvalidArgument for models that are known not to run: code in the checkpoint, quantization, ALiBi.
     """
     if config.has("auto_map"):
-        raise refusal("auto_map", config.get("auto_map"), "code of a checkpoint is never run")
+        raise refusal("auto_map", config.get("auto_map"), "code from a checkpoint is never executed")
     if config.get("quantization_config"):
-        raise refusal("quantization_config", config.get("quantization_config"), "not with the code of transformers")
+        raise refusal(
+            "quantization_config",
+            config.get("quantization_config"),
+            "quantization is not supported with the code of transformers",
+        )
     if config.flag("alibi"):
-        raise refusal("alibi", True, "there is no attention by distance here")
+        raise refusal("alibi", True, "ALiBi is not supported")
     values = dict(config.values)
     for name, others in NAMES.items():
         values.setdefault(name, next((values[other] for other in others if other in values), None))
@@ -72,5 +76,5 @@ def _windows(config: ConfigFile, num_layers: int) -> tuple[int, ...]:
         return (length if config.flag("use_sliding_window", True) else 0,) * num_layers
     for kind in kinds:
         if kind not in (FULL_ATTENTION, SLIDING_ATTENTION):
-            raise refusal("layer_types", kind, f"there is {FULL_ATTENTION} and {SLIDING_ATTENTION}")
+            raise refusal("layer_types", kind, f"supported: {FULL_ATTENTION}, {SLIDING_ATTENTION}")
     return tuple(length if kind == SLIDING_ATTENTION else 0 for kind in kinds)

@@ -116,7 +116,9 @@ class TransformersCausalLM(CausalLM):
 
     def keep_states(self, layers: tuple[int, ...]) -> None:
         """Raises InvalidArgument: layer inputs are inside the code of transformers."""
-        text = "speculative_config: its drafts need what layers read, which the code of transformers does not give"
+        text = (
+            "speculative_config: this method reads the inputs of layers, which the code of transformers does not expose"
+        )
         raise InvalidArgument(text, field="speculative_config")
 
     def logits(self, hidden: Tensor, *adapted: AdaptedRows) -> Tensor:
@@ -177,7 +179,9 @@ def _check(place: LayerPlacement) -> None:
     }
     for name, is_asked in asked.items():
         if is_asked:
-            raise InvalidArgument(f"{name}: not with the code of transformers (model_impl)", field=name)
+            raise InvalidArgument(
+                f"{name}: not supported with the code of transformers (model_impl); leave it out", field=name
+            )
 
 
 def _build(values: Mapping[str, Any], place: LayerPlacement, attention: PagedAttention) -> Any:
@@ -196,9 +200,9 @@ def _build(values: Mapping[str, Any], place: LayerPlacement, attention: PagedAtt
     except (ValueError, TypeError, KeyError, ImportError) as error:
         _refuse(values, str(error).splitlines()[0])
     if not model.base_model_prefix or model.base_model is model:
-        _refuse(values, "it has no decoder of its own")
+        _refuse(values, "it has no decoder")
     if getattr(model, "_is_stateful", False):
-        _refuse(values, "some of its layers keep a state, which would be forgotten after every step")
+        _refuse(values, "some of its layers are recurrent")
     model.tie_weights()
     return model.eval()
 

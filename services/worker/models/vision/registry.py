@@ -2,31 +2,93 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quire.services.worker.layers.config_file import ConfigFile
+from quire.services.worker.models.vision.gemma3 import Gemma3Vision, read_gemma3
+from quire.services.worker.models.vision.idefics3 import Idefics3Vision, read_idefics3
+from quire.services.worker.models.vision.internvl import InternVLVision, read_internvl
+from quire.services.worker.models.vision.llama4 import Llama4Vision, read_llama4
 from quire.services.worker.models.vision.llava import LlavaVision, read_llava
+from quire.services.worker.models.vision.llava_next import LlavaNextVision, read_llava_onevision
+from quire.services.worker.models.vision.phi4_multimodal import Phi4Vision, read_phi4_multimodal
+from quire.services.worker.models.vision.pixtral import MODEL_TYPE as PIXTRAL
+from quire.services.worker.models.vision.pixtral import PixtralVision, read_pixtral
+from quire.services.worker.models.vision.qwen_vl import QwenVision, read_qwen_vit
 from quire.shared.errors import InvalidArgument
+from quire.shared.media.registry import read_media_processor
 
 if TYPE_CHECKING:
     from quire.services.worker.layers.placement import LayerPlacement
     from quire.services.worker.models.vision.port import MediaEncoder
     from quire.shared.media.processor import Normalization
+    from quire.shared.settings import WorkerSettings
 
 # Function of config.json, its vision section, the text model's hidden size, the placement and the normalization.
 MakeEncoder = Callable[[ConfigFile, ConfigFile, int, "LayerPlacement", "Normalization"], "MediaEncoder"]
 
 
+def _maker(
+    read: Callable[[ConfigFile, ConfigFile, int], Any],
+    encoder: Callable[[Any, LayerPlacement, Normalization], MediaEncoder],
+) -> MakeEncoder:
+    """Returns the function that makes `encoder` of the configuration that `read` returns."""
+
+    def make(
+        config: ConfigFile, vision: ConfigFile, text_size: int, place: LayerPlacement, normalization: Normalization
+    ) -> MediaEncoder:
+        return encoder(read(config, vision, text_size), place, normalization)
+
+    return make
+
+
+_pixtral = _maker(read_pixtral, PixtralVision)
+
+
 def _llava(
     config: ConfigFile, vision: ConfigFile, text_size: int, place: LayerPlacement, normalization: Normalization
 ) -> MediaEncoder:
+    if vision.get("model_type") == PIXTRAL:
+        return _pixtral(config, vision, text_size, place, normalization)
     return LlavaVision(read_llava(config, vision, text_size), place, normalization)
 
 
+def _qwen_vl(
+    config: ConfigFile, vision: ConfigFile, text_size: int, place: LayerPlacement, normalization: Normalization
+) -> MediaEncoder:
+    return QwenVision(read_qwen_vit(config.text("model_type"), vision, text_size), place, normalization)
+
+
 ENCODERS: Mapping[str, MakeEncoder] = {
+    "gemma3": _maker(read_gemma3, Gemma3Vision),
+    "idefics3": _maker(read_idefics3, Idefics3Vision),
+    "internvl": _maker(read_internvl, InternVLVision),
+    "lighton_ocr": _pixtral,
+    "llama4": _maker(read_llama4, Llama4Vision),
     "llava": _llava,
+    "llava_next": _maker(read_llava, LlavaNextVision),
+    "llava_onevision": _maker(read_llava_onevision, LlavaNextVision),
+    "mistral3": _pixtral,
+    "phi4_multimodal": _maker(read_phi4_multimodal, Phi4Vision),
+    "smolvlm": _maker(read_idefics3, Idefics3Vision),
+    "qwen2_5_vl": _qwen_vl,
+    "qwen2_vl": _qwen_vl,
+    "qwen3_vl": _qwen_vl,
+    "qwen3_vl_moe": _qwen_vl,
 }
+# Families whose text model lets the tokens of a picture see each other in both directions.
+SEE_AHEAD = frozenset({"gemma3"})
+
+
+def pictures_see_ahead(settings: WorkerSettings) -> bool:
+    """Returns whether the worker encodes pictures whose tokens see each other in both directions."""
+    folder = Path(settings.model)
+    if settings.language_model_only or read_media_processor(folder) is None:
+        return False
+    return json.loads((folder / "config.json").read_text())["model_type"] in SEE_AHEAD
 
 
 def make_encoder(

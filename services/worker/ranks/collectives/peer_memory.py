@@ -83,7 +83,7 @@ def open_copy_engine_sums(store: RankStore, rank: int, size: int, device: torch.
     try:
         sums.probe_peer()
     except PeerMemoryError as error:
-        log.warning("all-reduce does not overlap with products", reason=str(error))
+        log.warning("overlap of all-reduce and products is disabled", reason=str(error))
         return None
     return sums
 
@@ -103,7 +103,7 @@ def _share(store: RankStore, rank: int, size: int, num_bytes: int, name: str) ->
         shared.exchange(store, rank, size, num_bytes, name)
     except (OSError, PeerMemoryError) as error:
         shared.free()
-        log.warning("ranks cannot share memory", reason=str(error))
+        log.warning("ranks cannot share GPU memory; all-reduce uses NCCL", reason=str(error))
         return None
     return shared
 

@@ -48,7 +48,7 @@ def dial(
             if channel is not None:
                 channel.close()
             if last_reason != str(error):
-                log.info("rank 0 does not accept this host yet", at=f"{host}:{port}", reason=str(error))
+                log.info("node 0 does not accept this host yet", at=f"{host}:{port}", reason=str(error))
             last_reason = str(error)
             stopping.wait(DIAL_PAUSE_S)
     return None

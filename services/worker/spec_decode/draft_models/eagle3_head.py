@@ -47,7 +47,7 @@ def read_eagle3(values: dict[str, Any], target: DecoderConfig) -> Eagle3Config:
     """Parses a head's config.json `values`. Raises InvalidArgument if it does not fit the target model."""
     config = ConfigFile(values)
     if config.integer("num_hidden_layers") != 1:
-        raise head_error(f"num_hidden_layers is {config.integer('num_hidden_layers')}, a head has 1")
+        raise head_error(f"num_hidden_layers is {config.integer('num_hidden_layers')}, it must be 1")
     for name, expected in (("vocab_size", target.vocab_size), ("target_hidden_size", target.hidden_size)):
         value = config.integer(name, expected)
         if value != expected:

@@ -54,9 +54,9 @@ def _check_fits(config: ConfigFile, target: DecoderConfig) -> None:
     """Raises InvalidArgument for an EAGLE-3 head, a head of several layers, and one whose hidden size or vocabulary is
     not the model's."""
     if config.has("draft_vocab_size") or "Eagle3" in _architectures(config):
-        raise head_error('an EAGLE-3 head (draft_vocab_size, architectures): its method is "eagle3"')
+        raise head_error('this is an EAGLE-3 head (draft_vocab_size, architectures); use the method "eagle3"')
     if config.integer("num_hidden_layers") != 1:
-        raise head_error(f"num_hidden_layers is {config.integer('num_hidden_layers')}, a head has 1")
+        raise head_error(f"num_hidden_layers is {config.integer('num_hidden_layers')}, it must be 1")
     for name, expected in (("hidden_size", target.hidden_size), ("vocab_size", target.vocab_size)):
         if config.integer(name) != expected:
             raise head_error(f"the head's {name} is {config.integer(name)}, the model's {expected}")

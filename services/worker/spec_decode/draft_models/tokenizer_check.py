@@ -44,5 +44,5 @@ def _tokens(folder: Path) -> dict[int, str] | None:
             tokens = {int(token_id): str(text) for text, token_id in vocabulary.items()}
         return tokens | {int(token["id"]): str(token["content"]) for token in values.get("added_tokens", [])}
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-        text = f"speculative_config.model: {path} is no tokenizer: {error!r}"
+        text = f"speculative_config.model: {path} is not a valid tokenizer.json: {error!r}"
         raise InvalidArgument(text, field="speculative_config") from None

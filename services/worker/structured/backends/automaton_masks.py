@@ -16,7 +16,7 @@ class CharacterColumns:
     tokens with more than k characters."""
 
     def __init__(self, texts: Mapping[int, str]) -> None:
-        """`texts`: non-empty texts by token id."""
+        """Builds the columns of `texts`, which are non-empty and keyed by token id."""
         by_length = sorted(texts.items(), key=lambda item: -len(item[1]))
         self.token_ids = np.array([token_id for token_id, _ in by_length], dtype=np.int32)
         self.characters = sorted({character for text in texts.values() for character in text})

@@ -73,7 +73,7 @@ class BackendSelector:
             constraint, self._names, lambda name: self.backend(name).compile(constraint)
         )
         if reason:
-            log.info("grammar compiled by another library", structured_output_backend=name, reason=reason)
+            log.info("grammar compiled by a fallback backend", structured_output_backend=name, reason=reason)
         return grammar
 
     def filler(self) -> MaskFiller:

@@ -128,15 +128,15 @@ class XGrammar:
 
     @cached_property
     def _info(self) -> xgrammar.TokenizerInfo:
-        return self._of(self._vocabulary.texts)
+        return self._tokenizer_info(self._vocabulary.texts)
 
     @cached_property
     def _json_info(self) -> xgrammar.TokenizerInfo:
         """Vocabulary for JSON constraints, without tokens that contain control characters other than the end of a line:
         in strings of bounded length the library would allow them unescaped, which is not JSON."""
-        return self._of([b"" if CONTROL.search(text) else text for text in self._vocabulary.texts])
+        return self._tokenizer_info([b"" if CONTROL.search(text) else text for text in self._vocabulary.texts])
 
-    def _of(self, texts: Sequence[bytes]) -> xgrammar.TokenizerInfo:
+    def _tokenizer_info(self, texts: Sequence[bytes]) -> xgrammar.TokenizerInfo:
         """Returns the library's view of the vocabulary with these token texts."""
         return xgrammar.TokenizerInfo(
             texts,

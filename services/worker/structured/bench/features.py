@@ -18,12 +18,12 @@ class Feature:
     wrong: tuple[Any, ...]
 
 
-def of_string(**keywords: Any) -> Json:
+def string_schema(**keywords: Any) -> Json:
     return {"type": "string", **keywords}
 
 
-def of_format(name: str, right: str, wrong: str) -> Feature:
-    return Feature(f"format {name}", of_string(format=name), (right,), (wrong,))
+def format_feature(name: str, right: str, wrong: str) -> Feature:
+    return Feature(f"format {name}", string_schema(format=name), (right,), (wrong,))
 
 
 A, B = record({"a": INTEGER}), record({"b": STRING})
@@ -41,20 +41,22 @@ FEATURES = (
     Feature("exclusive bounds", {"type": "integer", "exclusiveMinimum": 0, "exclusiveMaximum": 10}, (1, 9), (0, 10)),
     Feature("bounds of numbers", {"type": "number", "minimum": 0.5, "maximum": 2.5}, (0.5, 1.75, 2), (0.25, 2.75)),
     Feature("multipleOf", {"type": "integer", "multipleOf": 5}, (0, 15, 100), (7, 101)),
-    Feature("minLength, maxLength", of_string(minLength=2, maxLength=3), ("ab", "\u00e9\u00e9\u00e9"), ("a", "abcd")),
-    Feature("pattern", of_string(pattern="^[a-c]+-\\d{2}$"), ("abc-12",), ("abd-12", "a-1")),
-    Feature("pattern, not anchored", of_string(pattern="b\\d"), ("ab1c", "b2"), ("ab", "1b")),
-    Feature("pattern and length", of_string(pattern="^a+$", maxLength=3), ("aaa",), ("aaaa", "b")),
-    of_format("date", "2024-02-29", "2024-13-01"),
-    of_format("time", "10:20:30Z", "25:00:00Z"),
-    of_format("date-time", "2024-02-03T04:05:06Z", "2024-02-03 04:05"),
-    of_format("duration", "P1DT2H", "1 day"),
-    of_format("email", "ann@example.com", "ann at example"),
-    of_format("hostname", "a.example.com", "-a-"),
-    of_format("ipv4", "10.0.0.255", "10.0.0.256"),
-    of_format("ipv6", "2001:db8::1", "2001:::1"),
-    of_format("uri", "https://example.com/a?b=c", "no uri"),
-    of_format("uuid", "123e4567-e89b-12d3-a456-426614174000", "123e4567"),
+    Feature(
+        "minLength, maxLength", string_schema(minLength=2, maxLength=3), ("ab", "\u00e9\u00e9\u00e9"), ("a", "abcd")
+    ),
+    Feature("pattern", string_schema(pattern="^[a-c]+-\\d{2}$"), ("abc-12",), ("abd-12", "a-1")),
+    Feature("pattern, not anchored", string_schema(pattern="b\\d"), ("ab1c", "b2"), ("ab", "1b")),
+    Feature("pattern and length", string_schema(pattern="^a+$", maxLength=3), ("aaa",), ("aaaa", "b")),
+    format_feature("date", "2024-02-29", "2024-13-01"),
+    format_feature("time", "10:20:30Z", "25:00:00Z"),
+    format_feature("date-time", "2024-02-03T04:05:06Z", "2024-02-03 04:05"),
+    format_feature("duration", "P1DT2H", "1 day"),
+    format_feature("email", "ann@example.com", "ann at example"),
+    format_feature("hostname", "a.example.com", "-a-"),
+    format_feature("ipv4", "10.0.0.255", "10.0.0.256"),
+    format_feature("ipv6", "2001:db8::1", "2001:::1"),
+    format_feature("uri", "https://example.com/a?b=c", "no uri"),
+    format_feature("uuid", "123e4567-e89b-12d3-a456-426614174000", "123e4567"),
     Feature("items", items(INTEGER), ([], [1, 2]), (["a"], 1)),
     Feature("prefixItems", items(BOOLEAN, prefixItems=[INTEGER, STRING]), ([1, "a", True],), (["a", 1], [1, "a", 2])),
     Feature("no further items", {"type": "array", "prefixItems": [INTEGER], "items": False}, ([1],), ([1, 2],)),

@@ -21,7 +21,7 @@ def inputs(lengths: list[int], heads: int, head_dim: int, dtype: torch.dtype, de
 
 
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)
-@pytest.mark.parametrize(("heads", "head_dim"), [(3, 32), (2, 24), (1, 64)])
+@pytest.mark.parametrize(("heads", "head_dim"), [(3, 32), (2, 24), (1, 64), (2, 72), (1, 80)])
 @pytest.mark.parametrize("reach", [0, 3, 20])
 def test_every_token_sees_its_own_prompt(
     lengths: list[int], heads: int, head_dim: int, reach: int, dtype: torch.dtype, device: torch.device

@@ -69,10 +69,9 @@ def test_constants_of_a_kernel_are_rows_of_a_table(name: str) -> None:
     assert not CONSTANT.findall(text)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(launches.triton_version() != STORED["triton"], reason="stored for another Triton")
-@pytest.mark.parametrize(
-    "capability", [pytest.param(80, marks=pytest.mark.slow), 90, pytest.param(100, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("capability", [80, 90, 100])
 def test_kernels_are_compiled_for_what_was_stored(capability: int) -> None:
     """After an intended change, update the record: `python -m tests.kernels.triton.precompile.launches --write`."""
     assert launches.summary(launches.recorded(capability)) == STORED["kernels"][str(capability)]

@@ -60,6 +60,7 @@ def test_failed_call_does_not_affect_others(tmp_path: Path) -> None:
     assert (tmp_path / "done").read_text() == "x" * 21
 
 
+@pytest.mark.slow
 def test_every_call_is_made_once(tmp_path: Path) -> None:
     assert compile_some(tmp_path, "[done] * 7") == 0
     assert (tmp_path / "done").read_text() == "x" * 7

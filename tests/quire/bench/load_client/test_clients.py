@@ -75,5 +75,8 @@ def test_a_rate_spreads_the_requests() -> None:
 
 
 def test_a_client_that_dies_ends_the_bench() -> None:
-    with ClientPool(1, DyingCaller) as clients, pytest.raises(Unavailable, match="died"):
+    with (
+        ClientPool(1, DyingCaller) as clients,
+        pytest.raises(Unavailable, match="client process of the benchmark ended"),
+    ):
         clients.run(WORK, arrivals.parse("burst"))

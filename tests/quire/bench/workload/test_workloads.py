@@ -84,7 +84,7 @@ def test_ids_wrap_around_in_a_small_vocabulary_only() -> None:
 
 def test_sets_name_several_and_an_unknown_one_names_all() -> None:
     assert [work.name for work in workloads.named("cpu,single")] == [*workloads.SETS["cpu"], "single"]
-    with pytest.raises(InvalidArgument, match="'mixd' is none of mixed"):
+    with pytest.raises(InvalidArgument, match="'mixd' does not exist; available: mixed"):
         workloads.named("mixd")
 
 

@@ -300,7 +300,7 @@ async def test_a_key_bounds_the_priorities_that_may_be_asked_for(folder: Path, t
         assert await ask("a", kv_priority="low") == (200, None)
         request = pb.GenerateRequest(text="x", options=pb.RequestOptions(kv_priority="high"))
         call = frontend.inference.Generate(request, metadata=(("authorization", "Bearer sk-a"),))
-        with pytest.raises(grpc.aio.AioRpcError, match="may ask for 'normal' at most"):
+        with pytest.raises(grpc.aio.AioRpcError, match="permits at most 'normal'"):
             _ = [message async for message in call]
         await frontend.until_idle(**shows("b"))  # the refusal is sent before the lease is released
     assert len(script.submissions) == 3
@@ -385,11 +385,11 @@ async def test_the_file_is_read_again_and_a_broken_one_changes_nothing(folder: P
     ("entries", "text"),
     [
         (["x"], "entry 1: must be a mapping"),
-        ([{"name": "a"}], "entry 1: must have one of `key` and `sha256`"),
+        ([{"name": "a"}], "entry 1: must have exactly one of `key` and `sha256`"),
         ([{"name": "a", "key": "very-secret", "rate": 3}], "rate: Extra inputs"),
         ([{"name": "a b", "key": "very-secret"}], "name: String should match"),
         ([{"name": "a", "sha256": "12"}], "64 hexadecimal digits"),
-        ([entry("a"), {**entry("a"), "name": "b"}], "entry 2: the key of a again"),
+        ([entry("a"), {**entry("a"), "name": "b"}], "entry 2 repeats the key of a"),
     ],
 )
 def test_a_file_that_is_no_use_is_refused_without_its_secrets(tmp_path: Path, entries: list[Any], text: str) -> None:
@@ -504,10 +504,10 @@ async def test_a_call_with_many_prompts_leaves_a_share_to_other_tenants(folder: 
     async with taken_up(folder, tmp_path, max_inflight_requests=16) as frontend:
         refused = await complete(frontend, "large")
         assert refused.status_code == 429
-        assert "reserved for tenants with little in flight" in refused.json()["error"]["message"]
+        assert "reserved for tenants with few requests in flight" in refused.json()["error"]["message"]
         message = pb.GenerateRequest(text="x", sampling=sampling_pb2.SamplingParams(max_tokens=1))
         over_grpc = frontend.inference.Generate(message, metadata=tuple(shows("large").items()))
-        with pytest.raises(grpc.aio.AioRpcError, match="reserved for tenants with little in flight"):
+        with pytest.raises(grpc.aio.AioRpcError, match="reserved for tenants with few requests in flight"):
             await over_grpc.read()
         waiting = [asyncio.create_task(complete(frontend, name)) for name in ("small", "third")]
         await eventually(lambda: frontend.frontend.ingress.admission.num_samples >= 16)
@@ -534,6 +534,9 @@ async def test_keys_of_one_tenant_share_the_whole_limit(folder: Path, tmp_path: 
         last = asyncio.create_task(complete(frontend, "one"))
         await script.until(lambda: script.num_running == 4)
         refused = await complete(frontend, "two")
-        assert refused.json()["error"]["message"] == "max_inflight_requests: 4 in flight and 1 asked for exceed 4"
+        assert (
+            refused.json()["error"]["message"]
+            == "max_inflight_requests: 4 in flight and 1 requested exceed the limit of 4; retry later"
+        )
         script.resume()
         assert [(await call).status_code for call in (held, last)] == [200, 200]

@@ -106,7 +106,7 @@ async def test_quotas_of_a_key_stand_in_its_answers(folder: Path, tmp_path: Path
         assert told[2]["reset-requests"][-1] == "s"
         only = shown(await ask("r"))
         assert set(only) == {"limit-requests", "remaining-requests", "reset-requests"}
-        for path in WORK:  # an eighth is reserved for tenants with little in flight
+        for path in WORK:  # an eighth is reserved for tenants with few requests in flight
             assert shown(await ask("f", path))["limit-requests"] == "896", path
         listed = await frontend.http.get("/v1/models", headers={"x-api-key": "b"})
         assert not shown(listed)

@@ -237,8 +237,8 @@ async def test_the_output_format(tool_model: Path) -> None:
     [
         ({"max_tokens": 0}, "max_tokens must be at least 1, got 0."),
         ({"extra_body": {"temperature": 3}}, "temperature must be in [0, 2], got 3.0."),
-        ({"messages": []}, "messages must hold at least one message"),
-        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "blocks of type 'image' are not offered"),
+        ({"messages": []}, "messages must contain at least one message"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "blocks of type 'image' are not supported"),
         ({"messages": [{"role": "robot", "content": "x"}]}, "messages.0.role"),
         ({"tools": [{"type": "computer_20250124", "name": "computer"}]}, "tools of type 'computer_20250124'"),
         (
@@ -254,7 +254,7 @@ async def test_the_output_format(tool_model: Path) -> None:
         ({"tool_choice": {"type": {}}}, "tool_choice.type must be one of auto, any, tool, none, got {}"),
         ({"tool_choice": {"type": []}}, "tool_choice.type must be one of auto, any, tool, none, got []"),
         ({"extra_body": {"temprature": 1}}, "temprature; did you mean 'temperature'"),
-        ({"extra_body": {"mcp_servers": [1]}}, "mcp_servers is not offered by this server"),
+        ({"extra_body": {"mcp_servers": [1]}}, "mcp_servers is not supported by this server"),
     ],
 )
 async def test_refusals(tool_model: Path, more: dict[str, Any], text: str) -> None:

@@ -89,12 +89,12 @@ TOO_MUCH: dict[str, tuple[str, dict[str, Any], str]] = {
     "forms": (
         "/v1/chat/completions",
         {"messages": [MESSAGE], "tools": [{**TOOL, "function": {"name": "f", "description": "x" * 5001}}]},
-        "tools: tools, schemas and the like may have 5000 characters together (max_form_characters)",
+        "tools: tools, schemas and grammars may have at most 5000 characters together (max_form_characters)",
     ),
     "stop": (
         "/v1/completions",
         {"prompt": "x", "stop": ["a"] * 5},
-        "stop has 5 entries; at most 4 are taken (max_stop)",
+        "stop has 5 entries; at most 4 are accepted (max_stop)",
     ),
     "a stop string": ("/v1/completions", {"prompt": "x", "stop": "s" * 31}, "stop: a text of 31 characters"),
     "stop sequences": (
@@ -114,22 +114,22 @@ TOO_MUCH: dict[str, tuple[str, dict[str, Any], str]] = {
     "biases": (
         "/v1/completions",
         {"prompt": "x", "logit_bias": {str(i): 1 for i in range(9)}},
-        "logit_bias has 9 entries; at most 8 are taken (max_logit_bias)",
+        "logit_bias has 9 entries; at most 8 are accepted (max_logit_bias)",
     ),
     "logits processors": (
         "/v1/completions",
         {"prompt": "x", "logits_processors": {"a": None, "b": {}, "c": {"d": 1}}},
-        "logits_processors has 3 entries; at most 2 are taken (max_logits_processors)",
+        "logits_processors has 3 entries; at most 2 are accepted (max_logits_processors)",
     ),
     "choices": (
         "/v1/completions",
         {"prompt": "x", "structured_outputs": {"choice": [str(i) for i in range(10)]}},
-        "choice has 10 entries; at most 9 are taken (max_choices)",
+        "choice has 10 entries; at most 9 are accepted (max_choices)",
     ),
     "metadata": (
         "/v1/responses",
         {"input": "x", "metadata": {str(i): "x" for i in range(4)}},
-        "metadata has 4 entries; at most 3 are taken (max_metadata)",
+        "metadata has 4 entries; at most 3 are accepted (max_metadata)",
     ),
     "a value of metadata": ("/v1/responses", {"input": "x", "metadata": {"a": "x" * 513}}, "metadata: 'a'"),
     "characters": ("/v1/completions", {"prompt": "x" * 100_000}, "your prompt has 100000 characters"),
@@ -172,7 +172,7 @@ CALLS: dict[str, tuple[Any, str]] = {
         "messages has 11 entries",
     ),
     "tools": (pb.ChatRequest(tools=[pb.Tool(name="f")] * 6), "tools has 6 entries"),
-    "forms": (pb.ChatRequest(tools=[pb.Tool(name="f", parameters=" " * 5001)]), "tools: tools, schemas and the like"),
+    "forms": (pb.ChatRequest(tools=[pb.Tool(name="f", parameters=" " * 5001)]), "tools: tools, schemas and grammars"),
     "depth": (pb.ChatRequest(tools=[pb.Tool(name="f", parameters="[" * 4000)]), "tools is not JSON"),
     "a schema": (
         pb.ChatRequest(
@@ -241,7 +241,7 @@ async def test_a_message_that_is_none_is_an_invalid_argument(frontend: Running) 
 
 
 def test_fields_without_end_are_refused_before_they_are_looked_at() -> None:
-    with pytest.raises(InvalidArgument, match="the body has 300 fields; at most 256 are taken"):
+    with pytest.raises(InvalidArgument, match="the body has 300 fields; at most 256 are accepted"):
         counts.check_body({f"x{i}": 1 for i in range(300)}, 3000, RequestLimits())
 
 

@@ -141,4 +141,4 @@ async def test_bytes_that_are_no_message_have_a_code_and_a_field(frontend: Runni
     for data in (b"\xff", b"\x0a\xff", b"\x0b" * 40, bytes(range(255, 200, -1)), *half_a_character):
         code, told, fields = await refusal(make(path)(data))
         assert (code, fields) == (grpc.StatusCode.INVALID_ARGUMENT, ["message"])
-        assert "the message is no quire.inference.v1." in told
+        assert "the message is not a quire.inference.v1." in told

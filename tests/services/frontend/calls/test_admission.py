@@ -120,7 +120,9 @@ def taken_by(admission: CallAdmission, tenant: str, num_samples: int, num_tokens
 async def test_a_tenant_that_takes_all_leaves_the_reserve_to_others() -> None:
     admission = shared_door(1024)
     large = taken_by(admission, "large", 1024)
-    with pytest.raises(ResourceExhausted, match="the last 128 of 1024 are reserved for tenants with little in flight"):
+    with pytest.raises(
+        ResourceExhausted, match="the last 128 of 1024 are reserved for tenants with few requests in flight"
+    ):
         taken_by(admission, "large", 1)
     held = [taken_by(admission, "small", 1) for _ in range(64)]
     with pytest.raises(ResourceExhausted):
@@ -158,7 +160,7 @@ async def test_tokens_have_a_reserve_as_well() -> None:
 async def test_without_tenants_nothing_is_kept_back() -> None:
     admission, _ = door(max_samples=8)
     taken(admission, 8, 10)
-    with pytest.raises(ResourceExhausted, match="8 in flight and 1 asked for exceed 8"):
+    with pytest.raises(ResourceExhausted, match="8 in flight and 1 requested exceed the limit of 8"):
         taken(admission, 1, 1)
 
 

@@ -47,6 +47,7 @@ def type_key(browser: Browser, key: str) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_frontend_that_is_gone_leaves_no_figures_that_look_like_those_of_now() -> None:
     with browsing() as browser:
         with running_cluster(worker={"num_blocks": 300, "threads": 1}) as cluster:
@@ -75,6 +76,7 @@ def test_a_cluster_whose_last_worker_died_says_that_sequences_wait(cluster: Clus
         assert "moved to other workers" not in said(browser, "events")
 
 
+@pytest.mark.slow
 def test_without_any_worker_it_says_what_becomes_of_requests() -> None:
     with running_cluster(workers=0) as cluster, opened(cluster) as browser:
         wait_for(browser, "vital-word", "no worker")
@@ -84,6 +86,7 @@ def test_without_any_worker_it_says_what_becomes_of_requests() -> None:
         browser.wait("document.getElementById('notice').hidden")
 
 
+@pytest.mark.slow
 def test_where_there_are_keys_it_asks_for_one_and_the_api_s_page_does_as_well() -> None:
     with running_cluster(worker={"num_blocks": 300}, frontend={"api_key": KEY}) as cluster, opened(cluster) as browser:
         wait_for(browser, "vital-word", "key required")

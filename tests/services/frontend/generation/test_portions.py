@@ -61,7 +61,7 @@ async def test_a_disconnect_between_two_portions_leaks_nothing(folder: Path, mon
 async def test_a_large_call_is_admitted_prompt_by_prompt_and_others_are_never_refused(
     folder: Path, tmp_path: Path
 ) -> None:
-    """Limit of sixteen samples, two of which are reserved for tenants with little in flight."""
+    """Limit of sixteen samples, two of which are reserved for tenants with few requests in flight."""
     keys = tmp_path / "keys.yaml"
     keys.write_text(json.dumps({"keys": [{"name": name, "key": f"sk-{name}"} for name in ("large", "small")]}))
     keys.chmod(0o600)

@@ -63,7 +63,9 @@ async def test_inference_calls_are_refused_unread_with_a_retry_hint(folder: Path
     assert [code(error) for error in refused] == [EXHAUSTED] * len(INFERENCE_METHODS)
     for error in refused:
         assert error is not None
-        assert error.details() == "max_inflight_requests: 1 in flight and 1 asked for exceed 1"
+        assert (
+            error.details() == "max_inflight_requests: 1 in flight and 1 requested exceed the limit of 1; retry later"
+        )
         retry = error_details_pb2.RetryInfo()
         status = rpc_status.from_call(error)
         assert status is not None
@@ -100,7 +102,10 @@ async def test_a_draining_frontend_says_so(folder: Path) -> None:
         frontend.frontend.ingress.admission.close()
         error = await error_of(frontend, sorted(INFERENCE_METHODS)[0], NO_MESSAGE)
     assert error is not None
-    assert (error.code(), error.details()) == (grpc.StatusCode.UNAVAILABLE, "this frontend is draining")
+    assert (error.code(), error.details()) == (
+        grpc.StatusCode.UNAVAILABLE,
+        "this frontend is draining; send the request again, to another frontend",
+    )
 
 
 async def test_without_a_key_the_load_is_not_revealed(folder: Path) -> None:

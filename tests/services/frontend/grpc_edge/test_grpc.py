@@ -127,7 +127,7 @@ async def test_several_tokens_a_step(frontend: Running, script: ScriptedSchedule
             pb.GenerateRequest(text="x", sampling=Sampling(beam_search={"width": 2}, stop=["x"])),
             "INVALID_ARGUMENT",
             "stop",
-            "stop is not offered together with beam search.",
+            "stop is not supported together with beam search.",
         ),
         (
             pb.GenerateRequest(
@@ -175,7 +175,7 @@ async def test_refusals(frontend: Running, request_: pb.GenerateRequest, code: s
 @pytest.mark.parametrize(
     ("request_", "text"),
     [
-        (pb.ChatRequest(), "messages must hold at least one message"),
+        (pb.ChatRequest(), "messages must contain at least one message"),
         (
             pb.ChatRequest(messages=[pb.ChatMessage(role="nobody")]),
             "messages: role must be one of system, developer, user, assistant, tool, got 'nobody'",
@@ -186,7 +186,7 @@ async def test_refusals(frontend: Running, request_: pb.GenerateRequest, code: s
         ),
         (
             pb.ChatRequest(messages=[pb.ChatMessage(role="user", content="x")], tools=[pb.Tool(name="f")]),
-            "tools: it is not known how this model writes calls; start the server with --tool-call-parser, one of ",
+            "tools: the tool-call format of this model is unknown; start the server with --tool-call-parser, one of ",
         ),
     ],
 )

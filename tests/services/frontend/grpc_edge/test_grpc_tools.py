@@ -89,7 +89,7 @@ async def test_the_template_gets_calls_results_and_variables(tools_folder: Path)
             "tool_choice",
             "when it is used, tools must be set",
         ),
-        ({"tool_choice": pb.ToolChoice(name="now")}, "tool_choice", "a name needs MODE_REQUIRED"),
+        ({"tool_choice": pb.ToolChoice(name="now")}, "tool_choice", "a name requires MODE_REQUIRED"),
         (
             {"tool_choice": pb.ToolChoice(mode=pb.ToolChoice.MODE_REQUIRED, name="fly")},
             "tool_choice",

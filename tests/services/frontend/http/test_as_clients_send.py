@@ -115,7 +115,7 @@ async def test_null_is_a_field_that_was_left_out(frontend: Running, path: str, c
     ("path", "changes", "field", "text"),
     [
         ("/v1/responses", {"max_output_tokens": -3}, "max_output_tokens", "max_output_tokens must be at least 1"),
-        ("/v1/responses", {"input": []}, "input", "input must hold at least one"),
+        ("/v1/responses", {"input": []}, "input", "input must contain at least one"),
         (
             "/v1/chat/completions",
             {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}},
@@ -131,7 +131,7 @@ async def test_null_is_a_field_that_was_left_out(frontend: Running, path: str, c
             "text.format: it cannot be compiled",
         ),
         ("/v1/messages", {"stop_sequences": [""]}, None, "stop_sequences"),
-        ("/v1/completions", {"logit_bias": {"7": 1, "seven": 2}}, "logit_bias", "'seven' is no token id"),
+        ("/v1/completions", {"logit_bias": {"7": 1, "seven": 2}}, "logit_bias", "'seven' is not a token id"),
         ("/v1/chat/completions", {"messages": [{"role": "robot", "content": "x"}]}, "messages", "got 'robot'"),
         (
             "/v1/chat/completions",
@@ -172,7 +172,7 @@ async def test_what_is_not_offered_is_the_clients_to_change(
     """Clients would retry a 5xx again and again."""
     found, message, code = await refused(frontend, path, **changes)
     assert (found, code) == (field, "not_offered")
-    assert "not offered" in message
+    assert "not supported" in message
 
 
 async def test_older_names_mean_what_the_newer_do(frontend: Running, tmp_path: Path) -> None:

@@ -150,7 +150,7 @@ async def test_texts_follow_the_prompts_of_the_model(tokenizer: OurTokenizer) ->
     assert by_default.token_ids == [CLS, SEARCH, COLON, A, SEP]
     named = await prepared(reading, request(TextPrompt("A"), pooling=Pooling(prompt_name="none")))
     assert named.token_ids == [CLS, A, SEP]
-    with pytest.raises(InvalidArgument, match="no prompt 'other'; there are none, query"):
+    with pytest.raises(InvalidArgument, match="no prompt 'other'; available: none, query"):
         await prepared(reading, request(TextPrompt("A"), pooling=Pooling(prompt_name="other")))
 
 
@@ -165,5 +165,5 @@ async def test_the_prefix_cache_is_read_where_only_the_last_token_counts(
 
 
 def test_generation_with_an_encoder_is_refused(tokenizer: OurTokenizer) -> None:
-    with pytest.raises(InvalidArgument, match="The model `some-bert` reads texts and generates none"):
+    with pytest.raises(InvalidArgument, match="The model `some-bert` is an encoder and generates no text"):
         processor(tokenizer).check(Request("r", "", [TextPrompt("a")], Sampling(), 0.0))

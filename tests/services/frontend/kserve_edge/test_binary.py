@@ -161,7 +161,7 @@ FOUR = packed("Hm? ")
         (
             {**text_of(8), "outputs": [{"name": "text_output", "parameters": {"classification": 3}}]},
             FOUR,
-            "text_output: classification is not offered",
+            "text_output: classification is not supported",
         ),
     ],
 )
@@ -181,7 +181,7 @@ async def test_wrong_sizes_are_reported(http: httpx.AsyncClient, body: dict[str,
         ({HEADER: "10, 20"}, f"{HEADER} must be a number of bytes, got '10, 20'."),
         ({HEADER: "20"}, "the body is not JSON: "),
         ({}, "the body is not JSON: Extra data"),
-        ({**OCTETS}, "content-type is 'application/octet-stream': bodies are application/json"),
+        ({**OCTETS}, "content-type is 'application/octet-stream': send application/json"),
     ],
 )
 async def test_a_wrong_header_is_reported(http: httpx.AsyncClient, headers: dict[str, str], error: str) -> None:
@@ -203,7 +203,7 @@ async def test_large_bodies_of_both_kinds(http: httpx.AsyncClient) -> None:
     listed = await post(http, {**text_of(8), "tokens": [7] * HEAVY_BYTES}, FOUR)
     assert (listed.status_code, listed.json()["error"][:13]) == (400, "tokens: Extra")
     wrong = await post(http, {"inputs": [], "x": "x" * HEAVY_BYTES, "y": [0] * 300_000}, FOUR)
-    assert (wrong.status_code, wrong.json()["error"][:25]) == (400, "the body holds more than ")
+    assert (wrong.status_code, wrong.json()["error"][:27]) == (400, "the body contains more than")
     text = packed("ä" * (1 << 20))
     long = await post(http, text_of(len(text)), text)
     assert (long.status_code, f"your prompt has {2 << 20} bytes" in long.json()["error"]) == (400, True)

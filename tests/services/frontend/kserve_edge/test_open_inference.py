@@ -109,7 +109,7 @@ async def test_models_that_are_not_there_are_not_ready(stub: Any) -> None:
     ready = [await stub.ModelReady(pb.ModelReadyRequest(name=name)) for name in (MODEL, "", "other")]
     assert [one.ready for one in ready] == [True, True, False]
     assert not (await stub.ModelReady(pb.ModelReadyRequest(name=MODEL, version="2"))).ready
-    with pytest.raises(grpc.aio.AioRpcError, match="there is no version '2' of models"):
+    with pytest.raises(grpc.aio.AioRpcError, match="the version '2' does not exist"):
         await stub.ModelMetadata(pb.ModelMetadataRequest(name=MODEL, version="2"))
     assert (await refused(stub.ModelMetadata(pb.ModelMetadataRequest(name="other"))))[0] is grpc.StatusCode.NOT_FOUND
 
@@ -266,14 +266,14 @@ def of_priority_4() -> pb.ModelInferRequest:
     ("message", "code", "text"),
     [
         (of_priority_4(), "UNIMPLEMENTED", "priority needs the scheduling policy 'priority'"),
-        (without_a_text(), "INVALID_ARGUMENT", "text_input is missing"),
+        (without_a_text(), "INVALID_ARGUMENT", "text_input is required"),
         (two_texts(), "INVALID_ARGUMENT", "text_input must have one element, got the shape [2] and 2 values"),
         (cut_short(), "INVALID_ARGUMENT", "text_input must have one element: its length prefix says 3 bytes, 2 follow"),
         (of_another_type(), "INVALID_ARGUMENT", "text_input is BYTES, got 'FP32'"),
-        (of_version_2(), "NOT_FOUND", "there is no version '2' of models, only 1"),
+        (of_version_2(), "NOT_FOUND", "the version '2' does not exist; available: 1"),
         (infer(b"\xff"), "INVALID_ARGUMENT", "text_input is not UTF-8: invalid start byte at byte 0"),
-        (infer(image="..."), "INVALID_ARGUMENT", "there is no input 'image'; available: text_input, "),
-        (infer(stream=True), "INVALID_ARGUMENT", "stream needs ModelStreamInfer"),
+        (infer(image="..."), "INVALID_ARGUMENT", "the input 'image' does not exist; available: text_input, "),
+        (infer(stream=True), "INVALID_ARGUMENT", "stream=true requires ModelStreamInfer"),
         (infer(sampling_parameters="{"), "INVALID_ARGUMENT", "sampling_parameters is not JSON: "),
         (infer(sampling_parameters="[]"), "INVALID_ARGUMENT", "sampling_parameters must be an object"),
         (infer(sampling_parameters='{"temprature": 1}'), "INVALID_ARGUMENT", "Unrecognized request argument"),

@@ -66,7 +66,7 @@ async def test_an_unknown_version_is_reported_by_each_path(http: httpx.AsyncClie
     """A client would retry a 503."""
     for path in (f"{MODEL}/versions/2", f"{MODEL}/versions/2/ready", f"{MODEL}?version=2", f"{MODEL}/ready?version=2"):
         answer = await http.get(path)
-        assert (answer.status_code, answer.json()) == (404, {"error": "there is no version '2' of models, only 1"})
+        assert (answer.status_code, answer.json()) == (404, {"error": "the version '2' does not exist; available: 1"})
 
 
 async def test_tensors_in_and_out(http: httpx.AsyncClient) -> None:
@@ -112,8 +112,8 @@ async def test_a_stream_of_events(http: httpx.AsyncClient) -> None:
     ("path", "body", "status", "error"),
     [
         ("infer", {}, 400, "inputs: Field required"),
-        ("infer", infer(tensor("image", "x")), 400, "there is no input 'image'"),
-        ("infer", infer(tensor("stream", True)), 400, "stream needs /generate_stream, or gRPC"),
+        ("infer", infer(tensor("image", "x")), 400, "the input 'image' does not exist"),
+        ("infer", infer(tensor("stream", True)), 400, "stream=true requires /generate_stream, or gRPC"),
         ("infer", infer(tensor("sampling_parameters", 5)), 400, "sampling_parameters is BYTES, got int"),
         (
             "infer",
@@ -124,7 +124,7 @@ async def test_a_stream_of_events(http: httpx.AsyncClient) -> None:
         ("infer", infer(parameters={"top_p": 7}), 400, "top_p must be in (0, 1], got 7.0."),
         ("generate", {"text_input": "x", "stream": True}, 400, "stream=True needs the other path"),
         ("generate", {"text_input": "x", "temprature": 1}, 400, "Unrecognized request argument supplied: temprature"),
-        ("versions/2/infer", infer(), 404, "there is no version '2' of models, only 1"),
+        ("versions/2/infer", infer(), 404, "the version '2' does not exist; available: 1"),
     ],
 )
 async def test_invalid_bodies_are_refused_with_a_reason(

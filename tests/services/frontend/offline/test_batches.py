@@ -215,7 +215,7 @@ async def test_a_revoked_key_answers_no_more_lines(tool_model: Path, tmp_path: P
         (b"--x\r\n", "multipart/form-data; boundary=x", "is incomplete"),
         (b"", "multipart/form-data; boundary=x", "empty"),
         (b"{}", "application/json", "content-type is 'application/json'"),
-        (b"--x--\r\n", "multipart/form-data; boundary=x", "no part `file`"),
+        (b"--x--\r\n", "multipart/form-data; boundary=x", "a part named `file`"),
         (
             b'--x\r\ncontent-disposition: form-data; name="file"; filename="../../etc/x"\r\n\r\nhi\r\n--x--\r\n',
             "multipart/form-data; boundary=x",
@@ -261,7 +261,7 @@ async def test_lines_are_validated_in_a_separate_process(
         bad = await begun(client, written(line(1), line(1)))
         assert (await ended(client, good.id)).status == "completed"
         assert (failed := await ended(client, bad.id)).status == "failed"
-        assert "stands in an earlier line" in failed.errors.data[0].message
+        assert "is also used in an earlier line" in failed.errors.data[0].message
 
 
 async def test_too_long_lines_are_reported_and_not_read_completely(tool_model: Path, tmp_path: Path) -> None:

@@ -141,7 +141,7 @@ Refused = Callable[[AsyncClient], Awaitable[Any]]
         (
             lambda client: client.batches.create(FILE_ID, CHAT, {str(n): "" for n in range(17)}),
             InvalidArgument,
-            "metadata has 17 entries; at most 16 are taken",
+            "metadata has 17 entries; at most 16 are accepted",
         ),
     ],
 )
@@ -167,11 +167,11 @@ def piece(content: bytes) -> pb.UploadFileRequest:
 @pytest.mark.parametrize(
     ("messages", "said"),
     [
-        ([], "begin: the first message says"),
-        ([piece(b"x")], "begin: the first message says"),
-        ([begin(3), piece(b"ab")], "bytes: 3 were announced, 2 came"),
-        ([begin(3), piece(b"ab"), piece(b"cd"), piece(b"ef")], "bytes: 3 were announced, more than 3 came"),
-        ([begin(3), begin(3)], "content: every message but the first has some"),
+        ([], "begin: the first message must describe"),
+        ([piece(b"x")], "begin: the first message must describe"),
+        ([begin(3), piece(b"ab")], "bytes: 3 were announced, 2 received"),
+        ([begin(3), piece(b"ab"), piece(b"cd"), piece(b"ef")], "bytes: 3 were announced, more than 3 received"),
+        ([begin(3), begin(3)], "content: every message after the first must have content"),
         ([begin(2**21), piece(b"x" * (2**20 + 1))], "content: a piece may have at most 1048576 bytes, got 1048577"),
     ],
 )
@@ -205,7 +205,7 @@ async def test_a_stalled_or_disconnected_upload_releases_its_space(
 
     async with serving(tool_model, tmp_path, batch_file_mb=1, batch_store_mb=1) as (frontend, _, _script):
         stub = batch_pb2_grpc.FileServiceStub(frontend.channel)
-        with pytest.raises(QuireError, match=r"nothing came for 0\.3 s"):
+        with pytest.raises(QuireError, match=r"no data was received for 0\.3 s"):
             await await_answer(stub.UploadFile(halves()))
         await until_nothing(tmp_path)
         monkeypatch.setattr(file_service, "STALLED_S", 60)

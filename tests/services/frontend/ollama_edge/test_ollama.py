@@ -105,12 +105,12 @@ async def test_options_reach_the_sampler_and_log_probabilities_come_back(tool_mo
 @pytest.mark.parametrize(
     ("more", "status", "said"),
     [
-        ({"options": {"mirostat": 2}}, 400, "options.mirostat is not offered"),
+        ({"options": {"mirostat": 2}}, 400, "options.mirostat is not supported"),
         ({"options": {"tempreature": 1}}, 400, "options.tempreature; did you mean 'options.temperature'?"),
         ({"options": {"repeat_penalty": 0}}, 400, "repeat_penalty must be greater than zero"),
         ({"options": {"num_predict": 0}}, 400, "num_predict must be at least 1"),
         ({"format": "xml"}, 400, "format"),
-        ({"messages": [{"role": "user", "content": "x", "images": ["aGk="]}]}, 400, "images are not offered"),
+        ({"messages": [{"role": "user", "content": "x", "images": ["aGk="]}]}, 400, "images are not supported"),
         ({"messages": [{"role": "nobody"}]}, 400, "role must be one of"),
         ({"model": "other"}, 404, "`other` does not exist"),
         ({"modle": "x"}, 400, "modle; did you mean 'model'?"),
@@ -212,9 +212,9 @@ async def test_stop_strings_count_in_the_content_only(tool_model: Path) -> None:
     ("path", "body", "field", "told"),
     [
         # ollama#8395: a conversation to /api/generate got an empty answer, as a call that loads the model does
-        ("/api/generate", {"messages": ASK}, "messages", "prompt is empty, and messages is a field of /api/chat"),
-        ("/api/chat", {"prompt": "hi"}, "prompt", "messages is empty, and prompt is a field of /api/generate"),
-        ("/api/chat", {"messages": [], "prompt": "hi"}, "prompt", "send it there"),
+        ("/api/generate", {"messages": ASK}, "messages", "prompt must not be empty; messages is a field of /api/chat"),
+        ("/api/chat", {"prompt": "hi"}, "prompt", "messages must not be empty; prompt is a field of /api/generate"),
+        ("/api/chat", {"messages": [], "prompt": "hi"}, "prompt", "must not be empty"),
     ],
 )
 async def test_a_call_to_the_wrong_path_names_the_right_one(

@@ -163,7 +163,7 @@ async def test_errors_have_the_classes_of_openais_client(folder: Path) -> None:
         assert refused.value.param == "temperature"
         with pytest.raises(openai.BadRequestError, match="Unrecognized request argument supplied: temprature"):
             await client.completions.create(model="tiny", prompt="x", extra_body={"temprature": 1})
-        with pytest.raises(openai.BadRequestError, match="modalities is not offered") as missing:
+        with pytest.raises(openai.BadRequestError, match="modalities is not supported") as missing:
             await client.chat.completions.create(
                 model="tiny", messages=[{"role": "user", "content": "x"}], modalities=["audio"]
             )

@@ -122,12 +122,12 @@ async def test_tools_that_an_item_adds_are_offered_and_called(tool_model: Path) 
 @pytest.mark.parametrize(
     ("item", "message"),
     [
-        ({"type": "compaction_trigger"}, "'compaction_trigger' are not offered by this server; ask for a summary"),
-        ({"type": "item_reference", "id": "rs_1"}, "'item_reference' are not offered by this server; send the item"),
+        ({"type": "compaction_trigger"}, "'compaction_trigger' are not supported by this server; ask for a summary"),
+        ({"type": "item_reference", "id": "rs_1"}, "'item_reference' are not supported by this server; send the item"),
         ({"type": "additional_tools"}, "additional_tools needs a list of tools"),
         (
             {"role": "user", "content": [{"type": "input_image", "image_url": "data:image/png;base64,AA"}]},
-            "parts of type 'input_image' are not offered by this server: models are given text only, not pictures",
+            "parts of type 'input_image' are not supported by this server: models are given text only, not pictures",
         ),
         (
             {
@@ -135,7 +135,7 @@ async def test_tools_that_an_item_adds_are_offered_and_called(tool_model: Path) 
                 "call_id": "c",
                 "output": [{"type": "input_image", "image_url": "data:image/png;base64,AA"}],
             },
-            "input[0].output: parts of type 'input_image' are not offered",
+            "input[0].output: parts of type 'input_image' are not supported",
         ),
     ],
 )
@@ -285,5 +285,5 @@ async def test_a_required_call_needs_a_function_and_the_error_names_the_other_to
         answer = await frontend.http.post("/v1/responses", json={**body, "tool_choice": "required"})
         free = await frontend.http.post("/v1/responses", json={**body, "tool_choice": "auto"})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tool_choice")
-    assert f"tools of type {kinds} are not offered" in answer.json()["error"]["message"]
+    assert f"tools of type {kinds} are not supported" in answer.json()["error"]["message"]
     assert free.status_code == 200

@@ -123,7 +123,7 @@ async def test_compaction_is_not_found(tool_model: Path) -> None:
         ]
         got = await frontend.http.get("/v1/responses/compact")
     assert [reply.status_code for reply in (*replies, got)] == [404] * 4
-    assert "not offered" in replies[0].json()["error"]["message"]
+    assert "not supported" in replies[0].json()["error"]["message"]
     assert "'compact' not found" in got.json()["error"]["message"]
 
 
@@ -310,7 +310,7 @@ async def test_turns_of_all_kinds(tool_model: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "status", "text"),
     [
-        ({"input": []}, 400, "input must hold at least one message"),
+        ({"input": []}, 400, "input must contain at least one message"),
         ({"input": [{"role": "robot", "content": "x"}]}, 400, "input[0]: role must be user, assistant, system"),
         ({"input": [{"role": "user", "content": 5}]}, 400, "input[0].content must be text or a list of parts"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, 400, "parts of type 'input_image'"),
@@ -320,12 +320,12 @@ async def test_turns_of_all_kinds(tool_model: Path) -> None:
         (
             {"tools": [{"type": "web_search"}], "tool_choice": {"type": "web_search"}},
             400,
-            "tool_choice: tools of type 'web_search' are not offered",
+            "tool_choice: tools of type 'web_search' are not supported",
         ),
         ({"tools": TOOLS, "tool_choice": {"type": "function", "name": "fly"}}, 400, "'fly' is not the name"),
         ({"tool_choice": "required"}, 400, "when it is used, tools must be set"),
         ({"background": True, "store": False}, 400, "background requires store=true"),
-        ({"include": ["everything"]}, 400, "include: 'everything' is not offered"),
+        ({"include": ["everything"]}, 400, "include: 'everything' is not supported"),
         ({"text": {"format": {"type": "xml"}}}, 400, "text.format.type"),
         (  # llama.cpp's test_compat_oai_responses.py
             {"text": {"format": {"type": "json_schema", "name": "test"}}},

@@ -177,6 +177,6 @@ async def test_conversations_in_harmonys_own_form_are_refused(tool_model: Path) 
     ((refused, nothing), _) = await responses(
         tool_model, "ok", {name: [{"role": "user", "content": "x"}]}, {name: None}
     )
-    assert f"{name} is not offered by this server" in refused["error"]["message"]
+    assert f"{name} is not supported by this server" in refused["error"]["message"]
     assert refused["error"]["param"] == name
     assert nothing["status"] == "completed"

@@ -69,8 +69,8 @@ def test_probabilities_of_extreme_scores_are_finite(scores: Sequence[float]) -> 
 @pytest.mark.parametrize(
     ("queries", "documents", "classes", "text"),
     [
-        (["a"], [], (), "documents must hold at least one text"),
-        (["a", "b"], ["c", "d", "e"], (), "queries must be one, or as many as documents, 3; got 2"),
+        (["a"], [], (), "documents must contain at least one text"),
+        (["a", "b"], ["c", "d", "e"], (), "queries must contain one text, or as many as documents"),
         ([], ["c"], (), "got 0"),
         (["a"], ["b"], ("x", "y"), "it has 2 classes and cannot score pairs"),
     ],

@@ -87,5 +87,5 @@ def test_what_a_model_recommends_for_sampling_is_not_asked_of_a_beam_search() ->
     assert beams.scalars == {"top_k": 20}
     for name in sorted(NAMES - {"top_p", "top_k", "min_p"}):
         refused = sampling_rules.build({"beam_search": BeamSearch(2), name: RIGHT[name]}, defaults)
-        with pytest.raises(InvalidArgument, match=f"{name} is not offered together with beam search"):
+        with pytest.raises(InvalidArgument, match=f"{name} is not supported together with beam search"):
             sampling_rules.check(refused)

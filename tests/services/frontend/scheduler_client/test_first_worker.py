@@ -46,7 +46,7 @@ async def test_no_worker_in_time_is_an_error_that_says_so(folder: Path) -> None:
     script = ScriptedScheduler(num_workers=0)
     settings = {"unavailable_after_s": 0, "worker_start_s": 0.2}
     async with scheduler(script), running(folder, script.address, **settings) as frontend:
-        with pytest.raises(grpc.aio.AioRpcError, match=r"no worker came within 0.2 s") as refused:
+        with pytest.raises(grpc.aio.AioRpcError, match=r"no worker became available within 0.2 s") as refused:
             await first_message(frontend)
         reply = await frontend.http.post("/v1/completions", json={"prompt": "x"})
         assert (await frontend.metrics())[HELD] == 0

@@ -136,7 +136,7 @@ async def test_a_cancelled_stream_ends_for_all_its_readers(frontend: Running, sc
     [
         ({"retention_s": 301}, grpc.StatusCode.INVALID_ARGUMENT, "retention_s must be at most stream_retention_s=300"),
         ({"retention_s": -1}, grpc.StatusCode.INVALID_ARGUMENT, "got -1"),
-        ({"options": {"final_only": True}}, grpc.StatusCode.INVALID_ARGUMENT, "in one piece"),
+        ({"options": {"final_only": True}}, grpc.StatusCode.INVALID_ARGUMENT, "requires stream=true"),
         ({"sampling": {"beam_search": {"width": 2}}}, grpc.StatusCode.INVALID_ARGUMENT, "beam_search"),
         ({"options": {"request_id": "taken"}}, grpc.StatusCode.FAILED_PRECONDITION, "'taken'"),
         ({"sampling": {"temperature": -1}}, grpc.StatusCode.INVALID_ARGUMENT, "temperature"),
@@ -210,7 +210,7 @@ async def test_the_memory_of_a_stream_is_that_of_its_request_as_well(folder: Pat
         held = (await strict.metrics())["quire_frontend_stream_bytes"]
         assert held > 700
         refused = await refusal(strict.inference.Generate(asked("next", max_tokens=1)))
-    assert f"frontend_bytes=700, its streams have {held:.0f}" in (refused.details() or "")
+    assert f"frontend_bytes=700, its streams use {held:.0f}" in (refused.details() or "")
 
 
 class Clock:

@@ -7,14 +7,15 @@ import contextlib
 import os
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from quire.services.frontend.request.request import ChatPrompt
-from quire.services.frontend.tokenizer.chat_rendering import chat_renderer as module
-from quire.services.frontend.tokenizer.chat_rendering import rendering_process, template_runner
-from quire.services.frontend.tokenizer.chat_rendering.template_runner import RenderBudget
+from quire.services.frontend.tokenizer.chat_rendering import template_runner
+from quire.services.frontend.tokenizer.chat_rendering.chat_renderer import ChatRenderer
+from quire.services.frontend.tokenizer.chat_rendering.template_runner import RenderBudget, RenderBudgets
 from quire.services.frontend.tokenizer.tokenizer import Tokenizer
 from quire.shared.errors import InvalidArgument
 from tests.services.frontend.tiny_folder import CHATML, write_folder
@@ -49,18 +50,14 @@ NEVER_S = 3600.0
 SEVERAL_TICKS = 100  # one second: starting takes less
 
 
-@pytest.fixture(autouse=True)
-def short_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Limits the processor time only, so that other load of the machine has no influence."""
-    monkeypatch.setattr(template_runner, "PROBING", RenderBudget(rendering_process.PROBING_S, NEVER_S))
-    monkeypatch.setattr(module, "LIGHT", RenderBudget(0.05, NEVER_S))
-    monkeypatch.setattr(module, "HEAVY", RenderBudget(0.2, NEVER_S))
+# Limits of the processor time only, so that other load of the machine has no influence.
+SHORT = RenderBudgets(RenderBudget(0.5, NEVER_S), RenderBudget(0.05, NEVER_S), RenderBudget(0.2, NEVER_S))
 
 
-def folder_with(tmp_path: Path, template: str) -> Path:
+def tokenizer_with(tmp_path: Path, template: str, budgets: RenderBudgets = SHORT) -> Tokenizer:
     folder = write_folder(tmp_path)
     (folder / "chat_template.jinja").write_text(template)
-    return folder
+    return Tokenizer(folder, 1, render_budgets=budgets)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +66,7 @@ def folder_with(tmp_path: Path, template: str) -> Path:
     ids=[*ENDLESS, *LARGE],
 )
 async def test_it_ends_with_one_line_that_names_the_template(tmp_path: Path, template: str, words: str) -> None:
-    with contextlib.closing(Tokenizer(folder_with(tmp_path, template), 1)) as tokenizer:
+    with contextlib.closing(tokenizer_with(tmp_path, template)) as tokenizer:
         for _ in range(2):
             with pytest.raises(InvalidArgument, match=words) as refused:
                 await tokenizer.chat_renderer.sections(chat_prompt("hello"))
@@ -85,7 +82,7 @@ async def test_it_ends_with_one_line_that_names_the_template(tmp_path: Path, tem
 async def test_the_time_limit_does_not_delay_other_conversations(tmp_path: Path, template: str) -> None:
     """Checks a template that is harmless until a message has a certain word, and constants computed before that."""
     hidden = "{% if messages[0].content == 'bomb' %}" + template + "{% endif %}" + CHATML
-    with contextlib.closing(Tokenizer(folder_with(tmp_path, hidden), 1)) as tokenizer:
+    with contextlib.closing(tokenizer_with(tmp_path, hidden)) as tokenizer:
         await tokenizer.chat_renderer.sections(chat_prompt("hello"))
         bombs = [asyncio.ensure_future(tokenizer.chat_renderer.sections(chat_prompt("bomb"))) for _ in range(2)]
         answers = [tokenizer.chat_renderer.sections(chat_prompt("hello", str(number))) for number in range(20)]
@@ -98,7 +95,7 @@ async def test_the_time_limit_does_not_delay_other_conversations(tmp_path: Path,
 
 
 async def test_templates_do_not_block_the_event_loop(tmp_path: Path) -> None:
-    with contextlib.closing(Tokenizer(folder_with(tmp_path, LOOP), 1)) as tokenizer:
+    with contextlib.closing(tokenizer_with(tmp_path, LOOP)) as tokenizer:
         waiting = asyncio.ensure_future(tokenizer.chat_renderer.sections(chat_prompt("hello")))
         turns, started = 0, time.thread_time()
         while not waiting.done():
@@ -110,11 +107,11 @@ async def test_templates_do_not_block_the_event_loop(tmp_path: Path) -> None:
             waiting.result()
 
 
-async def test_a_process_that_is_killed_is_replaced_and_reaped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_process_that_is_killed_is_replaced_and_reaped(tmp_path: Path) -> None:
     """Kills the process while it renders, twice: the second process gets the same conversation."""
-    monkeypatch.setattr(module, "LIGHT", RenderBudget(NEVER_S, NEVER_S))
+    patient = replace(SHORT, light=RenderBudget(NEVER_S, NEVER_S))
     hidden = "{% if messages[0].content == 'bomb' %}" + LOOP + "{% endif %}" + CHATML
-    with contextlib.closing(Tokenizer(folder_with(tmp_path, hidden), 1)) as tokenizer:
+    with contextlib.closing(tokenizer_with(tmp_path, hidden, patient)) as tokenizer:
         conversations = tokenizer.chat_renderer
         assert await conversations.sections(chat_prompt("hello"))
         waiting = asyncio.ensure_future(conversations.sections(chat_prompt("bomb")))
@@ -130,7 +127,7 @@ async def test_a_process_that_is_killed_is_replaced_and_reaped(tmp_path: Path, m
         assert not [pid for pid in killed if _is_there(pid)]
 
 
-async def _one_that_computes(conversations: module.ChatRenderer, killed: list[int]) -> int:
+async def _one_that_computes(conversations: ChatRenderer, killed: list[int]) -> int:
     """Returns the process for short conversations, once it has spent several ticks on one."""
     first: dict[int, int] = {}
 
@@ -159,5 +156,5 @@ def _ticks(pid: int) -> int:
 async def test_too_deeply_nested_templates_do_not_compile(tmp_path: Path) -> None:
     deep = "{% if a %}" * 5000 + "{% endif %}" * 5000
     with pytest.raises(InvalidArgument, match=r"chat_template\.jinja does not compile") as refused:
-        Tokenizer(folder_with(tmp_path, deep), 1)
+        tokenizer_with(tmp_path, deep)
     assert "\n" not in refused.value.message

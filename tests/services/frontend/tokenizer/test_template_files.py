@@ -63,7 +63,7 @@ def test_additional_templates_replace_the_configs_templates(tmp_path: Path) -> N
 def test_a_request_names_one_of_the_models_templates(tmp_path: Path) -> None:
     folder = additional(write_folder(tmp_path, chat_template="D"), rag="R")
     assert rendered(folder, name="rag") == "R"
-    with pytest.raises(InvalidArgument, match=r"own template is not run.*available: default, rag"):
+    with pytest.raises(InvalidArgument, match=r"cannot be sent with a request.*available: default, rag"):
         rendered(folder, name="{{ 1 }}")
 
 
@@ -72,7 +72,7 @@ def test_the_setting_is_a_file_or_a_name(tmp_path: Path) -> None:
     (tmp_path / "own.jinja").write_text("O")
     assert rendered(folder, str(tmp_path / "own.jinja"), tools=TOOLS) == "O"
     assert rendered(folder, "rag", tools=TOOLS) == "R"
-    with pytest.raises(InvalidArgument, match=r"no file 'missing'.*default, rag, tool_use"):
+    with pytest.raises(InvalidArgument, match=r"'missing' is neither a file nor.*default, rag, tool_use"):
         rendered(folder, "missing")
 
 

@@ -180,8 +180,16 @@ async def test_the_model_the_process_and_its_load(served: tuple[Running, Scripte
     ("message", "code", "text"),
     [
         (pb.GenerateRequest(), "INVALID_ARGUMENT", "input must be set"),
-        (pb.GenerateRequest(text="x", mm_inputs=pb.Unread()), "UNIMPLEMENTED", "mm_inputs is not offered"),
-        (pb.GenerateRequest(text="x", data_parallel_rank=0), "UNIMPLEMENTED", "data_parallel_rank is not offered"),
+        (
+            pb.GenerateRequest(text="x", mm_inputs=pb.Unread()),
+            "UNIMPLEMENTED",
+            "mm_inputs is not supported by this server; leave it out",
+        ),
+        (
+            pb.GenerateRequest(text="x", data_parallel_rank=0),
+            "UNIMPLEMENTED",
+            "data_parallel_rank is not supported by this server; leave it out",
+        ),
         (request(top_p=2), "INVALID_ARGUMENT", "top_p must be in (0, 1], got 2.0."),
     ],
 )

@@ -108,7 +108,7 @@ async def test_an_adapter_that_one_worker_refuses_is_unloaded_everywhere(start: 
 async def test_different_adapter_contents_are_reported_by_worker(start: Start) -> None:
     bench = await start()
     first, second = await worker(bench, 0), await worker(bench, 1, digests={"one": OTHER})
-    with pytest.raises(grpc.aio.AioRpcError, match="workers find different contents there: w0, w1"):
+    with pytest.raises(grpc.aio.AioRpcError, match="workers read different contents from it: w0, w1"):
         await load(bench)
     await until(lambda: first.ordered == second.ordered == ["load a", "unload a"])
 
@@ -116,12 +116,24 @@ async def test_different_adapter_contents_are_reported_by_worker(start: Start) -
 @pytest.mark.parametrize(
     ("request_", "code", "text"),
     [
-        (pb.LoadAdapterRequest(name="", path="one"), "INVALID_ARGUMENT", "lora_name: 1 to 256 printable characters"),
-        (pb.LoadAdapterRequest(name="a\n", path="one"), "INVALID_ARGUMENT", "lora_name: 1 to 256 printable characters"),
-        (pb.LoadAdapterRequest(name="b", path=""), "INVALID_ARGUMENT", "lora_path: '' is not the path of a folder"),
-        (pb.LoadAdapterRequest(name="paper", path="one"), "INVALID_ARGUMENT", "'paper' is the model's own name"),
-        (pb.LoadAdapterRequest(name="a", path="other"), "INVALID_ARGUMENT", "'a' is loaded; load_inplace puts another"),
-        (pb.UnloadAdapterRequest(name="b"), "NOT_FOUND", "there is no adapter 'b'"),
+        (
+            pb.LoadAdapterRequest(name="", path="one"),
+            "INVALID_ARGUMENT",
+            "lora_name: must have 1 to 256 printable characters",
+        ),
+        (
+            pb.LoadAdapterRequest(name="a\n", path="one"),
+            "INVALID_ARGUMENT",
+            "lora_name: must have 1 to 256 printable characters",
+        ),
+        (pb.LoadAdapterRequest(name="b", path=""), "INVALID_ARGUMENT", "lora_path: '' must be the path of a folder"),
+        (pb.LoadAdapterRequest(name="paper", path="one"), "INVALID_ARGUMENT", "'paper' is the name of the model"),
+        (
+            pb.LoadAdapterRequest(name="a", path="other"),
+            "INVALID_ARGUMENT",
+            "'a' is already loaded; replace it with load_inplace",
+        ),
+        (pb.UnloadAdapterRequest(name="b"), "NOT_FOUND", "the adapter 'b' does not exist"),
     ],
 )
 async def test_invalid_requests_are_refused(start: Start, request_: Any, code: str, text: str) -> None:
@@ -138,7 +150,7 @@ async def test_loading_is_refused_where_workers_cannot_load_adapters(start: Star
     bench = await start()
     await bench.worker(hello=worker_pb2.WorkerHello(lora=worker_pb2.LoraAdapters(names=["a"], digests=ONE)))
     for call in (load(bench, "b"), unload(bench)):
-        with pytest.raises(grpc.aio.AioRpcError, match="lora_folders: the workers were started with none") as refused:
+        with pytest.raises(grpc.aio.AioRpcError, match="lora_folders: the workers were started without it") as refused:
             await call
         assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
     with pytest.raises(grpc.aio.AioRpcError, match=r"lora_folders: adapters can be loaded .*: off; into worker w1: on"):
@@ -216,7 +228,7 @@ async def test_a_first_worker_without_adapters_accepts_those_of_the_next(start: 
 
 async def test_loading_without_workers_is_unavailable(start: Start) -> None:
     bench = await start()
-    with pytest.raises(grpc.aio.AioRpcError, match="no worker is there") as refused:
+    with pytest.raises(grpc.aio.AioRpcError, match="no worker is attached that could load") as refused:
         await load(bench)
     assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
 
@@ -542,7 +554,7 @@ async def test_a_worker_with_all_slots_in_use_loads_no_more(start: Start) -> Non
     await load(bench)
     await begin(frontend, 0)
     await until(lambda: frontend.view.num_running == 1)
-    with pytest.raises(grpc.aio.AioRpcError, match="w0: all 1 places are taken by adapters in use") as refused:
+    with pytest.raises(grpc.aio.AioRpcError, match=r"w0: all 1 adapter slots \(max_loras\) are in use") as refused:
         await load(bench, "b", "other")
     assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert peer.ordered == ["load a"]

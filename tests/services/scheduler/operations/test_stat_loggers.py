@@ -63,5 +63,5 @@ def test_the_log_has_a_line_per_active_worker(caplog: pytest.LogCaptureFixture) 
 
 
 def test_unknown_names_are_refused() -> None:
-    with pytest.raises(InvalidArgument, match=r"stat_loggers: 'nobodys' does not exist; there are log"):
+    with pytest.raises(InvalidArgument, match=r"stat_loggers: 'nobodys' does not exist; available: log"):
         find(["nobodys"])

@@ -93,7 +93,7 @@ async def test_a_truncated_stream_is_refused(start: Start) -> None:
     async with administering(bench, 5) as call:
         await send(call, PIECES[:-1])
         await call.write(pb.AdministerRequest(swap_weights=pb.SwapStagedWeights()))
-        assert "ended before its end" in (await call.read()).weights_refused.message
+        assert "ended without its last message" in (await call.read()).weights_refused.message
     await until(lambda: peer.operated == [STAGE, DROP])
 
 

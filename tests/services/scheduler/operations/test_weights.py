@@ -258,7 +258,7 @@ async def test_an_outdated_update_is_refused(start: Start) -> None:
     frontend.link.send(scheduler_pb2.SessionRequest(weights=newer))
     await frontend.until(lambda: frontend.view.weights == newer)
     staged.set()
-    with pytest.raises(grpc.aio.AioRpcError, match="is less than that of the current weights"):
+    with pytest.raises(grpc.aio.AioRpcError, match="must not be less than the number of the current weights"):
         await updating
     await until(lambda: peer.has_weights == newer)
     await until_state(bench, "s0", pb.STATE_READY)
@@ -267,10 +267,10 @@ async def test_an_outdated_update_is_refused(start: Start) -> None:
 @pytest.mark.parametrize(
     ("fields", "text"),
     [
-        ({"path": ""}, "path: '' is not the path of a folder"),
-        ({"path": "a\0b"}, "is not the path of a folder"),
-        ({"path": "a", "weight_version": "x" * 129}, "weight_version: at most 128 printable characters"),
-        ({"path": "a", "weight_version": "a\nb"}, "weight_version: at most 128 printable characters"),
+        ({"path": ""}, "path: '' must be the path of a folder"),
+        ({"path": "a\0b"}, "must be the path of a folder"),
+        ({"path": "a", "weight_version": "x" * 129}, "weight_version: must have at most 128 printable characters"),
+        ({"path": "a", "weight_version": "a\nb"}, "weight_version: must have at most 128 printable characters"),
     ],
 )
 async def test_invalid_requests_are_refused(start: Start, fields: dict[str, str], text: str) -> None:

@@ -66,12 +66,12 @@ async def test_a_group_that_one_worker_refuses_is_left_by_all(start: Start) -> N
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"world_size": 2}, "world_size: 2, but 2 ranks of workers from 1 on make 3"),
-        ({"rank_offset": 0}, "rank_offset: 1 to 65536, not 0"),
-        ({"master_address": ""}, "master_address: '' is no host"),
-        ({"backend": "mpi"}, "backend: nccl or gloo, not 'mpi'"),
-        ({"group_name": "x" * 65}, "group_name: 1 to 64 letters"),
-        ({"timeout_ms": 540_001}, "timeout_ms: 0 to 540000, not 540001"),
+        ({"world_size": 2}, "world_size: must be at least 3, for 2 ranks of workers from rank 1 on; got 2"),
+        ({"rank_offset": 0}, "rank_offset: must be 1 to 65536, got 0"),
+        ({"master_address": ""}, "master_address: '' is not a host"),
+        ({"backend": "mpi"}, "backend: must be nccl or gloo, got 'mpi'"),
+        ({"group_name": "x" * 65}, "group_name: must have 1 to 64 letters"),
+        ({"timeout_ms": 540_001}, "timeout_ms: must be 0 to 540000, got 540001"),
     ],
 )
 async def test_invalid_groups_reach_no_worker(start: Start, fields: dict[str, Any], said: str) -> None:
@@ -87,7 +87,9 @@ async def test_a_wrong_number_of_ranks_is_refused(start: Start) -> None:
     """A worker has attached or detached meanwhile."""
     bench = await start()
     peer = await worker(bench)
-    with pytest.raises(grpc.aio.AioRpcError, match="workers attached or detached meanwhile: they have 1 ranks, not 2"):
+    with pytest.raises(
+        grpc.aio.AioRpcError, match="workers attached or detached during the call: they have 1 ranks, not 2"
+    ):
         await administer(bench, num_ranks=2)
     assert peer.operated == []
     assert (await administer(bench, num_ranks=1)).weights_update_group.num_ranks == 1

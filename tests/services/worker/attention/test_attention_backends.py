@@ -28,7 +28,7 @@ class Fake:
 
     def __init__(self, name: str, reason: str | None) -> None:
         self.name, self._reason = name, reason
-        self.records_decodes = self.records_chunks = self.masks_trees = name == "triton"
+        self.records_decodes = self.records_chunks = self.masks_trees = self.sees_ahead = name == "triton"
 
     def reject_reason(self, spec: AttentionSpec) -> str | None:
         return self._reason
@@ -48,8 +48,10 @@ def refusing(monkeypatch: pytest.MonkeyPatch):
     return use
 
 
-def attended_by(chosen, max_query_len: int, *, is_recorded: bool = False) -> str:
-    metadata = AttentionMetadata(None, None, None, max_query_len=max_query_len, max_seq_len=9, is_recorded=is_recorded)
+def attended_by(chosen, max_query_len: int, *, is_recorded: bool = False, seen_ends: torch.Tensor | None = None) -> str:
+    metadata = AttentionMetadata(
+        None, None, None, max_query_len=max_query_len, max_seq_len=9, is_recorded=is_recorded, seen_ends=seen_ends
+    )
     return chosen.attend(None, None, None, metadata, scale=1.0, window=0)
 
 
@@ -94,7 +96,7 @@ def test_draft_trees_use_backends_that_support_them(refusing) -> None:
     chosen = backends.choose_attention("auto", with_trees)
     assert chosen.name == "triton"
     assert chosen.records_chunks
-    with pytest.raises(InvalidArgument, match="flash_attn cannot serve this model: has no attention over trees"):
+    with pytest.raises(InvalidArgument, match="flash_attn does not support this model: does not support over trees"):
         backends.choose_attention("flash_attn", with_trees)
 
 
@@ -102,8 +104,36 @@ def test_draft_trees_use_backends_that_support_them(refusing) -> None:
 def test_every_backend_declares_tree_support(name: str) -> None:
     backend = backends.load_backend(name)
     refused = backends.reject_reason_of(backend, replace(SPEC, has_trees=True))
-    says_trees = "has no attention over trees of drafts"
+    says_trees = "does not support trees of drafts"
     assert (refused == says_trees) == (name in ("flash_attn", "flash_attn_2", "batch_invariant"))
+
+
+def test_pictures_use_a_backend_of_their_own_and_text_the_fastest(refusing) -> None:
+    refusing("cpu")
+    chosen = backends.choose_attention("auto", replace(SPEC, sees_ahead=True))
+    plain = backends.choose_attention("auto", SPEC)
+    for max_query_len in (1, 9):
+        assert attended_by(chosen, max_query_len) == attended_by(plain, max_query_len)
+    assert attended_by(plain, 9) == "flash_attn"
+    assert attended_by(chosen, 9, seen_ends=torch.zeros(9)) == "triton"
+    with pytest.raises(
+        InvalidArgument, match="flash_attn cannot serve this model: does not support attention in both directions"
+    ):
+        backends.choose_attention("flash_attn", replace(SPEC, sees_ahead=True))
+
+
+def test_one_backend_for_all_computes_pictures_too(refusing) -> None:
+    refusing("cpu", "flash_attn", "flash_attn_2")
+    chosen = backends.choose_attention("auto", replace(SPEC, sees_ahead=True))
+    assert attended_by(chosen, 9, seen_ends=torch.zeros(9)) == "triton"
+    assert not isinstance(chosen, PerPhaseAttention)
+
+
+@pytest.mark.parametrize("name", backends.BACKENDS)
+def test_every_backend_declares_whether_pictures_see_ahead(name: str) -> None:
+    refused = backends.reject_reason_of(backends.load_backend(name), replace(SPEC, sees_ahead=True))
+    expected = name in ("flash_attn", "flash_attn_2", "batch_invariant")
+    assert (refused == "does not support attention in both directions within pictures") == expected
 
 
 # ---------------------------------------------------------------- packages
@@ -144,13 +174,13 @@ def reason(name: str, spec: AttentionSpec) -> str | None:
     [
         ({"device": "cpu"}, "runs on CUDA, not on cpu"),
         ({"capability": (7, 5)}, "needs compute capability 8.0, not 7.5"),
-        ({"dtype": "float32", "kv_dtype": "float32"}, "takes bfloat16 and float16, not float32"),
-        ({"kv_dtype": "float8_e4m3fn"}, "has no cache of float8_e4m3fn"),
-        ({"has_chunked_windows": True}, "has windows that slide, not chunks"),
-        ({"head_dim": 260}, "takes heads of multiples of 8 up to 256, not 260"),
-        ({"head_dim": 36}, "takes heads of multiples of 8 up to 256, not 36"),
-        ({"block_size": 128}, "takes blocks of multiples of 256 positions, not 128"),
-        ({"block_size": 64}, "takes blocks of multiples of 256 positions, not 64"),
+        ({"dtype": "float32", "kv_dtype": "float32"}, "supports bfloat16 and float16, not float32"),
+        ({"kv_dtype": "float8_e4m3fn"}, "does not support a KV cache of float8_e4m3fn"),
+        ({"has_chunked_windows": True}, "supports sliding windows, not chunks"),
+        ({"head_dim": 260}, "supports head sizes that are multiples of 8 up to 256, not 260"),
+        ({"head_dim": 36}, "supports head sizes that are multiples of 8 up to 256, not 36"),
+        ({"block_size": 128}, "supports block sizes that are multiples of 256, not 128"),
+        ({"block_size": 64}, "supports block sizes that are multiples of 256, not 64"),
     ],
 )
 def test_flash_attn_2_reports_unsupported_features(package, change: dict[str, Any], words: str) -> None:

@@ -67,7 +67,10 @@ def generated_by(replica: Replica) -> tuple[list[list[int]], tuple[int, int, int
     return [answer.tokens for answer in answers], (counts.drafts, counts.draft_tokens, counts.accepted_tokens)
 
 
-@pytest.mark.parametrize(("method", "in_graphs"), [*((name, False) for name in TREES), ("eagle_tree", True)])
+@pytest.mark.parametrize(
+    ("method", "in_graphs"),
+    [*(pytest.param(name, False, marks=pytest.mark.slow) for name in TREES), ("eagle_tree", True)],
+)
 def test_the_same_text_and_the_same_drafts(method: str, in_graphs: bool) -> None:
     replica = build(TREES[method], attention_backend="triton")
     if in_graphs:

@@ -109,7 +109,7 @@ def test_random_work_samples_the_same_tokens(
     rig, seen = chunk_rig(made)
     rigs = [rig, plain_rig(made, num_blocks=400)]
     choose = random.Random(6)
-    free, pending, num_steps = set(range(8)), {}, 150
+    free, pending, num_steps = set(range(8)), {}, 90
     for _ in range(num_steps):
         released = [slot for slot in rigs[1].scheduler.rows if choose.random() < 0.05 and slot not in pending]
         for each in rigs:
@@ -223,7 +223,7 @@ def test_drafts_are_verified_in_graphs(method: str) -> None:
     pairs = [Pair(replica) for replica in replicas]
     texts = []
     for pair in pairs:
-        answers = [pair.ask(asked, 80, eos=(), temperature=0.7, seed=3) for asked in questions()[:6]]
+        answers = [pair.ask(asked, 48, eos=(), temperature=0.7, seed=3) for asked in questions()[:4]]
         pair.run()
         texts.append([answer.tokens for answer in answers])
     assert texts[0] == texts[1] == texts[2]

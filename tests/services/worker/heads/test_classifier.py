@@ -95,7 +95,7 @@ def test_classes_are_counted_as_transformers_writes_them(changes: dict[str, Any]
 def test_unsupported_classifiers_are_refused(checkpoint: Any) -> None:
     with pytest.raises(InvalidArgument, match="id2label is"):
         read_model_config({**VALUES, "id2label": {"7": "x"}})
-    with pytest.raises(InvalidArgument, match="its hidden states are scaled"):
+    with pytest.raises(InvalidArgument, match="it scales its hidden states, which is not supported"):
         read_model_config(
             {**VALUES, "architectures": ["GraniteForSequenceClassification"], "embedding_multiplier": 3.0}
         )

@@ -212,7 +212,10 @@ def test_queries_beyond_the_cache_capacity_are_refused(checkpoint: Make, tmp_pat
     late.max_query_vectors = 12
     rig.step([query(0, prompt(5)), query(1, prompt(6), 1)], {0: 5, 1: 2})
     rig.step([query(2, prompt(4), 2)], {2: 4})
-    assert refusals(rig)[2] == "query_id: a query of 4 tokens besides 11 of other queries, the capacity is 12"
+    assert (
+        refusals(rig)[2]
+        == "query_id: a query of 4 tokens in addition to 11 of other queries exceeds the capacity of 12"
+    )
     rig.step([query(2, prompt(7), 2)], {2: 7}, released=[1, 2])  # the second one was not computed: its capacity is free
     assert not refusals(rig)
 
@@ -246,7 +249,7 @@ def test_models_without_late_interaction_report_it(checkpoint: Make, tmp_path: P
     rig.step([query(0, prompt(5))], {0: 5})
     assert refusals(rig) == {0: "query_id: this model does not support late interaction"}
     comparing(made, tmp_path, do_query_expansion=True)
-    with pytest.raises(InvalidArgument, match="that is for encoders"):
+    with pytest.raises(InvalidArgument, match="which only encoders support"):
         Rig(tmp_path)
 
 

@@ -311,5 +311,5 @@ def test_a_sentence_transformers_folder_defines_a_decoders_pooling(checkpoint: M
 @pytest.mark.parametrize("modules", [[("Pooling", {"pooling_mode_max_tokens": True})], [MEAN, ("Dense", DENSE)]])
 def test_modes_that_need_whole_prompts_are_refused(checkpoint: Make, tmp_path: Path, modules: list[Any]) -> None:
     shutil.copytree(checkpoint("llama").folder, tmp_path, dirs_exist_ok=True)
-    with pytest.raises(InvalidArgument, match="dense layers; generative models have last, mean, cls"):
+    with pytest.raises(InvalidArgument, match="dense layers; supported for decoders: one of last, mean, cls"):
         Rig(write(tmp_path, TRANSFORMER, *modules))

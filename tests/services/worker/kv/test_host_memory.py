@@ -91,7 +91,7 @@ def test_invalid_orders_are_violations(wrong: pb.Transfer, said: str) -> None:
 
 
 def test_the_size_is_refused_by_name_and_value() -> None:
-    with pytest.raises(InvalidArgument, match="kv_offloading_size: 1e-09 GiB has room for 0 blocks of 768 bytes"):
+    with pytest.raises(InvalidArgument, match="kv_offloading_size: 1e-09 GiB holds 0 blocks of 768 bytes"):
         count_places(1e-9, SHAPE)
     with pytest.raises(InvalidArgument, match=r"kv_offloading_size: 2000.0 GiB is more than the .* this host has free"):
         count_places(2000.0, BlockShape(3, 4, 2, 1 << 20, torch.bfloat16))

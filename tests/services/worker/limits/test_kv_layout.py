@@ -55,5 +55,5 @@ def test_copied_block_is_complete_for_every_group() -> None:
 
 @pytest.mark.parametrize("specs", [(FULL, FULL), (Window(200), FULL)])
 def test_duplicate_spec_of_a_layer_is_refused(specs: tuple[KVSpec, ...]) -> None:
-    with pytest.raises(InvalidArgument, match="layer 1 needs full, full: each spec is allowed once"):
+    with pytest.raises(InvalidArgument, match="layer 1 needs full, full; each spec may occur once"):
         KVLayout.of([FULL, specs], 100)

@@ -171,14 +171,14 @@ def test_attention_auto_skips_refusing_backends() -> None:
 
 
 def test_an_attention_backend_that_cannot_serve_says_why() -> None:
-    with pytest.raises(InvalidArgument, match="cpu cannot serve this model: runs on the CPU, not on cuda"):
+    with pytest.raises(InvalidArgument, match="cpu does not support this model: runs on the CPU, not on cuda"):
         backends.choose_attention("cpu", SPEC)
 
 
 def test_an_unknown_attention_backend_lists_what_exists() -> None:
     with pytest.raises(
         InvalidArgument,
-        match=r"'flash' does not exist; there are auto, cpu, flash_attn, flash_attn_2, triton",
+        match=r"'flash' does not exist; available: auto, cpu, flash_attn, flash_attn_2, triton",
     ):
         backends.choose_attention("flash", SPEC)
 

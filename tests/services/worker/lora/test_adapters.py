@@ -194,7 +194,7 @@ def test_an_unknown_adapter_fails_its_sequence_alone(checkpoint: Make, tmp_path:
         ),
         ({"rank_pattern": {"o_proj": 999}}, "rank_pattern o_proj is 999, a whole number from 1 to 256 is needed"),
         ({"rank_pattern": {"o_proj": 2}}, "o_proj has shapes [4, 96] and [48, 4], r is 2"),
-        ({"alpha_pattern": {"(a+)+b": 2}}, "alpha_pattern has '(a+)+b': names of modules can be served"),
+        ({"alpha_pattern": {"(a+)+b": 2}}, "alpha_pattern has '(a+)+b': only names of modules are supported"),
         ({"alpha_pattern": [1]}, "alpha_pattern is [1], an object of at most 100,000 names is needed"),
         # PEFT's guide on checkpoint conversion: these change the model's own weights (peft#1961, vllm#9118).
         (
@@ -263,12 +263,14 @@ def test_the_error_names_unknown_layers(checkpoint: Make, tmp_path: Path) -> Non
     for part, shape in (("A", (4, 48)), ("B", (211, 4))):
         weights[f"base_model.model.score.lora_{part}.weight"] = torch.zeros(shape)
     save_file(weights, folder / "adapter_model.safetensors")
-    with pytest.raises(InvalidArgument, match="score is no linear layer, embedding or experts of this model that can"):
+    with pytest.raises(
+        InvalidArgument, match="score is not a linear layer, embedding or experts of this model that can"
+    ):
         build_replica(Rig.settings(made.folder, lora={"a": str(folder)}))
 
 
 def test_the_models_name_is_refused_for_an_adapter(checkpoint: Make, tmp_path: Path) -> None:
     made = checkpoint("qwen3-tied")
     settings = Rig.settings(made.folder, lora={made.folder.name: "x"})
-    with pytest.raises(InvalidArgument, match="is the model's own name"):
+    with pytest.raises(InvalidArgument, match="is the name of the model"):
         build_replica(settings)

@@ -169,7 +169,7 @@ def test_experts_in_dora_are_refused(checkpoint: Make, tmp_path: Path) -> None:
 def test_unsupported_expert_layouts_are_refused(checkpoint: Make, tmp_path: Path, family: str) -> None:
     made = checkpoint(family)
     folder = peft_folders.save(checkpoint("mixtral"), tmp_path / "a", seed=1, wanted=none, more=[all_experts]).folder
-    with pytest.raises(InvalidArgument, match=r"mlp.experts is no linear layer, embedding or experts of this model"):
+    with pytest.raises(InvalidArgument, match=r"mlp.experts is not a linear layer, embedding or experts of this model"):
         build_replica(Rig.settings(made.folder, lora={"a": str(folder)}))
 
 

@@ -173,7 +173,9 @@ def test_other_folders_are_refused(saved: Path, path: str) -> None:
 
 
 def test_links_out_of_allowed_folders_are_refused(saved: Path) -> None:
-    with pytest.raises(InvalidArgument, match=r"has a adapter_config\.json that lies outside of lora_folders"):
+    with pytest.raises(
+        InvalidArgument, match=r"has a adapter_config\.json that links to a place outside of lora_folders"
+    ):
         AdapterFolders([str(saved / "ok")], 256).read("x", "half")
 
 

@@ -235,7 +235,7 @@ def test_memory_is_reserved_for_each_adapter(checkpoint: Make, tmp_path: Path) -
     [
         (
             {"lora_modules_to_save": ["norm"], "lora_folders": ["/"]},
-            "'norm' is no embedding or output head of this model",
+            "'norm' is not an embedding or output head of this model",
         ),
         ({"lora_modules_to_save": ["lm_head"]}, "lora_modules_to_save reserves memory for adapters of lora_folders"),
     ],
@@ -250,7 +250,7 @@ def test_reserving_more_than_the_memory_is_refused_with_the_size(
     checkpoint: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kv_memory, "free_host_bytes", lambda: 100_000)
-    text = r"3 adapters \(max_loras\) may take 348,096 bytes, 100,000 are free behind the model's weights"
+    text = r"3 adapters \(max_loras\) may use 348,096 bytes, but only 100,000 are free after loading the weights"
     with pytest.raises(InvalidArgument, match=text):
         rig_of(checkpoint("llama"), tmp_path, max_loras=3, **ROOM)
     rig_of(checkpoint("llama"), tmp_path, max_loras=3)

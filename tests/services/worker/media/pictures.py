@@ -113,7 +113,7 @@ def normalized(pictures: list[Pixels]) -> torch.Tensor:
     return ((pixels - mean) / std).permute(0, 3, 1, 2)
 
 
-def greedy(model: Any, tokens: list[int], pictures: list[Pixels], count: int) -> list[int]:
+def greedy(model: Any, tokens: list[int], pictures: list[Pixels], count: int, num_beams: int = 1) -> list[int]:
     """Returns the tokens that transformers generates."""
     ids = torch.tensor([tokens])
     model.generation_config.eos_token_id = None  # the rig samples on after it
@@ -124,6 +124,7 @@ def greedy(model: Any, tokens: list[int], pictures: list[Pixels], count: int) ->
             **({"pixel_values": normalized(pictures)} if pictures else {}),
             max_new_tokens=count,
             do_sample=False,
+            num_beams=num_beams,
         )
     return found[0, len(tokens) :].tolist()
 

@@ -103,7 +103,7 @@ def test_leaving_a_group_ends_its_process(trainer: Trainer) -> None:
     [
         (99, InvalidArgument, "has sent more bytes"),
         (4, InvalidArgument, "has sent fewer bytes"),
-        (0, Unavailable, "did not come"),
+        (0, Unavailable, "was not received"),
     ],
 )
 def test_unexpected_tensors_end_the_group(
@@ -136,7 +136,7 @@ def test_unexpected_tensors_end_the_group(
 def test_silent_trainer_times_out(trainer: Trainer) -> None:
     heads = [TensorHead(name="a", dtype="F32", shape=[10])]
     with (
-        pytest.raises(Unavailable, match=r"group 'g': a \(tensor 1 of 1\) did not come within 0.05 s"),
+        pytest.raises(Unavailable, match=r"group 'g': a \(tensor 1 of 1\) was not received within 0.05 s"),
         trainer.groups.receiving(expected(heads, timeout_ms=50)) as coming,
     ):
         list(coming)
@@ -147,7 +147,7 @@ def test_joining_without_a_trainer_fails() -> None:
     place = {"master_port": 1, "first_rank": 1, "world_size": 2, "group_name": "g", "timeout_ms": 100}
     with pytest.raises(Unavailable, match=r"group 'g': as rank 1 of 2 at 127.0.0.1:1: "):
         groups.join(pb.JoinWeightsGroup(master_address="127.0.0.1", backend="gloo", **place))
-    with pytest.raises(InvalidArgument, match="backend: nccl is for GPUs, and this worker computes on cpu"):
+    with pytest.raises(InvalidArgument, match="backend: nccl requires GPUs, and this worker runs on cpu"):
         groups.join(pb.JoinWeightsGroup(master_address="127.0.0.1", backend="nccl", **place))
 
 
@@ -218,7 +218,10 @@ def test_killed_worker_ends_the_wait_of_other_members(receiving_ranks: Receiving
     with open(os.devnull, "wb") as nowhere:
         os.dup2(nowhere.fileno(), process.stdin.fileno())  # closes the pipe, as if the process had exited
     for one in waiting:
-        with pytest.raises(Unavailable, match="another rank of the group has failed: a rank of the group is gone"):
+        with pytest.raises(
+            Unavailable,
+            match="another rank of the group has failed: a rank of the group has left; create the group again",
+        ):
             one.result()
 
 

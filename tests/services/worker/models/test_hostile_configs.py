@@ -59,7 +59,7 @@ def test_invalid_vocabulary_is_named(tmp_path: Path, value: Any) -> None:
     [
         ("[" * 100_000, "is nested too deeply"),
         ('{"a":' * 100_000 + "1" + "}" * 100_000, "is nested too deeply"),
-        ("[1]", "holds no JSON object"),
+        ("[1]", "is not a JSON object"),
         ("{'a': 1}", "is not JSON"),
         ('{"vocab_size": ' + "9" * 5000 + "}", "is not JSON"),
         (" " * ((16 << 20) + 1), "at most 16777216 are read"),
@@ -74,7 +74,7 @@ def test_a_file_that_is_no_config_is_named(tmp_path: Path, content: str, reason:
 
 def test_named_pipe_is_not_opened(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "config.json")
-    with pytest.raises(InvalidArgument, match="is no regular file"):
+    with pytest.raises(InvalidArgument, match="is not a regular file"):
         read_config(tmp_path)
 
 

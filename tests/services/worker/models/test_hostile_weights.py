@@ -73,7 +73,7 @@ def test_an_index_that_leads_out_of_its_folder_is_refused(tmp_path: Path, weight
 )
 def test_invalid_index_is_named(tmp_path: Path, content: str) -> None:
     (tmp_path / INDEX).write_text(content)
-    with pytest.raises(InvalidArgument, match="is no index with a weight_map") as refused:
+    with pytest.raises(InvalidArgument, match="is not an index with a weight_map") as refused:
         loader.files(tmp_path)
     assert len(refused.value.message) < 600
 
@@ -91,7 +91,7 @@ def test_links_of_a_hubs_cache_are_followed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("place", [os.mkfifo, os.mkdir, lambda path: Path(path).symlink_to(path)])
 def test_special_files_are_named_and_not_opened(tmp_path: Path, place: Callable[[Path], None]) -> None:
     place(tmp_path / FILE)
-    with pytest.raises(InvalidArgument, match=r"is no regular file|Too many levels of symbolic links"):
+    with pytest.raises(InvalidArgument, match=r"is not a regular file|Too many levels of symbolic links"):
         list(loader.named_tensors(tmp_path))
 
 

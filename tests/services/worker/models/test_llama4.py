@@ -87,12 +87,12 @@ def test_layers_follow_the_config() -> None:
         ({"layer_types": ["sliding_attention"] * 48}, "chunked_attention or full_attention is needed for each of 48"),
         ({"no_rope_layers": [1, 0]}, "no_rope_layers is [1, 0]: 0 or 1 is needed for each of 48 layers"),
         ({"no_rope_layer_interval": 0}, "no_rope_layer_interval is 0: must be 1 or more"),
-        ({"num_experts_per_tok": 2}, "num_experts_per_tok is 2: a token takes 1 here"),
+        ({"num_experts_per_tok": 2}, "num_experts_per_tok is 2: it must be 1"),
         ({"moe_layers": [48]}, "moe_layers is [48]: a list of layers, 0 to 47, is needed"),
         ({"interleave_moe_layer_step": 0}, "interleave_moe_layer_step is 0: must be 1 or more"),
         ({"floor_scale": 0}, "floor_scale is 0: must be 1 or more"),
         ({"attn_temperature_tuning": "on"}, "attn_temperature_tuning is 'on': true or false is needed"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_type is 'yarn': it stretches queries and keys"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_type is 'yarn': it scales queries and keys"),
     ],
 )
 def test_invalid_configs_are_rejected(changes: dict[str, Any], text: str) -> None:

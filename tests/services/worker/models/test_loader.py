@@ -189,7 +189,7 @@ def test_an_index_that_names_a_missing_file_is_refused(copy: Path) -> None:
 @pytest.mark.parametrize("content", ["", '{"weight_map": {"x"', "{}", "[]", '{"weight_map": ["x"]}'])
 def test_a_torn_index_is_named(copy: Path, content: str) -> None:
     (copy / "model.safetensors.index.json").write_text(content)
-    with pytest.raises(InvalidArgument, match=r"model.safetensors.index.json is no index with a weight_map"):
+    with pytest.raises(InvalidArgument, match=r"model.safetensors.index.json is not an index with a weight_map"):
         Rig(copy)
 
 

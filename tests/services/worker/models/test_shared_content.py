@@ -118,19 +118,19 @@ CPU_ONLY = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine ha
 @pytest.mark.parametrize(
     ("piece", "error", "said"),
     [
-        (shared(run(), host=b"another"), FailedPrecondition, "on another host than the trainer"),
-        (shared(run(), host=b""), FailedPrecondition, "on another host than the trainer"),
+        (shared(run(), host=b"another"), FailedPrecondition, "this worker and the trainer are on different hosts"),
+        (shared(run(), host=b""), FailedPrecondition, "this worker and the trainer are on different hosts"),
         (shared(run(bytes=9)), InvalidArgument, "content: more than the 8 bytes of all tensors"),
         (shared(run(), run(bytes=1)), InvalidArgument, "content: more than the 8 bytes of all tensors"),
-        (shared(run(bytes=0)), InvalidArgument, "a run of no bytes"),
+        (shared(run(bytes=0)), InvalidArgument, "a run must have at least one byte"),
         (shared(run(offset=1)), InvalidArgument, "8 bytes from 1 on, of memory that has 8"),
         (shared(run(offset=2**63)), InvalidArgument, "of memory that has 8"),
         (shared(run(segment="../passwd")), InvalidArgument, "'../passwd' is not quire-weights- and 32"),
         (shared(run(segment=NAME[:-1])), InvalidArgument, "is not quire-weights- and 32"),
         (shared(run(segment=NAME[:-1] + "1")), FailedPrecondition, "No such file"),
         (shared(run(segment=NAME[:-1] + "2")), FailedPrecondition, "symbolic links"),
-        (shared(run(segment=NAME[:-1] + "3")), InvalidArgument, "is not of this worker's user"),
-        (shared(SharedRun(bytes=8)), InvalidArgument, "in a segment or has a CUDA handle"),
+        (shared(run(segment=NAME[:-1] + "3")), InvalidArgument, "must belong to the user of this worker"),
+        (shared(SharedRun(bytes=8)), InvalidArgument, "either a segment or a CUDA handle"),
         pytest.param(
             shared(SharedRun(cuda_handle=bytes(64), bytes=8)), FailedPrecondition, "has no GPU", marks=CPU_ONLY
         ),
@@ -153,7 +153,7 @@ def test_another_users_memory_is_refused(
     (segments / NAME).write_bytes(bytes(8))
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
     spooling.append(heads(8))
-    with pytest.raises(InvalidArgument, match="is not of this worker's user"):
+    with pytest.raises(InvalidArgument, match="must belong to the user of this worker"):
         spooling.append(shared(run()))
 
 
@@ -166,18 +166,18 @@ def test_truncated_shared_memory_is_an_error(
     chunks = shared_content.chunks(weights_memory.host_id(), run())
     assert len(next(chunks)) == 4
     os.truncate(segments / NAME, 4)
-    with pytest.raises(FailedPrecondition, match="ends at 4: it was cut meanwhile"):
+    with pytest.raises(FailedPrecondition, match="ends at 4: it was truncated"):
         next(chunks)
 
 
 @pytest.mark.parametrize(
     ("pieces", "said"),
     [
-        ([shared(run(bytes=4)), WeightsPiece(content=bytes(4))], "is one of these"),
-        ([WeightsPiece(content=bytes(4)), shared(run(bytes=4))], "is one of these"),
-        ([WeightsPiece(content=bytes(8)), WeightsPiece(end=b"")], "is not the content that was sent"),
+        ([shared(run(bytes=4)), WeightsPiece(content=bytes(4))], "must be sent the same way"),
+        ([WeightsPiece(content=bytes(4)), shared(run(bytes=4))], "must be sent the same way"),
+        ([WeightsPiece(content=bytes(8)), WeightsPiece(end=b"")], "differs from the sent content"),
         ([shared(run(bytes=4)), WeightsPiece(end=b"")], "4 bytes for tensors of 8"),
-        ([shared(run()), WeightsPiece(end=b"x")], "is not the content that was sent"),
+        ([shared(run()), WeightsPiece(end=b"x")], "differs from the sent content"),
     ],
 )
 def test_content_is_shared_or_sent_completely(
@@ -203,7 +203,7 @@ def test_full_host_memory_and_used_names_are_reported(monkeypatch: pytest.Monkey
             yield NAME, segment
 
     monkeypatch.setattr(showing, "_segment", full)
-    with pytest.raises(ResourceExhausted, match="has no room for them: No space left"):
+    with pytest.raises(ResourceExhausted, match="does not have enough space for them: No space left"):
         share_requests({"a": torch.zeros(1 << 20)})
     monkeypatch.setattr(weights_memory, "_BOOT", tmp_path / "none")
     with pytest.raises(FailedPrecondition, match="update_weights_from_tensor"):

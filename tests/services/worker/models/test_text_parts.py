@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 from quire.services.worker.models.registry import check_config
 from quire.shared.models.model_identity import identity, read_config
-from tests.services.worker.checkpoints import GEMMA3, LLAMA4, SHAPE, VOCAB_SIZE, Checkpoint
+from tests.services.worker.checkpoints import GEMMA3, LLAMA4, SHAPE, SMALL_EXPERTS, VOCAB_SIZE, Checkpoint
 from tests.services.worker.plans import New
 from tests.services.worker.rig import Rig
 
@@ -31,9 +32,27 @@ MODELS: dict[str, Callable[[], Any]] = {
     "Gemma3ForConditionalGeneration": lambda: transformers.Gemma3Config(
         text_config={**SHAPE, **GEMMA3}, vision_config=SEES_LAYERS, mm_tokens_per_image=4
     ),
+    "Idefics3ForConditionalGeneration": lambda: transformers.Idefics3Config(
+        text_config={"model_type": "llama", **SHAPE}, vision_config=SEES_LAYERS
+    ),
+    "InternVLForConditionalGeneration": lambda: transformers.InternVLConfig(
+        text_config={"model_type": "qwen2", **SHAPE, "head_dim": 8}, vision_config={**SEES_LAYERS, "patch_size": 7}
+    ),
     "Llama4ForConditionalGeneration": lambda: transformers.Llama4Config(
         text_config={**SHAPE, **LLAMA4, "pad_token_id": 0},
         vision_config={**SEES_LAYERS, "vision_output_dim": 32, "projector_output_dim": 32},
+    ),
+    "LightOnOcrForConditionalGeneration": lambda: transformers.LightOnOcrConfig(
+        text_config={"model_type": "qwen3", **SHAPE},
+        vision_config={"model_type": "pixtral", "head_dim": 16, **SEES_LAYERS},
+    ),
+    "LlavaNextForConditionalGeneration": lambda: transformers.LlavaNextConfig(
+        text_config={"model_type": "mistral", **SHAPE, "sliding_window": None},
+        vision_config={"model_type": "clip_vision_model", **SEES_LAYERS, "projection_dim": 16},
+    ),
+    "LlavaOnevisionForConditionalGeneration": lambda: transformers.LlavaOnevisionConfig(
+        text_config={"model_type": "qwen2", **SHAPE, "head_dim": 8},
+        vision_config={"model_type": "siglip_vision_model", **SEES_LAYERS, "vision_use_head": False},
     ),
     "Mistral3ForConditionalGeneration": lambda: transformers.Mistral3Config(
         text_config={"model_type": "mistral", **SHAPE, "sliding_window": None},
@@ -48,6 +67,13 @@ MODELS: dict[str, Callable[[], Any]] = {
     ),
     "Qwen3VLForConditionalGeneration": lambda: transformers.Qwen3VLConfig(
         text_config={**SHAPE, **AXES, **ENDS},
+        vision_config={**QWEN_SEES, "hidden_size": 32, "out_hidden_size": 48, "deepstack_visual_indexes": [0]},
+    ),
+    "SmolVLMForConditionalGeneration": lambda: transformers.SmolVLMConfig(
+        text_config={"model_type": "llama", **SHAPE}, vision_config=SEES_LAYERS
+    ),
+    "Qwen3VLMoeForConditionalGeneration": lambda: transformers.Qwen3VLMoeConfig(
+        text_config={**SHAPE, **AXES, **ENDS, **SMALL_EXPERTS},
         vision_config={**QWEN_SEES, "hidden_size": 32, "out_hidden_size": 48, "deepstack_visual_indexes": [0]},
     ),
 }
@@ -113,3 +139,18 @@ def test_defaults_of_published_configs(tmp_path: Path) -> None:
     assert (decoder.num_q_heads, decoder.num_kv_heads, decoder.head_dim, decoder.vocab_size) == (8, 4, 256, 262_208)
     assert decoder.tie_word_embeddings
     assert config["eos_token_id"] == [1, 106]
+
+
+def test_published_files_of_qwen3_vl_moe_stack_experts_with_inputs_first(tmp_path: Path) -> None:
+    made = saved("Qwen3VLMoeForConditionalGeneration", tmp_path)
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    assert any(".experts." in name for name in tensors)
+    turned = {
+        name: tensor.transpose(1, 2).contiguous() if ".experts." in name else tensor for name, tensor in tensors.items()
+    }
+    save_file(turned, path, {"format": "pt"})
+    rig = Rig(tmp_path)
+    prompt = [(7 * i + 3) % VOCAB_SIZE for i in range(9)]
+    rig.step([New(0, prompt)], {0: 9})
+    torch.testing.assert_close(rig.logits[0][0], made.logits(prompt)[-1], atol=MAX_ERROR, rtol=0)

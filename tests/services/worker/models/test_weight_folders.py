@@ -20,14 +20,14 @@ def test_paths_outside_have_the_same_error_whether_they_exist(tmp_path: Path) ->
     assert folders.find("a") == folders.find(str(inside / "a")) == inside / "a"
     (inside / "link").symlink_to(outside)
     for path in ("../out", "../nowhere", str(outside), "link"):
-        with pytest.raises(InvalidArgument, match=r"is not in a folder that this worker takes weights from"):
+        with pytest.raises(InvalidArgument, match=r"must be in one of the worker's weights_folders"):
             folders.find(path)
     (inside / "a" / "model.safetensors").symlink_to(outside / "config.json")
-    with pytest.raises(InvalidArgument, match=r"has a model\.safetensors that lies outside"):
+    with pytest.raises(InvalidArgument, match=r"has a model\.safetensors that links to a place outside"):
         folders.find("a")
     (inside / "b").mkdir()
     os.mkfifo(inside / "b" / "model.safetensors")
-    with pytest.raises(InvalidArgument, match=r"model\.safetensors that is no regular file"):
+    with pytest.raises(InvalidArgument, match=r"model\.safetensors that is not a regular file"):
         folders.find("b")
     with pytest.raises(InvalidArgument, match="is no folder"):
         folders.find("c")

@@ -80,18 +80,21 @@ def test_unused_spools_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("wrong", "text"),
     [
-        ([head(name="")], "tensors: '' is no name"),
-        ([head(name="x" * 513)], "is no name of 1 to 512"),
-        ([head(), head()], "tensors: 'a' comes twice"),
+        ([head(name="")], "tensors: '' must have 1 to 512"),
+        ([head(name="x" * 513)], "must have 1 to 512"),
+        ([head(), head()], "tensors: 'a' occurs twice"),
         ([head(dtype="F4")], "'F4' of 1 dimensions"),
         ([head(shape=[1] * 9)], "of 9 dimensions"),
-        ([head(shape=[1 << 40, 1 << 40])], "which is no checkpoint of this model"),
-        ([head(shape=[3 * MIB])], "which is no checkpoint of this model"),
+        ([head(shape=[1 << 40, 1 << 40])], "which exceeds every checkpoint of this model"),
+        ([head(shape=[3 * MIB])], "which exceeds every checkpoint of this model"),
         ([head(), WeightsPiece(content=bytes(9))], "more than the 8 bytes"),
-        ([head(), WeightsPiece(content=bytes(4)), head(name="b")], "come before all content"),
+        ([head(), WeightsPiece(content=bytes(4)), head(name="b")], "must be sent before all content"),
         ([head(), WeightsPiece(content=bytes(4)), WeightsPiece(end=b"x")], "4 bytes for tensors of 8"),
-        ([head(), WeightsPiece(content=bytes(8)), WeightsPiece(end=hashlib.sha256().digest())], "is not the content"),
-        ([WeightsPiece()], "heads, content, where it lies, or the end"),
+        (
+            [head(), WeightsPiece(content=bytes(8)), WeightsPiece(end=hashlib.sha256().digest())],
+            "differs from the sent content",
+        ),
+        ([WeightsPiece()], "must have heads, content, a shared location, a broadcast, or the end"),
     ],
 )
 def test_invalid_updates_are_rejected_without_residue(
@@ -121,7 +124,7 @@ def test_full_disk_is_reported_and_files_are_removed(spool: WeightSpool, tmp_pat
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, before[1]))  # limits any file
     try:
-        with pytest.raises(ResourceExhausted, match=r"cannot be kept: .*; TMPDIR"):
+        with pytest.raises(ResourceExhausted, match=r"cannot be stored: .*; set TMPDIR"):
             spool_all(spool, {"large": torch.randn(700, 1000)})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -148,7 +151,7 @@ def test_broadcast_tensors_have_only_headers(spool: WeightSpool, tmp_path: Path)
         assert spooling.expected is None
         assert not spooling.append(WeightsPiece(broadcast=BroadcastContent(timeout_ms=7)))
         for more in (WeightsPiece(content=b"x"), WeightsPiece(broadcast=BroadcastContent())):
-            with pytest.raises(InvalidArgument, match="piece: content comes in pieces, lies in shared memory or is"):
+            with pytest.raises(InvalidArgument, match="piece: all content of an update must be sent the same way"):
                 spooling.append(more)
         assert spooling.append(WeightsPiece(end=b""))
         expected = spooling.expected

@@ -178,7 +178,7 @@ def test_the_code_of_transformers_is_shared_out_as_well(checkpoint: Make) -> Non
             {"pipeline_parallel_size": 2},
             "context_parallel_size: not with pipeline_parallel_size 2",
         ),
-        (RankPlacement(0, 2, contexts=2), {"expert_parallel": True}, "expert_parallel: one rank has all experts"),
+        (RankPlacement(0, 2, contexts=2), {"expert_parallel": True}, "expert_parallel: it requires more than one rank"),
         (SINGLE_RANK, {"lora_folders": ["/"]}, "lora_folders is not supported with context_parallel_size 2"),
         (SINGLE_RANK, {"kv_offloading_size": 1.0}, "kv_offloading_size: .*not with context_parallel_size 2"),
     ],

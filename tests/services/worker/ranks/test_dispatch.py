@@ -119,11 +119,20 @@ RANKED = {"placement": RankPlacement(0, 2), "tensor_parallel_size": 2}
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({}, "all2all_backend: alltoall: without expert_parallel every rank has a part of each expert"),
-        ({"expert_parallel": True}, "expert_parallel: one rank has all experts"),
-        ({**RANKED, "expert_parallel": True, "lora": {"a": "/a"}}, "all2all_backend: alltoall: adapters know rows by"),
-        ({**RANKED, "expert_parallel": True, "lora_folders": ("/a",)}, "all2all_backend: alltoall: adapters know rows"),
-        ({**RANKED, "expert_parallel": True, "batch_invariant": True}, "all2all_backend: alltoall: few rows and many"),
+        ({}, "all2all_backend: alltoall: it requires expert_parallel"),
+        ({"expert_parallel": True}, "expert_parallel: it requires more than one rank"),
+        (
+            {**RANKED, "expert_parallel": True, "lora": {"a": "/a"}},
+            "all2all_backend: alltoall: LoRA adapters are not supported",
+        ),
+        (
+            {**RANKED, "expert_parallel": True, "lora_folders": ("/a",)},
+            "all2all_backend: alltoall: LoRA adapters are not supported",
+        ),
+        (
+            {**RANKED, "expert_parallel": True, "batch_invariant": True},
+            "all2all_backend: alltoall: batch_invariant is not supported",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(checkpoint: Make, settings: dict[str, Any], message: str) -> None:

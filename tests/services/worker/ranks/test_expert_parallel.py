@@ -106,13 +106,13 @@ def loads(rig: Rig) -> dict[int, list[int]]:
 @pytest.mark.parametrize(
     ("family", "settings", "message"),
     [
-        ("mixtral", {"expert_parallel": True}, "expert_parallel: one rank has all experts"),
+        ("mixtral", {"expert_parallel": True}, "expert_parallel: it requires more than one rank"),
         (
             "llama",
             {"placement": RankPlacement(0, 2), "tensor_parallel_size": 2, "expert_parallel": True},
-            "expert_parallel: this model has no experts",
+            "expert_parallel: the model has no experts",
         ),
-        ("mixtral", {"enable_eplb": True}, "enable_eplb: without expert_parallel every rank has a part of each"),
+        ("mixtral", {"enable_eplb": True}, "enable_eplb: it requires expert_parallel"),
         (
             "mixtral",
             {
@@ -121,7 +121,7 @@ def loads(rig: Rig) -> dict[int, list[int]]:
                 "expert_parallel": True,
                 "num_redundant_experts": 2,
             },
-            "num_redundant_experts: copies are placed by load, with enable_eplb",
+            "num_redundant_experts: it requires enable_eplb, which places replicas by load",
         ),
         (
             "mixtral",
@@ -132,7 +132,7 @@ def loads(rig: Rig) -> dict[int, list[int]]:
                 "enable_eplb": True,
                 "num_redundant_experts": 3,
             },
-            "num_redundant_experts: 2 ranks do not divide 3",
+            "num_redundant_experts: 3 is not divisible by the 2 ranks",
         ),
     ],
 )

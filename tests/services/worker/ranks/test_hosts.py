@@ -280,12 +280,12 @@ def test_host_without_tls_gets_a_helpful_error(secret: str) -> None:
     [
         (
             {**TWO, "insecure": True, "tls": {"ca": "ca.pem"}},
-            "tls: node 0 is dialled by the others and needs a certificate",
+            "tls: cert and key are required on node 0",
         ),
         ({"nnodes": 2, "node_rank": 2}, "node_rank: 2 of 2 nodes"),
-        ({"nnodes": 2, "master_addr": "h", "insecure": True}, "nnodes: 2 nodes do not divide 1 ranks"),
+        ({"nnodes": 2, "master_addr": "h", "insecure": True}, "nnodes: must divide the number of ranks, 1"),
         ({"nnodes": 2, "tensor_parallel_size": 2, "insecure": True}, "master_addr: several nodes need"),
-        (TWO, "cluster_secret_file: nodes prove a secret"),
+        (TWO, "cluster_secret_file: required with nnodes above 1"),
         ({"node_rank": 1}, "node_rank: 1 of 1 nodes"),
     ],
 )

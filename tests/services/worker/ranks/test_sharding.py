@@ -213,5 +213,8 @@ def test_ranks_of_quantized_checkpoints(family: str, layout: str, tmp_path: Path
 
 def test_groups_that_ranks_would_have_to_share_are_refused_by_name(tmp_path: Path) -> None:
     layouts.make(layouts.LAYOUTS["gptq-act-order"], tmp_path, "llama", **QUANTIZED_SIZES, head_dim=32)
-    with pytest.raises(InvalidArgument, match=r"tensor_parallel_size: .*_proj has groups of columns"), ranked(tmp_path):
+    with (
+        pytest.raises(InvalidArgument, match=r"tensor_parallel_size: .*_proj has quantization groups"),
+        ranked(tmp_path),
+    ):
         pass

@@ -74,7 +74,7 @@ def test_a_rank_that_dies_while_it_moves_is_found(tmp_path: Path) -> None:
     ("settings", "said"),
     [
         ({"kv_offloading_disk": "/tmp/kv", "kv_offloading_disk_size": 1.0}, "kv_offloading_disk: '/tmp/kv': each of 2"),
-        ({"kv_offloading_region": "/dev/shm"}, "kv_offloading_region: '/dev/shm': each of 2 ranks has a part"),
+        ({"kv_offloading_region": "/dev/shm"}, "kv_offloading_region: '/dev/shm': not supported with 2 ranks"),
     ],
 )
 def test_persistent_tiers_are_refused_for_several_ranks_by_name(

@@ -73,7 +73,7 @@ def test_sequence_that_bans_every_token_gets_an_error(rig: Rig) -> None:
     error = rig.last_result.failures[0].error
     assert (error.field, error.message) == (
         "allowed_token_ids",
-        "every token is banned: none that allowed_token_ids allow may be sampled beside min_tokens",
+        "every token is banned: none that allowed_token_ids allow is permitted by min_tokens",
     )
 
 

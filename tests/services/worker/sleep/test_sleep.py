@@ -100,7 +100,7 @@ def test_worker_does_not_wake_up_with_other_weights(checkpoint: Make, tmp_path: 
     before = rows(rig)
     execute_order(rig, sleep(2))
     shutil.copytree(perturbed(whole, tmp_path / "other"), folder, dirs_exist_ok=True)
-    with pytest.raises(FailedPrecondition, match="are not those that were loaded from there"):
+    with pytest.raises(FailedPrecondition, match="have changed since they were loaded"):
         execute_order(rig, wake())
     shutil.copytree(whole, folder, dirs_exist_ok=True)
     execute_order(rig, wake())

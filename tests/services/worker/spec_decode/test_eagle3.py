@@ -136,7 +136,7 @@ def test_kept_layer_inputs_follow_the_hidden_states(tmp_path: Path) -> None:
         ({"vocab_size": 60}, "", "the head's vocab_size is 60, the model's 64"),
         ({"target_hidden_size": 32}, "", "the head's target_hidden_size is 32, the model's 64"),
         ({"draft_vocab_size": 65}, "", "draft_vocab_size is 65, the model has 64 tokens"),
-        ({"num_hidden_layers": 2}, "", "num_hidden_layers is 2, a head has 1"),
+        ({"num_hidden_layers": 2}, "", "num_hidden_layers is 2, it must be 1"),
         (
             {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]}},
             "",

@@ -201,7 +201,7 @@ Make = Callable[[str], Checkpoint]
             "num_nextn_predict_layers is -1: must be 0 to 128",
         ),
         ("llama", {}, {}, r"speculative_config\.method: mtp: config\.json says num_nextn_predict_layers is 0"),
-        ("llama", {}, {"model": "/somewhere"}, "model: '/somewhere': the method mtp drafts with layers of the served"),
+        ("llama", {}, {"model": "/somewhere"}, "model: '/somewhere': must be empty for the method mtp"),
     ],
 )
 def test_models_without_prediction_layers_are_refused(

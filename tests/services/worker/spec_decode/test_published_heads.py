@@ -228,7 +228,7 @@ def test_medusa_heads_compute_the_published_definition(
     [
         ({"hidden_size": 32}, "", "the head's hidden_size is 32, the model's 64"),
         ({"vocab_size": 60}, "", "the head's vocab_size is 60, the model's 64"),
-        ({"num_hidden_layers": 2}, "", "num_hidden_layers is 2, a head has 1"),
+        ({"num_hidden_layers": 2}, "", "num_hidden_layers is 2, it must be 1"),
         ({"draft_vocab_size": 32}, "", "an EAGLE-3 head"),
         ({"architectures": ["LlamaForCausalLMEagle3"]}, "", "an EAGLE-3 head"),
         ({"skip_output_norm": "no"}, "", "skip_output_norm is 'no': true or false is needed"),
@@ -291,7 +291,7 @@ def test_the_method_is_detected_from_the_checkpoint(config: dict[str, Any], meth
 
 def test_a_single_layer_is_ambiguous(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(EAGLE))
-    with pytest.raises(InvalidArgument, match="num_hidden_layers is 1: is it an eagle head or a draft_model"):
+    with pytest.raises(InvalidArgument, match="num_hidden_layers is 1: use the method eagle or draft_model"):
         parse(json.dumps({"num_speculative_tokens": 2, "model": str(tmp_path)}))
 
 

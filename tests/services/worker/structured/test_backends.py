@@ -195,13 +195,13 @@ def test_sequences_under_a_library_in_a_worker(library: str, tokenizer: Tokenize
 
 
 CANNOT: dict[str, dict[str, Any]] = {
-    "does not keep to 'minimum'": {OUTLINES_CORE: {"type": "integer", "minimum": 3}, LM_FORMAT_ENFORCER: ...},
-    "does not keep to 'uniqueItems'": {XGRAMMAR: {"type": "array", "uniqueItems": True}, OUTLINES_CORE: ...},
-    "takes no 'pattern' that could match what JSON escapes": {OUTLINES_CORE: {"type": "string", "pattern": "^.+$"}},
-    "does not keep to 'format'": {LM_FORMAT_ENFORCER: {"items": {"type": "string", "format": "uri"}}},
-    "takes no 'enum' of different types": {LM_FORMAT_ENFORCER: {"enum": [1, "a"]}},
-    "takes no schema without a type": {OUTLINES_CORE: {"type": "object", "properties": {"a": {}}}},
-    "does not keep to what stands beside '$ref'": {XGRAMMAR: {"$ref": "#/$defs/a", "$defs": {"a": {}}, "minimum": 2}},
+    "does not enforce 'minimum'": {OUTLINES_CORE: {"type": "integer", "minimum": 3}, LM_FORMAT_ENFORCER: ...},
+    "does not enforce 'uniqueItems'": {XGRAMMAR: {"type": "array", "uniqueItems": True}, OUTLINES_CORE: ...},
+    "a 'pattern' that could match characters that JSON": {OUTLINES_CORE: {"type": "string", "pattern": "^.+$"}},
+    "does not enforce 'format'": {LM_FORMAT_ENFORCER: {"items": {"type": "string", "format": "uri"}}},
+    "does not support 'enum' of different types": {LM_FORMAT_ENFORCER: {"enum": [1, "a"]}},
+    "does not support schemas without a type": {OUTLINES_CORE: {"type": "object", "properties": {"a": {}}}},
+    "does not enforce keywords next to '$ref'": {XGRAMMAR: {"$ref": "#/$defs/a", "$defs": {"a": {}}, "minimum": 2}},
 }  # fmt: skip
 
 

@@ -202,7 +202,7 @@ def test_bad_words_that_ban_all_allowed_tokens_are_a_client_error(tiny: Rig, tok
     (failure,) = tiny.last_result.failures
     assert failure.error.code == finish_pb2.ERROR_CODE_INVALID_ARGUMENT
     assert failure.error.field == "structured_output"
-    text = "every token is banned: none that structured_output allows may be sampled beside bad_words"
+    text = "every token is banned: none that structured_output allows is permitted by bad_words"
     assert failure.error.message == text
     tiny.step(released=[0])
 
@@ -217,7 +217,7 @@ def test_equal_grammars_are_compiled_once(tiny: Rig) -> None:
 
 
 def test_an_unsatisfiable_constraint_is_refused(tiny: Rig) -> None:
-    with pytest.raises(InvalidArgument, match="nothing fulfils it"):
+    with pytest.raises(InvalidArgument, match="no text satisfies it"):
         prepare(tiny, json_schema=json.dumps({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}))
 
 

@@ -98,6 +98,7 @@ def test_one_that_hangs_is_ended_with_its_children(
     until(lambda: has_ended(int(received_settings.read_text())))
 
 
+@pytest.mark.slow
 def test_missing_model_is_not_reported_by_the_process() -> None:
     settings = WorkerSettings(model="/nowhere", device="cuda", threads=8)
     command = [sys.executable, "-m", compile_process.MODULE]
@@ -125,6 +126,7 @@ def test_the_folder_is_triton_s(variables: dict[str, str], monkeypatch: pytest.M
     assert cache_folder() == Path(said.strip())
 
 
+@pytest.mark.slow
 def test_early_init_has_finished_when_torch_is_imported() -> None:
     code = """
 import sys

@@ -31,7 +31,7 @@ def test_each_role_has_cores_of_its_own(count: int, sizes: tuple[int, ...]):
 
 
 def test_too_few_cores_are_told():
-    with pytest.raises(InvalidArgument, match="needs 8 cores or more, there are 7"):
+    with pytest.raises(InvalidArgument, match="requires at least 8 cores, this machine has 7"):
         core_pinning.partition_cores(range(7))
 
 

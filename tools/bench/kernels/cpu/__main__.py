@@ -49,7 +49,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tools.bench.kernels.cpu", description=__doc__)
     parser.add_argument("sections", nargs="*", default=list(SECTIONS), help=", ".join(SECTIONS))
     parser.add_argument("--threads", type=int, default=cpu.num_threads())
-    parser.add_argument("--json", type=Path, help="write the rows here as well")
+    parser.add_argument("--json", type=Path, help="also write the rows to this file")
     options = parser.parse_args()
     if cpu.unavailable():
         parser.exit(1, f"quire.kernels.cpu: {cpu.unavailable()}\n")

@@ -43,7 +43,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tools.bench.kernels.gpu", description=__doc__)
     names = ", ".join([*SECTIONS, *ON_REQUEST])
     parser.add_argument("sections", nargs="*", default=list(SECTIONS), help=names)
-    parser.add_argument("--json", type=Path, help="write the rows here as well")
+    parser.add_argument("--json", type=Path, help="also write the rows to this file")
     options = parser.parse_args()
     if triton.unavailable():
         parser.exit(1, f"quire.kernels.triton: {triton.unavailable()}\n")

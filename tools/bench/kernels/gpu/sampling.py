@@ -36,7 +36,7 @@ def bench() -> Iterator[BenchRow]:
                 "torch": graph_us([lambda w=way: reference.sample(logits, *w, seeds, positions)]),  # noqa: B023
             }
             yield BenchRow("sampling", f"{name} {rows}", times, 0, "")
-        yield from _of_part(half[:, : VOCAB_SIZE // 2], temperature, seeds, positions)
+        yield from _bench_part(half[:, : VOCAB_SIZE // 2], temperature, seeds, positions)
         masks = torch.randint(-(2**31), 2**31 - 1, (rows, -(-VOCAB_SIZE // 32)), dtype=torch.int32, device="cuda")
         times = {
             "triton": graph_us([lambda: triton.mask_logits(logits, None, masks)] * 4),  # noqa: B023
@@ -45,7 +45,7 @@ def bench() -> Iterator[BenchRow]:
         yield BenchRow("sampling", f"grammar mask {rows}", times, 0, "")
 
 
-def _of_part(
+def _bench_part(
     half: torch.Tensor, temperature: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor
 ) -> Iterator[BenchRow]:
     """Measures one of two ranks: its best token, and a round of the filter's search."""

@@ -18,7 +18,7 @@ from quire.shared.pb.common.v1 import finish_pb2
 from quire.shared.pb.worker.v1 import worker_pb2 as pb
 
 PATIENCE_S = 1.0
-GONE = Unavailable("a rank of the group is gone")
+GONE = Unavailable("a rank of the group has left; create the group again")
 
 
 class RemoteFailureError(Exception):

@@ -68,9 +68,9 @@ class NcclMember:
         work = self._group.broadcast([content], options)
         while not work.is_completed():  # NCCL's own wait aborts the process on a timeout
             if time.monotonic() >= deadline:
-                raise RuntimeError("too late")
+                raise RuntimeError(f"the broadcast did not complete within {timeout_s:g} s")
             if self._is_interrupted:
-                raise RuntimeError("the group is left")
+                raise RuntimeError("this worker has left the group")
             if failed := self._others.poll():
                 raise RemoteFailureError(bytes.fromhex(failed))
             time.sleep(LOOK_S)

@@ -70,7 +70,7 @@ class WeightsGroups:
         """
         self.leave(name := order.group_name)
         if order.backend == "nccl" and self._device.type != "cuda":
-            text = f"backend: nccl is for GPUs, and this worker computes on {self._device.type}: gloo is for both"
+            text = f"backend: nccl requires GPUs, and this worker runs on {self._device.type}; use gloo"
             raise InvalidArgument(text, field="backend")
         rank = order.first_rank + self._rank
         try:
@@ -84,7 +84,7 @@ class WeightsGroups:
     def find(self, name: str) -> WeightsGroup:
         """Returns the group. Raises FailedPrecondition if it was not joined."""
         if name not in self._groups:
-            text = f"group_name: this worker is in no group {name!r}: init_weights_update_group has it join one"
+            text = f"group_name: this worker is not in a group named {name!r}; call init_weights_update_group first"
             raise FailedPrecondition(text, field="group_name")
         return self._groups[name]
 
@@ -143,7 +143,7 @@ class WeightsGroup:
                 raise InvalidArgument(f"{where}: {error}", field="shapes") from None
             except RuntimeError as error:
                 is_late = time.monotonic() >= deadline - TOLERANCE_S
-                what = f"did not come within {timeout_s:g} s" if is_late else f"did not come: {_said(error)}"
+                what = f"was not received within {timeout_s:g} s" if is_late else f"was not received: {_said(error)}"
                 raise Unavailable(f"{where} {what}") from None
 
     def _say_ready(self) -> None:

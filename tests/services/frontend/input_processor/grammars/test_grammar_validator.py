@@ -196,14 +196,14 @@ async def test_tokens_that_the_model_has_may_be_named(validator: GrammarValidato
 async def test_features_that_the_workers_libraries_lack_are_refused_by_name(validator: GrammarValidator) -> None:
     """Checks that the result is cached for these libraries only."""
     lark, looks = pb.StructuredOutput(grammar='start: "x"'), pb.StructuredOutput(regex="((?!ab)[ab])+")
-    with pytest.raises(InvalidArgument, match="structured_output_backend: xgrammar takes no grammar in Lark"):
+    with pytest.raises(InvalidArgument, match="structured_output_backend: xgrammar does not support grammars in Lark"):
         await validator.check(lark, ("xgrammar",))
     await validator.check(lark, ("xgrammar", "llguidance"))
     await validator.check(lark)
-    with pytest.raises(InvalidArgument, match="look-ahead inside of a repetition is not offered"):
+    with pytest.raises(InvalidArgument, match="look-ahead inside a repetition is not supported"):
         await validator.check(looks)
     await validator.check(looks, ("llguidance", "lm-format-enforcer"))
-    with pytest.raises(InvalidArgument, match="outlines-core does not keep to 'minimum'"):
+    with pytest.raises(InvalidArgument, match="outlines-core does not enforce 'minimum'"):
         await validator.check(pb.StructuredOutput(json_schema='{"type": "integer", "minimum": 2}'), ("outlines-core",))
 
 
@@ -252,18 +252,18 @@ async def test_unsatisfiable_constraints_are_refused_before_the_first_token(
 async def test_a_grammar_with_a_dead_end_is_refused_with_the_text_before_it(validator: GrammarValidator) -> None:
     """Checks a schema in which the library, after `score`, requires another matching name that does not exist."""
     dying = {**SCORE, "patternProperties": {"^sc(ore)$": {"type": "integer"}}}
-    with pytest.raises(InvalidArgument, match=r"""after '\{"score" ?: .*, ' nothing may follow"""):
+    with pytest.raises(InvalidArgument, match=r"""after '\{"score" ?: .*, ' no continuation is allowed"""):
         await validator.check(pb.StructuredOutput(**schema(dying)), EVERY)
 
 
 @pytest.mark.parametrize(
     ("constraint", "reason"),
     [
-        (schema({"type": "string", "pattern": "(?<=a)b"}), "xgrammar takes no 'pattern' that is not anchored"),
-        ({"regex": r"(a)\1"}, "lm-format-enforcer takes no"),
+        (schema({"type": "string", "pattern": "(?<=a)b"}), "xgrammar requires 'pattern' to be anchored"),
+        ({"regex": r"(a)\1"}, "lm-format-enforcer does not support"),
         ({"regex": r"a\Z"}, "unrecognized escape sequence"),
-        (schema({"type": "array", "uniqueItems": True}), "outlines-core does not keep to 'uniqueItems'"),
-        (schema({"not": {"type": "null"}}), "lm-format-enforcer does not keep to 'not'"),
+        (schema({"type": "array", "uniqueItems": True}), "outlines-core does not enforce 'uniqueItems'"),
+        (schema({"not": {"type": "null"}}), "lm-format-enforcer does not enforce 'not'"),
     ],
 )
 async def test_constraints_that_all_libraries_reject_are_refused_with_each_librarys_reason(

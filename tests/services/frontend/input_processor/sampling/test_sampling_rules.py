@@ -109,7 +109,7 @@ def test_values_out_of_range_are_refused_naming_field_and_value(given: dict[str,
 )
 def test_parameters_that_beam_search_excludes(asked: dict[str, Any]) -> None:
     (field,) = asked
-    with pytest.raises(InvalidArgument, match=f"^{field} is not offered together with beam search.$") as refusal:
+    with pytest.raises(InvalidArgument, match=f"^{field} is not supported together with beam search.$") as refusal:
         sampling_rules.check(sampling_rules.build({**asked, "beam_search": BeamSearch(2)}, NO_DEFAULTS))
     assert refusal.value.field == field
 
@@ -187,7 +187,10 @@ def test_options_that_the_model_or_the_workers_lack_are_refused(given: dict[str,
         ({"a": "{"}, "logits_processors: arguments of 'a' are not JSON: "),
         ({"a": '{"b": NaN}'}, "logits_processors: arguments of 'a' are not JSON: NaN is not JSON"),
         ({"a": "[" * 5000}, "logits_processors: arguments of 'a' are not JSON: it is nested too deeply"),
-        ({"a": " " * 65536}, "logits_processors: names and arguments have 65537 characters; at most 65536 are taken."),
+        (
+            {"a": " " * 65536},
+            "logits_processors: names and arguments have 65537 characters; at most 65536 are accepted.",
+        ),
     ],
 )
 def test_arguments_of_logits_processors_are_json_objects(asked: dict[str, str], text: str) -> None:
@@ -200,7 +203,7 @@ def test_only_logits_processors_that_all_workers_have_can_be_named() -> None:
     asked = sampling_rules.build({"logits_processors": {"a": "", "c": "{}"}}, NO_DEFAULTS)
     logits_processors.check(asked)
     logits_processors.check_known(asked, frozenset({"a", "b", "c"}))
-    with pytest.raises(InvalidArgument, match="'c' does not exist here; there are a, b"):
+    with pytest.raises(InvalidArgument, match="'c' does not exist; available: a, b"):
         logits_processors.check_known(asked, frozenset({"a", "b"}))
 
 
@@ -292,5 +295,5 @@ def test_a_plain_parameter_is_refused_by_name_and_with_beam_search() -> None:
         assert refused.value.field == "top_n_sigma"
     beams = {"beam_search": BeamSearch(2), "n": 2}
     sampling_rules.check(sampling_rules.build({**beams, "top_n_sigma": 0.0}, GenerationDefaults()))
-    with pytest.raises(InvalidArgument, match="top_n_sigma is not offered together with beam search"):
+    with pytest.raises(InvalidArgument, match="top_n_sigma is not supported together with beam search"):
         sampling_rules.check(sampling_rules.build({**beams, "top_n_sigma": 1.0}, GenerationDefaults()))

@@ -69,7 +69,7 @@ async def test_a_sampler_that_would_change_the_text_is_refused_with_a_remedy(fro
     for name, value in ASKING:
         answer = await frontend.http.post(path, json={**BODIES[path], name: value})
         assert answer.status_code == 400, (name, answer.text)
-        assert f"{name} is not offered by this server yet; " in answer.text
+        assert f"{name} is not supported by this server yet; " in answer.text
 
 
 async def test_ollamas_options_know_the_same_samplers(frontend: Running) -> None:
@@ -79,7 +79,7 @@ async def test_ollamas_options_know_the_same_samplers(frontend: Running) -> None
     assert answer.status_code == 200, answer.text
     answer = await frontend.http.post("/api/chat", json={**body, "options": {"xtc_probability": 0.5}})
     assert answer.status_code == 400
-    assert "options.xtc_probability is not offered by this server yet; leave it out" in answer.text
+    assert "options.xtc_probability is not supported by this server yet; leave it out" in answer.text
 
 
 def test_each_sampler_has_a_no_op_value() -> None:

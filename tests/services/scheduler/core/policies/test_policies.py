@@ -266,7 +266,7 @@ def test_state_of_cancelled_sequences_of_new_tenants_is_bounded(core: NewCore, m
 
 def test_an_unknown_policy_is_refused_with_the_available_ones() -> None:
     with pytest.raises(
-        InvalidArgument, match="scheduling_policy: 'lottery' does not exist; there are fcfs, priority, fair"
+        InvalidArgument, match="scheduling_policy: 'lottery' does not exist; available: fcfs, priority, fair"
     ):
         find_policy("lottery")
 

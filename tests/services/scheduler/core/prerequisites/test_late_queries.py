@@ -268,8 +268,8 @@ def test_queries_are_computed_again_after_a_cache_reset() -> None:
 @pytest.mark.parametrize(
     ("fields", "length", "text"),
     [
-        ({"num_query_vectors": 0}, 10, "keeps no vectors of queries"),
-        ({"num_query_vectors": 9}, 10, r"length 10\) is longer than what the worker keeps of all queries, 9"),
+        ({"num_query_vectors": 0}, 10, "does not support late interaction"),
+        ({"num_query_vectors": 9}, 10, r"length 10\) exceeds the worker's query cache of 9 vectors"),
         ({"num_query_vectors": 500}, 101, "longer than the maximum model length of 100"),
     ],
 )

@@ -68,7 +68,7 @@ def test_encoder_prompts_are_not_cached() -> None:
     ("length", "fields", "text"),
     [
         (101, {}, "longer than the maximum model length of 100"),
-        (90, {"max_num_batched_tokens": 80}, "is longer than a step, 80 tokens"),
+        (90, {"max_num_batched_tokens": 80}, "exceeds the token budget of a step, 80"),
     ],
 )
 def test_a_prompt_longer_than_a_step_is_refused(length: int, fields: dict[str, object], text: str) -> None:

@@ -45,7 +45,7 @@ OTHERS = {"gpt-neox", "phi", "stablelm", "olmo3", "seed-oss"}  # run by transfor
 @pytest.mark.skipif(**needs_library)
 @pytest.mark.parametrize("family", sorted(OTHERS))
 def test_code_of_transformers_is_refused(checkpoint: Make, family: str) -> None:
-    with pytest.raises(InvalidArgument, match="batch_invariant: not with the code of transformers"):
+    with pytest.raises(InvalidArgument, match="batch_invariant: not supported with the code of transformers"):
         Rig(checkpoint(family).folder, batch_invariant=True, attention_backend="auto")
 
 
@@ -169,8 +169,12 @@ def test_top_logprobs_do_not_depend_on_other_requests(largest: Callable[..., tor
     ("settings", "error", "text"),
     [
         ({"dtype": "float16"}, InvalidArgument, "batch_invariant: dtype float16 is computed by torch"),
-        ({"speculative_config": json.dumps(STANDARD)}, InvalidArgument, "batch_invariant: .* standard .*take coupled"),
-        ({"attention_backend": "reference"}, InvalidArgument, "attention_backend: reference sums by what is beside"),
+        ({"speculative_config": json.dumps(STANDARD)}, InvalidArgument, "batch_invariant: .* standard .*use coupled"),
+        (
+            {"attention_backend": "reference"},
+            InvalidArgument,
+            "attention_backend: results of reference depend on the other rows",
+        ),
     ],
 )
 @pytest.mark.skipif(**needs_library)
@@ -183,11 +187,13 @@ def test_incompatible_options_are_rejected(
 
 def test_without_compiled_kernels_it_is_refused(checkpoint: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("quire.kernels.cpu.unavailable", lambda: "the library is not built")
-    with pytest.raises(FailedPrecondition, match=r"batch_invariant: .* kernels are not there: the library"):
+    with pytest.raises(FailedPrecondition, match=r"batch_invariant: .* they are missing: the library"):
         Rig(checkpoint("llama").folder, batch_invariant=True, attention_backend="auto")
 
 
 def test_batch_dependent_attention_is_skipped() -> None:
     spec = AttentionSpec("cpu", "float32", "float16", 16, 2, 1, 4, has_window=False, batch_invariant=True)
-    with pytest.raises(FailedPrecondition, match=r"attention_backend: none can serve .*: cpu has no cache .* CUDA"):
+    with pytest.raises(
+        FailedPrecondition, match=r"attention_backend: no backend supports .*: cpu does not support .* CUDA"
+    ):
         backends.choose_attention("auto", spec)

@@ -81,7 +81,7 @@ def test_quantization_is_for_dense_layers() -> None:
     experts = read_model_config(MIXTRAL).experts
     assert experts is not None
     place = LayerPlacement(kernels.load("cpu"), torch.float32, torch.device("cpu"), quantization="fp8")
-    with pytest.raises(InvalidArgument, match="quantization: fp8 is there for dense layers, not for experts"):
+    with pytest.raises(InvalidArgument, match="quantization: fp8 is supported for dense layers only"):
         SparseMLP("mlp", 64, experts, place)
 
 
@@ -121,7 +121,7 @@ def test_gpt_oss_has_windows_on_every_other_layer_or_as_it_says() -> None:
     with pytest.raises(InvalidArgument, match=r"layer_types is .*: one of full_attention, sliding_attention is needed"):
         read_model_config({**values, "layer_types": kinds[:2]})
     with pytest.raises(
-        InvalidArgument, match=r"quantization_config\.quant_method is 'awq': there is none for these experts"
+        InvalidArgument, match=r"quantization_config\.quant_method is 'awq': it is not supported for experts"
     ):
         read_model_config({**values, "quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 128}})
 
@@ -129,7 +129,9 @@ def test_gpt_oss_has_windows_on_every_other_layer_or_as_it_says() -> None:
 def test_olmoe_that_cuts_its_queries_off_is_refused() -> None:
     values = {**QWEN3, "architectures": ["OlmoeForCausalLM"]}
     assert read_model_config({**values, "clip_qkv": None}).experts is not None
-    with pytest.raises(InvalidArgument, match=r"clip_qkv is 8\.0: queries, keys and values are not cut off here"):
+    with pytest.raises(
+        InvalidArgument, match=r"clip_qkv is 8\.0: clipping of queries, keys and values is not supported"
+    ):
         read_model_config({**values, "clip_qkv": 8.0})
 
 
@@ -160,7 +162,7 @@ def test_deepseek_caches_one_vector_a_token_and_chooses_by_groups() -> None:
         ({"n_group": 3}, "n_group is 3: must divide the number of experts, 16"),
         ({"topk_group": 5}, "topk_group is 5: of 4 groups of 4 experts a token takes 2"),
         ({"n_group": 16, "topk_group": 16}, "topk_group is 16: of 16 groups of 1 experts"),
-        ({"qk_rope_head_dim": 7}, "qk_rope_head_dim is 7: rotation takes pairs"),
+        ({"qk_rope_head_dim": 7}, "qk_rope_head_dim is 7: it must be even"),
         ({"kv_lora_rank": None}, "kv_lora_rank is None: a whole number is needed"),
         ({"architectures": ["DeepseekV2ForCausalLM"], "topk_method": "noaux_tc"}, "topk_method is 'noaux_tc'"),
         ({"architectures": ["DeepseekV2ForCausalLM"], "norm_topk_prob": True}, "norm_topk_prob is True"),

@@ -201,7 +201,7 @@ def test_random_steps_with_drafts_equal_token_by_token(ops: ModuleType, delta: b
 
 
 @pytest.mark.parametrize("delta", [True, False], ids=["delta", "space"])
-@pytest.mark.parametrize("count", range(1, MOST + 1))
+@pytest.mark.parametrize("count", [1, MOST, *(pytest.param(count, marks=pytest.mark.slow) for count in range(2, MOST))])
 def test_accepted_drafts_update_the_state(count: int, delta: bool) -> None:
     """Each slot accepts another number of drafts; prompts of one token and more, and a decode, share the step."""
     layer, slots = Layer(triton, SMALL, delta=delta), range(count + 1)

@@ -1,0 +1,33 @@
+"""Cuts of pictures into tiles of one size. Requires Pillow."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from PIL import Image
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+
+def scaled(picture: Image.Image, height: int, width: int, resampling: str) -> Image.Image:
+    """Returns a picture scaled to `height` x `width` pixels. `resampling`: a value of picture_sizes.RESAMPLINGS."""
+    return picture.resize((width, height), Image.Resampling[resampling.upper()])
+
+
+def on_canvas(
+    picture: Image.Image, height: int, width: int, top: int, left: int, *, colour: tuple[int, int, int] = (0, 0, 0)
+) -> Image.Image:
+    """Returns a picture of one colour, `height` x `width` pixels, with `picture` on it."""
+    canvas = Image.new("RGB", (width, height), colour)
+    canvas.paste(picture, (left, top))
+    return canvas
+
+
+def cut(picture: Image.Image, height: int, width: int) -> npt.NDArray[np.uint8]:
+    """Returns the tiles of a picture whose sides are multiples of the tiles' ones, by rows: [num_tiles, height, width,
+    3]."""
+    pixels = np.asarray(picture, dtype=np.uint8)
+    rows, columns = picture.height // height, picture.width // width
+    return pixels.reshape(rows, height, columns, width, 3).swapaxes(1, 2).reshape(-1, height, width, 3)
