@@ -194,5 +194,6 @@ def _limits(replica: Replica, settings: SchedulerSettings) -> CoreLimits:
         prefix_grain=settings.prefix_grain,
         kv_specs=tuple(group.spec for group in sizes.layout.groups),
         encoder_capacity=replica.media.capacity,
+        whole_media=replica.media.whole_items,
         policy=find_policy(settings.scheduling_policy),
     )

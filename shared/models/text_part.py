@@ -38,6 +38,8 @@ class TextPart:
     defaults: Mapping[str, Any] = field(default_factory=dict)  # transformers' defaults for missing fields
     axes: RopeAxes | None = None  # positions have three axes, equal for text
     ties: Ties = Ties.OUTER
+    # model_type of text_config -> class of the text model, and defaults, where they are others
+    others: Mapping[str, tuple[str, Mapping[str, Any]]] = field(default_factory=dict)
 
 
 GEMMA3 = {
@@ -53,6 +55,10 @@ LLAMA4 = {
 MISTRAL3 = {
     **{"num_key_value_heads": 8, "max_position_embeddings": 131_072, "rms_norm_eps": 1e-6, "rope_theta": 1e4},
     **{TIE: True, "sliding_window": 4096},
+}
+MINISTRAL3 = {
+    **{"num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 262_144, "rms_norm_eps": 1e-5},
+    **{"sliding_window": None},
 }
 PHI4 = {
     **{"vocab_size": 200_064, "hidden_size": 3072, "intermediate_size": 8192, "num_hidden_layers": 32},
@@ -92,6 +98,7 @@ TEXT_TYPES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "gpt_oss": ("GptOssForCausalLM", {}),
     "granite": ("GraniteForCausalLM", {}),
     "llama": ("LlamaForCausalLM", LLAMA),
+    "ministral3": ("Ministral3ForCausalLM", MINISTRAL3),
     "mistral": ("MistralForCausalLM", MISTRAL),
     "mixtral": ("MixtralForCausalLM", {}),
     "opt": ("OPTForCausalLM", {}),
@@ -110,7 +117,9 @@ TEXT_PARTS = {
     "LlavaNextForConditionalGeneration": TextPart(""),
     "LlavaOnevisionForConditionalGeneration": TextPart("", {"model_type": "qwen2"}, ties=Ties.EITHER),
     "Llama4ForConditionalGeneration": TextPart("Llama4ForCausalLM", LLAMA4, ties=Ties.INNER),
-    "Mistral3ForConditionalGeneration": TextPart("MistralForCausalLM", MISTRAL3),
+    "Mistral3ForConditionalGeneration": TextPart(
+        "MistralForCausalLM", MISTRAL3, others={"ministral3": ("Ministral3ForCausalLM", MINISTRAL3)}
+    ),
     "Phi4MultimodalForCausalLM": TextPart("Phi3ForCausalLM", PHI4),
     "SmolVLMForConditionalGeneration": TextPart(""),
     "Qwen2VLForConditionalGeneration": TextPart("Qwen2ForCausalLM", QWEN2, IN_PARTS, ties=Ties.EITHER),
@@ -146,6 +155,8 @@ def text_part(config: dict[str, Any]) -> dict[str, Any]:
 def _text_class(part: TextPart, inner: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
     """Returns the class of the text model and the defaults of its missing fields. An unknown one keeps the name in
     `inner`, text_config, or its model_type, which errors then name."""
+    if inner.get("model_type") in part.others:
+        return part.others[inner["model_type"]]
     if part.architecture:
         return part.architecture, part.defaults
     kind, names = str(inner.get("model_type", part.defaults.get("model_type", "llama"))), inner.get("architectures")

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import torch
 from google.protobuf.message import DecodeError
 
-from quire.services.worker.engine.device_executor import (
+from quire.services.worker.engine.commands import (
     AddAdapter,
     EncodeMedia,
     EndEpoch,

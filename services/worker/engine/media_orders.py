@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from quire.services.worker.codec.media_codec import decode_item
-from quire.services.worker.engine.device_executor import ResultReceiver
+from quire.services.worker.engine.commands import ResultReceiver
 from quire.services.worker.media.pixels import PixelSource
 from quire.services.worker.media.waiting import FetchedOrder, WaitingMedia
 from quire.services.worker.step.fetched_item import FetchedItem

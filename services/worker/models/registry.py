@@ -43,6 +43,7 @@ ARCHITECTURES = {
     "GraniteMoeForCausalLM": "quire.services.worker.models.families.granite_moe:GraniteMoeForCausalLM",
     "Llama4ForCausalLM": "quire.services.worker.models.families.llama4:Llama4ForCausalLM",
     "LlamaForCausalLM": "quire.services.worker.models.families.llama:LlamaForCausalLM",
+    "Ministral3ForCausalLM": "quire.services.worker.models.families.ministral3:Ministral3ForCausalLM",
     "MistralForCausalLM": "quire.services.worker.models.families.mistral:MistralForCausalLM",
     "MixtralForCausalLM": "quire.services.worker.models.families.mixtral:MixtralForCausalLM",
     "OPTForCausalLM": "quire.services.worker.models.families.opt:OPTForCausalLM",

@@ -145,7 +145,7 @@ def test_what_does_not_fit_is_refused_by_all(client: Client, folders: Path, tmp_
         client.update_weights_from_disk("wrong")
     with pytest.raises(InvalidArgument, match="must be in one of the worker's weights_folders"):
         client.update_weights_from_disk(str(bundled.FOLDER))
-    with pytest.raises(InvalidArgument, match="is no folder"):
+    with pytest.raises(InvalidArgument, match="is not a folder"):
         client.update_weights_from_disk("nowhere")
     after = client.generate(PROMPT, GREEDY)[0]
     assert (after.weight_version, after.outputs) == (before.weight_version, before.outputs)

@@ -30,6 +30,10 @@ LLAMA3 = {
     "original_max_position_embeddings": 32,
 }
 YARN = {"rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0, "original_max_position_embeddings": 64}
+MINISTRAL3 = {
+    **{**YARN, "original_max_position_embeddings": 7, "beta_fast": 32.0, "beta_slow": 1.0},
+    **{"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.4},
+}
 THREE_QUARTERS = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.75}
 PHI3 = {"pad_token_id": 0, "num_key_value_heads": 3}
 LONGROPE = {
@@ -72,6 +76,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-biases-tied": ("Llama", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
     "mistral-window": ("Mistral", {"sliding_window": 9}),
     "mistral": ("Mistral", {"sliding_window": None}),
+    "ministral3": ("Ministral3", {"pad_token_id": 0, "rope_parameters": MINISTRAL3}),
     "qwen2-tied": ("Qwen2", {"tie_word_embeddings": True}),
     "qwen2-windows": ("Qwen2", {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}),
     "qwen3-tied": ("Qwen3", {"tie_word_embeddings": True}),
@@ -235,12 +240,21 @@ def _norms_by_group() -> bool:
     return "group_size" in inspect.signature(GraniteMoeHybridRMSNormGated.__init__).parameters
 
 
-def make(family: str, folder: Path, *, classifies: bool = False, seed: int = 7, **overrides: Any) -> Checkpoint:
+def make(
+    family: str,
+    folder: Path,
+    *,
+    classifies: bool = False,
+    seed: int = 7,
+    keeps_groups: bool = False,
+    **overrides: Any,
+) -> Checkpoint:
     """Makes a checkpoint with random weights large enough that every part of the model affects the logits.
-    `classifies`: with a sequence classification head."""
+    `classifies`: with a sequence classification head; `keeps_groups`: of state spaces, also where transformers computes
+    something else with them."""
     prefix, extra = (FAMILIES | RECURRENT_FAMILIES)[family]
     config = getattr(transformers, f"{prefix}Config")(**{**SHAPE, **extra, **overrides})
-    if prefix == "GraniteMoeHybrid" and not _norms_by_group():
+    if prefix == "GraniteMoeHybrid" and not keeps_groups and not _norms_by_group():
         config.mamba_n_groups = 1
     config._attn_implementation = "eager"
     head = "ForSequenceClassification" if classifies else "LMHeadModel" if prefix == "GPT2" else "ForCausalLM"

@@ -21,6 +21,10 @@ DEEPSEEK_V3 = {
     **{KV: 128, "first_k_dense_replace": 3, "n_shared_experts": 1, "n_group": 8, "topk_group": 4},
     **{"q_lora_rank": 1536},
 }
+MINISTRAL3_ROPE = {
+    **{"rope_type": "yarn", THETA: 1e6, "factor": 16.0, "original_max_position_embeddings": 16_384},
+    **{"beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1},
+}
 DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "CohereForCausalLM": {THETA: 500_000.0},
     "DeepseekV2ForCausalLM": {"n_shared_experts": 2, "q_lora_rank": 1536},
@@ -32,6 +36,7 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "GlmForCausalLM": GLM,
     "GptOssForCausalLM": {KV: 8, EPS: 1e-5, HEAD_DIM: 64, "rope_parameters": GPT_OSS_ROPE, THETA: 150_000.0},
     "Llama4ForCausalLM": {KV: 8, HEAD_DIM: 128},
+    "Ministral3ForCausalLM": {KV: 8, EPS: 1e-5, HEAD_DIM: 128, "rope_parameters": MINISTRAL3_ROPE},
     "MistralForCausalLM": {KV: 8, "sliding_window": 4096},
     "MixtralForCausalLM": {KV: 8, EPS: 1e-5, THETA: 1e6},
     "Olmo2ForCausalLM": {EPS: 1e-5},

@@ -40,7 +40,7 @@ def rows_of(folder: Path, **settings: object) -> tuple[torch.Tensor, list[int]]:
 def check(folder: Path, name: str, **settings: object) -> None:
     """Compares with transformers on the same folder."""
     rows, tokens = rows_of(folder, **settings)
-    model = getattr(transformers, name).from_pretrained(folder, attn_implementation="eager").eval()
+    model = getattr(transformers, name.partition("-")[0]).from_pretrained(folder, attn_implementation="eager").eval()
     wanted = text_of(Checkpoint(folder, model)).logits(tokens)[len(tokens) - len(rows) - 1 : -1]
     torch.testing.assert_close(rows, wanted, atol=MAX_ERROR, rtol=0)
 

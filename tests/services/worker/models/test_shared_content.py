@@ -157,13 +157,10 @@ def test_another_users_memory_is_refused(
         spooling.append(shared(run()))
 
 
-def test_truncated_shared_memory_is_an_error(
-    spooling: SpooledStream, segments: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_truncated_shared_memory_is_an_error(segments: Path) -> None:
     """A process that had mapped the file would be killed by SIGBUS."""
-    monkeypatch.setattr(shared_content, "AT_ONCE", 4)
     (segments / NAME).write_bytes(bytes(8))
-    chunks = shared_content.chunks(weights_memory.host_id(), run())
+    chunks = shared_content.chunks(weights_memory.host_id(), run(), max_bytes=4)
     assert len(next(chunks)) == 4
     os.truncate(segments / NAME, 4)
     with pytest.raises(FailedPrecondition, match="ends at 4: it was truncated"):

@@ -14,7 +14,15 @@ from safetensors.torch import load_file, save_file
 
 from quire.services.worker.models.registry import check_config
 from quire.shared.models.model_identity import identity, read_config
-from tests.services.worker.checkpoints import GEMMA3, LLAMA4, SHAPE, SMALL_EXPERTS, VOCAB_SIZE, Checkpoint
+from tests.services.worker.checkpoints import (
+    GEMMA3,
+    LLAMA4,
+    MINISTRAL3,
+    SHAPE,
+    SMALL_EXPERTS,
+    VOCAB_SIZE,
+    Checkpoint,
+)
 from tests.services.worker.plans import New
 from tests.services.worker.rig import Rig
 
@@ -58,6 +66,10 @@ MODELS: dict[str, Callable[[], Any]] = {
         text_config={"model_type": "mistral", **SHAPE, "sliding_window": None},
         vision_config={"model_type": "pixtral", "head_dim": 16, **SEES_LAYERS},
     ),
+    "Mistral3ForConditionalGeneration-ministral3": lambda: transformers.Mistral3Config(
+        text_config={"model_type": "ministral3", **SHAPE, "pad_token_id": 0, "rope_parameters": MINISTRAL3},
+        vision_config={"model_type": "pixtral", "head_dim": 16, **SEES_LAYERS},
+    ),
     "Qwen2VLForConditionalGeneration": lambda: transformers.Qwen2VLConfig(
         text_config={**SHAPE, **SMALL_HEADS, **ENDS}, vision_config={**QWEN_SEES, "embed_dim": 32, "hidden_size": 48}
     ),
@@ -82,7 +94,7 @@ MODELS: dict[str, Callable[[], Any]] = {
 def saved(name: str, folder: Path) -> Checkpoint:
     config = MODELS[name]()
     config._attn_implementation = "eager"
-    model = getattr(transformers, name)(config).eval()
+    model = getattr(transformers, name.partition("-")[0])(config).eval()
     generator = torch.Generator().manual_seed(7)
     for parameter in model.parameters():
         scale, offset = (0.3, 1.0) if parameter.dim() == 1 else (1.2 * parameter.size(-1) ** -0.5, 0.0)
