@@ -47,14 +47,14 @@ def body(index: int) -> dict[str, Any]:
 
 
 @dataclass
-class Told:
+class DisturbedStreams:
     """Texts of all streams so far, and the errors."""
 
     texts: list[str] = field(default_factory=lambda: [""] * NUM_STREAMS)
     errors: list[str] = field(default_factory=list)
 
 
-async def stream(client: httpx.AsyncClient, index: int, told: Told) -> None:
+async def stream(client: httpx.AsyncClient, index: int, told: DisturbedStreams) -> None:
     async with client.stream("POST", "/v1/chat/completions", json=body(index)) as response:
         if response.status_code != httpx.codes.OK:
             told.errors.append((await response.aread()).decode())
@@ -70,7 +70,7 @@ async def stream(client: httpx.AsyncClient, index: int, told: Told) -> None:
                 told.texts[index] += choice["delta"].get("content") or ""
 
 
-async def ask(cluster: Cluster, told: Told) -> None:
+async def ask(cluster: Cluster, told: DisturbedStreams) -> None:
     async with httpx.AsyncClient(base_url=f"http://{cluster.http_address}", timeout=150) as client:
         await asyncio.gather(*(stream(client, index, told) for index in range(NUM_STREAMS)))
 
@@ -78,7 +78,7 @@ async def ask(cluster: Cluster, told: Told) -> None:
 @pytest.fixture(scope="module")
 def undisturbed() -> list[str]:
     """Texts of all streams without disturbance."""
-    told = Told()
+    told = DisturbedStreams()
     with running_cluster(worker=WORKER, scheduler=SCHEDULER, frontend=FRONTEND) as cluster:
         asyncio.run(ask(cluster, told))
     assert not told.errors
@@ -104,9 +104,11 @@ def nothing_kept(cluster: Cluster) -> None:
     leaves_nothing_behind(cluster)
 
 
-async def disturbed(cluster: Cluster, disturb: Callable[[], None], when: Callable[[Told], bool]) -> Told:
+async def disturbed(
+    cluster: Cluster, disturb: Callable[[], None], when: Callable[[DisturbedStreams], bool]
+) -> DisturbedStreams:
     """Runs all streams, and disturbs the cluster when `when` holds."""
-    told = Told()
+    told = DisturbedStreams()
     asking = asyncio.ensure_future(ask(cluster, told))
     await eventually(lambda: when(told) or asking.done())
     disturb()
@@ -114,7 +116,7 @@ async def disturbed(cluster: Cluster, disturb: Callable[[], None], when: Callabl
     return told
 
 
-WHEN: dict[str, Callable[[Told], bool]] = {
+WHEN: dict[str, Callable[[DisturbedStreams], bool]] = {
     "at once": lambda _: True,
     "while they stream": lambda told: sum(map(bool, told.texts)) >= NUM_STREAMS // 2,
 }
@@ -132,12 +134,12 @@ async def test_texts_do_not_change(victim: str, when: str, undisturbed: list[str
 
 async def test_clients_that_leave_leave_nothing(undisturbed: list[str]) -> None:
     with running_cluster(workers=2, worker=WORKER, scheduler=SCHEDULER, frontend=FRONTEND) as cluster:
-        told = Told()
+        told = DisturbedStreams()
         asking = asyncio.ensure_future(ask(cluster, told))
         await eventually(lambda: any(told.texts))
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
         await asyncio.to_thread(nothing_kept, cluster)
-        again = Told()
+        again = DisturbedStreams()
         await ask(cluster, again)
         assert again.texts == undisturbed
