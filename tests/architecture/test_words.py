@@ -51,7 +51,7 @@ RETIRED_CLASSES = frozenset(
         "Arrived",
         "Open",
         "Work",
-        "Asked",
+        "PicturePrompts",
         "Given",
         "Kept",
         "Taken",
