@@ -51,7 +51,7 @@ RETIRED_CLASSES = frozenset(
         "Arrived",
         "Open",
         "Work",
-        "PicturePrompts",
+        "Asked",
         "Given",
         "Kept",
         "Taken",
