@@ -88,7 +88,6 @@ async def test_equal_items_in_flight_are_made_once_and_an_error_reaches_all(stor
 
     with store.holding() as one, store.holding() as two:
         both = [asyncio.ensure_future(holds.hold(b"x", make)) for holds in (one, two)]
-        await asyncio.sleep(0)
         go.set()
         assert [type(found) for found in await asyncio.gather(*both, return_exceptions=True)] == [InvalidArgument] * 2
         again = [asyncio.ensure_future(holds.hold(b"x", make)) for holds in (one, two)]
@@ -98,28 +97,26 @@ async def test_equal_items_in_flight_are_made_once_and_an_error_reaches_all(stor
 
 
 async def test_a_caller_that_leaves_ends_the_work_only_if_nobody_else_waits(store: MediaStore) -> None:
-    started, ended = 0, 0
+    started, ended = asyncio.Event(), asyncio.Event()
 
     async def make() -> MediaTiles:
-        nonlocal started, ended
-        started += 1
+        assert not started.is_set()
+        started.set()
         try:
             await asyncio.Event().wait()
         finally:
-            ended += 1
+            ended.set()
         return tiles()
 
     with store.holding() as one, store.holding() as two:
         first, second = (asyncio.ensure_future(holds.hold(b"x", make)) for holds in (one, two))
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
+        await started.wait()
         first.cancel()
         await asyncio.gather(first, return_exceptions=True)
-        assert (started, ended) == (1, 0)
+        assert not ended.is_set()
         second.cancel()
         await asyncio.gather(second, return_exceptions=True)
-        await asyncio.sleep(0)
-        assert (started, ended) == (1, 1)
+        await ended.wait()
         assert await two.hold(b"x", made()) == tiles()  # the next one starts anew
 
 
