@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+from quire.client import Client
 from quire.cluster import Cluster
 from tests.chaos.conftest import FRONTEND, SCHEDULER, WORKER, leaves_nothing_behind
 from tests.chaos.test_workers import pid
@@ -25,7 +26,12 @@ pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
 NUM_STREAMS = 12
 MAX_TOKENS = 200
 COLOURS = ("red", "green", "blue", "yellow")
-GAUGES = ("quire_frontend_media_bytes", "quire_frontend_media_waiting", "quire_worker_encoder_rows_in_use")
+GAUGES = (
+    'quire_frontend_media_bytes{state="held"}',
+    "quire_frontend_media_waiting",
+    "quire_worker_encoder_cache_rows",
+    "quire_worker_encoder_cache_items",
+)
 
 
 def body(index: int) -> dict[str, Any]:
@@ -47,14 +53,14 @@ def body(index: int) -> dict[str, Any]:
 
 
 @dataclass
-class Told:
+class StreamedTexts:
     """Texts of all streams so far, and the errors."""
 
     texts: list[str] = field(default_factory=lambda: [""] * NUM_STREAMS)
     errors: list[str] = field(default_factory=list)
 
 
-async def stream(client: httpx.AsyncClient, index: int, told: Told) -> None:
+async def stream(client: httpx.AsyncClient, index: int, told: StreamedTexts) -> None:
     async with client.stream("POST", "/v1/chat/completions", json=body(index)) as response:
         if response.status_code != httpx.codes.OK:
             told.errors.append((await response.aread()).decode())
@@ -70,7 +76,7 @@ async def stream(client: httpx.AsyncClient, index: int, told: Told) -> None:
                 told.texts[index] += choice["delta"].get("content") or ""
 
 
-async def ask(cluster: Cluster, told: Told) -> None:
+async def ask(cluster: Cluster, told: StreamedTexts) -> None:
     async with httpx.AsyncClient(base_url=f"http://{cluster.http_address}", timeout=150) as client:
         await asyncio.gather(*(stream(client, index, told) for index in range(NUM_STREAMS)))
 
@@ -78,7 +84,7 @@ async def ask(cluster: Cluster, told: Told) -> None:
 @pytest.fixture(scope="module")
 def undisturbed() -> list[str]:
     """Texts of all streams without disturbance."""
-    told = Told()
+    told = StreamedTexts()
     with running_cluster(worker=WORKER, scheduler=SCHEDULER, frontend=FRONTEND) as cluster:
         asyncio.run(ask(cluster, told))
     assert not told.errors
@@ -93,20 +99,26 @@ def kept(cluster: Cluster) -> dict[str, float]:
         if not (process.running and process.ready.is_set() and "metrics" in process.addresses):
             continue
         for line in httpx.get(f"http://{process.addresses['metrics']}/metrics").text.splitlines():
-            if line.startswith(GAUGES) and 'state="idle"' not in line:
-                name, _, value = line.rpartition(" ")
+            name, _, value = line.rpartition(" ")
+            if name in GAUGES:
                 found[f"{process.spec.id} {name}"] = float(value)
     return found
 
 
 def nothing_kept(cluster: Cluster) -> None:
-    until(lambda: not any(kept(cluster).values()), what=f"media are kept: {kept(cluster)}")
+    """Waits until no request runs, and drops what is cached: rows that then remain belong to no media item."""
     leaves_nothing_behind(cluster)
+    with Client(cluster.grpc_address) as client:
+        client.reset_prefix_cache()
+    until(lambda: not any(kept(cluster).values()), what=f"media are kept: {kept(cluster)}")
+    assert {name.partition(" ")[2] for name in kept(cluster)} == set(GAUGES)
 
 
-async def disturbed(cluster: Cluster, disturb: Callable[[], None], when: Callable[[Told], bool]) -> Told:
+async def disturbed(
+    cluster: Cluster, disturb: Callable[[], None], when: Callable[[StreamedTexts], bool]
+) -> StreamedTexts:
     """Runs all streams, and disturbs the cluster when `when` holds."""
-    told = Told()
+    told = StreamedTexts()
     asking = asyncio.ensure_future(ask(cluster, told))
     await eventually(lambda: when(told) or asking.done())
     disturb()
@@ -114,7 +126,7 @@ async def disturbed(cluster: Cluster, disturb: Callable[[], None], when: Callabl
     return told
 
 
-WHEN: dict[str, Callable[[Told], bool]] = {
+WHEN: dict[str, Callable[[StreamedTexts], bool]] = {
     "at once": lambda _: True,
     "while they stream": lambda told: sum(map(bool, told.texts)) >= NUM_STREAMS // 2,
 }
@@ -132,12 +144,12 @@ async def test_texts_do_not_change(victim: str, when: str, undisturbed: list[str
 
 async def test_clients_that_leave_leave_nothing(undisturbed: list[str]) -> None:
     with running_cluster(workers=2, worker=WORKER, scheduler=SCHEDULER, frontend=FRONTEND) as cluster:
-        told = Told()
+        told = StreamedTexts()
         asking = asyncio.ensure_future(ask(cluster, told))
         await eventually(lambda: any(told.texts))
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
         await asyncio.to_thread(nothing_kept, cluster)
-        again = Told()
+        again = StreamedTexts()
         await ask(cluster, again)
         assert again.texts == undisturbed

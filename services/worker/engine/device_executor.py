@@ -100,6 +100,7 @@ class DeviceExecutor:
     def __init__(self, replica: Replica, ranks: RankGroup, grammars: CompilePool, outcomes: OutcomeHandler) -> None:
         self._replica, self._ranks, self._grammars, self._outcomes = replica, ranks, grammars, outcomes
         self._num_in_flight = 0
+        self._num_releases = 0  # of media items
         self.maintenance_running = False  # a device order is being executed; its duration is unbounded
         self._pending: deque[LaunchedStep] = deque()  # steps that wait for other stages
         self._end_epoch: EndEpoch | None = None
@@ -158,6 +159,7 @@ class DeviceExecutor:
             elif isinstance(command, ReleaseMedia):
                 self._replica.media.release(command.identifier)
                 self._ranks.release_media(command.identifier)
+                self._num_releases += 1
             elif isinstance(command, MoveBlocks):
                 self._move(command)
             elif isinstance(command, RemoveAdapter):
@@ -253,7 +255,7 @@ class DeviceExecutor:
         """Starts encoding a batch of waiting items on all ranks; further ones are encoded after the commands that have
         arrived meanwhile, so that a step waits for one batch at most. Drops items of ended attachments. Raises
         RankFailure and fatal device errors."""
-        orders, is_last = command.waiting.take_batch(self._outcomes.is_current)
+        orders, is_last = command.waiting.take_batch(self._outcomes.is_current, self._num_releases)
         if orders:
             items = [order.item for order in orders]
             self._ranks.encode_media(items)

@@ -15,6 +15,7 @@ from quire.services.frontend.media.tiles import MediaTiles
 from quire.services.frontend.request.media import MediaOptions
 from quire.shared.errors import InvalidArgument, ResourceExhausted
 from quire.shared.media.processor import TileLayout
+from tests.waiting import loop_turns
 
 SIZE = 10
 
@@ -88,6 +89,7 @@ async def test_equal_items_in_flight_are_made_once_and_an_error_reaches_all(stor
 
     with store.holding() as one, store.holding() as two:
         both = [asyncio.ensure_future(holds.hold(b"x", make)) for holds in (one, two)]
+        await loop_turns()
         go.set()
         assert [type(found) for found in await asyncio.gather(*both, return_exceptions=True)] == [InvalidArgument] * 2
         again = [asyncio.ensure_future(holds.hold(b"x", make)) for holds in (one, two)]
@@ -97,26 +99,27 @@ async def test_equal_items_in_flight_are_made_once_and_an_error_reaches_all(stor
 
 
 async def test_a_caller_that_leaves_ends_the_work_only_if_nobody_else_waits(store: MediaStore) -> None:
-    started, ended = asyncio.Event(), asyncio.Event()
+    started, ended = 0, 0
 
     async def make() -> MediaTiles:
-        assert not started.is_set()
-        started.set()
+        nonlocal started, ended
+        started += 1
         try:
             await asyncio.Event().wait()
         finally:
-            ended.set()
+            ended += 1
         return tiles()
 
     with store.holding() as one, store.holding() as two:
         first, second = (asyncio.ensure_future(holds.hold(b"x", make)) for holds in (one, two))
-        await started.wait()
+        await loop_turns(2)
         first.cancel()
         await asyncio.gather(first, return_exceptions=True)
-        assert not ended.is_set()
+        assert (started, ended) == (1, 0)
         second.cancel()
         await asyncio.gather(second, return_exceptions=True)
-        await ended.wait()
+        await loop_turns()
+        assert (started, ended) == (1, 1)
         assert await two.hold(b"x", made()) == tiles()  # the next one starts anew
 
 
