@@ -122,7 +122,6 @@ def saved(family: str, folder: Path) -> Any:
     """Saves a checkpoint with random weights and its processor's file; returns the model of transformers."""
     made = FAMILIES[family]
     config = made.config()
-    config._attn_implementation = "eager"
     model = getattr(transformers, made.name)(config).eval()
     generator = torch.Generator().manual_seed(8)
     for parameter in model.parameters():
