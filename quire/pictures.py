@@ -36,7 +36,7 @@ def _items(by_modality: Mapping[str, Any] | None, field: str) -> list[Any]:
     """Returns the items of the only modality. Raises InvalidArgument for others."""
     for modality in by_modality or ():
         if modality != IMAGE:
-            raise InvalidArgument(f"{field}: {modality!r} is not offered; available: {IMAGE}", field=field)
+            raise InvalidArgument(f"{field}: {modality!r} is not supported; available: {IMAGE}", field=field)
     items = (by_modality or {}).get(IMAGE)
     if items is None:
         return []
@@ -61,7 +61,7 @@ def _content_part(part: Any) -> pb.ContentPart:
         url = part.get("image_url")
         url = url.get("url") if isinstance(url, Mapping) else url
         return pb.ContentPart(image=media_part(url, part.get("uuid")))
-    raise InvalidArgument(f"messages: parts of type {kind!r} are not offered; send text and images", field="messages")
+    raise InvalidArgument(f"messages: parts of type {kind!r} are not supported; send text and images", field="messages")
 
 
 def media_part(picture: Any, name: str | None = None) -> pb.MediaPart:
@@ -124,7 +124,8 @@ def _from_array(array: Any) -> Image.Image:
     is_picture = values.ndim == 2 or (values.ndim == 3 and values.shape[2] in CHANNELS)
     if not is_picture or values.dtype != np.uint8:
         raise InvalidArgument(
-            f"multi_modal_data: an array of shape {values.shape} and type {values.dtype} is no picture; send [height, "
+            f"multi_modal_data: an array of shape {values.shape} and type {values.dtype} is not a picture; send "
+            "[height, "
             "width, 3] of type uint8, or of floating point from 0 to 1",
             field="multi_modal_data",
         )

@@ -26,9 +26,9 @@ FLAGS = ("-std=c++20", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fPIC", "
 WARNINGS = ("-Wall", "-Wextra", "-Wno-uninitialized", "-Wno-psabi")
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Command line: compiles the library into the package's build folder. Returns the exit status: 1 if a file fails to
-    compile; 0 also without a compiler."""
+def main(arguments: list[str] | None = None, directory: Path = built.BUILD) -> int:
+    """Command line: compiles the library into `directory`. Returns the exit status: 1 if a file fails to compile; 0
+    also without a compiler."""
     parser = argparse.ArgumentParser(prog="python -m quire.kernels.cpu.build", description="Compiles the CPU kernels.")
     parser.add_argument("--arch", default="native", help="as in -march, e.g. x86-64-v3 or x86-64-v4 for images")
     parser.add_argument("--compiler", help=f"default: the first of {', '.join(COMPILERS)}")
@@ -42,7 +42,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     start = time.monotonic()
     try:
-        compiled = build(compiler, options.arch)
+        compiled = build(compiler, options.arch, directory)
     except subprocess.CalledProcessError as error:
         print(error.stderr, file=sys.stderr)
         return 1
@@ -56,11 +56,11 @@ def find_compiler(wanted: str | None = None) -> str | None:
     return next((path for name in ((wanted,) if wanted else COMPILERS) if (path := shutil.which(name))), None)
 
 
-def build(compiler: str, arch: str, directory: Path = built.BUILD) -> int:
+def build(compiler: str, arch: str, directory: Path = built.BUILD, flags: tuple[str, ...] = FLAGS) -> int:
     """Brings the library in `directory` up to date for `arch` (as in -march), compiling changed files in parallel and
     removing old objects; returns how many were compiled. Raises CalledProcessError with the compiler's messages."""
     directory.mkdir(parents=True, exist_ok=True)
-    flags = (*FLAGS, *WARNINGS, target(arch))
+    flags = (*flags, *WARNINGS, target(arch))
     context = digest(
         built.read_headers(), run(compiler, "--version"), *flags, *(processor.features() if arch == "native" else ())
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 INDEX, WHOLE = "model.safetensors.index.json", "model.safetensors"
 CONFIG = "config.json"
+TEXT_CONFIG, TIE = "text_config", "tie_word_embeddings"
+TEXT_PREFIX = "language_model."  # of the text part's tensors in multimodal models of transformers 4
 TRANSPOSED = "GPT2LMHeadModel"  # weights are stored as [in_features, out_features]
 
 
@@ -36,6 +38,20 @@ def read_config(folder: Path) -> dict[str, Any]:
             f"folder: {folder} is already quantized ({method}); give a checkpoint in 16 or 32 bits", field="folder"
         )
     return config
+
+
+def is_tied(config: Mapping[str, Any]) -> bool | None:
+    """Returns whether the output head is the table of embeddings; None if the configuration does not say."""
+    inner = config.get(TEXT_CONFIG) or {}
+    found = [part[TIE] for part in (config, inner) if part.get(TIE) is not None]
+    return any(found) if found else None
+
+
+def untie(config: dict[str, Any]) -> None:
+    """Changes the configuration to that of a model whose output head is a tensor of its own."""
+    config[TIE] = False
+    if isinstance(config.get(TEXT_CONFIG), dict):
+        config[TEXT_CONFIG] = {**config[TEXT_CONFIG], TIE: False}
 
 
 def check_unused(out: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.checkpoints import folder as checkpoint_folder
-from quire.checkpoints.folder import TRANSPOSED, CheckpointWriter
+from quire.checkpoints.folder import TRANSPOSED, CheckpointWriter, is_tied, untie
 
 
 @dataclass
@@ -36,11 +36,11 @@ def merge(folder: Path, adapter: Path, out: Path) -> MergeReport:
     merging = importlib.import_module("quire.services.worker.lora.merging").AdapterMerge(
         read,
         checkpoint_folder.shapes(files),
-        tied=config.get("tie_word_embeddings"),
+        tied=is_tied(config),
         transposed=TRANSPOSED in config.get("architectures", []),
     )
     if merging.unties:
-        config["tie_word_embeddings"] = False
+        untie(config)
     report = MergeReport(out, merging.num_changed, unties=merging.unties)
     with CheckpointWriter.of(folder, out, config) as written:
         for path in files:

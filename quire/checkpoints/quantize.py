@@ -1,17 +1,20 @@
 """Quantizes the projections of a Hugging Face checkpoint, in the layout of compressed-tensors.
 
-Weights are rounded to the nearest code; nothing is calibrated. Embeddings, norms and the output head stay unchanged.
+Weights are rounded to the nearest code; nothing is calibrated. Embeddings, norms, the output head, and the towers of
+multimodal models stay unchanged.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import importlib
+import re
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quire.checkpoints import folder as checkpoint_folder
-from quire.checkpoints.folder import TRANSPOSED, CheckpointWriter
+from quire.checkpoints.folder import TEXT_PREFIX, TRANSPOSED, CheckpointWriter, is_tied, untie
 from quire.shared.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -71,40 +74,61 @@ def quantize(folder: Path, to: str, out: Path, *, head: bool = False) -> Quantiz
             f"folder: {TRANSPOSED} stores its weights transposed, which is not supported", field="folder"
         )
     files = checkpoint_folder.files(folder)
-    group = _group(files) if to == "w4a16" else 0
-    report, head_of = QuantizeReport(out), None
+    shapes = checkpoint_folder.shapes(files)
+    group = _group(shapes) if to == "w4a16" else 0
+    report, head_of, head_name = QuantizeReport(out), None, HEAD
     if head:
-        head_of = EMBEDDING if config.get("tie_word_embeddings") else HEAD
-        config["tie_word_embeddings"] = False
-    config["quantization_config"] = quantization_config(to, group, head=head)
+        embedding, head_name = _tables(shapes)
+        head_of = embedding if is_tied(config) else head_name
+        untie(config)
+    config["quantization_config"] = quantization_config(to, group, _towers(shapes), head=head)
     with CheckpointWriter.of(folder, out, config) as written:
         for path in files:
             tensors = _rewrite(path, SCHEMES[to](group), report)
             if head_of is not None and head_of in tensors:
                 stored, _ = HEADS[to](0)(tensors[head_of].float())
-                tensors.pop(HEAD, None)
-                tensors |= {HEAD.removesuffix("weight") + part: value.contiguous() for part, value in stored.items()}
+                tensors.pop(head_name, None)
+                beginning = head_name.removesuffix("weight")
+                tensors |= {beginning + part: value.contiguous() for part, value in stored.items()}
                 report.bytes_after += sum(value.nbytes for value in stored.values())
             written.add(path.name, tensors)
     return report
 
 
-def _group(files: list[Path]) -> int:
+def _tables(names: Iterable[str]) -> tuple[str, str]:
+    """Returns the names of the embeddings and of the output head, which multimodal models have in their text part."""
+    embedding = next((name for name in names if name.endswith(EMBEDDING.removeprefix("model"))), EMBEDDING)
+    return embedding, (TEXT_PREFIX if embedding.startswith(TEXT_PREFIX) else "") + HEAD
+
+
+def _towers(names: Iterable[str]) -> tuple[str, ...]:
+    """Returns the parts of a multimodal model beside its text part, as far as it has them."""
+    names = tuple(names)
+    return tuple(tower for tower in _beside_text() if any(name.startswith(tower) for name in names))
+
+
+def _beside_text() -> tuple[str, ...]:
+    """Returns the prefixes of towers and projectors, as the worker knows them."""
+    known = importlib.import_module("quire.services.worker.models.loading.tensor_names").BESIDE_TEXT
+    return tuple(map(str, known))
+
+
+def _group(shapes: dict[str, list[int]]) -> int:
     """Returns the largest group size that divides every row; 0: one scale per row."""
-    shapes = checkpoint_folder.shapes(files)
     widths = {shape[1] for name, shape in shapes.items() if _is_projection(name, len(shape))}
     return next((group for group in GROUPS if all(width % group == 0 for width in widths)), 0)
 
 
 def _is_projection(name: str, dimensions: int) -> bool:
-    """Returns whether a tensor is a 2-D weight of a projection, not an embedding or head; raises InvalidArgument for
-    experts."""
+    """Returns whether a tensor is a 2-D weight of a projection of the text model, not an embedding or head; raises
+    InvalidArgument for experts."""
     if ".experts" in name:
         raise InvalidArgument(
             f"folder: {name} is a weight of experts, and models with experts are not supported", field="folder"
         )
     module = name.removesuffix(".weight").rpartition(".")[2]
-    return dimensions == 2 and name.endswith(".weight") and module not in TABLES
+    is_matrix = dimensions == 2 and name.endswith(".weight")
+    return is_matrix and module not in TABLES and not name.startswith(_beside_text())
 
 
 def _rewrite(path: Path, scheme: Callable[[Tensor], Quantized], report: QuantizeReport) -> dict[str, Tensor]:
@@ -217,9 +241,9 @@ SCHEMES: dict[str, Callable[[int], Callable[[Tensor], Quantized]]] = {"fp8": _fp
 HEADS = {**SCHEMES, "w4a16": _w8a16}
 
 
-def quantization_config(to: str, group: int, *, head: bool = False) -> dict[str, Any]:
+def quantization_config(to: str, group: int, towers: tuple[str, ...] = (), *, head: bool = False) -> dict[str, Any]:
     """Returns compressed-tensors' quantization_config for config.json. `group` is the number of columns that share a
-    scale (0: all); `head` includes the output head."""
+    scale (0: all); `towers` are prefixes of parts that stay as they are; `head` includes the output head."""
     kind = "float" if to == "fp8" else "int"
     weights: dict[str, Any] = {"num_bits": 4 if to == "w4a16" else 8, "type": kind, "symmetric": True, "dynamic": False}
     weights |= {"strategy": "group", "group_size": group} if group else {"strategy": "channel"}
@@ -236,6 +260,6 @@ def quantization_config(to: str, group: int, *, head: bool = False) -> dict[str,
         "format": {"fp8": "float-quantized", "int8": "int-quantized", "w4a16": "pack-quantized"}[to],
         "quantization_status": "compressed",
         "config_groups": groups,
-        "ignore": [] if head else ["lm_head"],
+        "ignore": [*([] if head else ["lm_head"]), *(rf"re:.*{re.escape(tower)}.*" for tower in towers)],
         "kv_cache_scheme": None,
     }

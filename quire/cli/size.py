@@ -101,9 +101,10 @@ class _Sizes:
     """Footprints of one model by the number of GPUs."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
-        self._values = _config(arguments.model)
+        self._values, folder = _config(arguments.model)
         given = {name: getattr(arguments, name) for name in SETTINGS if hasattr(arguments, name)}
-        self._settings = load(WorkerSettings, SERVICES, {**given, "model": arguments.model, "device": "cuda"})
+        model = str(folder or arguments.model)
+        self._settings = load(WorkerSettings, SERVICES, {**given, "model": model, "device": "cuda"})
         self._by_ranks: dict[int, ModelFootprint] = {}
         self.whole = self._footprint(1)
         self.length = arguments.length or self.whole.limits.max_model_len
@@ -206,18 +207,19 @@ def _powers(most: int) -> list[int]:
     return [1 << power for power in range(most.bit_length())]
 
 
-def _config(model: str) -> dict[str, Any]:
-    """config.json of a model. Raises InvalidArgument where there is none on this machine."""
+def _config(model: str) -> tuple[dict[str, Any], Path | None]:
+    """Returns a model's config.json and its folder, None for a shape of `quire bench`. Raises InvalidArgument where
+    there is none on this machine."""
     shapes = importlib.import_module("quire.bench.workload.shapes").CONFIGS
     if model in shapes:
-        return text_part(dict(shapes[model]))
+        return text_part(dict(shapes[model])), None
     if model == "tiny":
-        return model_identity.read_config(bundled.FOLDER)
+        return model_identity.read_config(bundled.FOLDER), bundled.FOLDER
     path = Path(model).expanduser()
     if path.name == "config.json" and path.is_file():
-        return model_identity.read_config(path.parent)
+        return model_identity.read_config(path.parent), path.parent
     folder = model_hub.cached_folder(model)
     if folder is None:
         text = f"model: {model!r} is not on this machine; name a folder, a config.json, or one of {', '.join(shapes)}"
         raise InvalidArgument(text, field="model")
-    return model_identity.read_config(folder)
+    return model_identity.read_config(folder), folder

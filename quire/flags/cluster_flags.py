@@ -13,6 +13,7 @@ from quire.flags.parser import CommandParser
 from quire.flags.setting_flags import add_setting, human_int
 from quire.shared.errors import InvalidArgument
 from quire.shared.settings import SERVICES, Settings
+from quire.shared.settings.base import AGREED
 
 # Settings that the launcher determines.
 MANAGED = {
@@ -68,6 +69,18 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--frontends", type=human_int, default=1, help="frontend processes, on the same ports")
     parser.add_argument("--schedulers", type=human_int, default=1, help="scheduler processes")
+    _add_addresses(parser)
+    _add_joining(parser)
+    parser.add_argument(
+        "--redis", default="auto", metavar="URL|embedded|none", help="Redis for the prefix index and shared state"
+    )
+    for service, name in settings_by_flag():
+        field, also = SERVICES[service].model_fields[name], checkpoint_settings.NAMES.get(name, ())
+        add_setting(parser, name, field, dest=f"{service}.{name}", also=also)
+
+
+def _add_addresses(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags for the addresses that frontends, their admin service and the metrics page listen on."""
     parser.add_argument(
         "--host",
         default="127.0.0.1",
@@ -93,13 +106,6 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="file to write with the services' addresses, for Prometheus's file_sd_configs",
     )
-    _add_joining(parser)
-    parser.add_argument(
-        "--redis", default="auto", metavar="URL|embedded|none", help="Redis for the prefix index and shared state"
-    )
-    for service, name in settings_by_flag():
-        field, also = SERVICES[service].model_fields[name], checkpoint_settings.NAMES.get(name, ())
-        add_setting(parser, name, field, dest=f"{service}.{name}", also=also)
 
 
 def _add_joining(parser: argparse.ArgumentParser) -> None:
@@ -145,7 +151,7 @@ def settings_by_flag() -> list[tuple[str, str]]:
 
 def options(arguments: argparse.Namespace) -> ClusterOptions:
     """Converts parsed flags to cluster options. Flags named service.setting become settings of that service, common
-    ones of all services."""
+    ones of all services, agreed ones of all that have them."""
     values = vars(arguments)
     settings: dict[str, dict[str, Any]] = {service: {} for service in SERVICES}
     for dest, value in values.items():
@@ -154,6 +160,9 @@ def options(arguments: argparse.Namespace) -> ClusterOptions:
             continue
         for target in SERVICES if name in COMMON else (service,):
             settings[target][name] = value
+        for target in OWNERS if name in AGREED else ():
+            if name in SERVICES[target].model_fields:
+                settings[target][name] = value
     model, (served_model_name, *aliases) = names(values)
     if aliases:
         settings["frontend"]["served_model_aliases"] = tuple(aliases)

@@ -11,6 +11,7 @@ from quire.metrics import Metric, parse
 from quire.offline.lora import LoadedAdapters
 from quire.shared.errors import FailedPrecondition, InvalidArgument
 from quire.shared.settings import SERVICES
+from quire.shared.settings.base import AGREED
 
 ADMIN = ("admin_address", "admin_key_file")
 
@@ -97,5 +98,6 @@ def by_service(settings: dict[str, Any]) -> dict[str, dict[str, Any]]:
         if not owners:
             raise InvalidArgument(f"unknown setting {name}={value!r}; the settings reference lists all", field=name)
         owner = "worker" if "worker" in owners else owners[0]
-        sections[owner].setdefault(name, value)
+        for target in owners if name in AGREED else (owner,):
+            sections[target].setdefault(name, value)
     return sections

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry
 
@@ -38,10 +39,14 @@ SERVICES = (scheduler_service.SERVICE_NAME, worker_service.SERVICE_NAME)
 HEALTH_INTERVAL_S = 0.5
 ROUND_PATIENCE_S = 30.0  # maximum time without a round of status updates, which takes milliseconds
 
+Announce = Callable[..., None]  # takes role, name, and addresses by kind
 
-async def serve(settings: SchedulerSettings, shutdown: lifecycle.Shutdown) -> None:
+
+async def serve(
+    settings: SchedulerSettings, shutdown: lifecycle.Shutdown, announce: Announce = lifecycle.announce_ready
+) -> None:
     """Configures logging, starts a scheduler and its metrics page, and serves until `shutdown`, then drains; always
-    stops the servers at the end."""
+    stops the servers at the end. `announce`: is called with the addresses once they answer."""
     logs.configure(settings.name, settings.log_level, settings.log_format)
     registry = CollectorRegistry()
     base.add_process_collectors(registry)
@@ -53,7 +58,7 @@ async def serve(settings: SchedulerSettings, shutdown: lifecycle.Shutdown) -> No
     numpy_buffers.preallocate()
     lifecycle.freeze_startup_objects(collector)
     try:
-        await scheduler.run(settings.reachable(page.port))
+        await scheduler.run(settings.reachable(page.port), announce)
     finally:
         await scheduler.stop()
         page.close()
@@ -113,14 +118,14 @@ class Scheduler:
         service = scheduler_service.SchedulerService(self.frontends, administration, door)
         scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(service, self.server.methods)
 
-    async def run(self, metrics_address: str) -> None:
+    async def run(self, metrics_address: str, announce: Announce) -> None:
         """Starts the gRPC and admin servers, announces readiness, and serves until shutdown, then drains. An error
         in an essential background loop ends the service. `metrics_address`: address to announce."""
         settings = self._settings
         await self.server.start()
         await self.admin.start()
         await self.server.set_serving(True)
-        lifecycle.announce_ready(
+        announce(
             "scheduler", settings.name, grpc=self.status.address, metrics=metrics_address, admin=self.admin.address
         )
         liveness = Liveness()

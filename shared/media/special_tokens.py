@@ -42,7 +42,8 @@ def single_token(tokenizer: PromptTokenizer, text: str) -> int:
     tokens = tokenizer.encode(text)
     if len(tokens) != 1:
         raise InvalidArgument(
-            f"{TOKENIZER}: {text!r} is no token, and this model's pictures need it: the tokenizer is of another model",
+            f"{TOKENIZER}: {text!r} is not a token, but pictures of this model require it; the tokenizer belongs to "
+            "another model",
             field="model",
         )
     return tokens[0]

@@ -131,8 +131,9 @@ def announce_ready(role: str, name: str, **addresses: str) -> None:
         watchdog.start()
 
 
-async def run_until_first(*contenders: Awaitable[Any]) -> None:
-    """Runs all awaitables until one ends, cancels the rest, and raises what it raised; Internal if it was cancelled."""
+async def run_until_first(*contenders: Awaitable[Any], cancel_again_s: float = CANCEL_AGAIN_S) -> None:
+    """Runs all awaitables until one ends, cancels the rest, and raises what it raised; Internal if it was cancelled.
+    `cancel_again_s`: seconds after which what did not end is cancelled again."""
     tasks = [asyncio.ensure_future(c) for c in contenders]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -142,7 +143,7 @@ async def run_until_first(*contenders: Awaitable[Any]) -> None:
         while pending:  # a library may lose a cancellation that arrives together with a result
             for task in pending:
                 task.cancel()
-            _, pending = await asyncio.wait(pending, timeout=CANCEL_AGAIN_S)
+            _, pending = await asyncio.wait(pending, timeout=cancel_again_s)
         await asyncio.gather(*tasks, return_exceptions=True)
 
 

@@ -29,8 +29,8 @@ async def _ignore() -> None: ...
 class PartStream:
     """Stream that joins and splits parts transparently. One task reads and one writes, as gRPC requires."""
 
-    def __init__(self, stream: CallStream) -> None:
-        self.stream = stream
+    def __init__(self, stream: CallStream, max_bytes: int = MAX_BYTES) -> None:
+        self.stream, self.max_bytes = stream, max_bytes
         self.on_part: Callable[[], Awaitable[None]] = _ignore
         """Called for each part but the last."""
 
@@ -51,12 +51,12 @@ class PartStream:
 
     async def _whole(self, message: Any) -> Any:
         """Reads the remaining parts of a message and returns the parsed whole; calls `on_part` after each part but
-        the last. Raises InvalidArgument if it exceeds MAX_BYTES or another message interrupts it."""
+        the last. Raises InvalidArgument if it exceeds `max_bytes` or another message interrupts it."""
         kind, data = type(message), bytearray()
         while _is_part(message):
             data += message.part.data
-            if len(data) > MAX_BYTES:
-                raise InvalidArgument(f"part: the message exceeds the limit of {MAX_BYTES} bytes", field="part")
+            if len(data) > self.max_bytes:
+                raise InvalidArgument(f"part: the message exceeds the limit of {self.max_bytes} bytes", field="part")
             if message.part.last:
                 return _parsed(kind, bytes(data))
             await self.on_part()

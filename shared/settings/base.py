@@ -24,6 +24,7 @@ from quire.shared.security.tls_files import NO_TLS, Tls
 
 log = logger("settings")
 
+AGREED = frozenset({"language_model_only"})  # settings of several services, which need the same value
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1", "[::1]"})
 CONFIG_VARIABLE = "QUIRE_CONFIG"
 SECRET_NAME = re.compile("KEY|SECRET|PASSWORD|TOKEN")  # names of variables whose values must not be printed

@@ -67,8 +67,8 @@ class SchedulerSettings(Settings):
     max_stream_gap_ms: float = Field(
         0.0,
         ge=0,
-        description="longest gap that running streams should have while prompts are computed beside them, which then "
-        "get as many tokens of a step as that allows, milliseconds; 0: as many as a step has",
+        description="longest gap between tokens of running streams while prompts are computed in the same steps, "
+        "milliseconds; prompts get as many tokens of a step as that permits; 0: no limit",
     )
     watermark: float = Field(
         0.01, ge=0, lt=1, description="share of KV blocks kept free at admission, so that running sequences can grow"

@@ -30,17 +30,10 @@ RIDDLES = re.compile(
     r"tells? (?:it|them|the)|lets? in|let in|sits? out|one's own|nobody's|somebody's|goes on|go on|took in|takes in)\b",
     re.IGNORECASE,
 )
-# Phrases of messages that say neither what was expected nor what exists.
-VAGUE = re.compile(
-    r"\b(not offered|(?:are|is) taken|there (?:is|are) (?:no )?\{|is no (?!longer\b|more\b)|the other way round|beside|"
-    r"this is not done|is there and|are gone|is gone)|\bhere\b(?= *[;:.]?$)",
-    re.IGNORECASE,
-)
-LOGGERS = frozenset({"debug", "info", "warning", "error", "exception", "critical"})
 # Phrases of messages that leave open what was expected or what exists.
 VAGUE = re.compile(
     r"\b(not offered|(?:are|is) taken\b|there (?:is|are) \{|(?<!there )is no (?!longer\b|more\b)|the other way round|"
-    r"beside\b|is there and|(?:are|is) gone\b)",
+    r"beside [a-z]|is there and|(?:are|is) gone\b)",
     re.IGNORECASE,
 )
 LOG_METHODS = frozenset({"debug", "info", "warning", "error", "exception", "critical"})
@@ -160,8 +153,7 @@ def described_values(name: str, body: list[ast.stmt]) -> Iterator[Docstring]:
 
 
 def messages(name: str) -> Iterator[tuple[int, str]]:
-    """Yields (line number, text) of the errors that are raised, of log lines, and of the texts of flags and "
-    "settings."""
+    """Yields (line number, text) of the errors that are raised, of log lines, and of texts of flags and settings."""
     for node in ast.walk(ast.parse(text_of(name))):
         parts: list[ast.AST] = []
         if isinstance(node, ast.Raise):

@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+from quire.client import Client
 from quire.cluster import Cluster
 from tests.chaos.conftest import FRONTEND, SCHEDULER, WORKER, leaves_nothing_behind
 from tests.chaos.test_workers import pid
@@ -25,7 +26,12 @@ pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
 NUM_STREAMS = 12
 MAX_TOKENS = 200
 COLOURS = ("red", "green", "blue", "yellow")
-GAUGES = ("quire_frontend_media_bytes", "quire_frontend_media_waiting", "quire_worker_encoder_rows_in_use")
+GAUGES = (
+    'quire_frontend_media_bytes{state="held"}',
+    "quire_frontend_media_waiting",
+    "quire_worker_encoder_cache_rows",
+    "quire_worker_encoder_cache_items",
+)
 
 
 def body(index: int) -> dict[str, Any]:
@@ -93,15 +99,19 @@ def kept(cluster: Cluster) -> dict[str, float]:
         if not (process.running and process.ready.is_set() and "metrics" in process.addresses):
             continue
         for line in httpx.get(f"http://{process.addresses['metrics']}/metrics").text.splitlines():
-            if line.startswith(GAUGES) and 'state="idle"' not in line:
-                name, _, value = line.rpartition(" ")
+            name, _, value = line.rpartition(" ")
+            if name in GAUGES:
                 found[f"{process.spec.id} {name}"] = float(value)
     return found
 
 
 def nothing_kept(cluster: Cluster) -> None:
-    until(lambda: not any(kept(cluster).values()), what=f"media are kept: {kept(cluster)}")
+    """Waits until no request runs, and drops what is cached: rows that then remain belong to no media item."""
     leaves_nothing_behind(cluster)
+    with Client(cluster.grpc_address) as client:
+        client.reset_prefix_cache()
+    until(lambda: not any(kept(cluster).values()), what=f"media are kept: {kept(cluster)}")
+    assert {name.partition(" ")[2] for name in kept(cluster)} == set(GAUGES)
 
 
 async def disturbed(cluster: Cluster, disturb: Callable[[], None], when: Callable[[Told], bool]) -> Told:

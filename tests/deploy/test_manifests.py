@@ -150,7 +150,9 @@ def test_ports_are_those_of_the_settings(folder: str, role: str, tmp_path: Path)
     found = settings_of(folder, role, tmp_path)
     ports = {port["name"]: port["containerPort"] for port in container(folder, role)["ports"]}
     metrics = "http" if role == "frontend" else "metrics"
-    assert ports == {"grpc": found.grpc_port, metrics: service.metrics_port(found)}  # type: ignore[attr-defined]
+    media = {"media": found.media_port} if isinstance(found, FrontendSettings) else {}
+    expected = {"grpc": found.grpc_port, metrics: service.metrics_port(found), **media}  # type: ignore[attr-defined]
+    assert ports == expected
 
 
 @workloads

@@ -98,9 +98,12 @@ def dials(folder: str, settings: Settings) -> Iterator[tuple[str, int]]:
 
 
 def exchanged(settings: dict[str, Settings]) -> Iterator[Arrow]:
-    """Returns KV transfers between workers of two Deployments, on the port of their health checks."""
+    """Returns KV transfers between workers of two Deployments, on the port of their health checks, and the fetches of
+    pixels by workers from frontends."""
     workers = {name: found for name, found in settings.items() if isinstance(found, WorkerSettings)}
     yield from (Arrow(one, other, workers[other].grpc_port) for one, other in permutations(workers, 2))
+    frontends = {name: found for name, found in settings.items() if isinstance(found, FrontendSettings)}
+    yield from (Arrow(worker, name, found.media_port) for worker in workers for name, found in frontends.items())
 
 
 def watched(folder: str) -> Iterator[Arrow]:

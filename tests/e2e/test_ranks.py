@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import re
 
+import httpx
+
 from quire import bundled
 from quire.cli.status import table
 from quire.client import Client
+from quire.cluster import Cluster
 from quire.params import SamplingParams, StructuredOutput
 from quire.shared.pb.admin.v1 import admin_pb2
 from tests.e2e.conftest import running_cluster
+from tests.pictures import data_url, shape
 from tools.training.chat import prompt
 
 EAGLE = {"method": "eagle", "model": str(bundled.FOLDER.parent / "drafters" / "eagle"), "num_speculative_tokens": 3}
@@ -48,7 +52,17 @@ def test_two_context_parallel_ranks_answer_with_drafts_and_constraints() -> None
         (answer,) = client.generate(QUESTION * 4, formed)
         assert all(re.fullmatch("[1-9]{90}", output.text) for output in answer.outputs)
         assert ", 2 ranks in 2 contexts" in table(client.status())
+        assert_pictures_are_refused(cluster)
         assert worker_of(client).epoch == epoch, "nothing went wrong on the way"
+
+
+def assert_pictures_are_refused(cluster: Cluster) -> None:
+    """Asks about a picture, which a replica of several stages or contexts has no place for."""
+    parts = [{"type": "image_url", "image_url": {"url": data_url(shape("circle", "red"))}}]
+    body = {"messages": [{"role": "user", "content": parts}], "max_tokens": 2}
+    answer = httpx.post(f"http://{cluster.http_address}/v1/chat/completions", json=body, timeout=60)
+    assert answer.status_code == httpx.codes.BAD_REQUEST
+    assert "media: the worker takes no pictures" in answer.json()["error"]["message"]
 
 
 def test_two_stages_answer_in_micro_batches() -> None:
@@ -65,6 +79,7 @@ def test_two_stages_answer_in_micro_batches() -> None:
         once, again = (client.generate(QUESTION, drawn)[0].text for _ in range(2))
         assert once == again
         assert ", 2 ranks in 2 stages" in table(client.status())
+        assert_pictures_are_refused(cluster)
         with Client(worker_of(client).address) as asked:
             assert worker_of(asked).epoch == epoch, "a worker is asked itself"
         assert worker_of(client).epoch == epoch, "nothing went wrong on the way"

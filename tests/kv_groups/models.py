@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import torch
 import transformers
 
-from quire import bundled
+from tests.bundled_text import write_text_model
 from tests.services.worker import checkpoints
 from tests.services.worker.checkpoints import Checkpoint
 
@@ -41,7 +40,7 @@ def make(name: str, folder: Path) -> Checkpoint:
 
 def tiny(folder: Path, window: int) -> Checkpoint:
     """Creates quire-tiny with a window in every other layer: other answers, but no random ones."""
-    shutil.copytree(bundled.FOLDER, folder, dirs_exist_ok=True)
+    write_text_model(folder)
     path = folder / "config.json"
     config = json.loads(path.read_text())
     kinds = ["sliding_attention", "full_attention"] * (config["num_hidden_layers"] // 2)

@@ -22,8 +22,8 @@ from quire.shared.process import allocator
 from tests.preloaded.forked import Forked
 from tests.preloaded.zygote import CHILD, COMMAND, LENGTH, MODULES, SHARED, STATUS
 
-# The last two are set by libraries that some tests import.
-OF_ONE_START = ("QUIRE_", "PYTEST_", "TOKENIZERS_PARALLELISM", "TORCHINDUCTOR_CACHE_DIR")
+# The last three are set by libraries that some tests import, and by commands.
+OF_ONE_START = ("QUIRE_", "PYTEST_", "TOKENIZERS_PARALLELISM", "TORCHINDUCTOR_CACHE_DIR", "GRPC_VERBOSITY")
 SERVICES = tuple(role for role in MODULES if role not in (CHILD, COMMAND))
 
 

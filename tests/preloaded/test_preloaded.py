@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 from dataclasses import asdict
 from pathlib import Path
 
@@ -57,3 +58,14 @@ def test_a_command_reads_its_own_environment_and_input() -> None:
     done = command.run("complete", "-", "--address", "127.0.0.1:1", stdin="")
     assert done.returncode == 1
     assert done.stderr.startswith("quire: ")
+
+
+def test_services_of_a_command_are_forks_as_well() -> None:
+    up = ("up", "--workers", "0", "--http-port", "0", "--grpc-port", "0", "--redis", "none")
+    with command.started(*up, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("quire ready")
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
+        process.send_signal(signal.SIGTERM)
+        process.wait(60)
+    assert not children, "a fork is a child of its zygote"

@@ -105,7 +105,7 @@ async def test_chat_takes_parts_of_openai_and_image_objects(seeing: Path) -> Non
         shown, pixels = await sent(served, client.chat([{"role": "user", "content": content}], ONE))
         assert shown == "<|im_start|>user\nsee [picture][picture][picture]!<|im_end|>\n<|im_start|>assistant\n"
         assert [p[:3] for p in pixels] == [bytes(RED), bytes(RED), bytes(GREEN)]
-        with pytest.raises(InvalidArgument, match="parts of type 'input_audio' are not offered"):
+        with pytest.raises(InvalidArgument, match="parts of type 'input_audio' are not supported"):
             await client.chat([{"role": "user", "content": [{"type": "input_audio"}]}], ONE)
 
 
@@ -113,8 +113,8 @@ async def test_chat_takes_parts_of_openai_and_image_objects(seeing: Path) -> Non
     ("picture", "said"),
     [
         (5, "a picture must be an image of Pillow, an array, a path, a URL or bytes, got int"),
-        (np.zeros((6, 6, 5), np.uint8), r"an array of shape \(6, 6, 5\) and type uint8 is no picture"),
-        (np.zeros((4, 4, 3), np.int64), "type int64 is no picture"),
+        (np.zeros((6, 6, 5), np.uint8), r"an array of shape \(6, 6, 5\) and type uint8 is not a picture"),
+        (np.zeros((4, 4, 3), np.int64), "type int64 is not a picture"),
         (np.full((4, 4, 3), 200.0), "floating point from 0 to 1"),
         ("/no/such/file.png", "cannot read '/no/such/file.png': No such file"),
         (None, "got NoneType"),

@@ -58,15 +58,12 @@ async def test_a_message_of_any_size_arrives_as_it_was(size: int) -> None:
         ([Part(data=bytes(1000))] * 5, "exceeds the limit of 4096 bytes"),
     ],
 )
-async def test_parts_that_are_no_message_are_refused(
-    monkeypatch: pytest.MonkeyPatch, sent: list[Part | None], text: str
-) -> None:
-    monkeypatch.setattr(parts, "MAX_BYTES", 4096)
+async def test_parts_that_are_no_message_are_refused(sent: list[Part | None], text: str) -> None:
     pipe = Pipe()
     for part in sent:
         await pipe.write(pb.SessionRequest(part=part) if part else pb.SessionRequest(heartbeat=pb.Heartbeat()))
     with pytest.raises(InvalidArgument, match=text):
-        await PartStream(pipe).read()
+        await PartStream(pipe, max_bytes=4096).read()
 
 
 async def test_who_sends_a_message_over_a_slow_link_is_not_silent_and_hears_that_its_peer_lives(

@@ -20,7 +20,10 @@ from quire.outputs import ToolCall
 from quire.params import SamplingParams
 from tools import program
 from tools.evals import SKILLS, Item, Verdict, check, held_back_items
+from tools.evals.registry import PICTURE_SKILLS
 from tools.evals.tools import spell_call
+
+ALL_PICTURES = "pictures"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +41,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_address(parser)
     parser.add_argument("--per-size", type=human_int, default=20, help="questions per skill and size class")
     parser.add_argument(
-        "--skills", default=",".join(SKILLS), metavar="A,B,...", help="skills to evaluate (default: all)"
+        "--skills",
+        default=",".join(SKILLS),
+        metavar="A,B,...",
+        help=f"skills to evaluate (default: all of text); {ALL_PICTURES}: {', '.join(PICTURE_SKILLS)}",
     )
     parser.add_argument("--concurrency", type=human_int, default=32, help="questions in flight")
     parser.add_argument(
@@ -50,7 +56,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Asks the questions, prints scores and wrong answers, and returns 1 if fewer than --min-right are right."""
-    items = held_back_items(arguments.per_size, arguments.skills.split(","))
+    items = held_back_items(arguments.per_size, skill_names(arguments.skills))
     with client_of(arguments) as client:
         answers = ask(client, items, arguments.concurrency)
     verdicts = [check(item, answer) for item, answer in zip(items, answers, strict=True)]
@@ -60,6 +66,11 @@ def run(arguments: argparse.Namespace) -> int:
     for item, answer in wrong[: arguments.show_wrong]:
         print(f"\n{item.skill}/{item.size} {item.key}\n  expected {item.expected!r}\n  answered {answer!r}")
     return 0 if rows[-1].right >= arguments.min_right else 1
+
+
+def skill_names(given: str) -> list[str]:
+    """Returns the skills that a list with commas names; ALL_PICTURES names every one with pictures."""
+    return [name for word in given.split(",") for name in (PICTURE_SKILLS if word == ALL_PICTURES else (word,))]
 
 
 def ask(client: Client, items: Sequence[Item], concurrency: int) -> list[str]:

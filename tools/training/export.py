@@ -23,7 +23,7 @@ END_OF_TEXT, START, END = range(3)
 """Ids of the control tokens: the tokenizer numbers them first."""
 
 TEXT_PREFIX = "language_model."
-"""Of the text model's tensors in a checkpoint with a vision tower."""
+"""Prefix of the text model's tensors in a checkpoint with a vision tower."""
 
 # Parameters of a layer, by their names here and in Hugging Face's Qwen3.
 LAYER_NAMES: dict[str, str] = {

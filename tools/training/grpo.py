@@ -7,7 +7,7 @@ from random import Random
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForImageTextToText, AutoTokenizer
 
 from quire import Client, CompletionOutput, LLMEngine, SamplingParams, bundled
 from quire.rl import logprobs_from_logits
@@ -32,7 +32,7 @@ def loss_of(model: torch.nn.Module, group: list[CompletionOutput], prompt: list[
 def train(num_steps: int = NUM_STEPS, seed: int = 1, address: str = "") -> tuple[float, float]:
     """Trains; returns the share of right answers to held-back questions before and after."""
     rng, tokenizer = Random(seed), AutoTokenizer.from_pretrained(bundled.FOLDER)
-    model = AutoModelForCausalLM.from_pretrained(bundled.FOLDER, dtype=torch.float32)
+    model = AutoModelForImageTextToText.from_pretrained(bundled.FOLDER, dtype=torch.float32)
     optimizer = torch.optim.AdamW(model.parameters(), LR)
     sums = [(a, b) for a in range(10, 100) for b in range(10, 100)]
     chats = [[{"role": "user", "content": f"{a} and {b} together"}] for a, b in sums]

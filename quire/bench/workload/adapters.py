@@ -15,6 +15,7 @@ from quire.bench.workload.shapes import BenchShape
 from quire.bench.workload.workloads import Workload
 from quire.flags.setting_flags import human_int
 from quire.shared.errors import InvalidArgument
+from quire.shared.models.model_identity import read_config
 
 ALPHA = 16
 SPREAD = 0.01  # standard deviation of weights: changes texts, keeps numbers small
@@ -34,8 +35,7 @@ def make(shape: BenchShape, scratch: Path, count: int, rank: int) -> dict[str, s
     from safetensors.numpy import save_file
 
     folder = shape.folder or bundled.FOLDER
-    config = json.loads((folder / "config.json").read_text())
-    sizes = _sizes(config) if count else {}
+    sizes = _sizes(read_config(folder)) if count else {}
     made = {}
     for number in range(count):
         place = scratch / f"{shape.name}-adapters" / f"adapter-{number}"

@@ -17,7 +17,7 @@ from quire.services.frontend.input_processor.prompt_tokens import PromptTokens
 from quire.services.frontend.input_processor.sampling import logits_processors, sampling_rules
 from quire.services.frontend.input_processor.sampling.bad_words import bad_word_columns
 from quire.services.frontend.input_processor.sampling.sampling_message import grammar_bytes, to_message
-from quire.services.frontend.media.pipeline import PromptMedia
+from quire.services.frontend.media.pipeline import MediaUse, PromptMedia
 from quire.services.frontend.media.store import MediaHolds
 from quire.services.frontend.request.request import Prompt, Request, Sampling, TokenPrompt, media_of
 from quire.services.frontend.scheduler_client.client import ClusterLimits
@@ -76,7 +76,8 @@ class GenerationPreparer:
             return prompt_limits.column(token_ids, max_model_len, self._vocab_size), ()
         check_length(len(tokenized.token_ids), max_model_len)  # before the media are fetched
         shown = [parts[index] for index in tokenized.media]
-        token_ids, items = await self._media.place(tokenized.token_ids, shown, request, holds)
+        use = MediaUse(request.media_options, request.tenant, request.deadline_s)
+        token_ids, items = await self._media.place(tokenized.token_ids, shown, use, holds)
         prompt_limits.check_uncut(len(token_ids), request, max_model_len)
         return prompt_limits.column(token_ids, max_model_len, self._vocab_size), items
 

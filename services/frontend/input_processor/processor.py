@@ -15,8 +15,9 @@ from quire.services.frontend.input_processor.pooling.scoring import Scoring
 from quire.services.frontend.input_processor.prepared_prompt import PreparedPrompt
 from quire.services.frontend.input_processor.prompt_tokens import PromptTokens
 from quire.services.frontend.input_processor.sampling import logits_processors, sampling_rules
-from quire.services.frontend.media.pipeline import NoMedia, PromptMedia
+from quire.services.frontend.media.pipeline import MediaUse, NoMedia, PromptMedia
 from quire.services.frontend.media.store import MediaHolds
+from quire.services.frontend.request.media import DEFAULT_MEDIA_OPTIONS
 from quire.services.frontend.request.request import (
     ChatPrompt,
     PairPrompt,
@@ -24,6 +25,7 @@ from quire.services.frontend.request.request import (
     Request,
     TextPrompt,
     TokenPrompt,
+    media_of,
 )
 from quire.services.frontend.scheduler_client.client import ClusterLimits
 from quire.services.frontend.scheduler_client.submission import KV_PRIORITIES
@@ -98,7 +100,8 @@ class InputProcessor:
         lengths, names and priorities. Raises InvalidArgument for the first violation; `max_model_len` of 0 means
         unknown."""
         prompts.check(request, self._bounds)
-        self._media.check(request)
+        for prompt in request.prompts:
+            self._media.check(media_of(prompt), request.media_options)
         if request.pooling is None or request.truncate_prompt_tokens is None:
             for prompt in request.prompts:
                 self._tokens.check_characters(prompt, max_model_len)
@@ -141,9 +144,16 @@ class InputProcessor:
         return await self._pooled.prepare(request, request.pooling, limits, adapter)
 
     async def tokenize(self, prompt: Prompt, max_model_len: int) -> list[int]:
-        """Returns the token ids of a prompt, rendered if it is a conversation, for calls that only tokenize;
-        `max_model_len` of 0 means unknown."""
-        return list((await self._tokens.read(prompt, max_model_len)).token_ids)
+        """Returns the token ids of a prompt, rendered if it is a conversation and with its pictures in their
+        places, for calls that only tokenize; `max_model_len` of 0 means unknown."""
+        parts = media_of(prompt)
+        self._media.check(parts, DEFAULT_MEDIA_OPTIONS)
+        tokenized = await self._tokens.read(prompt, max_model_len)
+        if not parts:
+            return list(tokenized.token_ids)
+        with self._media.holding() as holds:
+            shown = [parts[index] for index in tokenized.media]
+            return list((await self._media.place(tokenized.token_ids, shown, MediaUse(), holds))[0])
 
     def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """Decodes ids at once in the calling thread; raises InvalidArgument for ids outside of the vocabulary."""

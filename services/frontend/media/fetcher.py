@@ -14,6 +14,7 @@ import socket
 import ssl
 from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 import httpcore
 
@@ -26,6 +27,8 @@ Resolve = Callable[[str, int], Awaitable[list[str]]]
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
 AGAIN = frozenset({408, 429, 500, 502, 503, 504})
 OK = 200
+MAX_CONNECTIONS = 512  # of all requests
+MAX_PER_HOST = 64  # so that a slow host leaves connections to others
 FIRST_PAUSE_S = 0.2  # before the second attempt, twice as long each time
 HEADERS = [(b"user-agent", b"quire"), (b"accept", b"image/*, */*;q=0.5"), (b"accept-encoding", b"identity")]
 LOST = (httpcore.NetworkError, httpcore.TimeoutException, httpcore.RemoteProtocolError, OSError)
@@ -42,8 +45,10 @@ class MediaFetcher:
         """Prepares the fetcher. `resolve`: returns the addresses of a host name; `tls`: overrides the trusted
         certificates."""
         self._policy, self._bounds = policy, policy.bounds
+        self._slots: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()  # by host
         self._pool = httpcore.AsyncConnectionPool(
             ssl_context=tls,
+            max_connections=MAX_CONNECTIONS,
             max_keepalive_connections=0,  # every connection dials an address that was checked for it
             network_backend=_CheckedBackend(policy, resolve or _resolve),
         )
@@ -106,8 +111,11 @@ class MediaFetcher:
             target=address.target.encode(),
         )
         headers = [(b"host", address.host_header.encode()), *HEADERS]
+        slots = self._slots.get(address.host)
+        if slots is None:
+            slots = self._slots[address.host] = asyncio.Semaphore(MAX_PER_HOST)
         try:
-            async with self._pool.stream("GET", url, headers=headers) as response:
+            async with slots, self._pool.stream("GET", url, headers=headers) as response:
                 if response.status in REDIRECTS:
                     return address.redirected(_header(response, b"location"))
                 if response.status in AGAIN:

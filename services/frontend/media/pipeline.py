@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ParamSpec, Protocol, TypeVar
+from typing import NamedTuple, ParamSpec, Protocol, TypeVar
 
 from quire.services.frontend.media import expansion, identity, sources
 from quire.services.frontend.media.decoder import PictureDecoder
@@ -17,8 +17,7 @@ from quire.services.frontend.media.policy import MediaPolicy
 from quire.services.frontend.media.store import MediaHolds, MediaStore
 from quire.services.frontend.media.tiles import MediaTiles
 from quire.services.frontend.request import conversation
-from quire.services.frontend.request.media import DEFAULT_MEDIA_OPTIONS, MediaPart
-from quire.services.frontend.request.request import Request, media_of
+from quire.services.frontend.request.media import DEFAULT_MEDIA_OPTIONS, MediaOptions, MediaPart
 from quire.shared.errors import DeadlineExceeded, InvalidArgument, Unimplemented
 from quire.shared.media.expansion import joins_of
 from quire.shared.media.processor import MediaProcessor, PromptTokenizer
@@ -34,17 +33,26 @@ T = TypeVar("T")
 Placed = tuple[Sequence[int], tuple[media_pb2.MediaItem, ...]]
 
 
+class MediaUse(NamedTuple):
+    """Circumstances of the preparation of a prompt's media."""
+
+    options: MediaOptions = DEFAULT_MEDIA_OPTIONS
+    tenant: str = ""
+    deadline_s: float | None = None  # on the event loop's clock
+
+
 class PromptMedia(Protocol):
     """Media of prompts, for the preparation of requests."""
 
-    def check(self, request: Request) -> None:
-        """Raises InvalidArgument or Unimplemented for media that the model or the server does not take."""
+    def check(self, parts: Sequence[MediaPart], options: MediaOptions) -> None:
+        """Raises InvalidArgument or Unimplemented for media of a prompt, or options, that the model or the server does
+        not take."""
 
     def holding(self) -> MediaHolds:
         """Returns the holds of one request, to be used in a `with`."""
 
     async def place(
-        self, token_ids: Sequence[int], parts: Sequence[MediaPart], request: Request, holds: MediaHolds
+        self, token_ids: Sequence[int], parts: Sequence[MediaPart], use: MediaUse, holds: MediaHolds
     ) -> Placed:
         """Returns the tokens with the media in the places of their placeholders, and the items. Raises QuireError."""
 
@@ -55,20 +63,19 @@ class NoMedia:
     def __init__(self) -> None:
         self._store = MediaStore(0, 0)
 
-    def check(self, request: Request) -> None:
+    def check(self, parts: Sequence[MediaPart], options: MediaOptions) -> None:
         """Raises Unimplemented for the first part that is no text, and for options of pictures."""
-        for prompt in request.prompts:
-            for part in media_of(prompt):
-                raise conversation.not_taken(part.origin)
-        if request.media_options != DEFAULT_MEDIA_OPTIONS:
-            name = "mm_processor_kwargs" if request.media_options.processor else "media_io_kwargs"
+        for part in parts:
+            raise conversation.not_taken(part.origin)
+        if options != DEFAULT_MEDIA_OPTIONS:
+            name = "mm_processor_kwargs" if options.processor else "media_io_kwargs"
             raise Unimplemented(f"{name}: this model takes no pictures; leave it out", field=name)
 
     def holding(self) -> MediaHolds:
         return self._store.holding()
 
     async def place(
-        self, token_ids: Sequence[int], parts: Sequence[MediaPart], request: Request, holds: MediaHolds
+        self, token_ids: Sequence[int], parts: Sequence[MediaPart], use: MediaUse, holds: MediaHolds
     ) -> Placed:
         """Returns the tokens as they are; check() has refused all parts."""
         return token_ids, ()
@@ -121,10 +128,12 @@ class MediaPipeline:
         self._fetcher = MediaFetcher(policy)
         self._decoder = PictureDecoder(folder, policy.bounds, num_processes)
 
-    def check(self, request: Request) -> None:
-        """Raises InvalidArgument for a prompt with too many pictures."""
-        for prompt in request.prompts:
-            self._limits.check(len(media_of(prompt)))
+    def check(self, parts: Sequence[MediaPart], options: MediaOptions) -> None:
+        """Raises InvalidArgument for too many pictures, and for parts that have none."""
+        self._limits.check(len(parts))
+        for part in parts:
+            if part.fault:
+                raise InvalidArgument(part.fault, field=part.origin.field)
 
     def holding(self) -> MediaHolds:
         return self.store.holding()
@@ -140,28 +149,28 @@ class MediaPipeline:
         )
 
     async def place(
-        self, token_ids: Sequence[int], parts: Sequence[MediaPart], request: Request, holds: MediaHolds
+        self, token_ids: Sequence[int], parts: Sequence[MediaPart], use: MediaUse, holds: MediaHolds
     ) -> Placed:
         """Fetches, decodes and renders the pictures, holds them, and puts their tokens in the places of their
-        placeholders. Raises InvalidArgument, ResourceExhausted, and DeadlineExceeded at the request's deadline."""
+        placeholders. Raises InvalidArgument, ResourceExhausted, and DeadlineExceeded at the deadline."""
         placeholder = self._model.processor.placeholder
         if not parts:
             return token_ids, ()
         expansion.check_count(
             list(token_ids).count(placeholder), len(parts), self._model.placeholder, parts[0].origin.field
         )
-        async with _deadline(request.deadline_s):
-            items = await self._items(parts, request, holds)
+        async with _deadline(use.deadline_s):
+            items = await self._items(parts, use, holds)
         join = joins_of(self._model.processor, self._model.tokenizer)
         return expansion.expand(list(token_ids), placeholder, items, join)
 
-    async def _items(self, parts: Sequence[MediaPart], request: Request, holds: MediaHolds) -> list[PlacedItem]:
+    async def _items(self, parts: Sequence[MediaPart], use: MediaUse, holds: MediaHolds) -> list[PlacedItem]:
         """Returns the items of the parts, some at a time. The first error ends the others."""
         slots, budget = asyncio.Semaphore(MAX_AT_ONCE), _ByteBudget(self._bounds.request_bytes)
 
         async def item(index: int, part: MediaPart) -> PlacedItem:
             async with slots:
-                return await self._item(index, part, request, holds, budget)
+                return await self._item(index, part, use, holds, budget)
 
         try:
             async with asyncio.TaskGroup() as group:
@@ -171,11 +180,11 @@ class MediaPipeline:
         return [task.result() for task in tasks]
 
     async def _item(
-        self, index: int, part: MediaPart, request: Request, holds: MediaHolds, budget: _ByteBudget
+        self, index: int, part: MediaPart, use: MediaUse, holds: MediaHolds, budget: _ByteBudget
     ) -> PlacedItem:
         """Reads one part and holds its tiles. Raises QuireError."""
-        options = request.media_options
-        name = _name(part, request)
+        options = use.options
+        name = _name(part, use)
         content = await self._content(part)
         if content is None:
             identifier = self.store.named(name)
@@ -225,12 +234,12 @@ class _ByteBudget:
             )
 
 
-def _name(part: MediaPart, request: Request) -> bytes:
+def _name(part: MediaPart, use: MediaUse) -> bytes:
     """Returns the key of the client's name of a part; empty without one. Names are those of a tenant, and of one way
     of processing."""
     if not part.name:
         return b""
-    return repr((request.tenant, part.name, identity.options_key(request.media_options))).encode()
+    return repr((use.tenant, part.name, identity.options_key(use.options))).encode()
 
 
 async def _in_thread_if_long(given: str | bytes, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

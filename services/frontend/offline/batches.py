@@ -32,8 +32,8 @@ class BatchStore:
     """Batches in a folder: ID.json holds the state, ID.lock the running frontend, ID.cancel requests cancellation,
     ID.output and ID.error hold the answers so far."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, max_batches: int = MAX_BATCHES) -> None:
+        self._folder, self._max_batches = folder, max_batches
         self._ended: set[str] = set()  # batches that cannot change any more
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._temp_files = TempFiles(folder)
@@ -41,11 +41,11 @@ class BatchStore:
     def create(
         self, tenant: str, key: str, *, endpoint: str, input_file_id: str, metadata: dict[str, str] | None
     ) -> Batch:
-        """Creates and saves a batch with a new id that expires after a day. Raises ResourceExhausted at MAX_BATCHES
+        """Creates and saves a batch with a new id that expires after a day. Raises ResourceExhausted at `max_batches`
         batches in the store or MAX_UNFINISHED unfinished ones of the tenant."""
-        if sum(1 for _ in self._folder.glob("batch_*.json")) >= MAX_BATCHES:
+        if sum(1 for _ in self._folder.glob("batch_*.json")) >= self._max_batches:
             raise ResourceExhausted(
-                f"{MAX_BATCHES} batches are stored, which is the maximum; delete some, or wait until they expire"
+                f"{self._max_batches} batches are stored, which is the maximum; delete some, or wait until they expire"
             )
         unfinished = [batch for batch in self.unfinished() if batch.tenant == tenant]
         if len(unfinished) >= MAX_UNFINISHED:

@@ -145,7 +145,7 @@ class BatchRun:
         completed, or the reason why the rest stays unanswered, such as cancelled or expired."""
         ending = "completed"
         with source.open("rb") as file:
-            portions = _portions(batch_lines.numbered_lines(file))
+            portions = portions_of(batch_lines.numbered_lines(file))
             async with asyncio.TaskGroup() as group:
                 while ending == "completed" and (chunk := await asyncio.to_thread(next, portions, None)):
                     for number, line in chunk:
@@ -263,11 +263,13 @@ async def _validate_lines(source: Path, endpoint: str) -> tuple[int, list[dict[s
     return result["total"], result["errors"]
 
 
-def _portions(lines: Iterator[tuple[int, bytes]]) -> Iterator[list[tuple[int, bytes]]]:
+def portions_of(
+    lines: Iterator[tuple[int, bytes]], max_lines: int = CHUNK, max_bytes: int = CHUNK_BYTES
+) -> Iterator[list[tuple[int, bytes]]]:
     """Yields portions with limits of lines and bytes; a single longer line is a portion too."""
     portion, num_bytes = list[tuple[int, bytes]](), 0
     for number, line in lines:
-        if portion and (len(portion) == CHUNK or num_bytes + len(line) > CHUNK_BYTES):
+        if portion and (len(portion) == max_lines or num_bytes + len(line) > max_bytes):
             yield portion
             portion, num_bytes = [], 0
         portion.append((number, line))

@@ -158,11 +158,13 @@ def _content(text: str, images: Sequence[Any] | None, field: str) -> str | list[
 
 
 def _picture(image: Any, field: str) -> MediaPart:
-    """Returns the picture of base64 text or a data: URL. Raises InvalidArgument for another type."""
+    """Returns the picture of base64 text or a data: URL; the error of another type is in it."""
+    origin = PartOrigin(f"{field}: images" if field != "images" else field, "", field)
     if not isinstance(image, str):
-        raise InvalidArgument(f"{field}: images must be texts in base64, got {type(image).__name__}", field=field)
+        fault = f"{field}: images must be texts in base64, got {type(image).__name__}"
+        return MediaPart(fault=fault, origin=origin)
     url = image if image.startswith("data:") else f"data:;base64,{image}"
-    return MediaPart(url, origin=PartOrigin(f"{field}: images" if field != "images" else field, "", field))
+    return MediaPart(url, origin=origin)
 
 
 def _text(message: Mapping[str, Any], name: str) -> str:

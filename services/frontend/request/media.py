@@ -27,6 +27,7 @@ class MediaPart:
     url: str | None = field(default=None, repr=False)  # data:, http(s): or file: URL, not parsed yet
     content: bytes | None = field(default=None, repr=False)  # a whole file
     name: str = ""  # the client's name of the item (uuid); empty: none
+    fault: str = ""  # error of a part without a picture, for models that take pictures; empty: none
     origin: PartOrigin = CHAT_PART
 
 

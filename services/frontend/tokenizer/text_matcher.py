@@ -11,11 +11,19 @@ STEP_CHARACTERS = 64 * 1024  # searched at once: a search holds the GIL
 class TextMatcher:
     """Matcher for a set of texts, which also finds partial occurrences at the ends of a text."""
 
-    def __init__(self, texts: Iterable[str], alone: Iterable[str] = (), others: str = "") -> None:
+    def __init__(
+        self,
+        texts: Iterable[str],
+        alone: Iterable[str] = (),
+        others: str = "",
+        step_characters: int = STEP_CHARACTERS,
+    ) -> None:
         """Compiles the expressions for the texts.
 
         `alone`: the texts that match only as whole words. `others`: an additional class of non-ASCII characters.
+        `step_characters`: searched at once.
         """
+        self._step_characters = step_characters
         sorted_texts = sorted(set(texts))
         alone = set(alone)
         self._others = bool(others)
@@ -34,7 +42,7 @@ class TextMatcher:
             return
         position = 0
         while position < len(text):
-            end = position + STEP_CHARACTERS
+            end = position + self._step_characters
             match = self._whole.search(text, position, end + self._longest)
             if match is not None and match.start() < end:
                 yield match.span()

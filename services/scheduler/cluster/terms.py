@@ -314,7 +314,7 @@ def _check_ids(field: str, ids: bytes, hashes: bytes, valid: range, what: str) -
     num_held = len(ids) // TOKEN_BYTES
     if len(ids) % TOKEN_BYTES or len(hashes) != block_hash.HASH_BYTES * num_held or num_held > len(valid):
         raise FailedPrecondition(
-            f"{field}: {len(ids)} bytes of ids and {len(hashes)} of hashes for {what}, of which there are {len(valid)}",
+            f"{field}: {len(ids)} bytes of ids and {len(hashes)} of hashes do not fit {what}, {len(valid)}",
             field=field,
         )
     sent = u32(ids)

@@ -94,7 +94,10 @@ class CoreLimits:
         """Returns why the media items of a prompt of `num_tokens` can never be encoded or computed here together; None
         if they can."""
         if not self.encoder_capacity:
-            return "media: the worker's model takes no pictures"
+            return (
+                "media: the worker takes no pictures: its model has no encoder, or its options (language_model_only, "
+                "pipeline_parallel_size, context_parallel_size) leave the encoder out. Send text alone."
+            )
         total = sum({item.identifier: item.num_embeddings for item in items}.values())
         if total > self.encoder_capacity:
             return (

@@ -36,6 +36,7 @@ log = logger("worker.build")
 STEPS_KEPT = 4  # rows of the default cache, in token budgets
 LARGEST_SIDE = 4096  # of the picture whose layout is taken for the largest
 PICTURES = ("image",)
+EXCLUSIVE = ("pipeline_parallel_size", "context_parallel_size")  # options that have no place for rows of pictures
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +65,17 @@ class Vision:
 
 def read_processor(settings: WorkerSettings) -> MediaProcessor | None:
     """Returns the processor of the pictures that the worker encodes; None for text models, families without an encoder,
-    folders without the processor's files, and with language_model_only."""
-    folder = Path(settings.model)
+    folders without the processor's files, with language_model_only, and with an option of EXCLUSIVE (logged)."""
     if settings.language_model_only:
         return None
-    return read_media_processor(folder)
+    processor = read_media_processor(Path(settings.model))
+    if processor is None:
+        return None
+    excluding = {name: getattr(settings, name) for name in EXCLUSIVE if getattr(settings, name) > 1}
+    if excluding:
+        log.info("text alone is served: these options have no place for pictures", **excluding)
+        return None
+    return processor
 
 
 def with_room_for_pictures(settings: WorkerSettings, limits: WorkerLimits) -> WorkerLimits:
@@ -99,8 +106,7 @@ def cache_capacity(settings: WorkerSettings, processor: MediaProcessor, max_num_
 def open_vision(
     settings: WorkerSettings, place: LayerPlacement, loader: Loader, model: CausalLM, max_num_batched_tokens: int
 ) -> Vision | None:
-    """Builds the encoder and loads its weights; None if the worker encodes no pictures. Raises InvalidArgument for
-    settings that exclude an encoder."""
+    """Builds the encoder and loads its weights; None if the worker encodes no pictures."""
     hidden_size, processor = model.config.hidden_size, read_processor(settings)
     if processor is None:
         return None
@@ -112,7 +118,6 @@ def open_vision(
     encoder = new()
     if encoder is None:
         return None
-    _check_supported(settings)
     loader.load(encoder, Path(settings.model), lambda _: True)
     cache = EncoderCache(cache_capacity(settings, processor, max_num_batched_tokens))
     log.info("encoder of pictures loaded", rows=cache.capacity)
@@ -167,14 +172,6 @@ def media_encoding(vision: Vision | None, device: torch.device) -> NoMediaEncodi
 def _whole(place: LayerPlacement) -> LayerPlacement:
     """Returns the placement of the encoder: every rank has all of it, not quantized and without adapters."""
     return replace(place, shard=WHOLE, adapters=None, quantization="none", checkpoint=None)
-
-
-def _check_supported(settings: WorkerSettings) -> None:
-    """Raises InvalidArgument for parallelism that has no place for rows of pictures."""
-    for name in ("pipeline_parallel_size", "context_parallel_size"):
-        if getattr(settings, name) > 1:
-            text = f"{name}: {getattr(settings, name)} is not supported for models that take pictures"
-            raise InvalidArgument(f"{text}; set --language-model-only to serve text alone", field=name)
 
 
 def _largest(processor: MediaProcessor) -> TileLayout | None:

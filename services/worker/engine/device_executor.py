@@ -5,11 +5,29 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
-from quire.services.worker.kv.host_memory import PendingCopy
+from quire.services.worker.engine.commands import (
+    AddAdapter,
+    Command,
+    Deferred,
+    EncodeMedia,
+    EndEpoch,
+    Execute,
+    ExecuteDeviceOrder,
+    FinishedStep,
+    LaunchedStep,
+    MoveBlocks,
+    PendingMedia,
+    PendingMove,
+    ReleaseGrammar,
+    ReleaseMedia,
+    RemoveAdapter,
+    ResetCache,
+    ResultReceiver,
+    ShareGrammar,
+    StagesFinished,
+)
 from quire.services.worker.kv_transfer.page_orders import (
     CommitBlocks,
     PageOrder,
@@ -18,173 +36,14 @@ from quire.services.worker.kv_transfer.page_orders import (
     ReadBlocks,
     WriteBlocks,
 )
-from quire.services.worker.lora.peft.peft_folder import PeftFolder
-from quire.services.worker.media.waiting import FetchedOrder, WaitingMedia
 from quire.services.worker.ranks.group import RankFailure, RankGroup
 from quire.services.worker.replica.device_orders import RETRYABLE, compensating_order
-from quire.services.worker.replica.flight import StepInFlight
-from quire.services.worker.replica.media_encoding import EncodedBatch
 from quire.services.worker.replica.replica import Replica
 from quire.services.worker.replica.retained_state import RetainedState
-from quire.services.worker.runner.output import RunnerOutput
-from quire.services.worker.step.plan import StepPlan
 from quire.services.worker.step.plan_violation import PlanViolation
-from quire.services.worker.step.result import StepResult
 from quire.services.worker.structured.compile_pool import CompilePool
 from quire.shared.errors import FailedPrecondition
-from quire.shared.models.adapter_ids import AdapterId
 from quire.shared.pb.worker.v1 import worker_pb2 as pb
-from quire.shared.step_value import step_value
-
-
-class ResultReceiver(Protocol):
-    """Receives the results of an attachment on the event loop."""
-
-    def deliver(self, result: StepResult) -> None: ...
-
-    def abort_session(self, reason: str) -> None:
-        """Ends the attachment: no further result will follow."""
-
-    def grammar_prepared(self, prepared: pb.GrammarPrepared) -> None: ...
-
-    def media_prepared(self, prepared: pb.MediaPrepared) -> None: ...
-
-    def blocks_transferred(self, done: pb.Transferred) -> None: ...
-
-    def blocks_fetched(self, done: pb.BlocksFetched) -> None: ...
-
-    def adapter_loaded(self, loaded: pb.AdapterLoaded) -> None: ...
-
-    def device_order_done(self, done: pb.DeviceOrderDone) -> None: ...
-
-
-@step_value
-class Execute:
-    """Executes a plan; skipped if its receiver is no longer the current one. `arrived_ns` by time.perf_counter_ns()."""
-
-    receiver: ResultReceiver
-    plan: StepPlan
-    arrived_ns: int
-
-
-@dataclass(frozen=True, slots=True)
-class EndEpoch:
-    """Ends the epoch once no step is in flight."""
-
-    reply: asyncio.Future[RetainedState]
-
-
-@dataclass(frozen=True, slots=True)
-class ResetCache:
-    """Discards the record of which tokens the blocks hold."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReleaseGrammar:
-    """Releases a grammar after the plans before it, which may use it."""
-
-    grammar_id: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class EncodeMedia:
-    """Encodes some of the fetched media items that wait, after the commands before it."""
-
-    waiting: WaitingMedia
-
-
-@dataclass(frozen=True, slots=True)
-class ReleaseMedia:
-    """Releases the rows of a media item after the plans before it, which may use them."""
-
-    identifier: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class PendingMedia:
-    """Media items that the device is encoding."""
-
-    orders: Sequence[FetchedOrder]
-    batch: EncodedBatch
-
-
-@dataclass(frozen=True, slots=True)
-class MoveBlocks:
-    """Starts a transfer between device and host memory after the plans before it."""
-
-    receiver: ResultReceiver
-    order: pb.Transfer
-
-
-@dataclass(frozen=True, slots=True)
-class PendingMove:
-    """A block transfer in progress; `begun_ns` by time.perf_counter_ns()."""
-
-    receiver: ResultReceiver
-    transfer_id: int
-    pending: PendingCopy
-    begun_ns: int
-
-
-@step_value
-class LaunchedStep:
-    """A launched step with what its result needs; `wait_us` is the time that its plan was queued."""
-
-    receiver: ResultReceiver
-    flight: StepInFlight
-    wait_us: int
-    ticket: int  # of RankGroup.broadcast
-
-
-@step_value
-class FinishedStep:
-    """A step that the device has finished; `output` is None if it failed."""
-
-    launched: LaunchedStep
-    output: RunnerOutput | None
-
-
-@dataclass(frozen=True, slots=True)
-class StagesFinished:
-    """Reports that the other pipeline stages' output of a step has arrived."""
-
-    launched: LaunchedStep
-
-
-@dataclass(frozen=True, slots=True)
-class ShareGrammar:
-    """Makes the other ranks compile a grammar."""
-
-    order: pb.PrepareGrammar
-
-
-@dataclass(frozen=True, slots=True)
-class AddAdapter:
-    """Adds an adapter that has been read from disk."""
-
-    receiver: ResultReceiver
-    order_id: int
-    folder: PeftFolder
-    digest: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class RemoveAdapter:
-    """Removes an adapter after the plans before it, which may use it."""
-
-    adapter: AdapterId
-
-
-@dataclass(frozen=True, slots=True)
-class ExecuteDeviceOrder:
-    """Executes a device order after the plans before it, when no step is in flight."""
-
-    receiver: ResultReceiver
-    order: pb.DeviceOrder
-
-
-Deferred = Execute | ReleaseGrammar | EncodeMedia | ReleaseMedia | MoveBlocks | RemoveAdapter | ExecuteDeviceOrder
-Command = Deferred | PageOrder | EndEpoch | ResetCache | ShareGrammar | AddAdapter | FinishedStep | StagesFinished
 
 
 class OutcomeHandler(Protocol):
@@ -241,6 +100,7 @@ class DeviceExecutor:
     def __init__(self, replica: Replica, ranks: RankGroup, grammars: CompilePool, outcomes: OutcomeHandler) -> None:
         self._replica, self._ranks, self._grammars, self._outcomes = replica, ranks, grammars, outcomes
         self._num_in_flight = 0
+        self._num_releases = 0  # of media items
         self.maintenance_running = False  # a device order is being executed; its duration is unbounded
         self._pending: deque[LaunchedStep] = deque()  # steps that wait for other stages
         self._end_epoch: EndEpoch | None = None
@@ -299,6 +159,7 @@ class DeviceExecutor:
             elif isinstance(command, ReleaseMedia):
                 self._replica.media.release(command.identifier)
                 self._ranks.release_media(command.identifier)
+                self._num_releases += 1
             elif isinstance(command, MoveBlocks):
                 self._move(command)
             elif isinstance(command, RemoveAdapter):
@@ -394,7 +255,7 @@ class DeviceExecutor:
         """Starts encoding a batch of waiting items on all ranks; further ones are encoded after the commands that have
         arrived meanwhile, so that a step waits for one batch at most. Drops items of ended attachments. Raises
         RankFailure and fatal device errors."""
-        orders, is_last = command.waiting.take_batch(self._outcomes.is_current)
+        orders, is_last = command.waiting.take_batch(self._outcomes.is_current, self._num_releases)
         if orders:
             items = [order.item for order in orders]
             self._ranks.encode_media(items)

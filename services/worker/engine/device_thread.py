@@ -10,7 +10,8 @@ from collections.abc import Callable
 
 import torch
 
-from quire.services.worker.engine.device_executor import Command, DeviceExecutor, OutcomeHandler
+from quire.services.worker.engine.commands import Command
+from quire.services.worker.engine.device_executor import DeviceExecutor, OutcomeHandler
 from quire.services.worker.engine.replies import Replies, as_failure
 from quire.services.worker.ranks.group import RankGroup
 from quire.services.worker.replica.replica import Occupancy, Replica

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import torch
 from google.protobuf.message import DecodeError
 
-from quire.services.worker.engine.device_executor import (
+from quire.services.worker.engine.commands import (
     AddAdapter,
     EncodeMedia,
     EndEpoch,
@@ -248,6 +248,8 @@ class Engine:
 
     def release_media(self, identifier: bytes) -> None:
         """Releases the rows of a media item after the submitted plans, which may use them."""
+        if self.media is not None:
+            self.media.count_release()
         self._inbox.put(ReleaseMedia(identifier))
 
     def load_adapter(self, receiver: ResultReceiver, order: pb.LoadAdapter) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from quire.services.worker.codec.media_codec import decode_item
-from quire.services.worker.engine.device_executor import ResultReceiver
+from quire.services.worker.engine.commands import ResultReceiver
 from quire.services.worker.media.pixels import PixelSource
 from quire.services.worker.media.waiting import FetchedOrder, WaitingMedia
 from quire.services.worker.step.fetched_item import FetchedItem
@@ -43,6 +43,7 @@ class MediaOrders:
         self._tasks = Tasks()
         self._places = asyncio.Semaphore(MAX_CONCURRENT_ITEMS)
         self._receiver: ResultReceiver | None = None
+        self._num_releases = 0
 
     def start_epoch(self, receiver: ResultReceiver) -> None:
         """Abandons the orders of the previous attachment."""
@@ -52,20 +53,24 @@ class MediaOrders:
 
     def prepare(self, receiver: ResultReceiver, order: pb.PrepareMedia) -> None:
         """Starts fetching and encoding an item, while steps run; `receiver` gets the outcome."""
-        self._tasks.start("the preparation of media", self._prepare(receiver, order))
+        self._tasks.start("the preparation of media", self._prepare(receiver, order, self._num_releases))
+
+    def count_release(self) -> None:
+        """Counts an order to release rows: items that are ordered afterwards are encoded after it."""
+        self._num_releases += 1
 
     async def close(self) -> None:
         """Abandons all orders and closes the source."""
         await self._tasks.close()
         await self._source.close()
 
-    async def _prepare(self, receiver: ResultReceiver, order: pb.PrepareMedia) -> None:
-        """Prepares an item and reports it; raises no error."""
+    async def _prepare(self, receiver: ResultReceiver, order: pb.PrepareMedia, num_releases: int) -> None:
+        """Prepares an item, after `num_releases` releases, and reports it; raises no error."""
         prepared = pb.MediaPrepared(identifier=order.item.identifier)
         try:
             async with self._places:
                 item = _decode(order)
-                await self._fetch_and_encode(receiver, item, order.address, prepared)
+                await self._fetch_and_encode(receiver, item, order.address, prepared, num_releases)
         except QuireError as error:
             prepared.error.CopyFrom(to_proto(error))
         except Exception as error:
@@ -79,7 +84,7 @@ class MediaOrders:
             receiver.media_prepared(prepared)
 
     async def _fetch_and_encode(
-        self, receiver: ResultReceiver, item: MediaItem, address: str, prepared: pb.MediaPrepared
+        self, receiver: ResultReceiver, item: MediaItem, address: str, prepared: pb.MediaPrepared, num_releases: int
     ) -> None:
         """Fetches an item and waits until it is encoded; writes the times into `prepared`. Raises QuireError."""
         begun_ns = time.perf_counter_ns()
@@ -93,7 +98,7 @@ class MediaOrders:
                 done.set_result(error)
 
         fetched = FetchedItem(item.identifier, item.num_embeddings, item.layout, pixels)
-        if self._waiting.put(FetchedOrder(receiver, fetched, finish)):
+        if self._waiting.put(FetchedOrder(receiver, fetched, finish, num_releases)):
             self._encode(self._waiting)
         error = await done
         prepared.encode_us = (time.perf_counter_ns() - fetched_ns) // 1000

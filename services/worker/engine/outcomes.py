@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 
 from quire.services.worker.device.device import is_fatal_device_error
-from quire.services.worker.engine.device_executor import (
+from quire.services.worker.engine.commands import (
     AddAdapter,
     Command,
     EncodeMedia,

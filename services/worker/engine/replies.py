@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from quire.services.worker.engine.device_executor import ResultReceiver
+from quire.services.worker.engine.commands import ResultReceiver
 from quire.services.worker.structured.compile_pool import CompileResult
 from quire.shared.errors import Internal, QuireError, to_proto
 from quire.shared.logs import logger

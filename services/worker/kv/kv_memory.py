@@ -43,17 +43,18 @@ def block_shape(spec: AttentionSpec, num_layers: int, dtype: torch.dtype) -> Blo
     return BlockShape(num_layers, spec.block_size, spec.num_kv_heads, spec.head_dim, dtype, num_parts)
 
 
-def cpu_budget(wanted_gib: float) -> int:
+def cpu_budget(wanted_gib: float, free_bytes: int | None = None) -> int:
     """Returns the bytes of host memory for KV: the requested size, else a tenth of free memory, at most 4 GiB. Raises
-    InvalidArgument if it exceeds the host's memory."""
+    InvalidArgument if it exceeds the host's memory. `free_bytes`: free memory, by default as measured now."""
+    free_bytes = free_host_bytes() if free_bytes is None else free_bytes
     if wanted_gib:
         has = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         if wanted_gib * GIB > has:
-            free, total = free_host_bytes() / GIB, has / GIB
+            free, total = free_bytes / GIB, has / GIB
             text = f"this host has {total:.1f} GiB of memory, of which {free:.1f} are free"
             raise InvalidArgument(f"cpu_kv_cache_gib: {wanted_gib:g}: {text}", field="cpu_kv_cache_gib")
         return int(wanted_gib * GIB)
-    return min(free_host_bytes() // CPU_SHARE, MAX_CPU_BYTES)
+    return min(free_bytes // CPU_SHARE, MAX_CPU_BYTES)
 
 
 def cuda_budget(utilization: float, total_bytes: int, other_bytes: int) -> int:

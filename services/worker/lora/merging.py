@@ -17,6 +17,7 @@ from quire.services.worker.lora.peft.peft_folder import LowRank, PeftFolder
 from quire.services.worker.lora.peft.peft_scales import refusal
 
 WEIGHT = ".weight"
+TEXT_PREFIX = "language_model."  # of the text part's tensors in multimodal models of transformers 4
 HEAD = "lm_head"
 TABLES = ("embed_tokens", "wte", "embed_in")
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
@@ -67,7 +68,9 @@ class AdapterMerge:
         if adapter.stacks:
             text = f"{adapter.stacks[0].name}: merging adapters of stacked expert parameters is not supported"
             raise refusal(adapter.name, text)
-        self._tied = HEAD + WEIGHT not in shapes if tied is None else tied
+        prefix = TEXT_PREFIX if any(name.startswith(TEXT_PREFIX) for name in shapes) else ""
+        self._head = prefix + HEAD + WEIGHT
+        self._tied = self._head not in shapes if tied is None else tied
         self._changes: dict[str, WeightChange] = {}  # by tensor
         self._of_head: WeightChange | None = None  # if the head is tied to the embeddings
         for change in self._all(transposed):
@@ -86,11 +89,11 @@ class AdapterMerge:
         """Returns the tensors that replace a tensor of the checkpoint, in its dtype: itself, none, or the embeddings
         and an output head of its own. Raises InvalidArgument if it is not a weight of 16 or 32 bits, or not the one
         that the adapter was trained for."""
-        if self._untied and name == HEAD + WEIGHT:
+        if self._untied and name == self._head:
             return {}  # a copy of the embeddings, from which the head is made
         merged = {name: self._changed(name, weight, self._changes.get(name))}
         if name == self._untied:
-            merged[HEAD + WEIGHT] = self._changed(name, weight, self._of_head).clone()
+            merged[self._head] = self._changed(name, weight, self._of_head).clone()
         return merged
 
     def _changed(self, name: str, weight: Tensor, change: WeightChange | None) -> Tensor:
@@ -135,10 +138,11 @@ class AdapterMerge:
             self._changes[name] = change
 
     def _find(self, module: str) -> str:
-        """Returns the tensor name of a module; some checkpoints omit or add a prefix of the layers' names (GPT-2).
-        Raises InvalidArgument if the checkpoint has none."""
+        """Returns the tensor name of a module; some checkpoints omit or add a prefix of the layers' names (GPT-2), and
+        multimodal ones add that of their text part. Raises InvalidArgument if the checkpoint has none."""
         _, _, inside = module.partition(".")
-        names = [name for name in (module, inside, f"model.{module}") if name + WEIGHT in self._shapes]
+        of_text = (f"{TEXT_PREFIX}{module}", f"model.{TEXT_PREFIX}{inside}")
+        names = [name for name in (module, inside, f"model.{module}", *of_text) if name + WEIGHT in self._shapes]
         if not names:
             text = f"{module} is not a layer of this checkpoint, which has no {module}{WEIGHT}"
             raise refusal(self._adapter.name, text)

@@ -21,6 +21,7 @@ class FetchedOrder(NamedTuple):
     receiver: Any  # the attachment
     item: FetchedItem
     finish: Callable[[QuireError | None], None]  # called once on the event loop, unless the attachment has ended
+    num_releases: int = 0  # orders to release rows that came before it, all since the start
 
 
 class WaitingMedia:
@@ -40,15 +41,17 @@ class WaitingMedia:
             was_announced, self._is_announced = self._is_announced, True
             return not was_announced
 
-    def take_batch(self, is_current: Callable[[Any], bool]) -> tuple[list[FetchedOrder], bool]:
+    def take_batch(self, is_current: Callable[[Any], bool], num_releases: int = 0) -> tuple[list[FetchedOrder], bool]:
         """Returns the next orders for one call of the encoder, of equal shape, and whether none is left; otherwise the
-        caller has to call again. Drops orders of attachments that are not current."""
+        caller has to call again. Orders that follow more than `num_releases` releases wait, since the scheduler counts
+        on their room. Drops orders of attachments that are not current."""
         with self._lock:
             batch: list[FetchedOrder] = []
             others: deque[FetchedOrder] = deque()
             for order in self._orders:
                 if is_current(order.receiver):
-                    (batch if self._fits(batch, order) else others).append(order)
+                    is_taken = order.num_releases <= num_releases and self._fits(batch, order)
+                    (batch if is_taken else others).append(order)
             self._orders = others
             self._is_announced = bool(others)
             return batch, not others

@@ -126,7 +126,7 @@ class MediaEncoding(NoMediaEncoding):
             text = f"the encoder computes {rows.size(0)} rows from pixels {list(item.pixels.shape)}"
             return InvalidArgument(f"media: {text}, not num_embeddings {item.num_embeddings}", field="media")
         try:
-            self._cache.keep(item.identifier, rows.contiguous())
+            self._cache.keep(item.identifier, _own_memory(rows))
         except ResourceExhausted as error:
             return error
         return None
@@ -159,6 +159,12 @@ def _failure(error: Exception, item: FetchedItem) -> QuireError:
         return ResourceExhausted(f"media: no memory to encode pixels {list(item.pixels.shape)}")
     log.error("encoding failed", shape=list(item.pixels.shape), error=f"{type(error).__name__}: {error}")
     return Internal(f"media: pixels {list(item.pixels.shape)} cannot be encoded: {type(error).__name__}")
+
+
+def _own_memory(rows: Tensor) -> Tensor:
+    """Returns rows that keep no other item's memory alive: those of one call may be parts of one tensor."""
+    rows = rows.contiguous()
+    return rows.clone() if rows.untyped_storage().nbytes() > rows.nbytes else rows
 
 
 def _finished() -> None:

@@ -16,6 +16,7 @@ from quire.services.worker.models.config.decoder_config import DecoderConfig
 from quire.services.worker.models.registry import find_encoder, read_model_config
 from quire.services.worker.models.vision.registry import pictures_see_ahead
 from quire.services.worker.spec_decode import config as speculative_config
+from quire.services.worker.warmup import compile_process
 from quire.services.worker.warmup.compile_process import CompileProcess, needs_compilation, num_cores
 from quire.shared.logs import logger
 from quire.shared.models.model_identity import read_config
@@ -35,13 +36,15 @@ class KernelCompilation:
     """Compilation in a separate process, started at construction if kernels are missing; nothing to compile on the
     CPU."""
 
-    def __init__(self, settings: WorkerSettings, process: CompileProcess | None = None) -> None:
-        """Starts a compile process if kernels are missing and none is running. `process`: one that is running already.
-        Raises QuireError for invalid settings or models."""
+    def __init__(
+        self, settings: WorkerSettings, process: CompileProcess | None = None, module: str = compile_process.MODULE
+    ) -> None:
+        """Starts a compile process if kernels are missing and none is running. `process`: one that is running already;
+        `module`: what it runs. Raises QuireError for invalid settings or models."""
         self._started = time.perf_counter()
         self._process = process
         if process is None and missing(settings) is not None:
-            self._process = CompileProcess(settings)
+            self._process = CompileProcess(settings, module)
 
     def wait(self) -> None:
         """Waits until the kernels are compiled, at most two minutes, and logs how long; a failure is only a warning."""

@@ -22,32 +22,32 @@ MAX_WAIT_S = 120.0  # compiling takes 10 s on idle cores
 class CompileProcess:
     """A compile process and its children, in one process group: if one hangs, all are killed."""
 
-    def __init__(self, settings: WorkerSettings) -> None:
+    def __init__(self, settings: WorkerSettings, module: str = MODULE) -> None:
         """Starts the process and sends it the settings as JSON on standard input."""
-        command = [sys.executable, "-P", "-m", MODULE]
+        command = [sys.executable, "-P", "-m", module]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, text=True, start_new_session=True)
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # wait() reports the failure
             self._process.stdin.write(settings.model_dump_json())
             self._process.stdin.close()
 
-    def wait(self) -> bool:
-        """Waits for the process; returns whether it succeeded. After MAX_WAIT_S it is killed with its children. Kernels
-        it missed are compiled on first use."""
+    def wait(self, max_wait_s: float = MAX_WAIT_S) -> bool:
+        """Waits for the process; returns whether it succeeded. After `max_wait_s` it is killed with its children.
+        Kernels it missed are compiled on first use."""
         try:
-            return self._process.wait(MAX_WAIT_S) == 0
+            return self._process.wait(max_wait_s) == 0
         except subprocess.TimeoutExpired:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
             return False
 
 
-def start(settings: WorkerSettings) -> CompileProcess | None:
+def start(settings: WorkerSettings, module: str = MODULE) -> CompileProcess | None:
     """Starts a compile process, or returns None if nothing has to be compiled, by a cheap check: device, cores and the
     marker of an earlier compilation."""
     if not needs_compilation(settings) or any(cache_folder().glob(MARKERS)):
         return None
-    return CompileProcess(settings)
+    return CompileProcess(settings, module)
 
 
 def needs_compilation(settings: WorkerSettings) -> bool:

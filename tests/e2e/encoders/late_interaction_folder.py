@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
 
-from quire import bundled
+from tests.bundled_text import write_text_model
 
 SIZE = 16  # of a token's vector
 
 
 def write(folder: Path) -> Path:
     """Writes the model into a new folder."""
-    shutil.copytree(bundled.FOLDER, folder)
+    write_text_model(folder)
     hidden = json.loads((folder / "config.json").read_text())["hidden_size"]
     (folder / "1_Dense").mkdir()
     dense = {"in_features": hidden, "out_features": SIZE, "bias": False, "activation_function": "nn.Identity"}

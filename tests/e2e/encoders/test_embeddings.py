@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import base64
+import tempfile
 import threading
 from functools import cache
+from pathlib import Path
 
 import httpx
 import numpy as np
@@ -18,6 +20,7 @@ from quire import LLM, AsyncLLM, Client, SamplingParams
 from quire.bundled import FOLDER
 from quire.cluster import Cluster
 from quire.shared.errors import InvalidArgument
+from tests.bundled_text import write_text_model
 
 TEXTS = ["Hello, world", "the sum of two and two", "a", "Ünïcödé 🙂 and so on, " * 20]
 Vector = npt.NDArray[np.float32]
@@ -25,7 +28,9 @@ Vector = npt.NDArray[np.float32]
 
 @cache
 def hidden_states() -> tuple[transformers.PreTrainedModel, transformers.PreTrainedTokenizerFast]:
-    model = transformers.AutoModelForCausalLM.from_pretrained(FOLDER, dtype=torch.float32)
+    with tempfile.TemporaryDirectory() as made:
+        folder = write_text_model(Path(made))
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     return model.eval(), transformers.PreTrainedTokenizerFast(tokenizer_file=str(FOLDER / "tokenizer.json"))
 
 

@@ -19,6 +19,7 @@ from quire.bundled import ADAPTERS, FOLDER
 from quire.cluster import Cluster, ClusterOptions
 from quire.requests import RequestOptions
 from quire.shared.errors import InvalidArgument, NotFound, Unauthenticated
+from quire.shared.models.model_identity import read_config
 from quire.shared.security import secret_file
 from tests.waiting import until
 
@@ -31,7 +32,7 @@ KEY = "k" * 40
 
 def save_adapter(folder: Path) -> None:
     """Saves random weights for every layer's o_proj."""
-    config = json.loads((FOLDER / "config.json").read_text())
+    config = read_config(FOLDER)
     rows, columns = config["hidden_size"], config["num_attention_heads"] * config["head_dim"]
     generator = torch.Generator().manual_seed(1)
     tensors = {}

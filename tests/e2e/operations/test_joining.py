@@ -74,7 +74,9 @@ def test_worker_with_another_model_or_secret_is_refused_with_a_reason(secret: st
         join = (*UP, "--join", cluster["scheduler"])
         folder = Path(shutil.copytree(bundled.FOLDER, tmp_path / "model"))
         config = folder / "config.json"
-        config.write_text(json.dumps(json.loads(config.read_text()) | {"rms_norm_eps": 1e-3}))
+        changed = json.loads(config.read_text())
+        changed["text_config"]["rms_norm_eps"] = 1e-3
+        config.write_text(json.dumps(changed))
         done = command.run(*join, *shared, str(folder))
         assert done.returncode == 1
         assert "refuses this worker" in done.stderr

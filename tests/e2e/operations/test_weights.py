@@ -26,6 +26,7 @@ from quire.cluster import Cluster
 from quire.shared import weights_memory
 from quire.shared.errors import InvalidArgument, ResourceExhausted, Unavailable
 from quire.shared.pb.admin.v1 import admin_pb2
+from tests.bundled_text import PREFIX
 from tests.e2e.conftest import running_cluster
 from tests.waiting import until
 
@@ -35,6 +36,7 @@ LONG = SamplingParams(temperature=0, max_tokens=320, ignore_eos=True)  # seconds
 SETTINGS: dict[str, Any] = {"threads": 1, "num_blocks": 400, "dtype": "float32"}
 NUM_STREAMS = 32
 NORM = "model.layers.0.input_layernorm.weight"
+STORED = f"{PREFIX}{NORM}"  # in the file of the bundled model
 
 
 def folder_of(path: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> Path:
@@ -56,7 +58,7 @@ def shake(seed: int, strength: float = 0.2) -> Callable[[dict[str, torch.Tensor]
 
 
 def lack(tensors: dict[str, torch.Tensor]) -> None:
-    del tensors[NORM]
+    del tensors[STORED]
 
 
 @pytest.fixture(scope="module")
@@ -143,7 +145,7 @@ def test_what_does_not_fit_is_refused_by_all(client: Client, folders: Path, tmp_
         client.update_weights_from_disk("wrong")
     with pytest.raises(InvalidArgument, match="must be in one of the worker's weights_folders"):
         client.update_weights_from_disk(str(bundled.FOLDER))
-    with pytest.raises(InvalidArgument, match="is no folder"):
+    with pytest.raises(InvalidArgument, match="is not a folder"):
         client.update_weights_from_disk("nowhere")
     after = client.generate(PROMPT, GREEDY)[0]
     assert (after.weight_version, after.outputs) == (before.weight_version, before.outputs)
@@ -159,7 +161,7 @@ def test_trainer_tensors_are_streamed(client: Client, folders: Path) -> None:
     client.sleep(2)
     client.wake_up()
     assert client.generate(PROMPT, GREEDY)[0].outputs[0].token_ids == wanted
-    del tensors[NORM]
+    del tensors[STORED]
     with pytest.raises(InvalidArgument, match=NORM):
         client.update_weights_from_tensor(tensors.items(), "wrong")
     assert set(versions(client).values()) == {"streamed"}
@@ -210,7 +212,7 @@ def test_trainer_tensors_are_read_from_shared_memory(
     client.sleep(2)
     client.wake_up()
     assert client.generate(PROMPT, GREEDY)[0].outputs[0].token_ids == wanted
-    for change, said in ((lack, NORM), (lambda found: found.update({NORM: torch.zeros(3)}), NORM)):
+    for change, said in ((lack, NORM), (lambda found: found.update({STORED: torch.zeros(3)}), NORM)):
         wrong = dict(tensors)
         change(wrong)
         with pytest.raises(InvalidArgument, match=said):

@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -52,22 +51,19 @@ def test_other_flags_or_another_cpu_mean_another_build(small_sources: Path, monk
     build.build(compiler, "native", directory)
     monkeypatch.setattr(processor, "features", lambda: ("fpu", "sse"))
     assert build.build(compiler, "native", directory) == 2
-    monkeypatch.setattr(build, "FLAGS", (*build.FLAGS, "-DOTHER"))
-    assert build.build(compiler, "native", directory) == 2
+    assert build.build(compiler, "native", directory, (*build.FLAGS, "-DOTHER")) == 2
     assert len(list(directory.glob("*.o"))) == 2
 
 
 @needs_compiler
-def test_compiler_output_is_in_the_error(small_sources: Path, monkeypatch, capsys):
+def test_compiler_output_is_in_the_error(small_sources: Path, capsys):
     (small_sources / "two.cpp").write_text("int two() { return absent; }\n")
-    monkeypatch.setattr(built, "BUILD", small_sources / "build")
-    monkeypatch.setattr(build.build, "__defaults__", (small_sources / "build",))
-    assert build.main([]) == 1
+    assert build.main([], small_sources / "build") == 1
     assert "absent" in capsys.readouterr().err
 
 
 def test_without_a_compiler_there_is_one_line_and_no_error(tmp_path: Path, monkeypatch, capsys):
-    monkeypatch.setattr(shutil, "which", lambda name: None)
+    monkeypatch.setenv("PATH", str(tmp_path))
     assert build.main([]) == 0
     assert (
         capsys.readouterr().out

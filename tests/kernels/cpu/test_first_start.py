@@ -66,7 +66,7 @@ def test_failed_builds_and_unwritable_caches_are_logged(nothing_built: Path, mon
 
 
 def test_missing_compiler_is_logged(nothing_built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "COMPILERS", ())
+    monkeypatch.setenv("PATH", str(nothing_built))
     messages: list[str] = []
     assert not first_start.ensure(messages.append)
     assert "no C++ compiler" in messages[0]

@@ -33,8 +33,8 @@ def test_weights_are_those_of_the_checkpoint(capsys: pytest.CaptureFixture[str])
     for file in bundled.FOLDER.glob("*.safetensors"):
         with safe_open(file, "numpy") as tensors:
             for name in tensors.keys():  # noqa: SIM118
-                shape = tensors.get_slice(name).get_shape()
-                stored += math.prod(shape)
+                if ".post_layernorm." not in name:  # the last hidden states are taken before it
+                    stored += math.prod(tensors.get_slice(name).get_shape())
     found = size(capsys, "tiny", "--gpu-memory", "16", "--dtype", "bfloat16")
     assert found["num_parameters"] == stored
     assert found["weight_bytes"] == 2 * stored

@@ -13,7 +13,7 @@ from quire.cluster.options import ClusterOptions, ServiceSpec, more_workers, pla
 
 
 def workers(monkeypatch: pytest.MonkeyPatch, found: list[str], **options: Any) -> list[ServiceSpec]:
-    monkeypatch.setattr(gpus, "visible", lambda: found)
+    monkeypatch.setenv(gpus.VARIABLE, ",".join(found))
     endpoints = Endpoints()
     try:
         ports = MetricsPorts(endpoints, 0)

@@ -37,6 +37,14 @@ def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return told
 
 
+def test_a_setting_that_services_agree_on_is_set_for_all_of_them() -> None:
+    settings = options("--language-model-only").settings
+    assert {service for service, values in settings.items() if values.get("language_model_only")} == {
+        "frontend",
+        "worker",
+    }
+
+
 def test_keys_are_flags_with_dashes_or_underscores(config: Callable[[str], str]) -> None:
     path = config("host: 0.0.0.0\nport: 6379\nmax-num-seqs: 32\nmax_model_len: 4k\ngpu-memory-utilization: 0.5\n")
     found = options("--config", path)

@@ -14,12 +14,14 @@ from safetensors.torch import load_file, save_file
 
 from quire import LLMEngine, SamplingParams, bundled
 from quire.shared.errors import InvalidArgument
+from tests.bundled_text import PREFIX, text_tensors
 
 SETTINGS: dict[str, Any] = {"threads": 1, "num_blocks": 100, "dtype": "float32", "max_num_seqs": 4}
 SAMPLING = SamplingParams(max_tokens=12, temperature=0, logprobs=1)
 PROMPT = "Once upon a time there was a boy who counted: one, two, three, four,"
 Tensors = dict[str, torch.Tensor]
 NORM = "model.layers.0.input_layernorm.weight"
+STORED = f"{PREFIX}{NORM}"  # in the file of the bundled model
 
 
 def folder_of(path: Path, change: Callable[[Tensors], None]) -> Path:
@@ -97,6 +99,20 @@ def test_a_trainers_tensors_are_copied_and_not_retained(engine: LLMEngine, other
         assert said(ask(fresh)) == wanted
 
 
+def test_tensors_by_the_names_of_a_text_model_are_taken(engine: LLMEngine, other: Path) -> None:
+    """A trainer may hold the text part alone; names as transformers 5 has them in a LLaVA model work as well."""
+    shaken = load_file(next(other.glob("*.safetensors")))
+    with LLMEngine(str(other), **SETTINGS) as fresh:
+        wanted = said(ask(fresh))
+    before, plain = said(ask(engine)), text_tensors()
+    for prefix in ("", "language_model.", "model.language_model."):
+        named = {name if not prefix else prefix + name.removeprefix("model."): shaken[PREFIX + name] for name in plain}
+        engine.update_weights_from_tensor(named.items())
+        assert said(ask(engine)) == wanted, prefix
+        engine.update_weights_from_tensor(plain.items())
+        assert said(ask(engine)) == before
+
+
 def test_a_running_request_continues_with_the_new_weights(engine: LLMEngine, other: Path) -> None:
     engine.add_request("one", PROMPT, SAMPLING)
     for _ in range(4):
@@ -113,11 +129,11 @@ def test_a_running_request_continues_with_the_new_weights(engine: LLMEngine, oth
 
 
 def lack(tensors: Tensors) -> None:
-    del tensors[NORM]
+    del tensors[STORED]
 
 
 def cut(tensors: Tensors) -> None:
-    tensors[NORM] = tensors[NORM][:-1].clone()
+    tensors[STORED] = tensors[STORED][:-1].clone()
 
 
 def widen(tensors: Tensors) -> None:

@@ -93,16 +93,17 @@ Start = Callable[..., "asyncio.Future[SchedulerHarness]"]
 
 
 @pytest_asyncio.fixture
-async def start(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Start]:
+async def start() -> AsyncIterator[Start]:
     running: list[tuple[SchedulerHarness, lifecycle.Shutdown, asyncio.Task[None]]] = []
 
     async def begin(**fields: object) -> SchedulerHarness:
         announced: asyncio.Future[dict[str, str]] = asyncio.get_running_loop().create_future()
-        monkeypatch.setattr(lifecycle, "announce_ready", lambda _role, _name, **where: announced.set_result(where))
         values = {"id": "s0", "grpc_port": 0, "metrics_port": 0, "drain_timeout_s": 5, **HEARTBEATS}
         settings = SchedulerSettings(**(values | fields))
         shutdown = lifecycle.Shutdown()
-        task = asyncio.ensure_future(main.serve(settings, shutdown))
+        task = asyncio.ensure_future(
+            main.serve(settings, shutdown, lambda _role, _name, **where: announced.set_result(where))
+        )
         where = await announced
         bench = SchedulerHarness(where["grpc"], where["metrics"])
         bench.shutdown, bench.served = shutdown, task  # type: ignore[attr-defined]

@@ -63,10 +63,9 @@ class TlsHarness:
 
 
 @pytest.fixture
-async def secured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[TlsHarness]:
+async def secured(tmp_path: Path) -> AsyncIterator[TlsHarness]:
     ca = trustme.CA()
     announced: asyncio.Future[dict[str, str]] = asyncio.get_running_loop().create_future()
-    monkeypatch.setattr(lifecycle, "announce_ready", lambda _role, _name, **where: announced.set_result(where))
     settings = SchedulerSettings(
         id="s0",
         grpc_port=0,
@@ -76,7 +75,9 @@ async def secured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
         tls=written(tmp_path, "scheduler", ca),
     )
     shutdown = lifecycle.Shutdown()
-    task = asyncio.ensure_future(main.serve(settings, shutdown))
+    task = asyncio.ensure_future(
+        main.serve(settings, shutdown, lambda _role, _name, **where: announced.set_result(where))
+    )
     yield TlsHarness(tmp_path, ca, await announced)
     shutdown.request()
     await task

@@ -67,15 +67,16 @@ async def scheduler(tmp_path: Path, *secrets: str, **fields: Any) -> AsyncIterat
         _write(tmp_path / "secret", *secrets)
         fields["cluster_secret_file"] = str(tmp_path / "secret")
     announced: asyncio.Future[dict[str, str]] = asyncio.get_running_loop().create_future()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lifecycle, "announce_ready", lambda _role, _name, **where: announced.set_result(where))
-        values = {"id": "s0", "grpc_port": 0, "metrics_port": 0, "drain_timeout_s": 1, **HEARTBEATS}
-        shutdown = lifecycle.Shutdown()
-        task = asyncio.ensure_future(main.serve(SchedulerSettings(**(values | fields)), shutdown))
-        await asyncio.wait([task, announced], return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            task.result()
-        where = await announced
+    values = {"id": "s0", "grpc_port": 0, "metrics_port": 0, "drain_timeout_s": 1, **HEARTBEATS}
+    shutdown = lifecycle.Shutdown()
+    settings = SchedulerSettings(**(values | fields))
+    task = asyncio.ensure_future(
+        main.serve(settings, shutdown, lambda _role, _name, **where: announced.set_result(where))
+    )
+    await asyncio.wait([task, announced], return_when=asyncio.FIRST_COMPLETED)
+    if task.done():
+        task.result()
+    where = await announced
     try:
         yield SecuredScheduler(where["grpc"], tmp_path)
     finally:

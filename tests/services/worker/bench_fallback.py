@@ -20,8 +20,10 @@ from typing import Any, NamedTuple
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
-from quire import bundled, kernels
+from quire import kernels
 from quire.bench.workload import shapes
+from quire.shared.models.model_identity import read_config
+from tests.bundled_text import write_text_model
 from tests.services.worker.plans import New
 from tests.services.worker.rig import Rig
 
@@ -69,7 +71,7 @@ def quire_side(folder: Path, dtype: str) -> Side:
         max_num_batched_tokens=4096,
         max_model_len=1100,
     )
-    vocab_size = json.loads((folder / "config.json").read_text())["vocab_size"]
+    vocab_size = read_config(folder)["vocab_size"]
 
     def step(*planned: Any) -> float:
         plan = rig.scheduler.plan(*planned)
@@ -133,11 +135,11 @@ def ids(slot: int, count: int, vocab_size: int) -> list[int]:
 @contextmanager
 def model_folder(name: str, layers: int) -> Iterator[Path]:
     """The bundled model, or a random one of a benchmark shape with `layers` layers."""
-    if name == shapes.TINY:
-        yield bundled.FOLDER
-        return
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
+        if name == shapes.TINY:
+            yield write_text_model(folder)
+            return
         (folder / "config.json").write_text(json.dumps({**shapes.CONFIGS[name], "num_hidden_layers": layers}))
         torch.manual_seed(0)
         AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder), dtype=torch.bfloat16).save_pretrained(

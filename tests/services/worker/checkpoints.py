@@ -240,12 +240,21 @@ def _norms_by_group() -> bool:
     return "group_size" in inspect.signature(GraniteMoeHybridRMSNormGated.__init__).parameters
 
 
-def make(family: str, folder: Path, *, classifies: bool = False, seed: int = 7, **overrides: Any) -> Checkpoint:
+def make(
+    family: str,
+    folder: Path,
+    *,
+    classifies: bool = False,
+    seed: int = 7,
+    keeps_groups: bool = False,
+    **overrides: Any,
+) -> Checkpoint:
     """Makes a checkpoint with random weights large enough that every part of the model affects the logits.
-    `classifies`: with a sequence classification head."""
+    `classifies`: with a sequence classification head; `keeps_groups`: of state spaces, also where transformers computes
+    something else with them."""
     prefix, extra = (FAMILIES | RECURRENT_FAMILIES)[family]
     config = getattr(transformers, f"{prefix}Config")(**{**SHAPE, **extra, **overrides})
-    if prefix == "GraniteMoeHybrid" and not _norms_by_group():
+    if prefix == "GraniteMoeHybrid" and not keeps_groups and not _norms_by_group():
         config.mamba_n_groups = 1
     config._attn_implementation = "eager"
     head = "ForSequenceClassification" if classifies else "LMHeadModel" if prefix == "GPT2" else "ForCausalLM"

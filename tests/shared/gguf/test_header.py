@@ -71,7 +71,7 @@ def test_what_a_file_claims_is_not_believed(tmp_path: Path, begin: bytes, reason
 @pytest.mark.parametrize(
     ("tensor", "reason"),
     [
-        (Tensor((1, 32), 16, ONE_ROW), r"tensor odd has type 16 \(IQ2_XXS\); there are F32, "),
+        (Tensor((1, 32), 16, ONE_ROW), r"tensor odd has type 16 \(IQ2_XXS\); supported: F32, "),
         (Tensor((1, 32), 1234, ONE_ROW), r"tensor odd has type 1234 \(unknown\)"),
         (Tensor((1, 33), 8, ONE_ROW), r"tensor odd has shape \[1, 33\], which Q8_0 cannot have"),
         (Tensor((0, 32), 0, b""), r"tensor odd has shape \[0, 32\]"),
@@ -99,7 +99,7 @@ def test_nothing_stands_twice(tmp_path: Path) -> None:
     key = text("k") + gguf_files.value(1)
     file = tmp_path / "twice.gguf"
     file.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 2) + key + key)
-    with pytest.raises(InvalidArgument, match="it has k twice"):
+    with pytest.raises(InvalidArgument, match="it contains k twice"):
         read_header(file)
 
 

@@ -224,7 +224,7 @@ async def test_a_password_is_exchanged_in_its_file_while_others_are_connected(
     [
         ("memcached://127.0.0.1", "unsupported URL 'memcached://127.0.0.1'; supported"),
         ("127.0.0.1:6379", "unsupported URL '127.0.0.1:6379'; supported"),
-        ("redis+sentinel://127.0.0.1:26379", "names no service"),
+        ("redis+sentinel://127.0.0.1:26379", "lacks the service name"),
         ("redis+sentinel://127.0.0.1/quire", "lacks the port of '127.0.0.1'"),
     ],
 )

@@ -14,8 +14,7 @@ from quire.shared.process import lifecycle
 from tests.waiting import forever, loop_turns
 
 
-async def test_what_loses_a_cancellation_is_cancelled_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lifecycle, "CANCEL_AGAIN_S", 0.05)
+async def test_what_loses_a_cancellation_is_cancelled_again() -> None:
     lost = []
 
     async def loses_one() -> None:
@@ -29,7 +28,7 @@ async def test_what_loses_a_cancellation_is_cancelled_again(monkeypatch: pytest.
         await loop_turns(3)
 
     async with asyncio.timeout(60):
-        await lifecycle.run_until_first(loses_one(), ends())
+        await lifecycle.run_until_first(loses_one(), ends(), cancel_again_s=0.05)
     assert lost == [True]
 
 

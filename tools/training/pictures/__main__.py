@@ -29,7 +29,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, help="end after this many steps, if that is earlier")
     parser.add_argument("--out", type=Path, required=True, help="folder for the tower, its scores and the log")
     parser.add_argument("--model", type=Path, default=BUNDLED, help="folder of the text model")
-    parser.add_argument("--start", type=Path, help="file of a trained tower to go on from")
+    parser.add_argument("--start", type=Path, help="file of a trained tower to continue from")
     parser.add_argument("--guided", type=float, default=0.0, help="first share of the run, without the text network")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--pictures", type=int, default=512, help="pictures of one step")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 MEAN = STD = 0.5
-"""Of the pixels, scaled to 0 to 1, for all channels."""
+"""Mean and standard deviation of the pixels, scaled to 0 to 1, for all channels."""
 
 
 SCENES: dict[str, float] = {"digit": 0.2, "word": 0.3, "single": 0.16, "alike": 0.14, "different": 0.2}

@@ -48,8 +48,9 @@ class Fair:
     the first entry that is up to date is the smallest, so the cost of a step depends on what changes and not on the
     number of waiting tenants."""
 
-    def __init__(self, options: PolicyOptions = DEFAULTS) -> None:
-        self._weights = options.tenant_weights
+    def __init__(self, options: PolicyOptions = DEFAULTS, max_remembered: int = REMEMBERED_TENANTS) -> None:
+        """`max_remembered`: tenants beyond which idle ones are forgotten."""
+        self._weights, self._max_remembered = options.tenant_weights, max_remembered
         self.tenants: dict[str, TenantAccount] = {}
         # Least recently emptied queue first.
         self._idle_tenants: OrderedDict[str, TenantAccount] = OrderedDict()
@@ -195,7 +196,7 @@ class Fair:
     def _remove_idle_tenant(self) -> None:
         """Removes the longest idle tenant if there are too many: names come from clients, so their number is not
         bounded."""
-        if len(self.tenants) < REMEMBERED_TENANTS:
+        if len(self.tenants) < self._max_remembered:
             return
         if self._idle_tenants:
             name, tenant = self._idle_tenants.popitem(last=False)

@@ -121,11 +121,10 @@ class PeftFolder:
         return sha.digest()
 
 
-def max_weight_bytes(model: Path) -> int:
-    """Returns the maximum file size of an adapter for this model, a folder or a file: its size, at least
-    MAX_WEIGHT_BYTES."""
+def max_weight_bytes(model: Path, least: int = MAX_WEIGHT_BYTES) -> int:
+    """Returns the maximum file size of an adapter for this model, a folder or a file: its size, at least `least`."""
     files = model.iterdir() if model.is_dir() else [model]
-    return max(MAX_WEIGHT_BYTES, sum(file.stat().st_size for file in files if file.is_file()))
+    return max(least, sum(file.stat().st_size for file in files if file.is_file()))
 
 
 def read(name: str, folder: Path, max_rank: int = MAX_RANK, most_bytes: int = MAX_WEIGHT_BYTES) -> PeftFolder:

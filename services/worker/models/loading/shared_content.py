@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 AT_ONCE = 16 << 20  # bytes
 
 
-def chunks(host: bytes, run: SharedRun) -> Iterator[memoryview]:
+def chunks(host: bytes, run: SharedRun, max_bytes: int = AT_ONCE) -> Iterator[memoryview]:
     """Yields the bytes of a run in shared memory or in another process's GPU memory; each chunk is valid until the next
     one.
 
-    `host`: host id of the trainer. Raises FailedPrecondition for another host or memory that is gone, InvalidArgument
-    for an invalid run.
+    `host`: host id of the trainer; `max_bytes`: of a chunk. Raises FailedPrecondition for another host or memory that
+    is gone, InvalidArgument for an invalid run.
     """
     own = weights_memory.host_id()
     if not own or host != own:
@@ -39,18 +39,18 @@ def chunks(host: bytes, run: SharedRun) -> Iterator[memoryview]:
         raise InvalidArgument("shared: a run must have at least one byte", field="bytes")
     match run.WhichOneof("memory"):
         case "segment":
-            yield from _read_segment(run)
+            yield from _read_segment(run, max_bytes)
         case "cuda_handle":
-            yield from _read_gpu_memory(run)
+            yield from _read_gpu_memory(run, max_bytes)
         case _:
             raise InvalidArgument("shared: a run must have either a segment or a CUDA handle", field="shared")
 
 
-def _read_segment(run: SharedRun) -> Iterator[memoryview]:
+def _read_segment(run: SharedRun, max_bytes: int) -> Iterator[memoryview]:
     """Yields the bytes of a run in a POSIX shared memory segment, read without mapping it."""
     with _opened(run.segment) as segment:
         _check_end(run, os.fstat(segment).st_size)
-        buffer = bytearray(min(AT_ONCE, run.bytes))
+        buffer = bytearray(min(max_bytes, run.bytes))
         at, end = run.offset, run.offset + run.bytes
         while at < end:
             part = memoryview(buffer)[: min(len(buffer), end - at)]
@@ -92,7 +92,7 @@ def _check_end(run: SharedRun, num_bytes: int) -> None:
         raise InvalidArgument(text, field="bytes")
 
 
-def _read_gpu_memory(run: SharedRun) -> Iterator[memoryview]:
+def _read_gpu_memory(run: SharedRun, max_bytes: int) -> Iterator[memoryview]:
     """Yields the bytes of a run in another process's GPU memory, opened by its CUDA IPC handle and closed at the end.
 
     Raises FailedPrecondition without a GPU or if the driver fails, InvalidArgument for an invalid handle or range.
@@ -105,7 +105,7 @@ def _read_gpu_memory(run: SharedRun) -> Iterator[memoryview]:
         text = f"shared: a handle of {len(run.cuda_handle)} bytes, not {HANDLE_BYTES}"
         raise InvalidArgument(text, field="cuda_handle")
     buffer = torch.empty(
-        min(AT_ONCE, run.bytes), dtype=torch.uint8, device="cuda"
+        min(max_bytes, run.bytes), dtype=torch.uint8, device="cuda"
     )  # also makes the CUDA context current
     try:
         driver = PeerDriver.load()

@@ -49,13 +49,13 @@ class RemoteRank(PeerRank):
             return None
         if reply is None:
             self.replies.put(None)
-            raise self.failure(f"is gone: {self.node.lost_reason}")
+            raise self.failure(f"has disconnected: {self.node.lost_reason}")
         return reply
 
     def _check_link(self) -> None:
         """Raises RankFailure if the host is lost."""
         if self.node.lost_reason:
-            raise self.failure(f"is gone: {self.node.lost_reason}")
+            raise self.failure(f"has disconnected: {self.node.lost_reason}")
 
     def _heartbeat(self) -> int:
         return self.heartbeat

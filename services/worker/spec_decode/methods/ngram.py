@@ -35,20 +35,25 @@ class NgramProposer(HostProposer):
     """Proposer that continues the earliest occurrence of the longest n-gram, of `shortest` to `longest` tokens, that
     ends the sequence."""
 
-    def __init__(self, shortest: int, longest: int) -> None:
+    def __init__(
+        self, shortest: int, longest: int, *, max_searched_tokens: int = MAX_SEARCHED_TOKENS, is_compiled: bool = True
+    ) -> None:
+        """`max_searched_tokens`: of one batched search; `is_compiled`: compiled code searches if that is built."""
         self._shortest, self._longest = shortest, longest
+        self._max_searched_tokens = max_searched_tokens
+        self._is_compiled = is_compiled and not cpu.unavailable()
 
     def propose(self, request: DraftRequest) -> Drafts | None:
         """Searches the requested slots' own tokens, in compiled code if that is built; returns None if nothing matched.
         Slots beyond the step's work limit come first in the next step."""
-        return self.search(request, self._continue) if cpu.unavailable() else self._search_together(request)
+        return self._search_together(request) if self._is_compiled else self.search(request, self._continue)
 
     def _search_together(self, request: DraftRequest) -> Drafts | None:
         """Searches batches of slots in compiled code: 256 sequences of 600 tokens in 0.1 ms, against 2 to 4 ms one by
         one."""
         tokens, lengths = request.history.tokens, request.history.lengths[request.slots]
         firsts = np.zeros_like(lengths)  # first token to draft, by slot; 0: no match
-        groups = _groups(lengths)
+        groups = _groups(lengths, self._max_searched_tokens)
         for rows in self.affordable(groups, [int(lengths[rows].sum()) for rows in groups]):
             slots = request.slots[rows]
             firsts[rows] = cpu.ends_of_matches(tokens, slots, lengths[rows], self._shortest, self._longest)
@@ -66,10 +71,10 @@ class NgramProposer(HostProposer):
         return tokens[:0] if end is None else tokens[end : end + most]
 
 
-def _groups(lengths: I32) -> list[slice]:
-    """Splits the rows into consecutive slices of about MAX_SEARCHED_TOKENS tokens each, by their `lengths`; no row is
+def _groups(lengths: I32, max_tokens: int) -> list[slice]:
+    """Splits the rows into consecutive slices of about `max_tokens` tokens each, by their `lengths`; no row is
     split."""
-    group_of = (np.cumsum(lengths, dtype=np.int64) - lengths) // MAX_SEARCHED_TOKENS
+    group_of = (np.cumsum(lengths, dtype=np.int64) - lengths) // max_tokens
     starts = [0, *(np.flatnonzero(np.diff(group_of)) + 1).tolist()]
     return [slice(*pair) for pair in itertools.pairwise([*starts, len(lengths)])]
 

@@ -180,7 +180,7 @@ CALLS: dict[str, tuple[Any, str]] = {
             tools=[pb.Tool(name="f")],
             sampling=sampling_pb2.SamplingParams(structured_output={"json_schema": "[1," * 100_000}),
         ),
-        "json_schema has 300004 bytes; at most 131072 are taken",
+        "json_schema has 300004 bytes; at most 131072 are accepted",
     ),
     "kwargs": (pb.ChatRequest(chat_template_kwargs=" " * 5001), "chat_template_kwargs: tools, schemas"),
     "stop": (pb.GenerateRequest(text="x", sampling={"stop": ["a"] * 5}), "stop has 5 entries"),

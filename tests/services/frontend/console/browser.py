@@ -77,6 +77,12 @@ class Browser:
         self.send("Page.navigate", url=address)
         self.wait("document.readyState === 'complete'")
 
+    def choose_files(self, selector: str, *files: Path) -> None:
+        """Sets the files of a file input, as its dialog does."""
+        document = self.send("DOM.getDocument")["root"]["nodeId"]
+        node = self.send("DOM.querySelector", nodeId=document, selector=selector)["nodeId"]
+        self.send("DOM.setFileInputFiles", nodeId=node, files=[str(file) for file in files])
+
     def screenshot(self, path: Path) -> None:
         path.write_bytes(base64.b64decode(self.send("Page.captureScreenshot", format="png")["data"]))
 

@@ -20,6 +20,7 @@ from quire.client import Client
 from quire.cluster import Cluster
 from quire.services.frontend.console import routes
 from tests.e2e.conftest import running_cluster
+from tests.pictures import data_url, shape
 from tests.services.frontend.console.browser import CHROMIUM, Browser, browsing
 
 NO_BROWSER = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
@@ -117,6 +118,45 @@ def test_a_question_is_answered_and_inspected(browser: Browser) -> None:
     alternatives = browser.evaluate("document.querySelectorAll('#alternatives i').length")
     assert alternatives == 5
     picture(browser, "inspector")
+
+
+@NO_BROWSER
+def test_a_picture_is_attached_answered_and_shown(browser: Browser, tmp_path: Path) -> None:
+    file = tmp_path / "circle.png"
+    shape("circle", "green", 96).save(file)
+    browser.wait("!document.getElementById('picture').hidden")
+    browser.choose_files("#files", file)
+    browser.wait("document.querySelectorAll('#pictures img').length === 1")
+    assert "green circle" in ask(browser, "What is in the picture?")
+    assert browser.evaluate("document.querySelectorAll('#pictures img').length") == 0, "it was sent"
+    shown = "[...document.querySelectorAll('.message.user img')].map(img => [img.naturalWidth, img.naturalHeight])"
+    assert browser.evaluate(shown) == [[96, 96]]
+    browser.evaluate("document.querySelector('.message footer a').click()")
+    browser.wait("document.querySelectorAll('#shown img').length === 1")
+    parts = browser.evaluate("[...document.querySelectorAll('#budget div')].map(d => d.className)")
+    assert {"tokenize", "schedule"} <= set(parts)
+    picture(browser, "picture")
+
+
+@NO_BROWSER
+def test_pictures_are_dropped_removed_and_sent(browser: Browser) -> None:
+    """Files that are no pictures are left out."""
+    urls = [data_url(shape("square", colour, 96)) for colour in ("red", "yellow")]
+    browser.wait("!document.getElementById('picture').hidden")
+    browser.evaluate(
+        "const carried = new DataTransfer();"
+        f"for (const url of {urls!r}) {{"
+        "  const bytes = Uint8Array.from(atob(url.split(',')[1]), (byte) => byte.charCodeAt(0));"
+        "  carried.items.add(new File([bytes], 'a.png', { type: 'image/png' }));"
+        "}"
+        "carried.items.add(new File(['text'], 'a.txt', { type: 'text/plain' }));"
+        "const drop = new DragEvent('drop', { dataTransfer: carried, bubbles: true, cancelable: true });"
+        "document.querySelector('.talk').dispatchEvent(drop)"
+    )
+    browser.wait("document.querySelectorAll('#pictures img').length === 2")
+    browser.evaluate("document.querySelector('#pictures button').click()")
+    browser.wait("document.querySelectorAll('#pictures img').length === 1")
+    assert "yellow square" in ask(browser, "What is in the picture?")
 
 
 @NO_BROWSER

@@ -71,7 +71,7 @@ async def test_anthropic_blocks_in_messages(seeing: Path) -> None:
                 "/v1/messages", model="", messages=[{"role": "user", "content": [{"type": "image", "source": source}]}]
             )
             assert status == 400
-            assert "messages[0].content: blocks of type 'image' are not offered without a source" in said
+            assert "messages[0].content: blocks of type 'image' are not supported without a source" in said
 
 
 async def test_anthropic_results_move_their_pictures_to_a_message_after_all_results(seeing: Path) -> None:
@@ -231,4 +231,4 @@ async def test_a_model_of_texts_says_so_in_every_dialect(path: str, body: dict[s
     async with scheduler(ScriptedScheduler()) as script, running(folder, script.address) as started:
         answered = await started.http.post(path, json=body)
     assert answered.status_code == 400
-    assert "not offered by this server: models are given text only, not pictures" in answered.text
+    assert "not supported by this server: models are given text only, not pictures" in answered.text

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from quire.services.frontend.media.fetcher import MediaFetcher, Resolve
+from quire.services.frontend.media.fetcher import MAX_PER_HOST, MediaFetcher, Resolve
 from quire.services.frontend.media.policy import MediaBounds, MediaPolicy
 from quire.services.frontend.media.sources import parse
 from quire.shared.errors import InvalidArgument
@@ -195,6 +195,20 @@ async def test_files_are_read_beneath_the_allowed_folder_alone(tmp_path: Path) -
     for path in ("../secret", "link", "%2e%2e/secret"):
         assert "must be a subpath" in await refusal(f"file://{folder}/{path}", policy)
     for path in ("pipe", "none"):
-        assert "is no file" in await refusal(f"file://{folder}/{path}", policy)
+        assert "is not a file" in await refusal(f"file://{folder}/{path}", policy)
     assert "--allowed-local-media-path" in await refusal(f"file://{folder}/a.png", MediaPolicy())
     assert "names the host" in await refusal("file://elsewhere/a.png", policy)
+
+
+async def test_a_host_that_sends_nothing_leaves_connections_to_others() -> None:
+    quick_answer = {"/p": answer(b"picture")}
+    async with media_server({"/slow": silent}) as slow, media_server(quick_answer) as quick, fetcher() as reader:
+        waiting = [asyncio.ensure_future(reader.read(parse(slow.url("/slow")))) for _ in range(2 * MAX_PER_HOST)]
+        async with asyncio.timeout(20):
+            while len(slow.asked) < MAX_PER_HOST:
+                await asyncio.sleep(0)
+            assert await reader.read(parse(quick.url("/p", host="localhost"))) == b"picture"
+        assert len(slow.asked) == MAX_PER_HOST
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)

@@ -14,7 +14,7 @@ from typing import Any
 import openai
 import pytest
 
-from quire.services.frontend.offline import batches, runner
+from quire.services.frontend.offline import runner
 from quire.services.frontend.offline.batches import BatchStore
 from quire.services.frontend.offline.files import FileStore
 from quire.shared import batch_lines
@@ -275,11 +275,9 @@ async def test_too_long_lines_are_reported_and_not_read_completely(tool_model: P
     assert max(len(one) for _, one in lines) == batch_lines.MAX_LINE_BYTES + 1
 
 
-def test_portions_are_of_some_lines_and_some_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "CHUNK", 3)
-    monkeypatch.setattr(runner, "CHUNK_BYTES", 10)
+def test_portions_are_of_some_lines_and_some_bytes() -> None:
     lines = [(number, b"x" * size) for number, size in enumerate((1, 1, 1, 1, 9, 1, 11, 5, 5, 1))]
-    portions = [*runner._portions(iter(lines))]
+    portions = [*runner.portions_of(iter(lines), max_lines=3, max_bytes=10)]
     assert [len(portion) for portion in portions] == [3, 2, 1, 1, 2, 1]
     assert [one for portion in portions for one in portion] == lines
 
@@ -294,9 +292,8 @@ def test_batches_that_have_ended_are_not_read_again(tmp_path: Path, monkeypatch:
     find = store.find
     monkeypatch.setattr(store, "find", lambda batch_id: read.append(batch_id) or find(batch_id))
     assert {batch.id for batch in store.unfinished()} == {*ids[1:]} == {*read}
-    monkeypatch.setattr(batches, "MAX_BATCHES", 3)
     with pytest.raises(ResourceExhausted):
-        store.create("", "", endpoint=CHAT, input_file_id="f", metadata=None)
+        BatchStore(tmp_path, max_batches=3).create("", "", endpoint=CHAT, input_file_id="f", metadata=None)
 
 
 def test_uploads_in_progress_count_as_used_space(tmp_path: Path) -> None:

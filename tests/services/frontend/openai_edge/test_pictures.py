@@ -236,7 +236,7 @@ async def test_refusals_name_what_is_wrong(seeing: Path) -> None:
         ({"messages": one(data_url(cut_off()))}, "Failed to load image: the file is damaged or cut off"),
         ({"messages": one(5)}, "need image_url"),
         ({"messages": user({"type": "image_url"})}, "need image_url"),
-        ({"messages": user({"type": "input_image", "file_id": "file-1"})}, "file_id are not offered"),
+        ({"messages": user({"type": "input_image", "file_id": "file-1"})}, "file_id are not supported"),
         (
             {"messages": user(*[image(plain(RED))] * 3)},
             "At most 2 image(s) may be provided in one prompt. Set `--limit",
@@ -286,7 +286,7 @@ async def test_what_cameras_and_drawing_programs_write_is_shown_as_people_see_it
 async def test_a_model_without_an_encoder_names_what_it_does_not_take(folder: Path, seeing: Path) -> None:
     body = {"messages": user(image(plain(RED))), "max_tokens": 1}
     said = (
-        "messages: parts of type 'image_url' are not offered by this server: models are given text only, not pictures"
+        "messages: parts of type 'image_url' are not supported by this server: models are given text only, not pictures"
     )
     for model, settings in ((folder, {}), (seeing, {"language_model_only": True})):
         async with scheduler(ScriptedScheduler()) as script, running(model, script.address, **settings) as started:
@@ -334,8 +334,20 @@ def input_image(colour: tuple[int, int, int]) -> dict[str, str]:
     return {"type": "input_image", "image_url": data_url(plain(colour)), "detail": "auto"}
 
 
-async def test_a_conversation_is_counted_with_placeholders(seeing: Path) -> None:
+async def test_calls_that_count_tokens_count_pictures(seeing: Path, folder: Path) -> None:
+    conversation = {"messages": user(image(plain(RED)), text("hi"))}
     async with seeing_frontend(seeing) as served:
-        answered = await served.started.http.post("/tokenize", json={"messages": user(image(plain(RED)), text("hi"))})
+        http = served.started.http
+        answered = await http.post("/tokenize", json=conversation)
         token = served.started.frontend.model.tokenizer.token_id("<image>")
-        assert answered.json()["tokens"].count(token) == 1
+        assert answered.json()["tokens"].count(token) == NUM_EMBEDDINGS
+        block = {"type": "image", "source": {"type": "url", "url": data_url(plain(RED))}}
+        counted = await http.post(
+            "/v1/messages/count_tokens", json={"model": "", "messages": [{"role": "user", "content": [block]}]}
+        )
+        assert counted.json()["input_tokens"] > NUM_EMBEDDINGS
+        assert served.store.held_bytes == 0
+    async with scheduler(ScriptedScheduler()) as script, running(folder, script.address) as started:
+        refused = await started.http.post("/tokenize", json=conversation)
+        assert refused.status_code == 400
+        assert "models are given text only, not pictures" in refused.text

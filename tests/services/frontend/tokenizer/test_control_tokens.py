@@ -215,9 +215,8 @@ async def test_a_long_text_full_of_spellings_is_cut_like_any_other(tmp_path: Pat
         assert first == ids[: len(first)]
 
 
-def test_spellings_are_found_across_the_steps_of_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quire.services.frontend.tokenizer.text_matcher.STEP_CHARACTERS", 7)
-    spellings = TextMatcher(["<ab>", "<abc>", "<ab", "x"])
+def test_spellings_are_found_across_the_steps_of_a_search() -> None:
+    spellings = TextMatcher(["<ab>", "<abc>", "<ab", "x"], step_characters=7)
     text = "....<abc>.<ab>x....<ab.<a"
     assert [text[start:end] for start, end in spellings.spans(text)] == ["<abc>", "<ab>", "x", "<ab"]
     assert spellings.prefix_start(text, len(text)) == len(text) - 2

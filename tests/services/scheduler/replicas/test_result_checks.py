@@ -66,17 +66,17 @@ async def refusal_of(running: SecuredScheduler, **hello: object) -> str:
         ({"worker_id": "w" * 100_000}, r"worker_id: 'w{40}' \(100000 characters\) is not a name"),
         ({"device": "d" * 300}, "device: "),
         ({"held": {"block_ids": b"abc"}}, "held_block_ids: 3 bytes of ids"),
-        ({"held": {"block_ids": bytes(4)}}, "held_block_ids: 4 bytes of ids and 0 of hashes for worker w0's blocks"),
+        ({"held": {"block_ids": bytes(4)}}, "held_block_ids: 4 bytes of ids and 0 of hashes do not fit worker w0's"),
         ({"held": {"block_ids": bytes(4), "block_hashes": bytes(32)}}, "blocks are 1 to 63, and 0 to 0 were sent"),
         (
             {"held": {"host_place_ids": bytes(4), "host_place_hashes": bytes(32)}},
-            "worker w0's places, of which there are 0",
+            "do not fit worker w0's places, 0",
         ),
         ({"kv_cache": {"num_host_blocks": 1 << 31}}, "num_host_blocks: worker w0 has 2147483648, the limit is 2097152"),
         ({"held": {"block_ids": columns.u32_bytes([64]), "block_hashes": bytes(32)}}, "and 64 to 64 were sent"),
         (
             {"held": {"block_ids": bytes(4 * 100), "block_hashes": bytes(3200)}},
-            "3200 of hashes for worker w0's blocks, of which there are 63",
+            "3200 of hashes do not fit worker w0's blocks, 63",
         ),
     ],
 )

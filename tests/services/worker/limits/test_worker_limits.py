@@ -126,13 +126,11 @@ def test_bytes_of_a_block() -> None:
     assert SHAPE.num_bytes == 2 * 2 * 16 * 4 * 8 * 2
 
 
-def test_cpu_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cpu_budget() -> None:
     """A tenth of free memory, at most 4 GiB, unless set."""
-    monkeypatch.setattr(kv_memory, "free_host_bytes", lambda: 10 * GIB)
-    assert kv_memory.cpu_budget(0) == GIB
-    assert kv_memory.cpu_budget(2.5) == int(2.5 * GIB)
-    monkeypatch.setattr(kv_memory, "free_host_bytes", lambda: 1000 * GIB)
-    assert kv_memory.cpu_budget(0) == 4 * GIB
+    assert kv_memory.cpu_budget(0, 10 * GIB) == GIB
+    assert kv_memory.cpu_budget(2.5, 10 * GIB) == int(2.5 * GIB)
+    assert kv_memory.cpu_budget(0, 1000 * GIB) == 4 * GIB
 
 
 def test_free_memory_of_this_machine_is_found() -> None:

@@ -8,13 +8,13 @@ from quire.services.worker.media.waiting import MOST_PIXELS, FetchedOrder, Waiti
 from quire.services.worker.step.fetched_item import FetchedItem
 
 
-def order(name: str, side: int, receiver: str = "now", tiles: int = 1) -> FetchedOrder:
+def order(name: str, side: int, receiver: str = "now", tiles: int = 1, num_releases: int = 0) -> FetchedOrder:
     pixels = np.zeros((tiles, side, side, 3), dtype=np.uint8)
-    return FetchedOrder(receiver, FetchedItem(name.encode(), 1, (), pixels), lambda error: None)
+    return FetchedOrder(receiver, FetchedItem(name.encode(), 1, (), pixels), lambda error: None, num_releases)
 
 
-def taken(waiting: WaitingMedia) -> tuple[str, bool]:
-    orders, is_last = waiting.take_batch(lambda receiver: receiver == "now")
+def taken(waiting: WaitingMedia, num_releases: int = 0) -> tuple[str, bool]:
+    orders, is_last = waiting.take_batch(lambda receiver: receiver == "now", num_releases)
     return "".join(one.item.identifier.decode() for one in orders), is_last
 
 
@@ -59,3 +59,11 @@ def test_items_of_ended_attachments_are_dropped() -> None:
     assert taken(waiting) == ("b", True)
     assert waiting.put(order("d", 8, "before"))
     assert taken(waiting) == ("", True)
+
+
+def test_an_item_is_encoded_after_the_releases_that_were_ordered_before_it() -> None:
+    """The room that they leave is its own; a command that was queued before them must not take it."""
+    waiting = WaitingMedia()
+    for name, num_releases in [("a", 0), ("b", 2), ("c", 1), ("d", 0)]:
+        waiting.put(order(name, 8, num_releases=num_releases))
+    assert [taken(waiting, done) for done in (0, 0, 1, 2)] == [("ad", False), ("", False), ("c", False), ("b", True)]

@@ -132,7 +132,10 @@ CPU_ONLY = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine ha
         (shared(run(segment=NAME[:-1] + "3")), InvalidArgument, "must belong to the user of this worker"),
         (shared(SharedRun(bytes=8)), InvalidArgument, "either a segment or a CUDA handle"),
         pytest.param(
-            shared(SharedRun(cuda_handle=bytes(64), bytes=8)), FailedPrecondition, "has no GPU", marks=CPU_ONLY
+            shared(SharedRun(cuda_handle=bytes(64), bytes=8)),
+            FailedPrecondition,
+            "requires a worker on a GPU",
+            marks=CPU_ONLY,
         ),
     ],
 )
@@ -157,13 +160,10 @@ def test_another_users_memory_is_refused(
         spooling.append(shared(run()))
 
 
-def test_truncated_shared_memory_is_an_error(
-    spooling: SpooledStream, segments: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_truncated_shared_memory_is_an_error(segments: Path) -> None:
     """A process that had mapped the file would be killed by SIGBUS."""
-    monkeypatch.setattr(shared_content, "AT_ONCE", 4)
     (segments / NAME).write_bytes(bytes(8))
-    chunks = shared_content.chunks(weights_memory.host_id(), run())
+    chunks = shared_content.chunks(weights_memory.host_id(), run(), max_bytes=4)
     assert len(next(chunks)) == 4
     os.truncate(segments / NAME, 4)
     with pytest.raises(FailedPrecondition, match="ends at 4: it was truncated"):

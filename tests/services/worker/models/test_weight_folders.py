@@ -29,7 +29,7 @@ def test_paths_outside_have_the_same_error_whether_they_exist(tmp_path: Path) ->
     os.mkfifo(inside / "b" / "model.safetensors")
     with pytest.raises(InvalidArgument, match=r"model\.safetensors that is not a regular file"):
         folders.find("b")
-    with pytest.raises(InvalidArgument, match="is no folder"):
+    with pytest.raises(InvalidArgument, match="is not a folder"):
         folders.find("c")
 
 

@@ -282,11 +282,11 @@ def test_host_without_tls_gets_a_helpful_error(secret: str) -> None:
             {**TWO, "insecure": True, "tls": {"ca": "ca.pem"}},
             "tls: cert and key are required on node 0",
         ),
-        ({"nnodes": 2, "node_rank": 2}, "node_rank: 2 of 2 nodes"),
+        ({"nnodes": 2, "node_rank": 2}, "node_rank: must be less than nnodes, 2"),
         ({"nnodes": 2, "master_addr": "h", "insecure": True}, "nnodes: must divide the number of ranks, 1"),
-        ({"nnodes": 2, "tensor_parallel_size": 2, "insecure": True}, "master_addr: several nodes need"),
+        ({"nnodes": 2, "tensor_parallel_size": 2, "insecure": True}, "master_addr: must be set with nnodes above 1"),
         (TWO, "cluster_secret_file: required with nnodes above 1"),
-        ({"node_rank": 1}, "node_rank: 1 of 1 nodes"),
+        ({"node_rank": 1}, "node_rank: must be less than nnodes, 1"),
     ],
 )
 def test_invalid_nodes_are_refused_by_name(settings: dict[str, Any], text: str) -> None:

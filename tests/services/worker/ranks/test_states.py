@@ -69,12 +69,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Make:
 
     def get(name: str) -> Checkpoint:
         if name not in found:
-            with pytest.MonkeyPatch.context() as patch:  # for weights of as many groups, whatever transformers does
-                patch.setattr(checkpoints, "_norms_by_group", lambda: True)
-                case = (CASES | FOUR_RANKS)[name]
-                found[name] = checkpoints.make(
-                    case.family, tmp_path_factory.mktemp(name), seed=case.seed, **case.overrides
-                )
+            case = (CASES | FOUR_RANKS)[name]
+            folder = tmp_path_factory.mktemp(name)
+            found[name] = checkpoints.make(case.family, folder, seed=case.seed, keeps_groups=True, **case.overrides)
         return found[name]
 
     return get

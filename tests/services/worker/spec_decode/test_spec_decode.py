@@ -18,7 +18,7 @@ from quire.services.worker.sampling.accept import accept_drafts
 from quire.services.worker.spec_decode.acceptance_rates import SequenceAcceptanceRates
 from quire.services.worker.spec_decode.config import parse
 from quire.services.worker.spec_decode.history import TokenHistory
-from quire.services.worker.spec_decode.methods import ngram, past_outputs
+from quire.services.worker.spec_decode.methods import past_outputs
 from quire.services.worker.spec_decode.methods.ngram import NgramProposer
 from quire.services.worker.spec_decode.methods.past_outputs import PastOutputs
 from quire.services.worker.spec_decode.methods.suffix import SuffixProposer, SuffixRule
@@ -35,13 +35,13 @@ from quire.shared.pb.worker.v1 import worker_pb2 as pb
 LIMITS = WorkerLimits(block_size=4, max_num_seqs=6, max_num_batched_tokens=64, max_model_len=40, num_blocks=61)
 
 
-@pytest.fixture(params=["compiled", "plain"])
-def plain(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+needs_library = pytest.mark.skipif(cpu.unavailable() is not None, reason=str(cpu.unavailable()))
+
+
+@pytest.fixture(params=[pytest.param(True, marks=needs_library), False], ids=["compiled", "plain"])
+def is_compiled(request: pytest.FixtureRequest) -> bool:
     """Runs the test with the compiled library, if available, and without."""
-    if request.param == "plain":
-        monkeypatch.setattr(ngram.cpu, "unavailable", lambda: "not here")
-    elif cpu.unavailable():
-        pytest.skip(cpu.unavailable() or "")
+    return bool(request.param)
 
 
 @pytest.mark.parametrize(
@@ -58,11 +58,12 @@ def plain(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
     ],
 )
 def test_ngram_continues_the_earliest_match(
-    tokens: list[int], shortest: int, longest: int, count: int, drafts: list[int], plain: None
+    tokens: list[int], shortest: int, longest: int, count: int, drafts: list[int], is_compiled: bool
 ) -> None:
     history = TokenHistory(LIMITS)
     history.start_sequence(3, array(*tokens))
-    found = NgramProposer(shortest, longest).propose(DraftRequest(np.array([3]), array(count), history))
+    proposer = NgramProposer(shortest, longest, is_compiled=is_compiled)
+    found = proposer.propose(DraftRequest(np.array([3]), array(count), history))
     assert ([] if found is None else found.token_ids.tolist()) == drafts
 
 
@@ -106,10 +107,10 @@ def test_a_slow_machine_finds_the_same_drafts() -> None:
     assert drafts_by_slot(drafts) == {slot: [slot] for slot in range(16)}
 
 
-def test_ngram_finds_the_same_as_a_plain_search(monkeypatch: pytest.MonkeyPatch, plain: None) -> None:
+def test_ngram_finds_the_same_as_a_plain_search(is_compiled: bool) -> None:
     rng = random.Random(0)
     for _ in range(800):
-        monkeypatch.setattr(ngram, "MAX_SEARCHED_TOKENS", rng.choice([1, 20, 1000]))  # per batched search
+        most = rng.choice([1, 20, 1000])
         texts = [[rng.randrange(3) for _ in range(rng.randrange(1, 14))] for _ in range(6)]
         shortest = rng.randrange(1, 4)
         longest = rng.randrange(shortest, 6)
@@ -118,7 +119,8 @@ def test_ngram_finds_the_same_as_a_plain_search(monkeypatch: pytest.MonkeyPatch,
             history.start_sequence(slot, array(*text))
         slots = np.array(sorted(rng.sample(range(6), rng.randrange(1, 7))))
         counts = array(*[rng.randrange(1, 5) for _ in slots])
-        found = NgramProposer(shortest, longest).propose(DraftRequest(slots, counts, history))
+        proposer = NgramProposer(shortest, longest, max_searched_tokens=most, is_compiled=is_compiled)
+        found = proposer.propose(DraftRequest(slots, counts, history))
         wanted = {}
         for slot, count in zip(slots.tolist(), counts.tolist(), strict=True):
             end = slow_match(texts[slot], shortest, longest)
@@ -127,14 +129,12 @@ def test_ngram_finds_the_same_as_a_plain_search(monkeypatch: pytest.MonkeyPatch,
         assert drafts_by_slot(found) == wanted, (texts, slots, shortest, longest)
 
 
-def test_ngram_searches_over_the_budget_come_first_in_the_next_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ngram, "MAX_SEARCHED_TOKENS", 8)
-    monkeypatch.setattr(ngram.cpu, "unavailable", lambda: None)
-    monkeypatch.setattr(ngram.cpu, "ends_of_matches", lambda tokens, slots, *_: np.ones(len(slots), np.int32))
+@needs_library
+def test_ngram_searches_over_the_budget_come_first_in_the_next_step() -> None:
     history = TokenHistory(LIMITS)
     for slot in range(6):
         history.start_sequence(slot, array(1, 1, 1, 1))
-    finder = NgramProposer(1, 1)
+    finder = NgramProposer(1, 1, max_searched_tokens=8)
     finder.max_work = 8
     turns = [drafts_by_slot(finder.propose(DraftRequest(np.arange(6), array(*[1] * 6), history))) for _ in range(4)]
     assert sorted(slot for turn in turns[:-1] for slot in turn) == list(range(6))

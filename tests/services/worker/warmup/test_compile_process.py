@@ -17,18 +17,19 @@ from quire.services.worker.warmup.compile_process import cache_folder, start
 from quire.shared.settings import WorkerSettings
 from tests.waiting import has_ended, until
 
+ECHO = "echo"  # a module that a fixture writes, in place of the compiler
+
 
 @pytest.fixture(autouse=True)
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine with eight cores and no compiled kernels."""
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
+    """A machine with a GPU and no compiled kernels."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(precompile, "device_capability", lambda: 90)
 
 
 @pytest.fixture
 def settings() -> WorkerSettings:
-    return WorkerSettings(model=str(bundled.FOLDER), device="cuda")
+    return WorkerSettings(model=str(bundled.FOLDER), device="cuda", threads=8)
 
 
 @pytest.fixture
@@ -39,19 +40,18 @@ def received_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         f"import pathlib, sys\npathlib.Path({str(received_settings)!r}).write_text(sys.stdin.read())\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
-    monkeypatch.setattr(compile_process, "MODULE", "echo")
     return received_settings
 
 
 def test_process_receives_the_settings(settings: WorkerSettings, received_settings: Path) -> None:
-    process = start(settings)
+    process = start(settings, ECHO)
     assert process is not None
     assert process.wait()
     assert WorkerSettings.model_validate_json(received_settings.read_text()) == settings
 
 
 def test_a_worker_waits_for_the_one_that_was_begun(settings: WorkerSettings, received_settings: Path) -> None:
-    KernelCompilation(settings, start(settings)).wait()
+    KernelCompilation(settings, start(settings, ECHO)).wait()
     assert received_settings.exists()
 
 
@@ -59,8 +59,8 @@ def test_a_worker_begins_one_where_another_model_s_kernels_are(
     settings: WorkerSettings, received_settings: Path
 ) -> None:
     (cache_folder() / "quire-0.compiled").touch()
-    assert start(settings) is None
-    KernelCompilation(settings).wait()
+    assert start(settings, ECHO) is None
+    KernelCompilation(settings, module=ECHO).wait()
     assert received_settings.exists()
 
 
@@ -68,33 +68,27 @@ def test_it_is_not_begun_where_kernels_are_on_disk(settings: WorkerSettings, rec
     lacking = missing(settings)
     assert lacking is not None
     lacking.leave_marker()
-    assert start(settings) is None
-    KernelCompilation(settings).wait()
+    assert start(settings, ECHO) is None
+    KernelCompilation(settings, module=ECHO).wait()
     assert not received_settings.exists()
 
 
-def test_one_that_dies_is_no_reason_to_fail(
-    settings: WorkerSettings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(compile_process, "MODULE", "quire.services.worker.nothing_of_that_name")
-    KernelCompilation(settings).wait()
+def test_one_that_dies_is_no_reason_to_fail(settings: WorkerSettings, caplog: pytest.LogCaptureFixture) -> None:
+    KernelCompilation(settings, module="quire.services.worker.nothing_of_that_name").wait()
     assert "not all kernels are compiled" in caplog.text
 
 
-def test_one_that_hangs_is_ended_with_its_children(
-    settings: WorkerSettings, received_settings: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_that_hangs_is_ended_with_its_children(settings: WorkerSettings, received_settings: Path) -> None:
     (received_settings.parent / "echo.py").write_text(
         "import os, pathlib, time\n"
         "if not os.fork():\n"
         f"    pathlib.Path({str(received_settings)!r}).write_text(str(os.getpid()))\n"
         "time.sleep(100)\n"
     )
-    process = start(settings)
+    process = start(settings, ECHO)
     assert process is not None
     until(lambda: received_settings.exists() and received_settings.read_text())
-    monkeypatch.setattr(compile_process, "MAX_WAIT_S", 0.1)
-    assert not process.wait()
+    assert not process.wait(0.1)
     until(lambda: has_ended(int(received_settings.read_text())))
 
 

@@ -117,5 +117,5 @@ def test_files_that_do_not_fit_are_refused(
 
 def test_another_models_tokenizer_is_refused(tmp_path: Path) -> None:
     processor = opened(written(tmp_path, CONFIG, PICTURES))
-    with pytest.raises(InvalidArgument, match="'<img>' is no token"):
+    with pytest.raises(InvalidArgument, match="'<img>' is not a token"):
         processor.expand(processor.layout(56, 56, {}), byte_tokenizer(["<image>"]))

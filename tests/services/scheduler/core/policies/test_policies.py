@@ -218,9 +218,8 @@ def test_the_victim_belongs_to_the_tenant_that_was_served_most(core: NewCore) ->
     assert {s.tenant for s in c.waiting} == {"greedy"}
 
 
-def test_idle_tenants_beyond_the_limit_are_removed(core: NewCore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fair, "REMEMBERED_TENANTS", 3)
-    c = core(policy=Fair)
+def test_idle_tenants_beyond_the_limit_are_removed(core: NewCore) -> None:
+    c = core(policy=lambda *options: Fair(*options, max_remembered=3))
     for key in range(10):
         c.add(make_sequence(key, [1] * 10, 2, tenant=f"t{key}"))
         step(c)
@@ -251,9 +250,8 @@ def test_a_new_tenant_costs_the_same_when_all_known_ones_wait(core: NewCore) -> 
     assert count_operations(lambda: c.add(newcomer)) < 2000
 
 
-def test_state_of_cancelled_sequences_of_new_tenants_is_bounded(core: NewCore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fair, "REMEMBERED_TENANTS", 8)
-    c = core(policy=Fair, max_num_seqs=1)
+def test_state_of_cancelled_sequences_of_new_tenants_is_bounded(core: NewCore) -> None:
+    c = core(policy=lambda *options: Fair(*options, max_remembered=8), max_num_seqs=1)
     c.add(make_sequence(0, [1] * 10, 2, tenant="first"))
     for key in range(1, 1000):
         c.add(make_sequence(key, [1] * 10, 2, tenant=f"t{key}"))

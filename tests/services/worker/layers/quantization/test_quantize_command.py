@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -45,11 +46,26 @@ def test_the_output_head_too(to: str, tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert main(["quantize", str(TINY), "--to", to, "--lm-head", "--out", str(out)]) == 0
     tensors = load_file(out / "model.safetensors")
-    assert tensors["model.embed_tokens.weight"].dtype is torch.bfloat16
-    assert "lm_head.weight_scale" in tensors
+    assert tensors["language_model.model.embed_tokens.weight"].dtype is torch.bfloat16
+    assert "language_model.lm_head.weight_scale" in tensors
     want = logits(TINY)
     for dtype in ("float32", "bfloat16"):
         assert float((logits(out, dtype) - want).norm() / want.norm()) < BOUNDS[to][1] + 0.03
+
+
+@pytest.mark.parametrize("to", BOUNDS)
+def test_the_tower_of_a_model_that_takes_pictures_stays_as_it_is(to: str, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert main(["quantize", str(TINY), "--to", to, "--out", str(out)]) == 0
+    before, after = (load_file(folder / "model.safetensors") for folder in (TINY, out))
+    beside = [name for name in before if not name.startswith("language_model.")]
+    assert beside
+    for name in beside:
+        assert torch.equal(before[name], after[name]), name
+    ignored = json.loads((out / "config.json").read_text())["quantization_config"]["ignore"]
+    patterns = [one.removeprefix("re:") for one in ignored if one.startswith("re:")]
+    assert all(any(re.match(pattern, name) for pattern in patterns) for name in beside)
+    assert not any(re.match(pattern, "language_model.model.layers.0.mlp.up_proj") for pattern in patterns)
 
 
 def test_shards_are_preserved(tmp_path: Path) -> None:
