@@ -279,7 +279,7 @@ def test_the_size_of_a_model_counts_its_tower(llava: Callable[..., Saved]) -> No
 
 
 def test_rows_are_dropped_by_sleep_alone_of_these_orders(llava: Callable[..., Saved]) -> None:
-    """Staging may fail, and then the scheduler goes on with the rows that it counts on."""
+    """Staging may fail, and then the scheduler continues with the rows that it counts on."""
     folder, _ = llava()
     rig = Rig(folder)
     encode(rig, picture(14))
