@@ -41,7 +41,7 @@ httpx_transports.create_ssl_context = functools.cache(httpx_transports.create_ss
 def of_this_test(record: logging.LogRecord) -> bool:
     """Filters log records: gRPC's single poller wakes all tests' event loops, and reports to the current one that an
     earlier loop is closed."""
-    closed = record.exc_info is not None and str(record.exc_info[1]) == "Event loop is closed"
+    closed = bool(record.exc_info) and str(record.exc_info[1]) == "Event loop is closed"
     return not (closed and "PollerCompletionQueue._handle_events" in record.getMessage())
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 NO_MEDIA = "sound, video and embeddings of media are not supported; pictures are"
-MEDIA_OPTIONS = "a request sets mm_processor_kwargs and media_io_kwargs; the defaults are those of the model's files"
-MEDIA_ENCODER = "the encoder of pictures has one implementation, which runs in the workers"
+MEDIA_OPTIONS = "requests set mm_processor_kwargs and media_io_kwargs; defaults come from the model's processor files"
+MEDIA_ENCODER = "the encoder of pictures runs in the workers and has one implementation"
 NO_CODE = "extensions are loaded only from installed packages, by their entry points"
 NO_MAMBA = "recurrent layers have one implementation, whose states have the model's dtype"
 NO_OFFLOAD = "weights stay on the device; use more ranks (--tensor-parallel-size) or --quantization fp8"

@@ -53,14 +53,14 @@ def body(index: int) -> dict[str, Any]:
 
 
 @dataclass
-class Told:
+class StreamedTexts:
     """Texts of all streams so far, and the errors."""
 
     texts: list[str] = field(default_factory=lambda: [""] * NUM_STREAMS)
     errors: list[str] = field(default_factory=list)
 
 
-async def stream(client: httpx.AsyncClient, index: int, told: Told) -> None:
+async def stream(client: httpx.AsyncClient, index: int, told: StreamedTexts) -> None:
     async with client.stream("POST", "/v1/chat/completions", json=body(index)) as response:
         if response.status_code != httpx.codes.OK:
             told.errors.append((await response.aread()).decode())
@@ -76,7 +76,7 @@ async def stream(client: httpx.AsyncClient, index: int, told: Told) -> None:
                 told.texts[index] += choice["delta"].get("content") or ""
 
 
-async def ask(cluster: Cluster, told: Told) -> None:
+async def ask(cluster: Cluster, told: StreamedTexts) -> None:
     async with httpx.AsyncClient(base_url=f"http://{cluster.http_address}", timeout=150) as client:
         await asyncio.gather(*(stream(client, index, told) for index in range(NUM_STREAMS)))
 
@@ -84,7 +84,7 @@ async def ask(cluster: Cluster, told: Told) -> None:
 @pytest.fixture(scope="module")
 def undisturbed() -> list[str]:
     """Texts of all streams without disturbance."""
-    told = Told()
+    told = StreamedTexts()
     with running_cluster(worker=WORKER, scheduler=SCHEDULER, frontend=FRONTEND) as cluster:
         asyncio.run(ask(cluster, told))
     assert not told.errors
@@ -114,9 +114,11 @@ def nothing_kept(cluster: Cluster) -> None:
     assert {name.partition(" ")[2] for name in kept(cluster)} == set(GAUGES)
 
 
-async def disturbed(cluster: Cluster, disturb: Callable[[], None], when: Callable[[Told], bool]) -> Told:
+async def disturbed(
+    cluster: Cluster, disturb: Callable[[], None], when: Callable[[StreamedTexts], bool]
+) -> StreamedTexts:
     """Runs all streams, and disturbs the cluster when `when` holds."""
-    told = Told()
+    told = StreamedTexts()
     asking = asyncio.ensure_future(ask(cluster, told))
     await eventually(lambda: when(told) or asking.done())
     disturb()
@@ -124,7 +126,7 @@ async def disturbed(cluster: Cluster, disturb: Callable[[], None], when: Callabl
     return told
 
 
-WHEN: dict[str, Callable[[Told], bool]] = {
+WHEN: dict[str, Callable[[StreamedTexts], bool]] = {
     "at once": lambda _: True,
     "while they stream": lambda told: sum(map(bool, told.texts)) >= NUM_STREAMS // 2,
 }
@@ -142,12 +144,12 @@ async def test_texts_do_not_change(victim: str, when: str, undisturbed: list[str
 
 async def test_clients_that_leave_leave_nothing(undisturbed: list[str]) -> None:
     with running_cluster(workers=2, worker=WORKER, scheduler=SCHEDULER, frontend=FRONTEND) as cluster:
-        told = Told()
+        told = StreamedTexts()
         asking = asyncio.ensure_future(ask(cluster, told))
         await eventually(lambda: any(told.texts))
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
         await asyncio.to_thread(nothing_kept, cluster)
-        again = Told()
+        again = StreamedTexts()
         await ask(cluster, again)
         assert again.texts == undisturbed

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from tokenizers import Tokenizer as HfTokenizer
+from tokenizers import normalizers
 
 from quire.services.frontend.bounds.smallest_first import SmallestFirstLimiter
 from quire.services.frontend.request.request import ChatPrompt
@@ -99,7 +100,7 @@ class Tokenizer:
             template,
             added=json.loads(self._hf.to_str(pretty=False))["added_tokens"],
             marks=frozenset(mark for pair in THINKING_TOKENS for mark in pair),
-            normalizer=self._hf.normalizer,
+            normalizer=_picklable(self._hf.normalizer),
             guarded=guarded,
             placeholder=self.placeholder,
         )
@@ -287,3 +288,9 @@ def _read(folder: Path) -> HfTokenizer:
     tokenizer.no_truncation()  # the scheduler enforces limits, and padding belongs to batches, which are not used here
     tokenizer.no_padding()
     return tokenizer
+
+
+def _picklable(normalizer: normalizers.Normalizer | None) -> normalizers.Normalizer | None:
+    """Returns a normalizer that does the same and can be sent to another process: a Replace alone, which Gemma has, can
+    be pickled but not read again."""
+    return None if normalizer is None else normalizers.Sequence([normalizer])

@@ -30,6 +30,10 @@ if TYPE_CHECKING:  # this module is also imported without torch
     from quire.services.worker.models.loading.weights import NewWeights
 
 
+# Orders after which the rows of media are not valid any more, or whose purpose is to free memory.
+DROPS_ROWS = frozenset({"swap_weights", "sleep"})
+
+
 @dataclass(frozen=True, slots=True)
 class Occupancy:
     """Numbers of live slots and of used and cached blocks at one time."""
@@ -145,6 +149,7 @@ class Replica:
         QuireError and then changes nothing."""
         if self.orders.execute_order(order):
             self.reset_cache()
+        if order.WhichOneof("order") in DROPS_ROWS:
             self.media.clear()
 
     def update_weights(self, new: NewWeights) -> None:

@@ -205,7 +205,7 @@ def test_complete_reads_standard_input_and_refuses_nothing() -> None:
 def test_a_model_that_is_not_supported_is_one_line_and_nothing_is_started(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"architectures": ["T5ForConditionalGeneration"], "vocab_size": 10}')
     seen = quire("up", str(tmp_path), status=1).stderr
-    assert seen.startswith("quire: config.json: architectures is ['T5ForConditionalGeneration']; there are ")
+    assert seen.startswith("quire: config.json: architectures is ['T5ForConditionalGeneration']; supported: ")
     assert seen.count("\n") == 1, seen
 
 
@@ -253,7 +253,7 @@ def test_port_of_a_restarting_service_stays_reserved() -> None:
             ["--middleware", "a.b"],
             "--middleware is a flag of vLLM that Quire does not have; the HTTP server loads no middleware",
         ),
-        (["--trust-remote-code"], "--trust-remote-code is vLLM's; here: code from a checkpoint is never executed"),
+        (["--trust-remote-code"], "is a flag of vLLM that Quire does not have; code from a checkpoint"),
     ],
 )
 def test_vllm_flags_are_answered_by_name(flags: list[str], text: str) -> None:

@@ -48,7 +48,7 @@ def test_a_stream_that_is_aborted_ends_with_what_it_has(client: Client) -> None:
     finally:
         client.resume_generation()
     assert last.finish_reason == "cancelled"
-    with pytest.raises(InvalidArgument, match="keep, abort, wait, not 'later'"):
+    with pytest.raises(InvalidArgument, match="keep, abort, wait, got 'later'"):
         client.pause_generation("later")
 
 

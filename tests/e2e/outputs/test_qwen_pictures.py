@@ -65,3 +65,13 @@ def test_chats_with_several_pictures(name: str, tmp_path: Path) -> None:
             answer = httpx.post(f"http://{cluster.http_address}/v1/chat/completions", json=body, timeout=100)
             assert answer.status_code == httpx.codes.OK, answer.text
             assert answer.json()["choices"][0]["token_ids"] == expected(model, tmp_path, pictures)
+        parts = [{"type": "image_url", "image_url": {"url": url(noise(64, 32))}}, QUESTION]
+        counts = []
+        for options in ({}, {"max_pixels": 1024}):
+            body = {"model": tmp_path.name, "messages": [{"role": "user", "content": parts}], "max_tokens": 1}
+            body["mm_processor_kwargs"] = options
+            answer = httpx.post(f"http://{cluster.http_address}/v1/chat/completions", json=body, timeout=100)
+            assert answer.status_code == httpx.codes.OK, answer.text
+            counts.append(answer.json()["usage"]["prompt_tokens"])
+        largest, smaller = (read(tmp_path).layout(64, 32, options).numbers for options in ({}, {"max_pixels": 1024}))
+        assert counts[0] - counts[1] == largest[1] * largest[2] - smaller[1] * smaller[2] > 0

@@ -69,7 +69,7 @@ def answers(engine: EngineCore, prompts: list[Prompt], first: int) -> list[list[
 
 @pytest.mark.parametrize("name", ["gemma3", "gemma3-window", "gemma3-crops", "mistral3", "ministral3", "pixtral"])
 def test_chunks_shared_prefixes_and_pictures_beside_text(name: str, tmp_path: Path) -> None:
-    """Later prompts begin like earlier ones and go on with another picture, in the middle of a block or a picture."""
+    """Later prompts begin like earlier ones and have another picture next, in the middle of a block or a picture."""
     checkpoint = save(name, tmp_path)
     first, second = checkpoint.family.sizes[:2]
     earlier = [

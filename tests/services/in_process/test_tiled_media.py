@@ -21,7 +21,7 @@ from tests.services.worker.media.tiled_families import (
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_chunks_shared_prefixes_and_pictures_of_many_sizes(family: str, tmp_path: Path) -> None:
-    """Later prompts begin like earlier ones and go on with other pictures; steps end inside of pictures."""
+    """Later prompts begin like earlier ones and continue with other pictures; steps end inside of pictures."""
     model = saved(family, tmp_path)
     processor = read_media_processor(tmp_path)
     assert processor is not None

@@ -1,7 +1,8 @@
 """Classifiers of what the tower sees, used in training only.
 
 Through the frozen text network alone the tower learns shapes within minutes, but digits and words stay at chance: the
-loss says only which answer was wrong. The guides tell the tower directly which digit, word and letters a picture has.
+loss says only which answer was wrong. The guides train the tower directly to recognize which digit, word and letters a
+picture has.
 """
 
 from __future__ import annotations

@@ -75,6 +75,33 @@ ROWS: dict[str, list[Panel]] = {
             text="Asked for, a second, by what came of it.",
         ),
     ],
+    "Pictures": [
+        curves(
+            "Rows kept",
+            [
+                Query("quire_worker_encoder_cache_rows", "rows {{instance}}"),
+                Query("quire_worker_encoder_cache_capacity_rows", "capacity {{instance}}"),
+            ],
+            text="Embeddings of pictures that the encoder cache holds. Only of models that take pictures.",
+        ),
+        curves(
+            "Prepared",
+            [Query("sum by (outcome) (rate(quire_worker_media_items_total[$__rate_interval]))", "{{outcome}}")],
+            text="Pictures a second, by outcome. Failed ones cost their request alone.",
+        ),
+        curves(
+            "Time of a picture",
+            [
+                Query(
+                    "sum by (stage) (rate(quire_worker_media_seconds_sum[$__rate_interval])) / "
+                    "sum by (stage) (rate(quire_worker_media_seconds_count[$__rate_interval]))",
+                    "{{stage}}, average",
+                ),
+            ],
+            text="Fetching the pixels from a frontend; encoding them, with the wait for the device.",
+            unit="s",
+        ),
+    ],
     "Experts": [
         curves(
             "Busiest expert",

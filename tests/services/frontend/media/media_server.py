@@ -54,11 +54,16 @@ class MediaServer:
     answers: dict[str, list[Answer]]
     asked: list[str] = field(default_factory=list)
     hosts: list[str] = field(default_factory=list)
+    serving: set[asyncio.Task[None]] = field(default_factory=set)
 
     def url(self, path: str, host: str = "127.0.0.1") -> str:
         return f"http://{host}:{self.port}{path}"
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self.serving.add(task)
+        task.add_done_callback(self.serving.discard)
         try:
             head = (await reader.readuntil(b"\r\n\r\n")).decode()
             path = head.split(" ")[1]
@@ -84,3 +89,6 @@ async def media_server(answers: Mapping[str, Answer | list[Answer]]) -> AsyncIte
         yield found
     finally:
         server.close()
+        for task in found.serving:
+            task.cancel()
+        await asyncio.gather(*found.serving, return_exceptions=True)

@@ -21,6 +21,7 @@ from quire.shared.errors import InvalidArgument
 from quire.shared.media.processor import TileLayout
 from quire.shared.media.registry import read_media_processor
 from tests.services.frontend.media.seeing_folder import SIDE, plain, png, write_seeing_folder
+from tests.waiting import loop_turns
 
 BOUNDS = MediaBounds()
 LAYOUT = TileLayout(1, SIDE, SIDE)
@@ -96,7 +97,7 @@ async def test_a_caller_that_leaves_gives_its_process_back(seeing: Path) -> None
     async with decoder(seeing) as pool:
         await pool.decode(plain(GREEN))
         leaving = asyncio.create_task(pool.decode(png(Image.new("RGB", (3000, 3000)))))
-        await asyncio.sleep(0)
+        await loop_turns()
         leaving.cancel()
         with pytest.raises(asyncio.CancelledError):
             await leaving

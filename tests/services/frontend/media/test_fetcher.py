@@ -24,6 +24,7 @@ from tests.services.frontend.media.media_server import (
     redirect,
     silent,
 )
+from tests.waiting import loop_turns
 
 BOUNDS = replace(MediaBounds(), fetch_s=20.0, download_bytes=1 << 20)
 LOOPBACK = (ipaddress.ip_network("127.0.0.0/8"),)
@@ -206,7 +207,7 @@ async def test_a_host_that_sends_nothing_leaves_connections_to_others() -> None:
         waiting = [asyncio.ensure_future(reader.read(parse(slow.url("/slow")))) for _ in range(2 * MAX_PER_HOST)]
         async with asyncio.timeout(20):
             while len(slow.asked) < MAX_PER_HOST:
-                await asyncio.sleep(0)
+                await loop_turns()
             assert await reader.read(parse(quick.url("/p", host="localhost"))) == b"picture"
         assert len(slow.asked) == MAX_PER_HOST
         for task in waiting:

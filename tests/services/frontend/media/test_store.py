@@ -15,6 +15,7 @@ from quire.services.frontend.media.tiles import MediaTiles
 from quire.services.frontend.request.media import MediaOptions
 from quire.shared.errors import InvalidArgument, ResourceExhausted
 from quire.shared.media.processor import TileLayout
+from tests.waiting import loop_turns
 
 SIZE = 10
 
@@ -88,7 +89,7 @@ async def test_equal_items_in_flight_are_made_once_and_an_error_reaches_all(stor
 
     with store.holding() as one, store.holding() as two:
         both = [asyncio.ensure_future(holds.hold(b"x", make)) for holds in (one, two)]
-        await asyncio.sleep(0)
+        await loop_turns()
         go.set()
         assert [type(found) for found in await asyncio.gather(*both, return_exceptions=True)] == [InvalidArgument] * 2
         again = [asyncio.ensure_future(holds.hold(b"x", make)) for holds in (one, two)]
@@ -111,14 +112,13 @@ async def test_a_caller_that_leaves_ends_the_work_only_if_nobody_else_waits(stor
 
     with store.holding() as one, store.holding() as two:
         first, second = (asyncio.ensure_future(holds.hold(b"x", make)) for holds in (one, two))
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
+        await loop_turns(2)
         first.cancel()
         await asyncio.gather(first, return_exceptions=True)
         assert (started, ended) == (1, 0)
         second.cancel()
         await asyncio.gather(second, return_exceptions=True)
-        await asyncio.sleep(0)
+        await loop_turns()
         assert (started, ended) == (1, 1)
         assert await two.hold(b"x", made()) == tiles()  # the next one starts anew
 

@@ -21,7 +21,7 @@ SIZE = {"height": SIDE, "width": SIDE}
 WIDE = png(Image.new("RGB", (2 * SIDE, SIDE), (250, 10, 10)))
 
 
-class Seen(NamedTuple):
+class TiledModel(NamedTuple):
     """Model, and what it makes of a picture of 28 x 56 pixels."""
 
     architecture: str
@@ -35,26 +35,26 @@ class Seen(NamedTuple):
 AROUND, ROW = "<fake_token_around_image>", "<image>" * 4
 PATCHES = "<|patch|>" * 4
 FAMILIES = {
-    "internvl": Seen(
+    "internvl": TiledModel(
         "InternVLForConditionalGeneration", "<IMG_CONTEXT>", ("<img>", "</img>"), {"size": SIZE},
         f"<img>{'<IMG_CONTEXT>' * 12}</img>", 3,
     ),
-    "idefics3": Seen(
+    "idefics3": TiledModel(
         "Idefics3ForConditionalGeneration", "<image>", (AROUND, "<row_1_col_1>", "<row_1_col_2>", "<global-img>"),
         {"size": {"longest_edge": 2 * SIDE}, "max_image_size": {"longest_edge": SIDE}},
         f"{AROUND}<row_1_col_1>{ROW}{AROUND}<row_1_col_2>{ROW}\n\n{AROUND}<global-img>{ROW}{AROUND}", 3,
     ),
-    "llama4": Seen(
+    "llama4": TiledModel(
         "Llama4ForConditionalGeneration", "<|image|>",
         ("<|image_start|>", "<|image_end|>", "<|patch|>", "<|tile_x_separator|>", "<|tile_y_separator|>"),
         {"size": SIZE},
         f"<|image_start|>{PATCHES}<|tile_x_separator|>{PATCHES}<|tile_y_separator|><|image|>{PATCHES}<|image_end|>", 3,
     ),
-    "llava_next": Seen(
+    "llava_next": TiledModel(
         "LlavaNextForConditionalGeneration", "<image>", (), {"size": SIZE, "image_grid_pinpoints": [[28, 56]]},
         "<image>" * (16 + 4 * 9), 3,
     ),
-    "phi4_multimodal": Seen(
+    "phi4_multimodal": TiledModel(
         "Phi4MultimodalForCausalLM", "<|image|>", (), {"size": SIZE}, "<|image|>" * (2 * 5 + 1 + 2 * 3), 2,
     ),
 }  # fmt: skip

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import normalizers
 
 from quire.services.frontend.output_processor.answer_formats import AnswerFormats
 from quire.services.frontend.request.request import ChatPrompt, Request, Sampling
@@ -22,7 +23,7 @@ from quire.services.frontend.tokenizer.tokenizer import Tokenizer
 from quire.shared.errors import InvalidArgument
 from quire.shared.pb.common.v1.sampling_pb2 import StructuredOutput
 from tests.priorities import has_stepped_back
-from tests.services.frontend.tiny_folder import CHATML, END, write_folder
+from tests.services.frontend.tiny_folder import CHATML, END, byte_level_tokenizer, write_folder
 from tests.services.frontend.tokenizer.template_families import source
 from tests.services.frontend.tool_model import tool_model_folder
 from tests.waiting import eventually, has_ended
@@ -78,6 +79,17 @@ async def test_sections_equal_the_templates(conversations: ChatRenderer, prompt:
     whole = "".join(section.text for section in await conversations.sections(prompt))
     for characters in (1, 40, 10**6):
         assert await conversations.prompt_end(prompt, characters) == whole[-characters:]
+
+
+async def test_gemmas_normalizer_reaches_the_processes(tmp_path: Path) -> None:
+    """It is a Replace alone, which tokenizers pickles and cannot read again."""
+    gemma = byte_level_tokenizer()
+    gemma.normalizer = normalizers.Replace(" ", "\u2581")
+    tokenizer = Tokenizer(write_folder(tmp_path, tokenizer=gemma, chat_template=TEMPLATE), 1)
+    with contextlib.closing(tokenizer):
+        for text in ("hello", FILLING):
+            sections = await tokenizer.chat_renderer.sections(chat_prompt(text))
+            assert sections == local_renderer().sections(chat_prompt(text))
 
 
 async def test_a_refusal_has_the_templates_message(conversations: ChatRenderer) -> None:

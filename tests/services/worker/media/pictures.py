@@ -51,8 +51,8 @@ def make_llava(
         vision_feature_select_strategy="default" if tower == "clip" else "full",
         **{"image_token_id": PLACEHOLDER, "image_seq_length": NUM_ROWS, **changes},
     )
-    config._attn_implementation = "eager"
     model = transformers.LlavaForConditionalGeneration(config).eval()
+    model.set_attn_implementation("eager")
     generator = torch.Generator().manual_seed(seed)
     for parameter in model.parameters():
         scale, offset = (0.3, 1.0) if parameter.dim() == 1 else (1.2 * parameter[0].numel() ** -0.5, 0.0)

@@ -58,8 +58,8 @@ def make_qwen(folder: Path, name: str, *, vocab_size: int = VOCAB_SIZE, placehol
         text_config={**SHAPE, **text, "vocab_size": vocab_size},
         image_token_id=placeholder,
     )
-    config._attn_implementation = "eager"
     model = getattr(transformers, f"{prefix}ForConditionalGeneration")(config).eval()
+    model.set_attn_implementation("eager")
     generator = torch.Generator().manual_seed(7)
     for parameter in model.parameters():
         scale, offset = (0.3, 1.0) if parameter.dim() == 1 else (1.2 * parameter[0].numel() ** -0.5, 0.0)

@@ -10,7 +10,7 @@ import torch
 
 from quire.services.worker.media.waiting import MOST_PIXELS
 from tests.services.worker.media.pictures import NUM_ROWS, encode, expected_logits, make_llava, picture, prompt_with
-from tests.services.worker.media.test_with_scheduler import SIZES, Asked
+from tests.services.worker.media.test_with_scheduler import SIZES, ExpectedAnswers
 from tests.services.worker.plans import New
 from tests.services.worker.replica_internals import chunk_graphs_of
 from tests.services.worker.rig import Rig
@@ -41,7 +41,7 @@ def test_logits_are_those_of_transformers(way: str, tmp_path: Path) -> None:
 def test_two_steps_in_flight_and_preemption(tmp_path: Path) -> None:
     model = make_llava(tmp_path)
     settings: dict[str, Any] = {**SIZES, "device": "cuda", "max_num_batched_tokens": 64}
-    asked = Asked(Pair(build(None, tmp_path, **settings)), model)
+    asked = ExpectedAnswers(Pair(build(None, tmp_path, **settings)), model)
     first, second = picture(1), picture(2)
     for parts in [(5, first, 3), (20,), (9, second, 2, first, 1), (40, second)]:
         asked.ask(*parts)

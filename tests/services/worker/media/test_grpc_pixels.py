@@ -21,6 +21,7 @@ from quire.shared.rpc.trust import Dialler, HandshakeAcceptor
 from quire.shared.security.secret_file import SecretFile
 from tests.services.worker.media.media_server import Answer, Context, MediaServer, head_of, honest, parts_of, serving
 from tests.services.worker.media.pictures import identifier_of, picture
+from tests.waiting import loop_turns
 
 PIXELS = np.concatenate([picture(1), picture(2)])  # two tiles, several parts
 
@@ -100,7 +101,7 @@ async def trickling(pixels: Pixels, context: Context) -> AsyncIterator[pb.FetchM
     yield head_of(pixels, num_tiles=10_000)
     while True:
         yield pb.FetchMediaResponse(part=b"x")
-        await asyncio.sleep(0)
+        await loop_turns()
 
 
 @pytest.mark.parametrize("answer", [hanging, hanging_in_the_middle])

@@ -18,6 +18,7 @@ from quire.shared.columns import i32_bytes
 from quire.shared.errors import InvalidArgument
 from quire.shared.kv.block_hash import chain_with_media, root_hash, split
 from quire.shared.models.model_identity import read_config
+from quire.shared.pb.worker.v1 import worker_pb2
 from quire.shared.settings import WorkerSettings
 from tests.services.worker.media.pictures import (
     NUM_ROWS,
@@ -275,3 +276,17 @@ def test_the_size_of_a_model_counts_its_tower(llava: Callable[..., Saved]) -> No
     wanted = sum(value.numel() for name, value in tower if not any(part in name for part in unused))
     assert sizes[False].num_parameters - sizes[True].num_parameters == wanted
     assert sizes[False].activation_bytes - sizes[True].activation_bytes == 1000 * 48 * 4
+
+
+def test_rows_are_dropped_by_sleep_alone_of_these_orders(llava: Callable[..., Saved]) -> None:
+    """Staging may fail, and then the scheduler continues with the rows that it counts on."""
+    folder, _ = llava()
+    rig = Rig(folder)
+    encode(rig, picture(14))
+    for order, num_rows in [
+        (worker_pb2.DeviceOrder(drop_weights=worker_pb2.DropWeights()), NUM_ROWS),
+        (worker_pb2.DeviceOrder(sleep=worker_pb2.Sleep(level=1)), 0),
+    ]:
+        with torch.inference_mode():
+            rig.replica.execute_order(order)
+        assert rig.replica.media.num_rows == num_rows

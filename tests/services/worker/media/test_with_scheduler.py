@@ -35,7 +35,7 @@ def llava(tmp_path_factory: pytest.TempPathFactory) -> Saved:
 Prompt = Sequence[int | Pixels]
 
 
-class Asked:
+class ExpectedAnswers:
     """Prompts with pictures, and the answers that transformers gives."""
 
     def __init__(self, pair: Pair, model: Any) -> None:
@@ -64,9 +64,9 @@ class Asked:
         )
 
 
-def asked_of(saved: Saved, speculation: dict[str, Any] | None = None, **settings: Any) -> Asked:
+def asked_of(saved: Saved, speculation: dict[str, Any] | None = None, **settings: Any) -> ExpectedAnswers:
     folder, model = saved
-    return Asked(Pair(build(speculation, folder, **(SIZES | settings))), model)
+    return ExpectedAnswers(Pair(build(speculation, folder, **(SIZES | settings))), model)
 
 
 A, B, C = picture(1), picture(2), picture(3)
@@ -121,7 +121,7 @@ def test_a_new_scheduler_finds_the_blocks_of_pictures(llava: Saved) -> None:
     asked.ask(5, A, 3, B, 9, outside=True)
     asked.pair.run()
     held = asked.pair.replica.end_epoch()
-    later = Asked(Pair(asked.pair.replica), llava[1])
+    later = ExpectedAnswers(Pair(asked.pair.replica), llava[1])
     later.pair.adopt(held)
     later.ask(5, A, 3, B, 9, outside=True)
     later.ask(5, B, 3, B, 9, outside=True)

@@ -122,8 +122,8 @@ def saved(family: str, folder: Path) -> Any:
     """Saves a checkpoint with random weights and its processor's file; returns the model of transformers."""
     made = FAMILIES[family]
     config = made.config()
-    config._attn_implementation = "eager"
     model = getattr(transformers, made.name)(config).eval()
+    model.set_attn_implementation("eager")
     generator = torch.Generator().manual_seed(8)
     for parameter in model.parameters():
         scale, offset = (0.3, 1.0) if parameter.dim() == 1 else (1.2 * parameter[0].numel() ** -0.5, 0.0)

@@ -132,7 +132,10 @@ CPU_ONLY = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine ha
         (shared(run(segment=NAME[:-1] + "3")), InvalidArgument, "must belong to the user of this worker"),
         (shared(SharedRun(bytes=8)), InvalidArgument, "either a segment or a CUDA handle"),
         pytest.param(
-            shared(SharedRun(cuda_handle=bytes(64), bytes=8)), FailedPrecondition, "has no GPU", marks=CPU_ONLY
+            shared(SharedRun(cuda_handle=bytes(64), bytes=8)),
+            FailedPrecondition,
+            "requires a worker on a GPU",
+            marks=CPU_ONLY,
         ),
     ],
 )

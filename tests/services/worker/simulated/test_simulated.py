@@ -6,6 +6,7 @@ import asyncio
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,13 +14,18 @@ import pytest
 from quire.services.worker.codec.step_codec import decode_plan
 from quire.services.worker.limits.worker_limits import WorkerLimits
 from quire.services.worker.simulated.engine import SimulatedEngine
+from quire.services.worker.simulated.main import serve
 from quire.services.worker.simulated.timing import Timing
 from quire.services.worker.step.plan import StepPlan
 from quire.services.worker.step.result import StepResult
 from quire.shared import columns
-from quire.shared.pb.common.v1 import sampling_pb2
+from quire.shared.pb.common.v1 import media_pb2, sampling_pb2
 from quire.shared.pb.common.v1.pooling_pb2 import PoolingParams
 from quire.shared.pb.worker.v1 import worker_pb2 as pb
+from quire.shared.process.lifecycle import Shutdown
+from quire.shared.settings import WorkerSettings
+from tests.services.frontend.media.seeing_folder import write_seeing_folder
+from tests.services.worker.scripted_scheduler import ScriptedScheduler
 from tests.waiting import eventually
 
 LIMITS = WorkerLimits(block_size=4, max_num_seqs=4, max_num_batched_tokens=64, max_model_len=64, num_blocks=40)
@@ -130,3 +136,23 @@ async def test_pooling_sequence_fails_alone() -> None:
     assert [slot for slot, _ in result.failures] == [0]
     assert not len(result.token_ids)
     assert not receiver.reasons
+
+
+async def test_pictures_are_announced_and_reported_at_once(tmp_path: Path) -> None:
+    """As by a worker with an encoder, so that schedulers can be measured with pictures."""
+    write_seeing_folder(tmp_path)
+    scheduler, shutdown = ScriptedScheduler(), Shutdown()
+    await scheduler.start()
+    settings = WorkerSettings(model=str(tmp_path), scheduler=f"127.0.0.1:{scheduler.port}", engine="simulated")
+    serving = asyncio.ensure_future(serve(settings, shutdown))
+    session, hello = await scheduler.attached(epoch=1)
+    assert hello.encoder.capacity >= 1 << 15
+    assert list(hello.encoder.modalities) == ["image"]
+    item = media_pb2.MediaItem(identifier=b"i" * 32, length=4, num_embeddings=4, modality="image")
+    prepared = await session.prepare_media(item, "nowhere:1")
+    assert (prepared.identifier, prepared.HasField("error")) == (b"i" * 32, False)
+    shutdown.request()
+    await session.leaving()
+    session.close()
+    await serving
+    await scheduler.stop()

@@ -8,16 +8,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import Gemma3Processor, PreTrainedTokenizerFast
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 
 from quire.shared.errors import InvalidArgument
 from quire.shared.media.processor import MediaProcessor, WholeItemProcessor
 from quire.shared.media.registry import read_media_processor
+from tests.shared.media.families.gemma_tokenizer import SPECIAL, gemma_tokenizer
 from tests.shared.media.families.prompts import expanded, noise
 
-SPECIAL = {"begin_of_picture": "<start_of_image>", "soft": "<image_soft_token>", "end": "<end_of_image>"}
 SETTINGS = {
     "size": {"height": 32, "width": 32}, "resample": 2, "image_mean": [0.5] * 3, "image_std": [0.5] * 3,
     "do_pan_and_scan": None, "pan_and_scan_min_crop_size": None,
@@ -40,22 +39,7 @@ PROMPTS = [
 
 @pytest.fixture(scope="module")
 def tokenizer() -> PreTrainedTokenizerFast:
-    """Returns a tokenizer that has one token for each number of line feeds, as Gemma's has."""
-    made = Tokenizer(models.BPE())
-    made.normalizer = normalizers.Replace(" ", "\u2581")
-    made.pre_tokenizer = pre_tokenizers.Split(Regex(r"\n+"), "isolated")
-    made.decoder = decoders.Replace("\u2581", " ")
-    lines = [
-        f"{word}{chr(10) * count}" for count in range(1, 9) for word in ("user", "What is it?", "Here is the image")
-    ]
-    trainer = trainers.BpeTrainer(vocab_size=200, initial_alphabet=list("abcdefghijklmnopqrstuvwxyzHWI.?\u2581\n"))
-    made.train_from_iterator(lines * 20, trainer)
-    made.add_special_tokens([AddedToken(name, normalized=False) for name in SPECIAL.values()])
-    begin, soft, end = SPECIAL.values()
-    names = {"boi_token": begin, "image_token": soft, "eoi_token": end}
-    found = PreTrainedTokenizerFast(tokenizer_object=made, extra_special_tokens=names)
-    assert [len(found("\n" * count).input_ids) for count in (1, 2, 3, 4, 5)] == [1] * 5
-    return found
+    return gemma_tokenizer()
 
 
 def opened(folder: Path, tokenizer: PreTrainedTokenizerFast, **settings: Any) -> MediaProcessor:

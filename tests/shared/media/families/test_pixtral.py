@@ -70,6 +70,22 @@ def test_pixels_and_tokens_of_a_picture(kind: str, size: tuple[int, int], tmp_pa
     assert len(found.embedded) <= processor.max_embeddings
 
 
+def test_squares_of_patches_count_before_sides_are_rounded_up(tmp_path: Path) -> None:
+    """A picture of 1080 x 675 pixels takes 975 tokens, not 936: transformers#37019."""
+    processor = opened(written(tmp_path, "mistral3", size={"longest_edge": 1540}))
+    layout = processor.layout(675, 1080, {})
+    tokenizer = word_tokenizer(TOKENS)
+    found = expanded(processor, [10], [layout], tokenizer)
+    assert (len(found.embedded), len(found.token_ids)) == (975, 975 + 25)
+
+
+def test_the_model_says_how_large_patches_are(tmp_path: Path) -> None:
+    """Processor files of Magistral have sizes of another model: mlx-vlm#855."""
+    folder = written(tmp_path, "mistral3")
+    (folder / "processor_config.json").write_text(json.dumps({"patch_size": 16, "spatial_merge_size": 1}))
+    assert opened(folder).layout(56, 84, {})[:3] == (1, 56, 84)
+
+
 @pytest.mark.parametrize("kind", MODELS)
 def test_several_pictures_of_different_sizes(kind: str, tmp_path: Path) -> None:
     processor, tokenizer = opened(written(tmp_path, kind)), word_tokenizer(TOKENS)
@@ -83,6 +99,7 @@ def test_several_pictures_of_different_sizes(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("size", [{"longest_edge": 50}, {"height": 40, "width": 100}])
 def test_a_request_may_ask_for_smaller_pictures(size: dict[str, int], tmp_path: Path) -> None:
+    """The grid follows the request's size, not the tower's: vllm#52874."""
     processor, tokenizer = opened(written(tmp_path, "mistral3")), word_tokenizer(TOKENS)
     expected = reference("mistral3", tokenizer)(images=[noise(300, 200)], text="[IMG]", size=size, return_tensors="np")
     layout = processor.layout(300, 200, {"size": size})

@@ -37,8 +37,9 @@ def phi4(**vision: Any) -> Any:
         **{"ext_pw_out_channel": 16, "depthwise_separable_out_channel": 16, "nemo_conv_channels": 8},
     }
     config = transformers.Phi4MultimodalConfig(**TEXT, vision_config=tower, audio_config=audio, pad_token_id=0)
-    config._attn_implementation = "eager"
-    return random_model("Phi4MultimodalForCausalLM", config)
+    model = random_model("Phi4MultimodalForCausalLM", config)
+    model.set_attn_implementation("eager")  # with sdpa, transformers 5.24 lets patches see earlier ones only
+    return model
 
 
 def rows_of_transformers(model: Any, item: MediaInput) -> torch.Tensor:

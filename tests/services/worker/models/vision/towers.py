@@ -69,9 +69,9 @@ class StrictKernels:
         return attended
 
 
-def opened(folder: Path, read: Callable[..., Any], encoder: Callable[..., Any]) -> Any:
-    """Opens our encoder of a folder, in float32."""
-    place = LayerPlacement(StrictKernels(), torch.float32, torch.device("cpu"))
+def opened(folder: Path, read: Callable[..., Any], encoder: Callable[..., Any], place: Any = None) -> Any:
+    """Opens our encoder of a folder, in float32 on the CPU if no `place` is given."""
+    place = place or LayerPlacement(StrictKernels(), torch.float32, torch.device("cpu"))
     found = encoder(read(*read_sections(folder), TEXT_SIZE), place, NORMALIZATION)
     Loader("auto", 0).load(found, folder, is_on_other_stage=lambda _: True)
     return found
