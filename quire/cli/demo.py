@@ -27,7 +27,7 @@ QUESTIONS = ("Hello! Who are you?", "What is 23 + 45?")
 ABOUT_PICTURE = "What is in the picture?"
 SIDE = 96  # pixels of the picture
 ROWS = 12  # in which the terminal shows it
-PAPER, INK = (255, 255, 255), (35, 150, 55)
+PAPER, INK = (255, 255, 255), (255, 255, 0)
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

@@ -55,7 +55,7 @@ def test_a_wheel_has_protocols_and_kernels_and_nothing_is_compiled_at_the_start(
     demo = run(installed, tmp_path, "-m", "quire", "demo")
     assert demo.returncode == 0, demo.stderr
     assert "\n68\n" in demo.stdout
-    assert "green circle" in demo.stdout, "preprocessor_config.json is in the wheel"
+    assert "yellow circle" in demo.stdout, "preprocessor_config.json is in the wheel"
     assert demo.stderr == ""
     assert list(tmp_path.iterdir()) == []
 

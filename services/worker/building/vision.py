@@ -170,8 +170,11 @@ def media_encoding(vision: Vision | None, device: torch.device) -> NoMediaEncodi
 
 
 def _whole(place: LayerPlacement) -> LayerPlacement:
-    """Returns the placement of the encoder: every rank has all of it, not quantized and without adapters."""
-    return replace(place, shard=WHOLE, adapters=None, quantization="none", checkpoint=None)
+    """Returns the placement of the encoder: every rank has all of it, not quantized and without adapters. On the CPU it
+    is batch-invariant with any layers, since each item is encoded alone (MediaOrders), and equal shapes give equal
+    bits."""
+    invariant = place.batch_invariant and place.device.type != "cpu"
+    return replace(place, shard=WHOLE, adapters=None, quantization="none", checkpoint=None, batch_invariant=invariant)
 
 
 def _largest(processor: MediaProcessor) -> TileLayout | None:

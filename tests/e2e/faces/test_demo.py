@@ -12,6 +12,6 @@ def test_the_demo_chats_twice_sees_a_picture_shows_the_status_and_ends_cleanly()
     assert "OpenAI HTTP> What is 23 + 45?\n68" in done.stdout
     before, _, answer = done.stdout.partition("OpenAI HTTP> [picture] What is in the picture?\n")
     assert before.count("██") > 20, "the picture is shown"
-    assert "green circle" in answer.splitlines()[0]
+    assert "yellow circle" in answer.splitlines()[0]
     for word in ("frontend-0", "scheduler-0", "worker-0", "BLOCKS", "TOK/S", "done after"):
         assert word in done.stdout

@@ -123,11 +123,11 @@ def test_a_question_is_answered_and_inspected(browser: Browser) -> None:
 @NO_BROWSER
 def test_a_picture_is_attached_answered_and_shown(browser: Browser, tmp_path: Path) -> None:
     file = tmp_path / "circle.png"
-    shape("circle", "green", 96).save(file)
+    shape("circle", "yellow", 96).save(file)
     browser.wait("!document.getElementById('picture').hidden")
     browser.choose_files("#files", file)
     browser.wait("document.querySelectorAll('#pictures img').length === 1")
-    assert "green circle" in ask(browser, "What is in the picture?")
+    assert "yellow circle" in ask(browser, "What is in the picture?")
     assert browser.evaluate("document.querySelectorAll('#pictures img').length") == 0, "it was sent"
     shown = "[...document.querySelectorAll('.message.user img')].map(img => [img.naturalWidth, img.naturalHeight])"
     assert browser.evaluate(shown) == [[96, 96]]
@@ -141,7 +141,7 @@ def test_a_picture_is_attached_answered_and_shown(browser: Browser, tmp_path: Pa
 @NO_BROWSER
 def test_pictures_are_dropped_removed_and_sent(browser: Browser) -> None:
     """Files that are no pictures are left out."""
-    urls = [data_url(shape("square", colour, 96)) for colour in ("red", "yellow")]
+    urls = [data_url(shape("circle", colour, 96)) for colour in ("red", "yellow")]
     browser.wait("!document.getElementById('picture').hidden")
     browser.evaluate(
         "const carried = new DataTransfer();"
@@ -156,7 +156,7 @@ def test_pictures_are_dropped_removed_and_sent(browser: Browser) -> None:
     browser.wait("document.querySelectorAll('#pictures img').length === 2")
     browser.evaluate("document.querySelector('#pictures button').click()")
     browser.wait("document.querySelectorAll('#pictures img').length === 1")
-    assert "yellow square" in ask(browser, "What is in the picture?")
+    assert "yellow circle" in ask(browser, "What is in the picture?")
 
 
 @NO_BROWSER
