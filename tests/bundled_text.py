@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 from safetensors.torch import load_file, save_file
@@ -18,8 +19,12 @@ COPIED = ("chat_template.jinja", "generation_config.json", "tokenizer.json", "to
 
 def text_tensors() -> dict[str, Tensor]:
     """Returns the text part's tensors by their names in a Qwen3 model."""
-    stored = load_file(bundled.FOLDER / "model.safetensors")
-    return {name.removeprefix(PREFIX): tensor for name, tensor in stored.items() if name.startswith(PREFIX)}
+    return named_as_text(load_file(bundled.FOLDER / "model.safetensors"))
+
+
+def named_as_text(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Returns the text part's tensors of a checkpoint like the bundled one, by their names in a Qwen3 model."""
+    return {name.removeprefix(PREFIX): tensor for name, tensor in tensors.items() if name.startswith(PREFIX)}
 
 
 def write_text_model(folder: Path) -> Path:

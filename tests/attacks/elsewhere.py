@@ -59,7 +59,7 @@ ELSEWHERE: Mapping[str, tuple[str, Sequence[str]]] = {
         "blocks are dropped; answers stay the same",
         [f"{WORKER}/offload/test_disk_store.py::test_full_disk_drops_blocks"],
     ),
-    "hundreds of small tenants beside a large one": (
+    "hundreds of small tenants next to a large one": (
         "the reserve is divided; the large one takes none of it",
         [
             f"{FRONTEND}/calls/test_admission.py::"

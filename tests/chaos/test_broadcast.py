@@ -16,6 +16,7 @@ from quire.client import Client
 from quire.cluster import Cluster
 from quire.shared.errors import Unavailable
 from quire.shared.pb.admin.v1 import admin_pb2
+from tests.bundled_text import named_as_text
 from tests.chaos.conftest import FRONTEND, WORKER, leaves_nothing_behind
 from tests.chaos.test_operations import PATIENCE_S, PROMPT, SHORT, greedy_tokens
 from tests.chaos.test_workers import pid
@@ -47,7 +48,7 @@ def num_ready(client: Client) -> int:
 def test_a_worker_is_killed_while_it_receives(cluster: Cluster, tmp_path: Path) -> None:
     """The trainer keeps its group open, as one that does not check; the repeated update succeeds."""
     folder_of(tmp_path / "step-1", shake(1))
-    tensors = load_file(next((tmp_path / "step-1").glob("*.safetensors")))
+    tensors = named_as_text(load_file(next((tmp_path / "step-1").glob("*.safetensors"))))
     victim = cluster.process("worker-1")
     with Client(cluster.grpc_address) as client:
         (before,) = client.generate(PROMPT, SHORT)

@@ -107,7 +107,7 @@ def test_a_stat_logger(example: Path, tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_errors_for_unknown_names_list_installed_ones(example: Path) -> None:
-    with pytest.raises(InvalidArgument, match=r"there are .*Qwen3ForCausalLM, .*BackwardsLlamaForCausalLM"):
+    with pytest.raises(InvalidArgument, match=r"supported: .*Qwen3ForCausalLM, .*BackwardsLlamaForCausalLM"):
         registry.find_model({"architectures": ["NobodysForCausalLM"]})
     with pytest.raises(InvalidArgument, match=r"available: .*grammar, same_again"):
         speculative_config.parse(json.dumps({"method": "nobodys", "num_speculative_tokens": 1}))

@@ -165,7 +165,7 @@ def test_a_request_from_python_brings_its_adapter(cluster: Cluster) -> None:
             answers(llm, LoRARequest("talk"))
         assert answers(llm, talk) == [spoken]  # again
         assert llm.unload_lora_adapter("talk") == 0
-        with pytest.raises(InvalidArgument, match="lora_request: 2 for 1 prompts"):
+        with pytest.raises(InvalidArgument, match="lora_request: must have one entry for each of 1 prompts, got 2"):
             llm.generate("x", lora_request=[talk, talk])
         with pytest.raises(InvalidArgument, match="is not in a folder of lora_folders"):
             llm.generate("x", lora_request=LoRARequest("talk", 1, "/etc"))

@@ -36,7 +36,7 @@ def test_a_tensor_that_is_missing_is_named_by_the_exception(folder: Path) -> Non
     """vllm#17618, #19002, #23176: "Engine core initialization failed. See root cause above"."""
     (file,) = folder.glob("*.safetensors")
     tensors = load_file(file)
-    del tensors["model.norm.weight"]
+    del tensors[next(name for name in tensors if name.endswith("model.norm.weight"))]
     save_file(tensors, file)
     assert "lacks tensors that the model needs: model.norm.weight" in reason_of(folder)
 
