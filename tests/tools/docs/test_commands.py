@@ -23,8 +23,8 @@ OTHERS = set(  # of docker, kubectl, curl, prometheus, auditwheel, other engines
         --kill-every-s --minutes --namespace --pause-s --profile --programs --replicas --rounds --same-cores --seconds
         --storage --streams --target --times --wait --web --wheel-dir --write --api-key --disaggregation-mode --dp
         --enable-lora --lora-modules --max-batch-prefill-tokens --max-concurrent-requests --max-total-tokens
-        --mem-fraction-static --model-id --model-path --num-shard --pp-size --quantize --schedule-policy --tp
-        --trust-remote-code --no-build-isolation"""
+        --mem-fraction-static --model-id --model-path --num-shard --pp-size --prefix --quantize --schedule-policy
+        --tail --tp --trust-remote-code --no-build-isolation"""
     )
 )
 OUTPUT = {("quire", "ready")}  # lines that begin like a command
