@@ -223,7 +223,7 @@ async def test_models_without_a_known_format_refuse_tools(folder: Path, tools_fo
         with pytest.raises(openai.BadRequestError, match="chat template does not show tools"):
             await client.chat.completions.create(**asked() | {"model": "tiny"})
     async with tool_server(tools_folder, "x", enable_auto_tool_choice=False) as (_, client, _script):
-        with pytest.raises(openai.BadRequestError, match="is switched off"):
+        with pytest.raises(openai.BadRequestError, match="is disabled on this server"):
             await client.chat.completions.create(**asked())
     other = tmp_path / "other.jinja"
     other.write_text("{% for tool in tools %}{{ tool.function.name }}{% endfor %}")
