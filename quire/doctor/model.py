@@ -23,7 +23,7 @@ def check(model: str, revision: str, device: str) -> Iterator[Finding]:
         return
     advice = "choose a supported architecture (docs: Supported models)"
     if not folder.exists():
-        advice = "give a folder, a GGUF file, or ORG/NAME of a hub"
+        advice = "name a folder, a GGUF file, or ORG/NAME of a hub; without MODEL the bundled model is checked"
     yield from run_check("model", lambda: _architecture(folder), advice)
     if folder.is_dir():
         yield _tokenizer(folder)

@@ -123,7 +123,7 @@ def test_invalid_requests_are_refused_by_field(client: Client, trained: Tensors)
         ({"backend": "mpi"}, "backend: must be nccl or gloo, got 'mpi'"),
         ({"backend": "nccl"}, "backend: nccl requires GPUs"),
         ({"group_name": "a/b"}, "group_name: must have 1 to 64 letters"),
-        ({"timeout_s": 541}, "timeout_ms: 0 to 540000, not 541000"),
+        ({"timeout_s": 541}, "timeout_ms: must be 0 to 540000, got 541000"),
     ):
         with pytest.raises(InvalidArgument, match=said):
             client.init_weights_update_group(**place | {"backend": "gloo"} | wrong)

@@ -96,9 +96,9 @@ async def test_a_stream_belongs_to_its_tenant_and_ends_when_it_is_deleted(pair: 
 @pytest.mark.parametrize(
     ("body", "headers", "told"),
     [
-        ({"stream": False}, {}, "resumable needs stream=true"),
+        ({"stream": False}, {}, "resumable requires stream=true"),
         ({"retention_s": 301}, {}, "got 301"),
-        ({"resumable": False, "retention_s": 3}, {}, "retention_s=3 needs"),
+        ({"resumable": False, "retention_s": 3}, {}, "retention_s=3 requires"),
         ({"prompt": ["one", "two"]}, {}, "one prompt, got 2"),
         ({}, {"x-request-timeout": "5"}, "x-request-timeout"),
     ],

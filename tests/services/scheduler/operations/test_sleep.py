@@ -222,8 +222,8 @@ async def test_weights_change_while_the_kv_sleeps(start: Start) -> None:
 @pytest.mark.parametrize(
     ("method", "request_", "text"),
     [
-        ("Sleep", pb.SleepRequest(level=3), "level: 1 or 2, not 3"),
-        ("WakeUp", pb.WakeUpRequest(tags=["graphs"]), "tags: kv_cache, weights, not 'graphs'"),
+        ("Sleep", pb.SleepRequest(level=3), "level: must be 1 or 2, got 3"),
+        ("WakeUp", pb.WakeUpRequest(tags=["graphs"]), "tags: must be among kv_cache, weights, got 'graphs'"),
     ],
 )
 async def test_invalid_requests_are_refused(start: Start, method: str, request_: Any, text: str) -> None:
