@@ -54,7 +54,7 @@ async def until_loaded(client: Client, name: str) -> None:
         except Unavailable:  # the scheduler is starting, or a worker is on its way to it
             return False
         except InvalidArgument as error:
-            if "'late' is loaded" not in str(error):
+            if "'late' is already loaded" not in str(error):
                 raise
         return True
 

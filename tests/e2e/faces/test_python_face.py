@@ -92,7 +92,7 @@ def test_prompts_are_dicts_and_each_has_parameters_of_its_own(cluster: Cluster, 
             llm.generate("The", params)
         with pytest.raises(InvalidArgument, match="needs the key prompt or prompt_token_ids"):
             llm.generate({"cache_salt": "x"})
-        with pytest.raises(FailedPrecondition, match="is not here"):
+        with pytest.raises(FailedPrecondition, match="was not started by this program"):
             llm.get_tokenizer()
     assert [result.prompt for result in found] == [ids, "The"]
     assert [len(result.outputs[0].token_ids) for result in found] == [2, 3]

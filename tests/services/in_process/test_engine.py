@@ -173,7 +173,7 @@ def test_a_batch_is_generated_in_one_call(engine: LLMEngine) -> None:
 def test_a_batch_fails_as_a_whole_and_leaves_no_state(engine: LLMEngine) -> None:
     with pytest.raises(InvalidArgument, match="temperature"):
         engine.generate(PROMPTS, [GREEDY, GREEDY, GREEDY, SamplingParams(temperature=-1)])
-    with pytest.raises(InvalidArgument, match="params: 1 for 4 prompts"):
+    with pytest.raises(InvalidArgument, match="params: must have one entry for each of 4 prompts, got 1"):
         engine.generate(PROMPTS, [GREEDY])
     engine.add_request("other", PROMPTS[0], GREEDY)
     with pytest.raises(FailedPrecondition, match="1 requests are under way"):
@@ -190,7 +190,7 @@ def test_log_probabilities_of_a_rollout_are_those_of_its_tokens(engine: LLMEngin
         assert sample.rollout_log_probs == [each.logprob for each in sample.logprobs]
         assert [each.token_id for each in sample.logprobs] == sample.token_ids
     (without,) = engine.generate(PROMPTS[:1], GREEDY)
-    with pytest.raises(InvalidArgument, match="need SamplingParams"):
+    with pytest.raises(InvalidArgument, match="requires a request with SamplingParams"):
         _ = without.outputs[0].rollout_log_probs
 
 

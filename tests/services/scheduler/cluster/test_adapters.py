@@ -342,7 +342,7 @@ async def test_a_load_fails_when_all_workers_are_lost(start: Start) -> None:
     loading = asyncio.ensure_future(load(bench))
     await until(lambda: peer.ordered)
     peer.task.cancel()
-    with pytest.raises(grpc.aio.AioRpcError, match="are gone") as refused:
+    with pytest.raises(grpc.aio.AioRpcError, match="have disconnected") as refused:
         await loading
     assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
     again = await worker(bench)

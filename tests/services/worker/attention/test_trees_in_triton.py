@@ -42,7 +42,7 @@ class Interpreted(TritonAttention):
         chunk = self._chunk
 
         def counted(*given: Any) -> Tensor:
-            Interpreted.num_masked += given[-1] is not None
+            Interpreted.num_masked += given[-2] is not None  # the mask is before the ends of pictures
             return chunk(*given)
 
         self._chunk = counted

@@ -107,7 +107,7 @@ def test_dense_layers_apply_to_the_folders_own_pooling_only(tmp_path: Path) -> N
 
 def test_a_dense_layer_without_its_tensors_is_refused(tmp_path: Path) -> None:
     write(tmp_path, TRANSFORMER, MEAN, ("Dense", DENSE))
-    with pytest.raises(InvalidArgument, match=r"no model\.safetensors"):
+    with pytest.raises(InvalidArgument, match=r"contains neither model\.safetensors"):
         SentenceHead.from_folder(tmp_path, PLAIN, torch.device("cpu"))
     save_file({"linear.weight": torch.zeros(8, 4)}, tmp_path / "2_Dense" / "model.safetensors")
     with pytest.raises(InvalidArgument, match=r"does not hold linear\.weight"):

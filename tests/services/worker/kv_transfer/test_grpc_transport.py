@@ -129,7 +129,7 @@ async def test_invalid_requests_are_refused(change: dict[str, Any], words: str) 
 async def test_a_worker_that_is_not_built_yet_has_no_pages() -> None:
     early = PageService(HandshakeAcceptor(None, "worker a"), WorkerMetrics(CollectorRegistry()))
     async with serving(early) as address:
-        with pytest.raises(Unavailable, match="serves no pages"):
+        with pytest.raises(Unavailable, match="does not serve pages"):
             await fetch(wanted(address))
 
 

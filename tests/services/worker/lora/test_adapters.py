@@ -245,7 +245,7 @@ def test_a_damaged_file_takes_no_other_adapter_away(
     file.write_bytes(file.read_bytes()[:left])
     rig = Rig(made.folder, lora={"whole": str(whole.folder), "cut": str(cut)})
     assert [held.id.name for held in rig.replica.adapters.loaded()] == ["whole"]
-    assert "skipping an adapter" in caplog.text
+    assert "skipped an adapter" in caplog.text
     rig.step([New(0, prompt(8), adapter="whole"), New(1, prompt(8)), New(2, prompt(8), adapter="cut")], {0: 8, 1: 8})
     assert error(rig, whole, 0) < MAX_ERROR
     assert error(rig, made, 1) < MAX_ERROR

@@ -92,7 +92,7 @@ def test_leaving_a_group_ends_its_process(trainer: Trainer) -> None:
     first, open_files = trainer.process, len([*Path("/proc/self/fd").iterdir()])
     trainer.groups.leave("g")
     assert first.returncode is not None
-    with pytest.raises(FailedPrecondition, match="in no group 'g'"):
+    with pytest.raises(FailedPrecondition, match="not in a group named 'g'"):
         trainer.groups.find("g")
     trainer.groups.leave("g")
     assert len([*Path("/proc/self/fd").iterdir()]) < open_files

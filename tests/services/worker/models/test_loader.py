@@ -162,7 +162,7 @@ def test_duplicate_tied_head_is_skipped(checkpoint: Make, tmp_path: Path) -> Non
 
 def test_a_folder_without_weights_is_refused(copy: Path) -> None:
     (copy / WEIGHTS).unlink()
-    with pytest.raises(InvalidArgument, match=r"no \*\.safetensors"):
+    with pytest.raises(InvalidArgument, match=r"contains none of \*\.safetensors"):
         Rig(copy)
 
 
@@ -176,7 +176,7 @@ def test_a_pointer_in_place_of_a_file_is_named_with_the_remedy(copy: Path) -> No
     """Clones without Git LFS have such pointer files."""
     pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 15\n"
     (copy / WEIGHTS).write_text(pointer)
-    with pytest.raises(InvalidArgument, match=f"cannot read .*{WEIGHTS}: it is a pointer of Git LFS .*git lfs pull"):
+    with pytest.raises(InvalidArgument, match=f"cannot read .*{WEIGHTS}: it is a pointer of Git LFS.*git lfs pull"):
         Rig(copy)
 
 

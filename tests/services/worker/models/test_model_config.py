@@ -123,14 +123,14 @@ def test_biases_and_norms_by_family() -> None:
     [
         (
             {"architectures": ["T5ForConditionalGeneration"]},
-            "T5For.*there are .*LlamaForCausalLM, Mis",
+            "T5For.*supported: .*LlamaForCausalLM, Mis",
         ),
-        ({"architectures": None}, "there are .*LlamaForCausalLM"),
+        ({"architectures": None}, "supported: .*LlamaForCausalLM"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config.bits is None: there is 4, 8"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config.bits is None: supported: 4, 8"),
         (
             {"rope_scaling": {"type": "bent", "factor": 2.0}},
-            "'bent': there are default, linear, dynamic, llama3, yarn, long",
+            "'bent': supported: default, linear, dynamic, llama3, yarn, long",
         ),
         ({"rope_parameters": {"rope_type": "longrope"}}, "short_factor is None"),
         ({"architectures": ["OPTForCausalLM"], "word_embed_proj_dim": 7}, "word_embed_proj_dim is 7"),

@@ -110,7 +110,7 @@ def test_invalid_updates_are_rejected_without_residue(
 
 
 def test_invalid_tensors_are_named() -> None:
-    with pytest.raises(InvalidArgument, match="named_tensors: a is no tensor"):
+    with pytest.raises(InvalidArgument, match="named_tensors: a must be a tensor"):
         weights_stream.messages(admin_pb2.UpdateWeightsRequest(), [("a", 3)])
 
 
@@ -161,6 +161,6 @@ def test_broadcast_tensors_have_only_headers(spool: WeightSpool, tmp_path: Path)
     assert not [*tmp_path.rglob(FILE)]
     with (
         spool.open_stream() as spooling,
-        pytest.raises(InvalidArgument, match="timeout_ms: at most 540000, not 540001"),
+        pytest.raises(InvalidArgument, match="timeout_ms: must be at most 540000, got 540001"),
     ):
         spooling.append(WeightsPiece(broadcast=BroadcastContent(timeout_ms=540_001)))

@@ -64,7 +64,7 @@ def test_strings_stream_before_they_end() -> None:
 def test_the_error_for_an_unknown_parser_lists_the_known_ones() -> None:
     with pytest.raises(InvalidArgument, match=r"unknown parser 'hermez'; available: .*hermes, "):
         registry.tool_format("hermez")
-    with pytest.raises(InvalidArgument, match=r"reasoning_parser: unknown parser 'x'; there are .*qwen3"):
+    with pytest.raises(InvalidArgument, match=r"reasoning_parser: unknown parser 'x'; available: .*qwen3"):
         registry.reasoning_format("x")
 
 

@@ -75,7 +75,7 @@ def test_blocked_sequences_can_be_cancelled_and_expire(core: NewCore) -> None:
     c.schedule(6.0)
     ends = c.take_events().finished
     assert [(end.sequence.key, end.reason) for end in ends] == [(1, Reason.CANCELLED), (2, Reason.DEADLINE)]
-    assert ends[1].failure == Failure("DEADLINE_EXCEEDED", "deadline passed while blocked")
+    assert ends[1].failure == Failure("DEADLINE_EXCEEDED", "the deadline passed while the sequence was blocked")
     c.on_grammar_prepared(A)  # arrives late, and unblocks no sequence
     assert not c.has_work
     assert c.num_waiting_tokens == 0

@@ -84,7 +84,7 @@ def test_generation_with_an_encoder_is_refused() -> None:
     core.add(make_sequence(0, [1, 2, 3], 5))
     (finished,) = core.take_events().finished
     assert finished.failure is not None
-    assert "generates none" in finished.failure.message
+    assert "generates no text" in finished.failure.message
 
 
 def test_prompts_of_a_lost_worker_are_computed_elsewhere() -> None:

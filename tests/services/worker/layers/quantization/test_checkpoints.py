@@ -115,7 +115,7 @@ def test_single_row_chain_supports_4_bits_and_8_bits_per_row(tmp_path: Path) -> 
 def test_parts_of_one_product_are_quantized_alike(tmp_path: Path) -> None:
     layout = LAYOUTS["ct-w4-32"]
     quantized.make(quantized.Layout({**layout.config, "ignore": ["re:.*k_proj"]}, layout.quantize), tmp_path)
-    with pytest.raises(InvalidArgument, match=r"layers\.0\.self_attn\.q_proj and .*k_proj are one product.*two ways"):
+    with pytest.raises(InvalidArgument, match=r"layers\.0\.self_attn\.q_proj and .*k_proj are computed as one product.*differently"):
         Rig(tmp_path)
 
 
@@ -140,25 +140,25 @@ def test_parts_whose_columns_are_ordered_otherwise_are_still_right(tmp_path: Pat
 @pytest.mark.parametrize(
     ("config", "named"),
     [
-        ({"quant_method": "exl3"}, r"quantization_config.quant_method is 'exl3': there is awq, bitsandbytes"),
-        ({**GPTQ, "bits": 3}, r"quantization_config.bits is 3: there is 4, 8"),
+        ({"quant_method": "exl3"}, r"quantization_config.quant_method is 'exl3': supported: awq, bitsandbytes"),
+        ({**GPTQ, "bits": 3}, r"quantization_config.bits is 3: supported: 4, 8"),
         ({**GPTQ, "group_size": 0}, r"quantization_config.group_size is 0"),
         ({**GPTQ, "dynamic": {"-:.*": {}}}, r"quantization_config.dynamic is"),
-        ({"quant_method": "awq", "bits": 4, "group_size": 64, "version": "gemv"}, r"version is 'gemv': there is gemm"),
+        ({"quant_method": "awq", "bits": 4, "group_size": 64, "version": "gemv"}, r"version is 'gemv': supported: gemm"),
         (
             {"quant_method": "fp8", "weight_block_size": [64, 64]},
-            r"weight_block_size is \[64, 64\]: there is \[128, 128\]",
+            r"weight_block_size is \[64, 64\]: supported: \[128, 128\]",
         ),
         ({"quant_method": "fp8", "fmt": "e5m2"}, r"quantization_config.fmt is 'e5m2'"),
-        ({**NF4_CONFIG, "bnb_4bit_quant_type": "int4"}, r"bnb_4bit_quant_type is 'int4': there is nf4, fp4"),
+        ({**NF4_CONFIG, "bnb_4bit_quant_type": "int4"}, r"bnb_4bit_quant_type is 'int4': supported: nf4, fp4"),
         (
             compressed(W4, weights("int", 2, "channel")),
-            r"quantization_config.config_groups.group_0.weights.num_bits is 2: there is 4, 8",
+            r"quantization_config.config_groups.group_0.weights.num_bits is 2: supported: 4, 8",
         ),
         (compressed("marlin-24", weights("int", 4, "channel")), r"quantization_config.format is 'marlin-24'"),
         (
             compressed("int-quantized", weights("int", 8, "channel"), {**quantized.PER_TOKEN, "symmetric": False}),
-            r"input_activations.symmetric is False: there is True",
+            r"input_activations.symmetric is False: supported: True",
         ),
         (compressed(W4, "w4"), r"config_groups.group_0.weights is 'w4': an object is needed"),
     ],
