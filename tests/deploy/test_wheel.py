@@ -68,7 +68,7 @@ def test_questions_and_training_stay_in_the_checkout(installed: Path, tmp_path: 
     helped = run(installed, tmp_path, *bench, "single", "--help")
     assert helped.returncode == 0, helped.stderr
     refused = run(installed, tmp_path, *bench, "tiny_recall")
-    assert refused.stderr.startswith("quire: work: 'tiny_recall' is none of mixed, single,")
+    assert refused.stderr.startswith("quire: work: 'tiny_recall' does not exist; available: mixed, single,")
 
 
 PROGRAM = """

@@ -66,7 +66,7 @@ def test_each_input_goes_through_its_adapter(served: tuple[str, dict[str, Any]])
         assert llm.encode(QUERY, lora_request=OWN, pooler="all") == llm.client.encode(
             QUERY, RequestOptions(model="own"), pooler="all"
         )
-        with pytest.raises(InvalidArgument, match="lora_request: 1 for 2 prompts"):
+        with pytest.raises(InvalidArgument, match="lora_request: must have one entry for each of 2 prompts, got 1"):
             llm.embed([QUERY, QUERY], lora_request=[OWN])
         with pytest.raises(InvalidArgument, match="lora_request: this call takes one LoRARequest"):
             llm.score(QUERY, DOCUMENTS, lora_request=[OWN])  # type: ignore[arg-type]

@@ -180,7 +180,7 @@ def test_the_code_of_transformers_is_shared_out_as_well(checkpoint: Make) -> Non
         ),
         (RankPlacement(0, 2, contexts=2), {"expert_parallel": True}, "expert_parallel: it requires more than one rank"),
         (SINGLE_RANK, {"lora_folders": ["/"]}, "lora_folders is not supported with context_parallel_size 2"),
-        (SINGLE_RANK, {"kv_offloading_size": 1.0}, "kv_offloading_size: .*not with context_parallel_size 2"),
+        (SINGLE_RANK, {"kv_offloading_size": 1.0}, "kv_offloading_size: .*not supported with context_parallel_size 2"),
     ],
 )
 def test_unsupported_settings_are_refused_by_name(

@@ -182,7 +182,7 @@ def test_a_stage_keeps_pages_for_its_own_layers_in_all_groups() -> None:
         ({"speculative_config": '{"method": "ngram", "num_speculative_tokens": 2}'}, "speculative_config: not with"),
         ({"batch_invariant": True}, "batch_invariant: not with pipeline_parallel_size 2"),
         ({"model_impl": "transformers"}, "model_impl: not with pipeline_parallel_size 2"),
-        ({"max_num_seqs": 1}, "max_num_seqs: not with pipeline_parallel_size 2: 1 sequences"),
+        ({"max_num_seqs": 1}, "max_num_seqs: not with pipeline_parallel_size 2: it must be at least 2"),
     ],
 )
 def test_settings_unsupported_by_stages_are_refused_by_name(
