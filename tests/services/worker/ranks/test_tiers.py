@@ -73,7 +73,10 @@ def test_a_rank_that_dies_while_it_moves_is_found(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"kv_offloading_disk": "/tmp/kv", "kv_offloading_disk_size": 1.0}, "kv_offloading_disk: '/tmp/kv': not supported with 2 ranks"),
+        (
+            {"kv_offloading_disk": "/tmp/kv", "kv_offloading_disk_size": 1.0},
+            "kv_offloading_disk: '/tmp/kv': not supported with 2 ranks",
+        ),
         ({"kv_offloading_region": "/dev/shm"}, "kv_offloading_region: '/dev/shm': not supported with 2 ranks"),
     ],
 )

@@ -109,7 +109,11 @@ def test_worker_does_not_wake_up_with_other_weights(checkpoint: Make, tmp_path: 
 
 @pytest.mark.parametrize(
     ("orders", "text"),
-    [([sleep(3)], "level: must be 1 or 2, got 3"), ([sleep(1), sleep(2)], "at level 1"), ([wake("graphs")], "'graphs'")],
+    [
+        ([sleep(3)], "level: must be 1 or 2, got 3"),
+        ([sleep(1), sleep(2)], "at level 1"),
+        ([wake("graphs")], "'graphs'"),
+    ],
 )
 def test_invalid_sleep_orders_are_refused(checkpoint: Make, orders: list[pb.DeviceOrder], text: str) -> None:
     rig = Rig(checkpoint("qwen3-tied").folder)

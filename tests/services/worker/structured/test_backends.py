@@ -197,7 +197,9 @@ def test_sequences_under_a_library_in_a_worker(library: str, tokenizer: Tokenize
 CANNOT: dict[str, dict[str, Any]] = {
     "does not enforce 'minimum'": {OUTLINES_CORE: {"type": "integer", "minimum": 3}, LM_FORMAT_ENFORCER: ...},
     "does not enforce 'uniqueItems'": {XGRAMMAR: {"type": "array", "uniqueItems": True}, OUTLINES_CORE: ...},
-    "does not support a 'pattern' that could match characters that JSON escapes": {OUTLINES_CORE: {"type": "string", "pattern": "^.+$"}},
+    "does not support a 'pattern' that could match characters that JSON escapes": {
+        OUTLINES_CORE: {"type": "string", "pattern": "^.+$"}
+    },
     "does not enforce 'format'": {LM_FORMAT_ENFORCER: {"items": {"type": "string", "format": "uri"}}},
     "does not support 'enum' of different types": {LM_FORMAT_ENFORCER: {"enum": [1, "a"]}},
     "does not support schemas without a type": {OUTLINES_CORE: {"type": "object", "properties": {"a": {}}}},
@@ -240,7 +242,9 @@ def test_a_library_that_is_not_installed_is_refused_at_start(monkeypatch: pytest
 
 def test_grammar_drafts_need_a_library_that_finds_forced_tokens(tokenizer: Tokenizer) -> None:
     drafting = '{"method": "grammar", "num_speculative_tokens": 16}'
-    with pytest.raises(InvalidArgument, match="structured_output_backend: outlines-core cannot determine forced tokens"):
+    with pytest.raises(
+        InvalidArgument, match="structured_output_backend: outlines-core cannot determine forced tokens"
+    ):
         Rig(TINY, structured_output_backend="outlines-core", speculative_config=drafting)
     matcher = backend(XGRAMMAR).compile(pb.StructuredOutput(regex="one of a long text [ab]")).start()
     forced = matcher.forced_tokens()
