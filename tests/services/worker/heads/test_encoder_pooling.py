@@ -110,5 +110,5 @@ def test_a_dense_layer_without_its_tensors_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match=r"contains neither model\.safetensors"):
         SentenceHead.from_folder(tmp_path, PLAIN, torch.device("cpu"))
     save_file({"linear.weight": torch.zeros(8, 4)}, tmp_path / "2_Dense" / "model.safetensors")
-    with pytest.raises(InvalidArgument, match=r"does not hold linear\.weight"):
+    with pytest.raises(InvalidArgument, match=r"does not contain linear\.weight"):
         SentenceHead.from_folder(tmp_path, PLAIN, torch.device("cpu"))

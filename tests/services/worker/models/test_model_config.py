@@ -123,7 +123,7 @@ def test_biases_and_norms_by_family() -> None:
     [
         (
             {"architectures": ["T5ForConditionalGeneration"]},
-            "T5For.*supported: .*LlamaForCausalLM, Mis",
+            "T5For.*supported: .*LlamaForCausalLM, Mi",
         ),
         ({"architectures": None}, "supported: .*LlamaForCausalLM"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
