@@ -181,7 +181,7 @@ def test_worker_that_cannot_store_a_stream_reports_it_and_keeps_serving(
         client.update_weights_from_tensor(tensors.items(), "first", "abort")
         shutil.rmtree(tmp_path / "tmp")
         for _ in range(10):  # wherever in the stream the refusal meets what is being sent
-            with pytest.raises(ResourceExhausted, match="a stream of weights cannot be kept"):
+            with pytest.raises(ResourceExhausted, match="a stream of weights cannot be stored"):
                 client.update_weights_from_tensor(tensors.items(), "streamed", "abort")
         assert client.generate(PROMPT, GREEDY)[0].outputs[0].token_ids == before
         (tmp_path / "tmp").mkdir()
