@@ -244,7 +244,7 @@ def test_over_http_a_trainer_of_plain_torch_broadcasts(
             body["group_name"] = "trained"
             assert operator.post("/destroy_weights_update_group", json={"group_name": "trained"}).json()["success"]
             gone = operator.post("/update_weights_from_distributed", json=body)
-            assert "in no group 'trained'" in gone.json()["error"]["message"]
+            assert "not in a group named 'trained'" in gone.json()["error"]["message"]
             torch.distributed.destroy_process_group(group)
         with Client(cluster.grpc_address) as client:
             (after,) = client.generate(PROMPT, GREEDY)
