@@ -130,7 +130,7 @@ def test_stage_on_another_host_matches_one_process_and_ends_with_its_replica(che
             try:
                 rig.group.check()
             except RankFailure as failure:
-                return "rank 1 on node 1 is gone" in failure.message
+                return "rank 1 on node 1 has disconnected" in failure.message
             return False
 
         await_that(is_noticed)
