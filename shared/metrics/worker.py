@@ -194,6 +194,11 @@ class WorkerMetrics:
         )
         for outcome in GRAMMAR_OUTCOMES:
             self.grammars.labels(outcome)
+        self._add_media(registry)
+        self._add_costs(registry)
+
+    def _add_media(self, registry: CollectorRegistry) -> None:
+        """Adds the metrics of media items to the registry, with every outcome at 0."""
         self.media_items = Counter(
             "quire_worker_media_items",
             "Media items ordered by the scheduler, by outcome",
@@ -209,7 +214,6 @@ class WorkerMetrics:
         )
         for outcome in MEDIA_OUTCOMES:
             self.media_items.labels(outcome)
-        self._add_costs(registry)
 
     def _add_costs(self, registry: CollectorRegistry) -> None:
         """Adds the gauges of peak performance and utilisation to the registry; all are 0 until set_peak() is called."""

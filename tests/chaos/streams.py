@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ from tests.waiting import eventually
 from tools.evals import held_back_items
 from tools.training.chat import prompt
 
-# What streams are asked for (`survives`): one kind shows what breaks, the others what breaks for them alone.
+# What streams are asked for (`assert_survives`): one kind shows what breaks, the others what breaks for them alone.
 KINDS = [
     "everything",
     pytest.param("constrained", marks=pytest.mark.slow),
@@ -114,19 +115,26 @@ def constrained(index: int) -> SamplingParams:
 
 
 def differences(crowd: Crowd, undisturbed: Sequence[tuple[object, ...]]) -> list[str]:
-    """Returns a line for each stream whose outputs are not those of the undisturbed run: where its tokens first differ,
-    and the tokens from there on."""
+    """Returns a line for each stream whose outputs are not those of the undisturbed run: tokens, text and finish of the
+    samples that differ, from the first different token on."""
     found = []
     for number, (stream, expected) in enumerate(zip(crowd.streams, undisturbed, strict=True)):
-        if stream.said == expected:
-            continue
-        said, due = stream.token_ids, expected[0]
-        assert isinstance(due, dict)
-        for sample in sorted({*said, *due}):
-            ours, theirs = said.get(sample, []), due.get(sample, [])
-            at = next((k for k, pair in enumerate(zip(ours, theirs, strict=False)) if pair[0] != pair[1]), -1)
-            found.append(
-                f"stream {number} sample {sample}: {len(ours)} tokens of {len(theirs)}, first different at {at}: "
-                f"{ours[at : at + 8]} instead of {theirs[at : at + 8]}; finish {stream.finish} of {expected[2]}"
-            )
+        if stream.said != expected:
+            found.append(f"stream {number}: {'; '.join(_sample_differences(stream.said, expected)) or 'other samples'}")
     return found
+
+
+def _sample_differences(said: tuple[Any, ...], expected: tuple[Any, ...]) -> Iterator[str]:
+    """Yields what differs in each sample of one stream: where its tokens do first, then its text or finish."""
+    for sample in sorted({*said[0], *expected[0]}):
+        (ours, text, finish), (theirs, due_text, due_finish) = (
+            (ids.get(sample, []), texts.get(sample, ""), ends.get(sample)) for ids, texts, ends in (said, expected)
+        )
+        if ours != theirs:
+            pairs = enumerate(zip(ours, theirs, strict=False))
+            at = next((k for k, (a, b) in pairs if a != b), min(len(ours), len(theirs)))
+            yield f"sample {sample} from token {at} of {len(theirs)}: {ours[at : at + 8]} not {theirs[at : at + 8]}"
+        elif text != due_text:
+            yield f"sample {sample}: equal tokens, text {text!r} not {due_text!r}"
+        elif finish != due_finish:
+            yield f"sample {sample}: finish {finish} not {due_finish}"

@@ -19,7 +19,7 @@ from quire.cluster import Cluster
 from quire.shared.security import secret_file
 from tests.chaos.conftest import SCHEDULER, WORKER, Said
 from tests.chaos.paused_processes import keep_fault
-from tests.chaos.test_workers import pid, survives
+from tests.chaos.test_workers import assert_survives, pid
 from tests.e2e.conftest import running_cluster
 from tests.waiting import eventually
 
@@ -52,8 +52,8 @@ class StoredRequest:
         context.load_cert_chain(self.folder / "frontend.cert", self.folder / "frontend.key")
         return httpx.get(f"https://{address}/metrics", verify=context).text
 
-    async def survives(self, undisturbed: dict[str, Said], fault: Callable[[], object]) -> None:
-        await survives(self.cluster, undisturbed, fault, page=self.page)
+    async def assert_survives(self, undisturbed: dict[str, Said], fault: Callable[[], object]) -> None:
+        await assert_survives(self.cluster, undisturbed, fault, page=self.page)
 
     async def restarted(self, name: str) -> None:
         """Kills a service and waits until its process has been restarted, ready or not."""
@@ -113,7 +113,7 @@ async def test_a_certificate_that_has_expired_is_a_pause_until_there_is_another(
         await keep_fault(WITHOUT_S)
         kept.certify(role)
 
-    await kept.survives(undisturbed, expire_and_renew)
+    await kept.assert_survives(undisturbed, expire_and_renew)
 
 
 @pytest.mark.slow
@@ -126,7 +126,7 @@ async def test_certificates_of_another_authority_take_over(kept: StoredRequest, 
             kept.certify(role)
         await kept.restarted("scheduler-0")
 
-    await kept.survives(undisturbed, renew)
+    await kept.assert_survives(undisturbed, renew)
 
 
 @pytest.mark.slow
@@ -139,7 +139,7 @@ async def test_wrong_secret_after_a_restart_is_a_pause_until_corrected(
         await keep_fault(WITHOUT_S)
         kept.secret("scheduler", RIGHT)
 
-    await kept.survives(undisturbed, exchange)
+    await kept.assert_survives(undisturbed, exchange)
 
 
 @pytest.mark.slow
@@ -165,5 +165,5 @@ async def test_corrupt_or_missing_key_files_keep_the_old_ones_in_force(
             path.write_bytes(content)
             path.chmod(0o600)
 
-    await kept.survives(undisturbed, spoil_and_restore)
+    await kept.assert_survives(undisturbed, spoil_and_restore)
     assert await status_with(kept, KEY) == 200

@@ -13,7 +13,7 @@ from quire.cluster.endpoints import Endpoints
 from tests.chaos.conftest import FRONTEND, SCHEDULER, WORKER, Said
 from tests.chaos.paused_processes import keep_fault
 from tests.chaos.proxy import Proxy
-from tests.chaos.test_workers import survives
+from tests.chaos.test_workers import assert_survives
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -56,7 +56,7 @@ async def test_a_cut_connection_costs_a_pause(relayed: Relayed, undisturbed: dic
             relayed.proxies[side].cut()
             await keep_fault(0.7)
 
-    await survives(relayed.cluster, undisturbed, cut)
+    await assert_survives(relayed.cluster, undisturbed, cut)
 
 
 @pytest.mark.parametrize("side", ["worker", "frontend"])
@@ -70,11 +70,11 @@ async def test_a_silent_connection_is_noticed_and_replaced(
         relayed.proxies[side].cut()
         relayed.proxies[side].restore()
 
-    await survives(relayed.cluster, undisturbed, swallow)
+    await assert_survives(relayed.cluster, undisturbed, swallow)
 
 
 @pytest.mark.slow
 async def test_slow_connections_lose_nothing(relayed: Relayed, undisturbed: dict[str, Said]) -> None:
     for proxy in relayed.proxies.values():
         proxy.delay_s = 0.02
-    await survives(relayed.cluster, undisturbed, lambda: None)
+    await assert_survives(relayed.cluster, undisturbed, lambda: None)

@@ -17,7 +17,7 @@ from quire.cluster import Cluster
 from tests.chaos.conftest import FRONTEND, SCHEDULER, WORKER, Said, listen
 from tests.chaos.paused_processes import keep_fault, pause_processes
 from tests.chaos.streams import everything, greedy
-from tests.chaos.test_workers import pid, survives
+from tests.chaos.test_workers import assert_survives, pid
 from tests.e2e.conftest import running_cluster
 from tests.waiting import eventually, services, until
 
@@ -86,7 +86,7 @@ def num_restarts(cluster: Cluster) -> dict[str, int]:
 
 @pytest.mark.slow
 async def test_a_rank_of_one_of_two_workers_is_killed(two: Cluster, undisturbed: dict[str, Said]) -> None:
-    await survives(two, undisturbed, lambda: os.kill(rank_of(two, "worker-0"), signal.SIGKILL))
+    await assert_survives(two, undisturbed, lambda: os.kill(rank_of(two, "worker-0"), signal.SIGKILL))
     assert num_restarts(two) == {"worker-0": 1, "worker-1": 0}
 
 
@@ -94,7 +94,7 @@ async def test_a_rank_of_one_of_two_workers_is_killed(two: Cluster, undisturbed:
 @pytest.mark.sweep
 async def test_a_rank_is_killed_among_samples_and_their_log_probabilities(two: Cluster) -> None:
     undisturbed = await listen(two, everything)
-    await survives(two, undisturbed, lambda: os.kill(rank_of(two, "worker-0"), signal.SIGKILL), "everything")
+    await assert_survives(two, undisturbed, lambda: os.kill(rank_of(two, "worker-0"), signal.SIGKILL), "everything")
     assert num_restarts(two) == {"worker-0": 1, "worker-1": 0}
 
 
@@ -107,7 +107,7 @@ async def test_rank_with_the_stream_is_killed_and_no_process_remains(
         os.kill(pid(alone, "worker-0"), signal.SIGKILL)
         await gone(rank)
 
-    await survives(alone, undisturbed, kill)
+    await assert_survives(alone, undisturbed, kill)
     assert num_restarts(alone) == {"worker-0": 1}
 
 
@@ -124,7 +124,7 @@ async def test_a_stage_of_one_of_two_workers_is_killed_or_hangs(fault: signal.Si
             os.kill(rank, fault)
             await gone(rank)
 
-        await survives(cluster, undisturbed, strike)
+        await assert_survives(cluster, undisturbed, strike)
         assert num_restarts(cluster) == {"worker-0": 1, "worker-1": 0}
 
 
@@ -147,7 +147,7 @@ async def test_a_rank_that_has_a_part_of_the_prompts_is_killed_or_hangs(
             os.kill(pid(cluster, "worker-0") if victim == "0" else rank, fault)
             await gone(rank)
 
-        await survives(cluster, undisturbed, strike)
+        await assert_survives(cluster, undisturbed, strike)
         assert num_restarts(cluster) == {"worker-0": 1, "worker-1": 0}
 
 
@@ -160,7 +160,7 @@ async def test_a_rank_hangs(two: Cluster, undisturbed: dict[str, Said]) -> None:
         os.kill(rank, signal.SIGSTOP)
         await gone(rank)
 
-    await survives(two, undisturbed, hang)
+    await assert_survives(two, undisturbed, hang)
     assert num_restarts(two) == {"worker-0": 1, "worker-1": 0}
 
 
@@ -184,7 +184,7 @@ async def test_a_rank_of_the_only_worker_is_killed_again_and_again_while_it_star
             await keep_fault(pause_s)
         os.kill(before, signal.SIGKILL)
 
-    await survives(alone, undisturbed, kill_early)
+    await assert_survives(alone, undisturbed, kill_early)
     with Client(alone.grpc_address) as client:
         assert services(client, "worker-0")["worker-0"].epoch > epoch
 
@@ -197,5 +197,5 @@ async def test_stopped_group_of_ranks_continues(alone: Cluster, undisturbed: dic
     async def stop() -> None:
         await pause_processes(4, *pids)
 
-    await survives(alone, undisturbed, stop)
+    await assert_survives(alone, undisturbed, stop)
     assert [pid(alone, "worker-0"), rank_of(alone, "worker-0")] == pids

@@ -24,7 +24,7 @@ from tests.chaos.conftest import (
 from tests.chaos.extra_frontend import extra_frontend
 from tests.chaos.paused_processes import keep_fault, pause_processes
 from tests.chaos.streams import KINDS, Crowd, differences, greedy
-from tests.chaos.test_workers import pid, survives
+from tests.chaos.test_workers import assert_survives, pid
 from tests.e2e.conftest import running_cluster
 from tests.waiting import eventually, until
 
@@ -41,7 +41,9 @@ def two_schedulers() -> Iterator[Cluster]:
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_the_scheduler_is_killed(two_workers: Cluster, undisturbed: dict[str, Said], kind: str) -> None:
-    await survives(two_workers, undisturbed, lambda: os.kill(pid(two_workers, "scheduler-0"), signal.SIGKILL), kind)
+    await assert_survives(
+        two_workers, undisturbed, lambda: os.kill(pid(two_workers, "scheduler-0"), signal.SIGKILL), kind
+    )
 
 
 @pytest.mark.slow
@@ -54,7 +56,7 @@ async def test_the_scheduler_is_killed_ten_times_in_a_row(one_worker: Cluster, u
             await eventually(lambda killed=killed: scheduler.restarts >= killed and scheduler.ready.is_set())
             os.kill(pid(one_worker, "scheduler-0"), signal.SIGKILL)
 
-    await survives(one_worker, undisturbed, kill_again_and_again)
+    await assert_survives(one_worker, undisturbed, kill_again_and_again)
 
 
 @pytest.mark.slow
@@ -79,7 +81,7 @@ async def test_a_restarted_scheduler_finds_the_cache_warm(one_worker: Cluster) -
 async def test_a_second_shard_takes_over(
     two_schedulers: Cluster, undisturbed: dict[str, Said], fault: signal.Signals
 ) -> None:
-    await survives(two_schedulers, undisturbed, lambda: os.kill(pid(two_schedulers, "scheduler-0"), fault))
+    await assert_survives(two_schedulers, undisturbed, lambda: os.kill(pid(two_schedulers, "scheduler-0"), fault))
 
 
 @pytest.mark.slow
@@ -89,7 +91,7 @@ async def test_second_shard_takes_over_from_a_hanging_one_that_recovers(
     async def hang() -> None:
         await pause_processes(4, pid(two_schedulers, "scheduler-0"))
 
-    await survives(two_schedulers, undisturbed, hang)
+    await assert_survives(two_schedulers, undisturbed, hang)
 
 
 @pytest.mark.parametrize(
@@ -115,14 +117,16 @@ async def test_redis_is_away_while_another_part_goes(
     os.kill(pid(two_schedulers, "redis-0"), signal.SIGSTOP)
     try:
         await keep_fault(1.5)
-        await survives(two_schedulers, undisturbed, go)
+        await assert_survives(two_schedulers, undisturbed, go)
     finally:
         os.kill(pid(two_schedulers, "redis-0"), signal.SIGCONT)
 
 
 @pytest.mark.slow
 async def test_streams_do_not_depend_on_redis(two_schedulers: Cluster, undisturbed: dict[str, Said]) -> None:
-    crowd = await survives(two_schedulers, undisturbed, lambda: os.kill(pid(two_schedulers, "redis-0"), signal.SIGKILL))
+    crowd = await assert_survives(
+        two_schedulers, undisturbed, lambda: os.kill(pid(two_schedulers, "redis-0"), signal.SIGKILL)
+    )
     assert crowd.longest_gap_s < 5, "longer than this machine may stand still: somebody waited for it"
 
 

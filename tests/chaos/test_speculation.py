@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from quire import bundled
 from quire.cluster import Cluster
 from tests.chaos.conftest import FRONTEND, SCHEDULER, WORKER, Said
-from tests.chaos.test_workers import pid, survives
+from tests.chaos.test_workers import assert_survives, pid
 from tests.e2e.conftest import running_cluster
 
 pytestmark = pytest.mark.timeout(300)
@@ -44,12 +44,12 @@ def accepted_tokens(cluster: Cluster) -> float:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["greedy", "constrained", EVERYTHING])
 async def test_one_of_two_is_killed(drafting: Cluster, undisturbed: dict[str, Said], kind: str) -> None:
-    await survives(drafting, undisturbed, lambda: os.kill(pid(drafting, "worker-0"), signal.SIGKILL), kind)
+    await assert_survives(drafting, undisturbed, lambda: os.kill(pid(drafting, "worker-0"), signal.SIGKILL), kind)
     assert accepted_tokens(drafting) > 100
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["greedy", EVERYTHING])
 async def test_a_drafting_worker_leaves(drafting: Cluster, undisturbed: dict[str, Said], kind: str) -> None:
-    await survives(drafting, undisturbed, lambda: os.kill(pid(drafting, "worker-1"), signal.SIGTERM), kind)
+    await assert_survives(drafting, undisturbed, lambda: os.kill(pid(drafting, "worker-1"), signal.SIGTERM), kind)
     assert accepted_tokens(drafting) > 100

@@ -44,7 +44,7 @@ def num_connections(number: int) -> int:
     return found
 
 
-async def survives(
+async def assert_survives(
     cluster: Cluster,
     undisturbed: dict[str, Said],
     fault: Callable[[], object],
@@ -68,13 +68,13 @@ async def survives(
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_one_of_two_workers_is_killed(two_workers: Cluster, undisturbed: dict[str, Said], kind: str) -> None:
-    await survives(two_workers, undisturbed, lambda: os.kill(pid(two_workers, "worker-0"), signal.SIGKILL), kind)
+    await assert_survives(two_workers, undisturbed, lambda: os.kill(pid(two_workers, "worker-0"), signal.SIGKILL), kind)
 
 
 @pytest.mark.slow
 async def test_forms_are_filled_across_a_dead_worker(one_worker: Cluster, undisturbed: dict[str, Said]) -> None:
     """The grammar is compiled again and earlier tokens are replayed: the output is one valid JSON text."""
-    crowd = await survives(
+    crowd = await assert_survives(
         one_worker, undisturbed, lambda: os.kill(pid(one_worker, "worker-0"), signal.SIGKILL), "constrained"
     )
     for index, stream in enumerate(crowd.streams):
@@ -85,7 +85,7 @@ async def test_forms_are_filled_across_a_dead_worker(one_worker: Cluster, undist
 
 @pytest.mark.slow
 async def test_the_only_worker_is_killed(one_worker: Cluster, undisturbed: dict[str, Said]) -> None:
-    await survives(one_worker, undisturbed, lambda: os.kill(pid(one_worker, "worker-0"), signal.SIGKILL))
+    await assert_survives(one_worker, undisturbed, lambda: os.kill(pid(one_worker, "worker-0"), signal.SIGKILL))
 
 
 @pytest.mark.slow
@@ -101,7 +101,7 @@ async def test_a_worker_is_killed_while_it_attaches(one_worker: Cluster, undistu
             await eventually(lambda: num_connections(pid(one_worker, "worker-0")) != 0)
             await keep_fault(pause_s)
 
-    await survives(one_worker, undisturbed, kill_early)
+    await assert_survives(one_worker, undisturbed, kill_early)
 
 
 @pytest.mark.slow
@@ -112,7 +112,7 @@ async def test_a_worker_and_the_scheduler_are_stopped_at_once(
         pids = [pid(two_workers, name) for name in ("worker-0", "scheduler-0")]
         await pause_processes(4, *pids)
 
-    await survives(two_workers, undisturbed, stop_both)
+    await assert_survives(two_workers, undisturbed, stop_both)
 
 
 @pytest.mark.slow
@@ -123,19 +123,19 @@ async def test_hanging_worker_recovers_as_a_zombie(two_workers: Cluster, undistu
     async def hang() -> None:
         await pause_processes(LONGER_THAN_A_STEP_S, pid(two_workers, "worker-0"))
 
-    await survives(two_workers, undisturbed, hang)
+    await assert_survives(two_workers, undisturbed, hang)
     with Client(two_workers.grpc_address) as client:
         assert waiting.services(client, "worker-0")["worker-0"].epoch > epoch
 
 
 @pytest.mark.slow
 async def test_one_of_two_workers_leaves(two_workers: Cluster, undisturbed: dict[str, Said]) -> None:
-    await survives(two_workers, undisturbed, lambda: os.kill(pid(two_workers, "worker-0"), signal.SIGTERM))
+    await assert_survives(two_workers, undisturbed, lambda: os.kill(pid(two_workers, "worker-0"), signal.SIGTERM))
 
 
 @pytest.mark.slow
 async def test_the_only_worker_leaves(one_worker: Cluster, undisturbed: dict[str, Said]) -> None:
-    await survives(one_worker, undisturbed, lambda: os.kill(pid(one_worker, "worker-0"), signal.SIGTERM))
+    await assert_survives(one_worker, undisturbed, lambda: os.kill(pid(one_worker, "worker-0"), signal.SIGTERM))
 
 
 @pytest.mark.slow
@@ -146,7 +146,7 @@ async def test_workers_join_and_leave_under_load(one_worker: Cluster, undisturbe
             await asyncio.to_thread(waiting.services, client, *(f"worker-{i}" for i in range(4)))
         await asyncio.to_thread(one_worker.scale_workers, 1)
 
-    await survives(one_worker, undisturbed, scale)
+    await assert_survives(one_worker, undisturbed, scale)
 
 
 @pytest.mark.slow

@@ -15,4 +15,4 @@ class PixelSource(Protocol):
         item, Unavailable if the service cannot be reached or sends something else."""
 
     async def close(self) -> None:
-        """Closes connections."""
+        """Closes the connections to media services; nothing can be fetched afterwards."""
