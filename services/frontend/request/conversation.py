@@ -23,7 +23,8 @@ def unsupported_part(place: str, kind: Any, field: str) -> Unimplemented:
     empty `kind`: there are no types."""
     shown = kind or place if isinstance(kind, str) else ""
     media = next((name for piece, name in MEDIA.items() if piece in shown), "")
-    reason = f": models are given text only, not {media}; send their content as text" if media else ""
+    given = "text only" if media == MEDIA[IMAGE] else "text and pictures only"  # pictures, if the model has no encoder
+    reason = f": models are given {given}, not {media}; send their content as text" if media else ""
     of_type = "" if kind == "" else f" of type {kind!r:.64}"
     return Unimplemented(f"{place}{of_type} are not supported by this server{reason}", field=field)
 

@@ -177,7 +177,8 @@ async def test_a_document_that_is_no_text_is_refused_with_a_reason(tool_model: P
         body = {"max_tokens": 5, "messages": [{"role": "user", "content": [{"type": "document", "source": source}]}]}
         answer = await frontend.http.post("/v1/messages", json=body)
     assert answer.status_code == 400
-    assert "blocks of type 'document' are not supported by this server: models are given text only" in answer.text
+    refused = "blocks of type 'document' are not supported by this server: models are given text and pictures only, not"
+    assert f"{refused} documents" in answer.text
 
 
 async def test_a_compaction_becomes_its_summary(tool_model: Path) -> None:
