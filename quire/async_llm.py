@@ -25,6 +25,8 @@ class AsyncLLM(EmbeddedCluster):
     """
 
     def __init__(self, model: str = "", **options: Any) -> None:
+        """Starts a cluster, or connects to one, with the arguments and errors of EmbeddedCluster. Blocks until the
+        cluster is ready, the event loop included: construct it before the loop has other work, or in a thread."""
         super().__init__(model, **options)
         self.client = AsyncClient(self.address, api_key=self._api_key)
         self.stream = self.client.stream

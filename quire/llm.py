@@ -20,6 +20,7 @@ class LLM(EmbeddedCluster):
     """Interface for scripts: `with LLM() as llm: print(llm.generate("Once upon a time")[0].text)`."""
 
     def __init__(self, model: str = "", **options: Any) -> None:
+        """Starts a cluster, or connects to one, with the arguments and errors of EmbeddedCluster."""
         super().__init__(model, **options)
         self.client = self._blocking
         self.files = self.client.files  # requires batch_folder= on the cluster

@@ -1,4 +1,5 @@
-"""Pictures of prompts as Python programs have them: Pillow's images, arrays, paths, URLs and files in memory."""
+"""Conversion of the pictures that Python programs have (Pillow's images, arrays, paths, URLs, files in memory) to
+messages."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from PIL import Image
 
 URL_SCHEMES = ("data:", "http:", "https:", "file:")
-PNG_MODES = frozenset({"1", "L", "LA", "I;16", "P", "RGB", "RGBA"})  # that PNG stores as they are
+PNG_MODES = frozenset({"1", "L", "LA", "I;16", "P", "RGB", "RGBA"})  # Pillow's, which PNG stores unchanged
 CHANNELS = (1, 3, 4)
 IMAGE = "image"
 PIL_PARTS = ("image_pil", "image")  # types of parts of messages with an image object, in vLLM and transformers
@@ -26,14 +27,15 @@ def of_prompt(data: Mapping[str, Any] | None, uuids: Mapping[str, Any] | None) -
     InvalidArgument for other modalities, and for a value that is no picture."""
     given, names = _items(data, "multi_modal_data"), _items(uuids, "multi_modal_uuids")
     if names and given and len(names) != len(given):
-        text = f"multi_modal_uuids has {len(names)} names for {len(given)} pictures"
+        text = f"multi_modal_uuids has {len(names)} names for {len(given)} pictures; one for each is needed"
         raise InvalidArgument(text, field="multi_modal_uuids")
     given, names = given or [None] * len(names), names or [None] * len(given)
     return [media_part(picture, name) for picture, name in zip(given, names, strict=True)]
 
 
 def _items(by_modality: Mapping[str, Any] | None, field: str) -> list[Any]:
-    """Returns the items of the only modality. Raises InvalidArgument for others."""
+    """Returns the pictures, or their names, in the dictionary `field` of a prompt; a single one as a list. Raises
+    InvalidArgument for other modalities."""
     for modality in by_modality or ():
         if modality != IMAGE:
             raise InvalidArgument(f"{field}: {modality!r} is not supported; available: {IMAGE}", field=field)
@@ -65,8 +67,8 @@ def _content_part(part: Any) -> pb.ContentPart:
 
 
 def media_part(picture: Any, name: str | None = None) -> pb.MediaPart:
-    """Returns the message for one picture. Raises InvalidArgument for a value that is none, and for neither a picture
-    nor a name."""
+    """Returns the message for one picture. `name`: under which the frontend keeps it; without `picture`, that of an
+    earlier one. Raises InvalidArgument for values that are no picture, and if both are missing."""
     part = pb.MediaPart(name=name or "")
     if picture is None and name:
         return part
@@ -78,7 +80,8 @@ def media_part(picture: Any, name: str | None = None) -> pb.MediaPart:
 
 
 def _content(picture: Any) -> bytes:
-    """Returns the file of a picture. Raises InvalidArgument."""
+    """Returns the bytes of a picture's file; images and arrays become PNG files. Raises InvalidArgument for other types
+    and files that cannot be read."""
     if isinstance(picture, bytes | bytearray | memoryview):
         return bytes(picture)
     if isinstance(picture, str | os.PathLike):
@@ -88,13 +91,14 @@ def _content(picture: Any) -> bytes:
     if hasattr(picture, "__array__"):
         return _png(_from_array(picture))
     raise InvalidArgument(
-        f"a picture must be an image of Pillow, an array, a path, a URL or bytes, got {type(picture).__name__}",
+        f"multi_modal_data: a picture must be an image of Pillow, an array, a path, a URL or bytes, got "
+        f"{type(picture).__name__}",
         field="multi_modal_data",
     )
 
 
 def _read(path: Path) -> bytes:
-    """Reads a file. Raises InvalidArgument."""
+    """Reads a picture's file. Raises InvalidArgument if it cannot be read."""
     try:
         return path.read_bytes()
     except OSError as error:
@@ -125,8 +129,7 @@ def _from_array(array: Any) -> Image.Image:
     if not is_picture or values.dtype != np.uint8:
         raise InvalidArgument(
             f"multi_modal_data: an array of shape {values.shape} and type {values.dtype} is not a picture; send "
-            "[height, "
-            "width, 3] of type uint8, or of floating point from 0 to 1",
+            "[height, width, 3] of type uint8, or of floating point from 0 to 1",
             field="multi_modal_data",
         )
     return Image.fromarray(values[:, :, 0] if values.ndim == 3 and values.shape[2] == 1 else values)

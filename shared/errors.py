@@ -38,7 +38,9 @@ class QuireError(Exception):
     code = pb.ERROR_CODE_INTERNAL
 
     def __init__(self, message: str, *, field: str = "", retry_after_ms: int = 0, reason: str = "") -> None:
-        """`reason`: machine-readable word for clients; not carried between services."""
+        """Shortens a long `message` in its middle. `field`: request field or setting at fault; `retry_after_ms`: delay
+        after which the sender may retry, 0: none is stated; `reason`: machine-readable word for clients, not carried
+        between services."""
         message = _shortened(message)
         super().__init__(message)
         self.reason = reason

@@ -26,6 +26,7 @@ TUNING = ByCapability({SM90: NormTuning(warp_elements=256, most_warps=16)})
 
 @triton.jit
 def _rms_norm(x_ptr, residual_ptr, weight_ptr, out_ptr, eps, size, WIDTH: tl.constexpr, ADD: tl.constexpr):
+    """Normalizes one row by its RMS, times weight. ADD: adds the residual first and stores the sum in its place."""
     row = tl.program_id(0).to(tl.int64) * size
     at = tl.arange(0, WIDTH)
     inside = at < size

@@ -28,6 +28,10 @@ class EmbeddedCluster:
     def __init__(
         self, model: str = "", *, address: str = "", workers: int = 1, log: IO[Any] | None = None, **settings: Any
     ) -> None:
+        """Returns once the cluster is ready. `model`: folder, GGUF file or ORG/NAME on a hub, empty for the bundled
+        model; `workers`: number of worker processes; `log`: stream for the services' logs, None discards them. With
+        `address`, HOST:PORT of gRPC, nothing is started, and `model` and settings other than `api_key` and the
+        operators' raise InvalidArgument. Raises QuireError if a service does not start."""
         self._cluster: Cluster | None = None
         self._sink: IO[Any] | None = None
         self.address = address
@@ -44,7 +48,9 @@ class EmbeddedCluster:
             self._start(options, log)
         elif model or settings:
             raise InvalidArgument(
-                f"address: {address!r} names a running cluster, for which model and settings cannot be given"
+                f"address: {address!r} names a running cluster, for which model and settings cannot be given: leave "
+                f"out {', '.join([*(['model'] if model else []), *settings])}",
+                field="address",
             )
         self._blocking = Client(self.address, api_key=self._api_key, **operators)
         self._adapters = LoadedAdapters(self._blocking)

@@ -1,1 +1,1 @@
-"""Facts of media that frontends and workers share: sizes, numbers of embeddings, identifiers."""
+"""Processing of media that frontends and workers must agree on: sizes, tiles, placeholder tokens, normalization."""

@@ -1,4 +1,5 @@
-"""Expansion of a prompt's placeholders: the tokens of each picture in the place of the one that the template wrote."""
+"""Expansion of a prompt's placeholders: the token that the template writes for a picture becomes the picture's
+tokens."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 from quire.shared.media.processor import MediaProcessor, PlaceholderExpansion, PromptTokenizer
 
-# Function of two neighbouring tokens: the one that the tokenizer makes of their text; None: both stay.
+# Function of two neighbouring tokens that returns the single token of their joined text; None: both stay.
 Join = Callable[[int, int], int | None]
 
 
@@ -36,7 +37,7 @@ class JoiningProcessor(Protocol):
 
 
 def joins_of(processor: MediaProcessor, tokenizer: PromptTokenizer) -> Join | None:
-    """Returns how tokens at the borders of a family's expansions are joined; None: they are not."""
+    """Returns the function that joins tokens at the borders of a family's expansions; None if the family joins none."""
     if not isinstance(processor, JoiningProcessor):
         return None
     return lambda left, right: processor.joined(left, right, tokenizer)

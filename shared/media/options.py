@@ -1,4 +1,4 @@
-"""Options of a request's mm_processor_kwargs, checked."""
+"""Typed access to a request's mm_processor_kwargs, with errors that name the option."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ def check_names(options: Mapping[str, Any], *known: str) -> None:
 
 
 def read_flag(options: Mapping[str, Any], name: str, default: bool) -> bool:
-    """Returns an option that is true or false. Raises InvalidArgument for other types."""
+    """Returns an option that is true or false; `default` if it is missing or null. Raises InvalidArgument for other
+    types."""
     value = options.get(name)
     if value is not None and not isinstance(value, bool):
         raise _refusal(name, f"is {value!r}; true or false is needed")
@@ -29,13 +30,14 @@ def read_flag(options: Mapping[str, Any], name: str, default: bool) -> bool:
 
 
 def read_count(options: Mapping[str, Any], name: str, default: int, most: int) -> int:
-    """Returns an option that is a whole number from 1 to `most`. Raises InvalidArgument for other values."""
+    """Returns an option that is a whole number from 1 to `most`; `default` if it is missing or null. Raises
+    InvalidArgument for other values."""
     return default if options.get(name) is None else _count(name, options[name], most)
 
 
 def read_longest_edge(options: Mapping[str, Any], name: str, default: int, most: int) -> int:
-    """Returns the longest_edge of an option that is an object, from 1 to `most` pixels. Raises InvalidArgument for
-    other values."""
+    """Returns the longest_edge of an option that is an object, from 1 to `most` pixels; `default` if the option is
+    missing or null. Raises InvalidArgument for other values."""
     value = options.get(name)
     if value is None:
         return default

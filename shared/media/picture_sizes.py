@@ -1,4 +1,5 @@
-"""How a model wants its pictures, read from preprocessor_config.json as transformers does; without torch and Pillow."""
+"""Size, normalization and resampling of a model's pictures, read from preprocessor_config.json as transformers does;
+without torch and Pillow."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ Triple = tuple[float, float, float]
 FILES = ("preprocessor_config.json", "processor_config.json")
 RESAMPLINGS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}  # numbers of Pillow
 CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
-MOST_ASPECT = 200  # of the sides of a picture, as transformers has it for Qwen
+MOST_ASPECT = 200  # of a picture's longer side to its shorter one, as transformers has it for Qwen
 
 
 class Resize(NamedTuple):
@@ -31,11 +32,11 @@ class Resize(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FixedSize:
-    """Every picture gets one size: by its shorter side and a cut from the middle, or without its aspect."""
+    """One size for all pictures: scaled by the shorter side and cut from the middle, or stretched to it."""
 
     height: int
     width: int
-    shortest_edge: int = 0  # 0: scaled to height x width
+    shortest_edge: int = 0  # pixels of the shorter side before the cut; 0: stretched to height x width
     resampling: str = "bicubic"
 
     def resize(self, height: int, width: int) -> Resize:
@@ -47,7 +48,8 @@ class FixedSize:
         longest = int(self.shortest_edge * long / short)
         if longest > MOST_ASPECT * self.shortest_edge:
             raise InvalidArgument(
-                f"absolute aspect ratio must be smaller than {MOST_ASPECT}, got {long / short:.0f}", field="messages"
+                f"absolute aspect ratio must be smaller than {MOST_ASPECT}, got {long / short:.0f}; crop the picture",
+                field="messages",
             )
         scaled = (longest, self.shortest_edge) if width < height else (self.shortest_edge, longest)
         top, left = (scaled[0] - self.height) // 2, (scaled[1] - self.width) // 2
@@ -56,7 +58,7 @@ class FixedSize:
 
 @dataclass(frozen=True, slots=True)
 class PictureProcessor:
-    """How pictures are brought into a model's form: 8-bit pixels by the frontend, normalised by the worker."""
+    """Processing of a model's pictures: 8-bit pixels of one size by the frontend, normalized by the worker."""
 
     size: FixedSize
     mean: tuple[float, float, float] = CLIP_MEAN
@@ -65,16 +67,17 @@ class PictureProcessor:
 
 
 def read_processor(folder: Path) -> PictureProcessor:
-    """Reads how pictures are processed from a model's folder. Raises InvalidArgument if no file says so, or for a
-    processing that is not supported."""
+    """Reads the processing of pictures from a model's folder. Raises InvalidArgument if the folder has none of FILES,
+    or for a processing that is not supported."""
     values, name = read_values(folder)
     normalization = read_normalization(values, name)
     return PictureProcessor(_fixed_size(values, name), *normalization)
 
 
 def read_values(folder: Path) -> tuple[dict[str, Any], str]:
-    """Reads the settings of a model's picture processor; returns them and the name of their file. Raises
-    InvalidArgument if no file has them, or for steps left out that every supported processor has."""
+    """Reads the settings of a model's picture processor; returns them and the name of their file, for errors. Raises
+    InvalidArgument if the folder has none of FILES, or if the settings turn off resizing, rescaling or
+    normalization."""
     for name in FILES:
         path = folder / name
         if not path.is_file():
@@ -83,7 +86,7 @@ def read_values(folder: Path) -> tuple[dict[str, Any], str]:
         values = values.get("image_processor", values)
         for key in ("do_resize", "do_rescale", "do_normalize"):
             if values.get(key) is False:
-                raise InvalidArgument(f"{name}: {key} is false, which is not supported", field="model")
+                raise InvalidArgument(f"{name}: {key} is false, which is not supported; it must be true", field="model")
         return values, name
     raise InvalidArgument(f"model: {folder} has no {FILES[0]}, which says how pictures are resized", field="model")
 
@@ -111,7 +114,9 @@ def _fixed_size(values: dict[str, Any], name: str) -> FixedSize:
     if {"height", "width"} <= size.keys():
         return FixedSize(int(size["height"]), int(size["width"]), 0, resampling)
     raise InvalidArgument(
-        f"{name}: size is {size!r} and crop_size {crop!r}, which do not determine one size", field="model"
+        f"{name}: size is {size!r} and crop_size {crop!r}, which do not determine one size: height and width, or "
+        "shortest_edge and a crop_size, are needed",
+        field="model",
     )
 
 

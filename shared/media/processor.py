@@ -1,4 +1,5 @@
-"""How a model family processes media items: what frontends compute from a picture, and what workers need of it.
+"""Interface of the processing of media items by model family: layout, rendering and expansion at the frontend, and
+normalization at the worker.
 
 A frontend decodes a picture, asks the family for its layout, renders the 8-bit tiles that the encoder gets, and puts
 the expansion in the place of the placeholder token. A worker normalizes the tiles and encodes them.
@@ -79,7 +80,8 @@ class MediaProcessor(Protocol):
         """Returns the tiles of an RGB picture, [num_tiles, height, width, 3]."""
 
     def expand(self, layout: TileLayout, tokenizer: PromptTokenizer) -> PlaceholderExpansion:
-        """Returns the tokens in place of the placeholder."""
+        """Returns the tokens that replace the placeholder of an item with this layout. Raises InvalidArgument if the
+        tokenizer lacks one of the family's special tokens."""
 
 
 @runtime_checkable
@@ -96,5 +98,6 @@ def no_options(options: Mapping[str, Any]) -> None:
     """Raises InvalidArgument for the first option of a family that has none."""
     for name in options:
         raise InvalidArgument(
-            f"mm_processor_kwargs.{name}: this model's processor has no such option", field="mm_processor_kwargs"
+            f"mm_processor_kwargs.{name}: this model's processor has no such option; it has none, leave it out",
+            field="mm_processor_kwargs",
         )

@@ -1,4 +1,4 @@
-"""Resizing and cutting of decoded pictures, as the processors of model families want it. Requires Pillow."""
+"""Resizing and cropping of decoded pictures for the processors of model families. Requires Pillow."""
 
 from __future__ import annotations
 

@@ -19,15 +19,16 @@ def scaled(picture: Image.Image, height: int, width: int, resampling: str) -> Im
 def on_canvas(
     picture: Image.Image, height: int, width: int, top: int, left: int, *, colour: tuple[int, int, int] = (0, 0, 0)
 ) -> Image.Image:
-    """Returns a picture of one colour, `height` x `width` pixels, with `picture` on it."""
+    """Returns a picture of one colour, `height` x `width` pixels, with the upper left corner of
+    `picture` at row `top` and column `left`."""
     canvas = Image.new("RGB", (width, height), colour)
     canvas.paste(picture, (left, top))
     return canvas
 
 
 def cut(picture: Image.Image, height: int, width: int) -> npt.NDArray[np.uint8]:
-    """Returns the tiles of a picture whose sides are multiples of the tiles' ones, by rows: [num_tiles, height, width,
-    3]."""
+    """Cuts an RGB picture into tiles of `height` x `width` pixels, row after row: [num_tiles, height, width, 3]. The
+    picture's sides must be multiples of them."""
     pixels = np.asarray(picture, dtype=np.uint8)
     rows, columns = picture.height // height, picture.width // width
     return pixels.reshape(rows, height, columns, width, 3).swapaxes(1, 2).reshape(-1, height, width, 3)

@@ -68,7 +68,7 @@ class CallLimitInterceptor(grpc.aio.ServerInterceptor):
         """Wraps a unary response. `reads`: the handler takes a single request."""
 
         async def answer(requests: AsyncIterator[Any], context: Context) -> Any:
-            with self._counted(context):
+            with self._counting_resets(context):
                 return await behaviour(await self._request(requests, context) if reads else requests, context)
 
         return answer
@@ -79,7 +79,7 @@ class CallLimitInterceptor(grpc.aio.ServerInterceptor):
         async def write(requests: AsyncIterator[Any], context: Context) -> None:
             """Runs the handler and writes the responses that it yields, if it yields any; the call's resets are
             counted."""
-            with self._counted(context):
+            with self._counting_resets(context):
                 found = behaviour(await self._request(requests, context) if reads else requests, context)
                 if hasattr(found, "__aiter__"):
                     async for answer in found:
@@ -90,9 +90,9 @@ class CallLimitInterceptor(grpc.aio.ServerInterceptor):
         return write
 
     @contextmanager
-    def _counted(self, context: Context) -> Iterator[None]:
-        """Context of one call: counts the call if its client resets it; its task is then cancelled, or writing to it
-        fails."""
+    def _counting_resets(self, context: Context) -> Iterator[None]:
+        """Surrounds the handler of a call: counts the call against its peer if the client resets it, and raises the
+        error again. A reset shows as the task's cancellation, or as InternalError when the handler writes."""
         peer = context.peer()  # not available after the call
         try:
             yield

@@ -59,7 +59,8 @@ def check(constraint: pb.StructuredOutput) -> None:
 
 
 def check_size(constraint: pb.StructuredOutput) -> str:
-    """Checks kind and size without parsing; returns the kind. Raises InvalidArgument."""
+    """Returns the kind of a constraint, one of KINDS, after checking its size without parsing it. Raises
+    InvalidArgument if none is set or it exceeds MAX_BYTES."""
     kind: str | None = constraint.WhichOneof("constraint")
     if kind is None:
         raise refuse(f"exactly one of {', '.join(KINDS)} must be set")

@@ -32,7 +32,8 @@ class Unreadable(Exception):
 @lru_cache(REMEMBERED)
 def plain_patterns(pattern: str) -> tuple[str, ...]:
     """Returns JSON Schema patterns that together are equivalent to `pattern`; the pattern itself if it has no
-    look-around. Raises InvalidArgument."""
+    look-around. Raises InvalidArgument for look-around that cannot be expressed without it, and for patterns that no
+    text satisfies."""
     if not LOOKS.search(pattern):
         return (pattern,)
     try:

@@ -68,7 +68,11 @@ def _decode(
     block_size: int,
     bias: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Computes one token per row and stores its inputs; no length is read on the host."""
+    """Computes short_convolution() where every row has one token: x [num_rows, num_channels] -> the same shape.
+
+    Reads the earlier inputs from the page of the row's previous position, and writes the latest conv_width - 1 inputs
+    to the page of its present one. No length is copied to the host.
+    """
     of_rows, inputs = decode_pages(block_tables, seq_lens, block_size), pages.inputs
     before = inputs[of_rows.read].masked_fill(~of_rows.goes_on[:, None, None], 0)
     seen = torch.cat((before, x.float().unsqueeze(1)), dim=1)  # [num_rows, conv_width, num_channels]

@@ -106,7 +106,7 @@ def _ragged_attention(
     REACHES: tl.constexpr,
     COUNTED: tl.constexpr,
 ):
-    """Attends with one head of ROWS tokens of a sequence."""
+    """Computes the attention of one head for ROWS tokens of a sequence, to the keys of the same sequence."""
     head, tile = tl.program_id(0), tl.program_id(1)
     seq = find_sequence(query_start_ptr, tile, num_seqs, ROWS)
     begin = tl.load(query_start_ptr + seq)

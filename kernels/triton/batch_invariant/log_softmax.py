@@ -25,6 +25,7 @@ TUNING = ByCapability({SM90: LogSoftmaxTuning(block=4096, warps=8)})
 
 @triton.jit
 def _log_softmax(logits_ptr, out_ptr, size, BLOCK: tl.constexpr):
+    """Computes the log-softmax of one row in blocks, in an order that does not depend on the batch."""
     row = tl.program_id(0).to(tl.int64) * size
     at = tl.arange(0, BLOCK)
     tops = tl.full([BLOCK], float("-inf"), tl.float32)

@@ -185,8 +185,13 @@ def _adapted(
     added: ExpertAdditions,
     **options: object,
 ) -> torch.Tensor:
-    """Returns the experts' outputs with adapters, [num_pairs, hidden_size]; the gate is applied after the adapters'
-    addition."""
+    """Computes the experts' outputs with LoRA adapters, before they are weighted: x [num_tokens, hidden_size], ids
+    [num_tokens, top_k] -> [num_tokens * top_k, hidden_size], in the order of `ids`; rows of pairs without an expert
+    (id -1) hold anything.
+
+    The gate is applied by a kernel of its own, since adapters add to its input; only SiLU without a limit.
+    `options`: as in experts_in_tiles().
+    """
     assert not packed.gate.limit
     num_pairs, share, num_experts = ids.numel(), ids.size(1), packed.down.size(0)
     numbers = added.rows.of_rows(ids.size(0)).unsqueeze(1)

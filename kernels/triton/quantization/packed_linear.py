@@ -103,7 +103,11 @@ def _packed_linear(
     COLUMNS: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Multiplies; codes minus zero points are integers, exact in 16 bits: scales apply to the sums of a span."""
+    """Computes a tile of x @ weight.T, ROWS tokens by COLUMNS rows of the weight, over one of SPLITS parts of the
+    features. out: [SPLITS, tokens, OUT]; with several parts the caller adds them up, and the bias.
+
+    Codes minus zero points are integers, exact in 16 bits: scales apply to the sums of a span.
+    """
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     split = tl.program_id(2)
@@ -157,7 +161,7 @@ def _widen(
     PAIRED: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """Dequantizes a span of some rows of a weight."""
+    """Dequantizes one span, SPAN features, of COLUMNS rows of a weight. out: [OUT, IN], features as stored."""
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     span = tl.program_id(1)
     WIDTH: tl.constexpr = SPAN // 2 if BITS == 4 else SPAN

@@ -34,6 +34,7 @@ def _gated_norm(
     WIDTH: tl.constexpr,
     HEADS: tl.constexpr,
 ):
+    """Normalizes HEADS heads of one token by their RMS, times weight and silu(gate)."""
     token = tl.program_id(0).to(tl.int64)
     heads, at = tl.program_id(1) * HEADS + tl.arange(0, HEADS), tl.arange(0, WIDTH)
     inside = (heads < num_heads)[:, None] & (at < SIZE)[None, :]

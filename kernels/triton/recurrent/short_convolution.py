@@ -46,7 +46,8 @@ def _convolve(
     DECODE: tl.constexpr,
     BIASED: tl.constexpr,
 ):
-    """Convolves; KEPT: a power of two, at least WIDTH - 1."""
+    """Computes short_convolution() for CHANNELS channels of a row, TOKENS tokens at a time, and stores the inputs for
+    later steps. KEPT: a power of two, at least WIDTH - 1."""
     row = tl.program_id(0)
     channels = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     inside = channels < num_channels

@@ -134,7 +134,8 @@ def _sample_filtered(
     BLOCK: tl.constexpr,
     DIGIT_BITS: tl.constexpr,
 ):
-    """Samples one row's token with its filters."""
+    """Samples one row's token with its temperature and its top_k, top_p and min_p, each unless its pointer is None;
+    stores -1 if the row's largest logit is infinite or NaN."""
     row = tl.program_id(0)
     logits_ptr += row.to(tl.int64) * row_stride
     temperature = tl.load(temperature_ptr + row)

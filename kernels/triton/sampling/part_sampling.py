@@ -30,7 +30,8 @@ def _best_of_block(
     first,
     BLOCK: tl.constexpr,
 ):
-    """Stores the best of a block of a row's part."""
+    """Stores the best token of BLOCK tokens of a row, with its score, where the logits begin at token `first` of the
+    vocabulary."""
     store_best(
         logits_ptr, temperature_ptr, seeds_ptr, positions_ptr, scores_ptr, tokens_ptr, tops_ptr, size, row_stride,
         first, BLOCK,

@@ -85,7 +85,8 @@ class KeyFile:
         return digest(str(secret).encode()) if hashed is None else self._hash(str(hashed), where), key
 
     def _hash(self, text: str, where: str) -> Digest:
-        """Returns the SHA-256 that `text` holds in hexadecimal. Raises UnusableFile."""
+        """Returns the SHA-256 that `text` holds in hexadecimal. `where`: entry of the file, for the error. Raises
+        UnusableFile for anything but 64 hexadecimal digits."""
         try:
             found = bytes.fromhex(text)
         except ValueError:

@@ -206,7 +206,7 @@ class CallAdmission:
 
     def _check(self, limit: TenantLimit, tenant: str, own: int, more: int, asked: int = 0) -> None:
         """Checks one limit and, with several tenants, its reserve. `more`: replaces `own`; `asked`: the part of it that
-        the request itself asks for. Raises ResourceExhausted."""
+        the request itself asks for. Raises ResourceExhausted if either is exceeded."""
         others = limit.total - own
         if others + more > limit.limit:
             present, asked = others + more - (asked or more), asked or more

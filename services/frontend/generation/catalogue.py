@@ -50,7 +50,8 @@ class Catalogue:
         return self._identity.name
 
     def entry(self, name: str = "") -> CatalogueEntry:
-        """Returns the entry of `name`: the model's, an adapter's, or the model's if empty. Raises NotFound."""
+        """Returns the entry of `name`: the model's, an adapter's, or the model's if empty. Raises NotFound for a name
+        that is neither."""
         self.check(name)
         adapter = self.adapter_name(name)
         return CatalogueEntry(

@@ -105,7 +105,8 @@ class Generator:
 
     async def _checked(self, request: Request, max_model_len: int) -> Request:
         """Returns the request with its stream interval raised to the server's minimum and the tools' constraint added.
-        Raises InvalidArgument."""
+        Raises InvalidArgument for parameters, lengths and output formats that the model or the server does not
+        allow."""
         self._processor.check(request, max_model_len)
         if request.stream_interval < self._stream_interval:
             request = replace(request, stream_interval=self._stream_interval)

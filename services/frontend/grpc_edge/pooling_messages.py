@@ -21,7 +21,8 @@ POOLERS = {number: name for name, number in pooling.POOLERS.items()}
 
 
 def embed_request(message: pb.EmbedRequest, arrival: Arrival) -> Request:
-    """Returns the pooling request of an Embed message, one prompt per input. Raises InvalidArgument."""
+    """Returns the pooling request of an Embed message, one prompt per input. Raises InvalidArgument for an unknown
+    pooler and invalid inputs or options."""
     params = message.pooling
     if params.pooler not in POOLERS:
         raise InvalidArgument(f"pooler: {params.pooler} is not a value of Pooler", field="pooler")

@@ -69,7 +69,8 @@ def generate_request(message: pb.GenerateRequest, arrival: Arrival, defaults: Ge
 
 def chat_request(message: pb.ChatRequest, arrival: Arrival, defaults: GenerationDefaults) -> Request:
     """Returns the request of a Chat message, whose answer is parsed for reasoning and tool calls. `defaults`: the
-    model's sampling defaults. Raises InvalidArgument."""
+    model's sampling defaults. Raises InvalidArgument for invalid messages, tools, sampling parameters and media
+    options."""
     _check_retention(message)
     offer = conversations.tool_offer(message)
     variables = reasoning.template_variables(message.reasoning_effort or None)

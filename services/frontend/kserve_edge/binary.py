@@ -23,7 +23,8 @@ MAX_SHOWN = 64  # characters of an invalid value in an error
 
 
 def json_bytes(http: Request, num_bytes: int) -> int | None:
-    """Returns the length of the JSON part; None if no header announces a binary part. Raises InvalidArgument."""
+    """Returns the length of the JSON part; None if no header announces a binary part. `num_bytes`: of the whole body.
+    Raises InvalidArgument for a header that is not a number from 1 to `num_bytes`."""
     given = http.headers.getlist(HEADER)
     if not given:
         return None

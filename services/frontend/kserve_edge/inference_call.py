@@ -131,7 +131,7 @@ def _text(name: str, value: bytes | memoryview | str) -> str:
 
 def _read(value: bytes | memoryview | str, limits: RequestLimits) -> dict[str, Any]:
     """Parses the sampling parameters, a JSON object of at most MAX_SAMPLING_BYTES, checked against the limits before
-    parsing. Raises InvalidArgument."""
+    parsing. Raises InvalidArgument for a longer text, for anything but a JSON object, and beyond the limits."""
     if len(value) > MAX_SAMPLING_BYTES:
         message = f"{tensors.SAMPLING} has at most {MAX_SAMPLING_BYTES} bytes, got {len(value)}"
         raise InvalidArgument(message, field=tensors.SAMPLING)
@@ -143,7 +143,8 @@ def _read(value: bytes | memoryview | str, limits: RequestLimits) -> dict[str, A
     except ValueError as error:
         raise InvalidArgument(f"{tensors.SAMPLING} is not JSON: {error}", field=tensors.SAMPLING) from None
     if not isinstance(document, dict):
-        raise InvalidArgument(f"{tensors.SAMPLING} must be an object", field=tensors.SAMPLING)
+        message = f"{tensors.SAMPLING} must be an object, got {type(document).__name__}"
+        raise InvalidArgument(message, field=tensors.SAMPLING)
     json_body.check(document, text, limits)
     return document
 

@@ -100,7 +100,8 @@ class OpenInferenceRoutes:
         return {"name": entry.name, "ready": True}
 
     async def model(self, name: str, version: str = "") -> dict[str, Any]:
-        """Returns the names, datatypes and shapes of the model's input and output tensors. Raises NotFound."""
+        """Returns the names, datatypes and shapes of the model's input and output tensors. Raises NotFound for an
+        unknown model or version."""
         self._check_extension(name)
         entry = self._catalogue.entry(name)
         check_version(version)

@@ -76,10 +76,12 @@ def check(name: str, datatype: str) -> None:
 
 
 def read_inputs(message: pb.ModelInferRequest) -> dict[str, bytes | memoryview | bool]:
-    """Returns the single element of each input by name, from its contents or the raw ones. Raises InvalidArgument."""
+    """Returns the single element of each input by name, from its contents or the raw ones. Raises InvalidArgument for
+    unknown or repeated names, other datatypes or shapes, and a different number of raw contents."""
     is_raw = bool(message.raw_input_contents)
     if is_raw and len(message.raw_input_contents) != len(message.inputs):
-        text = f"{len(message.inputs)} inputs with {len(message.raw_input_contents)} raw_input_contents"
+        given = f"{len(message.inputs)} inputs with {len(message.raw_input_contents)} raw_input_contents"
+        text = f"{given}; one for each is needed"
         raise InvalidArgument(text, field="raw_input_contents")
     elements: dict[str, bytes | memoryview | bool] = {}
     for number, tensor in enumerate(message.inputs):

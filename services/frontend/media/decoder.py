@@ -15,8 +15,8 @@ from quire.services.frontend.request.media import DEFAULT_MEDIA_OPTIONS, MediaOp
 from quire.shared.errors import InvalidArgument
 from quire.shared.process.child import Child, ChildEnded
 
-ATTEMPTS = 2  # a process can be killed from outside
-SLACK = 3.0  # elapsed time for a second of processor time, on a busy machine
+ATTEMPTS = 2  # of one picture: a process can be killed for reasons that are not the picture
+SLACK = 3.0  # elapsed seconds that are allowed for a second of processor time, on a busy machine
 
 
 class PictureDecoder:
@@ -42,7 +42,8 @@ class PictureDecoder:
 
     async def decode(self, content: bytes, options: MediaOptions = DEFAULT_MEDIA_OPTIONS) -> MediaTiles:
         """Waits for a free process and returns the tiles of the picture in the file `content`. Raises InvalidArgument
-        for what is no picture, is too large to decode within the bounds, or an option that the model does not have."""
+        for a file that is no picture or cannot be decoded within the bounds, and for options that the model's processor
+        does not have."""
         self._num_waiting += 1
         child: Child | None = None
         try:
@@ -74,7 +75,7 @@ class PictureDecoder:
             except ChildEnded as ended:
                 if ended.status in (None, -signal.SIGXCPU):
                     raise InvalidArgument(decoder_process.over_time(self._bounds), field="messages") from None
-        raise InvalidArgument(decoder_process.OVER_MEMORY, field="messages")
+        raise InvalidArgument(decoder_process.over_memory(self._bounds), field="messages")
 
     @property
     def pids(self) -> list[int]:
@@ -82,6 +83,7 @@ class PictureDecoder:
         return [child.pid for child in self._children if child.pid is not None]
 
     def close(self) -> None:
+        """Ends the processes; pictures that wait for one are abandoned."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         for child in self._children:
             child.close()

@@ -1,7 +1,9 @@
 """A child process that decodes and renders pictures under bounds of memory and processor time; decoder.py owns it.
 
-Introduced with the bounds and the model's folder, whose processor it makes; asked with a JSON line that says how and,
-after it, a file's bytes; answers with a JSON line and, if it could, the pixels of the tiles after it.
+Messages to and from the process:
+- introduction(), once: the bounds, and the model's folder, whose media processor is used (JSON)
+- question(), for each picture: a JSON line with the options, then the file's bytes
+- encode(): a JSON line with the layout, then the pixels of the tiles; or a JSON line with the refusal alone
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ END = b"\n"  # of the JSON
 
 
 def introduction(bounds: MediaBounds, folder: Path) -> bytes:
+    """Returns the first message to a process, which begin() reads."""
     return json.dumps({"bounds": asdict(bounds), "folder": str(folder)}).encode()
 
 
@@ -51,28 +54,34 @@ def begin(introduced: bytes) -> Callable[[bytes], bytes]:
         except CpuTimeExceeded:
             return _refusal(over_time(bounds))
         except MemoryError:
-            return _refusal(OVER_MEMORY)
+            return _refusal(over_memory(bounds))
 
     return answer
 
 
 def _tiles(content: bytes, how: dict[str, object], bounds: MediaBounds, processor: MediaProcessor) -> MediaTiles:
-    """Decodes a file and renders the tiles. Raises InvalidArgument."""
+    """Decodes the file `content` and renders its tiles. `how`: the JSON line of a question. Raises InvalidArgument for
+    a file that is no picture, one beyond the bounds, and unknown options."""
     picture = pictures.decode(content, bounds, Colours(str(how["mode"]), tuple(how["background"])))  # type: ignore[arg-type]
     layout = processor.layout(picture.height, picture.width, how["options"])  # type: ignore[arg-type]
     return MediaTiles(layout, processor.render(picture, layout).tobytes())
 
 
 def question(content: bytes, options: MediaOptions) -> bytes:
+    """Returns the message that asks for the tiles of the picture in the file `content`."""
     how = {"mode": options.image_mode, "background": options.background, "options": dict(options.processor)}
     return json.dumps(how).encode() + END + content
 
 
-OVER_MEMORY = "Failed to load image: decoding it takes too much memory"
+def over_memory(bounds: MediaBounds) -> str:
+    """Returns the refusal of a picture that exceeds `decode_bytes`."""
+    limit = bounds.decode_bytes >> 20
+    return f"Failed to load image: decoding it takes too much memory (limit: {limit} MiB). Send a smaller picture."
 
 
 def over_time(bounds: MediaBounds) -> str:
-    return f"Failed to load image: decoding it takes more than {bounds.decode_s:g} s"
+    """Returns the refusal of a picture that exceeds `decode_s`."""
+    return f"Failed to load image: decoding it takes more than {bounds.decode_s:g} s. Send a smaller picture."
 
 
 def _refusal(text: str, field: str = "messages") -> bytes:
@@ -80,6 +89,7 @@ def _refusal(text: str, field: str = "messages") -> bytes:
 
 
 def encode(tiles: MediaTiles) -> bytes:
+    """Returns the answer with these tiles, which decode() reads."""
     return json.dumps({"layout": tiles.layout}).encode() + END + tiles.pixels
 
 

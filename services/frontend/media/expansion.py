@@ -1,4 +1,5 @@
-"""Placeholders in tokenized prompts, replaced by the tokens that the encoder's rows take the place of."""
+"""Expansion of the placeholders in tokenized prompts: each becomes the tokens of its item, some of whose embeddings are
+replaced by the encoder's rows."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ def check_count(num_placeholders: int, num_items: int, placeholder: str, field: 
     """Raises InvalidArgument, for the field of the items, unless there are as many placeholders as items."""
     if num_placeholders > num_items:
         raise InvalidArgument(
-            f"Found more '{placeholder}' placeholders in input prompt than actual multimodal data items.",
+            f"Found more '{placeholder}' placeholders in input prompt than actual multimodal data items. "
+            f"Placeholders: {num_placeholders}, items: {num_items}; write the placeholder once for each item.",
             field=field,
         )
     if num_placeholders < num_items:

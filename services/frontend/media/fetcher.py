@@ -25,12 +25,13 @@ from quire.shared.errors import InvalidArgument
 Resolve = Callable[[str, int], Awaitable[list[str]]]
 
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
-AGAIN = frozenset({408, 429, 500, 502, 503, 504})
+AGAIN = frozenset({408, 429, 500, 502, 503, 504})  # statuses after which another attempt is made
 OK = 200
 MAX_CONNECTIONS = 512  # of all requests
 MAX_PER_HOST = 64  # so that a slow host leaves connections to others
 FIRST_PAUSE_S = 0.2  # before the second attempt, twice as long each time
 HEADERS = [(b"user-agent", b"quire"), (b"accept", b"image/*, */*;q=0.5"), (b"accept-encoding", b"identity")]
+# Errors of a connection, after which another attempt is made.
 LOST = (httpcore.NetworkError, httpcore.TimeoutException, httpcore.RemoteProtocolError, OSError)
 
 
@@ -42,8 +43,8 @@ class MediaFetcher:
     """Reads the bytes of media sources (inline, http(s), local files) under a policy."""
 
     def __init__(self, policy: MediaPolicy, resolve: Resolve | None = None, tls: ssl.SSLContext | None = None) -> None:
-        """Prepares the fetcher. `resolve`: returns the addresses of a host name; `tls`: overrides the trusted
-        certificates."""
+        """Prepares the fetcher. `resolve`: function of host name and port that returns the host's addresses, None: the
+        system's resolver; `tls`: context with the trusted certificates, None: httpcore's."""
         self._policy, self._bounds = policy, policy.bounds
         self._slots: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()  # by host
         self._pool = httpcore.AsyncConnectionPool(
@@ -55,7 +56,7 @@ class MediaFetcher:
 
     async def read(self, source: MediaSource) -> bytes:
         """Returns the bytes of a source: inline ones, those of a local file, or those fetched from an address. Raises
-        InvalidArgument with what the sender of the request can do."""
+        InvalidArgument if the policy forbids the source, it is too large, or it cannot be read."""
         match source:
             case InlineData():
                 self._check_size(len(source.content))
@@ -79,7 +80,8 @@ class MediaFetcher:
             ) from None
 
     async def _attempts(self, address: WebAddress) -> bytes:
-        """Tries up to `attempts` times, with pauses that double, while failures may pass. Raises InvalidArgument."""
+        """Returns the content of a URL; repeats attempts that failed for a reason that may pass, up to `attempts` in
+        all, with pauses that double. Raises InvalidArgument."""
         pause = FIRST_PAUSE_S
         for attempt in range(1, self._bounds.attempts + 1):
             try:
@@ -98,7 +100,9 @@ class MediaFetcher:
             if isinstance(found, bytes):
                 return found
             address = found
-        raise refused(f"Failed to fetch media from URL: more than {self._bounds.redirects} redirects")
+        raise refused(
+            f"Failed to fetch media from URL: more than {self._bounds.redirects} redirects; send the final URL"
+        )
 
     async def _get(self, address: WebAddress) -> bytes | WebAddress:
         """Returns the content, or the address that the server redirects to. Raises InvalidArgument for a forbidden host
@@ -145,7 +149,10 @@ class MediaFetcher:
         """Raises InvalidArgument if one item has more than `download_bytes`."""
         if num_bytes > self._bounds.download_bytes:
             limit = self._bounds.download_bytes >> 20
-            raise refused(f"Maximum file size exceeded: an item of media has at most {limit} MiB")
+            raise refused(
+                f"Maximum file size exceeded: an item of media has at most {limit} MiB, this one {num_bytes} bytes or "
+                "more. Send a smaller file."
+            )
 
     def _read_file(self, path: str) -> bytes:
         """Returns the content of a regular file beneath the policy's folder, symbolic links resolved. Raises
@@ -200,7 +207,8 @@ class _CheckedBackend(httpcore.AsyncNetworkBackend):
             addresses = []
         if not addresses:
             raise InvalidArgument(
-                f"Failed to fetch media from URL: the host name {host:.100} is unknown", field="messages"
+                f"Failed to fetch media from URL: the host name {host:.100} is unknown; check its spelling",
+                field="messages",
             )
         for address in addresses:
             self._policy.check_address(ipaddress.ip_address(address.partition("%")[0]))

@@ -26,7 +26,7 @@ def model_digest(folder: Path) -> bytes:
 
 
 def options_key(options: MediaOptions) -> bytes:
-    """Returns the bytes that equal options have in common."""
+    """Returns the options in canonical form: equal bytes for equal options, in whatever order they were given."""
     canonical = json.dumps(dict(options.processor), sort_keys=True, separators=(",", ":"))
     return json.dumps([options.image_mode, options.background, canonical]).encode()
 

@@ -1,4 +1,4 @@
-"""Pictures as RGB images: what a file's bytes mean, for every kind of file that is read.
+"""Decoding of picture files to RGB images, in all formats that are accepted.
 
 Runs in a decoder process (decoder_process.py). Orientation from EXIF is applied; transparency is blended on a colour,
 white by default; palettes, 16-bit, grey, CMYK and floating-point pictures become 8-bit RGB; of an animation the first
@@ -20,6 +20,7 @@ from quire.shared.errors import InvalidArgument
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")  # JPEG 2000, EPS and PSD have had worse decoders
 SIXTEEN_BITS = frozenset({"I;16", "I;16L", "I;16B", "I;16N"})
+# Errors by which Pillow reports damaged files.
 FAILURES = (
     OSError,
     ValueError,
@@ -46,9 +47,11 @@ PLAIN = Colours()
 def decode(content: bytes, bounds: MediaBounds, colours: Colours = PLAIN) -> Image.Image:
     """Decodes a file to an RGB picture.
 
-    Raises InvalidArgument; its text never repeats the decoder's own, which may hold addresses."""
+    Raises InvalidArgument for other formats, damaged files and sizes beyond the bounds; its text never repeats the
+    decoder's own, which may hold memory addresses.
+    """
     ImageFile.LOAD_TRUNCATED_IMAGES = False
-    Image.MAX_IMAGE_PIXELS = None  # checked below, with our own words
+    Image.MAX_IMAGE_PIXELS = None  # _check_size() bounds them instead
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -56,11 +59,11 @@ def decode(content: bytes, bounds: MediaBounds, colours: Colours = PLAIN) -> Ima
                 _check_size(image, bounds)
                 return _rgb(image, colours)
         except UnidentifiedImageError:
-            raise _refused(f"it is none of {', '.join(FORMATS)}") from None
+            raise _refused(f"it is none of {', '.join(FORMATS)}; convert it to one of them") from None
         except Image.DecompressionBombError:
-            raise _refused("it is larger than its header says") from None
+            raise _refused("it is larger than its header says; save it again") from None
         except FAILURES:
-            raise _refused("the file is damaged or cut off") from None
+            raise _refused("the file is damaged or cut off; send the complete file") from None
 
 
 def _check_size(image: Image.Image, bounds: MediaBounds) -> None:
@@ -73,7 +76,7 @@ def _check_size(image: Image.Image, bounds: MediaBounds) -> None:
             field="messages",
         )
     if width == 0 or height == 0:
-        raise _refused("it has no pixels")
+        raise _refused(f"it has no pixels: its dimensions are {width}x{height}")
 
 
 def _rgb(image: Image.Image, colours: Colours) -> Image.Image:
@@ -94,7 +97,8 @@ def _rgb(image: Image.Image, colours: Colours) -> Image.Image:
 
 
 def _eight_bits(image: Image.Image, most: float) -> Image.Image:
-    """Scales [0, most] to [0, 255]; values beyond are clipped, and what is no number is black."""
+    """Returns a grey 8-bit image, its values scaled from [0, most] to [0, 255]; values out of range are clipped, and
+    NaN becomes black. Keeps the EXIF data."""
     values = np.nan_to_num(np.asarray(image, dtype=np.float64), nan=0.0, posinf=most, neginf=0.0)
     scaled = Image.fromarray((values.clip(0.0, most) * (255.0 / most) + 0.5).astype(np.uint8), "L")
     scaled.info, exif = dict(image.info), image.getexif()

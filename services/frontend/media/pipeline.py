@@ -1,4 +1,5 @@
-"""Pictures of prompts, from the parts that clients sent to tiles in the store and tokens in their places."""
+"""Preparation of the pictures of prompts: parts of requests become tiles in the store, and their placeholders become
+the tokens of the pictures."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ Placed = tuple[Sequence[int], tuple[media_pb2.MediaItem, ...]]
 
 
 class MediaUse(NamedTuple):
-    """Circumstances of the preparation of a prompt's media."""
+    """Facts of a request that the preparation of its media depends on."""
 
     options: MediaOptions = DEFAULT_MEDIA_OPTIONS
     tenant: str = ""
@@ -46,7 +47,7 @@ class PromptMedia(Protocol):
 
     def check(self, parts: Sequence[MediaPart], options: MediaOptions) -> None:
         """Raises InvalidArgument or Unimplemented for media of a prompt, or options, that the model or the server does
-        not take."""
+        not accept. Reads and fetches nothing."""
 
     def holding(self) -> MediaHolds:
         """Returns the holds of one request, to be used in a `with`."""
@@ -104,7 +105,8 @@ class MediaLimits:
         if num_images > most:
             raise InvalidArgument(
                 f"At most {most} image(s) may be provided in one prompt."
-                + (" Set `--limit-mm-per-prompt` to increase this limit." if most < self.most else ""),
+                + (" Set `--limit-mm-per-prompt` to increase this limit." if most < self.most else "")
+                + f" This prompt has {num_images}.",
                 field="messages",
             )
 
@@ -129,7 +131,7 @@ class MediaPipeline:
         self._decoder = PictureDecoder(folder, policy.bounds, num_processes)
 
     def check(self, parts: Sequence[MediaPart], options: MediaOptions) -> None:
-        """Raises InvalidArgument for too many pictures, and for parts that have none."""
+        """Raises InvalidArgument for too many pictures, and for parts in which the edge found a fault."""
         self._limits.check(len(parts))
         for part in parts:
             if part.fault:
@@ -182,7 +184,8 @@ class MediaPipeline:
     async def _item(
         self, index: int, part: MediaPart, use: MediaUse, holds: MediaHolds, budget: _ByteBudget
     ) -> PlacedItem:
-        """Reads one part and holds its tiles. Raises QuireError."""
+        """Reads the file of part `index`, or finds the earlier picture that it names, and holds the tiles until `holds`
+        ends. `budget`: counts the bytes of all files of the request. Raises QuireError."""
         options = use.options
         name = _name(part, use)
         content = await self._content(part)
@@ -190,7 +193,9 @@ class MediaPipeline:
             identifier = self.store.named(name)
             if identifier is None:
                 raise InvalidArgument(
-                    f"Cache miss for image at index {index} but data is not provided.", field=part.origin.field
+                    f"Cache miss for image at index {index} but data is not provided. Send the picture together "
+                    "with its name again.",
+                    field=part.origin.field,
                 )
         else:
             budget.take(len(content))
@@ -204,7 +209,8 @@ class MediaPipeline:
         return PlacedItem(identifier, tiles, self._model.processor.expand(tiles.layout, self._model.tokenizer))
 
     async def _content(self, part: MediaPart) -> bytes | None:
-        """Returns the bytes of a part's file; None if the part refers to an earlier one. Raises InvalidArgument."""
+        """Returns the bytes of a part's file; None if the part only names an earlier picture. Raises
+        InvalidArgument."""
         if part.content is not None:
             return await self._fetcher.read(sources.InlineData(part.content, ""))
         if part.url is None:
@@ -229,7 +235,8 @@ class _ByteBudget:
         self._left -= num_bytes
         if self._left < 0:
             raise InvalidArgument(
-                f"Maximum file size exceeded: the pictures of a request have at most {self._most >> 20} MiB together",
+                f"Maximum file size exceeded: the pictures of a request have at most {self._most >> 20} MiB together. "
+                "Send fewer or smaller ones.",
                 field="messages",
             )
 
@@ -243,7 +250,7 @@ def _name(part: MediaPart, use: MediaUse) -> bytes:
 
 
 async def _in_thread_if_long(given: str | bytes, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Runs `work` in a thread if what it works on is long."""
+    """Returns work(*args, **kwargs), run in a thread if `given` is longer than LONG_BYTES."""
     if len(given) <= LONG_BYTES:
         return work(*args, **kwargs)
     return await asyncio.to_thread(work, *args, **kwargs)

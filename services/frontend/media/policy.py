@@ -1,4 +1,4 @@
-"""Policy of reading media: allowed sources, and limits of size and time."""
+"""Policy for reading media: allowed sources, and limits on size and time."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class MediaBounds:
 class MediaPolicy:
     """Sources that the operator allows. By default only data: URLs."""
 
-    domains: frozenset[str] = frozenset()  # exact host names in lower case; "*": any with public addresses alone
+    domains: frozenset[str] = frozenset()  # exact host names in lower case; "*": all; see check_address()
     networks: tuple[Network, ...] = ()  # addresses that are not public and are allowed all the same
     local_folder: Path | None = None  # file: URLs may name files beneath it
     bounds: MediaBounds = field(default_factory=MediaBounds)

@@ -21,7 +21,7 @@ PART_BYTES = min(1 << 20, MAX_PART_BYTES)
 IDENTIFIER_BYTES = 32
 MAX_SERVED = 16  # callers that get pixels at the same time; further ones wait
 REQUEST_TIMEOUT_S = 5.0  # from the start of a call to its request
-TAKEN_TIMEOUT_S = 30.0  # for a caller to take one part
+TAKEN_TIMEOUT_S = 30.0  # for a caller to read one part
 
 Context = grpc.aio.ServicerContext[pb.FetchMediaRequest, pb.FetchMediaResponse]
 
@@ -34,7 +34,7 @@ class MediaService(media_pb2_grpc.MediaServiceServicer):
         self._semaphore = asyncio.Semaphore(MAX_SERVED)
 
     async def FetchMedia(self, _requests: object, context: Context) -> None:
-        """Authenticates the caller, and sends the pixels of the item that it asks for, part by part as it takes them. A
+        """Authenticates the caller, and sends the pixels of the item that it asks for, part by part as it reads them. A
         QuireError ends the call with its gRPC code."""
         try:
             await self._acceptor.authenticate(context, pb.FetchMediaResponse, SERVICE_NAME)
@@ -53,7 +53,7 @@ class MediaService(media_pb2_grpc.MediaServiceServicer):
         kind = None if message is grpc.aio.EOF else message.WhichOneof("message")
         if kind != "media":
             raise self._acceptor.unexpected_handshake(kind) or FailedPrecondition(
-                "the first message of a call must be media"
+                f"the first message of a call must be media, got {kind or 'none'}"
             )
         identifier: bytes = message.media.identifier
         if len(identifier) != IDENTIFIER_BYTES:
@@ -72,7 +72,7 @@ async def _request(context: Context) -> Any:
 
 
 async def _send(context: Context, tiles: MediaTiles) -> None:
-    """Sends the head and the parts. Raises DeadlineExceeded if the caller does not take one in time."""
+    """Sends the head and the parts. Raises DeadlineExceeded if the caller does not read one in time."""
     checksum = await asyncio.to_thread(zlib.crc32, tiles.pixels)
     layout = tiles.layout
     head = pb.PixelsHead(num_tiles=layout.num_tiles, height=layout.height, width=layout.width, checksum=checksum)
@@ -82,9 +82,10 @@ async def _send(context: Context, tiles: MediaTiles) -> None:
 
 
 async def _write(context: Context, message: pb.FetchMediaResponse) -> None:
-    """Sends a message; raises DeadlineExceeded if the caller does not take it, as it would keep others waiting."""
+    """Sends a message. Raises DeadlineExceeded if the caller does not read it in time, because it occupies one of
+    MAX_SERVED places."""
     try:
         async with asyncio.timeout(TAKEN_TIMEOUT_S):
             await context.write(message)
     except TimeoutError:
-        raise DeadlineExceeded(f"a part was not taken within {TAKEN_TIMEOUT_S:g} s") from None
+        raise DeadlineExceeded(f"the caller did not read a part within {TAKEN_TIMEOUT_S:g} s") from None

@@ -67,7 +67,8 @@ def refused(text: str) -> InvalidArgument:
 
 
 def parse(url: str) -> MediaSource:
-    """Reads a URL as it stands in a request. Raises InvalidArgument, with the words that clients of vLLM know."""
+    """Parses a URL as it stands in a request. Raises InvalidArgument, with vLLM's texts, for other schemes and invalid
+    URLs."""
     scheme = url[:12].partition(":")[0].lower()
     if scheme == "data":
         return _data_url(url)
@@ -91,7 +92,7 @@ def base64_bytes(text: str) -> bytes:
     try:
         return base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
     except (binascii.Error, ValueError):
-        raise refused("Failed to load media: its base64 is invalid") from None
+        raise refused(f"Failed to load media: its base64 is invalid: {text!r:.{SHOWN}}") from None
 
 
 def _data_url(url: str) -> InlineData:

@@ -1,7 +1,7 @@
 """Content-addressed store of the tiles of media items.
 
 An item is kept for as long as a request holds it, and after that until its bytes are needed for others: the item that
-was held least recently goes first. Items that are being made are made once.
+was held least recently is dropped first. Requests that ask for an item while its tiles are being made share the result.
 """
 
 from __future__ import annotations
@@ -60,16 +60,17 @@ class MediaStore:
         return None if entry is None else entry.tiles
 
     def named(self, name: bytes) -> bytes | None:
-        """Returns the identifier of the item that a client named, if it is still there."""
+        """Returns the identifier of the item that a client gave this name; None if there is none, or it was dropped."""
         return self._named.get(name)
 
     async def hold(self, identifier: bytes, make: Callable[[], Awaitable[MediaTiles]], name: bytes) -> MediaTiles:
-        """Returns the tiles of an item, held once more; if they are not there, `make` makes them. Raises its error, and
-        ResourceExhausted."""
+        """Returns the tiles of an item and counts a hold, which release() ends; `make` makes them if the store does not
+        have them. `name`: the client's name of the item, by which named() finds it; empty: none. Raises the error of
+        `make`, and ResourceExhausted if requests hold too many bytes."""
         self.num_queries += 1
         self.num_hits += self.find(identifier) is not None
         if self.find(identifier) is None:
-            tiles = await self._made(identifier, make)
+            tiles = await self._make_once(identifier, make)
             if self.find(identifier) is None:
                 self._add(identifier, tiles)
         entry = self._held.get(identifier)
@@ -84,8 +85,9 @@ class MediaStore:
             self._named[name] = identifier
         return entry.tiles
 
-    async def _made(self, identifier: bytes, make: Callable[[], Awaitable[MediaTiles]]) -> MediaTiles:
-        """Waits for the item that is being made; starts if it is not. The last waiter that leaves ends it."""
+    async def _make_once(self, identifier: bytes, make: Callable[[], Awaitable[MediaTiles]]) -> MediaTiles:
+        """Returns the tiles that `make` makes for the first request that asks; further requests wait for the same task,
+        which is cancelled when all of them have been cancelled."""
         making = self._making.get(identifier)
         if making is None:
             making = self._making[identifier] = _Making(self._tasks.start("media", _run(make)))
@@ -112,7 +114,8 @@ class MediaStore:
         self.idle_bytes += size
 
     def release(self, identifier: bytes) -> None:
-        """Ends one hold; without holds the item becomes idle, and the oldest idle ones are dropped."""
+        """Ends one hold. An item without holds becomes idle; the longest idle ones are dropped while all of them exceed
+        `max_idle_bytes`."""
         entry = self._held[identifier]
         entry.num_holds -= 1
         if entry.num_holds:

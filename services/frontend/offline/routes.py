@@ -82,8 +82,9 @@ class OfflineRoutes:
         self.router.add_api_route(f"{BATCHES}/{{batch_id}}/cancel", self.cancel, methods=["POST"])
 
     async def upload(self, http: Request) -> dict[str, Any]:
-        """Stores a file that is uploaded as a multipart form with the parts `file` and `purpose`. The form is
-        written to disk before it is parsed, within the reserved space."""
+        """Stores a file that is uploaded as a multipart form with the parts `file` and `purpose`, and returns OpenAI's
+        file object. The form is written to disk before it is parsed, within the reserved space. Raises InvalidArgument
+        for an incomplete form or an unknown purpose, ResourceExhausted if the file store is full."""
         most = self._work.files.max_file_bytes
         boundary = upload.boundary_of(http.headers.get("content-type", ""))
         announced = int(http.headers.get("content-length", most))

@@ -70,7 +70,7 @@ def _request(
     body: AnswerBody, prompt: Prompt, offer: ToolOffer, headers: CallHeaders, defaults: GenerationDefaults
 ) -> Request:
     """Builds the request with a generated id, if the client sent none; a num_predict beyond the context is shortened.
-    Raises InvalidArgument."""
+    Raises InvalidArgument for sampling parameters out of range."""
     return Request(
         request_id=headers.request_id or uuid.uuid4().hex,
         model=body.model_name,

@@ -164,8 +164,9 @@ class Sample:
         self._traffic.generated += num_tokens
 
     def on_end(self, end: SequenceEnd, now: float) -> None:
-        """Ends the sample with the text that was held, which may contain a stop string. With an error, held text is
-        dropped and nothing is posted."""
+        """Ends the sample: adds the text that the detokenizer held back, and puts the sample into the mailbox. A stop
+        string in that text replaces the finish of `end`. With an error, held text is dropped and no output is posted:
+        the owner passes the error to the reader."""
         if end.error is not None:  # the reader gets the error in place of a finish
             self._end(end, now)
             return

@@ -36,13 +36,14 @@ def _for_images(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _image_io(given: Mapping[str, Any]) -> tuple[str, tuple[int, int, int]]:
-    """Returns the colour mode and the background of media_io_kwargs.image. Raises InvalidArgument."""
+    """Returns the colour mode and the background of media_io_kwargs.image. Raises InvalidArgument for unknown
+    modalities and options, and for values that an option does not allow."""
     for name in given:
         if name != "image" and name not in OTHER_MODALITIES:
             raise _wrong(f"there is no modality {name!r:.64}; known: image")
     image = given.get("image") or {}
     if not isinstance(image, Mapping):
-        raise _wrong("image must be an object")
+        raise _wrong(f"image must be an object, got {image!r:.64}")
     for name in image:
         if name not in IMAGE_FIELDS:
             raise _wrong(f"image has no option {name!r:.64}; known: {', '.join(IMAGE_FIELDS)}")

@@ -63,7 +63,8 @@ def new_tool(place: str, name: Any, parameters: Any, description: Any, strict: A
 
 def text_tool(place: str, name: Any, description: Any, format: Any, grammar: Any = None) -> Tool:
     """Returns a tool that takes a text; models see a function with one string parameter. `format`: {"type": "text"} or
-    {"type": "grammar"}; `grammar`: the object with the grammar. Raises InvalidArgument."""
+    {"type": "grammar"}; `grammar`: the object with the grammar. `place`: of the tool in the request, for errors. Raises
+    InvalidArgument for other formats, and an invalid name, description or grammar."""
     if format is not None and not (isinstance(format, dict) and format.get("type") in ("text", "grammar")):
         raise InvalidArgument(
             f'{place}: format must be {{"type": "text"}} or one of type grammar, got {format!r:.64}', field="tools"
@@ -85,7 +86,8 @@ def text_tool(place: str, name: Any, description: Any, format: Any, grammar: Any
 
 def _grammar(place: str, grammar: Any) -> TextInput:
     """Returns the text input of a grammar object with `syntax` and `definition`; the grammar itself is not parsed.
-    Raises InvalidArgument."""
+    `place`: of the tool in the request, for errors. Raises InvalidArgument for an unknown syntax and an empty
+    definition."""
     fields = grammar if isinstance(grammar, dict) else {}
     syntax, definition = fields.get("syntax"), fields.get("definition")
     if syntax not in SYNTAXES:

@@ -209,8 +209,8 @@ class SchedulerClient:
             self._place(group)
 
     def on_open(self, session: Session) -> None:
-        """Implements ConnectionOwner.on_open(): adds the session, extends the waits of pending groups, and reads its
-        view."""
+        """Implements ConnectionOwner.on_open(): adds the session, extends the waits of pending groups, and applies the
+        session's cluster view (on_view()), which may place them."""
         self.sessions.append(session)
         self._metrics.sessions_open.set(len(self.sessions))
         self._last_session_change_s = asyncio.get_running_loop().time()

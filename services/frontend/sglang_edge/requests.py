@@ -88,7 +88,8 @@ def _pictures(given: Any, num_prompts: int, *, is_list: bool) -> list[list[Media
 
 
 def _picture(given: Any) -> MediaPart:
-    """Returns the picture of a URL, a path, base64 text, or an object with a url. Raises InvalidArgument."""
+    """Returns the picture of a URL, a path, base64 text, or an object with a url. Raises InvalidArgument for other
+    types; what the text refers to is not read yet."""
     url = given.get("url") if isinstance(given, dict) else given
     if not isinstance(url, str):
         text = f"image_data must hold URLs or base64 texts, got {type(url).__name__}"

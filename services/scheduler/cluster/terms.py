@@ -99,7 +99,7 @@ class ClusterTerms:
 
     def agree_on_groups(self, hello: worker_pb2.WorkerHello) -> tuple[KVSpec, ...]:
         """Checks and returns the KV groups: the meaning of a block, and the prefixes that can be reused, must be the
-        same on every worker. Raises FailedPrecondition."""
+        same on every worker. The first worker determines them. Raises FailedPrecondition if this one has others."""
         worker = f"worker {hello.worker_id}"
         specs = kv_wire.from_proto(hello.kv_cache.groups, worker)
         _check_held_groups(hello, len(specs), worker)
@@ -192,7 +192,7 @@ MAX_BLOCK_BYTES = 2**32
 
 def check_sizes(hello: worker_pb2.WorkerHello) -> None:
     """Checks a worker's hello against minimum and maximum values: a value that is too large would cost every sequence's
-    time. Raises FailedPrecondition."""
+    time. Raises FailedPrecondition with the field, its value and the limit."""
     limits, cache = hello.limits, hello.kv_cache
     bounds = {
         "num_blocks": (cache.num_blocks, 2, MAX_BLOCKS),

@@ -39,7 +39,9 @@ class WeightsGroups:
         self, request: pb.InitWeightsUpdateGroupRequest, first_rank: int = 0, num_ranks: int = 0
     ) -> pb.InitWeightsUpdateGroupResponse:
         """Joins all workers to a group, or none. `first_rank`: first rank of these workers, which have `num_ranks`
-        ranks together; 0: there are no other schedulers. Raises QuireError."""
+        ranks together; 0: there are no other schedulers. Raises InvalidArgument for an invalid request or a
+        group that is too small, Unavailable while another change is in progress or no worker is attached,
+        FailedPrecondition if workers attached or detached meanwhile, and the error of a worker that cannot join."""
         order = _checked(request)
         if self._changing.locked():
             raise Unavailable(CHANGE_IN_PROGRESS, retry_after_ms=1000)

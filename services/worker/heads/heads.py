@@ -123,7 +123,8 @@ class Heads:
         self._sampler.prepare_step()
 
     def for_step(self, inputs: StepInputs) -> StepHeads:
-        """Returns the heads of a step, SAMPLING_ONLY if it has no others; called once per step, in order."""
+        """Returns the heads other than sampling that a row of the step ends in, with the hidden states that they read;
+        SAMPLING_ONLY if there are none. Called once per step, in order."""
         rows: tuple[HeadRows, ...] = ()
         for head in self._others:
             head_rows = head.rows(inputs)

@@ -229,7 +229,8 @@ class _PageAssembler:
         )
 
     def add(self, message: pb.FetchResponse) -> list[tuple[int, Bytes2D, U32]]:
-        """Returns complete pieces as (first page, pages, expected checksums). Raises PageMismatch."""
+        """Returns complete pieces as (first page, pages, expected checksums). Raises PageMismatch for other messages
+        than parts, and for more bytes than were announced."""
         if message.WhichOneof("message") != "part" or not message.part.data:
             raise PageMismatch(f"{self._worker_id} sent {message.WhichOneof('message')}, expected bytes of pages")
         self._checksums += self._column(message.part.checksums)

@@ -173,7 +173,7 @@ class PeerPages:
 
     def _open_and_count(self, pages: SharedPages) -> str:
         """Opens memory unless it is open, checks that the pages lie within its allocation, and counts the user; returns
-        "" or why not. Raises PeerMemoryError."""
+        "", or the reason why they cannot be read. Raises PeerMemoryError if the driver fails."""
         opened = self._opened.get(pages.handle)
         address = self._driver.open_handle(pages.handle) if opened is None else opened.address
         counted = False

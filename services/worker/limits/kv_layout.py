@@ -107,7 +107,8 @@ def _effective_spec(spec: KVSpec, max_model_len: int) -> KVSpec:
 
 
 def _check(layer: int, spec: KVSpec, first: KVSpec) -> None:
-    """Validates the spec of a layer. `first`: spec of layer 0. Raises InvalidArgument."""
+    """Validates the spec of a layer. `first`: spec of layer 0. Raises InvalidArgument for specs that are not supported,
+    latent layers mixed with other layers, and windows that are too short."""
     if not isinstance(spec, Full | Window | Latent | State):
         raise InvalidArgument(f"config.json: layer {layer} needs {spec}, which is not supported", field="model")
     if spec != first and Latent in (type(spec), type(first)):

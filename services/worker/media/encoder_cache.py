@@ -33,7 +33,8 @@ class EncoderCache:
         """Raises ResourceExhausted if `num_rows` more do not fit."""
         if self.num_rows + num_rows > self.capacity:
             raise ResourceExhausted(
-                f"encoder_cache_size: {self.num_rows} of {self.capacity} rows are in use, and an item has {num_rows}"
+                f"encoder_cache_size: {self.num_rows} of {self.capacity} rows are in use, and an item has {num_rows}; "
+                "the scheduler has to release others first, or set a larger --encoder-cache-size"
             )
 
     def keep(self, identifier: bytes, rows: Tensor) -> None:

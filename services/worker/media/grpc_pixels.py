@@ -1,4 +1,5 @@
-"""Fetches pixels from the media services of frontends (quire/frontend/v1/media.proto). Everything is checked."""
+"""Fetches pixels from the media services of frontends (quire/frontend/v1/media.proto). Addresses, sizes, times
+and checksums are checked."""
 
 from __future__ import annotations
 
@@ -22,9 +23,8 @@ from quire.shared.rpc.trust import Dialler
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["MediaService"].full_name
 ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})")
-SCHEMES = frozenset(
-    {"dns", "ipv4", "ipv6", "unix", "unix-abstract", "vsock", "xds"}
-)  # gRPC dials other things for them
+# Words before the colon that gRPC reads as the scheme of a target, not as a host name.
+SCHEMES = frozenset({"dns", "ipv4", "ipv6", "unix", "unix-abstract", "vsock", "xds"})
 CHANNELS = 3  # of a pixel
 
 Call = grpc.aio.StreamStreamCall[pb.FetchMediaRequest, pb.FetchMediaResponse]
@@ -119,7 +119,8 @@ class GrpcPixels:
         return pixels.reshape(head.num_tiles, head.height, head.width, CHANNELS)
 
     async def _part(self, call: Call, address: str) -> bytes | None:
-        """Returns the next bytes; None at the end. Raises Unavailable for other messages."""
+        """Returns the next bytes; None at the end. Raises Unavailable for other messages, TimeoutError if it is
+        late."""
         async with asyncio.timeout(self._bounds.next_part_timeout_s):
             message: Any = await call.read()
         if message is grpc.aio.EOF:

@@ -50,7 +50,7 @@ NO_STEP_MEDIA = NoStepMedia()
 
 
 class _StepRows(NamedTuple):
-    """Rows of media that were found in a step."""
+    """Tokens of a step that take rows of media, and those rows, as they are collected slot by slot."""
 
     tokens: list[Rows]  # indices in the step
     parts: list[torch.Tensor]  # their rows
@@ -99,7 +99,8 @@ class StepMedia:
         return MediaRows(upload(np.concatenate(found.tokens), self._device), rows, ends)
 
     def _add_rows(self, slot: int, inputs: StepInputs, row: int, found: _StepRows) -> None:
-        """Adds the tokens of a step's row that take rows of media, and those rows. Forgets the slot at its end."""
+        """Adds to `found` the tokens of the step's row `row` that take rows of media, and those rows. Drops the slot
+        once its last row of media is computed."""
         items, last = self._pending[slot]
         first, end = int(inputs.query_start[row]), int(inputs.seq_lens[row])
         begin = end - (int(inputs.query_start[row + 1]) - first)

@@ -21,7 +21,7 @@ class FetchedOrder(NamedTuple):
     receiver: Any  # the attachment
     item: FetchedItem
     finish: Callable[[QuireError | None], None]  # called once on the event loop, unless the attachment has ended
-    num_releases: int = 0  # orders to release rows that came before it, all since the start
+    num_releases: int = 0  # orders to release rows that the worker had received before this one, since its start
 
 
 class WaitingMedia:
@@ -43,8 +43,9 @@ class WaitingMedia:
 
     def take_batch(self, is_current: Callable[[Any], bool], num_releases: int = 0) -> tuple[list[FetchedOrder], bool]:
         """Returns the next orders for one call of the encoder, of equal shape, and whether none is left; otherwise the
-        caller has to call again. Orders that follow more than `num_releases` releases wait, since the scheduler counts
-        on their room. Drops orders of attachments that are not current."""
+        caller has to call again. `is_current`: whether an attachment has not ended; orders of others are dropped.
+        `num_releases`: releases that are done; orders that came after further ones wait, because they need the room
+        that these free."""
         with self._lock:
             batch: list[FetchedOrder] = []
             others: deque[FetchedOrder] = deque()

@@ -24,7 +24,8 @@ class PeerRank(ABC):
         self._num_silent_checks = 0
 
     def await_reply(self, number: int, timeout_s: float) -> RankReply:
-        """Returns the reply to a command, skipping replies to abandoned commands. Raises RankFailure."""
+        """Returns the reply to a command, skipping replies to abandoned commands. Raises RankFailure if the rank
+        reports an error or does not reply within `timeout_s`."""
         deadline = time.monotonic() + timeout_s
         while True:
             reply = self._receive(max(0.0, deadline - time.monotonic()))

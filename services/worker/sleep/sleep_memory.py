@@ -45,7 +45,7 @@ class SleepMemory:
 
     def zeros(self, num_bytes: int) -> Tensor | None:
         """Returns zeroed uint8 memory [num_bytes] with a fixed address for the KV of all blocks, or None where any
-        memory qualifies. Raises ResourceExhausted."""
+        memory qualifies. Raises ResourceExhausted if the device lacks the memory."""
         if self._virtual is None:
             return None
         self._kv = CudaRegion(num_bytes, self._virtual)

@@ -27,7 +27,10 @@ def axes_of(items: Iterable[MediaItem]) -> tuple[I32, int]:
     for item in items:
         grid = item.layout
         if len(grid) != 3 or np.prod(grid) != item.length or item.offset < end:
-            text = f"media: an item of {item.length} tokens at {item.offset} has the layout {list(grid)}"
+            text = (
+                f"media: an item of {item.length} tokens at {item.offset} has the layout {list(grid)}; frames, rows "
+                f"and columns whose product is its length are needed, at {end} or later"
+            )
             raise InvalidArgument(text, field="media")
         text_positions = np.arange(end, item.offset, dtype=np.int32) + shift
         start = item.offset + shift
@@ -55,12 +58,13 @@ class RopePositions(PlainPositions):
     """Owns the positions for rotation of the slots whose sequences have pictures."""
 
     def __init__(self, num_slots: int) -> None:
-        self._axes: dict[int, I32] = {}  # by slot: up to the end of the last picture
-        self._ends = np.zeros(num_slots, dtype=np.int32)  # [num_slots] that end; 0: no pictures
-        self._shifts = np.zeros(num_slots, dtype=np.int32)  # [num_slots] added to later positions
+        self._axes: dict[int, I32] = {}  # by slot: [3, num_tokens], up to the end of the last picture
+        self._ends = np.zeros(num_slots, dtype=np.int32)  # [num_slots] token after the last picture; 0: none
+        self._shifts = np.zeros(num_slots, dtype=np.int32)  # [num_slots] added to positions from there on
 
     def admit(self, slot: int, items: Iterable[MediaItem]) -> None:
-        """Computes the positions of a sequence. Raises InvalidArgument as axes_of()."""
+        """Computes and stores the positions of a sequence with the pictures `items`. Raises InvalidArgument as
+        axes_of()."""
         axes, shift = axes_of(items)
         if axes.size:
             self._axes[slot] = axes

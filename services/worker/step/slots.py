@@ -162,7 +162,8 @@ class SlotTable:
 
     def _move(self, moves: BeamMoves) -> NewBlocks:
         """Copies the parents' block tables to their beams and returns the blocks that replace last blocks, which beams
-        do not share. Raises PlanViolation."""
+        do not share. Raises PlanViolation for slots that are not live, parents of another length, and block ids that do
+        not fit."""
         moves.check()
         slots, parents = moves.slots, moves.parents
         both = np.concatenate((slots, parents))
@@ -233,7 +234,8 @@ class SlotTable:
 
     def _counts(self, plan: StepPlan) -> I32:
         """Returns the tokens that each slot computes, [max_num_seqs]: those that the plan names, and 1 for each other
-        live slot of the micro-batch that lacks one. Raises PlanViolation."""
+        live slot of the micro-batch that lacks one. Raises PlanViolation for slots that are not live, more tokens than
+        a slot lacks, and more than a step may have."""
         remaining = np.where(self.live, self.num_tokens - self.num_computed_tokens, 0).astype(np.int32, copy=False)
         counts = np.where(remaining == 1, remaining, 0).astype(np.int32, copy=False)
         if self.non_sampling:

@@ -85,8 +85,8 @@ class Gemma3Processor:
         return np.stack([resized(tile, layout.height, layout.width, self.pictures.size.resampling) for tile in tiles])
 
     def expand(self, layout: TileLayout, tokenizer: PromptTokenizer) -> PlaceholderExpansion:
-        """Returns the soft tokens of each tile between its begin and end, with empty lines around, and sentences where
-        there are crops."""
+        """Returns the soft tokens of each tile between its begin and end tokens, with empty lines around, and sentences
+        before the picture and before its crops if it has any."""
         around = tokenizer.encode("\n\n")
         tile = (*around, self.placeholder, *(self.soft_token,) * self.num_soft_tokens, self.end_token, *around)
         parts = [tile]
@@ -99,7 +99,8 @@ class Gemma3Processor:
         return PlaceholderExpansion(tokens, tuple((start, self.num_soft_tokens) for start in starts))
 
     def joined(self, left: int, right: int, tokenizer: PromptTokenizer) -> int | None:
-        """Returns the token of two tokens' line feeds: the tokenizer has one for each number of them."""
+        """Returns the token of the line feeds of two tokens together, as the tokenizer has one for each number of them;
+        None for other tokens, and for too many line feeds."""
         by_count = {count: tokens[0] for count, tokens in _newlines(tokenizer) if len(tokens) == 1}
         counts = {token: count for count, token in by_count.items()}
         if left not in counts or right not in counts:
@@ -107,7 +108,8 @@ class Gemma3Processor:
         return by_count.get(counts[left] + counts[right])
 
     def _settings(self, options: Mapping[str, Any]) -> PanAndScan:
-        """Returns the settings with a request's options. Raises InvalidArgument for others."""
+        """Returns the model's settings, replaced by those of a request. Raises InvalidArgument for unknown options and
+        values out of range."""
         for name in options:
             if name not in OPTIONS:
                 raise InvalidArgument(
@@ -190,5 +192,5 @@ def _crops(picture: Image.Image, count: int) -> Iterable[Image.Image]:
 
 
 def _newlines(tokenizer: PromptTokenizer) -> Iterable[tuple[int, list[int]]]:
-    """Yields numbers of line feeds with their tokens."""
+    """Yields each number of line feeds up to MOST_NEWLINES with the tokens of their text."""
     return ((count, tokenizer.encode("\n" * count)) for count in range(1, MOST_NEWLINES + 1))

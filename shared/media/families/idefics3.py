@@ -87,7 +87,7 @@ class Idefics3Processor:
         return np.concatenate((*tiles, whole[None]))
 
     def expand(self, layout: TileLayout, tokenizer: PromptTokenizer) -> PlaceholderExpansion:
-        """Returns the placeholders of each tile behind the tokens of its text."""
+        """Returns the tokens of each tile: those of the text before it, then one placeholder for each of its rows."""
         tokens: list[int] = []
         runs: list[tuple[int, int]] = []
         for text in _texts(*layout.numbers[:2]):
@@ -125,6 +125,7 @@ def scaled_to_edge(height: int, width: int, edge: int) -> tuple[int, int]:
 
 
 def _even(size: int) -> int:
+    """Rounds `size` up to an even number."""
     return size + size % 2
 
 

@@ -40,8 +40,8 @@ class LightOnOcrProcessor:
         return rows * columns
 
     def layout(self, height: int, width: int, options: Mapping[str, Any]) -> TileLayout:
-        """Returns the page as one tile. Raises InvalidArgument for unknown options and for pages on which no square of
-        patches has room."""
+        """Returns the page as one tile. Raises InvalidArgument for unknown options and for pages with a side that is
+        shorter than a square of patches."""
         layout = self.pages.layout(height, width, options)
         if min(layout.height, layout.width) < self.cell:
             raise InvalidArgument(

@@ -65,7 +65,7 @@ class Llama4Processor:
         return TileLayout(num_tiles + (num_tiles > 1), self.side, self.side, numbers)
 
     def render(self, picture: Image.Image, layout: TileLayout) -> npt.NDArray[np.uint8]:
-        """Returns the tiles by rows, black beside the picture, then the whole picture without regard to its aspect,
+        """Returns the tiles by rows, black around the picture, then the whole picture without regard to its aspect,
         [num_tiles, side, side, 3]."""
         import numpy as np
 

@@ -40,7 +40,7 @@ class AnyResLayout(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class AnyResProcessor:
-    """Cuts pictures into tiles of the tower's size, behind the whole picture."""
+    """Renders the whole picture as a first tile, then cuts it into tiles of the tower's size."""
 
     placeholder: int
     normalization: Normalization
@@ -56,7 +56,7 @@ class AnyResProcessor:
         return self.patches**2 + max(map(self._most_rows, self.canvases))
 
     def _most_rows(self, canvas: tuple[int, int]) -> int:
-        """Returns a bound of the rows of a picture on one canvas."""
+        """Returns an upper bound of the rows of the encoder for a picture on one canvas, without its first tile."""
         height, width = (size // self.side * self.patches for size in canvas)
         if not self.max_tiles:
             return height * (width + 1)
@@ -102,8 +102,8 @@ class AnyResProcessor:
 
 
 def best_canvas(height: int, width: int, canvases: Sequence[tuple[int, int]]) -> tuple[int, int]:
-    """Returns the canvas on which most of the picture's pixels stay, and the smallest of such; the first of equal
-    ones."""
+    """Returns the canvas (height, width) that keeps the most of the picture's pixels; of several such the smallest, and
+    of equal ones the first."""
 
     def quality(canvas: tuple[int, int]) -> tuple[int, int]:
         scale = min(canvas[1] / width, canvas[0] / height)
@@ -174,7 +174,7 @@ def _canvases(
     has others than the model."""
     values, name = read_values(folder)
     found = values.get("image_grid_pinpoints") or default
-    if (expected := config.get("image_grid_pinpoints")) and _plain(expected) != _plain(found):
+    if (expected := config.get("image_grid_pinpoints")) and _comparable(expected) != _comparable(found):
         text = f"image_grid_pinpoints in {name} and config.json are {found!r} and {expected!r}; they must be equal"
         raise InvalidArgument(text, field="model")
     for one in found:
@@ -187,6 +187,6 @@ def _canvases(
     return tuple((one[0], one[1]) for one in found)
 
 
-def _plain(pinpoints: object) -> str:
-    """Returns pinpoints in a form to compare, lists and tuples alike."""
+def _comparable(pinpoints: object) -> str:
+    """Returns a text that is equal for equal image_grid_pinpoints, be they lists or tuples."""
     return json.dumps(pinpoints)

@@ -79,7 +79,7 @@ class Phi4Processor:
         return rows * self.side, int(width * down)
 
     def render(self, picture: Image.Image, layout: TileLayout) -> npt.NDArray[np.uint8]:
-        """Returns the tiles by rows, white beside the picture, [num_tiles, side, side, 3]."""
+        """Returns the tiles by rows, white around the picture, [num_tiles, side, side, 3]."""
         from quire.shared.media.tiling import cut, on_canvas, scaled
 
         grid = PaddedLayout(*layout.numbers)

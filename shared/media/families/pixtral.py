@@ -114,7 +114,8 @@ def make_pixtral(folder: Path, config: Mapping[str, Any]) -> PixtralProcessor:
 
 
 def _whole_processor(folder: Path) -> dict[str, Any]:
-    """Returns the settings of the processor of text and pictures; empty if they have no file."""
+    """Reads processor_config.json, the settings of the processor of texts and pictures together; empty if the folder
+    has none."""
     path = folder / "processor_config.json"
     found: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
     return found

@@ -31,18 +31,19 @@ class AreaBounds(NamedTuple):
 
     def replaced(self, values: Mapping[str, Any], field: str) -> AreaBounds:
         """Returns the bounds with those in `values`: min_pixels and max_pixels, or `size` with both edges. Raises
-        InvalidArgument, naming `field`, for other than positive integers, and for a least above the most."""
+        InvalidArgument, naming `field`, for other values than positive integers, other keys of `size`, and a
+        min_pixels above max_pixels."""
         size = values.get("size") or {}
         if not isinstance(size, dict) or not size.keys() <= {*EDGES, *EDGES.values()}:
-            raise InvalidArgument(f"{field}: size is {size!r}; it takes {', '.join(EDGES)}", field=field)
+            raise InvalidArgument(f"{field}: size is {size!r}; it may have {', '.join(EDGES)}", field=field)
         found = {EDGES.get(key, key): value for key, value in size.items()}
         found |= {name: values[name] for name in EDGES.values() if values.get(name) is not None}
         for name, value in found.items():
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise InvalidArgument(f"{field}: {name} is {value!r}; a number of pixels is needed", field=field)
+                raise InvalidArgument(f"{field}: {name} is {value!r}; pixels, from 1 on, are needed", field=field)
         bounds = AreaBounds(found.get("min_pixels", self.least), found.get("max_pixels", self.most))
         if bounds.least > bounds.most:
-            text = f"{field}: min_pixels is {bounds.least}, more than max_pixels, {bounds.most}"
+            text = f"{field}: min_pixels is {bounds.least}, more than max_pixels, {bounds.most}; lower it"
             raise InvalidArgument(text, field=field)
         return bounds
 
@@ -71,7 +72,8 @@ class QwenVLProcessor:
         rows, columns = height // side, width // side
         num_tokens = rows * columns
         if num_tokens > self.max_embeddings:
-            text = f"{FIELD}: max_pixels gives {num_tokens} tokens; a picture has at most {self.max_embeddings}"
+            most = self.max_embeddings
+            text = f"{FIELD}: a picture has at most {most} tokens, and max_pixels gives {num_tokens}; lower it"
             raise InvalidArgument(text, field=FIELD)
         return TileLayout(1, height, width, (1, rows, columns))
 
@@ -93,7 +95,8 @@ def smart_resize(height: int, width: int, side: int, bounds: AreaBounds) -> tupl
     aspect = max(height, width) / min(height, width)
     if aspect > MOST_ASPECT:
         raise InvalidArgument(
-            f"absolute aspect ratio must be smaller than {MOST_ASPECT}, got {aspect}", field="messages"
+            f"absolute aspect ratio must be smaller than {MOST_ASPECT}, got {aspect:g}; crop the picture",
+            field="messages",
         )
     rounded = round(height / side) * side, round(width / side) * side
     area = rounded[0] * rounded[1]

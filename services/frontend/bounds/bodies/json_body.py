@@ -33,7 +33,8 @@ def check(document: Any, body: bytes, limits: RequestLimits) -> None:
 
 
 def check_prompt(document: Any, prompt_limit: PromptLimit) -> None:
-    """Refuses a prompt that is too long in characters, before the tokenizer would refuse it. Raises InvalidArgument."""
+    """Raises InvalidArgument for a prompt with more characters or token ids than `prompt_limit` allows, before it is
+    tokenized. `document`: the parsed body of a call."""
     document = merge_extra_body(document)
     if not isinstance(document, dict):
         return

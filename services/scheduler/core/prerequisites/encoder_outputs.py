@@ -57,6 +57,8 @@ class EncoderOutputs(Prerequisite):
         return sum(item.num_embeddings for item in _unique(sequence) if item.identifier not in self._cache)
 
     def join(self, sequence: Sequence) -> bool:
+        """Adds a sequence to the users of its items, and orders those that are not kept when there is room. Returns
+        whether all of them are encoded; otherwise the sequence is blocked."""
         items = _unique(sequence)
         items.sort(key=lambda item: item.identifier not in self._cache)  # room for new ones evicts none of its own
         for item in items:
@@ -83,9 +85,12 @@ class EncoderOutputs(Prerequisite):
         super().leave(sequence)
 
     def complete(self, identifier: bytes, *, failed: bool = False) -> list[Sequence]:
-        """Handles the worker's answer; returns the sequences that were waiting for this item last, or, after a failure,
-        those that have it from the same source. If others have it from another source, the worker tries that one;
-        otherwise the next sequence with the item makes it try again."""
+        """Applies the worker's answer to an order to encode. Returns the sequences to continue: those for which this
+        was the last item that was not encoded.
+
+        After a failure returns the sequences to fail instead: those whose item names the source that was tried (its
+        payload). If others have the item from another source, they stay blocked, and the worker is ordered to try
+        theirs; otherwise the next sequence with the item causes a new order."""
         source = self._sources.pop(identifier)
         if not failed:
             return [sequence for sequence in self._cache.ready(identifier) if not self._block(sequence)]
@@ -100,7 +105,7 @@ class EncoderOutputs(Prerequisite):
     def reset(self) -> None:
         """Drops all rows, because the weights that computed them are gone; no step is in flight. Sequences that were
         ready to run are blocked until their items have been encoded again."""
-        here = {sequence.key for sequence in self._blocked}
+        already_blocked = {sequence.key for sequence in self._blocked}
         for identifier in self._cache.idle_ids:
             self._order_release(identifier)
         lost = self._cache.reset()
@@ -108,7 +113,7 @@ class EncoderOutputs(Prerequisite):
             self._order_release(entry.entry_id)
             self._order(entry)
         for sequence in {user.key: user for entry in lost for user in entry.users.values()}.values():
-            if sequence.status is SequenceStatus.BLOCKED and sequence.key not in here:
+            if sequence.status is SequenceStatus.BLOCKED and sequence.key not in already_blocked:
                 self._blocked.remove(sequence)  # it waits for a sibling, which is blocked here
             else:
                 self._requeue.block(sequence)
@@ -120,7 +125,8 @@ class EncoderOutputs(Prerequisite):
         return entry is not None and entry.has_place and not entry.is_ready
 
     def take_orders(self) -> list[EncoderOrder]:
-        """Returns the orders for the worker, in this order."""
+        """Returns the orders that have not been sent to the worker, in the order in which it must apply them, and
+        clears them."""
         orders, self._orders = self._orders, []
         return orders
 
@@ -138,6 +144,7 @@ class EncoderOutputs(Prerequisite):
         return False
 
     def _order(self, entry: CacheEntry) -> None:
+        """Adds an order to encode the item of `entry`, from the source that its first user names."""
         item = _item(next(iter(entry.users.values())), entry.entry_id)
         self._sources[entry.entry_id] = item.payload
         self._orders.append(EncoderOrder(entry.entry_id, item))
@@ -147,6 +154,7 @@ class EncoderOutputs(Prerequisite):
 
 
 def _item(sequence: Sequence, identifier: bytes) -> MediaItem:
+    """Returns the sequence's first item with this identifier, which it must have."""
     return next(item for item in sequence.media if item.identifier == identifier)
 
 

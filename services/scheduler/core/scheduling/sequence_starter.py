@@ -86,8 +86,12 @@ class SequenceStarter:
         )
 
     def _match_part(self, sequence: Sequence, num_whole: int) -> BlockPart | None:
-        """Returns a cached block whose beginning matches the tokens after the full blocks, or None. Beams never use
-        one: they are admitted all or none and count on every block that is free now."""
+        """Returns a cached block whose beginning matches the tokens after the sequence's first `num_whole` blocks,
+        which are cached as a whole; None if there is none, or the sequence skips the cache.
+
+        A match ends before the next picture and before tokens whose prompt log-probabilities are asked for, and has at
+        least `prefix_grain` tokens. Beams never use one: they are admitted all or none and count on every block that is
+        free now."""
         state, size = self._state, self._state.limits.block_size
         if state.kv.parts is None or sequence.skip_reading_prefix_cache or sequence.is_beam:
             return None

@@ -92,14 +92,14 @@ def _plain(rope: RopeConfig, head_dim: int) -> Tensor:
 
 
 def _linear(rope: RopeConfig, head_dim: int) -> Tensor:
-    """Returns the angles of position interpolation (arXiv 2306.15595): all slowed by the same factor; [head_dim /
-    2]."""
+    """Returns the angle per position of each pair, in radians, [head_dim / 2], by position interpolation (arXiv
+    2306.15595): all are divided by the same factor."""
     return _plain(rope, head_dim) / rope.factor
 
 
 def _llama3(rope: RopeConfig, head_dim: int) -> Tensor:
-    """Returns the angles of Llama 3.1's scaling, [head_dim / 2]: low frequencies are slowed, high ones kept, those
-    between interpolated."""
+    """Returns the angle per position of each pair, in radians, [head_dim / 2], by Llama 3.1's scaling: low frequencies
+    are divided by the factor, high ones kept, those between interpolated."""
     import torch
 
     plain = _plain(rope, head_dim)
@@ -109,8 +109,8 @@ def _llama3(rope: RopeConfig, head_dim: int) -> Tensor:
 
 
 def _yarn(rope: RopeConfig, head_dim: int) -> Tensor:
-    """Returns the angles of YaRN's NTK by parts (arXiv 2309.00071, section 3.2), [head_dim / 2]: interpolated between
-    kept and slowed."""
+    """Returns the angle per position of each pair, in radians, [head_dim / 2], by YaRN's NTK by parts (arXiv
+    2309.00071, section 3.2): fast pairs are kept, slow ones divided by the factor, those between interpolated."""
     import torch
 
     plain = _plain(rope, head_dim)
@@ -136,9 +136,11 @@ def _none(_rope: RopeConfig, head_dim: int) -> Tensor:
 
 
 def _longrope(rope: RopeConfig, head_dim: int, *, beyond: bool) -> Tensor:
-    """Returns the angles of LongRoPE, [head_dim / 2], each stretched by a factor of its own.
+    """Returns the angle per position of each pair, in radians, [head_dim / 2], by LongRoPE (arXiv 2402.13753): each
+    is divided by a factor of its own.
 
-    `beyond`: sequences may exceed the original context and all use the long factors.
+    `beyond`: whether sequences may exceed the original context; then all use the long factors, otherwise the short
+    ones.
     """
     import torch
 

@@ -1,1 +1,1 @@
-"""Vision towers: pictures to rows that stand in the place of token embeddings."""
+"""Vision towers, which turn pictures into rows that take the place of token embeddings."""

@@ -9,8 +9,9 @@ if TYPE_CHECKING:
 
 
 def angles_of_grid(side: int, head_dim: int, theta: float) -> Tensor:
-    """Returns the angles of a square grid's patches by rows and of a class token after them, which is not rotated:
-    float32 [side ** 2 + 1, head_dim / 2]. Columns and rows are counted from 1."""
+    """Returns the angle of each pair of a head's elements, in radians, float32 [side ** 2 + 1, head_dim / 2], for the
+    patches of a square grid, row after row, and a class token after them, which is not rotated. The first half of the
+    pairs turns by the column, the second by the row, both counted from 1."""
     import torch
 
     width = head_dim // 2

@@ -50,14 +50,14 @@ def read_gemma3(config: ConfigFile, vision: ConfigFile, text_size: int) -> Gemma
     rows = math.isqrt(max(count, 0))
     if not rows or rows * rows != count or side % rows:
         raise InvalidArgument(
-            f"config.json: mm_tokens_per_image is {count}: a square of a divisor of {side} patches is needed",
+            f"config.json: mm_tokens_per_image is {count}: a square of a divisor of {side} patches on a side is needed",
             field="model",
         )
     return Gemma3VisionConfig(tower, text_size, side // rows, count)
 
 
 class Gemma3Vision:
-    """Vision tower and projector that turn pictures, or pictures and their crops, into rows of text embeddings."""
+    """SigLIP tower and projector that turn pictures, and their crops (pan and scan), into rows of text embeddings."""
 
     passed_over: ClassVar[tuple[str, ...]] = (f"{TOWER}.head.",)
 

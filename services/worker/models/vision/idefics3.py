@@ -36,8 +36,8 @@ class Idefics3VisionConfig:
 def read_idefics3(config: ConfigFile, vision: ConfigFile, text_size: int) -> Idefics3VisionConfig:
     """Reads config.json and its vision section.
 
-    `text_size`: width of the text model's embeddings. Raises InvalidArgument for unknown towers and for a scale_factor
-    that does not divide the patches.
+    `text_size`: width of the text model's embeddings. Raises InvalidArgument for other towers than TOWERS and for a
+    scale_factor that does not divide the patches on a side.
     """
     kind = vision.text("model_type", TOWERS[0])
     if kind not in TOWERS:

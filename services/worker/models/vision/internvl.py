@@ -50,8 +50,8 @@ class InternVLVisionConfig:
 def read_internvl(config: ConfigFile, vision: ConfigFile, text_size: int) -> InternVLVisionConfig:
     """Reads config.json and its vision section.
 
-    `text_size`: width of the text model's embeddings. Raises InvalidArgument for unknown towers and unsupported
-    selections of features.
+    `text_size`: width of the text model's embeddings. Raises InvalidArgument for other towers than InternViT,
+    unsupported selections of features, and a downsample_ratio that does not divide the patches on a side.
     """
     layer, strategy = config.get("vision_feature_layer", -1), config.text("vision_feature_select_strategy", "default")
     if not isinstance(layer, int):
@@ -67,7 +67,8 @@ def read_internvl(config: ConfigFile, vision: ConfigFile, text_size: int) -> Int
 
 
 def _read_tower(vision: ConfigFile, layer: int) -> ViTConfig:
-    """Reads `vision_config`. `layer`: the hidden state that is used, in the count of transformers."""
+    """Reads `vision_config`. `layer`: the hidden state that is used: 0 is the input of the first layer, -1 the output
+    of the last. Raises InvalidArgument for other towers, and for fields that are not supported."""
     kind = vision.text("model_type", INTERNVIT)
     if kind != INTERNVIT:
         raise InvalidArgument(
@@ -75,7 +76,8 @@ def _read_tower(vision: ConfigFile, layer: int) -> ViTConfig:
         )
     depth = vision.integer("num_hidden_layers", 24)
     if not -depth - 1 <= layer <= depth:
-        raise InvalidArgument(f"config.json: vision_feature_layer is {layer}, of {depth} layers", field="model")
+        text = f"config.json: vision_feature_layer is {layer}, of {depth} layers; {-depth - 1} to {depth} is needed"
+        raise InvalidArgument(text, field="model")
     if not vision.flag("use_absolute_position_embeddings", True):
         raise refusal("vision_config.use_absolute_position_embeddings", False, "true is supported")
     norm = vision.text("norm_type", "layer_norm")
@@ -102,7 +104,8 @@ def _read_tower(vision: ConfigFile, layer: int) -> ViTConfig:
 
 
 def _side(vision: ConfigFile, key: str, default: int) -> int:
-    """Reads the side of a square, a number or two equal ones. Raises InvalidArgument for others."""
+    """Reads the side of a square, in pixels, which is given as a number or as two equal ones. Raises InvalidArgument
+    for others."""
     value = vision.get(key, default)
     sides = value if isinstance(value, list) else [value]
     if len(set(sides)) != 1 or not isinstance(sides[0], int):

@@ -83,14 +83,15 @@ def read_llama4(config: ConfigFile, vision: ConfigFile, text_size: int) -> Llama
         text = f"its inverse must be a whole number that divides the {tower.patches_per_side} patches on a side"
         raise refusal("vision_config.pixel_shuffle_ratio", ratio, text)
     if tower.hidden_size * joined**2 != tower.intermediate_size:
-        text = f"the adapter joins {joined**2} patches of {tower.hidden_size}"
+        size = tower.hidden_size
+        text = f"{size * joined**2} is needed: the adapter joins {joined**2} patches of {size}"
         raise refusal("vision_config.intermediate_size", tower.intermediate_size, text)
     return Llama4VisionConfig(tower, text_size, joined, *sizes)
 
 
 def _adapter_sizes(vision: ConfigFile) -> tuple[int, int]:
-    """Returns the widths between and behind the adapter's layers. Raises InvalidArgument if they differ from the
-    widths that the checkpoint's layers need."""
+    """Returns the output widths of the adapter's two layers. Raises InvalidArgument unless they and vision_output_dim
+    are equal, as the shapes in checkpoints require."""
     inner, outer = vision.integer("projector_input_dim", 4096), vision.integer("projector_output_dim", 4096)
     output = vision.integer("vision_output_dim", 7680)
     if inner != outer or outer != output:

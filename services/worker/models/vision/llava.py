@@ -25,7 +25,7 @@ TOWER, PROJECTOR = "vision_tower", "multi_modal_projector"
 
 @dataclass(frozen=True, slots=True)
 class LlavaVisionConfig:
-    """Configuration of the vision tower, read from config.json."""
+    """Configuration of the tower and the projector, read from config.json."""
 
     tower: ViTConfig
     text_size: int  # width of the text model's embeddings
@@ -48,8 +48,9 @@ def read_llava(config: ConfigFile, vision: ConfigFile, text_size: int) -> LlavaV
     if not isinstance(layer, int):
         raise InvalidArgument(f"config.json: vision_feature_layer is {layer!r}; one layer is supported", field="model")
     tower, strategy = read_vit(vision, layer=layer), config.text("vision_feature_select_strategy", "default")
-    if strategy != ("default" if tower.has_class_token else "full"):
-        text = f"config.json: vision_feature_select_strategy is {strategy!r}, which does not fit the tower"
+    needed = "default" if tower.has_class_token else "full"
+    if strategy != needed:
+        text = f"config.json: vision_feature_select_strategy is {strategy!r}; this tower needs {needed!r}"
         raise InvalidArgument(text, field="model")
     return LlavaVisionConfig(
         tower,
@@ -99,7 +100,7 @@ class LlavaVision:
         side = self.config.tower.image_size
         for item in items:
             if item.pixels.shape[:3] != (1, side, side):
-                text = f"media: pixels {list(item.pixels.shape)}, and the tower takes [1, {side}, {side}, 3]"
+                text = f"media: pixels {list(item.pixels.shape)}, and the tower needs [1, {side}, {side}, 3]"
                 raise InvalidArgument(text, field="media")
         pixels = torch.cat([item.pixels for item in items])
         return list(self(normalize(pixels, self._normalization, self._dtype)).unbind(0))

@@ -1,5 +1,5 @@
-"""LLaVA-NeXT and LLaVA-OneVision (arXiv 2408.03326): the picture as a whole, then its tiles, whose grid of patches is
-freed of padding and ends every row with a learned newline."""
+"""LLaVA-NeXT and LLaVA-OneVision (arXiv 2408.03326): rows of the whole picture, then those of its tiles. The tiles'
+patches form one grid; its padding is cut off, and each of its rows ends with a learned newline."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ class LlavaNextVision:
         return [self._pack(rows, item.layout) for item, rows in zip(items, encoded, strict=True)]
 
     def _pack(self, tiles: Tensor, layout: tuple[int, ...]) -> Tensor:
-        """Returns the rows of one picture: the first tile's, then those of the grid that the others form.
+        """Returns the rows of one picture: the first tile's, which shows it as a whole, then those of the grid that the
+        others form. `layout`: the numbers of AnyResLayout.
 
         tiles: [1 + grid_rows * grid_columns, patches of a tile, text_size]
         """

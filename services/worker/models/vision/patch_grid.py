@@ -18,7 +18,7 @@ Weights = npt.NDArray[np.float32]
 class PatchGrid(NamedTuple):
     """Numbers of patches of one item."""
 
-    frames: int  # in patches of several frames each
+    frames: int  # groups of frames: a patch covers several
     rows: int
     columns: int
 
@@ -57,8 +57,8 @@ def windows(grid: PatchGrid, merge: int, side: int) -> tuple[Indices, list[int]]
 
 
 def interpolation(grid: PatchGrid, merge: int, side: int) -> tuple[Indices, Weights]:
-    """Returns how a table of side x side learned positions is sampled bilinearly for each patch in merge order, the
-    table's corners at those of the picture: four indices into the flat table and their weights, [num_patches, 4]
+    """Computes the bilinear sampling of a table of side x side learned positions, whose corners lie at the picture's
+    ones. Returns for each patch in merge order four indices into the flat table and their weights, [num_patches, 4]
     each."""
     place = positions(grid, merge).astype(np.float32)
     lengths = np.array((grid.rows, grid.columns), dtype=np.float32)

@@ -44,7 +44,7 @@ def read_phi4_multimodal(config: ConfigFile, vision: ConfigFile, text_size: int)
         raise InvalidArgument(text, field="model")
     layer = vision.integer("feature_layer", -2)
     if not -depth - 1 <= layer <= depth:
-        raise refusal("vision_config.feature_layer", layer, f"the tower has {depth} layers")
+        raise refusal("vision_config.feature_layer", layer, f"{-depth - 1} to {depth} is needed for {depth} layers")
     tower = ViTConfig(
         hidden_size=vision.integer("hidden_size", 1152),
         intermediate_size=vision.integer("intermediate_size", 4304),
@@ -59,7 +59,8 @@ def read_phi4_multimodal(config: ConfigFile, vision: ConfigFile, text_size: int)
         has_bucketed_positions=True,
     )
     if tower.patches_per_side % POOLED:
-        raise refusal("vision_config.image_size", tower.image_size, "an even number of patches on a side is needed")
+        text = f"an even number of patches on a side is needed, of {tower.patch_size} pixels each"
+        raise refusal("vision_config.image_size", tower.image_size, text)
     return Phi4VisionConfig(tower, text_size)
 
 
@@ -79,7 +80,7 @@ class Phi4Vision:
         self._normalization, self._dtype = normalization, place.dtype
         self._tower = ViT(f"{PREFIX}.img_processor", config.tower, place)
         self._before_whole: Tensor = place.empty(size)  # between the tiles and the whole picture
-        self._row_end: Tensor = place.empty(size)
+        self._row_end: Tensor = place.empty(size)  # after each row of patches
         self._projector = PlainMLP(up, down, size, True, place, activation="gelu")
 
     @property
@@ -126,31 +127,38 @@ class Phi4Vision:
         return torch.cat((whole, tiles)).to(self._dtype)
 
     def _pooled(self, tiles: Tensor, shown: Sequence[tuple[int, int]]) -> Tensor:
-        """Returns the averages of squares of patches, [num_tiles, side / 2, side / 2, hidden_size]."""
+        """Returns the averages of squares of patches, [num_tiles, side / 2, side / 2, hidden_size]. `shown`: rows and
+        columns of each tile's patches that show the picture."""
         side = self.config.tower.patches_per_side
         x = self._tower(tiles, shown)
         return x.view(len(x), side // POOLED, POOLED, side // POOLED, POOLED, -1).mean((2, 4))
 
     def _pack(self, features: Tensor, layout: tuple[int, ...]) -> Tensor:
-        """Returns the features of one picture: those of the tiles' grid that show it, a separator, and those of the
-        whole picture; each row ends with a separator, too. features: [1 + num_tiles, side, side, hidden_size]"""
+        """Returns the features of one picture, [num_embeddings, hidden_size]: those of the tiles' grid that show it, a
+        separator, and those of the whole picture; every row of either grid ends with a separator of its own.
+
+        `features`: [1 + num_tiles, side, side, hidden_size], the whole picture first; `layout`: the numbers of
+        PaddedLayout.
+        """
         import torch
 
         rows, columns, shown_rows, shown_columns = layout
         side, size = features.size(1), features.size(-1)
         grid = features[1:].view(rows, columns, side, side, size).transpose(1, 2).reshape(rows * side, -1, size)
         grid = grid[: -(-shown_rows // POOLED), : -(-shown_columns // POOLED)]
-        return torch.cat((self._ended(grid), self._before_whole[None], self._ended(features[0])))
+        return torch.cat((self._with_row_ends(grid), self._before_whole[None], self._with_row_ends(features[0])))
 
-    def _ended(self, grid: Tensor) -> Tensor:
-        """Returns the rows of a grid one after the other, each with the separator."""
+    def _with_row_ends(self, grid: Tensor) -> Tensor:
+        """Flattens a grid of features row after row, each row followed by the separator: [rows, columns, hidden_size]
+        -> [rows * (columns + 1), hidden_size]."""
         import torch
 
         return torch.cat((grid, self._row_end.expand(grid.size(0), 1, -1)), dim=1).flatten(0, 1)
 
 
 def shown_of_tiles(layout: tuple[int, ...], side: int) -> list[tuple[int, int]]:
-    """Returns rows and columns of the patches of each tile that show the picture, tiles by rows."""
+    """Returns for each tile, row after row of tiles, how many rows and columns of its patches show the picture.
+    `layout`: the numbers of PaddedLayout; `side`: patches on a tile's side."""
     rows, columns, shown_rows, shown_columns = layout
     return [
         (min(max(shown_rows - row * side, 0), side), min(max(shown_columns - column * side, 0), side))

@@ -52,8 +52,8 @@ class PixtralConfig:
 def read_pixtral(config: ConfigFile, vision: ConfigFile, text_size: int) -> PixtralConfig:
     """Reads config.json and its vision section.
 
-    `text_size`: width of the text model's embeddings. Raises InvalidArgument for several feature layers and for a
-    layer out of range.
+    `text_size`: width of the text model's embeddings. Raises InvalidArgument for other towers, several feature layers,
+    a layer out of range, and a selection of features that drops a class token, which the tower does not have.
     """
     kind, depth = vision.text("model_type"), vision.integer("num_hidden_layers", 24)
     if kind != MODEL_TYPE:
@@ -64,7 +64,8 @@ def read_pixtral(config: ConfigFile, vision: ConfigFile, text_size: int) -> Pixt
     layer = config.get("vision_feature_layer", -1 if joins else -2)
     if not isinstance(layer, int) or not -depth - 1 <= layer <= depth:
         raise InvalidArgument(
-            f"config.json: vision_feature_layer is {layer!r}; one of {depth} layers is needed", field="model"
+            f"config.json: vision_feature_layer is {layer!r}; one of {depth} layers is needed, {-depth - 1} to {depth}",
+            field="model",
         )
     strategy = "full" if joins else config.text("vision_feature_select_strategy", "default")
     if strategy != "full":
@@ -129,8 +130,8 @@ class PixtralVision:
         self._projector.finish()
 
     def encode(self, items: Sequence[MediaInput]) -> list[Tensor]:
-        """Computes the rows of each picture, [num_embeddings, text_size]. Each is one tile, of any size that is a
-        multiple of a token's pixels."""
+        """Computes the rows of each picture, [num_embeddings, text_size]. Each picture is one tile, whose sides are
+        multiples of a token's pixels."""
         import torch
 
         patch = self.config.patch_size
@@ -248,7 +249,7 @@ class PixtralLayer:
 
 
 class PatchMerger:
-    """Norm of the tower's output, and one row for each square of patches: their joined features, projected."""
+    """Normalizes the tower's output, and joins each square of patches into one row with a linear layer."""
 
     def __init__(self, prefix: str, config: PixtralConfig, place: LayerPlacement) -> None:
         size = config.hidden_size
@@ -277,8 +278,8 @@ class PatchMerger:
 
 
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turns element i of a head with element i + head_dim / 2: x [num_patches, num_heads, head_dim] -> the same
-    shape."""
+    """Rotates element i of a head with element i + head_dim / 2 as a pair: x [num_patches, num_heads, head_dim] -> the
+    same shape."""
     import torch
 
     left, right = x.chunk(2, dim=-1)

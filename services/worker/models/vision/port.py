@@ -1,4 +1,4 @@
-"""Encoders of media items: what a vision model is to the worker's runner."""
+"""Interface between the worker's runner and the encoder of a model's media items."""
 
 from __future__ import annotations
 
@@ -40,4 +40,4 @@ class MediaEncoder(Protocol):
     def encode(self, items: Sequence[MediaInput]) -> list[Tensor]:
         """Computes the rows of each item, [num_embeddings, row width], in the text model's dtype. Items of equal
         shape are computed together. The row width is the text model's hidden size, or a multiple of it where rows are
-        added behind later layers too (deepstack)."""
+        added after later layers too (deepstack)."""

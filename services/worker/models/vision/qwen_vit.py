@@ -56,7 +56,7 @@ class QwenViTConfig:
     window: int = 0  # merged squares on a window's side; 0: no windows
     full_layers: tuple[int, ...] = ()  # layers without windows
     position_side: int = 0  # of the square of learned positions; 0: none
-    deepstack: tuple[int, ...] = ()  # layers whose outputs are merged, too
+    deepstack: tuple[int, ...] = ()  # layers whose outputs are merged into further rows
 
     @property
     def unit(self) -> int:
@@ -70,10 +70,10 @@ class QwenViTConfig:
 
 
 class Spans(NamedTuple):
-    """Ranges of patches that see each other."""
+    """Ranges of patches that attend to each other."""
 
     starts: Tensor  # int32 [num_spans + 1]
-    longest: int
+    longest: int  # patches of the longest one
 
 
 class TowerPlan(NamedTuple):
@@ -82,8 +82,8 @@ class TowerPlan(NamedTuple):
     frames: Spans
     windows: Spans
     cos_sin: Tensor  # float32 [num_patches, head_dim]
-    order: Tensor | None  # int64 [num_squares] squares in the order of their windows; None: no windows
-    inverse: Tensor | None
+    order: Tensor | None  # int64 [num_squares]: squares, window after window; None: no windows
+    inverse: Tensor | None  # int64 [num_squares] that undoes `order`
     learned: tuple[Tensor, Tensor] | None  # indices int64 and weights float32 of positions, [num_patches, 4]
 
 
@@ -193,7 +193,7 @@ def _windows(grids: Sequence[PatchGrid], config: QwenViTConfig) -> tuple[patch_g
 
 
 def _spans(lengths: list[int], device: torch.device) -> Spans:
-    """Returns consecutive ranges of these lengths."""
+    """Returns consecutive ranges of patches with these lengths, on the device."""
     import torch
 
     starts = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
@@ -212,6 +212,7 @@ def _rotation(place: Tensor, config: QwenViTConfig) -> Tensor:
 
 
 def _norm(name: str, size: int, config: QwenViTConfig, place: LayerPlacement) -> RMSNorm | LayerNorm:
+    """Builds a norm of the kind that the tower has."""
     return RMSNorm(name, size, EPS, place) if config.has_rms_norm else LayerNorm(name, size, EPS, place)
 
 
@@ -250,6 +251,7 @@ class QwenViTLayer:
 
 
 def _mlp(name: str, config: QwenViTConfig, place: LayerPlacement) -> MLP | PlainMLP:
+    """Builds the feed-forward layer of the kind that the tower has: gated, or two linear layers."""
     size, width, (first, second) = config.hidden_size, config.intermediate_size, config.mlp
     if not first:
         return MLP(name, size, width, True, place, activation=config.activation)

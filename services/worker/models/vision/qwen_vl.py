@@ -1,5 +1,5 @@
-"""Encoders of Qwen2-VL, Qwen2.5-VL, Qwen3-VL and Qwen3-VL-MoE: how their configurations are read, and pictures to
-patches."""
+"""Encoders of Qwen2-VL, Qwen2.5-VL, Qwen3-VL and Qwen3-VL-MoE: reading of their configurations, and cutting of pictures
+into patches for the tower in qwen_vit.py."""
 
 from __future__ import annotations
 
@@ -29,13 +29,15 @@ def read_qwen_vit(kind: str, vision: ConfigFile, text_size: int) -> QwenViTConfi
     config = READERS[kind](vision)
     if config.out_size != text_size:
         field = "hidden_size" if kind == "qwen2_vl" else "out_hidden_size"
-        raise refusal(f"vision_config.{field}", config.out_size, f"the text model has {text_size}")
+        raise refusal(f"vision_config.{field}", config.out_size, f"the text model has {text_size}; they must be equal")
     if config.hidden_size % (4 * config.num_heads):
-        raise refusal("vision_config.num_heads", config.num_heads, f"heads of {config.hidden_size} cannot be rotated")
+        text = f"heads can be rotated only if 4 * num_heads divides the hidden size, {config.hidden_size}"
+        raise refusal("vision_config.num_heads", config.num_heads, text)
     return config
 
 
 def _read_qwen2(vision: ConfigFile) -> QwenViTConfig:
+    """Reads Qwen2-VL's tower, in which `hidden_size` is the width of its output and `embed_dim` its own."""
     size = vision.integer("embed_dim", 1280)
     return QwenViTConfig(
         hidden_size=size,
@@ -54,7 +56,11 @@ def _read_qwen2_5(vision: ConfigFile) -> QwenViTConfig:
     common = _common(vision, patch_size=14)
     window, square = vision.integer("window_size", 112), common["merge_size"] * common["patch_size"]
     if window < square:
-        raise refusal("vision_config.window_size", window, f"a merged square has {square} pixels on a side")
+        raise refusal(
+            "vision_config.window_size",
+            window,
+            f"a merged square has {square} pixels on a side, the least for a window",
+        )
     return QwenViTConfig(
         hidden_size=vision.integer("hidden_size", 3584),
         intermediate_size=vision.integer("intermediate_size", 3420),
@@ -96,19 +102,20 @@ READERS = {
 
 
 def _common(vision: ConfigFile, *, patch_size: int) -> dict[str, Any]:
-    """Reads the fields that all towers have. `patch_size`: default."""
+    """Reads the fields that all towers have; returns them as keyword arguments of QwenViTConfig. `patch_size`: the
+    family's default."""
     rope = vision.section("rope_parameters") or ConfigFile({})
     return {
         "num_heads": vision.integer("num_heads", 16),
-        "patch_size": _one(vision, "patch_size", patch_size),
-        "frames_per_patch": _one(vision, "temporal_patch_size", 2),
+        "patch_size": _equal_number(vision, "patch_size", patch_size),
+        "frames_per_patch": _equal_number(vision, "temporal_patch_size", 2),
         "merge_size": vision.integer("spatial_merge_size", 2),
         "theta": rope.number("rope_theta", 10_000.0),
     }
 
 
-def _one(vision: ConfigFile, key: str, default: int) -> int:
-    """Reads an integer, which may also be written as a list of equal ones."""
+def _equal_number(vision: ConfigFile, key: str, default: int) -> int:
+    """Reads an integer, which may also be written as a list of equal ones. Raises InvalidArgument for others."""
     value = vision.get(key, default)
     if isinstance(value, list) and value and all(one == value[0] for one in value):
         value = value[0]
@@ -116,15 +123,15 @@ def _one(vision: ConfigFile, key: str, default: int) -> int:
 
 
 def _layers(vision: ConfigFile, key: str, default: tuple[int, ...]) -> tuple[int, ...]:
-    """Reads a list of layers. Raises InvalidArgument for other values than integers."""
+    """Reads a list of layers' indices. Raises InvalidArgument for anything but a list of integers."""
     value = vision.get(key, default)
     if not isinstance(value, (list, tuple)) or not all(isinstance(layer, int) for layer in value):
-        raise refusal(f"vision_config.{key}", value, "a list of layers is needed")
+        raise refusal(f"vision_config.{key}", value, "a list of layers' indices, such as [7, 15], is needed")
     return tuple(value)
 
 
 class QwenVision:
-    """Tower with the cutting of pictures into patches."""
+    """Vision encoder that cuts pictures into patches and turns these into rows of text embeddings."""
 
     passed_over: ClassVar[tuple[str, ...]] = ()
 
@@ -154,8 +161,9 @@ class QwenVision:
         return list(rows.split([grid.num_patches // self.config.unit for grid in grids]))
 
     def _cut(self, pixels: Tensor) -> tuple[Tensor, PatchGrid]:
-        """Cuts the frames of one item, [num_frames, 3, height, width], into patches in merge order. The last frame is
-        repeated until the frames fill the patches."""
+        """Cuts the normalized frames of one item, [num_frames, 3, height, width], into patches in merge order (see
+        patch_grid.py); returns them, [num_patches, 3 * frames_per_patch * patch_size**2], and their grid. The last
+        frame is repeated until the frames fill the patches."""
         import torch
 
         config = self.config

@@ -51,6 +51,7 @@ _pixtral = _maker(read_pixtral, PixtralVision)
 def _llava(
     config: ConfigFile, vision: ConfigFile, text_size: int, place: LayerPlacement, normalization: Normalization
 ) -> MediaEncoder:
+    """Makes the encoder of a `llava` model: Pixtral's if its tower is one, else that of LLaVA 1.5."""
     if vision.get("model_type") == PIXTRAL:
         return _pixtral(config, vision, text_size, place, normalization)
     return LlavaVision(read_llava(config, vision, text_size), place, normalization)
@@ -59,6 +60,7 @@ def _llava(
 def _qwen_vl(
     config: ConfigFile, vision: ConfigFile, text_size: int, place: LayerPlacement, normalization: Normalization
 ) -> MediaEncoder:
+    """Makes the encoder of a Qwen-VL model, whose configuration depends on its model_type."""
     return QwenVision(read_qwen_vit(config.text("model_type"), vision, text_size), place, normalization)
 
 
@@ -103,5 +105,8 @@ def make_encoder(
         return None
     vision = file.section("vision_config")
     if vision is None:
-        raise InvalidArgument("config.json: vision_config is missing", field="model")
+        raise InvalidArgument(
+            "config.json: vision_config is missing; add it, or serve the text part alone with --language-model-only",
+            field="model",
+        )
     return make(file, vision, text_size, place, normalization)

@@ -1,4 +1,4 @@
-"""Pictures that are cut into tiles of one size: batches of tiles, and rows that join neighbouring patches."""
+"""Steps that encoders of tiled pictures share: encoding in batches of tiles, and joining neighbouring patches."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class ViTConfig:
     has_class_token: bool
     has_patch_bias: bool
     has_first_norm: bool = False  # before the first layer
-    has_last_norm: bool = False  # behind the last layer
+    has_last_norm: bool = False  # after the last layer
     has_attention_bias: bool = True  # of queries, keys and values
     has_query_key_norm: bool = False  # RMS norm over all heads
     has_rms_norm: bool = False  # in place of layer norms in the layers
@@ -90,7 +90,8 @@ def read_vit(config: ConfigFile, *, layer: int) -> ViTConfig:
         )
     depth = config.integer("num_hidden_layers", 12)
     if not -depth - 1 <= layer <= depth:
-        raise InvalidArgument(f"config.json: vision_feature_layer is {layer}, of {depth} layers", field="model")
+        text = f"config.json: vision_feature_layer is {layer}, of {depth} layers; {-depth - 1} to {depth} is needed"
+        raise InvalidArgument(text, field="model")
     return ViTConfig(
         hidden_size=config.integer("hidden_size", 768),
         intermediate_size=config.integer("intermediate_size", 3072),
@@ -178,8 +179,8 @@ class ViT:
         return x[:, :-1] if self.config.class_token_is_last else x[:, 1:]
 
     def _encode_padded(self, pixels: Tensor, shown: Sequence[tuple[int, int]]) -> Tensor:
-        """Computes hidden states of pictures with padding; within a sequence, patches that show something come first,
-        so that attention takes them as the ones that are seen."""
+        """Computes hidden states as __call__() does with `shown`. For the layers, the patches of each picture that show
+        it are moved to the front, so that attention is limited to a number of leading tokens."""
         import torch
 
         side = self.config.patches_per_side
@@ -202,8 +203,9 @@ class ViT:
         return x if norm is None else norm(x)
 
     def _embed(self, pixels: Tensor, position_rows: Tensor | None = None) -> Tensor:
-        """Returns patch plus position embeddings, [num_pictures, num_patches and the class token, hidden_size].
-        `position_rows`: of each picture, int64 [num_pictures, num_patches]; None: the same for all."""
+        """Returns patch plus position embeddings, [num_pictures, num_patches (+ 1 for the class token), hidden_size].
+        `position_rows`: rows of the position table for each picture, int64 [num_pictures, num_patches]; None: the same
+        for all."""
         import torch
         from torch.nn import functional
 
@@ -226,7 +228,7 @@ def shown_patches(side: int, rows: int, columns: int) -> Tensor:
 
 def bucketed_rows(side: int, rows: int, columns: int) -> Tensor:
     """Returns the row of the position table for each patch of a square picture, int64 [side ** 2]; 0 for patches
-    behind the first `rows` and `columns`, which are padding.
+    beyond the first `rows` and `columns`, which are padding.
 
     Positions are fractions of rows and columns, in float32, and fall into one of `side` buckets; rounding puts some of
     them into the bucket before their own, as in transformers.
@@ -236,6 +238,7 @@ def bucketed_rows(side: int, rows: int, columns: int) -> Tensor:
     boundaries = torch.arange(1 / side, 1.0, 1 / side)
 
     def buckets(count: int) -> Tensor:
+        """Returns the bucket of each of `side` positions on an axis of which `count` show the picture."""
         fractions = torch.arange(side, dtype=torch.float32) * (1.0 / torch.tensor(count))
         return torch.bucketize(fractions.clamp(max=1.0 - 1e-6), boundaries, right=True)
 

@@ -27,10 +27,16 @@ class MedusaLayout:
 
 
 def read_layout(config: ConfigFile, names: Collection[str], hidden_size: int, vocab_size: int) -> MedusaLayout:
-    """Detects the format and returns the layout. `names`: tensor names of the checkpoint, empty for random weights; the
-    sizes are the model's. Raises InvalidArgument."""
+    """Detects whether a checkpoint has the authors' or vLLM's format, and returns its layout.
+
+    `names`: tensor names of the checkpoint, empty for random weights; `hidden_size`, `vocab_size`: those of the model
+    that drafts are for. Raises InvalidArgument if the heads' sizes differ from these, and for numbers of heads and
+    layers out of range.
+    """
     if config.integer("hidden_size", hidden_size) != hidden_size:
-        raise head_error(f"the heads' hidden_size is {config.integer('hidden_size')}, the model's {hidden_size}")
+        raise head_error(
+            f"the heads' hidden_size is {config.integer('hidden_size')}, the model's {hidden_size}; both must be equal"
+        )
     is_vllms = any(name.removeprefix(PREFIX).startswith(BLOCKS) for name in names)
     if is_vllms or (not names and not config.has("medusa_num_heads")):
         return _vllms(config, names, vocab_size)
@@ -61,10 +67,10 @@ def _vllms(config: ConfigFile, names: Collection[str], vocab_size: int) -> Medus
     heads, blocks = range(_count(config, "num_heads")), range(_count(config, "num_hidden_layers", 1))
     stated = config.integer("vocab_size", vocab_size)
     if stated != vocab_size:
-        raise head_error(f"the heads' vocab_size is {stated}, the model's {vocab_size}")
+        raise head_error(f"the heads' vocab_size is {stated}, the model's {vocab_size}; both must be equal")
     rows = config.integer("truncated_vocab_size", vocab_size)
     if not 1 <= rows <= vocab_size:
-        raise head_error(f"truncated_vocab_size is {rows}, the model has {vocab_size} tokens")
+        raise head_error(f"truncated_vocab_size is {rows}, the model has {vocab_size} tokens; at least 1 is needed")
     prefix = PREFIX if any(name.startswith(PREFIX) for name in names) else ""
     outputs = tuple(f"{prefix}lm_heads.{head}" for head in heads)
     shared, passed_over = config.flag("original_lm_head"), []

@@ -52,7 +52,8 @@ class SubprocessBackend:
 
     def _ask(self, message: bytes) -> bytes:
         """Sends the serialized constraint to a child and returns the compiled bytes; the child goes back to the pool.
-        Raises InvalidArgument."""
+        Raises InvalidArgument if the library refuses the constraint, or compiling it exceeds the bounds on time or
+        memory."""
         child = self._acquire_child()
         try:
             answer = child.ask(message)

@@ -66,7 +66,7 @@ async def test_a_failure_costs_one_item(
         other_size.num_embeddings = other_size.length = NUM_ROWS + 1
         failures = [
             (unknown, address, finish_pb2.ERROR_CODE_NOT_FOUND, "no such item"),
-            (wrong, address, finish_pb2.ERROR_CODE_INVALID_ARGUMENT, "the tower takes [1, 28, 28, 3]"),
+            (wrong, address, finish_pb2.ERROR_CODE_INVALID_ARGUMENT, "the tower needs [1, 28, 28, 3]"),
             (other_size, address, finish_pb2.ERROR_CODE_INVALID_ARGUMENT, "the encoder computes 16 rows"),
             (good, "unix:/run/x", finish_pb2.ERROR_CODE_INVALID_ARGUMENT, "is not HOST:PORT"),
             (good, "127.0.0.1:1", finish_pb2.ERROR_CODE_UNAVAILABLE, "the frontend at 127.0.0.1:1"),
