@@ -176,7 +176,7 @@ def test_a_batch_fails_as_a_whole_and_leaves_no_state(engine: LLMEngine) -> None
     with pytest.raises(InvalidArgument, match="params: must have one entry for each of 4 prompts, got 1"):
         engine.generate(PROMPTS, [GREEDY])
     engine.add_request("other", PROMPTS[0], GREEDY)
-    with pytest.raises(FailedPrecondition, match="1 requests are under way"):
+    with pytest.raises(FailedPrecondition, match="1 requests added before are unfinished"):
         engine.generate(PROMPTS, GREEDY)
     assert run(engine)["other"].finished
 
