@@ -1,15 +1,17 @@
-"""Conversion of the pictures that Python programs have (Pillow's images, arrays, paths, URLs, files in memory) to
-messages."""
+"""Conversion of the pictures and videos that Python programs have (Pillow's images, arrays, paths, URLs, files in
+memory) to messages."""
 
 from __future__ import annotations
 
 import io
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from quire import videos
 from quire.shared.errors import InvalidArgument
+from quire.shared.media.modalities import IMAGE, VIDEO
 from quire.shared.pb.inference.v1 import inference_pb2 as pb
 
 if TYPE_CHECKING:
@@ -18,28 +20,34 @@ if TYPE_CHECKING:
 URL_SCHEMES = ("data:", "http:", "https:", "file:")
 PNG_MODES = frozenset({"1", "L", "LA", "I;16", "P", "RGB", "RGBA"})  # Pillow's, which PNG stores unchanged
 CHANNELS = (1, 3, 4)
-IMAGE = "image"
 PIL_PARTS = ("image_pil", "image")  # types of parts of messages with an image object, in vLLM and transformers
 
 
 def of_prompt(data: Mapping[str, Any] | None, uuids: Mapping[str, Any] | None) -> list[pb.MediaPart]:
-    """Returns the pictures of a prompt. `data`: multi_modal_data, `uuids`: multi_modal_uuids, both by modality. Raises
-    InvalidArgument for other modalities, and for a value that is no picture."""
-    given, names = _items(data, "multi_modal_data"), _items(uuids, "multi_modal_uuids")
+    """Returns the pictures and videos of a prompt. `data`: multi_modal_data, `uuids`: multi_modal_uuids, both by
+    modality. Raises InvalidArgument for other modalities, and for a value that is no such item."""
+    for field, by_modality in (("multi_modal_data", data), ("multi_modal_uuids", uuids)):
+        for modality in by_modality or ():
+            if modality not in KINDS:
+                text = f"{field}: {modality!r} is not supported; available: {', '.join(KINDS)}"
+                raise InvalidArgument(text, field=field)
+    return [part for modality in KINDS for part in _of_modality(modality, data or {}, uuids or {})]
+
+
+def _of_modality(modality: str, data: Mapping[str, Any], uuids: Mapping[str, Any]) -> list[pb.MediaPart]:
+    """Returns the items of one modality. Raises InvalidArgument for another number of names than of items, and for a
+    value that is no such item."""
+    split, convert = KINDS[modality]
+    given, names = split(data.get(modality)), _listed(uuids.get(modality))
     if names and given and len(names) != len(given):
-        text = f"multi_modal_uuids has {len(names)} names for {len(given)} pictures; one for each is needed"
+        text = f"multi_modal_uuids has {len(names)} names for {len(given)} {modality}s; one for each is needed"
         raise InvalidArgument(text, field="multi_modal_uuids")
     given, names = given or [None] * len(names), names or [None] * len(given)
-    return [media_part(picture, name) for picture, name in zip(given, names, strict=True)]
+    return [convert(item, name) for item, name in zip(given, names, strict=True)]
 
 
-def _items(by_modality: Mapping[str, Any] | None, field: str) -> list[Any]:
-    """Returns the pictures, or their names, in the dictionary `field` of a prompt; a single one as a list. Raises
-    InvalidArgument for other modalities."""
-    for modality in by_modality or ():
-        if modality != IMAGE:
-            raise InvalidArgument(f"{field}: {modality!r} is not supported; available: {IMAGE}", field=field)
-    items = (by_modality or {}).get(IMAGE)
+def _listed(items: Any) -> list[Any]:
+    """Returns items as a list: one alone, several, or None for none."""
     if items is None:
         return []
     return list(items) if isinstance(items, list | tuple) else [items]
@@ -63,7 +71,12 @@ def _content_part(part: Any) -> pb.ContentPart:
         url = part.get("image_url")
         url = url.get("url") if isinstance(url, Mapping) else url
         return pb.ContentPart(image=media_part(url, part.get("uuid")))
-    raise InvalidArgument(f"messages: parts of type {kind!r} are not supported; send text and images", field="messages")
+    if kind in ("video_url", "video") or "video_url" in part:
+        url = part.get("video_url", part.get("video"))
+        url = url.get("url") if isinstance(url, Mapping) else url
+        return pb.ContentPart(image=videos.media_part(url, part.get("uuid")))
+    text = f"messages: parts of type {kind!r} are not supported; send text, images and videos"
+    raise InvalidArgument(text, field="messages")
 
 
 def media_part(picture: Any, name: str | None = None) -> pb.MediaPart:
@@ -133,3 +146,10 @@ def _from_array(array: Any) -> Image.Image:
             field="multi_modal_data",
         )
     return Image.fromarray(values[:, :, 0] if values.ndim == 3 and values.shape[2] == 1 else values)
+
+
+# By modality: function that returns the list of its items in multi_modal_data, and the one that converts an item.
+KINDS: Mapping[str, tuple[Callable[[Any], list[Any]], Callable[[Any, str | None], pb.MediaPart]]] = {
+    IMAGE: (_listed, media_part),
+    VIDEO: (videos.listed, videos.media_part),
+}

@@ -27,9 +27,11 @@ class DictPrompt(TypedDict, total=False):
     prompt: str
     prompt_token_ids: Sequence[int]
     cache_salt: str  # prefixes are shared only with prompts of the same salt
-    multi_modal_data: Mapping[str, Any]  # {"image": one or a list: Pillow's images, arrays, paths, URLs or bytes}
+    # {"image": one or a list: Pillow's images, arrays, paths, URLs or bytes, "video": one or a list: arrays of frames,
+    # lists of pictures, (frames, metadata), paths, URLs or bytes}
+    multi_modal_data: Mapping[str, Any]
     multi_modal_uuids: Mapping[str, Any]  # names of these items, or of items that were sent before
-    mm_processor_kwargs: Mapping[str, Any]  # options of the model's picture processor
+    mm_processor_kwargs: Mapping[str, Any]  # options of the model's processor of pictures and videos
 
 
 Prompt = Plain | DictPrompt
@@ -149,7 +151,7 @@ def generate_request(prompt: Prompt, params: SamplingParams | None, options: Req
 
 def _add_fields(request: pb.GenerateRequest, prompt: DictPrompt) -> None:
     """Adds the fields of a prompt besides its text or token ids. Raises InvalidArgument for a value that is no
-    picture."""
+    picture or video."""
     if salt := prompt.get("cache_salt"):
         request.options.cache_salt = salt
     request.images.extend(pictures.of_prompt(prompt.get("multi_modal_data"), prompt.get("multi_modal_uuids")))
@@ -232,7 +234,7 @@ class ChatExtras(TypedDict, total=False):
     reasoning_effort: str
     chat_template_kwargs: Mapping[str, Any]
     mm_processor_kwargs: Mapping[str, Any]  # options of the model's picture processor
-    media_io_kwargs: Mapping[str, Any]  # {"image": {"image_mode": ..., "rgba_background_color": ...}}
+    media_io_kwargs: Mapping[str, Any]  # {"image": {"image_mode": ...}, "video": {"num_frames": ..., "fps": ...}}
 
 
 def chat_request(

@@ -1,4 +1,4 @@
-"""Processors of pictures by `model_type` of config.json."""
+"""Processors of pictures and videos by `model_type` of config.json."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from quire.shared.errors import InvalidArgument
 from quire.shared.media.families.gemma3 import make_gemma3
 from quire.shared.media.families.idefics3 import make_idefics3
 from quire.shared.media.families.internvl import make_internvl
@@ -16,9 +17,11 @@ from quire.shared.media.families.llava import make_llava
 from quire.shared.media.families.llava_next import make_llava_next, make_llava_onevision
 from quire.shared.media.families.phi4_multimodal import make_phi4_multimodal
 from quire.shared.media.families.pixtral import make_pixtral
+from quire.shared.media.families.qwen_video import make_qwen_video
 from quire.shared.media.families.qwen_vl import make_qwen_vl
 from quire.shared.media.picture_sizes import FILES
 from quire.shared.media.processor import MediaProcessor
+from quire.shared.media.video import VideoProcessor
 
 
 def _make_of_tower(folder: Path, config: Mapping[str, Any]) -> MediaProcessor:
@@ -46,6 +49,14 @@ PROCESSORS: dict[str, Callable[[Path, Mapping[str, Any]], MediaProcessor]] = {
     "qwen3_vl_moe": make_qwen_vl,
 }
 
+# model_type -> function of the model's folder and config.json, for the families that take videos
+VIDEO_PROCESSORS: dict[str, Callable[[Path, Mapping[str, Any]], VideoProcessor]] = {
+    "qwen2_5_vl": make_qwen_video,
+    "qwen2_vl": make_qwen_video,
+    "qwen3_vl": make_qwen_video,
+    "qwen3_vl_moe": make_qwen_video,
+}
+
 
 def read_media_processor(folder: Path) -> MediaProcessor | None:
     """Returns the processor of a model's pictures; None if the model takes none, if its family is not in PROCESSORS,
@@ -57,3 +68,21 @@ def read_media_processor(folder: Path) -> MediaProcessor | None:
     config = json.loads(path.read_text())
     make = PROCESSORS.get(config.get("model_type", ""))
     return make(folder, config) if make is not None and config.get("vision_config") else None
+
+
+def read_video_processor(folder: Path) -> VideoProcessor | None:
+    """Returns the processor of a model's videos; None if the model takes no pictures, or if its family is not in
+    VIDEO_PROCESSORS. Raises InvalidArgument if its files do not fit together."""
+    pictures = read_media_processor(folder)
+    if pictures is None:
+        return None
+    config = json.loads((folder / "config.json").read_text())
+    make = VIDEO_PROCESSORS.get(config["model_type"])
+    videos = None if make is None else make(folder, config)
+    if videos is not None and videos.normalization != pictures.normalization:
+        raise InvalidArgument(
+            f"model: videos are normalized with {videos.normalization} and pictures with {pictures.normalization}; the "
+            "files of both must have the same image_mean and image_std",
+            field="model",
+        )
+    return videos

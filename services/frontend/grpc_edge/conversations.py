@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from quire.services.frontend.request import conversation
-from quire.services.frontend.request.media import MediaOptions, MediaPart, PartOrigin
+from quire.services.frontend.request.media import MediaOptions, MediaPart, PartOrigin, VideoMetadata
 from quire.services.frontend.request.media_options import media_options
 from quire.services.frontend.request.request import Tool
 from quire.services.frontend.request.tool_offer import (
@@ -18,10 +18,18 @@ from quire.services.frontend.request.tool_offer import (
     new_tool,
     to_openai_tool,
 )
+from quire.services.frontend.request.video_options import video_metadata
 from quire.shared import strict_json
 from quire.shared.errors import InvalidArgument
+from quire.shared.media.modalities import IMAGE, VIDEO
+from quire.shared.pb.common.v1 import media_pb2
 from quire.shared.pb.inference.v1 import inference_pb2 as pb
 
+MEDIA_KINDS: Mapping[int, str] = {
+    media_pb2.MEDIA_KIND_UNSPECIFIED: IMAGE,
+    media_pb2.MEDIA_KIND_IMAGE: IMAGE,
+    media_pb2.MEDIA_KIND_VIDEO: VIDEO,
+}
 ROLES = ("system", "developer", "user", "assistant", "tool")
 MODES: Mapping[int, str] = {
     pb.ToolChoice.MODE_UNSPECIFIED: AUTO,
@@ -71,16 +79,32 @@ def _part(part: pb.ContentPart) -> Mapping[str, Any]:
 
 
 def media_part(part: pb.MediaPart, origin: PartOrigin) -> MediaPart:
-    """Converts a picture. Raises InvalidArgument for one without a source and a name."""
+    """Converts a picture or video. Raises InvalidArgument for one of another kind, or without a source and a name."""
+    modality = MEDIA_KINDS.get(part.kind)
+    if modality is None:
+        raise InvalidArgument(f"{origin.place}: kind {part.kind} is not a value of MediaKind", field=origin.field)
     source = part.WhichOneof("source")
     if source is None and not part.name:
-        raise InvalidArgument(f"{origin.place} of type image need content, url or name", field=origin.field)
+        raise InvalidArgument(f"{origin.place} of type {modality} need content, url or name", field=origin.field)
     return MediaPart(
         part.url if source == "url" else None,
         part.content if source == "content" else None,
         name=part.name,
-        origin=origin,
+        origin=origin._replace(kind=modality),
+        modality=modality,
+        metadata=_video_metadata(part.frames, origin) if part.HasField("frames") else None,
     )
+
+
+def _video_metadata(frames: pb.VideoFrames, origin: PartOrigin) -> VideoMetadata:
+    """Converts the facts about the frames of a video. Raises InvalidArgument for wrong ones."""
+    given = {
+        "fps": frames.fps or None,
+        "total_num_frames": frames.total_num_frames or None,
+        "frames_indices": [*frames.frames_indices] or None,
+        "duration": frames.duration_s or None,
+    }
+    return video_metadata(given, f"{origin.field}.frames")
 
 
 def options_of_media(message: pb.MediaOptions) -> MediaOptions:

@@ -1,6 +1,7 @@
 """Identifiers of media items: equal for equal files that are processed equally for one model, and for no others.
 
     identifier = SHA-256("quire/media/1" · model · mode · background · options · file)
+    identifier = SHA-256("quire/media/1" · model · "video" · options · metadata · file)
 
 Every part is preceded by its length, so that no two lists of parts have the same bytes.
 """
@@ -12,15 +13,15 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
-from quire.services.frontend.request.media import MediaOptions
+from quire.services.frontend.request.media import MediaOptions, VideoMetadata
 
 DOMAIN = b"quire/media/1"
-MODEL_FILES = ("config.json", "preprocessor_config.json", "processor_config.json")
+MODEL_FILES = ("config.json", "preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
 LENGTH_BYTES = 8
 
 
 def model_digest(folder: Path) -> bytes:
-    """Returns the hash of the files of a model that say how its pictures are processed."""
+    """Returns the hash of the files of a model that say how its pictures and videos are processed."""
     files = ((folder / name) for name in MODEL_FILES)
     return _digest(file.read_bytes() if file.is_file() else b"" for file in files)
 
@@ -34,6 +35,17 @@ def options_key(options: MediaOptions) -> bytes:
 def identifier(model: bytes, options: MediaOptions, content: bytes) -> bytes:
     """Returns the 32 bytes that identify a picture. `model`: model_digest(); `content`: the file."""
     return _digest((model, options_key(options), content))
+
+
+def video_key(options: MediaOptions, metadata: VideoMetadata) -> bytes:
+    """Returns the options of a video in canonical form. `metadata`: of the frames, if they were sent as such."""
+    canonical = json.dumps(dict(options.video), sort_keys=True, separators=(",", ":"))
+    return json.dumps(["video", canonical, metadata]).encode()
+
+
+def video_identifier(model: bytes, options: MediaOptions, metadata: VideoMetadata, content: bytes) -> bytes:
+    """Returns the 32 bytes that identify a video. `model`: model_digest(); `content`: the file."""
+    return _digest((model, video_key(options, metadata), content))
 
 
 def _digest(parts: Iterable[bytes]) -> bytes:

@@ -28,6 +28,9 @@ class MediaBounds:
     redirects: int = 5
     attempts: int = 3
     decode_s: float = 10.0  # processor time of one picture
+    frames: int = 250_000  # of one video, chosen or not
+    video_s: float = 7200.0  # length of one video
+    video_decode_s: float = 30.0  # processor time of one video
     decode_bytes: int = 768 * MIB  # memory of a decoder process beyond what it begins with
 
 

@@ -10,8 +10,9 @@ from quire.services.frontend.request.media import MediaPart, PartOrigin
 from quire.services.frontend.request.request import ChatPrompt
 from quire.shared import strict_json
 from quire.shared.errors import InvalidArgument, Unimplemented
+from quire.shared.media.modalities import IMAGE, VIDEO
 
-IMAGE = "image"  # type of the parts of contents that stand for pictures, as chat templates know it
+MEDIA_PARTS = (IMAGE, VIDEO)  # types of the parts of contents that stand for media, as chat templates know them
 NO_JSON = "INVALID_JSON"  # Anthropic's documented key for tool arguments that are not valid JSON
 
 # Substring of a part's type -> what such parts hold, for the error text.
@@ -35,8 +36,8 @@ def not_taken(origin: PartOrigin) -> Unimplemented:
 
 
 def picture(part: MediaPart) -> dict[str, Any]:
-    """Returns a content part with a picture; chat_prompt() takes the picture out of it."""
-    return {"type": IMAGE, "part": part}
+    """Returns a content part with a picture or video; chat_prompt() takes the item out of it."""
+    return {"type": part.modality, "part": part}
 
 
 def chat_prompt(messages: Iterable[Mapping[str, Any]], **options: Any) -> ChatPrompt:
@@ -48,7 +49,7 @@ def chat_prompt(messages: Iterable[Mapping[str, Any]], **options: Any) -> ChatPr
 
 
 def _with_numbers(message: Mapping[str, Any], media: list[MediaPart]) -> Mapping[str, Any]:
-    """Returns the message with its pictures replaced by their indexes in `media`, to which they are added."""
+    """Returns the message with its media replaced by their indexes in `media`, to which they are added."""
     content = message.get("content")
     if not isinstance(content, list) or not any(isinstance(part.get("part"), MediaPart) for part in content):
         return message
@@ -57,7 +58,7 @@ def _with_numbers(message: Mapping[str, Any], media: list[MediaPart]) -> Mapping
         picture_part = part.get("part")
         if isinstance(picture_part, MediaPart):
             media.append(picture_part)
-            parts.append({"type": IMAGE, "number": len(media) - 1})
+            parts.append({"type": picture_part.modality, "number": len(media) - 1})
         else:
             parts.append(part)
     return {**message, "content": parts}

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from quire.shared.media.modalities import IMAGE
+
 WHITE = (255, 255, 255)
 
 
@@ -20,24 +22,40 @@ class PartOrigin(NamedTuple):
 CHAT_PART = PartOrigin()
 
 
+class VideoMetadata(NamedTuple):
+    """Facts about frames that a client took from a video; None: not said."""
+
+    fps: float | None = None  # of the video, not of the frames that were taken
+    total_num_frames: int | None = None
+    frames_indices: tuple[int, ...] | None = None  # of the frames that were taken, in the video
+    duration: float | None = None  # of the video, in seconds
+
+
+NO_METADATA = VideoMetadata()
+
+
 @dataclass(frozen=True, slots=True)
 class MediaPart:
-    """One picture. Without `url` and `content` it refers to an earlier one by its name."""
+    """One picture or video. Without `url` and `content` it refers to an earlier one by its name."""
 
     url: str | None = field(default=None, repr=False)  # data:, http(s): or file: URL, not parsed yet
     content: bytes | None = field(default=None, repr=False)  # a whole file
     name: str = ""  # the client's name of the item (uuid); empty: none
     fault: str = ""  # error of a part without a picture, for models that take pictures; empty: none
     origin: PartOrigin = CHAT_PART
+    modality: str = IMAGE
+    metadata: VideoMetadata | None = None  # of a video; None: that of the request's options
 
 
 @dataclass(frozen=True, slots=True)
 class MediaOptions:
-    """How the pictures of a request are processed."""
+    """How the pictures and videos of a request are processed."""
 
     processor: Mapping[str, Any] = field(default_factory=dict)  # mm_processor_kwargs
     image_mode: str = "RGB"  # colours that pictures are reduced to before they become RGB
     background: tuple[int, int, int] = WHITE  # colour behind transparent parts
+    video: Mapping[str, Any] = field(default_factory=dict)  # frames to take from videos, and options of their processor
+    metadata: VideoMetadata = NO_METADATA  # of videos that are sent as frames
 
 
 DEFAULT_MEDIA_OPTIONS = MediaOptions()

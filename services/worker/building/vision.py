@@ -19,8 +19,9 @@ from quire.services.worker.models.vision.registry import make_encoder, pictures_
 from quire.services.worker.replica.media_encoding import MediaEncoding, NoMediaEncoding
 from quire.shared.errors import InvalidArgument
 from quire.shared.logs import logger
+from quire.shared.media.modalities import IMAGE, VIDEO
 from quire.shared.media.processor import WholeItemProcessor
-from quire.shared.media.registry import read_media_processor
+from quire.shared.media.registry import read_media_processor, read_video_processor
 
 if TYPE_CHECKING:
     from quire.services.worker.layers.placement import LayerPlacement
@@ -35,7 +36,6 @@ log = logger("worker.build")
 
 STEPS_KEPT = 4  # rows of the default cache, in token budgets
 LARGEST_SIDE = 4096  # of the picture whose layout is taken for the largest
-PICTURES = ("image",)
 EXCLUSIVE = ("pipeline_parallel_size", "context_parallel_size")  # options that have no place for rows of pictures
 
 
@@ -50,6 +50,7 @@ class Vision:
     row_bytes: int  # of the text model's embeddings
     scale: float  # factor of the rows
     sees_ahead: bool  # tokens of a picture see each other in both directions
+    modalities: tuple[str, ...]
 
     def warm_up(self, device: torch.device) -> int:
         """Encodes as many large pictures as one call may have, so that the memory for it is known and kernels are
@@ -94,11 +95,13 @@ def with_room_for_pictures(settings: WorkerSettings, limits: WorkerLimits) -> Wo
 def cache_capacity(settings: WorkerSettings, processor: MediaProcessor, max_num_batched_tokens: int) -> int:
     """Returns the number of rows that the encoder cache keeps. Raises InvalidArgument if encoder_cache_size is less
     than the rows of one item."""
-    least = processor.max_embeddings
+    videos = read_video_processor(Path(settings.model))
+    least = max(processor.max_embeddings, 0 if videos is None else videos.max_embeddings)
     if not settings.encoder_cache_size:
         return max(STEPS_KEPT * max_num_batched_tokens, least)
     if settings.encoder_cache_size < least:
-        text = f"encoder_cache_size: {settings.encoder_cache_size} rows, and a picture of this model may have {least}"
+        given = settings.encoder_cache_size
+        text = f"encoder_cache_size: {given} rows, and a picture or video of this model may have {least}"
         raise InvalidArgument(text, field="encoder_cache_size")
     return settings.encoder_cache_size
 
@@ -123,7 +126,8 @@ def open_vision(
     log.info("encoder of pictures loaded", rows=cache.capacity)
     scale = model.config.scales.embedding if model.scales_media else 1.0
     row_bytes, sees_ahead = hidden_size * place.dtype.itemsize, pictures_see_ahead(settings)
-    return Vision(encoder, new, cache, _largest(processor), row_bytes, scale, sees_ahead)
+    largest, taken = _largest(processor), modalities(Path(settings.model))
+    return Vision(encoder, new, cache, largest, row_bytes, scale, sees_ahead, taken)
 
 
 def new_encoder(
@@ -160,12 +164,17 @@ def vision_size(
     )
 
 
+def modalities(folder: Path) -> tuple[str, ...]:
+    """Returns the modalities that the encoder of a model takes, as the worker's Hello names them."""
+    return (IMAGE,) if read_video_processor(folder) is None else (IMAGE, VIDEO)
+
+
 def media_encoding(vision: Vision | None, device: torch.device) -> NoMediaEncoding:
     """Returns the replica's component that encodes media."""
     if vision is None:
         return NoMediaEncoding()
     return MediaEncoding(
-        vision.encoder, vision.cache, device, PICTURES, scale=vision.scale, whole_items=vision.sees_ahead
+        vision.encoder, vision.cache, device, vision.modalities, scale=vision.scale, whole_items=vision.sees_ahead
     )
 
 

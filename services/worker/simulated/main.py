@@ -11,7 +11,8 @@ from quire.services.worker.limits import worker_limits
 from quire.services.worker.simulated.engine import SimulatedEngine
 from quire.services.worker.simulated.timing import Timing
 from quire.shared import logs
-from quire.shared.media.registry import read_media_processor
+from quire.shared.media.modalities import IMAGE, VIDEO
+from quire.shared.media.registry import read_media_processor, read_video_processor
 from quire.shared.models import model_identity
 from quire.shared.pb.worker.v1 import worker_pb2 as pb
 from quire.shared.process import lifecycle
@@ -71,8 +72,10 @@ class SimulatedWorker:
         message.device = "simulated"
         processor = None if settings.language_model_only else read_media_processor(Path(settings.model))
         if processor is not None:
-            rows = max(ROWS_KEPT, processor.max_embeddings)
-            message.encoder.CopyFrom(pb.Encoder(capacity=settings.encoder_cache_size or rows, modalities=["image"]))
+            videos = read_video_processor(Path(settings.model))
+            rows = max(ROWS_KEPT, processor.max_embeddings, 0 if videos is None else videos.max_embeddings)
+            taken = [IMAGE] if videos is None else [IMAGE, VIDEO]
+            message.encoder.CopyFrom(pb.Encoder(capacity=settings.encoder_cache_size or rows, modalities=taken))
         self._session = AttachmentLoop(settings, self._engine, message, self, shutdown)
 
     async def run(self) -> None:

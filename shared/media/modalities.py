@@ -1,0 +1,3 @@
+"""Names of the modalities of media items, as protocols, settings and chat templates have them."""
+
+IMAGE, VIDEO = "image", "video"
