@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.shared.errors import InvalidArgument
+from quire.shared.media.families.frame_videos import make_internvl_video, make_onevision_video, make_smolvlm_video
 from quire.shared.media.families.gemma3 import make_gemma3
 from quire.shared.media.families.idefics3 import make_idefics3
 from quire.shared.media.families.internvl import make_internvl
@@ -49,12 +50,16 @@ PROCESSORS: dict[str, Callable[[Path, Mapping[str, Any]], MediaProcessor]] = {
     "qwen3_vl_moe": make_qwen_vl,
 }
 
-# model_type -> function of the model's folder and config.json, for the families that take videos
-VIDEO_PROCESSORS: dict[str, Callable[[Path, Mapping[str, Any]], VideoProcessor]] = {
+# model_type -> function of the model's folder and config.json, for the families that take videos; it returns None if
+# the folder's tokenizer has no token for them
+VIDEO_PROCESSORS: dict[str, Callable[[Path, Mapping[str, Any]], VideoProcessor | None]] = {
+    "internvl": make_internvl_video,
+    "llava_onevision": make_onevision_video,
     "qwen2_5_vl": make_qwen_video,
     "qwen2_vl": make_qwen_video,
     "qwen3_vl": make_qwen_video,
     "qwen3_vl_moe": make_qwen_video,
+    "smolvlm": make_smolvlm_video,
 }
 
 
@@ -71,8 +76,9 @@ def read_media_processor(folder: Path) -> MediaProcessor | None:
 
 
 def read_video_processor(folder: Path) -> VideoProcessor | None:
-    """Returns the processor of a model's videos; None if the model takes no pictures, or if its family is not in
-    VIDEO_PROCESSORS. Raises InvalidArgument if its files do not fit together."""
+    """Returns the processor of a model's videos; None if the model takes no pictures, if its family is not in
+    VIDEO_PROCESSORS, or if its tokenizer has no token for them. Raises InvalidArgument if its files do not fit
+    together."""
     pictures = read_media_processor(folder)
     if pictures is None:
         return None

@@ -170,8 +170,8 @@ class FrontendSettings(Settings):
     )
     allowed_media_domains: tuple[str, ...] = Field(
         (),
-        description="host names from which pictures and videos may be fetched over http(s); *: any with public addresses only; "
-        "empty: none",
+        description="host names from which pictures and videos may be fetched over http(s); *: any with public "
+        "addresses only; empty: none",
     )
     allowed_media_networks: tuple[str, ...] = Field(
         (), description="networks (CIDR) with private addresses from which media may be fetched all the same"

@@ -95,13 +95,13 @@ def with_room_for_pictures(settings: WorkerSettings, limits: WorkerLimits) -> Wo
 def cache_capacity(settings: WorkerSettings, processor: MediaProcessor, max_num_batched_tokens: int) -> int:
     """Returns the number of rows that the encoder cache keeps. Raises InvalidArgument if encoder_cache_size is less
     than the rows of one item."""
-    videos = read_video_processor(Path(settings.model))
-    least = max(processor.max_embeddings, 0 if videos is None else videos.max_embeddings)
+    least = processor.max_embeddings
     if not settings.encoder_cache_size:
-        return max(STEPS_KEPT * max_num_batched_tokens, least)
+        videos = read_video_processor(Path(settings.model))
+        of_video = 0 if videos is None else videos.max_embeddings
+        return max(STEPS_KEPT * max_num_batched_tokens, least, of_video)
     if settings.encoder_cache_size < least:
-        given = settings.encoder_cache_size
-        text = f"encoder_cache_size: {given} rows, and a picture or video of this model may have {least}"
+        text = f"encoder_cache_size: {settings.encoder_cache_size} rows, and a picture of this model may have {least}"
         raise InvalidArgument(text, field="encoder_cache_size")
     return settings.encoder_cache_size
 

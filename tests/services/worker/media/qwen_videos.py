@@ -145,7 +145,7 @@ def _add(
 
 def patches(pixels: npt.NDArray[np.uint8], mean: Any, std: Any) -> torch.Tensor:
     """Returns the frames of an item as transformers' processors hand them to the tower, [patches, values]."""
-    normalized = (torch.from_numpy(pixels).float() / 255 - torch.tensor(mean)) / torch.tensor(std)
+    normalized = (torch.from_numpy(pixels.copy()).float() / 255 - torch.tensor(mean)) / torch.tensor(std)
     frames = normalized.permute(0, 3, 1, 2)
     if len(frames) % 2:
         frames = torch.cat((frames, frames[-1:]))
@@ -155,20 +155,22 @@ def patches(pixels: npt.NDArray[np.uint8], mean: Any, std: Any) -> torch.Tensor:
     return cells.permute(0, 3, 6, 4, 7, 2, 1, 5, 8).reshape(count // 2 * rows * columns, -1)
 
 
-def of_transformers(model: Any, folder: Path, prompt: VideoPrompt, tokens: list[int]) -> dict[str, Any]:
+def of_transformers(
+    model: Any, folder: Path, prompt: VideoPrompt, tokens: list[int], video: int = VIDEO
+) -> dict[str, Any]:
     """Returns the inputs of transformers' model."""
     ids = torch.tensor([tokens])
     inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     processor = read_media_processor(folder)
     assert processor is not None
-    _, mean, std = processor.normalization[2], processor.normalization.mean, processor.normalization.std
+    mean, std = processor.normalization.mean, processor.normalization.std
     for name, suffix, is_video in (("image", "", False), ("video", "_videos", True)):
         found = [one for one in prompt.seen if bool(one.fps) == is_video]
         if found:
             inputs[f"pixel_values{suffix}"] = torch.cat([patches(one.fetched.pixels, mean, std) for one in found])
             grids = [(one.layout.numbers[0], *(MERGE * side for side in one.layout.numbers[1:3])) for one in found]
             inputs[f"{name}_grid_thw"] = torch.tensor(grids)
-    types = (ids == model.config.image_token_id).int() + 2 * (ids == VIDEO).int()
+    types = (ids == model.config.image_token_id).int() + 2 * (ids == video).int()
     inputs["mm_token_type_ids"] = types
     if any(one.fps for one in prompt.seen) and "2_5" in model.config.model_type:
         inputs["second_per_grid_ts"] = torch.tensor([2 / one.fps for one in prompt.seen if one.fps])
@@ -199,9 +201,11 @@ def positions(model: Any, prompt: VideoPrompt, num_tokens: int) -> torch.Tensor:
     return torch.cat(parts, dim=1).unsqueeze(1)
 
 
-def logits(model: Any, folder: Path, prompt: VideoPrompt, tokens: list[int], *, given: bool) -> torch.Tensor:
+def logits(
+    model: Any, folder: Path, prompt: VideoPrompt, tokens: list[int], *, given: bool, video: int = VIDEO
+) -> torch.Tensor:
     """Returns transformers' logits of all `tokens`. `given`: the positions are positions(), not transformers' own."""
-    inputs = of_transformers(model, folder, prompt, tokens)
+    inputs = of_transformers(model, folder, prompt, tokens, video)
     if given:
         inputs["position_ids"] = positions(model, prompt, len(tokens))
     with torch.inference_mode():
@@ -209,9 +213,9 @@ def logits(model: Any, folder: Path, prompt: VideoPrompt, tokens: list[int], *, 
     return rows
 
 
-def greedy(model: Any, folder: Path, prompt: VideoPrompt, count: int, *, given: bool) -> list[int]:
+def greedy(model: Any, folder: Path, prompt: VideoPrompt, count: int, *, given: bool, video: int = VIDEO) -> list[int]:
     """Returns the tokens that transformers finds likeliest, one after the other."""
     tokens = list(prompt.tokens)
     for _ in range(count):
-        tokens.append(int(logits(model, folder, prompt, tokens, given=given)[-1].argmax()))
+        tokens.append(int(logits(model, folder, prompt, tokens, given=given, video=video)[-1].argmax()))
     return tokens[len(prompt.tokens) :]
