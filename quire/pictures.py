@@ -31,10 +31,10 @@ def of_prompt(data: Mapping[str, Any] | None, uuids: Mapping[str, Any] | None) -
             if modality not in KINDS:
                 text = f"{field}: {modality!r} is not supported; available: {', '.join(KINDS)}"
                 raise InvalidArgument(text, field=field)
-    return [part for modality in KINDS for part in _of_modality(modality, data or {}, uuids or {})]
+    return [part for modality in KINDS for part in _parts_of(modality, data or {}, uuids or {})]
 
 
-def _of_modality(modality: str, data: Mapping[str, Any], uuids: Mapping[str, Any]) -> list[pb.MediaPart]:
+def _parts_of(modality: str, data: Mapping[str, Any], uuids: Mapping[str, Any]) -> list[pb.MediaPart]:
     """Returns the items of one modality. Raises InvalidArgument for another number of names than of items, and for a
     value that is no such item."""
     split, convert = KINDS[modality]

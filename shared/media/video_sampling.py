@@ -21,7 +21,7 @@ MOST_FRAMES = 768  # of one video, whatever a request asks for
 FIELD = "mm_processor_kwargs"
 
 
-class Sampling(NamedTuple):
+class FrameSampling(NamedTuple):
     """Rule by which frames are taken. With both, `num_frames` bounds what `fps` gives."""
 
     num_frames: int | None = None
@@ -29,7 +29,7 @@ class Sampling(NamedTuple):
     min_frames: int = 1
     max_frames: int = MOST_FRAMES
 
-    def replaced(self, values: Mapping[str, Any], field: str = FIELD) -> Sampling:
+    def replaced(self, values: Mapping[str, Any], field: str = FIELD) -> FrameSampling:
         """Returns the rule with the values of NAMES that are set; one of num_frames and fps replaces the other. Raises
         InvalidArgument, naming `field`, for other values than positive numbers and a min_frames above max_frames."""
         found = {name: values[name] for name in NAMES if values.get(name) is not None}

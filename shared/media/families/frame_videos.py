@@ -13,7 +13,7 @@ from quire.shared.media.options import check_names
 from quire.shared.media.picture_sizes import read_normalization, read_resampling
 from quire.shared.media.processor import Normalization, PlaceholderExpansion, PromptTokenizer, TileLayout
 from quire.shared.media.special_tokens import token_id
-from quire.shared.media.video_sampling import MOST_FRAMES, NAMES, Sampling, read_video_values
+from quire.shared.media.video_sampling import MOST_FRAMES, NAMES, FrameSampling, read_video_values
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from quire.shared.media.video import Clip, VideoFacts
 
 MOST_TOKENS = 16_384  # of one video; fewer frames are taken where they would have more
-WANTED = Sampling(num_frames=32)  # where neither the model's file nor the request says more
+WANTED = FrameSampling(num_frames=32)  # where neither the model's file nor the request says more
 VIDEO = "<video>"
 HALF = (0.5, 0.5, 0.5)  # mean and standard deviation of SmolVLM
 LANCZOS = 1
@@ -42,9 +42,9 @@ SKIPPED_S = 1  # at the beginning and the end of a SmolVLM's long video
 
 @dataclass(frozen=True, slots=True)
 class FrameFamily:
-    """What differs between the families."""
+    """Parts of the processing that differ between the families."""
 
-    choose: Callable[[VideoFacts, int, Sampling], tuple[int, ...]]  # of a number of frames: the frames to take
+    choose: Callable[[VideoFacts, int, FrameSampling], tuple[int, ...]]  # of a number of frames: the frames to take
     numbers: Callable[[Clip], tuple[int, ...]]  # of the layout
     texts: Callable[[int, tuple[int, ...]], list[str]]  # of the frames' and the layout's numbers: before each frame
     end: str = ""  # text after each frame
@@ -64,7 +64,7 @@ class FrameVideoProcessor:
     frame_embeddings: int
     longest_edge: int  # to which frames are scaled first; 0: not
     resampling: str
-    sampling: Sampling
+    sampling: FrameSampling
     around: tuple[int, int] | None = None
 
     @property
@@ -79,7 +79,8 @@ class FrameVideoProcessor:
         """Returns frames at equal distances, as many as the family's rule and max_embeddings allow."""
         check_names(options, *NAMES)
         rule = self.sampling.replaced(options)
-        return self.family.choose(facts, max(1, min(int(rule.count(facts)), self.most_frames)), rule)
+        rule = rule._replace(max_frames=min(rule.max_frames, self.most_frames))
+        return self.family.choose(facts, max(1, int(rule.count(facts))), rule)
 
     def layout(self, clip: Clip, options: Mapping[str, Any]) -> TileLayout:
         """Returns one tile for each frame. Raises InvalidArgument for more frames than max_embeddings allows."""
@@ -126,25 +127,25 @@ def _add_run(runs: list[tuple[int, int]], start: int, length: int) -> None:
     runs.append((start, length))
 
 
-def _from_first(facts: VideoFacts, count: int, rule: Sampling) -> tuple[int, ...]:
+def _from_first(facts: VideoFacts, count: int, rule: FrameSampling) -> tuple[int, ...]:
     """Returns the first frame of each of `count` equal parts."""
     return tuple(index * facts.num_frames // count for index in range(count))
 
 
-def _from_middle(facts: VideoFacts, count: int, rule: Sampling) -> tuple[int, ...]:
+def _from_middle(facts: VideoFacts, count: int, rule: FrameSampling) -> tuple[int, ...]:
     """Returns the middle frame of each of `count` equal parts."""
     step = facts.num_frames / count
     return tuple(int(step / 2 + index * step) for index in range(count))
 
 
-def _within_ends(facts: VideoFacts, count: int, rule: Sampling) -> tuple[int, ...]:
+def _within_ends(facts: VideoFacts, count: int, rule: FrameSampling) -> tuple[int, ...]:
     """Returns frames from the first to the last one, each once; a video with more seconds than `rule` takes frames
     loses its first and last second."""
     import numpy as np
 
     seconds, first, last = facts.num_frames / facts.fps, 0, facts.num_frames - 1
     if rule.fps is not None:
-        count = max(1, min(round(rule.fps * seconds), rule.max_frames, count + 1, facts.num_frames))
+        count = max(1, min(round(rule.fps * seconds), rule.max_frames, facts.num_frames))
         if seconds - 2 * SKIPPED_S > rule.max_frames * rule.fps:
             first = int(SKIPPED_S * facts.fps)
             last = min(int(facts.num_frames - SKIPPED_S * facts.fps), last)
@@ -250,7 +251,7 @@ def make_smolvlm_video(folder: Path, config: Mapping[str, Any]) -> FrameVideoPro
         pictures.tile_embeddings,
         int(size.get("longest_edge") or pictures.longest_edge),
         read_resampling(values, name, LANCZOS),
-        Sampling().replaced(rule, name),
+        FrameSampling().replaced(rule, name),
     )
 
 

@@ -14,7 +14,7 @@ from quire.shared.media.families.qwen_vl import CONFIG, EDGES, FIELD, AreaBounds
 from quire.shared.media.options import check_names, read_count, read_flag
 from quire.shared.media.picture_sizes import read_normalization, read_resampling
 from quire.shared.media.processor import Normalization, PlaceholderExpansion, PromptTokenizer, TileLayout
-from quire.shared.media.video_sampling import NAMES, Sampling, read_video_values, spread
+from quire.shared.media.video_sampling import NAMES, FrameSampling, read_video_values, spread
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,7 +29,7 @@ PAIR = 2  # frames that share their patches
 MOST_TOKENS = 16_384  # of one video; frames are scaled down to it
 CAP = "cap_pixels_per_frame"
 SLACK = 1.05  # of the least area, below which a cap does not go
-WANTED = Sampling(fps=2.0, min_frames=4)
+WANTED = FrameSampling(fps=2.0, min_frames=4)
 SECONDS = 10  # parts of a second in the layout of a Qwen3-VL
 
 
@@ -46,7 +46,7 @@ class QwenVideoConfig:
     """Processing that all of these families have."""
 
     bounds: AreaBounds  # of each frame; Qwen3-VL: of all frames together
-    sampling: Sampling
+    sampling: FrameSampling
     tokens: VideoTokens
     normalization: Normalization
     side: int  # of a token, in pixels
@@ -76,7 +76,7 @@ class QwenVideoConfig:
         if math.prod(grid) > MOST_TOKENS:
             raise InvalidArgument(
                 f"a video has at most {MOST_TOKENS} tokens, and {num_frames} frames of {height} x {width} pixels give "
-                f"{math.prod(grid)}; take fewer frames (media_io_kwargs.video.num_frames, fps), or lower min_pixels",
+                f"{math.prod(grid)}; take fewer frames (media_io_kwargs.video.num_frames, fps)",
                 field="messages",
             )
         return grid
@@ -115,7 +115,8 @@ class QwenVideoProcessor:
         if config.is_capped:
             total = int(config.max_video_tokens * config.side**2 * 0.9)
             most = max(min(most, total * PAIR // count), int(least * SLACK))
-        bounds = AreaBounds(least, max(min(most, config.most_area(count)), least))
+        fitting = config.most_area(count)
+        bounds = AreaBounds(min(least, fitting), min(most, fitting))
         height, width = smart_resize(clip.facts.height, clip.facts.width, config.side, bounds)
         grid = config.grid(height, width, count)
         return TileLayout(count, height, width, (*grid, *self._times(clip, grid[0])))
@@ -162,8 +163,8 @@ class Qwen3VideoProcessor:
         if config.is_capped:
             of_frame = min(config.max_video_tokens * config.side**2, most // count)
             most = max(of_frame, int(least * SLACK)) * count
-        most = max(min(most, config.most_area(count) * count), least)
-        height, width = _resize_together(clip, config.side, AreaBounds(least, most))
+        fitting = config.most_area(count) * count
+        height, width = _resize_together(clip, config.side, AreaBounds(min(least, fitting), min(most, fitting)))
         return TileLayout(count, height, width, (*config.grid(height, width, count), *_tenths(clip)))
 
     def render(self, frame: Image.Image, layout: TileLayout) -> npt.NDArray[np.uint8]:
