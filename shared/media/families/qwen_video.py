@@ -115,8 +115,7 @@ class QwenVideoProcessor:
         if config.is_capped:
             total = int(config.max_video_tokens * config.side**2 * 0.9)
             most = max(min(most, total * PAIR // count), int(least * SLACK))
-        fitting = config.most_area(count)
-        bounds = AreaBounds(min(least, fitting), min(most, fitting))
+        bounds = _fitting(AreaBounds(least, most), config.most_area(count))
         height, width = smart_resize(clip.facts.height, clip.facts.width, config.side, bounds)
         grid = config.grid(height, width, count)
         return TileLayout(count, height, width, (*grid, *self._times(clip, grid[0])))
@@ -163,8 +162,8 @@ class Qwen3VideoProcessor:
         if config.is_capped:
             of_frame = min(config.max_video_tokens * config.side**2, most // count)
             most = max(of_frame, int(least * SLACK)) * count
-        fitting = config.most_area(count) * count
-        height, width = _resize_together(clip, config.side, AreaBounds(min(least, fitting), min(most, fitting)))
+        bounds = _fitting(AreaBounds(least, most), config.most_area(count) * count)
+        height, width = _resize_together(clip, config.side, bounds)
         return TileLayout(count, height, width, (*config.grid(height, width, count), *_tenths(clip)))
 
     def render(self, frame: Image.Image, layout: TileLayout) -> npt.NDArray[np.uint8]:
@@ -184,6 +183,12 @@ class Qwen3VideoProcessor:
             runs.append((len(tokens), rows * columns))
             tokens += [*(self.placeholder,) * (rows * columns), self._config.tokens.end]
         return PlaceholderExpansion(tuple(tokens), tuple(runs))
+
+
+def _fitting(bounds: AreaBounds, most: int) -> AreaBounds:
+    """Returns the bounds, lowered to the area `most`. Sides are rounded up to the lower bound, so that it is dropped
+    where it is near `most`."""
+    return AreaBounds(bounds.least if 2 * bounds.least <= most else 0, min(bounds.most, most))
 
 
 def _resize_together(clip: Clip, side: int, bounds: AreaBounds) -> tuple[int, int]:
