@@ -188,7 +188,7 @@ class Qwen3VideoProcessor:
 def _fitting(bounds: AreaBounds, most: int) -> AreaBounds:
     """Returns the bounds, lowered to the area `most`. Sides are rounded up to the lower bound, so that it is dropped
     where it is near `most`."""
-    return AreaBounds(bounds.least if 2 * bounds.least <= most else 0, min(bounds.most, most))
+    return AreaBounds(bounds.least if 2 * bounds.least <= most else 1, min(bounds.most, most))
 
 
 def _resize_together(clip: Clip, side: int, bounds: AreaBounds) -> tuple[int, int]:

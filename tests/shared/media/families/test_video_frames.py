@@ -167,7 +167,7 @@ def test_long_videos_of_qwen_are_scaled_down_to_the_most_tokens(tmp_path: Path) 
     assert 0.5 * processor.max_embeddings < processor.expand(layout, OneToken()).num_embeddings
     smallest = processor.layout(clip, {"min_pixels": 300_000, "max_pixels": 400_000})
     assert processor.expand(smallest, OneToken()).num_embeddings <= processor.max_embeddings
-    strip = Clip(VideoFacts(768, 24, 10, 1990), tuple(range(768)))
+    strip = Clip(VideoFacts(768, 24, 20, 1990), tuple(range(768)))
     with pytest.raises(InvalidArgument, match="a video has at most 16384 tokens, and 768 frames"):
         processor.layout(strip, {"min_pixels": 300_000, "max_pixels": 400_000})
 
