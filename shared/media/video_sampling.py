@@ -49,7 +49,7 @@ class FrameSampling(NamedTuple):
             raise InvalidArgument(text, field=field)
         return rule
 
-    def count(self, facts: VideoFacts) -> float:
+    def num_wanted(self, facts: VideoFacts) -> float:
         """Returns the number of frames to take, not rounded: between the bounds, and at most all of them."""
         if self.fps is None:
             wanted = float(self.num_frames or facts.num_frames)

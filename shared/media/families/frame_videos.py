@@ -80,7 +80,7 @@ class FrameVideoProcessor:
         check_names(options, *NAMES)
         rule = self.sampling.replaced(options)
         rule = rule._replace(max_frames=min(rule.max_frames, self.most_frames))
-        return self.family.choose(facts, max(1, int(rule.count(facts))), rule)
+        return self.family.choose(facts, max(1, int(rule.num_wanted(facts))), rule)
 
     def layout(self, clip: Clip, options: Mapping[str, Any]) -> TileLayout:
         """Returns one tile for each frame. Raises InvalidArgument for more frames than max_embeddings allows."""

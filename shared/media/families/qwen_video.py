@@ -101,7 +101,7 @@ class QwenVideoProcessor:
     def sample(self, facts: VideoFacts, options: Mapping[str, Any]) -> tuple[int, ...]:
         """Returns an even number of frames at equal distances, from the first one on; one frame stays one."""
         sampling = self._config.checked(options).sampling
-        wanted = sampling.count(facts)
+        wanted = sampling.num_wanted(facts)
         by_number = sampling.fps is None
         count = round(wanted / PAIR) * PAIR if by_number else math.floor(wanted / PAIR) * PAIR
         count = min(max(count, PAIR), facts.num_frames // PAIR * PAIR) or 1
@@ -153,7 +153,7 @@ class Qwen3VideoProcessor:
 
     def sample(self, facts: VideoFacts, options: Mapping[str, Any]) -> tuple[int, ...]:
         """Returns frames at equal distances, the first and the last one among them."""
-        return spread(facts.num_frames, max(1, int(self._config.checked(options).sampling.count(facts))))
+        return spread(facts.num_frames, max(1, int(self._config.checked(options).sampling.num_wanted(facts))))
 
     def layout(self, clip: Clip, options: Mapping[str, Any]) -> TileLayout:
         """Returns one tile for each frame. Raises InvalidArgument for elongated frames, and too many tokens."""
