@@ -303,8 +303,12 @@ class Replica:
                 self.send(encode_fetch(fetch))
 
     def _send_orders(self) -> None:
+        """Sends orders about grammars, and about media unless generation is paused: weights may be changed or asleep
+        then."""
         for order in self.core.grammars.take_orders():
             self.send(encode_order(order))
+        if self.paused or self.generation_paused:
+            return
         for encoder_order in self.core.encoder_outputs.take_orders():
             self.send(encode_encoder_order(encoder_order))
 
