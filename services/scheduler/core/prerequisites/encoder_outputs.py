@@ -30,8 +30,8 @@ class EncoderOutputs(Prerequisite):
     """Encoder outputs of one worker. A sequence joins all of its items when it is added to the core, and is blocked
     until the last of them is encoded.
 
-    Items get their room in order of arrival, those of one sequence together. Where sequences that share items still hold
-    room that the others need, the one that has waited longest gets all of it."""
+    Items get their room in order of arrival, those of one sequence together. Where sequences that share items still
+    hold room that the others need, the one that has waited longest gets all of it."""
 
     def __init__(self, capacity: int, requeue: Requeue) -> None:
         """Creates an empty cache. `capacity`: rows of embeddings that the worker keeps, over all items."""
