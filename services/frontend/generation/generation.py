@@ -9,6 +9,7 @@ from typing import Protocol
 from quire.services.frontend.calls.measurements import LatencyBreakdown, Times, Usage
 from quire.services.frontend.generation import generation_metrics
 from quire.services.frontend.input_processor.prepared_prompt import PreparedPrompt
+from quire.services.frontend.media.stage_clock import MediaTimes
 from quire.services.frontend.output_processor.answer_formats import AnswerFormats
 from quire.services.frontend.output_processor.answer_parser import AnswerParser
 from quire.services.frontend.output_processor.delta import SampleDelta
@@ -70,9 +71,10 @@ class Generation:
         formats: AnswerFormats,
         metrics: FrontendMetrics,
         pace: WakeupPacer,
+        media: MediaTimes | None = None,
     ) -> None:
         """Creates the samples and sequences; nothing is submitted before begin(). `prepared`: tokenized prompts;
-        `pace`: groups wake-ups of the reader."""
+        `pace`: groups wake-ups of the reader; `media`: time that was spent on the media of the prompts."""
         self.request = request
         self.prepared = prepared
         self._client = client
@@ -88,6 +90,7 @@ class Generation:
         self._num_unfinished = [request.sampling.n] * len(prepared)  # samples, by prompt
         self._cached_tokens: dict[int, int] = {}  # by prompt; of its first sample to start
         self._queue_s: float | None = None
+        self._media, self._encode_s = media, 0.0
         self._submitted_s: float | None = None
         self._deadline: asyncio.TimerHandle | None = None
         self._resumes = False
@@ -276,7 +279,7 @@ class Generation:
     def latency(self) -> LatencyBreakdown:
         """Milestones of sample 0; None for those that it has not reached."""
         if not self._samples:  # a request for nothing
-            return LatencyBreakdown(self._submitted_s, self._queue_s, None, None, None)
+            return LatencyBreakdown(self._submitted_s, self._queue_s, None, None, None, self._media)
         sample = self._samples[0]
         has_tokens = sample.num_tokens > 0
         return LatencyBreakdown(
@@ -285,6 +288,8 @@ class Generation:
             sample.started_s or None,
             sample.first_token_s if has_tokens else None,
             sample.last_token_s if has_tokens else None,
+            self._media,
+            self._encode_s,
         )
 
     def time_spans(self) -> list[tuple[str, float, float]]:
@@ -296,12 +301,12 @@ class Generation:
         """Distinct finish reasons of the samples, comma-separated; unread samples count as cancelled."""
         return ",".join(dict.fromkeys(generation_metrics.finish_reason_name(sample.finish) for sample in self._samples))
 
-    def on_start(self, sample: Sample, num_cached_tokens: int, queue_us: int) -> None:
-        """Notes that a worker runs the sample. `queue_us`: microseconds in the scheduler's queue; the cached tokens
-        count for the first sample of each prompt."""
+    def on_start(self, sample: Sample, num_cached_tokens: int, queue_us: int, encode_us: int) -> None:
+        """Notes that a worker runs the sample. `queue_us`: microseconds in the scheduler's queue; `encode_us`: those of
+        them in which its media were encoded. The cached tokens count for the first sample of each prompt."""
         sample.started_s = self._loop.time()
         if self._queue_s is None:
-            self._queue_s = queue_us / 1e6
+            self._queue_s, self._encode_s = queue_us / 1e6, encode_us / 1e6
         self._metrics.queue_time.observe(queue_us / 1e6)
         prompt = sample.index // self.request.sampling.n
         if prompt not in self._cached_tokens:

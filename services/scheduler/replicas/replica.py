@@ -241,7 +241,8 @@ class Replica:
         if not self.core.encoder_outputs.awaits(wire.identifier):
             raise FailedPrecondition(f"identifier: the scheduler awaits no media item {wire.identifier.hex()}")
         failure = decode_failure(wire.error) if wire.HasField("error") else None
-        self.core.on_media_encoded(wire.identifier, failure)
+        now = self._clock()
+        self.core.on_media_encoded(wire.identifier, failure, (now - wire.encode_us / 1e6, now))
         self.wake()
 
     def receive_transferred(self, wire: pb.Transferred) -> None:

@@ -295,7 +295,12 @@ class ScriptedScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         for sequence in list(session.running.values()):
             if not sequence.started:
                 sequence.started = True
-                batch.started.add(sequence_id=sequence.id, num_cached_tokens=self.num_cached_tokens, queue_us=1000)
+                batch.started.add(
+                    sequence_id=sequence.id,
+                    num_cached_tokens=self.num_cached_tokens,
+                    queue_us=1000,
+                    encode_us=20 if sequence.submission.media else 0,
+                )
             if sequence.submission.samples_nothing:
                 del session.running[sequence.id]
                 self._pool(batch, sequence)
