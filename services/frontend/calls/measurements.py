@@ -64,7 +64,6 @@ class LatencyBreakdown(NamedTuple):
             spans.append((name, begun_s, begin_s))
         return spans
 
-
     def _preparation_ends(self) -> list[tuple[str, float | None]]:
         """Returns the names and ends of the spans until the submission."""
         submitted_s, media = self.submitted_s, self.media

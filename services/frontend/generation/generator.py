@@ -92,9 +92,7 @@ class Generator:
         await call.wait_turn()
         return limits
 
-    def _generation(
-        self, request: Request, prepared: list[PreparedPrompt], media: MediaTimes | None
-    ) -> Generation:
+    def _generation(self, request: Request, prepared: list[PreparedPrompt], media: MediaTimes | None) -> Generation:
         """Returns the generation of a request whose prompts are tokenized; nothing is submitted yet."""
         return Generation(
             request,

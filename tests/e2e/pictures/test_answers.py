@@ -114,6 +114,11 @@ def test_a_dead_worker_costs_no_answer(seeing: Seeing) -> None:
     assert seeing.ask(*parts) == [seeing.expected(*parts)]
 
 
+def test_the_worker_says_what_it_encodes(seeing: Seeing) -> None:
+    (card,) = seeing.http.get("/v1/models").json()["data"]
+    assert card["input_modalities"] == ["text", "image"]
+
+
 def test_the_time_of_encoding_comes_from_the_worker(seeing: Seeing) -> None:
     first, again = (seeing.times(f"{words} ", picture(77)) for words in ("one", "two"))
     assert 0 < first["encode_time_ms"] < first["queue_time_ms"]

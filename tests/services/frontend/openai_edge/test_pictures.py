@@ -29,6 +29,7 @@ from tests.services.frontend.media.seeing_folder import NUM_EMBEDDINGS, SIDE, pl
 from tests.services.frontend.running import running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, scheduler
 from tests.services.frontend.tiny_folder import CHATML
+from tests.waiting import eventually
 
 RED, GREEN, BLUE = (255, 0, 0), (0, 255, 0), (0, 0, 255)
 CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
@@ -306,6 +307,14 @@ async def test_models_say_that_they_take_pictures(seeing: Path) -> None:
         assert card["input_modalities"] == ["text", "image"]
         shown = (await served.started.http.post("/api/show", json={})).json()
         assert "vision" in shown["capabilities"]
+
+
+async def test_models_take_no_pictures_if_no_worker_encodes_them(seeing: Path) -> None:
+    script = ScriptedScheduler(media_modalities=[])
+    async with scheduler(script), running(seeing, script.address) as started:
+        await eventually(lambda: started.frontend.core.client.limits is not None)
+        (card,) = (await started.http.get("/v1/models")).json()["data"]
+    assert card["input_modalities"] == ["text"]
 
 
 async def test_responses_take_pictures_in_messages_and_in_outputs_of_tools(seeing: Path) -> None:
