@@ -124,6 +124,12 @@ class EncoderOutputs(Prerequisite):
         else:
             self._cache.remove(identifier)
 
+    def count_time(self, identifier: bytes, span: tuple[float, float]) -> None:
+        """Adds the span in which an item was encoded to the encoding time of the sequences that have it."""
+        entry = self._cache.entry(identifier)
+        for sequence in () if entry is None else entry.users.values():
+            sequence.count_encoding(*span)
+
     def reset(self) -> None:
         """Drops all rows, because the weights that computed them are gone; no step is in flight. Sequences that were
         ready to run are blocked until their items have been encoded again. Items that are being prepared are stale:
