@@ -1,6 +1,6 @@
 """The scheduler's core for one worker: schedule() plans a step, apply() applies its result.
 
-Several steps (timing/depth.py) are in flight at a time, so schedule() works on the state as it will be once they have
+Several steps (PipelineDepth) are in flight at a time, so schedule() works on the state as it will be once they have
 returned: every sampled token counts as known, although its value comes later.
 """
 
@@ -32,11 +32,8 @@ from quire.services.scheduler.core.sequences.ending import Failure, Reason
 from quire.services.scheduler.core.sequences.sequence import Sequence, SequenceStatus, WorkerLoss
 from quire.services.scheduler.core.state import CoreState
 from quire.services.scheduler.core.step.plan_builder import InFlightStep, PlanBuilder
-from quire.services.scheduler.core.timing.chunk_limit import ChunkLimit
 from quire.services.scheduler.core.timing.deadlines import Deadlines
-from quire.services.scheduler.core.timing.depth import PipelineDepth
-from quire.services.scheduler.core.timing.pace import PromptPace
-from quire.services.scheduler.core.timing.step_times import StepTimes
+from quire.services.scheduler.core.timing.step_times import ChunkLimit, PipelineDepth, PromptPace, StepTimes
 from quire.services.scheduler.kv_cache.block_pool import BlockUse, Observer
 
 
