@@ -56,6 +56,7 @@ class EngineCore:
         with torch.inference_mode():
             self.replica = build_replica(worker, self._grammars)
         self.replica.end_epoch()
+        self.weight_version = self.replica.orders.version
         self.core = Core(_limits(self.replica, scheduler))
         self.adapters = None
         if isinstance(self.replica.adapters, AdapterManager):
@@ -126,6 +127,7 @@ class EngineCore:
         nothing has changed."""
         with torch.inference_mode():
             self.replica.update_weights(new)
+        self.weight_version = self.replica.orders.version
         self.core.reset_prefix_cache(preempt_running=True)
 
     def _order_grammars(self) -> None:
