@@ -14,9 +14,8 @@ from quire.services.frontend.output_processor.answer_formats import AnswerFormat
 from quire.services.frontend.output_processor.answer_parser import AnswerParser
 from quire.services.frontend.output_processor.delta import SampleDelta
 from quire.services.frontend.output_processor.detokenizer import PROMPT_END
-from quire.services.frontend.output_processor.mailbox import Mailbox
 from quire.services.frontend.output_processor.reasoning_tokens import ReasoningTokenCounter
-from quire.services.frontend.output_processor.sample import AT_END, Sample
+from quire.services.frontend.output_processor.sample import AT_END, Mailbox, Sample
 from quire.services.frontend.output_processor.sample_text import new_text
 from quire.services.frontend.output_processor.wakeup_pacer import WakeupPacer
 from quire.services.frontend.request.request import Request, Sampling
