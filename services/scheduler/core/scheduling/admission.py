@@ -67,10 +67,8 @@ class Admitter:
         state = self._state
         while builder.budget.remaining and self._has_slot(builder.micro_batch):
             sequence = state.waiting.next_for(state.running)
-            if sequence is None:
-                return
-            if sequence.fence > state.last_applied:
-                return  # a step in flight still returns a token of it
+            if sequence is None or sequence.fence > state.last_applied:
+                return  # none may take a slot, or a step in flight still returns a token of it
             if sequence.search is not None:
                 if not self._admit_search(builder, sequence, now):
                     return
