@@ -15,7 +15,7 @@ from quire.services.frontend.request import scalar_parameters
 from quire.services.frontend.request.request import RepetitionDetection, Sampling
 from quire.services.frontend.tokenizer.generation_config import GenerationDefaults
 from quire.shared.errors import InvalidArgument
-from quire.shared.greedy import is_greedy
+from quire.shared.sampling_params import is_greedy
 
 LOWEST_TEMPERATURE = 0.01  # between greedy and this, logits overflow half precision when divided
 MAX_SAMPLES = 16384
