@@ -13,6 +13,8 @@ from quire.shared.errors import InvalidArgument
 from quire.shared.pb.common.v1 import pooling_pb2, sampling_pb2
 from quire.shared.pb.worker.v1 import worker_pb2 as pb
 
+NEUTRAL = {"min_tokens": 0, "repetition_penalty": 1.0}  # values without effect, of fields that frontends always send
+
 
 @dataclass(frozen=True, slots=True)
 class SlotAdmission:
@@ -43,8 +45,8 @@ class SlotAdmission:
 
     @property
     def parameters(self) -> set[str]:
-        """Names of the fields that are set: any of `sampling`, and those that belong to a sampling feature or head."""
-        names = {field.name for field, _ in self.sampling.ListFields()}
+        """Names of the fields that have an effect: any of `sampling`, and those of one sampling feature or head."""
+        names = {field.name for field, value in self.sampling.ListFields() if NEUTRAL.get(field.name) != value}
         own = {"bad_word_token_ids": self.bad_word_token_ids, "grammar_id": self.grammar_id, "pooling": self.pooling}
         return names | {name for name, value in own.items() if value}
 
