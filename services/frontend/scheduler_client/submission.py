@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
-from quire.services.frontend.scheduler_client.prompt_hashes import PromptHashes, supported_block_size
-from quire.services.frontend.scheduler_client.sequence import PromptRequest, Sequence
+from quire.services.frontend.scheduler_client.sequence import (
+    PromptHashes,
+    PromptRequest,
+    Sequence,
+    supported_block_size,
+)
 from quire.shared import sampling_params
 from quire.shared.columns import u32_bytes
 from quire.shared.pb.common.v1 import model_pb2, sampling_pb2
