@@ -7,7 +7,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from quire.shared.media.families.cohere2_vision import make_cohere2_vision
 from quire.shared.media.families.gemma3 import make_gemma3
+from quire.shared.media.families.got_ocr2 import make_got_ocr2
 from quire.shared.media.families.idefics3 import make_idefics3
 from quire.shared.media.families.internvl import make_internvl
 from quire.shared.media.families.lighton_ocr import make_lighton_ocr
@@ -29,7 +31,9 @@ def _make_of_tower(folder: Path, config: Mapping[str, Any]) -> MediaProcessor:
 
 # model_type -> function of the model's folder and config.json
 PROCESSORS: dict[str, Callable[[Path, Mapping[str, Any]], MediaProcessor]] = {
+    "cohere2_vision": make_cohere2_vision,
     "gemma3": make_gemma3,
+    "got_ocr2": make_got_ocr2,
     "idefics3": make_idefics3,
     "internvl": make_internvl,
     "lighton_ocr": make_lighton_ocr,
@@ -40,6 +44,7 @@ PROCESSORS: dict[str, Callable[[Path, Mapping[str, Any]], MediaProcessor]] = {
     "mistral3": make_pixtral,
     "phi4_multimodal": make_phi4_multimodal,
     "smolvlm": make_idefics3,
+    "vipllava": make_llava,
     "qwen2_5_vl": make_qwen_vl,
     "qwen2_vl": make_qwen_vl,
     "qwen3_vl": make_qwen_vl,
