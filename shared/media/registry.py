@@ -16,6 +16,7 @@ from quire.shared.media.families.lighton_ocr import make_lighton_ocr
 from quire.shared.media.families.llama4 import make_llama4
 from quire.shared.media.families.llava import make_llava
 from quire.shared.media.families.llava_next import make_llava_next, make_llava_onevision
+from quire.shared.media.families.paligemma import make_paligemma
 from quire.shared.media.families.phi4_multimodal import make_phi4_multimodal
 from quire.shared.media.families.pixtral import make_pixtral
 from quire.shared.media.families.qwen_vl import make_qwen_vl
@@ -42,6 +43,7 @@ PROCESSORS: dict[str, Callable[[Path, Mapping[str, Any]], MediaProcessor]] = {
     "llava_next": make_llava_next,
     "llava_onevision": make_llava_onevision,
     "mistral3": make_pixtral,
+    "paligemma": make_paligemma,
     "phi4_multimodal": make_phi4_multimodal,
     "smolvlm": make_idefics3,
     "vipllava": make_llava,

@@ -42,6 +42,11 @@ class TextPart:
     others: Mapping[str, tuple[str, Mapping[str, Any]]] = field(default_factory=dict)
 
 
+GEMMA = {
+    **{"vocab_size": 257_152, "hidden_size": 2048, "intermediate_size": 16_384, "num_hidden_layers": 18},
+    **{"num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 256, "max_position_embeddings": 8192},
+    **{"rms_norm_eps": 1e-6, "rope_theta": 1e4, "hidden_act": "gelu_pytorch_tanh"},
+}
 GEMMA3 = {
     **{"vocab_size": 262_208, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256},
     **{"max_position_embeddings": 131_072, "hidden_activation": "gelu_pytorch_tanh", TIE: True},
@@ -126,6 +131,9 @@ TEXT_PARTS = {
     "Llama4ForConditionalGeneration": TextPart("Llama4ForCausalLM", LLAMA4, ties=Ties.INNER),
     "Mistral3ForConditionalGeneration": TextPart(
         "MistralForCausalLM", MISTRAL3, others={"ministral3": ("Ministral3ForCausalLM", MINISTRAL3)}
+    ),
+    "PaliGemmaForConditionalGeneration": TextPart(
+        "GemmaForCausalLM", {**GEMMA, TIE: True}, others={"gemma2": ("Gemma2ForCausalLM", {TIE: True})}
     ),
     "Phi4MultimodalForCausalLM": TextPart("Phi3ForCausalLM", PHI4),
     "SmolVLMForConditionalGeneration": TextPart(""),

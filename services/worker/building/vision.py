@@ -19,7 +19,7 @@ from quire.services.worker.models.vision.registry import make_encoder, pictures_
 from quire.services.worker.replica.media_encoding import MediaEncoding, NoMediaEncoding
 from quire.shared.errors import InvalidArgument
 from quire.shared.logs import logger
-from quire.shared.media.processor import WholeItemProcessor
+from quire.shared.media.processor import WholeItemProcessor, WholePromptProcessor
 from quire.shared.media.registry import read_media_processor
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ class Vision:
     row_bytes: int  # of the text model's embeddings
     scale: float  # factor of the rows
     sees_ahead: bool  # tokens of a picture see each other in both directions
+    sees_items: bool  # so do all tokens of an item
 
     def warm_up(self, device: torch.device) -> int:
         """Encodes as many large pictures as one call may have, so that the memory for it is known and kernels are
@@ -123,7 +124,8 @@ def open_vision(
     log.info("encoder of pictures loaded", rows=cache.capacity)
     scale = model.config.scales.embedding if model.scales_media else 1.0
     row_bytes, sees_ahead = hidden_size * place.dtype.itemsize, pictures_see_ahead(settings)
-    return Vision(encoder, new, cache, _largest(processor), row_bytes, scale, sees_ahead)
+    sees_items = isinstance(processor, WholePromptProcessor)
+    return Vision(encoder, new, cache, _largest(processor), row_bytes, scale, sees_ahead, sees_items)
 
 
 def new_encoder(

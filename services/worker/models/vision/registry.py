@@ -77,6 +77,7 @@ ENCODERS: Mapping[str, MakeEncoder] = {
     "llava_next": _maker(read_llava, LlavaNextVision),
     "llava_onevision": _maker(read_llava_onevision, LlavaNextVision),
     "mistral3": _pixtral,
+    "paligemma": make_transformers_vision,
     "phi4_multimodal": _maker(read_phi4_multimodal, Phi4Vision),
     "smolvlm": _maker(read_idefics3, Idefics3Vision),
     "vipllava": make_transformers_vision,
@@ -86,7 +87,7 @@ ENCODERS: Mapping[str, MakeEncoder] = {
     "qwen3_vl_moe": _qwen_vl,
 }
 # Families whose text model lets the tokens of a picture see each other in both directions.
-SEE_AHEAD = frozenset({"gemma3"})
+SEE_AHEAD = frozenset({"gemma3", "paligemma"})
 
 
 def pictures_see_ahead(settings: WorkerSettings) -> bool:

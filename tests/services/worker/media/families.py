@@ -13,8 +13,8 @@ import torch
 import transformers
 
 from quire.services.worker.step.fetched_item import FetchedItem, Pixels
-from quire.shared.columns import u32_bytes
-from quire.shared.media.processor import PlaceholderExpansion, TileLayout
+from quire.shared.columns import u32, u32_bytes
+from quire.shared.media.processor import PlaceholderExpansion, TileLayout, WholePromptProcessor
 from quire.shared.media.registry import read_media_processor
 from quire.shared.pb.common.v1 import media_pb2
 from tests.services.worker.checkpoints import GEMMA3, MINISTRAL3, SHAPE, VOCAB_SIZE
@@ -111,6 +111,16 @@ def got_ocr2(**vision: Any) -> Any:
     return transformers.GotOcr2ForConditionalGeneration(config)
 
 
+def paligemma(text_type: str = "gemma", **text: Any) -> Any:
+    config = transformers.PaliGemmaConfig(
+        vision_config={"model_type": "siglip_vision_model", **TOWER, "image_size": SIDE, "vision_use_head": False},
+        text_config={"model_type": text_type, **SHAPE, **text},
+        image_token_index=SOFT,
+        projection_dim=SHAPE["hidden_size"],
+    )
+    return transformers.PaliGemmaForConditionalGeneration(config)
+
+
 def cohere2_vision(**text: Any) -> Any:
     """A model whose logits are not scaled: transformers' class with a tower leaves the scale of the text model out."""
     config = transformers.Cohere2VisionConfig(
@@ -138,6 +148,8 @@ FAMILIES = {
         cohere2_vision, {**FIXED, "patch_size": 4}, SOFT, [(40, 50), (9, 9)], {"crop_to_patches": False}
     ),
     "got-ocr2": Family(got_ocr2, FIXED, SOFT, [(32, 32), (40, 10)]),
+    "paligemma": Family(paligemma, FIXED, SOFT, [(40, 50)]),
+    "paligemma2": Family(lambda: paligemma("gemma2", sliding_window=400), FIXED, SOFT, [(40, 50)]),
     "vipllava": Family(vipllava, FIXED, SOFT, [(40, 50), (32, 32)]),
     "gemma3": Family(gemma3, FIXED, BEGIN, [(40, 50), (32, 32)]),
     "gemma3-window": Family(lambda: gemma3(sliding_window=20), FIXED, BEGIN, [(40, 50), (10, 300), (5, 5)]),
@@ -151,7 +163,7 @@ FAMILIES = {
 }
 
 
-TILED = frozenset({"cohere2_vision", "gemma3", "got_ocr2", "vipllava"})  # all tiles have one size
+TILED = frozenset({"cohere2_vision", "gemma3", "got_ocr2", "paligemma", "vipllava"})  # all tiles have one size
 
 
 class Checkpoint(NamedTuple):
@@ -199,7 +211,20 @@ def prompt(checkpoint: Checkpoint, *parts: int | tuple[int, int]) -> Prompt:
         items.append(item)
         media.append(_message(item, expansion, len(tokens)))
         tokens += expansion.token_ids
+    if isinstance(processor, WholePromptProcessor):
+        media = [_over_prompt(item, len(tokens)) for item in media]
     return Prompt([token % VOCAB_SIZE for token in tokens], tuple(media), items)
+
+
+def _over_prompt(item: media_pb2.MediaItem, num_tokens: int) -> media_pb2.MediaItem:
+    """Returns the item with all tokens of its prompt."""
+    ((start, count),) = u32(item.embedding_runs).reshape(-1, 2).tolist()
+    changed = media_pb2.MediaItem(offset=0, length=num_tokens, embedding_runs=u32_bytes([item.offset + start, count]))
+    found = media_pb2.MediaItem()
+    found.CopyFrom(item)
+    found.offset = 0
+    found.MergeFrom(changed)
+    return found
 
 
 def _item(
@@ -234,6 +259,8 @@ def inputs(checkpoint: Checkpoint, tokens: Sequence[int], items: Sequence[Fetche
         pixels = torch.cat(tiles)
         if checkpoint.model.config.model_type == "gemma3":
             found["token_type_ids"] = (ids == SOFT).long()
+        if checkpoint.model.config.model_type == "paligemma":
+            found["token_type_ids"] = torch.zeros_like(ids)  # all see each other
     else:
         pixels = torch.zeros(len(tiles), *(max(side) for side in zip(*sizes, strict=True)), 3)
         for place, tile in zip(pixels, tiles, strict=True):
@@ -243,9 +270,16 @@ def inputs(checkpoint: Checkpoint, tokens: Sequence[int], items: Sequence[Fetche
 
 
 def greedy(checkpoint: Checkpoint, asked: Prompt) -> list[int]:
+    return greedy_with_logits(checkpoint, asked)[0]
+
+
+def greedy_with_logits(checkpoint: Checkpoint, asked: Prompt) -> tuple[list[int], torch.Tensor]:
+    """Returns the tokens that transformers generates, and the logits of each."""
     model = checkpoint.model
     model.generation_config.eos_token_id = None  # the rig samples on after it
     with torch.inference_mode():
         given = inputs(checkpoint, asked.tokens, asked.items)
-        found = model.generate(**given, max_new_tokens=NUM_TOKENS, do_sample=False)
-    return found[0, len(asked.tokens) :].tolist()
+        found = model.generate(
+            **given, max_new_tokens=NUM_TOKENS, do_sample=False, output_logits=True, return_dict_in_generate=True
+        )
+    return found.sequences[0, len(asked.tokens) :].tolist(), torch.cat(found.logits).float()
