@@ -23,7 +23,7 @@ from quire.services.frontend.request.media import DEFAULT_MEDIA_OPTIONS, MediaOp
 from quire.shared.errors import DeadlineExceeded, InvalidArgument, Unimplemented
 from quire.shared.media.expansion import joins_of, without_frame
 from quire.shared.media.modalities import VIDEO
-from quire.shared.media.processor import MediaProcessor, PromptTokenizer
+from quire.shared.media.processor import MediaProcessor, PromptTokenizer, WholePromptProcessor
 from quire.shared.media.video import VideoProcessor
 from quire.shared.metrics.media import MediaStatus
 from quire.shared.pb.common.v1 import media_pb2
@@ -184,7 +184,8 @@ class MediaPipeline:
         if video is not None and video.around is not None:
             token_ids = without_frame(token_ids, video.placeholder, video.around)
         join = joins_of(self._model.processor, self._model.tokenizer)
-        return expansion.expand(list(token_ids), items, join)
+        covers_prompt = isinstance(self._model.processor, WholePromptProcessor)
+        return expansion.expand(list(token_ids), items, join, covers_prompt=covers_prompt)
 
     def _in_order(self, token_ids: Sequence[int], parts: Sequence[MediaPart]) -> list[MediaPart]:
         """Returns the parts in the order of the placeholders in a prompt: those of one modality keep theirs. Raises
@@ -222,7 +223,8 @@ class MediaPipeline:
         ends. `budget`: counts the bytes of all files of the request. Raises QuireError."""
         options = use.options
         name = _name(part, use)
-        content = await self._content(part)
+        with holds.clock.fetching():
+            content = await self._content(part)
         if content is None:
             identifier = self.store.named(name)
             if identifier is None:
@@ -241,7 +243,8 @@ class MediaPipeline:
                 return await self._decoder.decode_video(content, options, part.metadata or options.metadata)
             return await self._decoder.decode(content, options)
 
-        tiles = await holds.hold(identifier, make, name)
+        with holds.clock.processing():
+            tiles = await holds.hold(identifier, make, name)
         processor = self._model.processor_of(part.modality)
         expanded = processor.expand(tiles.layout, self._model.tokenizer)
         return PlacedItem(identifier, tiles, expanded, processor.placeholder, part.modality)
