@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence as Seq
-from typing import Protocol
 
 from quire.services.frontend.calls.measurements import LatencyBreakdown, Times, Usage
 from quire.services.frontend.generation import generation_metrics
+from quire.services.frontend.generation.ports import PromptSlots, Submitter
 from quire.services.frontend.input_processor.prepared_prompt import PreparedPrompt
 from quire.services.frontend.media.stage_clock import MediaTimes
 from quire.services.frontend.output_processor.answer_formats import AnswerFormats
@@ -35,26 +35,6 @@ CLIENT_CLOCK_S = 0.1  # a client cancels at its own deadline, up to this much be
 
 class Aborted(QuireError):
     """The reader's error after abort(): an authorized party ended the request while it ran."""
-
-
-class Submitter(Protocol):
-    """Submits sequences to schedulers and cancels them; implemented by the scheduler client."""
-
-    def submit(self, sequences: Seq[Sequence], cached: CachedTokens) -> None:
-        """Submits all samples of one prompt, in order, or one sequence with tokens. `cached`: prompt tokens cached per
-        scheduler."""
-
-    def cancel(self, sequences: Seq[Sequence], reason: FinishReason) -> None:
-        """Cancels sequences; nothing more is delivered for them."""
-
-
-class PromptSlots(Protocol):
-    """Admission of a call that starts with some of its prompts and runs the others as those end."""
-
-    num_samples: int  # that may run concurrently
-
-    def start_next_prompts(self, piece: int, num_left: int) -> int:
-        """Returns how many prompts, of `piece` samples each, may start after one has ended."""
 
 
 class Generation:

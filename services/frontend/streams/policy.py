@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
+from quire.services.frontend.calls.calls import Call
 from quire.services.frontend.request.request import Request
 from quire.services.frontend.streams.store import StoreLimits, StoreUnavailable, StreamKey
 from quire.services.frontend.streams.stream import Stream
@@ -77,6 +78,13 @@ class StreamPolicy:
                 retry_after_ms=RETRY_MS,
             )
 
+    def check_count(self, of_client: int, of_all: int) -> None:
+        """Raises ResourceExhausted if a limit on the number of streams is reached; used where the shared store does not
+        count."""
+        for bound, found in (("per_tenant", of_client), ("all_tenants", of_all)):
+            if found >= getattr(self.limits, bound):
+                raise self.full(bound)
+
     def check_running(self, num_running: int) -> None:
         """Raises ResourceExhausted if a client has as many streams in progress as it may: they run without it, and
         would otherwise take the places of all others."""
@@ -122,6 +130,15 @@ def check_resumable(request: Request) -> None:
         raise InvalidArgument(
             "resumable cannot be combined with beam_search, which returns its results at the end", field="resumable"
         )
+
+
+def count_of_client(call: Call, streams: Iterable[Stream]) -> int:
+    """Returns how many of `streams` are of the call's client: of its key's tenant, or, without a key, of its address,
+    since a tenant that a client merely states may be a new one in every call."""
+    if call.caller is not None:
+        tenant = call.caller.tenant
+        return sum(1 for stream in streams if stream.request.key_name and stream.key.tenant == tenant)
+    return sum(1 for stream in streams if not stream.request.key_name and stream.address == call.address)
 
 
 def stream_exists(key: StreamKey) -> FailedPrecondition:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from quire.services.worker.models.loading.loader import FILES
+from quire.services.worker.models.loading.weight_files import FILES
 from quire.services.worker.offload import identity
 from quire.services.worker.offload.identity import cache_identity, weights_digest
 
