@@ -271,7 +271,8 @@ class Replica:
         if self.media_route.has_handled(self, wire):
             return
         failure = decode_failure(wire.error) if wire.HasField("error") else None
-        self.core.on_media_encoded(wire.identifier, failure)
+        now = self._clock()
+        self.core.on_media_encoded(wire.identifier, failure, (now - wire.encode_us / 1e6, now))
         self.wake()
 
     def receive_transferred(self, wire: pb.Transferred) -> None:

@@ -15,7 +15,7 @@ from quire.services.scheduler.cluster.terms import check_sizes
 from quire.services.scheduler.core.core import Core
 from quire.services.scheduler.core.limits import CoreLimits, TierLimits
 from quire.services.scheduler.core.policies import PolicyOptions
-from quire.services.scheduler.core.timing.depth import PipelineDepth
+from quire.services.scheduler.core.timing.step_times import PipelineDepth
 from quire.services.scheduler.kv_cache.groups import KVGroups
 from quire.services.scheduler.operations.reconciler import WorkerReconciler
 from quire.services.scheduler.operations.weight_streams import WeightStreams

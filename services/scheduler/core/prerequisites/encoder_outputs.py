@@ -39,7 +39,7 @@ class EncoderOutputs(Prerequisite):
         self._requeue = requeue
         limits = CacheLimits(max_idle=MOST_IDLE, capacity=capacity)
         self._cache = WorkerCache(limits, self._blocked, prepare=self._order, evict=self._order_release)
-        self._orders: list[EncoderOrder] = []
+        self.orders: list[EncoderOrder] = []  # not sent to the worker yet; see take_orders()
         self._sources: dict[bytes, object] = {}  # payload of each item that is being prepared
         self._stale: set[bytes] = set()  # being prepared since before the weights changed
 
@@ -124,6 +124,12 @@ class EncoderOutputs(Prerequisite):
         else:
             self._cache.remove(identifier)
 
+    def count_time(self, identifier: bytes, span: tuple[float, float]) -> None:
+        """Adds the span in which an item was encoded to the encoding time of the sequences that have it."""
+        entry = self._cache.entry(identifier)
+        for sequence in () if entry is None else entry.users.values():
+            sequence.count_encoding(*span)
+
     def reset(self) -> None:
         """Drops all rows, because the weights that computed them are gone; no step is in flight. Sequences that were
         ready to run are blocked until their items have been encoded again. Items that are being prepared are stale:
@@ -151,7 +157,7 @@ class EncoderOutputs(Prerequisite):
     def take_orders(self) -> list[EncoderOrder]:
         """Returns the orders that have not been sent to the worker, in the order in which it must apply them, and
         clears them."""
-        orders, self._orders = self._orders, []
+        orders, self.orders = self.orders, []
         return orders
 
     def check_invariant(self) -> None:
@@ -190,10 +196,10 @@ class EncoderOutputs(Prerequisite):
         """Adds an order to encode the item of `entry`, from the source that its first user names."""
         item = _item(next(iter(entry.users.values())), entry.entry_id)
         self._sources[entry.entry_id] = item.payload
-        self._orders.append(EncoderOrder(entry.entry_id, item))
+        self.orders.append(EncoderOrder(entry.entry_id, item))
 
     def _order_release(self, identifier: bytes) -> None:
-        self._orders.append(EncoderOrder(identifier, None))
+        self.orders.append(EncoderOrder(identifier, None))
 
 
 def _item(sequence: Sequence, identifier: bytes) -> MediaItem:

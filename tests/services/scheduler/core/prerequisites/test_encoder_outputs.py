@@ -451,3 +451,29 @@ def test_blocks_that_output_completes_name_the_items_that_reach_into_them(core: 
     assert len(expected) == 2
     assert sequence.block_hashes == expected
     assert sequence.block_hashes[0] != block_hash.chain(sequence.root_hash, tokens, 16)[0]
+
+
+def started_times(core: Core, now: float) -> dict[int, tuple[float, float]]:
+    """Plans one step; returns by sequence the time since it was queued, and that in which its media were encoded."""
+    core.schedule(now)
+    return {start.sequence.key: (start.queued_s, start.encode_s) for start in core.take_events().started}
+
+
+def test_the_time_of_encoding_is_reported_with_the_start(core: NewCore) -> None:
+    c = seeing(core)
+    c.add(with_items(1, "ab", queued_at=10.0))
+    c.add(with_items(2, "b", queued_at=14.5))
+    c.add(make_sequence(3, [3], queued_at=10.0))
+    c.on_media_encoded(name("a"), span=(12.0, 14.0))
+    c.on_media_encoded(name("b"), span=(13.0, 16.0))  # a second of it is that of the other item
+    assert started_times(c, 20.0) == {1: (10.0, 4.0), 2: (5.5, 1.5), 3: (10.0, 0.0)}
+
+
+def test_a_kept_item_takes_no_time(core: NewCore) -> None:
+    c = seeing(core)
+    c.add(with_items(1, "a"))
+    c.on_media_encoded(name("a"), span=(1.0, 3.0))
+    run(c)
+    c.take_events()
+    c.add(with_items(2, "a", queued_at=5.0))
+    assert started_times(c, 6.0) == {2: (1.0, 0.0)}
