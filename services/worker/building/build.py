@@ -148,7 +148,7 @@ def _replica(
 def _media(settings: WorkerSettings, loaded: LoadedModel, environment: Environment) -> NoMediaEncoding:
     """Returns the component that encodes media."""
     layout = b"" if loaded.vision is None else rows_layout(settings, loaded.vision, loaded.samples)
-    return media_encoding(loaded.vision, environment.device.torch_device, layout)
+    return media_encoding(loaded.vision, environment.device.torch_device, layout, environment.place.shard)
 
 
 def _orders(

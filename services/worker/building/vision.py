@@ -12,8 +12,9 @@ import torch
 
 from quire.services.worker.kv_transfer.layout import layout_of
 from quire.services.worker.layers.placement import memory_of
-from quire.services.worker.layers.sharding import WHOLE
+from quire.services.worker.layers.sharding import WHOLE, Shard
 from quire.services.worker.media.encoder_cache import EncoderCache
+from quire.services.worker.media.item_shares import ItemShares
 from quire.services.worker.media.waiting import MOST_PIXELS
 from quire.services.worker.models.vision.port import MediaInput
 from quire.services.worker.models.vision.registry import make_encoder, pictures_see_ahead
@@ -180,8 +181,11 @@ def rows_layout(settings: WorkerSettings, vision: Vision, samples: bytes) -> byt
     return layout_of(Path(settings.model), samples, content="rows of media", dtype=dtype, dummy=seed)
 
 
-def media_encoding(vision: Vision | None, device: torch.device, layout: bytes = b"") -> NoMediaEncoding:
-    """Returns the replica's component that encodes media. `layout`: digest of what rows depend on."""
+def media_encoding(
+    vision: Vision | None, device: torch.device, layout: bytes = b"", shard: Shard = WHOLE
+) -> NoMediaEncoding:
+    """Returns the replica's component that encodes media. `layout`: digest of what rows depend on; `shard`: this rank,
+    among those that share the items."""
     if vision is None:
         return NoMediaEncoding()
     return MediaEncoding(
@@ -193,6 +197,7 @@ def media_encoding(vision: Vision | None, device: torch.device, layout: bytes = 
         scale=vision.scale,
         whole_items=vision.sees_ahead,
         layout=layout,
+        shares=ItemShares(shard),
     )
 
 
