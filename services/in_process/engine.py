@@ -142,6 +142,7 @@ class InProcessEngine:
                 formats=self._formats,
                 metrics=self.metrics,
                 pace=self._pace,
+                media=media.clock.times,
             )
             await generation.begin([{}] * len(prepared))
             self._open[request.request_id] = ActiveRequest(generation, opened.pop_all())

@@ -21,7 +21,7 @@ AT_END = sys.maxsize  # no output before the sample's end
 class SampleOwner(Protocol):
     """Generation that a sample belongs to."""
 
-    def on_start(self, sample: Sample, num_cached_tokens: int, queue_us: int) -> None:
+    def on_start(self, sample: Sample, num_cached_tokens: int, queue_us: int, encode_us: int) -> None:
         """Called when the sequence has left the scheduler's queue."""
 
     def on_first_token(self, sample: Sample, now: float) -> None:
@@ -100,8 +100,8 @@ class Sample:
         """How the sample ended; None while it runs."""
         return self._finish
 
-    def on_start(self, num_cached_tokens: int, queue_us: int) -> None:
-        self._owner.on_start(self, num_cached_tokens, queue_us)
+    def on_start(self, num_cached_tokens: int, queue_us: int, encode_us: int) -> None:
+        self._owner.on_start(self, num_cached_tokens, queue_us, encode_us)
 
     def on_prompt_logprobs(self, logprobs: list[TokenLogprobs]) -> None:
         """Stores the log-probabilities, which are sent with the first token."""

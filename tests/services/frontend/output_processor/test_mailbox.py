@@ -30,7 +30,7 @@ class RecordingOwner:
     def __init__(self) -> None:
         self.events: list[str] = []
 
-    def on_start(self, sample: Sample, num_cached_tokens: int, queue_us: int) -> None:
+    def on_start(self, sample: Sample, num_cached_tokens: int, queue_us: int, encode_us: int) -> None:
         self.events.append("start")
 
     def on_first_token(self, sample: Sample, now: float) -> None:
