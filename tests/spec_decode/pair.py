@@ -105,6 +105,7 @@ class Pair:
             "fixed_draft_length": replica.speculation.fixed_draft_length,
             "drafts_constrained_only": replica.speculation.constrained_only,
             "encoder_capacity": replica.media.capacity,
+            "whole_media": replica.media.whole_items,
         }
         self.core = Core(CoreLimits(**(values | limits)))
         self.answers: list[Answer] = []

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from quire.services.frontend.bounds.prompts import check_length
 from quire.services.frontend.input_processor import prompt_limits
 from quire.services.frontend.input_processor.grammars.grammar_validator import GrammarValidator
+from quire.services.frontend.input_processor.media_placement import place_media
 from quire.services.frontend.input_processor.prepared_prompt import (
     PreparedPrompt,
     PromptOptions,
@@ -20,7 +21,7 @@ from quire.services.frontend.input_processor.sampling.sampling_message import (
     grammar_bytes,
     to_message,
 )
-from quire.services.frontend.media.pipeline import MediaUse, PromptMedia
+from quire.services.frontend.media.pipeline import PromptMedia
 from quire.services.frontend.media.store import MediaHolds
 from quire.services.frontend.request.request import Prompt, Request, Sampling, TokenPrompt, media_of
 from quire.services.frontend.scheduler_client.client import ClusterLimits
@@ -77,11 +78,7 @@ class GenerationPreparer:
         if not parts:
             token_ids = prompt_limits.truncate(tokenized.token_ids, request, max_model_len)
             return prompt_limits.column(token_ids, max_model_len, self._vocab_size), ()
-        check_length(len(tokenized.token_ids), max_model_len)  # before the media are fetched
-        shown = [parts[index] for index in tokenized.media]
-        use = MediaUse(request.media_options, request.tenant, request.deadline_s)
-        token_ids, items = await self._media.place(tokenized.token_ids, shown, use, holds)
-        prompt_limits.check_uncut(len(token_ids), request, max_model_len)
+        token_ids, items = await place_media(self._media, tokenized, parts, request, holds, max_model_len=max_model_len)
         return prompt_limits.column(token_ids, max_model_len, self._vocab_size), items
 
     async def _options(self, request: Request, limits: ClusterLimits, adapter: AdapterId | None) -> OptionsFactory:

@@ -70,7 +70,7 @@ class InputProcessor:
         self._tokens = PromptTokens(tokenizer)
         self._media: PromptMedia = media or NoMedia()
         self._generated = GenerationPreparer(self._tokens, tokenizer, vocab_size, self._media)
-        self._pooled = PoolingPreparer(self._tokens, tokenizer, vocab_size, pooling_traits)
+        self._pooled = PoolingPreparer(self._tokens, tokenizer, vocab_size, pooling_traits, self._media)
         try:
             sampling_rules.check(sampling_rules.build({}, tokenizer.defaults))
         except InvalidArgument as error:
@@ -141,7 +141,7 @@ class InputProcessor:
         adapter = _adapter(request, limits)
         if request.pooling is None:
             return await self._generated.prepare(request, limits, adapter, media)
-        return await self._pooled.prepare(request, request.pooling, limits, adapter)
+        return await self._pooled.prepare(request, request.pooling, limits, adapter, media)
 
     async def tokenize(self, prompt: Prompt, max_model_len: int) -> list[int]:
         """Returns the token ids of a prompt, rendered if it is a conversation and with its pictures in their
