@@ -86,7 +86,8 @@ class SharedState:
         is_shared = settings.redis != "none"
         store = RedisStore(self._connect(), settings.redis_namespace) if is_shared else NullStreamStore()
         policy = StreamPolicy(settings.stream_retention_s, settings.parsed_stream_limits)
-        return Streams(generator, calls, store, policy=policy, metrics=self._metrics.streams)
+        clock = self._timing.stream_clock
+        return Streams(generator, calls, store, policy=policy, metrics=self._metrics.streams, clock=clock)
 
     def tasks(self) -> list[Awaitable[None]]:
         """Returns the background tasks, to be run as long as the frontend runs."""
