@@ -37,6 +37,7 @@ class ClusterOptions:
     workers: int = 1
     prefill_workers: int = 0  # additional workers with that role
     decode_workers: int = 0
+    encode_workers: int = 0
     frontends: int = 1
     schedulers: int = 1
     host: str = LOOPBACK
@@ -70,6 +71,9 @@ class ClusterOptions:
         folder = model_hub.find(self.model, self.revision, weights=weights)
         name = self.served_model_name or model_hub.served_name(self.model, folder)
         return replace(self, model=str(folder), served_model_name=name)
+
+
+RANK_SETTINGS = tuple(f"{kind}_parallel_size" for kind in ("tensor", "pipeline", "context"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +178,14 @@ def plan(options: ClusterOptions, endpoints: Endpoints, metrics: MetricsPorts) -
 def _check_counts(options: ClusterOptions) -> None:
     """Raises InvalidArgument for too few services, and for options that do not apply if the command joins another
     cluster."""
-    leasts = {"workers": 0, "prefill_workers": 0, "decode_workers": 0, "frontends": 1, "schedulers": 1}
+    leasts = {
+        "workers": 0,
+        "prefill_workers": 0,
+        "decode_workers": 0,
+        "encode_workers": 0,
+        "frontends": 1,
+        "schedulers": 1,
+    }
     for name, least in leasts.items():
         if getattr(options, name) < least:
             raise InvalidArgument(f"{name}: must be at least {least}, got {getattr(options, name)}", field=name)
@@ -194,7 +205,7 @@ def _check_counts(options: ClusterOptions) -> None:
 
 
 def _num_workers(options: ClusterOptions) -> int:
-    return options.workers + options.prefill_workers + options.decode_workers
+    return options.workers + options.prefill_workers + options.decode_workers + options.encode_workers
 
 
 def _held_schedulers(options: ClusterOptions, endpoints: Endpoints) -> list[str]:
@@ -271,7 +282,7 @@ def _workers(options: ClusterOptions, numbers: Iterable[int], schedulers: list[s
     """Returns the specifications of the workers, each with the GPUs of its ranks on CUDA."""
     worker = options.settings.get("worker", {})
     found = gpus.visible() if worker.get("device") == "cuda" else []
-    num_ranks = math.prod(int(worker.get(f"{kind}_parallel_size", 1)) for kind in ("tensor", "pipeline", "context"))
+    num_ranks = math.prod(int(worker.get(name, 1)) for name in RANK_SETTINGS)
     return [
         replace(_worker(options, number, schedulers), gpus=gpus.worker_gpus(number, num_ranks, found))
         for number in numbers
@@ -280,7 +291,13 @@ def _workers(options: ClusterOptions, numbers: Iterable[int], schedulers: list[s
 
 def _role(options: ClusterOptions, index: int) -> str:
     """Returns a worker's role: workers without a special role come first; those added later have none."""
-    roles = ["both"] * options.workers + ["prefill"] * options.prefill_workers + ["decode"] * options.decode_workers
+    numbers = {
+        "both": options.workers,
+        "prefill": options.prefill_workers,
+        "decode": options.decode_workers,
+        "encode": options.encode_workers,
+    }
+    roles = [role for role, number in numbers.items() for _ in range(number)]
     return roles[index] if index < len(roles) else "both"
 
 
@@ -303,6 +320,8 @@ def _worker(options: ClusterOptions, index: int, schedulers: list[str]) -> Servi
         **({} if _role(options, index) == "both" else {"role": _role(options, index)}),
         **options.settings.get("worker", {}),
     }
+    if flags.get("role") == "encode":
+        flags = {name: value for name, value in flags.items() if name not in RANK_SETTINGS}  # it is one process
     return ServiceSpec("worker", name, flags)
 
 

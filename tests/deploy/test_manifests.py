@@ -22,7 +22,7 @@ from tests.metrics.catalogue import families
 
 KUBERNETES = "1.33"
 BUILDS = {folder: kustomize.build(K8S / folder) for folder in KUSTOMIZATIONS}
-# By Deployment: `worker`, and `prefill` where there are workers of two roles.
+# By Deployment: `worker`, and `prefill` or `encode` where there are workers of several roles.
 SERVICES = {
     folder: [
         resource["metadata"]["name"]
@@ -31,7 +31,9 @@ SERVICES = {
     ]
     for folder, build in BUILDS.items()
 }
-WORKERS = [(folder, name) for folder, names in SERVICES.items() for name in names if name in ("worker", "prefill")]
+WORKERS = [
+    (folder, name) for folder, names in SERVICES.items() for name in names if name in ("worker", "prefill", "encode")
+]
 workloads = pytest.mark.parametrize(
     ("folder", "role"), [(folder, role) for folder, names in SERVICES.items() for role in names]
 )
@@ -318,6 +320,16 @@ def test_what_the_autoscaler_asks_has_a_name_in_every_namespace() -> None:
             host = urlsplit(trigger["metadata"]["serverAddress"]).hostname
             assert host is not None
             assert "." in host, f"KEDA asks from its own namespace, where {host} is not known"
+
+
+@pytest.mark.parametrize("folder", ["overlays/gpu", "overlays/gpu-to-zero", "overlays/gpu-roles"])
+def test_the_autoscaler_counts_one_namespace(folder: str) -> None:
+    (namespace,) = (resource["metadata"]["name"] for resource in of_kind(folder, "Namespace"))
+    for scaled in of_kind(folder, "ScaledObject"):
+        for trigger in scaled["spec"]["triggers"]:
+            query = trigger["metadata"]["query"]
+            named = query.count(f'namespace="{namespace}"')
+            assert named == len(re.findall(r"(?:vllm:|quire_)\w+", query)), query
 
 
 def test_the_operator_gets_the_rules_of_prometheus() -> None:

@@ -16,7 +16,7 @@ from quire.services.frontend.directory.directory import Directory
 from quire.services.frontend.directory.prefix_lookup import NullPrefixLocator, PrefixLocator, PrefixLookup
 from quire.services.frontend.generation.generator import Generator
 from quire.services.frontend.scheduler_client.client import SchedulerClient
-from quire.services.frontend.streams.policy import StreamPolicy
+from quire.services.frontend.streams.policy import RUNNING_PART, StreamPolicy
 from quire.services.frontend.streams.redis_store import RedisStore
 from quire.services.frontend.streams.store import NullStreamStore
 from quire.services.frontend.streams.streams import Streams
@@ -85,7 +85,8 @@ class SharedState:
         settings = self._settings
         is_shared = settings.redis != "none"
         store = RedisStore(self._connect(), settings.redis_namespace) if is_shared else NullStreamStore()
-        policy = StreamPolicy(settings.stream_retention_s, settings.parsed_stream_limits)
+        max_running = max(1, settings.max_inflight_requests // RUNNING_PART)
+        policy = StreamPolicy(settings.stream_retention_s, settings.parsed_stream_limits, max_running)
         clock = self._timing.stream_clock
         return Streams(generator, calls, store, policy=policy, metrics=self._metrics.streams, clock=clock)
 

@@ -21,7 +21,7 @@ from quire.services.frontend.request import conversation
 from quire.services.frontend.request.media import DEFAULT_MEDIA_OPTIONS, MediaOptions, MediaPart
 from quire.shared.errors import DeadlineExceeded, InvalidArgument, Unimplemented
 from quire.shared.media.expansion import joins_of
-from quire.shared.media.processor import MediaProcessor, PromptTokenizer
+from quire.shared.media.processor import MediaProcessor, PromptTokenizer, WholePromptProcessor
 from quire.shared.metrics.media import MediaStatus
 from quire.shared.pb.common.v1 import media_pb2
 
@@ -164,7 +164,8 @@ class MediaPipeline:
         async with _deadline(use.deadline_s):
             items = await self._items(parts, use, holds)
         join = joins_of(self._model.processor, self._model.tokenizer)
-        return expansion.expand(list(token_ids), placeholder, items, join)
+        covers_prompt = isinstance(self._model.processor, WholePromptProcessor)
+        return expansion.expand(list(token_ids), placeholder, items, join, covers_prompt=covers_prompt)
 
     async def _items(self, parts: Sequence[MediaPart], use: MediaUse, holds: MediaHolds) -> list[PlacedItem]:
         """Returns the items of the parts, some at a time. The first error ends the others."""
@@ -188,7 +189,8 @@ class MediaPipeline:
         ends. `budget`: counts the bytes of all files of the request. Raises QuireError."""
         options = use.options
         name = _name(part, use)
-        content = await self._content(part)
+        with holds.clock.fetching():
+            content = await self._content(part)
         if content is None:
             identifier = self.store.named(name)
             if identifier is None:
@@ -205,7 +207,8 @@ class MediaPipeline:
             assert content is not None
             return await self._decoder.decode(content, options)
 
-        tiles = await holds.hold(identifier, make, name)
+        with holds.clock.processing():
+            tiles = await holds.hold(identifier, make, name)
         return PlacedItem(identifier, tiles, self._model.processor.expand(tiles.layout, self._model.tokenizer))
 
     async def _content(self, part: MediaPart) -> bytes | None:

@@ -42,6 +42,7 @@ class ClusterLimits:
     logits_processors: frozenset[str] = frozenset()  # supported by all
     adapters: Mapping[str, bytes] = field(default_factory=dict)  # available in all clusters: name -> content digest
     grammar_libraries: tuple[str, ...] = ()  # supported by all, in order of preference; empty: llguidance
+    media_modalities: frozenset[str] = frozenset()  # that some worker encodes
 
 
 class SchedulerClient:
@@ -273,6 +274,7 @@ class SchedulerClient:
             frozenset.intersection(*(frozenset(v.logits_processors) for v in views)),
             _common_adapters(views),
             _common_libraries(views),
+            frozenset(name for v in views for name in v.media_modalities),
         )
 
     def _clear_workerless(self, session: Session) -> None:

@@ -7,12 +7,13 @@ hidden states it reads, and receives them after the model's layers.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
 from torch import Tensor
 
 from quire.services.worker.device.staging import Array
-from quire.services.worker.sampling.features.component import SlotState
+from quire.services.worker.sampling.features.component import ParameterState
 from quire.services.worker.step.result import StepResult
 from quire.services.worker.step.step_inputs import StepInputs
 from quire.shared.columns import I32
@@ -48,9 +49,14 @@ class HeadRows(Protocol):
         launched."""
 
 
-class Head(SlotState, Protocol):
+class Head(ParameterState, Protocol):
     """Output of a forward pass in addition to samples, requested by sequences on admission. Slots that do not use it
     cost nothing."""
 
+    @property
+    def specs(self) -> Mapping[int, object]:
+        """Requests of the sequences, by slot."""
+
     def rows(self, inputs: StepInputs) -> HeadRows | None:
-        """Returns the head's input in a step, None if it has none; called once per step, in order."""
+        """Returns the head's input in a step, None if it has none; called once for each step that begins with requests,
+        in order."""
