@@ -41,7 +41,8 @@ Names = tuple[str, int]
 
 
 def questions(prompts: Sequence[Prompt], group: ScenarioGroup, *also: str) -> dict[Names, Question]:
-    """Combinations of features, each for one prompt, the larger ones for all."""
+    """Combinations of features, each for one prompt, the larger ones for all that the model takes."""
+    prompts = prompts if group.takes_pictures else [prompt for prompt in prompts if not isinstance(prompt, dict)]
     asked = [(name, i) for name in TOGETHER for i in range(1 if name in REQUESTS else len(prompts))]
     return {
         (name, i): question(prompts[i], *TOGETHER[name], *also, options=group.options(number))
