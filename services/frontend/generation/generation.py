@@ -14,9 +14,8 @@ from quire.services.frontend.output_processor.answer_formats import AnswerFormat
 from quire.services.frontend.output_processor.answer_parser import AnswerParser
 from quire.services.frontend.output_processor.delta import SampleDelta
 from quire.services.frontend.output_processor.detokenizer import PROMPT_END
-from quire.services.frontend.output_processor.mailbox import Mailbox
 from quire.services.frontend.output_processor.reasoning_tokens import ReasoningTokenCounter
-from quire.services.frontend.output_processor.sample import AT_END, Sample
+from quire.services.frontend.output_processor.sample import AT_END, Mailbox, Sample
 from quire.services.frontend.output_processor.sample_text import new_text
 from quire.services.frontend.output_processor.wakeup_pacer import WakeupPacer
 from quire.services.frontend.request.request import Request, Sampling
@@ -281,15 +280,9 @@ class Generation:
         if not self._samples:  # a request for nothing
             return LatencyBreakdown(self._submitted_s, self._queue_s, None, None, None, self._media)
         sample = self._samples[0]
-        has_tokens = sample.num_tokens > 0
+        ends = (sample.first_token_s, sample.last_token_s) if sample.num_tokens else (None, None)
         return LatencyBreakdown(
-            self._submitted_s,
-            self._queue_s,
-            sample.started_s or None,
-            sample.first_token_s if has_tokens else None,
-            sample.last_token_s if has_tokens else None,
-            self._media,
-            self._encode_s,
+            self._submitted_s, self._queue_s, sample.started_s or None, *ends, self._media, self._encode_s
         )
 
     def time_spans(self) -> list[tuple[str, float, float]]:

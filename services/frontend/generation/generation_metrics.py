@@ -25,8 +25,8 @@ REASON_NAMES = {reason: name.removeprefix("FINISH_REASON_").lower() for name, re
 
 
 def finish_reason_name(finish: Finish | None, *, called: bool = False) -> str:
-    """Returns the finish reason for the log; "cancelled" for a sample that did not finish by itself. `called`: it called
-    tools that the client did not force by name."""
+    """Returns the finish reason for the log; "cancelled" for a sample that did not finish by itself. `called`: it
+    called tools that the client did not force by name."""
     if called and finish is not None and finish.reason == finish_pb2.FINISH_REASON_STOP:
         return TOOL_CALLS
     return "cancelled" if finish is None else REASON_NAMES[finish.reason]

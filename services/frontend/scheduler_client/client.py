@@ -9,7 +9,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from itertools import groupby
 
-from quire.services.frontend.scheduler_client.connection import Connection
+from quire.services.frontend.scheduler_client.connection import Connection, ConnectionTiming
 from quire.services.frontend.scheduler_client.connections import SchedulerConnections
 from quire.services.frontend.scheduler_client.pending_queue import Group, PendingQueue
 from quire.services.frontend.scheduler_client.placement import NO_CACHED_TOKENS, CachedTokens, choose, is_usable
@@ -57,11 +57,16 @@ class SchedulerClient:
         retry_after_ms: int,
         metrics: FrontendMetrics,
         dialler: Dialler,
+        timing: ConnectionTiming,
     ) -> None:
         """Prepares a connection to each address; run() connects. `retry_after_ms`: hint of errors when no worker is
         available."""
         self.connections = SchedulerConnections(
-            addresses, lambda address, known: Connection(address, hello, self, dialler, known=known)
+            addresses,
+            lambda address, known: Connection(
+                address, hello, self, dialler, known=known, longest_pause_s=timing.longest_pause_s
+            ),
+            timing.forget_after_s,
         )
         self._wait_policy = wait_policy
         self._retry_after_ms = retry_after_ms

@@ -48,6 +48,9 @@ def gauges_of(cluster: WorkerCluster) -> ClusterGauges:
         block_size=layout.block_size if layout is not None else 0,
         num_kv_groups=max((replica.core.kv.num_groups for replica in replicas), default=1),
         max_model_len=max((replica.core.limits.max_model_len for replica in replicas), default=0),
+        encode_workers=len(cluster.encoders.workers),
+        encoding_items=cluster.encoders.num_encoding,
+        fetching_items=cluster.encoders.num_fetching,
     )
 
 

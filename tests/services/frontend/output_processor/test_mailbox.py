@@ -8,8 +8,7 @@ from collections.abc import Collection
 import pytest
 
 from quire.services.frontend.output_processor.delta import SampleDelta
-from quire.services.frontend.output_processor.mailbox import Mailbox
-from quire.services.frontend.output_processor.sample import AT_END, Sample
+from quire.services.frontend.output_processor.sample import AT_END, Mailbox, Sample
 from quire.services.frontend.output_processor.sample_text import new_text
 from quire.services.frontend.output_processor.wakeup_pacer import WakeupPacer
 from quire.services.frontend.request.outcome import Finish, TokenLogprobs
