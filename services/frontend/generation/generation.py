@@ -280,9 +280,10 @@ class Generation:
         if not self._samples:  # a request for nothing
             return LatencyBreakdown(self._submitted_s, self._queue_s, None, None, None, self._media)
         sample = self._samples[0]
-        ends = (sample.first_token_s, sample.last_token_s) if sample.num_tokens else (None, None)
+        first_s, last_s = (sample.first_token_s, sample.last_token_s) if sample.num_tokens else (None, None)
+        started_s = sample.started_s or None
         return LatencyBreakdown(
-            self._submitted_s, self._queue_s, sample.started_s or None, *ends, self._media, self._encode_s
+            self._submitted_s, self._queue_s, started_s, first_s, last_s, self._media, self._encode_s
         )
 
     def time_spans(self) -> list[tuple[str, float, float]]:
