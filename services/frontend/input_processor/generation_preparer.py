@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from quire.services.frontend.bounds.prompt_limit import check_length
+from quire.services.frontend.bounds.prompts import check_length
 from quire.services.frontend.input_processor import prompt_limits
 from quire.services.frontend.input_processor.grammars.grammar_validator import GrammarValidator
 from quire.services.frontend.input_processor.media_placement import place_media
@@ -14,10 +14,13 @@ from quire.services.frontend.input_processor.prepared_prompt import (
     PromptRequestBuilder,
     yield_periodically,
 )
-from quire.services.frontend.input_processor.prompt_tokens import PromptTokens
-from quire.services.frontend.input_processor.sampling import logits_processors, sampling_rules
-from quire.services.frontend.input_processor.sampling.bad_words import bad_word_columns
-from quire.services.frontend.input_processor.sampling.sampling_message import grammar_bytes, to_message
+from quire.services.frontend.input_processor.prompt_limits import PromptTokens
+from quire.services.frontend.input_processor.sampling import sampling_rules
+from quire.services.frontend.input_processor.sampling.sampling_message import (
+    bad_word_columns,
+    grammar_bytes,
+    to_message,
+)
 from quire.services.frontend.media.pipeline import PromptMedia
 from quire.services.frontend.media.store import MediaHolds
 from quire.services.frontend.request.request import Prompt, Request, Sampling, TokenPrompt, media_of
@@ -85,7 +88,7 @@ class GenerationPreparer:
         if request.sampling.structured_output is not None:
             await self._grammar_validator.check(request.sampling.structured_output, limits.grammar_libraries)
         sampling_rules.check_model(request.sampling, self._vocab_size, limits.max_logprobs)
-        logits_processors.check_known(request.sampling, limits.logits_processors)
+        sampling_rules.check_known_processors(request.sampling, limits.logits_processors)
         sampling = sampling_rules.normalize(request.sampling)
         bad_words = await bad_word_columns(sampling.bad_words, self._tokenizer)
         thinking = self._thinking_columns(sampling)

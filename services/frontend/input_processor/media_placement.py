@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from quire.services.frontend.bounds.prompt_limit import check_length
+from quire.services.frontend.bounds.prompts import check_length
 from quire.services.frontend.input_processor import prompt_limits
 from quire.services.frontend.media.pipeline import MediaUse, Placed, PromptMedia
 from quire.services.frontend.media.store import MediaHolds

@@ -10,7 +10,7 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 
 from quire.services.frontend.bounds.bodies import json_body, json_scan
-from quire.services.frontend.bounds.prompt_limit import PromptLimit
+from quire.services.frontend.bounds.prompts import PromptLimit
 from quire.services.frontend.http.fields.unknown_fields import STRICT
 from quire.services.frontend.http.fields.validation_errors import as_invalid_argument
 from quire.services.frontend.http.headers import CallHeaders

@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 class SlotMedia(Protocol):
     """Media items of the slots."""
 
+    @property
+    def pending(self) -> Mapping[int, object]:
+        """Slots with rows that have not been computed."""
+
     def admit(self, slot: int, items: Sequence[MediaItem], num_computed: int) -> None:
         """Adds the items of an admitted sequence, of which `num_computed` tokens are computed. Raises PlanViolation for
         items whose rows are needed and not kept."""

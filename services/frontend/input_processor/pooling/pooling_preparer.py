@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from quire.services.frontend.bounds.prompt_limit import PromptLimit, check_length
+from quire.services.frontend.bounds.prompts import PromptLimit, check_length
 from quire.services.frontend.input_processor import prompt_limits
 from quire.services.frontend.input_processor.media_placement import place_media
 from quire.services.frontend.input_processor.pooling import pooling
@@ -21,7 +21,7 @@ from quire.services.frontend.input_processor.prepared_prompt import (
     PromptRequestBuilder,
     yield_periodically,
 )
-from quire.services.frontend.input_processor.prompt_tokens import PromptTokens
+from quire.services.frontend.input_processor.prompt_limits import PromptTokens
 from quire.services.frontend.media.pipeline import PromptMedia
 from quire.services.frontend.media.store import MediaHolds
 from quire.services.frontend.request.request import (

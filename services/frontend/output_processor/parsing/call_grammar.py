@@ -109,7 +109,9 @@ def text_parameters(texts: ParameterTexts) -> Callable[[Tool], Json]:
         needed = tool.parameters.get("required") or ()
         written = []
         for key, document in (tool.parameters.get("properties") or {}).items():
-            value = _value(document, tool.parameters) if tool.text_input is None else _text_input(tool.text_input)
+            value = (
+                parameter_value(document, tool.parameters) if tool.text_input is None else _text_input(tool.text_input)
+            )
             tag = {"type": "tag", "begin": texts.begin(key, document), "content": value, "end": texts.parameter_end}
             written.append(tag if key in needed else optional(tag))
         return sequence(texts.function.replace("NAME", tool.name), *written, texts.function_end)
@@ -126,7 +128,7 @@ def _text_input(text_input: TextInput) -> Json:
     return {"type": "grammar", "grammar": text_input.definition}
 
 
-def _value(document: Any, root: Mapping[str, Any]) -> Json:
+def parameter_value(document: Any, root: Mapping[str, Any]) -> Json:
     """Returns the format of a parameter's value: plain text up to the parameter's end, or one of the texts of an
     enum."""
     if not isinstance(document, dict) or document.get("type") != "string":

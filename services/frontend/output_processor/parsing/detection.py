@@ -11,6 +11,7 @@ Rows = tuple[tuple[tuple[str, ...], str], ...]
 
 TOOLS: Rows = (
     (("<|channel|>", "<|start|>"), "openai"),
+    (("<atem:invoke", "<|message|>"), "muse_glimmer"),
     (("]<]minimax[>[",), "minimax_m3"),
     (("<|open|>", "<|close|>", "<|sep|>"), "kimi_k3"),
     (("<|tool_call:begin|>", "<|tool_call:args|>"), "solar_open"),
@@ -51,6 +52,7 @@ TOOLS: Rows = (
 )
 REASONING: Rows = (
     (("<|channel|>", "<|start|>"), "openai_gptoss"),
+    (("<atem:invoke", "<|message|>"), "muse_glimmer"),
     (("[THINK]",), "mistral"),
     (("<mm:think>",), "minimax_m3"),
     (("<|open|>", "<|close|>", "think"), "kimi_k3"),

@@ -49,6 +49,11 @@ class ToolSchemas:
     def __contains__(self, name: str) -> bool:
         return name in self._tools
 
+    def without_namespace(self, name: str) -> str:
+        """Returns the name of an offered tool that follows the last dot of another name, else the name itself."""
+        last = name.rpartition(".")[2]
+        return last if name not in self and last in self else name
+
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(self._tools)
@@ -114,6 +119,15 @@ def _branch_types(schema: Mapping[str, Any], root: Mapping[str, Any], depth: int
         if isinstance(branches := schema.get(keyword), list):
             return frozenset().union(*(_types(branch, root, depth + 1) or ANYTHING for branch in branches))
     return frozenset()
+
+
+def resolved(schema: Any, root: Mapping[str, Any]) -> Any:
+    """Returns the schema that a chain of local references ends with; the schema itself if it is no reference."""
+    for _ in range(DEEPEST_REFERENCE):
+        if not isinstance(schema, Mapping) or not isinstance(schema.get("$ref"), str):
+            break
+        schema = _referenced(schema["$ref"], root)
+    return schema
 
 
 def _referenced(pointer: str, root: Any) -> Any:

@@ -5,7 +5,7 @@ from quire.services.frontend.output_processor.parsing.markup.tagged_calls import
 
 FORMAT = tagged_format(
     CallTags(
-        blocks=(("<minimax:tool_call>", "</minimax:tool_call>"),),
+        blocks=(("<minimax:tool_call>", "</minimax:tool_call>"), ("<tool_calls>", "</tool_calls>")),  # M1's as well
         function='<invoke name="',
         named='">',
         function_end="</invoke>",

@@ -11,16 +11,20 @@ from __future__ import annotations
 
 import json
 
+from quire.services.frontend.output_processor.parsing.call_grammar import CallGrammar, Json, sequence
 from quire.services.frontend.output_processor.parsing.formats import ToolFormat
+from quire.services.frontend.output_processor.parsing.markup.element_grammar import member_elements
 from quire.services.frontend.output_processor.parsing.markup.marked_tags import MarkedTagSyntax, Tag, marked_calls
 from quire.services.frontend.output_processor.parsing.scanner import WHITE, Malformed, Scanner, Steps
 from quire.services.frontend.output_processor.parsing.tool_schemas import SchemaPart, ToolSchemas
 from quire.services.frontend.output_processor.parsing.values.typed_arguments import STRING, TypedArguments, as_json
 from quire.services.frontend.output_processor.parsing.writer import EventWriter
+from quire.services.frontend.request.request import Tool
 
 MARK = "]<]minimax[>["
 TAGS = MarkedTagSyntax({MARK: False}, opening="<", ends_with_slash=True)
 BLOCK, CALL, ITEM = "tool_call", "invoke", "item"
+PARAMETER = "parameter"  # element of MiniMax M2, with the parameter's name as an attribute
 DEEPEST = 64
 
 
@@ -56,18 +60,19 @@ class _CallReader:
                 self._scan.at = self._scan.at if tag.is_end and tag.name == CALL else begin
                 break
             if not tag.is_end:
-                yield from self._parameter(arguments, self._schemas.part(name, tag.name), tag.name)
+                key = tag.attributes.get("name", tag.name) if tag.name == PARAMETER else tag.name
+                yield from self._parameter(arguments, self._schemas.part(name, key), key, tag.name)
         arguments.end()
         self._writer.end_call()
 
-    def _parameter(self, arguments: TypedArguments, part: SchemaPart, name: str) -> Steps[None]:
-        """Reads a parameter and adds it to the arguments: strings piece by piece, other types as a whole. Its end
-        tag may be missing before another tag."""
+    def _parameter(self, arguments: TypedArguments, part: SchemaPart, name: str, element: str) -> Steps[None]:
+        """Reads a parameter, in an element of its own name or of M2's, and adds it to the arguments: strings piece by
+        piece, other types as a whole. Its end tag may be missing before another tag."""
         if part.types == STRING:
             mark = yield from arguments.parameter(name, STRING, TAGS.in_values)
             self._scan.at -= len(mark)
         else:
-            arguments.add(name, (yield from self._value(part, name, 0)))
+            arguments.add(name, (yield from self._value(part, element, 0)))
 
     def _without_start(self, arguments: TypedArguments, function: str) -> Steps[None]:
         """Reads a parameter whose start tag the model has omitted; its end tag has the name."""
@@ -126,4 +131,11 @@ def read(scan: Scanner, writer: EventWriter, schemas: ToolSchemas) -> Steps[None
     return _CallReader(scan, writer, schemas).run()
 
 
-FORMAT = ToolFormat(read, (MARK,), starts=(f"{MARK}<{BLOCK}>", f'{MARK}<{CALL} name="'))
+def _call_format(tool: Tool) -> Json:
+    """Returns the format of one call: an element for each parameter, in the order of the schema."""
+    members = member_elements(MARK, tool.parameters, tool.parameters)
+    return sequence(f'{MARK}<{CALL} name="{tool.name}">', *members, f"{MARK}</{CALL}>")
+
+
+GRAMMAR = CallGrammar(_call_format, before=f"{MARK}<{BLOCK}>\n", after=f"\n{MARK}</{BLOCK}>", plain_texts=True)
+FORMAT = ToolFormat(read, (MARK,), grammars=(GRAMMAR,), starts=(f"{MARK}<{BLOCK}>", f'{MARK}<{CALL} name="'))

@@ -29,9 +29,13 @@ from quire.services.worker.models.loading.tensor_names import (
     DERIVED_SUFFIXES,
     EMBEDDING,
     HEAD,
+    KV_SCALE_SUFFIXES,
     model_name,
 )
 from quire.shared.errors import InvalidArgument
+from quire.shared.logs import logger
+
+log = logger("worker.weights")
 
 INDEX = "model.safetensors.index.json"
 OLDER_INDEX = "pytorch_model.bin.index.json"
@@ -141,11 +145,12 @@ def _place(
 ) -> None:
     """Matches checkpoint tensors to the model's; calls `take` with each and with the model tensors it covers. Raises
     InvalidArgument for missing and unexpected ones at the end. An output head stands in for a missing tied
-    embedding."""
+    embedding; scales of cached keys and values are logged and not used."""
     missing, alternatives = dict(model.destinations()), model.alternatives
     if progress is not None:
         progress.total_bytes += sum(memory_of(destination).nbytes for destination in missing.values())
     unexpected, passed_over, head = [], frozenset(model.passed_over), None
+    num_kv_scales = 0
     beginnings = (*BESIDE_TEXT, *(name for name in passed_over if name.endswith(".")))
     known = {*missing, *alternatives, *passed_over}
     for written, source in sources:
@@ -160,6 +165,8 @@ def _place(
                 missing.pop(other, None)
         elif name == HEAD and name in passed_over:
             head = source.outliving_its_file()
+        elif name.endswith(KV_SCALE_SUFFIXES):
+            num_kv_scales += 1
         elif (
             not name.endswith(DERIVED_SUFFIXES)
             and name not in passed_over
@@ -167,6 +174,10 @@ def _place(
             and not is_on_other_stage(name)
         ):
             unexpected.append(name)
+    if num_kv_scales:
+        log.info(
+            "scales of cached keys and values are not used: they are cached with a scale of 1", tensors=num_kv_scales
+        )
     if head is not None:  # safetensors.torch.save_model keeps only the first name of tied weights
         for name in [name for name in missing if name.endswith(EMBEDDING)]:
             take(name, head, missing.pop(name), (name,))

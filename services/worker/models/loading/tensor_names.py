@@ -7,6 +7,13 @@ from collections.abc import Collection
 # Tensors of old checkpoints that can be derived from the configuration.
 DERIVED_SUFFIXES = (".rotary_emb.inv_freq", ".weight_shape", ".weight_format", ".g_idx")
 
+# Scales of queries, keys, values and probabilities for attention in FP8, under the names of several converters. Keys
+# and values are cached with a scale of 1.
+KV_SCALE_SUFFIXES = (
+    *(".k_scale", ".v_scale", ".kv_scale", ".q_scale", ".prob_scale", ".prob_output_scale"),
+    *(".k_proj.output_scale", ".v_proj.output_scale", ".kv_cache_scaling_factor"),
+)
+
 # Alternative names used by some converters.
 OTHER_NAMES = {
     ".weight_scale_inv": ".weight_scale",

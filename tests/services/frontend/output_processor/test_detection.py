@@ -42,6 +42,11 @@ TEMPLATES = [
         "mark + '<invoke name=\"' + name + '\">'",
     ),
     (
+        "muse_glimmer",
+        "muse_glimmer",
+        "'<|start|>assistant to=' + name + '<|message|>' '<atem:function_calls>\n<atem:invoke name=\"' + name",
+    ),
+    (
         "kimi_k3",
         "kimi_k3",
         "'<|open|>' + tag + '<|sep|>' '<|close|>' + tag open_tag('call', [('tool', name)]) open_tag('think')",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -150,6 +151,18 @@ def test_derived_tensors_of_old_checkpoints_are_skipped(copy: Path) -> None:
     expected = last_logits(copy)
     rewrite(copy, **{"model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(8)})
     assert torch.equal(last_logits(copy), expected)
+
+
+@pytest.mark.parametrize("names", ["attn.k_scale attn.v_scale", "k_scale v_scale", "kv_scale", "k_proj.k_scale"])
+def test_scales_of_cached_keys_and_values_are_logged_and_not_used(
+    copy: Path, caplog: pytest.LogCaptureFixture, names: str
+) -> None:
+    """llm-compressor#967, sglang PR 1559 and PR 20870: checkpoints with scales for a cache in FP8 did not load."""
+    expected = last_logits(copy)
+    rewrite(copy, **{f"model.layers.0.self_attn.{name}": torch.tensor([0.5]) for name in names.split()})
+    with caplog.at_level(logging.INFO, "quire"):
+        assert torch.equal(last_logits(copy), expected)
+    assert "scales of cached keys and values are not used" in caplog.text
 
 
 def test_duplicate_tied_head_is_skipped(checkpoint: Make, tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from quire.services.frontend.output_processor.parsing.scanner import Malformed, Markers, Scanner, Steps
@@ -12,6 +12,7 @@ from quire.services.frontend.output_processor.parsing.writer import EventWriter
 NOTHING = re.compile(r"(?!)")
 REST_OF_TAG = re.compile(r"[^<>\n]+")
 LONGEST_TAG = 300  # characters
+SURPLUS = ("}", "]")  # brackets that models add after a call
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,25 @@ class CallMarkup:
     def without_stray_markup(self, text: str) -> str:
         """Returns the text of a broken call without its markup."""
         return self.all_markers.find.sub("", self.stray_markup.sub("", text))
+
+
+def merged(markups: Sequence[CallMarkup]) -> CallMarkup:
+    """Returns the markup of texts in which any of several spellings may occur."""
+    if len(markups) == 1:
+        return markups[0]
+
+    def every(part: Callable[[CallMarkup], tuple[str, ...]]) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(text for markup in markups for text in part(markup)))
+
+    stray = re.compile("|".join(markup.stray_markup.pattern for markup in markups))
+    return CallMarkup(
+        every(lambda markup: markup.starts),
+        every(lambda markup: markup.ends),
+        every(lambda markup: markup.inner_starts),
+        every(lambda markup: markup.inner_ends),
+        every(lambda markup: markup.openers),
+        stray,
+    )
 
 
 def call_blocks(
@@ -116,19 +136,26 @@ def reject_call(
 def read_call_end(
     scan: Scanner, writer: EventWriter, ends: tuple[str, ...], starts: tuple[str, ...] = (), *, called: bool
 ) -> Steps[bool]:
-    """Reads the end marker after calls, with the white space around it; returns False if other text follows.
+    """Reads the end marker after calls, with the white space and surplus brackets before it; returns False if other
+    text follows.
 
     The text may also end before the marker, within it, or within one of `starts`.
     """
     if not called:
         return True
     yield from scan.skip_space()
+    begin = scan.at
+    while ends and (yield from scan.try_text(*SURPLUS)):
+        yield from scan.skip_space()
     if not ends:
         if starts:
             yield from scan.ends_within(*starts)
     elif not (yield from scan.try_text(*ends)) and not (yield from scan.ends_within(*ends, *starts)):
+        scan.at = begin
         writer.flush_as_content()
         return False
     yield from scan.skip_space()
+    while ends and (yield from scan.try_text(*ends)):  # models repeat it
+        yield from scan.skip_space()
     scan.commit()
     return True

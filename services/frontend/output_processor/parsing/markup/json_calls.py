@@ -12,6 +12,7 @@ from quire.services.frontend.output_processor.parsing.writer import EventWriter
 
 LONGEST_NAME = 256  # characters
 LONGEST_KEY = 64
+FUNCTION = "function"  # member that holds the call where a model writes the shape of OpenAI's API
 
 IsName = Callable[[str], bool]
 
@@ -49,15 +50,18 @@ class _Call:
     def read(self) -> Steps[None]:
         """Reads one call object and writes it. Arguments before the name are kept until it is known; raises
         Malformed without a name."""
-        yield from self._scan.expect("{")
-        yield from self._scan.skip_space()
-        if not (yield from self._scan.try_text("}")):
-            yield from self._members()
+        yield from self._object()
         if not self._started:
             call = self._start()
             if self._early:
                 call.scalar("".join(self._early))
         self._writer.end_call()
+
+    def _object(self) -> Steps[None]:
+        yield from self._scan.expect("{")
+        yield from self._scan.skip_space()
+        if not (yield from self._scan.try_text("}")):
+            yield from self._members()
 
     def _members(self) -> Steps[None]:
         """Reads the members up to and including the closing brace."""
@@ -85,6 +89,8 @@ class _Call:
             yield from self._arguments()
         elif key == self._keys.id and (yield from self._scan.next_is(*json_text.PLAIN)):
             self._id = yield from json_text.short_string(self._scan, LONGEST_NAME)
+        elif key == FUNCTION and not self._name and (yield from self._scan.next_is("{")):
+            yield from self._object()
         else:
             yield from json_repair.value(self._scan, ArgumentsWriter(_discard))
 

@@ -9,7 +9,7 @@ from functools import partial
 from quire.services.frontend.output_processor.parsing.call_grammar import CallGrammar, ParameterTexts, text_parameters
 from quire.services.frontend.output_processor.parsing.formats import ToolFormat
 from quire.services.frontend.output_processor.parsing.markup.call_blocks import CallMarkup, call_blocks
-from quire.services.frontend.output_processor.parsing.markup.json_calls import LONGEST_NAME
+from quire.services.frontend.output_processor.parsing.markup.json_calls import LONGEST_NAME, Keys, calls
 from quire.services.frontend.output_processor.parsing.markup.tagged_calls import padding_but_of
 from quire.services.frontend.output_processor.parsing.scanner import Malformed, Markers, Padding, Scanner, Steps
 from quire.services.frontend.output_processor.parsing.tool_schemas import ToolSchemas
@@ -135,9 +135,13 @@ class _CallReader:
             more = bool((yield from self._scan.try_text(*self._tags.starts)))
 
     def _call(self) -> Steps[None]:
-        """Reads a call, which a parameter, a JSON object or its end must follow after the name."""
+        """Reads a call, which a parameter, a JSON object or its end must follow after the name, or a call of an
+        offered tool as JSON, as most other formats write it."""
         tags, scan = self._tags, self._scan
         yield from scan.skip_space()
+        if (yield from scan.next_is("{")):
+            yield from calls(scan, self._writer, Keys(), self._schemas.__contains__)
+            return
         name = (yield from scan.read_run(NAME, LONGEST_NAME)).strip()
         if tags.separators:
             yield from scan.try_text(*tags.separators)

@@ -14,8 +14,8 @@ from quire.services.frontend.output_processor.parsing.call_grammar import (
     text_parameters,
 )
 from quire.services.frontend.output_processor.parsing.formats import ToolFormat
-from quire.services.frontend.output_processor.parsing.markup.call_blocks import CallMarkup, call_blocks
-from quire.services.frontend.output_processor.parsing.markup.json_calls import LONGEST_NAME
+from quire.services.frontend.output_processor.parsing.markup.call_blocks import CallMarkup, call_blocks, merged
+from quire.services.frontend.output_processor.parsing.markup.json_calls import LONGEST_NAME, Keys, calls
 from quire.services.frontend.output_processor.parsing.scanner import (
     Malformed,
     Markers,
@@ -65,6 +65,7 @@ class CallTags:
     fillers: tuple[str, str] | tuple[()] = ()  # before and after a function, without meaning
     on_lines: bool = False  # values stand on separate lines: the line breaks around them are not part of them
     bare_functions: bool = False  # a block for each function
+    has_namespaces: bool = False  # names may have a namespace and a dot before them
     value_ends: Markers = field(init=False)
     markup: CallMarkup = field(init=False)
 
@@ -106,13 +107,24 @@ class CallTags:
         return (self.function, *self.block_ends, *self.block_starts, *self.fillers)
 
 
-def tagged_format(tags: CallTags, *tokens: str) -> ToolFormat:
-    """Returns the tool format with these tags; `tokens` are the special tokens that must be kept in the text."""
+def tagged_format(tags: CallTags, *tokens: str, misspelled: tuple[CallTags, ...] = ()) -> ToolFormat:
+    """Returns the tool format with these tags; `tokens` are the special tokens that must be kept in the text.
+
+    `misspelled`: the same tags as models also write them; calls in them are read alike.
+    """
+    spellings = (tags, *misspelled)
+    tags_of = {start: spelling for spelling in spellings for start in spelling.markup.starts}
+    markup = merged([spelling.markup for spelling in spellings])
 
     def read(scan: Scanner, writer: EventWriter, schemas: ToolSchemas) -> Steps[None]:
-        yield from _CallReader(tags, scan, writer, schemas).run()
+        """Reads content and calls, each call with the tags that its start belongs to."""
 
-    return ToolFormat(read, tokens, grammars=(_grammar(tags),), starts=tags.markup.starts)
+        def functions(start: str) -> Steps[None]:
+            yield from _CallReader(tags_of[start], scan, writer, schemas).functions(start)
+
+        yield from call_blocks(scan, writer, markup, functions)
+
+    return ToolFormat(read, tokens, grammars=(_grammar(tags),), starts=markup.starts)
 
 
 def _grammar(tags: CallTags) -> CallGrammar:
@@ -145,19 +157,22 @@ class _CallReader:
         self._writer = writer
         self._schemas = schemas
 
-    def run(self) -> Steps[None]:
-        yield from call_blocks(self._scan, self._writer, self._tags.markup, self._functions)
-
-    def _functions(self, start: str) -> Steps[None]:
-        """Reads functions, one after another, from after the start of a block or of a function, as `start` says."""
+    def functions(self, start: str) -> Steps[None]:
+        """Reads functions, one after another, from after the start of a block or of a function, as `start` says. A
+        block may hold calls of offered tools as JSON instead, as most other formats write them."""
         if start != self._tags.function:
             yield from self._skip()
+            while (yield from self._scan.try_text(*self._tags.block_starts)):  # models repeat it
+                yield from self._skip()
+            if (yield from self._scan.next_is("{")):
+                yield from calls(self._scan, self._writer, Keys(), self._schemas.__contains__)
+                return
             yield from self._scan.expect(self._tags.function)
         more = self._tags.function
         while more:
             name = yield from self._name()
             yield from self._scan.expect(self._tags.named)
-            yield from self._function(name)
+            yield from self._function(self._schemas.without_namespace(name) if self._tags.has_namespaces else name)
             yield from self._skip()
             more = yield from self._scan.try_text(self._tags.function)
 

@@ -255,7 +255,21 @@ MINIMAX = tagged(
     "</minimax:tool_call> </invoke> </parameter>",
 )
 STEP_TAGS = ('<steptml:invoke name="', "</steptml:invoke>", '<steptml:parameter name="', "</steptml:parameter>")
+ATEM_TAGS = ('<atem:parameter name="', "</atem:parameter>", "</atem:invoke>")
 INVOKE_TAGS = ('<invoke name="', "</invoke>", '<parameter name="', "</parameter>")
+
+
+def atem(found: tuple[Call, ...]) -> str:
+    """Returns one message to the tool for each call."""
+
+    def one(call: Call) -> str:
+        values = "".join(
+            f'<atem:parameter name="{key}">{typed(value)}</atem:parameter>\n' for key, value in call.arguments.items()
+        )
+        invoke = f'<atem:invoke name="{call.name}">\n{values}</atem:invoke>'
+        return f" to={call.name}<|message|><atem:function_calls>\n{invoke}\n</atem:function_calls>"
+
+    return "<|eom|><|start|>assistant".join(map(one, found))
 
 
 def dsml(block: str) -> WriteCalls:
@@ -322,6 +336,8 @@ FAMILIES = (
     Family("minimax_m3", "minimax_m3", elements, (), "<mm:think>", "</mm:think>"),
     Family("mistral", "mistral", mistral, (), "[THINK]", "[/THINK]"),
     Family("mistral", "", objects(before="[TOOL_CALLS][", between=", ", after="]"), ()),
+    Family("muse_glimmer", "muse_glimmer", atem, ATEM_TAGS, " to=self<|message|>",
+           "<|eom|><|start|>assistant", " to=user<|message|>", "<|eom|><|start|>assistant"),
     Family("nemotron_json", "deepseek_r1", NEMOTRON_V2, (), **OPEN),
     Family("nemotron_v3", "nemotron_v3", QWEN, FUNCTION_TAGS, **OPEN),
     Family("olmo3", "olmo3", python("<function_calls>", "\n", "</function_calls>"), (), **THINK),

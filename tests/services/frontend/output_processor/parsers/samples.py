@@ -284,6 +284,13 @@ CALLS: tuple[tuple[str, str, list[Expected]], ...] = (
         '<|close|>call<|sep|><|open|>call tool="a&quot;b&amp;" index="2"<|sep|><|close|>call<|sep|>',
         [("add", {"a": 1}), ('a"b&', {})],
     ),
+    (
+        "muse_glimmer",
+        'Yes.<atem:function_calls>\n<atem:invoke name="add">\n<atem:parameter name="a">1</atem:parameter>\n'
+        '<atem:parameter name="b"> x\n</atem:parameter>\n</atem:invoke>\n<atem:invoke name="now.now">\n</atem:invoke>\n'
+        "</atem:function_calls>",
+        ["Yes.", ("add", {"a": 1, "b": " x\n"}), ("now", {})],
+    ),
     (  # vllm's test_minimax_m3_tool_parser: nested elements, one name twice
         "minimax_m3",
         'I do.\n]<]minimax[>[<tool_call>\n]<]minimax[>[<invoke name="add">]<]minimax[>[<a>1]<]minimax[>[</a>'
@@ -349,7 +356,7 @@ BROKEN: tuple[tuple[str, str, list[Expected]], ...] = (
     ("hermes", '<tool_call>{"name": "add", "arguments": {"a": 1, "d": [tr', [("add", {"a": 1})]),
     ("hermes", '<tool_call>{"name": "add", "arguments": {"a": 1}', [("add", {"a": 1})]),
     ("hermes", '<tool_call>{"name": "add", "arguments": {"a": 1}</tool_call>!', [("add", {"a": 1}), "!"]),
-    ("hermes", '<tool_call>{"name": "add", "arguments": {"a": 1}}}</tool_call>', [("add", {"a": 1}), "}"]),
+    ("hermes", '<tool_call>{"name": "add", "arguments": {"a": 1}}}</tool_call>', [("add", {"a": 1})]),
     (
         "hermes",
         '<tool_call>{"name": "add", "arguments": {"a": <b>}}</tool_call> no',

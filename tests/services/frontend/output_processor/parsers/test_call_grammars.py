@@ -14,13 +14,15 @@ from quire.services.frontend.input_processor.grammars.grammar_validator import G
 from quire.services.frontend.output_processor import constraint
 from quire.services.frontend.output_processor.constraint import AnswerStart
 from quire.services.frontend.output_processor.parsing import call_grammar, registry
-from quire.services.frontend.output_processor.parsing.events import CallArguments, CallStart, Reasoning
+from quire.services.frontend.output_processor.parsing.events import CallArguments, CallStart, Content, Reasoning
+from quire.services.frontend.output_processor.reasoning_parsers.muse_glimmer import TOKENS as MUSE_TOKENS
+from quire.services.frontend.request.request import Tool
 from quire.services.frontend.request.tool_offer import text_tool
 from quire.shared.structured_output.literals import NO_SPECIAL_TOKENS
 from tests.services.frontend.output_processor.parsers.reading import TOOLS, calls_in, reasoning_in
 
 WITH_GRAMMARS = sorted(name for name in registry.TOOL_PARSERS if registry.tool_format(name).grammars)
-VALUES = {"integer": 5, "string": "some text", "array": [True]}
+VALUES = {"integer": 5, "string": "some text", "array": [True], "boolean": True}
 
 
 def written(format: dict[str, Any], random: Random) -> str:
@@ -51,15 +53,59 @@ def test_enforced_calls_are_read_back(name: str) -> None:
     for grammar_format in registry.tool_format(name).grammars:
         for seed in range(30):
             text = written(call_grammar.calls(grammar_format, TOOLS, only_one=False), Random(seed))
+            if name in registry.REASONING_PARSERS and registry.tool_format(name).tokens == MUSE_TOKENS:
+                text = "".join(part.text for part in reasoning_in(name, [text]) if isinstance(part, Content))
             events = calls_in(name, [text])
             assert {type(event) for event in events} == {CallStart, CallArguments}
             for start, arguments in zip(events[::2], events[1::2], strict=True):
                 assert isinstance(start, CallStart)
                 assert isinstance(arguments, CallArguments)
                 values = json.loads(arguments.text)
-                expected = {"a": 5, "b": values.get("b"), "c": None, "d": [True]} if start.name == "add" else {}
+                flags = [True for _ in values.get("d", [True])]  # elements of a list occur any number of times
+                expected = {"a": 5, "b": values.get("b"), "c": None, "d": flags} if start.name == "add" else {}
                 assert {**expected, **values} == expected
                 assert values.get("b", "some text").split() == ["some", "text"]
+
+
+NESTED = Tool(
+    "book",
+    {
+        "type": "object",
+        "properties": {
+            "who": {"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}}},
+            "legs": {"type": "array", "items": {"$ref": "#/$defs/leg"}},
+            "notes": {"type": "object"},
+            "class": {"type": "string", "enum": ["first", "second"]},
+        },
+        "required": ["who", "legs", "notes", "class"],
+        "$defs": {"leg": {"type": "object", "properties": {"to": {"type": "string"}}, "required": ["to"]}},
+    },
+)
+
+
+def test_nested_arguments_are_elements_and_are_read_back(validator: GrammarValidator) -> None:
+    """Required calls of MiniMax M3 were plain JSON, which the model does not write."""
+    grammar_format = registry.tool_format("minimax_m3").grammars[0]
+    answer = call_grammar.calls(grammar_format, [NESTED], only_one=True)
+    asyncio.run(validator.check(constraint.structural_tag(answer, None)))
+    for seed in range(20):
+        text = written(answer, Random(seed))
+        assert text.startswith(']<]minimax[>[<tool_call>\n]<]minimax[>[<invoke name="book">]<]minimax[>[<who>')
+        start, arguments = calls_in("minimax_m3", [text], (NESTED,))
+        assert start == CallStart("book")
+        assert isinstance(arguments, CallArguments)
+        found = json.loads(arguments.text)
+        assert found["class"] in ("first", "second")
+        assert found["notes"] == {}
+        assert found["who"].items() <= {"name": "some\ntext", "age": 5}.items()
+        assert all(leg == {"to": "some\ntext"} for leg in found["legs"])
+
+
+def test_a_schema_that_refers_to_itself_ends_in_json(validator: GrammarValidator) -> None:
+    tree = {"type": "object", "properties": {"next": {"$ref": "#/$defs/tree"}}}
+    tool = Tool("grow", {"type": "object", "properties": {"tree": {"$ref": "#/$defs/tree"}}, "$defs": {"tree": tree}})
+    answer = call_grammar.calls(registry.tool_format("minimax_m3").grammars[0], [tool], only_one=True)
+    asyncio.run(validator.check(constraint.structural_tag(answer, None)))
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +121,9 @@ def test_grammars_of_the_formats_compile(name: str, validator: GrammarValidator)
         for only_one in (False, True):
             answer = call_grammar.calls(grammar_format, TOOLS, only_one=only_one)
             for place in AnswerStart:
-                reasoning = registry.reasoning_format("openai_gptoss" if name == "openai" else "qwen3")
+                reasoning = registry.reasoning_format(
+                    {"openai": "openai_gptoss", "muse_glimmer": name}.get(name, "qwen3")
+                )
                 form = constraint.structural_tag(constraint.after_reasoning(answer, reasoning, place), None)
                 asyncio.run(validator.check(form))
 
@@ -88,7 +136,7 @@ def test_a_named_function_allows_only_one_call() -> None:
 
 
 def test_reasoning_may_come_first() -> None:
-    for name in ("qwen3", "openai_gptoss"):
+    for name in ("qwen3", "openai_gptoss", "muse_glimmer"):
         found = registry.reasoning_format(name)
         answer = call_grammar.sequence(found.content_start, "Yes.")
         for place, is_open in ((AnswerStart.BEFORE_REASONING, False), (AnswerStart.IN_REASONING, True)):

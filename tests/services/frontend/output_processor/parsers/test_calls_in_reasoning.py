@@ -45,6 +45,8 @@ CALLS = {
     "minicpm5": '<function name="add"><param name="a">1</param></function>',
     "minimax_m3": ']<]minimax[>[<tool_call>\n]<]minimax[>[<invoke name="add">]<]minimax[>[<a>1]<]minimax[>[</a>'
     "]<]minimax[>[</invoke>\n]<]minimax[>[</tool_call>",
+    "muse_glimmer": '<atem:function_calls><atem:invoke name="add"><atem:parameter name="a">1</atem:parameter>'
+    "</atem:invoke></atem:function_calls>",
     "mistral": '[TOOL_CALLS]add[ARGS]{"a": 1}',
     "olmo3": "<function_calls>add(a=1)</function_calls>",
     "phi4_mini_json": 'functools[{"name": "add", "arguments": {"a": 1}}]',
@@ -57,7 +59,7 @@ CALLS = {
     '<steptml:parameter name="a">1</steptml:parameter></steptml:invoke><｜tool_call_end｜><｜tool_calls_end｜>',
     "xlam": '<tool_call>[{"name": "add", "arguments": {"a": 1}}]</tool_call>',
 }
-THINKERS = sorted(set(registry.REASONING_PARSERS.values()) - {"openai_gptoss"})  # has channels for calls
+THINKERS = sorted(set(registry.REASONING_PARSERS.values()) - {"openai_gptoss", "muse_glimmer"})  # messages for calls
 ENDS = {name: registry.reasoning_format(name).ends[0] for name in registry.REASONING_PARSERS}
 NAMES = {file: name for name, file in registry.REASONING_PARSERS.items()}
 

@@ -39,6 +39,11 @@ ANSWERS: list[tuple[str, str, list[Event]]] = [
         [R("A"), C("<|START_ACTION|>[]<|END_ACTION|>")],
     ),
     # vllm's test_minimax_m3_reasoning_parser: a lone end before an answer, and within one
+    (
+        "muse_glimmer",
+        " to=self<|message|>A<|eom|><|start|>assistant to=user<|message|>Yes.<|eot|>",
+        [R("A"), C("Yes.")],
+    ),
     ("minimax_m3", "<mm:think>A</mm:think>Yes.", [R("A"), C("Yes.")]),
     ("minimax_m3", "</mm:think>Yes.", [C("Yes.")]),
     ("minimax_m3", "Yes</mm:think>.", [C("Yes</mm:think>.")]),

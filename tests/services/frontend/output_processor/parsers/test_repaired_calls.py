@@ -51,6 +51,50 @@ HELLO = ("write", {"path": "/x", "content": "hello"})
 PATH = "<parameter=path>\n/x\n</parameter>\n"
 
 REPAIRED: tuple[tuple[str, str, list[Expected]], ...] = (
+    # sglang#40236, GenericAgent#804, xagent PR 790: no block around a call, no end of the block, other bars
+    ("deepseek_v32", dsml(dsml_parameter("path", "/x", "true")).partition("\n")[2].rpartition("\n")[0], [X]),
+    ("deepseek_v32", dsml(dsml_parameter("path", "/x", "true")).rpartition("\n")[0], [X]),
+    *(
+        (name, f"Yes. {dsml(dsml_parameter('path', '/x', 'true')).replace('｜DSML｜', mark)}", ["Yes.", X])
+        for name in ("deepseek_v32", "deepseek_v4")
+        for mark in ("｜｜DSML｜｜", "‖DSML‖", "|DSML|")
+    ),
+    # mlx-lm PR 792, MiniMax-M2#14 and, of their kind, other tagged formats: JSON in the block
+    *(
+        (name, f'<tool_call>{space}{{"name": "read", "arguments": {{"path": "/x"}}}}{space}</tool_call>', [X])
+        for name in ("glm45", "glm47", "qwen3_coder", "hermes", "step3p5")
+        for space in ("", "\n")
+    ),
+    ("minimax_m2", '<tool_calls>\n{"name": "read", "arguments": {"path": "/x"}}\n</tool_calls>', [X]),
+    ("seed_oss", '<seed:tool_call>{"name": "read", "arguments": {"path": "/x"}}</seed:tool_call> end', [X, "end"]),
+    ("glm47", '<tool_call>{"name": "nothing", "arguments": {}}</tool_call>', ['{"name": "nothing", "arguments": {}}']),
+    # MiniMax-M2#14: M1's block around calls of M2
+    (
+        "minimax_m2",
+        '<tool_calls>\n<invoke name="read">\n<parameter name="path">/x</parameter>\n</invoke>\n</tool_calls>',
+        [X],
+    ),
+    # ik_llama PR 2008, oh-my-pi#2759: M2's parameters in a call of M3
+    (
+        "minimax_m3",
+        ']<]minimax[>[<tool_call>\n]<]minimax[>[<invoke name="read">\n]<]minimax[>[<parameter name="path">/x'
+        "]<]minimax[>[</parameter>]<]minimax[>[</invoke>\n]<]minimax[>[</tool_call>",
+        [X],
+    ),
+    # mlx-lm PR 792: the shape of OpenAI's API; vllm#19056 and others: a surplus bracket; a repeated end
+    (
+        "hermes",
+        '<tool_call>\n{"type": "function", "function": {"name": "read", "arguments": {"path": "/x"}}}\n</tool_call>',
+        [X],
+    ),
+    (
+        "mistral",
+        '[TOOL_CALLS][{"function": {"arguments": "{\\"path\\": \\"/x\\"}", "name": "read"}, "id": "123456789"}]',
+        [(*X, "123456789")],
+    ),
+    ("qwen3_json", '<tool_call>\n{"name": "read", "arguments": {"path": "/x"}}}\n</tool_call>', [X]),
+    ("longcat", '<longcat_tool_call>{"name": "read", "arguments": {"path": "/x"}}]</longcat_tool_call>', [X]),
+    ("qwen3_json", '<tool_call>{"name": "read", "arguments": {"path": "/x"}}</tool_call></tool_call>', [X]),
     # llama.cpp PR 18077: Nemotron 3 leaves out the end of the last parameter
     ("nemotron_v3", qwen(f"{PATH}<parameter=content>\nhello"), [HELLO]),
     ("qwen3_coder", qwen("<parameter=path>\n/x\n<parameter=content>\nhello\n</parameter>"), [HELLO]),
