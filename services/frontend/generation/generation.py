@@ -29,7 +29,6 @@ from quire.shared.pb.common.v1.finish_pb2 import FinishReason
 
 TOKENS_IN_A_TURN = 16_384  # submitted before yielding to the event loop; hashing and submitting them takes 2 ms
 PER_SAMPLE_COST_TOKENS = 256  # cost of submitting a sample in addition to its prompt, in tokens
-TOOL_CALLS = "tool_calls"  # finish reason of samples that called tools
 CLIENT_CLOCK_S = 0.1  # a client cancels at its own deadline, up to this much before the server's
 
 
@@ -261,15 +260,10 @@ class Generation:
         if not self._samples:  # a request for nothing
             return LatencyBreakdown(self._submitted_s, self._queue_s, None, None, None, self._media)
         sample = self._samples[0]
-        has_tokens = sample.num_tokens > 0
+        first_s, last_s = (sample.first_token_s, sample.last_token_s) if sample.num_tokens else (None, None)
+        started_s = sample.started_s or None
         return LatencyBreakdown(
-            self._submitted_s,
-            self._queue_s,
-            sample.started_s or None,
-            sample.first_token_s if has_tokens else None,
-            sample.last_token_s if has_tokens else None,
-            self._media,
-            self._encode_s,
+            self._submitted_s, self._queue_s, started_s, first_s, last_s, self._media, self._encode_s
         )
 
     def time_spans(self) -> list[tuple[str, float, float]]:
@@ -280,14 +274,10 @@ class Generation:
     def finish_reasons(self) -> str:
         """Distinct finish reasons of the samples, comma-separated; unread samples count as cancelled. A sample that
         stopped after a tool call that the client left open has "tool_calls", as in the answer."""
-        return ",".join(dict.fromkeys(map(self._finish_reason, self._samples)))
-
-    def _finish_reason(self, sample: Sample) -> str:
-        use, finish = self.request.tool_use, sample.finish
-        called = self._parsers is not None and self._parsers[sample.index].has_called
-        if called and finish is not None and finish.reason == finish_pb2.FINISH_REASON_STOP:
-            return "stop" if use is not None and use.name else TOOL_CALLS
-        return generation_metrics.finish_reason_name(finish)
+        use, parsers = self.request.tool_use, self._parsers or ()
+        called = {index for index, parser in enumerate(parsers) if parser.has_called and not (use and use.name)}
+        names = (generation_metrics.finish_reason_name(one.finish, called=one.index in called) for one in self._samples)
+        return ",".join(dict.fromkeys(names))
 
     def on_start(self, sample: Sample, num_cached_tokens: int, queue_us: int, encode_us: int) -> None:
         """Notes that a worker runs the sample. `queue_us`: microseconds in the scheduler's queue; `encode_us`: those of

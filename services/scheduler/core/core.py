@@ -128,13 +128,10 @@ class Core:
             else:
                 self.state.finish(sequence, Reason.ERROR, failure=failure)
 
-    def on_media_encoded(
-        self, identifier: bytes, failure: Failure | None = None, span: tuple[float, float] = (0.0, 0.0)
-    ) -> None:
+    def on_media_encoded(self, identifier: bytes, failure: Failure | None = None) -> None:
         """Handles the worker's answer to an encoder order: the item's rows are ready, and the sequences that waited
         for them are queued, or the item could not be fetched or encoded (`failure`), and they finish with this
-        error. `span`: begin and end of the encoding, seconds."""
-        self.encoder_outputs.count_time(identifier, span)
+        error."""
         for sequence in self.encoder_outputs.complete(identifier, failed=failure is not None):
             if failure is None:
                 self.state.queue.enqueue(sequence, after=self.encoder_outputs)

@@ -125,7 +125,8 @@ class EncoderOutputs(Prerequisite):
             self._cache.remove(identifier)
 
     def count_time(self, identifier: bytes, span: tuple[float, float]) -> None:
-        """Adds the span in which an item was encoded to the encoding time of the sequences that have it."""
+        """Adds the span in which an item was encoded, before it is complete(), to the encoding time of the sequences
+        that have it. `span`: begin and end, seconds."""
         entry = self._cache.entry(identifier)
         for sequence in () if entry is None else entry.users.values():
             sequence.count_encoding(*span)
