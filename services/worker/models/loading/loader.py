@@ -149,8 +149,7 @@ def _place(
     missing, alternatives = dict(model.destinations()), model.alternatives
     if progress is not None:
         progress.total_bytes += sum(memory_of(destination).nbytes for destination in missing.values())
-    unexpected, passed_over, head = [], frozenset(model.passed_over), None
-    num_kv_scales = 0
+    unexpected, kv_scales, passed_over, head = [], [], frozenset(model.passed_over), None
     beginnings = (*BESIDE_TEXT, *(name for name in passed_over if name.endswith(".")))
     known = {*missing, *alternatives, *passed_over}
     for written, source in sources:
@@ -166,7 +165,7 @@ def _place(
         elif name == HEAD and name in passed_over:
             head = source.outliving_its_file()
         elif name.endswith(KV_SCALE_SUFFIXES):
-            num_kv_scales += 1
+            kv_scales.append(name)
         elif (
             not name.endswith(DERIVED_SUFFIXES)
             and name not in passed_over
@@ -174,10 +173,8 @@ def _place(
             and not is_on_other_stage(name)
         ):
             unexpected.append(name)
-    if num_kv_scales:
-        log.info(
-            "scales of cached keys and values are not used: they are cached with a scale of 1", tensors=num_kv_scales
-        )
+    if kv_scales:
+        log.info("scales of cached keys and values are not used", tensors=len(kv_scales))
     if head is not None:  # safetensors.torch.save_model keeps only the first name of tied weights
         for name in [name for name in missing if name.endswith(EMBEDDING)]:
             take(name, head, missing.pop(name), (name,))
