@@ -188,7 +188,8 @@ class MediaPipeline:
         ends. `budget`: counts the bytes of all files of the request. Raises QuireError."""
         options = use.options
         name = _name(part, use)
-        content = await self._content(part)
+        with holds.clock.fetching():
+            content = await self._content(part)
         if content is None:
             identifier = self.store.named(name)
             if identifier is None:
@@ -205,7 +206,8 @@ class MediaPipeline:
             assert content is not None
             return await self._decoder.decode(content, options)
 
-        tiles = await holds.hold(identifier, make, name)
+        with holds.clock.processing():
+            tiles = await holds.hold(identifier, make, name)
         return PlacedItem(identifier, tiles, self._model.processor.expand(tiles.layout, self._model.tokenizer))
 
     async def _content(self, part: MediaPart) -> bytes | None:

@@ -1,4 +1,4 @@
-"""A media item whose pixels have arrived."""
+"""A media item whose pixels, or whose rows, have arrived."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 Pixels = npt.NDArray[np.uint8]  # [num_tiles, height, width, 3]
+Rows = npt.NDArray[np.uint8]  # [num_embeddings, bytes of a row]
 
 
 class FetchedItem(NamedTuple):
@@ -17,3 +18,14 @@ class FetchedItem(NamedTuple):
     num_embeddings: int  # rows that are expected
     layout: tuple[int, ...]  # TileLayout.numbers of the family's processor
     pixels: Pixels
+
+
+class FetchedRows(NamedTuple):
+    """Item that another worker has encoded."""
+
+    identifier: bytes
+    num_embeddings: int  # rows that are expected
+    rows: Rows
+
+
+Fetched = FetchedItem | FetchedRows

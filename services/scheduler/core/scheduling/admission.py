@@ -12,7 +12,7 @@ from quire.services.scheduler.core.sequences.ending import Failure, Reason
 from quire.services.scheduler.core.sequences.sequence import Sequence
 from quire.services.scheduler.core.state import CoreState
 from quire.services.scheduler.core.step.plan_builder import PlanBuilder
-from quire.services.scheduler.core.timing.pace import PromptPace
+from quire.services.scheduler.core.timing.step_times import PromptPace
 
 DEADLINE_UNREACHABLE = Failure(
     "DEADLINE_EXCEEDED", "the first token could not have been computed before the deadline; nothing was computed"
