@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
+from quire.services.frontend.access.access import Caller
 from quire.services.frontend.request.request import Request
 from quire.services.frontend.streams.store import StoreLimits, StoreUnavailable, StreamKey
 from quire.services.frontend.streams.stream import Stream
@@ -110,6 +111,14 @@ class StreamPolicy:
         ):
             if found > (limit := getattr(self.limits, name)):
                 raise ResourceExhausted(f"stream_limits: a stream may have {name}={limit}, this one would have {found}")
+
+
+def count_of_client(streams: Iterable[Stream], caller: Caller | None, address: str) -> int:
+    """Returns how many of the streams are the client's: of its key's tenant, or, without a key, of its address, since a
+    tenant that a client merely states may be a new one in every call."""
+    if caller is not None:
+        return sum(1 for stream in streams if stream.request.key_name and stream.key.tenant == caller.tenant)
+    return sum(1 for stream in streams if not stream.request.key_name and stream.address == address)
 
 
 def check_resumable(request: Request) -> None:
