@@ -78,6 +78,13 @@ class StreamPolicy:
                 retry_after_ms=RETRY_MS,
             )
 
+    def check_count(self, count: int, total: int) -> None:
+        """Raises ResourceExhausted if a client with `count` streams, or all with `total`, may have no further one; used
+        where the shared store does not count."""
+        for bound, found in (("per_tenant", count), ("all_tenants", total)):
+            if found >= getattr(self.limits, bound):
+                raise self.full(bound)
+
     def check_running(self, num_running: int) -> None:
         """Raises ResourceExhausted if a client has as many streams in progress as it may: they run without it, and
         would otherwise take the places of all others."""

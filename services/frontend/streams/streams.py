@@ -137,17 +137,10 @@ class Streams:
         of_tenant = (stream for stream in self.known.values() if stream.key.tenant == key.tenant)
         count = sum(1 for stream in of_tenant if key.tenant or stream.address == call.address)
         if not self.store.is_shared or not key.tenant:
-            self._check_count(count)
+            self.policy.check_count(count, len(self.known))
         running = (self.known[key] for key in self.running if key in self.known)
         self.policy.check_running(count_of_client(running, call.caller, call.address))
         self.policy.check_memory("resumable", self.known.values())
-
-    def _check_count(self, count: int) -> None:
-        """Raises ResourceExhausted if a limit on the number of streams is reached; used where the shared store does not
-        count."""
-        for bound, found in (("per_tenant", count), ("all_tenants", len(self.known))):
-            if found >= getattr(self.policy.limits, bound):
-                raise self.policy.full(bound)
 
     def _new_producer(self, stream: Stream, writer: MessageWriter, owner: str = "") -> LocalStream:
         """Registers the stream as local and returns it with its producer. `owner`: the lease already acquired; empty: a
