@@ -61,7 +61,9 @@ class LLMEngine:
     ) -> None:
         """Adds a request, which step() computes, and loads the adapter of `lora_request` if needed. Raises
         QuireError for a request that cannot run; it is then not added."""
-        options = replace(self._adapters.chosen(lora_request, options), request_id=request_id)
+        if lora_request is not None:
+            options = self._adapters.chosen(lora_request, options)
+        options = replace(options or RequestOptions(), request_id=request_id)
         if priority:
             options = replace(options, priority=priority)
         added = self._engine.add(generate_request(prompt, params, options))

@@ -110,11 +110,12 @@ class _Json(logging.Formatter):
 
 class _Writer(logging.Handler):
     """Writes lines in a thread of its own, so that a slow or missing reader does not block the service. Lines beyond
-    MAX_LINES, or that cannot be written, are dropped and counted; writing is retried, because a full disk may have
+    `max_lines`, or that cannot be written, are dropped and counted; writing is retried, because a full disk may have
     room again."""
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, max_lines: int) -> None:
         """Starts the thread that writes to `stream`; lines are gathered for GATHER_S before they are written."""
+        self._max_lines = max_lines
         super().__init__()
         self._stream = stream
         self._lines: deque[str] = deque()
@@ -129,8 +130,8 @@ class _Writer(logging.Handler):
         threading.Thread(target=self._run, name="logs", daemon=True).start()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Queues a record as a formatted line without blocking; counts it as lost if MAX_LINES are queued."""
-        if len(self._lines) >= MAX_LINES:
+        """Queues a record as a formatted line without blocking; counts it as lost if `max_lines` are queued."""
+        if len(self._lines) >= self._max_lines:
             self._num_lost += 1
             return
         try:
@@ -239,10 +240,11 @@ def _on_uncaught(kind: type[BaseException], error: BaseException, trace: Traceba
     flush()
 
 
-def configure(service: str, level: str = "info", style: LogFormat = "text") -> None:
+def configure(service: str, level: str = "info", style: LogFormat = "text", *, max_lines: int = MAX_LINES) -> None:
     """Sends the logs of this process to stderr, replacing earlier handlers, and raises the level of noisy libraries;
-    `service` is included in every line. With JSON, warnings and uncaught exceptions are logged, too."""
-    handler = _Writer(sys.stderr)
+    `service` is included in every line; at most `max_lines` wait to be written. With JSON, warnings and uncaught
+    exceptions are logged, too."""
+    handler = _Writer(sys.stderr, max_lines)
     handler.setFormatter(_Json(service) if style == "json" else _Text(service))
     root = logging.getLogger()
     before, root.handlers[:] = root.handlers[:], [handler]

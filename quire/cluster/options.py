@@ -73,6 +73,9 @@ class ClusterOptions:
         return replace(self, model=str(folder), served_model_name=name)
 
 
+RANK_SETTINGS = tuple(f"{kind}_parallel_size" for kind in ("tensor", "pipeline", "context"))
+
+
 @dataclass(frozen=True, slots=True)
 class ServiceSpec:
     """One process: service, name and flags."""
@@ -279,7 +282,7 @@ def _workers(options: ClusterOptions, numbers: Iterable[int], schedulers: list[s
     """Returns the specifications of the workers, each with the GPUs of its ranks on CUDA."""
     worker = options.settings.get("worker", {})
     found = gpus.visible() if worker.get("device") == "cuda" else []
-    num_ranks = math.prod(int(worker.get(f"{kind}_parallel_size", 1)) for kind in ("tensor", "pipeline", "context"))
+    num_ranks = math.prod(int(worker.get(name, 1)) for name in RANK_SETTINGS)
     return [
         replace(_worker(options, number, schedulers), gpus=gpus.worker_gpus(number, num_ranks, found))
         for number in numbers
@@ -317,6 +320,8 @@ def _worker(options: ClusterOptions, index: int, schedulers: list[str]) -> Servi
         **({} if _role(options, index) == "both" else {"role": _role(options, index)}),
         **options.settings.get("worker", {}),
     }
+    if flags.get("role") == "encode":
+        flags = {name: value for name, value in flags.items() if name not in RANK_SETTINGS}  # it is one process
     return ServiceSpec("worker", name, flags)
 
 

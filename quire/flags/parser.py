@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import functools
+import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,7 +23,9 @@ class CommandParser(argparse.ArgumentParser):
     """Parser of one command. `explain`: returns advice for a flag that this parser does not know; empty: none."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
+        # argparse makes a formatter for each flag, which would ask the terminal for its width hundreds of times.
+        formatter = functools.partial(argparse.HelpFormatter, width=shutil.get_terminal_size().columns - 2)
+        super().__init__(*arguments, **{"formatter_class": formatter, **options})
         self.explain: Callable[[str], str] = lambda _flag: ""
         self._groups: Mapping[str, FlagGroup] = {}
         self._takes_config_file = False

@@ -68,7 +68,7 @@ def _workers(services: Sequence[pb.ServiceStatus], width: int, ink: Palette) -> 
     if not workers:
         yield ink(RED, "no worker is attached")
         return
-    name = max(len("WORKER"), *(len(worker.id) for worker in workers))
+    name = max(len("WORKER"), *(len(_named(worker)) for worker in workers))
     bar = max(10, width - name - 58)
     yield ink(DIM, f"{'WORKER':<{name}}  {'STATE':<8}  {'KV':<{bar}}  USED   RUN  WAIT   TOK/S  STEP AGE  HITS")
     for worker in workers:
@@ -78,9 +78,14 @@ def _workers(services: Sequence[pb.ServiceStatus], width: int, ink: Palette) -> 
         age = f"{worker.last_step_age_s:.1f} s" if worker.HasField("last_step_age_s") else "-"
         hits = f"{100 * work.cached_tokens / work.prompt_tokens:.0f} %" if work.prompt_tokens else "-"
         yield (
-            f"{worker.id:<{name}}  {ink(colour, f'{state:<8}')}  {_bar(blocks, bar, ink)}  {100 * used:3.0f} %  "
+            f"{_named(worker):<{name}}  {ink(colour, f'{state:<8}')}  {_bar(blocks, bar, ink)}  {100 * used:3.0f} %  "
             f"{worker.running:4}  {worker.waiting:4}  {work.tokens_per_s:6,.0f}  {age:>8}  {hits:>4}"
         )
+
+
+def _named(worker: pb.ServiceStatus) -> str:
+    """Returns the id of a worker, with its role if it has one."""
+    return f"{worker.id} ({worker.worker_role})" if worker.worker_role else worker.id
 
 
 def _bar(blocks: pb.BlockCounts, width: int, ink: Palette) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from quire.services.frontend.bounds.prompt_limit import PromptLimit
+from quire.services.frontend.bounds.prompts import PromptLimit
 from quire.services.frontend.composition.core import FrontendCore
 from quire.services.frontend.composition.grpc_port import GrpcPort
 from quire.services.frontend.composition.grpc_services import GrpcServices

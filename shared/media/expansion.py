@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
+from quire.shared.errors import InvalidArgument
 from quire.shared.media.processor import MediaProcessor, PlaceholderExpansion, PromptTokenizer
 
 # Function of two neighbouring tokens that returns the single token of their joined text; None: both stay.
@@ -60,6 +61,22 @@ def expand_placeholders(
         begin = at + 1
     _append(prompt, token_ids[begin:], join if prompt.items else None)
     return prompt
+
+
+def over_the_prompt(prompt: ExpandedPrompt) -> ExpandedPrompt:
+    """Returns the prompt with its only item extended to all tokens, which see each other. Raises InvalidArgument for
+    several items."""
+    if len(prompt.items) > 1:
+        raise InvalidArgument(
+            f"At most 1 image(s) may be provided in one prompt: all tokens of this model's prompt see each other. This "
+            f"prompt has {len(prompt.items)}.",
+            field="messages",
+        )
+    whole = [
+        ExpandedItem(0, len(prompt.token_ids), tuple((item.offset + start, count) for start, count in item.runs))
+        for item in prompt.items
+    ]
+    return ExpandedPrompt(prompt.token_ids, whole)
 
 
 def _append(prompt: ExpandedPrompt, tokens: Sequence[int], join: Join | None) -> int:

@@ -94,6 +94,14 @@ class WholeItemProcessor(Protocol):
         """Largest number of tokens of one item, text in it included."""
 
 
+@runtime_checkable
+class WholePromptProcessor(Protocol):
+    """Extension of the processors of models in which all tokens of a prompt with a picture see each other: its one
+    item is the whole prompt."""
+
+    covers_prompt: bool
+
+
 def no_options(options: Mapping[str, Any]) -> None:
     """Raises InvalidArgument for the first option of a family that has none."""
     for name in options:

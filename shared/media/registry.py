@@ -7,13 +7,16 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from quire.shared.media.families.cohere2_vision import make_cohere2_vision
 from quire.shared.media.families.gemma3 import make_gemma3
+from quire.shared.media.families.got_ocr2 import make_got_ocr2
 from quire.shared.media.families.idefics3 import make_idefics3
 from quire.shared.media.families.internvl import make_internvl
 from quire.shared.media.families.lighton_ocr import make_lighton_ocr
 from quire.shared.media.families.llama4 import make_llama4
 from quire.shared.media.families.llava import make_llava
 from quire.shared.media.families.llava_next import make_llava_next, make_llava_onevision
+from quire.shared.media.families.paligemma import make_paligemma
 from quire.shared.media.families.phi4_multimodal import make_phi4_multimodal
 from quire.shared.media.families.pixtral import make_pixtral
 from quire.shared.media.families.qwen_vl import make_qwen_vl
@@ -29,7 +32,9 @@ def _make_of_tower(folder: Path, config: Mapping[str, Any]) -> MediaProcessor:
 
 # model_type -> function of the model's folder and config.json
 PROCESSORS: dict[str, Callable[[Path, Mapping[str, Any]], MediaProcessor]] = {
+    "cohere2_vision": make_cohere2_vision,
     "gemma3": make_gemma3,
+    "got_ocr2": make_got_ocr2,
     "idefics3": make_idefics3,
     "internvl": make_internvl,
     "lighton_ocr": make_lighton_ocr,
@@ -38,8 +43,10 @@ PROCESSORS: dict[str, Callable[[Path, Mapping[str, Any]], MediaProcessor]] = {
     "llava_next": make_llava_next,
     "llava_onevision": make_llava_onevision,
     "mistral3": make_pixtral,
+    "paligemma": make_paligemma,
     "phi4_multimodal": make_phi4_multimodal,
     "smolvlm": make_idefics3,
+    "vipllava": make_llava,
     "qwen2_5_vl": make_qwen_vl,
     "qwen2_vl": make_qwen_vl,
     "qwen3_vl": make_qwen_vl,

@@ -32,3 +32,13 @@ def cut(picture: Image.Image, height: int, width: int) -> npt.NDArray[np.uint8]:
     pixels = np.asarray(picture, dtype=np.uint8)
     rows, columns = picture.height // height, picture.width // width
     return pixels.reshape(rows, height, columns, width, 3).swapaxes(1, 2).reshape(-1, height, width, 3)
+
+
+def cut_with_whole(picture: Image.Image, rows: int, columns: int, side: int, resampling: str) -> npt.NDArray[np.uint8]:
+    """Scales a picture to a grid of square tiles and cuts it, row after row; if there are several, the whole picture
+    in the size of a tile is the last one. Returns [num_tiles, side, side, 3]."""
+    tiles = cut(scaled(picture, rows * side, columns * side, resampling), side, side)
+    if len(tiles) == 1:
+        return tiles
+    whole = np.asarray(scaled(picture, side, side, resampling), dtype=np.uint8)
+    return np.concatenate((tiles, whole[None]))

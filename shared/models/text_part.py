@@ -42,6 +42,11 @@ class TextPart:
     others: Mapping[str, tuple[str, Mapping[str, Any]]] = field(default_factory=dict)
 
 
+GEMMA = {
+    **{"vocab_size": 257_152, "hidden_size": 2048, "intermediate_size": 16_384, "num_hidden_layers": 18},
+    **{"num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 256, "max_position_embeddings": 8192},
+    **{"rms_norm_eps": 1e-6, "rope_theta": 1e4, "hidden_act": "gelu_pytorch_tanh"},
+}
 GEMMA3 = {
     **{"vocab_size": 262_208, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256},
     **{"max_position_embeddings": 131_072, "hidden_activation": "gelu_pytorch_tanh", TIE: True},
@@ -69,6 +74,11 @@ PHI4 = {
 QWEN2 = {
     **{"num_key_value_heads": 8, "max_position_embeddings": 32_768, "rms_norm_eps": 1e-5, "rope_theta": 1e6},
     **{"use_sliding_window": False},
+}
+GOT_OCR2 = {
+    **{"vocab_size": 151_860, "hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 24},
+    **{"num_attention_heads": 16, "num_key_value_heads": 16, "max_position_embeddings": 32_768, "rms_norm_eps": 1e-6},
+    **{"rope_theta": 1e6, "use_sliding_window": False, TIE: True},
 }
 QWEN3 = {
     **{"num_key_value_heads": 32, "head_dim": 128, "max_position_embeddings": 128_000, "rms_norm_eps": 1e-6},
@@ -109,7 +119,9 @@ TEXT_TYPES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "smollm3": ("SmolLM3ForCausalLM", {}),
 }
 TEXT_PARTS = {
+    "Cohere2VisionForConditionalGeneration": TextPart("", {"model_type": "cohere2", TIE: True}),
     "Gemma3ForConditionalGeneration": TextPart("Gemma3ForCausalLM", GEMMA3),
+    "GotOcr2ForConditionalGeneration": TextPart("Qwen2ForCausalLM", GOT_OCR2),
     "Idefics3ForConditionalGeneration": TextPart(""),
     "InternVLForConditionalGeneration": TextPart("", {"model_type": "qwen2", TIE: True}),
     "LightOnOcrForConditionalGeneration": TextPart("", {"model_type": "qwen3", TIE: True}),
@@ -120,8 +132,12 @@ TEXT_PARTS = {
     "Mistral3ForConditionalGeneration": TextPart(
         "MistralForCausalLM", MISTRAL3, others={"ministral3": ("Ministral3ForCausalLM", MINISTRAL3)}
     ),
+    "PaliGemmaForConditionalGeneration": TextPart(
+        "GemmaForCausalLM", {**GEMMA, TIE: True}, others={"gemma2": ("Gemma2ForCausalLM", {TIE: True})}
+    ),
     "Phi4MultimodalForCausalLM": TextPart("Phi3ForCausalLM", PHI4),
     "SmolVLMForConditionalGeneration": TextPart(""),
+    "VipLlavaForConditionalGeneration": TextPart(""),
     "Qwen2VLForConditionalGeneration": TextPart("Qwen2ForCausalLM", QWEN2, IN_PARTS, ties=Ties.EITHER),
     "Qwen2_5_VLForConditionalGeneration": TextPart("Qwen2ForCausalLM", QWEN2, IN_PARTS, ties=Ties.EITHER),
     "Qwen3VLForConditionalGeneration": TextPart("Qwen3ForCausalLM", QWEN3, ALTERNATING),

@@ -26,7 +26,8 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class Health:
     """Health of one server. Watches follow the values set; set() never waits for them."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_watches: int = MAX_WATCHES) -> None:
+        self._max_watches = max_watches
         self._statuses: dict[str, int] = {}
         self._changed = asyncio.Event()
         self._num_watches = 0
@@ -55,10 +56,10 @@ class Health:
 
     async def _watch(self, question: bytes, context: Context) -> AsyncIterator[int]:
         """Yields the status of the requested service, UNKNOWN for an unknown one, at once and after each change.
-        Aborts the call beyond MAX_WATCHES."""
+        Aborts the call beyond the limit of watches."""
         service = await _service(question, context)
-        if self._num_watches >= MAX_WATCHES:
-            text = f"{MAX_WATCHES} watches are open, which is the limit; use Check instead"
+        if self._num_watches >= self._max_watches:
+            text = f"{self._max_watches} watches are open, which is the limit; use Check instead"
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
         self._num_watches += 1
         try:

@@ -123,22 +123,41 @@ def product() -> tuple[str, ...]:
     return tuple(name for name in tracked(".py") if not name.startswith(("tests/", "docs/")))
 
 
+class Texts(NamedTuple):
+    """Texts of the product."""
+
+    docstrings: list[Docstring]
+    riddles: list[str]  # of messages, with their places
+
+
 @functools.cache
-def docstrings() -> tuple[Docstring, ...]:
-    """Returns the docstrings of the product; every file is read once."""
-    return tuple(one for name in product() for one in docstrings_of(name))
+def texts() -> Texts:
+    """Returns the texts of the product; every file is parsed once."""
+    found = Texts([], [])
+    for name in product():
+        for node in ast.walk(ast.parse(text_of(name))):
+            found.docstrings.extend(docstrings_of(name, node))
+            found.riddles.extend(f"{name}:{line}: {text!r}" for line, text in messages(node) if has_riddle(text))
+    return found
 
 
-def docstrings_of(name: str) -> Iterator[Docstring]:
-    for node in ast.walk(ast.parse(text_of(name))):
-        body = getattr(node, "body", None)
-        if isinstance(body, list):
-            yield from described_values(name, body)
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            text = ast.get_docstring(node)
-            if text:
-                owner = getattr(node, "name", "module")
-                yield Docstring(f"{name}:{node.body[0].lineno} {owner}", text.strip().split("\n\n")[0])
+def docstrings() -> list[Docstring]:
+    return texts().docstrings
+
+
+def has_riddle(text: str) -> bool:
+    return bool(RIDDLES.search(text) or VAGUE.search(text))
+
+
+def docstrings_of(name: str, node: ast.AST) -> Iterator[Docstring]:
+    body = getattr(node, "body", None)
+    if isinstance(body, list):
+        yield from described_values(name, body)
+    if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+        text = ast.get_docstring(node)
+        if text:
+            owner = getattr(node, "name", "module")
+            yield Docstring(f"{name}:{node.body[0].lineno} {owner}", text.strip().split("\n\n")[0])
 
 
 def described_values(name: str, body: list[ast.stmt]) -> Iterator[Docstring]:
@@ -152,21 +171,20 @@ def described_values(name: str, body: list[ast.stmt]) -> Iterator[Docstring]:
             yield Docstring(f"{name}:{text.lineno} {ast.unparse(target)[:40]}", summary)
 
 
-def messages(name: str) -> Iterator[tuple[int, str]]:
-    """Yields (line number, text) of the errors that are raised, of log lines, and of texts of flags and settings."""
-    for node in ast.walk(ast.parse(text_of(name))):
-        parts: list[ast.AST] = []
-        if isinstance(node, ast.Raise):
-            parts = [node]
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in LOG_METHODS:
-            parts = [*node.args]
-        elif isinstance(node, ast.keyword) and node.arg in TEXT_ARGUMENTS:
-            parts = [node.value]
-        for text in (inner for part in parts for inner in ast.walk(part)):
-            if isinstance(text, ast.JoinedStr):
-                yield text.lineno, ast.unparse(text)
-            elif isinstance(text, ast.Constant) and isinstance(text.value, str):
-                yield text.lineno, text.value
+def messages(node: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yields (line number, text) of an error that is raised, of a log line, and of a text of a flag or setting."""
+    parts: list[ast.AST] = []
+    if isinstance(node, ast.Raise):
+        parts = [node]
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in LOG_METHODS:
+        parts = [*node.args]
+    elif isinstance(node, ast.keyword) and node.arg in TEXT_ARGUMENTS:
+        parts = [node.value]
+    for text in (inner for part in parts for inner in ast.walk(part)):
+        if isinstance(text, ast.JoinedStr):
+            yield text.lineno, ast.unparse(text)
+        elif isinstance(text, ast.Constant) and isinstance(text.value, str):
+            yield text.lineno, text.value
 
 
 def prose(name: str) -> Iterator[tuple[int, str]]:
@@ -209,13 +227,7 @@ def test_texts_have_no_riddles(kinds: tuple[str, ...]) -> None:
 
 
 def test_messages_have_neither_riddles_nor_vague_phrases() -> None:
-    found = [
-        f"{name}:{line}: {text!r}"
-        for name in product()
-        for line, text in messages(name)
-        if RIDDLES.search(text) or VAGUE.search(text)
-    ]
-    assert not found
+    assert not texts().riddles
 
 
 def test_names_of_functions_do_not_begin_with_of() -> None:

@@ -16,6 +16,7 @@ KUSTOMIZATIONS = [
     "overlays/gpu-to-zero",
     "overlays/gpu-tiers",
     "overlays/gpu-roles",
+    "overlays/gpu-encode",
     "overlays/gpu-hosts",
     "overlays/gateway",
 ]

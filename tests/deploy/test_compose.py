@@ -17,7 +17,7 @@ from quire.shared.version import VERSION
 from tests.deploy import dockerfile, service
 from tests.deploy.paths import COMPOSE, DOCKERFILE, PROMETHEUS, ROOT
 
-QUIRE = ("frontend", "scheduler", "worker", "worker-cuda")
+QUIRE = ("frontend", "scheduler", "worker", "worker-encode", "worker-cuda")
 OTHERS = ("redis", "prometheus", "grafana")
 ONCE = ("secrets",)
 
@@ -78,9 +78,10 @@ def test_settings_are_accepted(compose: dict[str, Any], name: str, tmp_path: Pat
 @pytest.mark.parametrize("name", QUIRE)
 def test_image_is_the_one_that_is_built(compose: dict[str, Any], name: str) -> None:
     entry = compose["services"][name]
-    role, _, flavour = name.partition("-")
+    target = "worker" if name == "worker-encode" else name
+    role, _, flavour = target.partition("-")
     assert entry["image"] == f"quire-{role}:{VERSION}" + (f"-{flavour}" if flavour else "")
-    assert entry["build"]["target"] == name
+    assert entry["build"]["target"] == target
     assert "dockerfile" not in entry["build"]
 
 
@@ -123,7 +124,7 @@ def test_services_show_the_secrets_that_are_made(compose: dict[str, Any], settin
     assert "redis:/run/redis:ro" in compose["services"]["redis"]["volumes"]
 
 
-@pytest.mark.parametrize("name", ["worker", "worker-cuda"])
+@pytest.mark.parametrize("name", ["worker", "worker-encode", "worker-cuda"])
 def test_workers_can_be_many(compose: dict[str, Any], name: str) -> None:
     entry = compose["services"][name]
     assert not {"container_name", "hostname", "ports"} & set(entry)
@@ -139,7 +140,7 @@ def test_gpus_are_asked_for_in_a_profile_only(compose: dict[str, Any]) -> None:
 def test_ports_of_the_host_lead_to_ports_of_services(compose: dict[str, Any], settings: dict[str, Settings]) -> None:
     frontend = compose["services"]["frontend"]
     assert {int(port.rsplit(":", 1)[1]) for port in frontend["ports"]} == service.ports(settings["frontend"])
-    for name in ("scheduler", "worker", "worker-cuda"):
+    for name in ("scheduler", "worker", "worker-encode", "worker-cuda"):
         assert {int(port) for port in compose["services"][name]["expose"]} == service.ports(settings[name])
     published = [port for entry in compose["services"].values() for port in entry.get("ports", [])]
     assert all(port.startswith("127.0.0.1:") for port in published), "not for everybody by default"
@@ -168,7 +169,7 @@ def test_every_container_is_locked_down(compose: dict[str, Any], name: str) -> N
 def test_services_wait_for_those_they_need(compose: dict[str, Any]) -> None:
     waits = {name: entry.get("depends_on", {}) for name, entry in compose["services"].items()}
     assert waits["scheduler"]["redis"]["condition"] == "service_healthy"
-    for name in ("frontend", "worker", "worker-cuda"):
+    for name in ("frontend", "worker", "worker-encode", "worker-cuda"):
         assert waits[name]["scheduler"]["condition"] == "service_healthy"
     optional = [name for name, entry in compose["services"].items() if "profiles" in entry]
     for needed in waits.values():

@@ -22,7 +22,7 @@ from tests.metrics.catalogue import families
 
 KUBERNETES = "1.33"
 BUILDS = {folder: kustomize.build(K8S / folder) for folder in KUSTOMIZATIONS}
-# By Deployment: `worker`, and `prefill` where there are workers of two roles.
+# By Deployment: `worker`, and `prefill` or `encode` where there are workers of several roles.
 SERVICES = {
     folder: [
         resource["metadata"]["name"]
@@ -31,7 +31,9 @@ SERVICES = {
     ]
     for folder, build in BUILDS.items()
 }
-WORKERS = [(folder, name) for folder, names in SERVICES.items() for name in names if name in ("worker", "prefill")]
+WORKERS = [
+    (folder, name) for folder, names in SERVICES.items() for name in names if name in ("worker", "prefill", "encode")
+]
 workloads = pytest.mark.parametrize(
     ("folder", "role"), [(folder, role) for folder, names in SERVICES.items() for role in names]
 )

@@ -23,14 +23,14 @@ from quire.shared import logs
 
 
 @contextmanager
-def configured(stream: TextIO, style: logs.LogFormat = "text") -> Iterator[None]:
+def configured(stream: TextIO, style: logs.LogFormat = "text", max_lines: int = logs.MAX_LINES) -> Iterator[None]:
     """Logs of this process go to `stream` temporarily."""
     root = logging.getLogger()
     before, level, stderr = root.handlers[:], root.level, sys.stderr
     hook = sys.excepthook
     sys.stderr = stream
     try:
-        logs.configure("me", style=style)
+        logs.configure("me", style=style, max_lines=max_lines)
         yield
     finally:
         sys.stderr, sys.excepthook = stderr, hook
@@ -74,10 +74,9 @@ def test_json_has_the_same_values() -> None:
     assert (entry["message"], entry["service"], entry["value"]) == ("said", "me", "two\nlines \ud800")
 
 
-def test_nobody_waits_for_a_reader_that_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logs, "MAX_LINES", 1000)
+def test_nobody_waits_for_a_reader_that_stands_still() -> None:
     reading, writing = os.pipe()
-    with os.fdopen(writing, "w") as pipe, os.fdopen(reading, "rb") as reader, configured(pipe):
+    with os.fdopen(writing, "w") as pipe, os.fdopen(reading, "rb") as reader, configured(pipe, max_lines=1000):
         done = threading.Event()
 
         def talk() -> None:

@@ -32,7 +32,7 @@ from quire.services.worker.replica.replica import Replica
 from quire.services.worker.replica.retained_state import RetainedState
 from quire.services.worker.step.fetched_item import FetchedItem, Pixels
 from quire.services.worker.structured.compile_pool import CompilePool, CompileResult
-from quire.shared import columns, prompt_logprobs
+from quire.shared import columns, sampling_params
 from quire.shared.kv import block_hash
 from quire.shared.pb.common.v1 import media_pb2, pooling_pb2, sampling_pb2
 from quire.shared.pb.worker.v1 import worker_pb2 as pb
@@ -105,6 +105,7 @@ class Pair:
             "fixed_draft_length": replica.speculation.fixed_draft_length,
             "drafts_constrained_only": replica.speculation.constrained_only,
             "encoder_capacity": replica.media.capacity,
+            "whole_media": replica.media.whole_items,
         }
         self.core = Core(CoreLimits(**(values | limits)))
         self.answers: list[Answer] = []
@@ -140,7 +141,7 @@ class Pair:
             sample_group=family,
             grammar_id=self._prepare(constraint),
             asks_logprobs=params.HasField("logprobs") or bool(params.logprob_token_ids),
-            prompt_logprobs_from=prompt_logprobs.first_position(params),
+            prompt_logprobs_from=sampling_params.first_prompt_logprob(params),
             samples_nothing=pooling is not None,
             skip_reading_prefix_cache=pooling is not None and pooling.pooler not in READ_ONE,
             payload=Payload(

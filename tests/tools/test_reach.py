@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from quire.shared import errors, greedy
+from quire.shared import errors, sampling_params
 from tools import reach
 from tools.reach import CalledFunctions
 
@@ -20,7 +20,7 @@ def calls(*files: str) -> CalledFunctions:
 
 
 def test_files_of_the_product_count_and_others_do_not() -> None:
-    assert reach.source_file(greedy.__file__) == "shared/greedy.py"
+    assert reach.source_file(sampling_params.__file__) == "shared/sampling_params.py"
     assert reach.source_file(argparse.__file__) == ""
     assert reach.source_file(__file__) == ""
     assert reach.source_file("<string>") == ""

@@ -10,7 +10,7 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
 from quire.services.frontend.bounds import counts
-from quire.services.frontend.bounds.prompt_limit import PromptLimit
+from quire.services.frontend.bounds.prompts import PromptLimit
 from quire.shared.errors import InvalidArgument
 from quire.shared.pb.batch.v1 import batch_pb2
 from quire.shared.pb.dialects import open_inference_pb2, vllm_engine_pb2

@@ -119,9 +119,17 @@ class Calls:
     """Starts calls and logs each when it has ended: identity, outcome, token counts and times, never any text."""
 
     def __init__(
-        self, admission: CallAdmission, access: Access, metrics: CallMetrics, traces: NoTraces | None = None
+        self,
+        admission: CallAdmission,
+        access: Access,
+        metrics: CallMetrics,
+        traces: NoTraces | None = None,
+        *,
+        interval_s: float = SECOND_S,
     ) -> None:
-        """Stores the collaborators. `traces`: starts the spans of traced calls; None: no traces."""
+        """Stores the collaborators. `traces`: starts the spans of traced calls; None: no traces. `interval_s`: time in
+        which REFUSALS_A_SECOND are logged one by one."""
+        self._interval_s = interval_s
         self.admission = admission
         self._metrics = metrics
         self.access = access
@@ -182,7 +190,7 @@ class Calls:
         and lets further refusals go first. `call`: None if it was refused before it started."""
         self.preparation_queue.note_refusal()
         if self._refusal_timer is None:
-            self._refusal_timer = asyncio.get_running_loop().call_later(SECOND_S, self._log_refusal_counts)
+            self._refusal_timer = asyncio.get_running_loop().call_later(self._interval_s, self._log_refusal_counts)
         self._num_refusals += 1
         if self._num_refusals > REFUSALS_A_SECOND:
             self._unlogged[route, status] += 1

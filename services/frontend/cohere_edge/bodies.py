@@ -2,41 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from quire.services.frontend.http.fields.checked_body import CheckedBody
 from quire.services.frontend.http.fields.known_fields import body_schema_extra
 from quire.services.frontend.http.fields.model_field import ModelField
-from quire.services.frontend.http.fields.ranges import given
+from quire.services.frontend.http.fields.ranges import exactly_one
 from quire.services.frontend.http.fields.unknown_fields import UnknownFields
 from quire.shared.errors import InvalidArgument
-
-# Pictures, and texts combined with them; by name, the values that request nothing.
-NOT_OFFERED: Mapping[str, Sequence[Any]] = dict.fromkeys(("images", "inputs"), (None, []))
 
 TRUNCATE_CONFLICT = {
     "required": ["truncate", "max_tokens"],
     "properties": {"truncate": {"const": "NONE"}, "max_tokens": {"type": "integer"}},
 }
-RULES = (given("texts"), {"not": TRUNCATE_CONFLICT})
+RULES = (exactly_one("texts", "images", "inputs"), {"not": TRUNCATE_CONFLICT})
 
 InputType = Literal["search_document", "search_query", "classification", "clustering"]
 EmbeddingType = Literal["float", "base64", "binary", "ubinary"]
 
 
+class EmbedInput(BaseModel):
+    """One input of texts and pictures together."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    content: list[dict[str, Any]] = Field(
+        min_length=1, description="parts: {type: text, text} or {type: image_url, image_url: {url}}"
+    )
+
+
 class CohereEmbedBody(CheckedBody):
     """Request body of POST /v2/embed and /v1/embed."""
 
-    model_config = ConfigDict(extra="allow", json_schema_extra=body_schema_extra((), NOT_OFFERED, RULES))
-
-    unavailable = NOT_OFFERED
-    remedy = "; send texts"
+    model_config = ConfigDict(extra="allow", json_schema_extra=body_schema_extra((), {}, RULES))
 
     model: ModelField = ""
     texts: list[str] | None = Field(None, min_length=1, json_schema_extra={"items": {"minLength": 1}})
+    images: list[str] | None = Field(None, min_length=1, description="data URLs, each of which has a vector")
+    inputs: list[EmbedInput] | None = Field(None, min_length=1, description="texts with pictures, a vector each")
     input_type: InputType | None = Field(
         None, description="selects the prompt of this name from the model's folder, if there is one"
     )
@@ -49,8 +54,9 @@ class CohereEmbedBody(CheckedBody):
     priority: int | None = None
 
     def check_rules(self, unknown: UnknownFields) -> None:
-        """Raises InvalidArgument if there are no texts, or max_tokens is set with truncate=NONE."""
-        if not self.texts:
-            raise InvalidArgument("texts must hold at least one text", field="texts")
+        """Raises InvalidArgument unless there is one kind of input, and if max_tokens is set with truncate=NONE."""
+        if sum(map(bool, (self.texts, self.images, self.inputs))) != 1:
+            text = "exactly one of texts, images and inputs must hold at least one entry"
+            raise InvalidArgument(text, field="texts")
         if self.truncate == "NONE" and self.max_tokens is not None:
             raise InvalidArgument("max_tokens requires truncate START or END, got NONE", field="truncate")

@@ -55,7 +55,7 @@ class CohereEmbedFormat(PooledFormat):
     def whole(self, deltas: list[SampleDelta], generation: Generation) -> dict[str, Any]:
         """Returns the unary answer. Without requested embedding types, embeddings are one list of float vectors
         instead of an object by type."""
-        vectors = generation.vectors
+        vectors, num_media = generation.vectors, _num_embeddings(generation)
         by_kind = {kind: [*map(WRITERS[kind], vectors)] for kind in self._kinds}
         return {
             "id": f"{self.prefix}-{generation.request.request_id}",
@@ -64,6 +64,15 @@ class CohereEmbedFormat(PooledFormat):
             "texts": self._texts,
             "meta": {
                 "api_version": {"version": self._version},
-                "billed_units": {"input_tokens": generation.usage.prompt_tokens, "image_tokens": 0},
+                "billed_units": {
+                    "input_tokens": generation.usage.prompt_tokens - num_media,
+                    "image_tokens": num_media,
+                },
             },
         }
+
+
+def _num_embeddings(generation: Generation) -> int:
+    """Returns the number of prompt tokens that are embeddings of pictures."""
+    items = (item for prompt in generation.prepared for item in prompt.prompt_request.media)
+    return sum(item.num_embeddings for item in items)

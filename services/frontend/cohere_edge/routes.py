@@ -10,12 +10,13 @@ from starlette.responses import Response
 
 from quire.services.frontend.cohere_edge.bodies import CohereEmbedBody
 from quire.services.frontend.cohere_edge.format import FIRST, CohereEmbedFormat
+from quire.services.frontend.cohere_edge.prompts import embed_prompts
 from quire.services.frontend.http import headers
 from quire.services.frontend.http.headers import CallHeaders
 from quire.services.frontend.http.responses import GenerationResponse
 from quire.services.frontend.http.router import Router
 from quire.services.frontend.http.serving_context import ServingContext
-from quire.services.frontend.request.request import Pooling, Sampling, TextPrompt
+from quire.services.frontend.request.request import Pooling, Sampling
 from quire.services.frontend.request.request import Request as GeneratorRequest
 
 # Names that folders give to the prompts of these types, the likeliest first.
@@ -26,7 +27,7 @@ PROMPTS: Mapping[str, Sequence[str]] = {
 
 
 class CohereRoutes:
-    """Routes that turn texts into vectors."""
+    """Routes that turn texts and pictures into vectors."""
 
     def __init__(self, context: ServingContext) -> None:
         self._generator = context.generator
@@ -38,11 +39,11 @@ class CohereRoutes:
         self.router.add_api_route("/v1/embed", self.embed_v1, methods=["POST"], response_class=Response)
 
     async def embed(self, body: CohereEmbedBody, http: Request) -> Response:
-        """Returns a vector for each text, in Cohere's format."""
+        """Returns a vector for each input, in Cohere's format."""
         return self._answer("2", body, http)
 
     async def embed_v1(self, body: CohereEmbedBody, http: Request) -> Response:
-        """Returns a vector for each text, in version 1 of Cohere's format."""
+        """Returns a vector for each input, in version 1 of Cohere's format."""
         return self._answer(FIRST, body, http)
 
     def _answer(self, version: str, body: CohereEmbedBody, http: Request) -> Response:
@@ -58,12 +59,12 @@ class CohereRoutes:
 
 
 def embed_request(body: CohereEmbedBody, prompt_name: str, call: CallHeaders) -> GeneratorRequest:
-    """Converts a body to a pooling request with one prompt per text; without max_tokens texts are truncated to the
+    """Converts a body to a pooling request with one prompt per input; without max_tokens texts are truncated to the
     model's length, unless truncate is NONE."""
     return GeneratorRequest(
         request_id=call.request_id or uuid.uuid4().hex,
         model=body.model,
-        prompts=[TextPrompt(text) for text in body.texts or ()],
+        prompts=embed_prompts(body),
         sampling=Sampling(detokenize=False),
         pooling=Pooling(dimensions=body.output_dimension, prompt_name=prompt_name),
         arrival_s=call.arrival_s,

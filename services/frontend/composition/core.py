@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from quire.services.frontend.bounds.prompt_limit import PromptLimit
+from quire.services.frontend.bounds.prompts import PromptLimit
 from quire.services.frontend.composition.ingress import Ingress
 from quire.services.frontend.composition.served_model import ServedModel
 from quire.services.frontend.composition.shared_state import SharedState

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from quire.services.frontend.access.access import Access
 from quire.services.frontend.bounds.bodies.large_bodies import LargeBodies
 from quire.services.frontend.bounds.messages import REQUESTS
-from quire.services.frontend.bounds.prompt_limit import PromptLimit
+from quire.services.frontend.bounds.prompts import PromptLimit
 from quire.services.frontend.calls.admission import CallAdmission
 from quire.services.frontend.calls.calls import Calls
 from quire.services.frontend.grpc_edge.admission_interceptor import AdmissionInterceptor

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from quire.services.frontend.scheduler_client.placement import Candidate
-from quire.services.frontend.scheduler_client.prompt_hashes import supported_block_size
+from quire.services.frontend.scheduler_client.sequence import supported_block_size
 from quire.shared.logs import logger
 from quire.shared.metrics.frontend import FrontendMetrics
 from quire.shared.pb.common.v1 import model_pb2

@@ -11,8 +11,7 @@ from typing import NamedTuple, Protocol
 
 from quire.services.frontend.directory.directory import Directory
 from quire.services.frontend.scheduler_client.placement import NO_CACHED_TOKENS, CachedTokens, Candidate
-from quire.services.frontend.scheduler_client.prompt_hashes import supported_block_size
-from quire.services.frontend.scheduler_client.sequence import PromptRequest
+from quire.services.frontend.scheduler_client.sequence import PromptRequest, supported_block_size
 from quire.shared.logs import logger
 from quire.shared.metrics.frontend import FrontendMetrics
 from quire.shared.prefix_index import PrefixReader, WorkerEntry

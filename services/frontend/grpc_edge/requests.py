@@ -64,6 +64,8 @@ def generate_request(message: pb.GenerateRequest, arrival: Arrival, defaults: Ge
     _check_retention(message)
     sampling = _sampling(message.sampling, defaults)
     request = new_request(message.model, _prompt(message), sampling, message.options, arrival)
+    if not message.HasField("media_options"):
+        return request
     return replace(request, media_options=conversations.options_of_media(message.media_options))
 
 

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from quire.services.frontend.bounds.prompt_limit import check_length
+from quire.services.frontend.bounds.prompts import check_length
 from quire.services.frontend.input_processor import prompt_limits
 from quire.services.frontend.input_processor.grammars.grammar_validator import GrammarValidator
+from quire.services.frontend.input_processor.media_placement import place_media
 from quire.services.frontend.input_processor.prepared_prompt import (
     PreparedPrompt,
     PromptOptions,
     PromptRequestBuilder,
     yield_periodically,
 )
-from quire.services.frontend.input_processor.prompt_tokens import PromptTokens
-from quire.services.frontend.input_processor.sampling import logits_processors, sampling_rules
-from quire.services.frontend.input_processor.sampling.bad_words import bad_word_columns
-from quire.services.frontend.input_processor.sampling.sampling_message import grammar_bytes, to_message
-from quire.services.frontend.media.pipeline import MediaUse, PromptMedia
+from quire.services.frontend.input_processor.prompt_limits import PromptTokens
+from quire.services.frontend.input_processor.sampling import sampling_rules
+from quire.services.frontend.input_processor.sampling.sampling_message import (
+    bad_word_columns,
+    grammar_bytes,
+    to_message,
+)
+from quire.services.frontend.media.pipeline import PromptMedia
 from quire.services.frontend.media.store import MediaHolds
 from quire.services.frontend.request.request import Prompt, Request, Sampling, TokenPrompt, media_of
 from quire.services.frontend.scheduler_client.client import ClusterLimits
@@ -74,11 +78,7 @@ class GenerationPreparer:
         if not parts:
             token_ids = prompt_limits.truncate(tokenized.token_ids, request, max_model_len)
             return prompt_limits.column(token_ids, max_model_len, self._vocab_size), ()
-        check_length(len(tokenized.token_ids), max_model_len)  # before the media are fetched
-        shown = [parts[index] for index in tokenized.media]
-        use = MediaUse(request.media_options, request.tenant, request.deadline_s)
-        token_ids, items = await self._media.place(tokenized.token_ids, shown, use, holds)
-        prompt_limits.check_uncut(len(token_ids), request, max_model_len)
+        token_ids, items = await place_media(self._media, tokenized, parts, request, holds, max_model_len=max_model_len)
         return prompt_limits.column(token_ids, max_model_len, self._vocab_size), items
 
     async def _options(self, request: Request, limits: ClusterLimits, adapter: AdapterId | None) -> OptionsFactory:
@@ -88,7 +88,7 @@ class GenerationPreparer:
         if request.sampling.structured_output is not None:
             await self._grammar_validator.check(request.sampling.structured_output, limits.grammar_libraries)
         sampling_rules.check_model(request.sampling, self._vocab_size, limits.max_logprobs)
-        logits_processors.check_known(request.sampling, limits.logits_processors)
+        sampling_rules.check_known_processors(request.sampling, limits.logits_processors)
         sampling = sampling_rules.normalize(request.sampling)
         bad_words = await bad_word_columns(sampling.bad_words, self._tokenizer)
         thinking = self._thinking_columns(sampling)

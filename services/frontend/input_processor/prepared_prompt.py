@@ -6,8 +6,7 @@ import asyncio
 from dataclasses import dataclass
 
 from quire.services.frontend.request.request import Request
-from quire.services.frontend.scheduler_client.prompt_hashes import PromptHashes
-from quire.services.frontend.scheduler_client.sequence import PromptRequest
+from quire.services.frontend.scheduler_client.sequence import PromptHashes, PromptRequest
 from quire.shared.columns import i32
 from quire.shared.kv import block_hash
 from quire.shared.kv.block_hash import TOKEN_BYTES

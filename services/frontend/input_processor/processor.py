@@ -13,8 +13,8 @@ from quire.services.frontend.input_processor.pooling.pooling_preparer import Poo
 from quire.services.frontend.input_processor.pooling.pooling_traits import DEFAULT_POOLING_TRAITS, PoolingTraits
 from quire.services.frontend.input_processor.pooling.scoring import Scoring
 from quire.services.frontend.input_processor.prepared_prompt import PreparedPrompt
-from quire.services.frontend.input_processor.prompt_tokens import PromptTokens
-from quire.services.frontend.input_processor.sampling import logits_processors, sampling_rules
+from quire.services.frontend.input_processor.prompt_limits import PromptTokens
+from quire.services.frontend.input_processor.sampling import sampling_rules
 from quire.services.frontend.media.pipeline import MediaUse, NoMedia, PromptMedia
 from quire.services.frontend.media.store import MediaHolds
 from quire.services.frontend.request.media import DEFAULT_MEDIA_OPTIONS
@@ -70,7 +70,7 @@ class InputProcessor:
         self._tokens = PromptTokens(tokenizer)
         self._media: PromptMedia = media or NoMedia()
         self._generated = GenerationPreparer(self._tokens, tokenizer, vocab_size, self._media)
-        self._pooled = PoolingPreparer(self._tokens, tokenizer, vocab_size, pooling_traits)
+        self._pooled = PoolingPreparer(self._tokens, tokenizer, vocab_size, pooling_traits, self._media)
         try:
             sampling_rules.check(sampling_rules.build({}, tokenizer.defaults))
         except InvalidArgument as error:
@@ -106,7 +106,7 @@ class InputProcessor:
             for prompt in request.prompts:
                 self._tokens.check_characters(prompt, max_model_len)
         sampling_rules.check(request.sampling)
-        logits_processors.check(request.sampling)
+        sampling_rules.check_logits_processors(request.sampling)
         if request.pooling is not None:
             pooling.check(request.pooling, self.classes, late_interaction=self.is_late_interaction)
             self._traits.texts.check(request.pooling.prompt_name)
@@ -141,7 +141,7 @@ class InputProcessor:
         adapter = _adapter(request, limits)
         if request.pooling is None:
             return await self._generated.prepare(request, limits, adapter, media)
-        return await self._pooled.prepare(request, request.pooling, limits, adapter)
+        return await self._pooled.prepare(request, request.pooling, limits, adapter, media)
 
     async def tokenize(self, prompt: Prompt, max_model_len: int) -> list[int]:
         """Returns the token ids of a prompt, rendered if it is a conversation and with its pictures in their

@@ -18,8 +18,9 @@ NOT_OFFERED = ("classification", "shared_memory_region")
 
 NAMES: dict[str, Any] = {"enum": [*tensors.DATATYPES]}
 DATATYPES: dict[str, Any] = {"enum": sorted({*tensors.DATATYPES.values()})}
-# Each tensor has one element of its type, in `data` or after the JSON.
+# Each tensor but image has one element of its type, in `data` or after the JSON.
 RULES: list[dict[str, Any]] = [
+    needs("name", {"not": {"const": tensors.IMAGE}}, "shape", {"items": {"const": 1}}),
     *(needs("name", {"const": name}, "datatype", {"const": kind}) for name, kind in tensors.DATATYPES.items()),
     {"oneOf": [given("data"), {"required": ["parameters"], "properties": {"parameters": given(binary.SIZE)}}]},
 ]
@@ -32,21 +33,21 @@ class InputTensorBody(BaseModel):
 
     name: str = Field(json_schema_extra=NAMES)
     datatype: str = Field(json_schema_extra=DATATYPES)
-    shape: list[int] = Field(json_schema_extra={"items": {"const": 1}})
+    shape: list[int] = Field(description="[1], except for image")
     data: list[Any] | None = Field(None, description="elements, flat or as nested lists")
     parameters: dict[str, Any] | None = Field(
         None, description="binary_data_size: length of its bytes after the JSON, instead of data"
     )
 
     def element(self, tail: BinaryTail) -> Any:
-        """Returns the tensor's single element, from the JSON or from the bytes after it. Raises InvalidArgument for
-        another shape or type, or if both or neither hold it."""
+        """Returns the tensor's single element, or the list of image's, from the JSON or from the bytes after it. Raises
+        InvalidArgument for another shape or type, or if both or neither hold it."""
         tensors.check(self.name, self.datatype)
         size = (self.parameters or {}).get(binary.SIZE)
         if self.data is None and size is None:
             raise InvalidArgument(f"{self.name} has neither data nor a {binary.SIZE}", field="inputs")
         if size is None:
-            return _check_type(self.name, tensors.single_element(self.name, self.shape, list(_flat(self.data or []))))
+            return _check_type(self.name, tensors.element(self.name, self.shape, list(_flat(self.data or []))))
         if self.data is not None:
             raise InvalidArgument(f"{self.name} has both data and a {binary.SIZE}", field="inputs")
         return tensors.decode_raw(self.name, self.shape, tail.take(self.name, size))
@@ -120,6 +121,8 @@ class TritonGenerateBody(BaseModel):
         """Returns the inference: fields named like tensors are inputs, others parameters. `stream`: whether the path is
         the streaming one. Raises InvalidArgument if the field `stream` asks for the other path."""
         named = self.model_extra or {}
+        if isinstance(image := named.get(tensors.IMAGE), str):
+            named = {**named, tensors.IMAGE: [image]}
         inputs = {name: _check_type(name, value) for name, value in named.items() if name in tensors.DATATYPES}
         if bool(inputs.get(tensors.STREAM, stream)) != stream:
             raise InvalidArgument(
@@ -143,7 +146,13 @@ def _flat(values: list[Any]) -> Iterator[Any]:
 
 
 def _check_type(name: str, value: Any) -> Any:
-    """Returns the value if it has the JSON type of the tensor `name`. Raises InvalidArgument."""
+    """Returns the value if it has the JSON type of the tensor `name`, or is a list of them for image. Raises
+    InvalidArgument."""
+    if name == tensors.IMAGE and isinstance(value, list):
+        wrong = next((type(one).__name__ for one in value if not isinstance(one, str)), "")
+        if wrong:
+            raise InvalidArgument(f"{name} holds base64 or URLs as texts, got {wrong}", field=name)
+        return value
     kind = bool if tensors.DATATYPES[name] == tensors.BOOL else str
     if not isinstance(value, kind):
         raise InvalidArgument(f"{name} is {tensors.DATATYPES[name]}, got {type(value).__name__}", field=name)

@@ -10,20 +10,23 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 
 from quire.services.frontend.bounds.bodies import json_body, json_scan
-from quire.services.frontend.bounds.prompt_limit import PromptLimit
+from quire.services.frontend.bounds.prompts import PromptLimit
 from quire.services.frontend.http.fields.unknown_fields import STRICT
 from quire.services.frontend.http.fields.validation_errors import as_invalid_argument
 from quire.services.frontend.http.headers import CallHeaders
 from quire.services.frontend.kserve_edge import tensors
 from quire.services.frontend.openai_edge.body.bodies import CompletionBody
 from quire.services.frontend.openai_edge.body.requests import completion_request
-from quire.services.frontend.request.request import Request
+from quire.services.frontend.request.media import MediaPart, PartOrigin
+from quire.services.frontend.request.request import Request, TextPrompt
 from quire.services.frontend.tokenizer.generation_config import GenerationDefaults
 from quire.shared.errors import InvalidArgument, NotFound
 from quire.shared.settings.request_limits import RequestLimits
 
 MAX_SAMPLING_BYTES = 1 << 18  # parsed on the event loop; this many bytes of token ids take 30 ms
 ADAPTER = "lora_name"
+URL_SCHEMES = ("data:", "http:", "https:", "file:")
+IMAGES = PartOrigin(tensors.IMAGE, "", tensors.IMAGE)
 PRIORITY, TIMEOUT = "priority", "timeout"
 # Request parameters of Triton's clients about sequences and the form of the answer; without effect here.
 IGNORED = frozenset({
@@ -43,7 +46,7 @@ class ReceivedInference:
     model: str
     version: str
     id: str
-    inputs: Mapping[str, Any]  # tensor name -> its single element
+    inputs: Mapping[str, Any]  # tensor name -> its single element; a list for image
     parameters: Mapping[str, Any]
     requested_outputs: Iterable[str]  # empty: all
 
@@ -55,6 +58,7 @@ class OpenInferenceCall:
     id: str
     model: str  # the adapter's name, if the parameters name one
     text: str
+    images: tuple[str, ...]  # URLs, for the placeholders in the text
     parameters: Mapping[str, Any]  # sampling parameters, named as in completions
     stream: bool
     with_prompt: bool  # the output text begins with the prompt
@@ -92,6 +96,7 @@ def parse_inference(call: ReceivedInference, limits: RequestLimits, prompt_limit
         id=call.id,
         model=str(parameters.pop(ADAPTER, None) or call.model),
         text=_text(tensors.TEXT_INPUT, text),
+        images=tuple(_url(_text(tensors.IMAGE, one)) for one in inputs.get(tensors.IMAGE, ())),
         parameters=parameters,
         stream=stream,
         with_prompt=with_prompt,
@@ -129,6 +134,11 @@ def _text(name: str, value: bytes | memoryview | str) -> str:
         raise InvalidArgument(f"{name} is not UTF-8: {error.reason} at byte {error.start}", field=name) from None
 
 
+def _url(image: str) -> str:
+    """Returns a picture's URL: as it is, or a data: URL of base64."""
+    return image if image.startswith(URL_SCHEMES) else f"data:;base64,{image}"
+
+
 def _read(value: bytes | memoryview | str, limits: RequestLimits) -> dict[str, Any]:
     """Parses the sampling parameters, a JSON object of at most MAX_SAMPLING_BYTES, checked against the limits before
     parsing. Raises InvalidArgument for a longer text, for anything but a JSON object, and beyond the limits."""
@@ -164,7 +174,14 @@ def to_request(call: OpenInferenceCall, headers: CallHeaders, defaults: Generati
         raise as_invalid_argument(RequestValidationError(_body_locations(error), body=body)) from None
     completion.refuse_unknown(STRICT)
     request = completion_request(completion, _with_timeout(headers, call.timeout_s), defaults)
-    return replace(request, request_id=call.id or request.request_id, priority=call.priority or request.priority)
+    media = [MediaPart(url, origin=IMAGES) for url in call.images]
+    prompts = [replace(prompt, media=media) if isinstance(prompt, TextPrompt) else prompt for prompt in request.prompts]
+    return replace(
+        request,
+        request_id=call.id or request.request_id,
+        priority=call.priority or request.priority,
+        prompts=prompts if media else request.prompts,
+    )
 
 
 def _body_locations(error: ValidationError) -> list[dict[str, Any]]:

@@ -16,6 +16,7 @@ PLATFORM = "quire"
 VERSION_OF_MODELS = "1"  # each model has a single version
 
 TEXT_INPUT, TEXT_OUTPUT = "text_input", "text_output"
+IMAGE = "image"  # pictures for the placeholders of the text, in base64 or as URLs; the only input of several elements
 STREAM, SAMPLING, WITHOUT_PROMPT = "stream", "sampling_parameters", "exclude_input_in_output"
 # Returned if the boolean input `return_` + name is set.
 FINISH_REASON, CUMULATIVE_LOGPROB, LOGPROBS = "finish_reason", "cumulative_logprob", "logprobs"
@@ -45,6 +46,7 @@ OUTPUTS = (
 OUTPUTS_ON_REQUEST = tuple(kind.name for kind in OUTPUTS if kind.name != TEXT_OUTPUT)
 INPUTS = (
     TensorKind(TEXT_INPUT, BYTES, 1),
+    TensorKind(IMAGE, BYTES, ANY),
     TensorKind(STREAM, BOOL, 1),
     TensorKind(SAMPLING, BYTES, 1),
     TensorKind(WITHOUT_PROMPT, BOOL, 1),
@@ -75,15 +77,15 @@ def check(name: str, datatype: str) -> None:
         raise InvalidArgument(f"{name} is {DATATYPES[name]}, got {datatype!r}", field="inputs")
 
 
-def read_inputs(message: pb.ModelInferRequest) -> dict[str, bytes | memoryview | bool]:
-    """Returns the single element of each input by name, from its contents or the raw ones. Raises InvalidArgument for
-    unknown or repeated names, other datatypes or shapes, and a different number of raw contents."""
+def read_inputs(message: pb.ModelInferRequest) -> dict[str, Any]:
+    """Returns the element of each input by name, a list for IMAGE, from its contents or the raw ones. Raises
+    InvalidArgument for unknown or repeated names, other datatypes or shapes, and a different number of raw contents."""
     is_raw = bool(message.raw_input_contents)
     if is_raw and len(message.raw_input_contents) != len(message.inputs):
         given = f"{len(message.inputs)} inputs with {len(message.raw_input_contents)} raw_input_contents"
         text = f"{given}; one for each is needed"
         raise InvalidArgument(text, field="raw_input_contents")
-    elements: dict[str, bytes | memoryview | bool] = {}
+    elements: dict[str, Any] = {}
     for number, tensor in enumerate(message.inputs):
         check(tensor.name, tensor.datatype)
         if tensor.name in elements:
@@ -92,8 +94,14 @@ def read_inputs(message: pb.ModelInferRequest) -> dict[str, bytes | memoryview |
             elements[tensor.name] = decode_raw(tensor.name, tensor.shape, message.raw_input_contents[number])
         else:
             values = getattr(tensor.contents, LISTS[tensor.datatype])
-            elements[tensor.name] = single_element(tensor.name, tensor.shape, values)
+            elements[tensor.name] = element(tensor.name, tensor.shape, values)
     return elements
+
+
+def element(name: str, shape: Iterable[int], values: Sequence[Any]) -> Any:
+    """Returns the single element of an input, or all of IMAGE. Raises InvalidArgument for another shape or number of
+    values."""
+    return list(values) if name == IMAGE else single_element(name, shape, values)
 
 
 def single_element(name: str, shape: Iterable[int], values: Sequence[Value]) -> Value:
@@ -104,9 +112,11 @@ def single_element(name: str, shape: Iterable[int], values: Sequence[Value]) -> 
     return values[0]
 
 
-def decode_raw(name: str, shape: Iterable[int], data: bytes | memoryview) -> memoryview | bool:
-    """Returns the single element of an input sent as bytes; for BYTES a view without the length prefix. Raises
-    InvalidArgument."""
+def decode_raw(name: str, shape: Iterable[int], data: bytes | memoryview) -> Any:
+    """Returns the single element of an input sent as bytes, or all of IMAGE; for BYTES views without the length
+    prefixes. Raises InvalidArgument."""
+    if name == IMAGE:
+        return _split_texts(name, memoryview(data))
     if DATATYPES[name] == BOOL:
         return bool(single_element(name, shape, data))
     if len(data) < LENGTH.size:
@@ -118,6 +128,20 @@ def decode_raw(name: str, shape: Iterable[int], data: bytes | memoryview) -> mem
             f"{name} must have one element: its length prefix says {length} bytes, {available} follow", field="inputs"
         )
     return single_element(name, shape, [memoryview(data)[LENGTH.size :]])
+
+
+def _split_texts(name: str, data: memoryview) -> list[memoryview]:
+    """Returns views of the elements, each behind its length. Raises InvalidArgument if a length does not fit."""
+    found = []
+    while data:
+        length = LENGTH.unpack_from(data)[0] if len(data) >= LENGTH.size else -1
+        data = data[LENGTH.size :]
+        if not 0 <= length <= len(data):
+            text = f"{name}: the length prefix of element {len(found)} does not fit into the bytes that follow"
+            raise InvalidArgument(text, field="inputs")
+        found.append(data[:length])
+        data = data[length:]
+    return found
 
 
 def write_outputs(response: pb.ModelInferResponse, tensors: Iterable[Tensor], *, is_raw: bool) -> None:

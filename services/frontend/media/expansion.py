@@ -9,7 +9,7 @@ from typing import NamedTuple
 from quire.services.frontend.media.tiles import MediaTiles
 from quire.shared.columns import i32_bytes, u32_bytes
 from quire.shared.errors import InvalidArgument
-from quire.shared.media.expansion import ExpandedItem, Join, expand_placeholders
+from quire.shared.media.expansion import ExpandedItem, Join, expand_placeholders, over_the_prompt
 from quire.shared.media.processor import PlaceholderExpansion
 from quire.shared.pb.common.v1 import media_pb2
 
@@ -43,11 +43,19 @@ def check_count(num_placeholders: int, num_items: int, placeholder: str, field: 
 
 
 def expand(
-    token_ids: Sequence[int], placeholder: int, items: Sequence[PlacedItem], join: Join | None = None
+    token_ids: Sequence[int],
+    placeholder: int,
+    items: Sequence[PlacedItem],
+    join: Join | None = None,
+    *,
+    covers_prompt: bool = False,
 ) -> tuple[list[int], tuple[media_pb2.MediaItem, ...]]:
     """Returns the tokens with each placeholder replaced by the expansion of its item, and the items with their offsets.
-    There must be as many placeholders as items. `join`: see shared/media/expansion.py."""
+    There must be as many placeholders as items. `join`: see shared/media/expansion.py; `covers_prompt`: the only item
+    is the whole prompt."""
     prompt = expand_placeholders(token_ids, placeholder, [item.expansion for item in items], join)
+    if covers_prompt:
+        prompt = over_the_prompt(prompt)
     return prompt.token_ids, tuple(_message(*each) for each in zip(items, prompt.items, strict=True))
 
 

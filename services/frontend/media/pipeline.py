@@ -21,7 +21,7 @@ from quire.services.frontend.request import conversation
 from quire.services.frontend.request.media import DEFAULT_MEDIA_OPTIONS, MediaOptions, MediaPart
 from quire.shared.errors import DeadlineExceeded, InvalidArgument, Unimplemented
 from quire.shared.media.expansion import joins_of
-from quire.shared.media.processor import MediaProcessor, PromptTokenizer
+from quire.shared.media.processor import MediaProcessor, PromptTokenizer, WholePromptProcessor
 from quire.shared.metrics.media import MediaStatus
 from quire.shared.pb.common.v1 import media_pb2
 
@@ -164,7 +164,8 @@ class MediaPipeline:
         async with _deadline(use.deadline_s):
             items = await self._items(parts, use, holds)
         join = joins_of(self._model.processor, self._model.tokenizer)
-        return expansion.expand(list(token_ids), placeholder, items, join)
+        covers_prompt = isinstance(self._model.processor, WholePromptProcessor)
+        return expansion.expand(list(token_ids), placeholder, items, join, covers_prompt=covers_prompt)
 
     async def _items(self, parts: Sequence[MediaPart], use: MediaUse, holds: MediaHolds) -> list[PlacedItem]:
         """Returns the items of the parts, some at a time. The first error ends the others."""

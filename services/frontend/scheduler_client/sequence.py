@@ -3,18 +3,56 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from quire.services.frontend.request.outcome import Finish, TokenLogprobs
-from quire.services.frontend.scheduler_client.prompt_hashes import PromptHashes
 from quire.shared.errors import QuireError
-from quire.shared.kv.block_hash import TOKEN_BYTES
+from quire.shared.kv import block_hash
+from quire.shared.kv.block_hash import TOKEN_BYTES, MediaRange
 from quire.shared.models.adapter_ids import AdapterId
-from quire.shared.pb.common.v1 import media_pb2, sampling_pb2
+from quire.shared.pb.common.v1 import media_pb2, model_pb2, sampling_pb2
 
 if TYPE_CHECKING:
     from quire.services.frontend.scheduler_client.session import Session
+
+
+def supported_block_size(layout: model_pb2.BlockLayout) -> int:
+    """Returns the block size; 0 while no worker has reported it, or if the hash scheme is unknown to this version."""
+    return layout.block_size if layout.hash_scheme == block_hash.SCHEME else 0
+
+
+class PromptHashes:
+    """Lazily computed block hashes of one prompt. `root` covers salt and adapter; `prompt` is an i32 column; `media`
+    are its pictures, by offset."""
+
+    __slots__ = ("_by_block_size", "_media", "_prompt", "root")
+
+    def __init__(self, root: bytes, prompt: bytes, media: Seq[MediaRange] = ()) -> None:
+        self.root = root
+        self._prompt = prompt
+        self._media = media
+        self._by_block_size: dict[int, list[bytes]] = {}
+
+    def block_hashes(self, block_size: int) -> list[bytes]:
+        """Returns the hashes of the prompt's full blocks of `block_size` tokens, computed at the first call per block
+        size."""
+        found = self._by_block_size.get(block_size)
+        if found is None:
+            found = self._by_block_size[block_size] = block_hash.chain_with_media(
+                self.root, self._prompt, block_size, self._media
+            )
+        return found
+
+    def block_hashes_with_output(self, block_size: int, tokens: bytes) -> list[bytes]:
+        """Returns the hashes of the full blocks of the prompt followed by `tokens`."""
+        head = self.block_hashes(block_size)
+        if not tokens:
+            return head
+        rest = self._prompt[len(head) * block_size * TOKEN_BYTES :] + tokens
+        parent, start = head[-1] if head else self.root, len(head) * block_size
+        return head + block_hash.chain_with_media(parent, rest, block_size, self._media, start)
 
 
 @dataclass(frozen=True, slots=True)

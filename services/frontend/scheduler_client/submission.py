@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
-from quire.services.frontend.scheduler_client.prompt_hashes import PromptHashes, supported_block_size
-from quire.services.frontend.scheduler_client.sequence import PromptRequest, Sequence
-from quire.shared import prompt_logprobs
+from quire.services.frontend.scheduler_client.sequence import (
+    PromptHashes,
+    PromptRequest,
+    Sequence,
+    supported_block_size,
+)
+from quire.shared import sampling_params
 from quire.shared.columns import u32_bytes
 from quire.shared.pb.common.v1 import model_pb2, sampling_pb2
 from quire.shared.pb.scheduler.v1 import scheduler_pb2 as pb
@@ -58,7 +62,7 @@ def build(sequences: Seq[Sequence], first_id: int, layout: model_pb2.BlockLayout
 def _prompt_logprobs_from(sampling: sampling_pb2.SamplingParams, first: Sequence) -> int:
     """Returns the first prompt position to report, for the first sample only; a resubmitted sequence skips those
     received."""
-    position = prompt_logprobs.first_position(sampling)
+    position = sampling_params.first_prompt_logprob(sampling)
     return position + first.num_prompt_logprobs if position and not first.number else 0
 
 

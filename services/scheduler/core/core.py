@@ -82,8 +82,8 @@ class Core:
         self.peer_blocks = PeerFetches(self.kv, counts, lambda: state.last_ordered) if shares else None
         every = (
             self.grammars,
-            self.queries,
-            self.encoder_outputs,
+            self.queries if limits.num_query_vectors else None,
+            self.encoder_outputs if limits.encoder_capacity else None,
             self.siblings,
             self.host_blocks,
             self.peer_blocks,

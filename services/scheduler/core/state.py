@@ -78,7 +78,7 @@ class CoreState:
 
     def on_prompts_scheduled(self, sequences: list[Sequence]) -> None:
         """Queues the sequences that waited for the prompts of `sequences`, which the step being planned completes."""
-        for prerequisite in reversed(self.queue.prerequisites):
+        for prerequisite in self.queue.prompt_observers:
             freed = prerequisite.on_prompts_scheduled(sequences)
             if freed:
                 self.queue.unblock(freed)

@@ -18,6 +18,7 @@ class WaitingSequences:
         self.prerequisites: Seq[Prerequisite] = ()  # in the order in which sequences join them
         self._before_queue: Seq[Prerequisite] = ()  # those that sequences join before they are queued
         self.slot_observers: Seq[Prerequisite] = ()  # those that are notified of released slots
+        self.prompt_observers: Seq[Prerequisite] = ()  # those that are notified of scheduled prompts, last joined first
         self._rejoined: Seq[Prerequisite] = ()  # those that preempted sequences join again
         self.num_tokens = (
             0  # tokens of the sequences without a slot; 1 for each sequence whose prompt a sibling computes
@@ -27,9 +28,13 @@ class WaitingSequences:
         """Sets the prerequisites, in the order in which sequences join them."""
         self.prerequisites = prerequisites
         self._before_queue = [each for each in prerequisites if not isinstance(each, BlockSource)]
-        plain = Prerequisite.release_slot
-        self.slot_observers = [each for each in prerequisites if type(each).release_slot is not plain]
-        self._rejoined = [each for each in prerequisites if type(each).rejoin is not Prerequisite.rejoin]
+        plain = Prerequisite
+        self.slot_observers = [each for each in prerequisites if type(each).release_slot is not plain.release_slot]
+        observing = (
+            each for each in prerequisites if type(each).on_prompts_scheduled is not plain.on_prompts_scheduled
+        )
+        self.prompt_observers = [*observing][::-1]
+        self._rejoined = [each for each in prerequisites if type(each).rejoin is not plain.rejoin]
 
     @property
     def num_sequences(self) -> int:

@@ -9,6 +9,7 @@ The keys are Python hashes. A collision costs a hit and nothing more: contents a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -29,9 +30,10 @@ class PartIndex:
     """Content is noted when a step that computes it is planned, and can be found once it is published: copies are
     executed before a step computes anything."""
 
-    def __init__(self, block_size: int, grain: int) -> None:
+    def __init__(self, block_size: int, grain: int, key_of: Callable[[bytes], int] = hash) -> None:
         """Creates an empty index. `grain`: tokens by which keys differ in length, and the shortest match that is
-        found."""
+        found; `key_of`: hash function of content."""
+        self._key_of = key_of
         self._stride = grain * TOKEN_BYTES
         self._first = PARENT_BYTES + self._stride  # bytes of the shortest key
         self._longest = PARENT_BYTES + (block_size - 1) * TOKEN_BYTES  # whole blocks are found by their hashes
@@ -57,7 +59,7 @@ class PartIndex:
         that is shorter than a grain. Only published content is found."""
         found = None
         for end in range(self._first, min(len(content), self._longest) + 1, self._stride):
-            block = self.newest.get(hash(content[:end]))
+            block = self.newest.get(self._key_of(content[:end]))
             if block is None:
                 break
             found = block
@@ -77,7 +79,7 @@ class PartIndex:
         if content is None:
             return
         for end in range(self._first, self._deepest.pop(block) + 1, self._stride):
-            self._remove(hash(content[:end]), block)
+            self._remove(self._key_of(content[:end]), block)
 
     def _remove(self, key: int, block: int) -> None:
         """Removes `block` from `key`; the previous block of the key is found again."""
@@ -98,7 +100,7 @@ class PartIndex:
         self._contents[block] = content
         end = self._first
         for end in range(self._first, min(len(content), self._longest) + 1, self._stride):
-            key = hash(content[:end])
+            key = self._key_of(content[:end])
             other = self.newest.get(key)
             self.newest[key] = block
             if other is None:
@@ -114,7 +116,7 @@ class PartIndex:
         """Indexes `block` under a longer key, because another block has the same beginning."""
         content = self._contents[block]
         if end <= min(len(content), self._longest):
-            key = hash(content[:end])
+            key = self._key_of(content[:end])
             if self.newest.setdefault(key, block) != block:
                 self.older.setdefault(key, {}).setdefault(block)
             self._deepest[block] = max(self._deepest[block], end)

@@ -56,7 +56,7 @@ class EncodeWorker:
 
     @property
     def source(self) -> pb.RowsSource:
-        """Where other workers find its rows."""
+        """Address at which other workers find its rows."""
         return pb.RowsSource(worker_id=self.id, address=self.hello.address, epoch=self.epoch)
 
     @property

@@ -55,7 +55,9 @@ def build_step_execution(
     runner = _runner(model, build_heads(settings, model, limits, place, grammars), environment)
     if loaded.vision is not None:
         device, sees_ahead = environment.device.torch_device, environment.spec.sees_ahead
-        runner.use_media(StepMedia(loaded.vision.cache, device, sees_ahead=sees_ahead))
+        runner.use_media(
+            StepMedia(loaded.vision.cache, device, sees_ahead=sees_ahead, sees_items=loaded.vision.sees_items)
+        )
     return StepExecution(
         runner, drafter, _graph_maker(settings, model, environment, drafting=replica_config.drafting, drafter=drafter)
     )

@@ -20,7 +20,7 @@ from quire.services.worker.models.vision.registry import make_encoder, pictures_
 from quire.services.worker.replica.media_encoding import MediaEncoding, NoMediaEncoding, RowType
 from quire.shared.errors import InvalidArgument
 from quire.shared.logs import logger
-from quire.shared.media.processor import WholeItemProcessor
+from quire.shared.media.processor import WholeItemProcessor, WholePromptProcessor
 from quire.shared.media.registry import read_media_processor
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ class Vision:
     row_type: RowType
     scale: float  # factor of the rows
     sees_ahead: bool  # tokens of a picture see each other in both directions
+    sees_items: bool  # so do all tokens of an item
 
     def warm_up(self, device: torch.device) -> int:
         """Encodes as many large pictures as one call may have, so that the memory for it is known and kernels are
@@ -131,7 +132,8 @@ def open_vision(
     log.info("encoder of pictures loaded", rows=cache.capacity)
     scale = config.scales.embedding if family.scales_media else 1.0
     row_type, sees_ahead = RowType(place.dtype, hidden_size), pictures_see_ahead(settings)
-    return Vision(encoder, new, cache, _largest(processor), row_type, scale, sees_ahead)
+    sees_items = isinstance(processor, WholePromptProcessor)
+    return Vision(encoder, new, cache, _largest(processor), row_type, scale, sees_ahead, sees_items)
 
 
 def new_encoder(

@@ -60,9 +60,9 @@ class PeerDriver:
     library: Any
 
     @classmethod
-    def load(cls) -> PeerDriver:
-        """Loads libcuda.so.1. Raises OSError on a host without an NVIDIA driver."""
-        return cls(ctypes.CDLL(DRIVER))
+    def load(cls, name: str = DRIVER) -> PeerDriver:
+        """Loads the library `name`. Raises OSError on a host without an NVIDIA driver."""
+        return cls(ctypes.CDLL(name))
 
     def current_context(self) -> int:
         """Returns the handle of the calling thread's current context, 0 if it has none."""

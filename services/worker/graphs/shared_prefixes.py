@@ -32,8 +32,10 @@ class Group:
         return (len(self.rows) - 1) * self.num_blocks
 
 
-def find_groups(block_table: npt.NDArray[np.int32], slots: Rows, seq_lens: I32, block_size: int) -> list[Group]:
-    """Returns the groups of rows worth sharing, largest saving first: from LEAST_ROWS rows and LEAST_SAVED positions.
+def find_groups(
+    block_table: npt.NDArray[np.int32], slots: Rows, seq_lens: I32, block_size: int, *, least_saved: int = LEAST_SAVED
+) -> list[Group]:
+    """Returns the groups of rows worth sharing, largest saving first: from LEAST_ROWS rows and `least_saved` positions.
 
     Blocks that are not full are never shared, nor the one with a row's last position, which is not computed yet.
     """
@@ -48,7 +50,7 @@ def find_groups(block_table: npt.NDArray[np.int32], slots: Rows, seq_lens: I32, 
         tables = block_table[slots[rows], : int(num_full[rows].min())]
         alike = (tables == tables[0]).all(axis=0)
         group = Group(rows, len(alike) if alike.all() else int(alike.argmin()))
-        if group.saved_blocks() * block_size >= LEAST_SAVED:
+        if group.saved_blocks() * block_size >= least_saved:
             groups.append(group)
     return sorted(groups, key=Group.saved_blocks, reverse=True)
 

@@ -52,6 +52,8 @@ QUERY, DOCUMENT = "query", "document"  # in order of computation
 class EncoderPoolingHead:
     """Head that pools the prompts of encoders, each computed in one step, with the parameters by slot."""
 
+    parameters = frozenset({"pooling"})
+
     def __init__(
         self,
         hidden_size: int,

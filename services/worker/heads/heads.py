@@ -121,6 +121,7 @@ class Heads:
         self._others = tuple(others)
         self._features: FeaturesHead | None = None
         self._observers = tuple(observers)
+        self._heads_of: dict[int, list[Head]] = {}  # by slot: those that its sequence requests
 
     def use_features(self, features: FeaturesHead) -> None:
         """Makes steps end in `features` as well."""
@@ -129,11 +130,13 @@ class Heads:
     def admit(self, slot: int, admission: SlotAdmission) -> None:
         """Stores what the sequence's passes end in, in sampler, heads and observers. Raises InvalidArgument after
         releasing it everywhere; the slot is then computed with default parameters."""
+        asked = admission.parameters
+        heads = self._heads_of[slot] = [head for head in self._others if not head.parameters.isdisjoint(asked)]
         try:
             if not admission.samples_nothing:
                 self._sampler.admit(slot, admission)
-            for head in (*self._others, *self._observers):
-                head.admit(slot, admission)
+            for state in (*heads, *self._observers):
+                state.admit(slot, admission)
         except QuireError:
             self.release(slot)
             raise
@@ -141,8 +144,8 @@ class Heads:
     def release(self, slot: int) -> None:
         """Drops the state of `slot` in sampler, heads and observers."""
         self._sampler.release(slot)
-        for head in (*self._others, *self._observers):
-            head.release(slot)
+        for state in (*self._heads_of.pop(slot, ()), *self._observers):
+            state.release(slot)
 
     @property
     def num_query_vectors(self) -> int:

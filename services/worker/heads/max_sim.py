@@ -41,36 +41,38 @@ class TokenVectors:
         return self.vectors.index_select(0, places).view(len(self.starts), self.longest, -1)
 
 
-def max_sim(queries: TokenVectors, documents: TokenVectors) -> Tensor:
+def max_sim(queries: TokenVectors, documents: TokenVectors, max_products: int = MAX_PRODUCTS) -> Tensor:
     """Scores each document: the sum over its query's vectors of the largest product with one of the document's
     vectors.
 
-    `queries` holds one query per document. Returns float32 [num_documents]; never synchronizes with the device.
+    `queries` holds one query per document; `max_products` limits a batch. Returns float32 [num_documents]; never
+    synchronizes with the device.
     """
     order = np.argsort(-documents.lengths, kind="stable")
     scores = [
-        _scores(queries.select(rows), documents.select(rows)) for rows in _batches(order, documents, queries.longest)
+        _scores(queries.select(rows), documents.select(rows), max_products)
+        for rows in _batches(order, documents, queries.longest, max_products)
     ]
     in_order = torch.cat(scores)
     return in_order.index_select(0, upload(np.argsort(order), in_order.device))
 
 
-def _batches(order: Ints, documents: TokenVectors, max_query_len: int) -> Iterator[Ints]:
+def _batches(order: Ints, documents: TokenVectors, max_query_len: int, max_products: int) -> Iterator[Ints]:
     """Yields documents of similar length, the longest first, so that less than half of a batch is padding."""
     firsts = [0]
     longest = int(documents.lengths[order[0]])
     for place, length in enumerate(documents.lengths[order].tolist()):
-        if 2 * length < longest or (place - firsts[-1] + 1) * longest * max_query_len > MAX_PRODUCTS:
+        if 2 * length < longest or (place - firsts[-1] + 1) * longest * max_query_len > max_products:
             firsts.append(place)
             longest = length
     return (order[begin:end] for begin, end in pairwise([*firsts, len(order)]) if begin < end)
 
 
-def _scores(queries: TokenVectors, documents: TokenVectors) -> Tensor:
+def _scores(queries: TokenVectors, documents: TokenVectors, max_products: int) -> Tensor:
     """Computes a batch in one product; a document's padding changes no maximum, a query's padding is masked out."""
     padded = documents.padded().transpose(1, 2)
     vectors_at_once = max(
-        1, MAX_PRODUCTS // (len(documents.starts) * documents.longest)
+        1, max_products // (len(documents.starts) * documents.longest)
     )  # limits memory for a long query with a long document
     best = [torch.bmm(part, padded).amax(dim=2) for part in queries.padded().split(vectors_at_once, dim=1)]
     products = best[0] if len(best) == 1 else torch.cat(best, dim=1)

@@ -69,6 +69,8 @@ class PoolingHead:
     """Head that pools sequences of decoders. Prompts are computed in chunks, so that it keeps sums or states by slot
     until the last token is computed."""
 
+    parameters = frozenset({"pooling"})
+
     def __init__(
         self,
         hidden_size: int,

@@ -13,7 +13,7 @@ from typing import Protocol
 from torch import Tensor
 
 from quire.services.worker.device.staging import Array
-from quire.services.worker.sampling.features.component import SlotState
+from quire.services.worker.sampling.features.component import ParameterState
 from quire.services.worker.step.result import StepResult
 from quire.services.worker.step.step_inputs import StepInputs
 from quire.shared.columns import I32
@@ -49,7 +49,7 @@ class HeadRows(Protocol):
         launched."""
 
 
-class Head(SlotState, Protocol):
+class Head(ParameterState, Protocol):
     """Output of a forward pass in addition to samples, requested by sequences on admission. Slots that do not use it
     cost nothing."""
 

@@ -95,6 +95,8 @@ class PromptLogprobRows:
 class PromptLogprobsHead:
     """Head that computes prompt log-probabilities, keeping the request of a slot until its prompt is computed."""
 
+    parameters = frozenset({"prompt_logprobs", "prompt_logprob_token_ids"})
+
     def __init__(
         self, vocab_size: int, settings: SlotLogprobs, device: torch.device, logits_of: Callable[[Tensor, Rows], Tensor]
     ) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from itertools import pairwise
@@ -99,10 +99,10 @@ class PeerPages:
         self._lock = threading.Lock()  # guards user counts; the only lock of the device thread
 
     @classmethod
-    def of(cls, whole: Tensor) -> PeerPages | None:
+    def of(cls, whole: Tensor, load_driver: Callable[[], PeerDriver] = PeerDriver.load) -> PeerPages | None:
         """Creates the sharing of `whole`; returns None if other processes cannot open it."""
         try:
-            return cls(whole, PeerDriver.load())
+            return cls(whole, load_driver())
         except (OSError, PeerMemoryError) as error:
             log.info("KV pages are copied through host memory, not between GPUs", reason=str(error))
             return None

@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 class SlotMedia(Protocol):
     """Media items of the slots."""
 
+    @property
+    def pending(self) -> Mapping[int, object]:
+        """Slots with rows that have not been computed."""
+
     def admit(self, slot: int, items: Sequence[MediaItem], num_computed: int) -> None:
         """Adds the items of an admitted sequence, of which `num_computed` tokens are computed. Raises PlanViolation for
         items whose rows are needed and not kept."""
@@ -64,10 +68,13 @@ class StepMedia:
     """Finds the rows that take the place of token embeddings in a step. A slot is watched until its last row is
     computed, so that decode steps cost nothing."""
 
-    def __init__(self, cache: EncoderCache, device: torch.device, *, sees_ahead: bool = False) -> None:
+    def __init__(
+        self, cache: EncoderCache, device: torch.device, *, sees_ahead: bool = False, sees_items: bool = False
+    ) -> None:
         """`sees_ahead`: tokens with rows see each other within their run (AttentionMetadata.seen_ends); no chunk ends
-        inside of one."""
+        inside of one. `sees_items`: so do all tokens of an item."""
         self._cache, self._device, self._sees_ahead = cache, device, sees_ahead
+        self._sees_items = sees_items
         # By slot, until its last row is computed: items, end of their last row.
         self.pending: dict[int, tuple[Sequence[MediaItem], int]] = {}
 
@@ -112,5 +119,8 @@ class StepMedia:
                 found.tokens.append(np.arange(at, at + count))
                 found.parts.append(self._cache.rows(item.identifier)[first_row : first_row + count])
                 found.seen_ends[at : at + count] = position + count
+            if self._sees_items and item.offset < end and begin < item.end:
+                at = first + max(item.offset - begin, 0)
+                found.seen_ends[at : first + min(item.end, end) - begin] = item.end
         if end >= last:
             del self.pending[slot]

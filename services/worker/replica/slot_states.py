@@ -135,7 +135,8 @@ class SlotStates:
     def _release(self, slot: int) -> None:
         """Drops the state of a slot in record, heads and speculation, with its refusal and bans."""
         self._record.release(slot)
-        self._runner.media.release(slot)
+        if slot in self._runner.media.pending:
+            self._runner.media.release(slot)
         self._positions.release(slot)
         self._hashed_tokens.pop(slot, None)
         self.refused.pop(slot, None)

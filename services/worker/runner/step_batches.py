@@ -56,7 +56,8 @@ class StepBatches:
         marks: TextMarks | None,
     ) -> None:
         self.caches, self.staging = caches, staging
-        self._device, self._memory, self._adapters, self._marks = device, memory, adapters, marks
+        self._memory, self._adapters, self._marks = memory, adapters, marks
+        self._copies_tables = not device.is_synchronous  # else the device reads the host's block tables
         self._group_tables, self._width = memory.group_tables, memory.table_width
         self._num_slots = len(memory.last_tokens)  # including the scratch slot; len() of a tensor takes 2 us
 
@@ -156,6 +157,6 @@ class StepBatches:
 
         num_blocks is what the longest sequence of the step needs.
         """
-        if len(up.block_ids) and not self._device.is_synchronous:
+        if len(up.block_ids) and self._copies_tables:
             self._memory.block_tables.view(-1).index_copy_(0, up.block_places.long(), up.block_ids)
         return [tables[:, : inputs.num_blocks].index_select(0, up.slots) for tables in self._group_tables]

@@ -15,7 +15,7 @@ from quire.services.worker.sampling.vocabulary.columns import FILTERS, TOP_K, TO
 from quire.services.worker.sampling.vocabulary.port import Vocabulary
 from quire.services.worker.step.admission import SlotAdmission
 from quire.services.worker.step.slots import Rows
-from quire.shared.greedy import is_greedy
+from quire.shared.sampling_params import is_greedy
 
 FEW_TOKENS = (
     256  # top_k up to here: one gather sends no more numbers than a search round (vocabulary/filter_thresholds.py)

@@ -52,6 +52,8 @@ def installed_processors() -> dict[str, MakeProcessor]:
 class LogitsProcessors:
     """Sampling feature that runs all installed processors, in the order of their names."""
 
+    parameters = frozenset({"logits_processors"})
+
     def __init__(self, processors: Mapping[str, LogitsProcessor], vocabulary: Vocabulary, device: torch.device) -> None:
         self._processors = dict(sorted(processors.items()))
         self._vocabulary, self._device = vocabulary, device

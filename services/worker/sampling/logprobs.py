@@ -27,6 +27,8 @@ NO_TOKEN_ID = -1
 class SlotLogprobs:
     """Holds by slot how many log-probability entries a sequence asked for, or which token ids it named."""
 
+    parameters = frozenset({"logprobs", "logprob_token_ids", "beam_search"})
+
     def __init__(self, num_slots: int, max_logprobs: int, device: torch.device, mode: LogprobsMode) -> None:
         self.mode = mode
         self._vocab_size = vocab_size = mode.vocabulary.shard.vocab_size

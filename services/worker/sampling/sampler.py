@@ -14,7 +14,7 @@ from quire.kernels import Ops
 from quire.services.worker.sampling.choice import FEW_TOKENS, BoundChoice, SlotChoice
 from quire.services.worker.sampling.features.allowed_token_ids import AllowedTokenIds
 from quire.services.worker.sampling.features.bad_words import BadWords
-from quire.services.worker.sampling.features.component import Bound, Component, Positions, SlotState
+from quire.services.worker.sampling.features.component import Bound, Component, ParameterState, Positions
 from quire.services.worker.sampling.features.grammar_masks import BoundGrammarMasks, GrammarMasks
 from quire.services.worker.sampling.features.logit_bias import LogitBias
 from quire.services.worker.sampling.features.min_tokens import MinTokens
@@ -167,29 +167,32 @@ class Sampler:
             self.grammar_masks,  # may have to allow tokens again that earlier features banned
             TopNSigma(self.vocabulary, device),  # its statistics cover the tokens that are still allowed
         ]
-        self._slot_states: list[SlotState] = [self.logprobs, *self._features]
+        self._states: list[ParameterState] = [self.logprobs, *self._features]
+        self._states_of: dict[int, list[ParameterState]] = {}  # by slot: those that its sequence uses
         self._choice = SlotChoice(num_slots, vocab_size, device, few=0 if batch_invariant else FEW_TOKENS)
         self._bindings: _Bindings | None = None
         self._bound_slots: Rows = NO_SLOTS  # the array that the last step passed
 
     def admit(self, slot: int, admission: SlotAdmission) -> None:
-        """Stores the sampling parameters of a new sequence in every feature. Raises InvalidArgument (FailedPrecondition
-        for an unprepared grammar) after releasing the features' state; the slot then samples with temperature and
-        filters alone."""
+        """Stores the sampling parameters of a new sequence in the features that it uses. Raises InvalidArgument
+        (FailedPrecondition for an unprepared grammar) after releasing the features' state; the slot then samples with
+        temperature and filters alone."""
         self._bindings = None
         self._choice.admit(slot, admission)
+        asked = admission.parameters
+        used = self._states_of[slot] = [state for state in self._states if not state.parameters.isdisjoint(asked)]
         try:
-            for state in self._slot_states:
+            for state in used:
                 state.admit(slot, admission)
         except QuireError:
             self.release(slot)
             raise
 
     def release(self, slot: int) -> None:
-        """Drops the state of `slot` in every feature; temperature and filters stay until the next admission overwrites
-        them."""
+        """Drops the state of `slot` in the features that it uses; temperature and filters stay until the next
+        admission overwrites them."""
         self._bindings = None
-        for state in self._slot_states:
+        for state in self._states_of.pop(slot, ()):
             state.release(slot)
 
     def sample(self, logits: Tensor, slots: Rows, positions: Positions) -> SampledTokens:
@@ -240,11 +243,13 @@ class Sampler:
         """Returns the bindings of `slots`, reused from the last step if the same sequences sample again."""
         last = self._bindings
         if last is None or not (slots is self._bound_slots or np.array_equal(slots, last.slots)):
-            bound = (feature.bind(slots) for feature in self._features)
+            used = {state for slot in slots.tolist() for state in self._states_of.get(slot, ())}
+            bound = (feature.bind(slots) for feature in self._features if feature in used)
             features = [feature for feature in bound if feature is not None]
+            logprobs = self.logprobs.bind(slots) if self.logprobs in used else None
             choice = self._choice.bind(slots, self.vocabulary)
             masks = next((feature for feature in features if isinstance(feature, BoundGrammarMasks)), None)
-            last = _Bindings(slots, self.logprobs.bind(slots), features, masks, choice)
+            last = _Bindings(slots, logprobs, features, masks, choice)
             self._bindings = last
         self._bound_slots = slots
         return last

@@ -68,10 +68,11 @@ class DriverError(RuntimeError):
 class VirtualMemory:
     """Virtual memory functions of the CUDA driver for one GPU. They raise DriverError."""
 
-    def __init__(self, device: int, library: Any = None) -> None:
-        """`library`: replaces the driver in tests. Raises FailedPrecondition where there is no driver."""
+    def __init__(self, device: int, library: Any = None, driver: str = DRIVER) -> None:
+        """`library`: replaces the library with the name `driver` in tests. Raises FailedPrecondition where there is no
+        driver."""
         try:
-            self._library = library or ctypes.CDLL(DRIVER)
+            self._library = library or ctypes.CDLL(driver)
         except OSError as error:
             raise FailedPrecondition(f"enable_sleep_mode: {error}", field="enable_sleep_mode") from None
         location = _Location(DEVICE, device)

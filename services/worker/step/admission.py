@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 from google.protobuf.message import DecodeError
 
 from quire.services.worker.step.plan import Admission
-from quire.shared import prompt_logprobs
+from quire.shared import sampling_params
 from quire.shared.errors import InvalidArgument
 from quire.shared.pb.common.v1 import pooling_pb2, sampling_pb2
 from quire.shared.pb.worker.v1 import worker_pb2 as pb
+
+NEUTRAL = {"min_tokens": 0, "repetition_penalty": 1.0}  # values without effect, of fields that frontends always send
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,13 @@ class SlotAdmission:
     pooled_tokens: bytes = b""  # u32 column: tokens that get a vector each; empty: as the pooler selects
     query_id: bytes = b""  # late interaction: its query, or the query it is scored against; empty: none
     is_query: bool = False
+
+    @property
+    def parameters(self) -> set[str]:
+        """Names of the fields that have an effect: any of `sampling`, and those of one sampling feature or head."""
+        names = {field.name for field, value in self.sampling.ListFields() if NEUTRAL.get(field.name) != value}
+        own = {"bad_word_token_ids": self.bad_word_token_ids, "grammar_id": self.grammar_id, "pooling": self.pooling}
+        return names | {name for name, value in own.items() if value}
 
     @property
     def bans(self) -> tuple[str, ...]:
@@ -97,9 +106,9 @@ def _adapt_to_sample(sampling: sampling_pb2.SamplingParams, admitted: Admission)
     the log-probabilities that are still to be reported."""
     sampling.seed = (sampling.seed + admitted.sample + 2**63) % 2**64 - 2**63
     if admitted.prompt_logprobs_from:
-        prompt_logprobs.resume_at(sampling, admitted.prompt_logprobs_from, admitted.num_prompt_tokens)
+        sampling_params.resume_prompt_logprobs_at(sampling, admitted.prompt_logprobs_from, admitted.num_prompt_tokens)
     else:
-        prompt_logprobs.clear(sampling)
+        sampling_params.clear_prompt_logprobs(sampling)
     if admitted.num_logprobs is not None:
         sampling.logprobs = admitted.num_logprobs
     return sampling

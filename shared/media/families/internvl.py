@@ -59,16 +59,10 @@ class InternVLProcessor:
 
     def render(self, picture: Image.Image, layout: TileLayout) -> npt.NDArray[np.uint8]:
         """Returns the tiles by rows, then the whole picture, [num_tiles, side, side, 3]."""
-        import numpy as np
-
-        from quire.shared.media.tiling import cut, scaled
+        from quire.shared.media.tiling import cut_with_whole
 
         rows, columns = layout.numbers
-        tiles = cut(scaled(picture, rows * self.side, columns * self.side, self.resampling), self.side, self.side)
-        if len(tiles) == 1:
-            return tiles
-        whole = np.asarray(scaled(picture, self.side, self.side, self.resampling), dtype=np.uint8)
-        return np.concatenate((tiles, whole[None]))
+        return cut_with_whole(picture, rows, columns, self.side, self.resampling)
 
     def expand(self, layout: TileLayout, tokenizer: PromptTokenizer) -> PlaceholderExpansion:
         """Returns the start token, the placeholder once for each row, and the end token."""

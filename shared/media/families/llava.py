@@ -46,6 +46,12 @@ class LlavaProcessor:
 
 def make_llava(folder: Path, config: Mapping[str, Any]) -> LlavaProcessor:
     """Returns the processor of a model. Raises InvalidArgument if its files do not fit together."""
+    return LlavaProcessor(*read_fixed_pictures(folder, config))
+
+
+def read_fixed_pictures(folder: Path, config: Mapping[str, Any]) -> tuple[PictureProcessor, int, int]:
+    """Reads the processing of pictures of the tower's size, the placeholder, and the number of patches of a picture.
+    Raises InvalidArgument if the files do not fit together."""
     vision = config["vision_config"]
     pictures = read_processor(folder)
     side = int(vision.get("image_size", 224))
@@ -60,4 +66,4 @@ def make_llava(folder: Path, config: Mapping[str, Any]) -> LlavaProcessor:
     placeholder = config.get("image_token_index", config.get("image_token_id"))
     if not isinstance(placeholder, int):
         raise InvalidArgument(f"config.json: image_token_index is {placeholder!r}, not a token id", field="model")
-    return LlavaProcessor(pictures, placeholder, patches)
+    return pictures, placeholder, patches

@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
+import torch
 from PIL import Image
 from tokenizers import Tokenizer
 
@@ -18,7 +19,7 @@ from quire.cluster import Cluster, ClusterOptions
 from quire.services.worker.step.fetched_item import Pixels
 from tests.chaos.test_workers import pid
 from tests.services.frontend.media.seeing_folder import PLACEHOLDER, write_seeing_folder
-from tests.services.worker.media.pictures import NUM_ROWS, greedy, make_llava, picture
+from tests.services.worker.media.pictures import NUM_ROWS, greedy, make_llava, normalized, picture
 from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(300)
@@ -42,6 +43,24 @@ class Seeing:
         answer = self.http.post("/v1/chat/completions", json=body)
         assert answer.status_code == 200, answer.text
         return [choice["message"]["content"] for choice in answer.json()["choices"]]
+
+    def vectors(self, *parts: str | Pixels) -> list[float]:
+        """Returns the vector of a user's message."""
+        body = {"messages": [{"role": "user", "content": [_part(part) for part in parts]}]}
+        answer = self.http.post("/v1/embeddings", json=body)
+        assert answer.status_code == 200, answer.text
+        vector: list[float] = answer.json()["data"][0]["embedding"]
+        return vector
+
+    def expected_vector(self, *parts: str | Pixels) -> list[float]:
+        """Returns the last hidden state of transformers, of length 1."""
+        shown = "".join(part if isinstance(part, str) else PLACEHOLDER * NUM_ROWS for part in parts)
+        ids = self._tokenizer.encode(f"<|im_start|>user\n{shown}<|im_end|>\n", add_special_tokens=False).ids
+        pixels = normalized([part for part in parts if not isinstance(part, str)])
+        with torch.no_grad():
+            states = self._model.model(input_ids=torch.tensor([ids]), pixel_values=pixels).last_hidden_state[0, -1]
+        vector: list[float] = torch.nn.functional.normalize(states, dim=0).tolist()
+        return vector
 
     def times(self, *parts: str | Pixels) -> dict[str, float]:
         """Returns the times of a request, in milliseconds."""
@@ -112,6 +131,13 @@ def test_a_dead_worker_costs_no_answer(seeing: Seeing) -> None:
     os.kill(pid(seeing.cluster, "worker-0"), signal.SIGKILL)
     until(lambda: process.restarts > before)
     assert seeing.ask(*parts) == [seeing.expected(*parts)]
+
+
+def test_the_vector_of_a_conversation_is_that_of_its_last_token(seeing: Seeing) -> None:
+    vectors = seeing.vectors("what is ", A, " there?"), seeing.vectors("what is ", B, " there?")
+    for found, shown in zip(vectors, (A, B), strict=True):
+        assert found == pytest.approx(seeing.expected_vector("what is ", shown, " there?"), abs=1e-4)
+    assert vectors[0] != pytest.approx(vectors[1], abs=1e-2)
 
 
 def test_the_worker_says_what_it_encodes(seeing: Seeing) -> None:

@@ -26,14 +26,23 @@ def workers(monkeypatch: pytest.MonkeyPatch, found: list[str], **options: Any) -
 
 
 def test_roles_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = workers(monkeypatch, [], workers=1, prefill_workers=1, decode_workers=2)
+    found = workers(monkeypatch, [], workers=1, prefill_workers=1, decode_workers=2, encode_workers=1)
     assert [(spec.id, spec.flags.get("role", "both")) for spec in found] == [
         ("worker-0", "both"),
         ("worker-1", "prefill"),
         ("worker-2", "decode"),
         ("worker-3", "decode"),
-        ("worker-4", "both"),
+        ("worker-4", "encode"),
+        ("worker-5", "both"),
     ]
+
+
+def test_an_encode_worker_is_one_process_beside_workers_of_several_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = {"worker": {"tensor_parallel_size": 2, "dtype": "float32"}}
+    language, encoder, _ = workers(monkeypatch, [], workers=1, encode_workers=1, settings=settings)
+    assert (language.flags["tensor_parallel_size"], encoder.flags["role"]) == (2, "encode")
+    assert "tensor_parallel_size" not in encoder.flags
+    assert encoder.flags["dtype"] == "float32"
 
 
 @pytest.mark.parametrize(

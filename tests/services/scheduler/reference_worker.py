@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+from array import array
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
@@ -27,10 +28,21 @@ Content = tuple[list[Entry], Entry]  # of a page: KV of its positions, and the s
 NOTHING: Entry = (-1, b"")
 VOCAB = 50
 EOS = 49
+TOKEN_BYTES, DIGEST_BYTES = 4, 8
 
 
 def digest(tokens: list[int]) -> bytes:
-    return hashlib.sha256(np.array(tokens, dtype=np.int32).tobytes()).digest()[:8]
+    return hashlib.sha256(array("i", tokens).tobytes()).digest()[:DIGEST_BYTES]
+
+
+def digests(tokens: list[int], first: int, end: int) -> list[bytes]:
+    """Returns the digests of the prefixes whose last positions are in [first, end)."""
+    packed = array("i", tokens[:end]).tobytes()
+    running, found = hashlib.sha256(packed[: TOKEN_BYTES * first]), []
+    for start in range(TOKEN_BYTES * first, TOKEN_BYTES * end, TOKEN_BYTES):
+        running.update(packed[start : start + TOKEN_BYTES])
+        found.append(running.copy().digest()[:DIGEST_BYTES])
+    return found
 
 
 def next_token(tokens: list[int]) -> int:
@@ -239,10 +251,9 @@ class ReferenceWorker:
         return drafts
 
     def _store_drafts(self, row: Slot, count: int, drafts: list[int]) -> None:
-        known = row.tokens + drafts
-        for position in range(row.num_computed, row.num_computed + count + len(drafts)):
-            if position >= row.num_cached:
-                self._write(row, position, digest(known[: position + 1]))
+        first, end = max(row.num_computed, row.num_cached), row.num_computed + count + len(drafts)
+        for position, content in enumerate(digests(row.tokens + drafts, first, end), first):
+            self._write(row, position, content)
 
     def _verify(self, row: Slot, count: int, drafts: list[int]) -> list[int]:
         sampled = [self._compute(row, count)]
@@ -341,9 +352,9 @@ class ReferenceWorker:
         assert next(ids, None) is None, "block ids left over"
 
     def _store(self, row: Slot, count: int) -> None:
-        for position in range(row.num_computed, row.num_computed + count):
-            if position >= row.num_cached:
-                self._write(row, position, digest(row.tokens[: position + 1]))
+        first, end = max(row.num_computed, row.num_cached), row.num_computed + count
+        for position, content in enumerate(digests(row.tokens, first, end), first):
+            self._write(row, position, content)
 
     def _change_states(self, counts: dict[int, int]) -> None:
         """Updates the states of all rows at once: no row sees another one's update of this step."""
@@ -356,19 +367,22 @@ class ReferenceWorker:
                 if first:
                     read, _ = self._place(row, first - 1, group)
                     assert before.get(read) == (group, digest(row.tokens[:first])), "wrong state"
-                for position in range(first, row.num_computed + count):
+                for position, content in enumerate(digests(row.tokens, first, row.num_computed + count), first):
                     written, _ = self._place(row, position, group)
                     assert written, "nothing is written into the null block"
-                    self.states[written] = group, digest(row.tokens[: position + 1])
+                    self.states[written] = group, content
 
     def _compute(self, row: Slot, count: int) -> int | None:
         first = row.num_computed
         row.num_computed += count
         self.num_computed_tokens += count
-        for group, window in self._windows.items():
-            for position in range(max(0, first - window + 1), row.num_computed):
-                right = group, digest(row.tokens[: position + 1])
-                assert self.kv.get(self._place(row, position, group)) == right, "wrong KV"
+        reads_from = {group: max(0, first - window + 1) for group, window in self._windows.items()}
+        begin = min(reads_from.values(), default=row.num_computed)
+        right = digests(row.tokens, begin, row.num_computed)
+        for group, start in reads_from.items():
+            for position in range(start, row.num_computed):
+                read = self.kv.get(self._place(row, position, group))
+                assert read == (group, right[position - begin]), "wrong KV"
         if row.num_computed < len(row.tokens) or not row.samples:
             return None
         row.tokens.append(next_token(row.tokens))

@@ -8,7 +8,7 @@ from quire.shared import columns
 from quire.shared.kv.block_hash import root_hash
 from quire.shared.pb.common.v1 import media_pb2, pooling_pb2, sampling_pb2
 from quire.shared.pb.worker.v1 import worker_pb2 as pb
-from quire.shared.prompt_logprobs import first_position
+from quire.shared.sampling_params import first_prompt_logprob
 
 GREEDY = sampling_pb2.SamplingParams(temperature=0.0)
 
@@ -191,7 +191,7 @@ def admission(new: New, block_size: int) -> pb.Admission:
         num_prompt_tokens=new.num_prompt or len(new.tokens),
         num_cached_tokens=_num_cached(new, block_size),
         params=params.SerializeToString(),
-        prompt_logprobs_from=first_position(new.sampling),
+        prompt_logprobs_from=first_prompt_logprob(new.sampling),
         root_hash=root_hash(),
         grammar_id=new.grammar_id,
         samples_nothing=new.pooling is not None,

@@ -12,7 +12,7 @@ import pytest
 from grpc_health.v1 import health_pb2 as pb
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
-from quire.shared.rpc import health
+from quire.shared.rpc.health import Health
 from quire.shared.rpc.server import LIVENESS, Server
 from tests.waiting import loop_turns
 
@@ -72,9 +72,23 @@ async def test_what_is_no_question_is_refused_and_not_kept(question: bytes, capl
     assert not caplog.records, "a stranger writes pages of traces into the log"
 
 
-async def test_only_so_many_watch_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(health, "MAX_WATCHES", 3)
-    async with serving() as (_, channel):
+@asynccontextmanager
+async def allowing(max_watches: int) -> AsyncIterator[grpc.aio.Channel]:
+    """Serves nothing but health, to a limited number of watches."""
+    server, health = grpc.aio.server(), Health(max_watches)
+    health.set("", NOT_SERVING)
+    server.add_generic_rpc_handlers((health.handler(),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            yield channel
+    finally:
+        await server.stop(0)
+
+
+async def test_only_so_many_watch_at_once() -> None:
+    async with allowing(3) as channel:
         stub = HealthStub(channel)  # type: ignore[no-untyped-call]
         watches = [stub.Watch(pb.HealthCheckRequest()) for _ in range(3)]
         assert [(await watch.read()).status for watch in watches] == [NOT_SERVING] * 3

@@ -16,7 +16,7 @@ from typing import Any
 
 from quire.services.frontend.bounds import messages, wire_scan
 from quire.services.frontend.bounds.bodies import json_body, json_scan, long_ids
-from quire.services.frontend.bounds.prompt_limit import PromptLimit
+from quire.services.frontend.bounds.prompts import PromptLimit
 from quire.shared.errors import InvalidArgument
 from quire.shared.process.child import serve_requests
 from quire.shared.settings.request_limits import RequestLimits

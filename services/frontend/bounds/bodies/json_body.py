@@ -7,7 +7,7 @@ from typing import Any
 
 from quire.services.frontend.bounds import counts, surrogates
 from quire.services.frontend.bounds.bodies.extra_body import merge_extra_body
-from quire.services.frontend.bounds.prompt_limit import PromptLimit
+from quire.services.frontend.bounds.prompts import PromptLimit
 from quire.shared.errors import InvalidArgument
 from quire.shared.settings.request_limits import RequestLimits
 

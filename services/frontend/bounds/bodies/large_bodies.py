@@ -18,7 +18,7 @@ from quire.services.frontend.bounds.bodies import body_probe
 from quire.services.frontend.bounds.bodies.body_probe import BodyCheck
 from quire.services.frontend.bounds.bodies.heavy_work import HEAVY_BYTES
 from quire.services.frontend.bounds.bodies.spool import Spool
-from quire.services.frontend.bounds.prompt_limit import PromptLimit
+from quire.services.frontend.bounds.prompts import PromptLimit
 from quire.services.frontend.bounds.smallest_first import SmallestFirstLimiter
 from quire.shared.errors import Internal, InvalidArgument
 from quire.shared.logs import logger

@@ -226,7 +226,7 @@ function box(service, { x, y, width, height }) {
   const group = svg("g", { transform: `translate(${x} ${y})` },
     svg("rect", { class: `box ${how}`, width, height, rx: 12 }),
     svg("circle", { class: `state ${how}`, cx: 20, cy: 23, r: 5 }),
-    text(service.id, 34, 28, ""),
+    text(service.worker_role ? `${service.id} (${service.worker_role})` : service.id, 34, 28, ""),
     text(word(service.state), width - 16, 28, "soft", "end"),
     text(`${number(service.running)} running · ${number(service.waiting)} waiting`, 16, 48, "soft"));
   if (service.role === "ROLE_WORKER" && service.blocks) {

@@ -10,7 +10,7 @@ import contextlib
 import hashlib
 import itertools
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from quire.services.frontend.bounds.smallest_first import SmallestFirstLimiter
@@ -35,17 +35,24 @@ class GrammarValidator:
     compiled first.
     """
 
-    def __init__(self, specials: SpecialTokens, vocab_size: int) -> None:
+    def __init__(
+        self,
+        specials: SpecialTokens,
+        vocab_size: int,
+        *,
+        slow_lane_cpu_s: float = SLOW_LANE_CPU_S,
+        compiler: Callable[[bytes], GrammarCompiler] | None = None,
+    ) -> None:
         """Creates the compilers, whose processes start on first use.
 
-        `specials`: tokens that a grammar may name.
+        `specials`: tokens that a grammar may name; `compiler`: creates a compiler from its first message.
         """
+        self._slow_lane_cpu_s = slow_lane_cpu_s
+        new_compiler = compiler or GrammarCompiler
         init_message = grammar_process.encode_vocabulary(specials, vocab_size)
         self._verdicts: OrderedDict[bytes, str] = OrderedDict()
-        self._fast = CompilerLane(
-            "grammar-validator", [GrammarCompiler(init_message) for _ in range(NUM_FAST_COMPILERS)]
-        )
-        self._slow = CompilerLane("grammar-validator-slow", [GrammarCompiler(init_message)])
+        self._fast = CompilerLane("grammar-validator", [new_compiler(init_message) for _ in range(NUM_FAST_COMPILERS)])
+        self._slow = CompilerLane("grammar-validator-slow", [new_compiler(init_message)])
 
     async def check(self, constraint: sampling_pb2.StructuredOutput, libraries: Sequence[str] = ()) -> None:
         """Raises InvalidArgument for a constraint that no worker could compile. `libraries` are those that workers
@@ -65,10 +72,10 @@ class GrammarValidator:
     async def _verdict(self, message: bytes) -> str:
         """Returns the compilers' verdict: first from the fast lane, after a timeout there from the slow lane, and
         after a second timeout a refusal that names the limit."""
-        for lane, cpu_limit_s in ((self._fast, FAST_LANE_CPU_S), (self._slow, SLOW_LANE_CPU_S)):
+        for lane, cpu_limit_s in ((self._fast, FAST_LANE_CPU_S), (self._slow, self._slow_lane_cpu_s)):
             with contextlib.suppress(CompileTimeout):
                 return await lane.ask(message, cpu_limit_s)
-        return _refusal(f"{SLOW_LANE_CPU_S:.0f} s")
+        return _refusal(f"{self._slow_lane_cpu_s:.0f} s")
 
     @property
     def pids(self) -> list[int]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from quire.services.frontend.bounds.prompt_limit import PromptLimit, check_length
+from quire.services.frontend.bounds.prompts import PromptLimit, check_length
 from quire.services.frontend.input_processor import prompt_limits
+from quire.services.frontend.input_processor.media_placement import place_media
 from quire.services.frontend.input_processor.pooling import pooling
 from quire.services.frontend.input_processor.pooling.late_interaction_inputs import (
     DOCUMENT,
@@ -20,7 +21,9 @@ from quire.services.frontend.input_processor.prepared_prompt import (
     PromptRequestBuilder,
     yield_periodically,
 )
-from quire.services.frontend.input_processor.prompt_tokens import PromptTokens
+from quire.services.frontend.input_processor.prompt_limits import PromptTokens
+from quire.services.frontend.media.pipeline import PromptMedia
+from quire.services.frontend.media.store import MediaHolds
 from quire.services.frontend.request.request import (
     LateInteractionPrompt,
     PairPrompt,
@@ -29,32 +32,48 @@ from quire.services.frontend.request.request import (
     Request,
     TextPrompt,
     TokenPrompt,
+    media_of,
 )
 from quire.services.frontend.scheduler_client.client import ClusterLimits
 from quire.services.frontend.scheduler_client.sequence import LateQuery
 from quire.services.frontend.tokenizer.encoder import Tokenized
 from quire.services.frontend.tokenizer.tokenizer import Tokenizer
 from quire.shared.models.adapter_ids import AdapterId
-from quire.shared.pb.common.v1 import sampling_pb2
+from quire.shared.pb.common.v1 import media_pb2, sampling_pb2
+
+MediaItems = tuple[media_pb2.MediaItem, ...]
 
 
 class PoolingPreparer:
     """Preparer of requests for vectors, classes or scores; `traits`: how the model reads texts."""
 
-    def __init__(self, tokens: PromptTokens, tokenizer: Tokenizer, vocab_size: int, traits: PoolingTraits) -> None:
+    def __init__(
+        self,
+        tokens: PromptTokens,
+        tokenizer: Tokenizer,
+        vocab_size: int,
+        traits: PoolingTraits,
+        media: PromptMedia,
+    ) -> None:
+        self._media = media
         self._tokens = tokens
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._traits = traits
 
     async def prepare(
-        self, request: Request, pooled: Pooling, limits: ClusterLimits, adapter: AdapterId | None
+        self,
+        request: Request,
+        pooled: Pooling,
+        limits: ClusterLimits,
+        adapter: AdapterId | None,
+        holds: MediaHolds,
     ) -> list[PreparedPrompt]:
-        """Tokenizes the prompts and returns a scheduler request for each; late-interaction documents carry their
-        query, which is tokenized once. Raises InvalidArgument for a prompt out of bounds."""
+        """Tokenizes the prompts and returns a scheduler request for each; holds their media. Late-interaction documents
+        carry their query, which is tokenized once. Raises InvalidArgument for a prompt out of bounds."""
 
         async def read_query(query: LateInteractionPrompt) -> LateQuery:
-            tokenized, column = await self._read(query, request, pooled, limits.max_model_len)
+            tokenized, column, _ = await self._read(query, request, pooled, limits.max_model_len, holds)
             return LateQuery(column, pooling.params(pooled, adapter, tokenized))
 
         queries, builder, sampling = (
@@ -65,9 +84,9 @@ class PoolingPreparer:
         prepared = []
         for number, prompt in enumerate(request.prompts):
             await yield_periodically(number)
-            found, column = await self._read(prompt, request, pooled, limits.max_model_len)
+            found, column, media = await self._read(prompt, request, pooled, limits.max_model_len, holds)
             options = PromptOptions(sampling, pooling.params(pooled, adapter, found), samples_nothing=True)
-            prompt_request, num_vectors = builder.build(column, options), pooling.num_vectors(pooled, found)
+            prompt_request, num_vectors = builder.build(column, options, media), pooling.num_vectors(pooled, found)
             query, num_query_tokens = await queries.query_for(prompt)
             if query is not None:
                 prompt_request, num_vectors = replace(prompt_request, late_query=query), None
@@ -83,12 +102,20 @@ class PoolingPreparer:
         return sampling_pb2.SamplingParams(skip_reading_prefix_cache=not pools_last_token)
 
     async def _read(
-        self, prompt: Prompt, request: Request, pooled: Pooling, max_model_len: int
-    ) -> tuple[Tokenized, bytes]:
+        self, prompt: Prompt, request: Request, pooled: Pooling, max_model_len: int, holds: MediaHolds
+    ) -> tuple[Tokenized, bytes, MediaItems]:
         """Tokenizes a prompt under the named prefix prompt; returns it with its ids as an i32 column, checked
-        against length and vocabulary."""
-        tokenized = await self._tokenize(prompt, request, pooled.prompt_name, max_model_len)
-        return tokenized, prompt_limits.column(tokenized.token_ids, max_model_len, self._vocab_size, generates=False)
+        against length and vocabulary, and its media."""
+        parts = media_of(prompt)
+        items: MediaItems = ()
+        if parts:
+            read = await self._tokens.read(prompt, max_model_len, max_model_len)
+            token_ids, items = await place_media(self._media, read, parts, request, holds, max_model_len=max_model_len)
+            tokenized = Tokenized(token_ids)
+        else:
+            tokenized = await self._tokenize(prompt, request, pooled.prompt_name, max_model_len)
+        column = prompt_limits.column(tokenized.token_ids, max_model_len, self._vocab_size, generates=False)
+        return tokenized, column, items
 
     async def _tokenize(self, prompt: Prompt, request: Request, prompt_name: str, max_model_len: int) -> Tokenized:
         """Tokenizes a prompt; truncation removes text only and keeps the special tokens around it."""

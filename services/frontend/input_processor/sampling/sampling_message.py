@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 
 from quire.services.frontend.request.request import BeamSearch, RepetitionDetection, Sampling
 from quire.services.frontend.request.scalar_parameters import ALWAYS_SENT
+from quire.services.frontend.tokenizer.tokenizer import Tokenizer
+from quire.shared.columns import i32_bytes
 from quire.shared.errors import InvalidArgument
 from quire.shared.pb.common.v1 import sampling_pb2
 
@@ -51,6 +54,18 @@ def grammar_bytes(sampling: Sampling) -> bytes:
     """Serializes a constraint; equal constraints have equal bytes."""
     structured_output = sampling.structured_output
     return b"" if structured_output is None else structured_output.SerializeToString(deterministic=True)
+
+
+async def bad_word_columns(words: Iterable[str], tokenizer: Tokenizer) -> tuple[bytes, ...]:
+    """Returns the token columns of each word at the start of a text and after a space."""
+    columns: dict[bytes, None] = {}
+    spellings = [spelling for word in words for spelling in (word, " " + word.lstrip())]
+    if not spellings:
+        return ()
+    for ids in await tokenizer.encode_all(spellings):
+        if ids:
+            columns[i32_bytes(ids)] = None
+    return tuple(columns)
 
 
 def _search(search: BeamSearch | None) -> sampling_pb2.BeamSearch | None:

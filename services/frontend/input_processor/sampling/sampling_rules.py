@@ -9,13 +9,14 @@ from itertools import chain
 from typing import Any
 
 from quire.services.frontend.input_processor.sampling import beam_rules
-from quire.services.frontend.input_processor.sampling.plain_rules import PLAIN_RULES
 from quire.services.frontend.input_processor.sampling.rule import Rule
 from quire.services.frontend.request import scalar_parameters
 from quire.services.frontend.request.request import RepetitionDetection, Sampling
+from quire.services.frontend.request.scalar_parameters import SCALAR_PARAMETERS, NumberBound, ScalarParameter
 from quire.services.frontend.tokenizer.generation_config import GenerationDefaults
+from quire.shared import strict_json
 from quire.shared.errors import InvalidArgument
-from quire.shared.greedy import is_greedy
+from quire.shared.sampling_params import is_greedy
 
 LOWEST_TEMPERATURE = 0.01  # between greedy and this, logits overflow half precision when divided
 MAX_SAMPLES = 16384
@@ -28,11 +29,36 @@ SEED_BOUND = 2**63
 MAX_BUDGET = 2**31 - 1  # more than any context
 MAX_REPETITION = 2**31 - 1  # in tokens; more than any context
 NO_DETECTION = RepetitionDetection(1, 2)  # satisfies every rule; used where none is requested
+PROCESSORS = "logits_processors"
+MAX_ARGUMENTS = 65536  # of names and arguments together
 
 
 def _detection(sampling: Sampling) -> RepetitionDetection:
     return sampling.repetition_detection or NO_DETECTION
 
+
+def _rule(parameter: ScalarParameter, bound: NumberBound) -> Rule:
+    """Returns the rule that one numeric parameter lies within one bound, with its error text."""
+
+    def holds(sampling: Sampling) -> bool:
+        return bound.holds(sampling.value(parameter.name))
+
+    return Rule(parameter.name, holds, f"{parameter.name} {bound.requirement}, got {{s.scalars[{parameter.name}]}}.")
+
+
+def _beam_rule(parameter: ScalarParameter) -> Rule:
+    """Returns the rule that one numeric parameter has its default value whenever beam search is requested."""
+
+    def holds(sampling: Sampling) -> bool:
+        return sampling.beam_search is None or sampling.value(parameter.name) == parameter.default
+
+    return Rule(parameter.name, holds, f"{parameter.name} is not supported together with beam search.")
+
+
+PLAIN_RULES = (
+    *(_rule(parameter, bound) for parameter in SCALAR_PARAMETERS for bound in parameter.bounds),
+    *(_beam_rule(parameter) for parameter in SCALAR_PARAMETERS if not parameter.allowed_with_beams),
+)
 
 RULES = (
     Rule("n", lambda s: s.n >= 1, "n must be at least 1, got {s.n}."),
@@ -210,3 +236,30 @@ def normalize(sampling: Sampling) -> Sampling:
     }
     changed = {name: value for name, value in normalized.items() if value != getattr(sampling, name)}
     return replace(sampling, **changed) if changed else sampling  # a copy costs as much as all rules
+
+
+def check_logits_processors(sampling: Sampling) -> None:
+    """Raises InvalidArgument if names and arguments exceed MAX_ARGUMENTS together, or any arguments are not a JSON
+    object."""
+    arguments_by_name = sampling.logits_processors
+    count = sum(len(name) + len(arguments) for name, arguments in arguments_by_name.items())
+    if count > MAX_ARGUMENTS:
+        text = f"{PROCESSORS}: names and arguments have {count} characters; at most {MAX_ARGUMENTS} are accepted."
+        raise InvalidArgument(text, field=PROCESSORS)
+    for name, arguments in arguments_by_name.items():
+        try:
+            is_object = isinstance(strict_json.read(arguments or "{}"), dict)
+        except ValueError as error:
+            raise InvalidArgument(
+                f"{PROCESSORS}: arguments of {name!r} are not JSON: {error}", field=PROCESSORS
+            ) from None
+        if not is_object:
+            raise InvalidArgument(f"{PROCESSORS}: arguments of {name!r} must be a JSON object.", field=PROCESSORS)
+
+
+def check_known_processors(sampling: Sampling, known: frozenset[str]) -> None:
+    """Raises InvalidArgument, with the names that exist, for a logits processor that not all workers have."""
+    unknown = sorted(sampling.logits_processors.keys() - known)
+    if unknown:
+        names = ", ".join(sorted(known)) or "none"
+        raise InvalidArgument(f"{PROCESSORS}: {unknown[0]!r} does not exist; available: {names}.", field=PROCESSORS)

@@ -42,7 +42,7 @@ from quire.services.frontend.openai_edge.body.field_schemas import (
 from quire.services.frontend.openai_edge.body.objects import MESSAGE, TOOL, TOOL_CHOICES
 from quire.services.frontend.openai_edge.body.structured_outputs import ResponseFormat, StructuredOutputsBody
 from quire.services.frontend.openai_edge.body.thinking import ReasoningEffort, ReasoningField, ThinkingField
-from quire.shared.errors import Unimplemented
+from quire.shared.errors import InvalidArgument
 
 # OpenAI's fields without influence on the text: bookkeeping, and hints that cannot be followed here.
 IGNORED = frozenset({
@@ -244,18 +244,36 @@ class PooledBody(Body):
 
 
 class InputBody(PooledBody):
-    """Fields of pooling calls that accept prompts of any form."""
+    """Fields of pooling calls that accept prompts of any form, or a conversation with texts and pictures."""
 
-    input: PromptField
+    model_config = ConfigDict(
+        json_schema_extra=body_schema_extra(IGNORED, NO_OP_VALUES, [exactly_one("input", "messages")])
+    )
+
+    objects: ClassVar[Mapping[str, Shape]] = {"messages": MESSAGE}
+
+    input: PromptField | None = None
+    messages: list[dict[str, Any]] | None = Field(
+        None, json_schema_extra=MESSAGES, description="one conversation, which is pooled as its chat template shows it"
+    )
+    add_special_tokens: bool | None = Field(None, description="default: true for input, false for messages")
+    add_generation_prompt: Flag = False
+    continue_final_message: Flag = False
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    mm_processor_kwargs: dict[str, Any] | None = Field(None, description="options of the model's picture processor")
+    media_io_kwargs: dict[str, dict[str, Any]] | None = Field(
+        None, description="image: image_mode and rgba_background_color of decoded pictures"
+    )
 
     @model_validator(mode="before")
     @classmethod
-    def _has_no_messages(cls, sent: Any) -> Any:
-        """Names the unsupported field `messages` in the error, instead of a missing one."""
-        if isinstance(sent, dict) and sent.get("messages") is not None and "input" not in sent:
-            raise Unimplemented(
-                "messages is not supported by this call; send texts or tokens as input", field="messages"
-            )
+    def _has_one_prompt(cls, sent: Any) -> Any:
+        """Raises InvalidArgument unless exactly one of `input` and `messages` is there."""
+        if isinstance(sent, dict) and (sent.get("input") is None) == (sent.get("messages") is None):
+            given = "neither" if sent.get("input") is None else "both"
+            text = f"exactly one of input and messages must be given, got {given}"
+            raise InvalidArgument(text, field="input")
         return sent
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from quire.services.frontend.openai_edge.body.bodies import ChatOptions, TokenizeBody
+from quire.services.frontend.openai_edge.body.bodies import ChatOptions, InputBody, TokenizeBody
 from quire.services.frontend.openai_edge.body.field_schemas import ROLES
 from quire.services.frontend.openai_edge.body.pictures import read_picture
 from quire.services.frontend.request import conversation
@@ -42,7 +42,7 @@ def _is_token_ids(value: Sequence[Any]) -> bool:
 
 
 def chat_prompt(
-    body: ChatOptions | TokenizeBody,
+    body: ChatOptions | TokenizeBody | InputBody,
     messages: Sequence[Mapping[str, Any]],
     variables: Mapping[str, Any],
     tools: Sequence[Mapping[str, Any]],

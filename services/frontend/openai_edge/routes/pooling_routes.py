@@ -28,12 +28,15 @@ from quire.services.frontend.openai_edge.body.bodies import (
     SECOND,
     ClassifyBody,
     EmbeddingBody,
+    InputBody,
     PooledBody,
     PoolingBody,
     RerankBody,
     ScoreBody,
 )
-from quire.services.frontend.openai_edge.body.prompts import completion_prompts
+from quire.services.frontend.openai_edge.body.prompts import chat_prompt, completion_prompts
+from quire.services.frontend.request.media import DEFAULT_MEDIA_OPTIONS, MediaOptions
+from quire.services.frontend.request.media_options import media_options
 from quire.services.frontend.request.request import Pooling, Prompt, Sampling
 from quire.services.frontend.request.request import Request as GeneratorRequest
 from quire.shared.errors import InvalidArgument, Unimplemented
@@ -44,7 +47,7 @@ RERANK = ("/rerank", "/v1/rerank", "/v2/rerank")
 
 
 class PoolingRoutes:
-    """Routes that turn texts into vectors, classes and scores."""
+    """Routes that turn texts and conversations into vectors, classes and scores."""
 
     def __init__(self, context: ServingContext) -> None:
         self._generator = context.generator
@@ -74,7 +77,7 @@ class PoolingRoutes:
         pooling_options = Pooling(
             body.pooler or "", _normalize(body), body.dimensions, prompt_name=body.prompt_name or ""
         )
-        request = pooling_request(body, _texts(body.input, body), pooling_options, headers.read(http))
+        request = pooling_request(body, _prompts(body), pooling_options, headers.read(http))
         return self._answer(
             request,
             EmbeddingFormat(self._catalogue.served_name(body.model), as_base64=body.encoding_format == "base64"),
@@ -93,7 +96,7 @@ class PoolingRoutes:
                 field="use_activation",
             )
         pooling_options = Pooling(pooler, _normalize(body), body.dimensions, classify, body.step_tag_id, name)
-        request = pooling_request(body, _texts(body.input, body), pooling_options, headers.read(http))
+        request = pooling_request(body, _prompts(body), pooling_options, headers.read(http))
         return self._answer(
             request, PoolingFormat(self._catalogue.served_name(body.model), as_base64=body.encoding_format == "base64")
         )
@@ -101,7 +104,7 @@ class PoolingRoutes:
     async def classify(self, body: ClassifyBody, http: Request) -> Response:
         """Returns the probability of each of the model's classes for each input."""
         body.refuse_unknown(self._unknown)
-        request = pooling_request(body, _texts(body.input, body), Pooling(classify=True), headers.read(http))
+        request = pooling_request(body, _prompts(body), Pooling(classify=True), headers.read(http))
         return self._answer(request, ClassifyFormat(self._catalogue.served_name(body.model), self._processor.classes))
 
     async def score(self, body: ScoreBody, http: Request) -> Response:
@@ -127,8 +130,11 @@ class PoolingRoutes:
         return GenerationResponse(self._generator, request, answer_format, stream=False)
 
 
-def _texts(given: object, body: PooledBody) -> list[Prompt]:
-    return completion_prompts(given, add_special_tokens=body.add_special_tokens)
+def _prompts(body: InputBody) -> list[Prompt]:
+    """Returns the prompts of `input`, or the one of `messages`."""
+    if body.messages is not None:
+        return [chat_prompt(body, body.messages, {}, ())]
+    return completion_prompts(body.input, add_special_tokens=body.add_special_tokens is not False)
 
 
 def _normalize(body: EmbeddingBody) -> bool | None:
@@ -172,4 +178,12 @@ def pooling_request(
         truncate_prompt_tokens=body.truncate_prompt_tokens,
         truncation_side=body.truncation_side or "right",
         final_only=True,
+        media_options=_media_options(body),
     )
+
+
+def _media_options(body: PooledBody) -> MediaOptions:
+    """Returns the options of the pictures of a body, which only an InputBody has."""
+    if not isinstance(body, InputBody):
+        return DEFAULT_MEDIA_OPTIONS
+    return media_options(body.mm_processor_kwargs, body.media_io_kwargs)

@@ -151,7 +151,7 @@ class WorkerCache:
 
     def place_first(self, entry_ids: Collection[bytes]) -> None:
         """Places the entries of one user before all others. Those in use by others, which must be ready and have users
-        that cannot go on, lose their places and wait for new ones."""
+        that wait for other entries, lose their places and wait for new ones."""
         for entry in [entry for entry in self.placed if entry.users and entry.entry_id not in entry_ids]:
             entry.has_place = entry.is_ready = False
             self.size -= entry.size

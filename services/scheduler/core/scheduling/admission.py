@@ -100,7 +100,8 @@ class Admitter:
         """Returns whether a slot of this micro-batch is free, besides those reserved for beams. No micro-batch takes
         more than its share of the sequences, so that every pipeline stage has work."""
         state, running = self._state, self._state.running
-        if running.num_free_slots <= state.searches.num_reserved:
+        num_reserved = state.searches.num_reserved if state.searches.by_root else 0
+        if running.num_free_slots <= num_reserved:
             return False
         most = running.num_micro_batches
         if most == 1:

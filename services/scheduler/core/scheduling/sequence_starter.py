@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from quire.services.scheduler.core.plan import SequenceStarted
 from quire.services.scheduler.core.prerequisites.siblings import Siblings
-from quire.services.scheduler.core.scheduling.chunks import chunk_size, least_chunk
+from quire.services.scheduler.core.scheduling.growth import chunk_size, least_chunk
 from quire.services.scheduler.core.sequences.media import first_start, item_around
 from quire.services.scheduler.core.sequences.sequence import Sequence, SequenceStatus
 from quire.services.scheduler.core.state import CoreState

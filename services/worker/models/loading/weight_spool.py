@@ -35,12 +35,14 @@ class WeightSpool:
     """Folder below the system's temporary folder (TMPDIR) that keeps at most two streams: the last and the active
     one."""
 
-    def __init__(self, most_bytes: int, in_use: Callable[[], str]) -> None:
+    def __init__(self, most_bytes: int, in_use: Callable[[], str], parent: Path | None = None) -> None:
         """Creates the spool; its folder is made with the first stream and deleted at exit.
 
-        `most_bytes`: limit of a stream; `in_use`: returns the folder of the active stream.
+        `most_bytes`: limit of a stream; `in_use`: returns the folder of the active stream; `parent`: folder in place
+        of the system's temporary one.
         """
         self._most_bytes, self._in_use = most_bytes, in_use
+        self._parent = parent
         self._root: Path | None = None
 
     @contextmanager
@@ -64,7 +66,7 @@ class WeightSpool:
     def _in_folder(self) -> Iterator[SpooledStream]:
         """Opens a stream in a new folder; on exit closes it and deletes either this folder or the superseded ones."""
         if self._root is None or not self._root.exists():  # temporary folders may have been cleaned up
-            self._root = Path(tempfile.mkdtemp(prefix="quire-weights-"))
+            self._root = Path(tempfile.mkdtemp(prefix="quire-weights-", dir=self._parent))
             atexit.register(shutil.rmtree, self._root, ignore_errors=True)
         folder = Path(tempfile.mkdtemp(dir=self._root))
         spooling = SpooledStream(folder, self._most_bytes)

@@ -18,6 +18,7 @@ from quire.services.worker.models.vision.phi4_multimodal import Phi4Vision, read
 from quire.services.worker.models.vision.pixtral import MODEL_TYPE as PIXTRAL
 from quire.services.worker.models.vision.pixtral import PixtralVision, read_pixtral
 from quire.services.worker.models.vision.qwen_vl import QwenVision, read_qwen_vit
+from quire.services.worker.models.vision.transformers_vision import make_transformers_vision
 from quire.shared.errors import InvalidArgument
 from quire.shared.media.registry import read_media_processor
 
@@ -65,7 +66,9 @@ def _qwen_vl(
 
 
 ENCODERS: Mapping[str, MakeEncoder] = {
+    "cohere2_vision": make_transformers_vision,
     "gemma3": _maker(read_gemma3, Gemma3Vision),
+    "got_ocr2": make_transformers_vision,
     "idefics3": _maker(read_idefics3, Idefics3Vision),
     "internvl": _maker(read_internvl, InternVLVision),
     "lighton_ocr": _pixtral,
@@ -74,15 +77,17 @@ ENCODERS: Mapping[str, MakeEncoder] = {
     "llava_next": _maker(read_llava, LlavaNextVision),
     "llava_onevision": _maker(read_llava_onevision, LlavaNextVision),
     "mistral3": _pixtral,
+    "paligemma": make_transformers_vision,
     "phi4_multimodal": _maker(read_phi4_multimodal, Phi4Vision),
     "smolvlm": _maker(read_idefics3, Idefics3Vision),
+    "vipllava": make_transformers_vision,
     "qwen2_5_vl": _qwen_vl,
     "qwen2_vl": _qwen_vl,
     "qwen3_vl": _qwen_vl,
     "qwen3_vl_moe": _qwen_vl,
 }
 # Families whose text model lets the tokens of a picture see each other in both directions.
-SEE_AHEAD = frozenset({"gemma3"})
+SEE_AHEAD = frozenset({"gemma3", "paligemma"})
 
 
 def pictures_see_ahead(settings: WorkerSettings) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -37,13 +38,20 @@ class RankStore(Protocol):
     def get(self, key: str) -> bytes: ...
 
 
-def open_mailbox(store: RankStore, rank: int, size: int, device: torch.device) -> RankMailbox | None:
+def open_mailbox(
+    store: RankStore,
+    rank: int,
+    size: int,
+    device: torch.device,
+    *,
+    load_driver: Callable[[], PeerDriver] = PeerDriver.load,
+) -> RankMailbox | None:
     """Opens one-shot sums; every rank must call it. Returns None if this rank cannot reach all others; the ranks then
     have to agree on the outcome."""
     from quire.kernels.triton.rank_sums import BLOCK, RankMailbox, inbox_words
 
     num_blocks = ONE_SHOT_MAX_BYTES // (size - 1) // (4 * BLOCK)
-    shared = _share(store, rank, size, 8 * inbox_words(size, num_blocks), "inbox")
+    shared = _share(store, rank, size, 8 * inbox_words(size, num_blocks), "inbox", load_driver=load_driver)
     if shared is None:
         return None
     inboxes = torch.tensor(shared.addresses, dtype=torch.int64, device=device)
@@ -95,10 +103,18 @@ def uses_two_shot(x: torch.Tensor, size: int) -> bool:
     return x.nbytes <= TWO_SHOT_BYTES.get(size, DEFAULT_TWO_SHOT_BYTES) and two_shot_sum_takes(x)
 
 
-def _share(store: RankStore, rank: int, size: int, num_bytes: int, name: str) -> _SharedMemory | None:
+def _share(
+    store: RankStore,
+    rank: int,
+    size: int,
+    num_bytes: int,
+    name: str,
+    *,
+    load_driver: Callable[[], PeerDriver] = PeerDriver.load,
+) -> _SharedMemory | None:
     """Allocates zeroed memory, shares it with all ranks under `name` and maps theirs; logs the reason and returns None
     if this rank cannot reach all others."""
-    shared = _SharedMemory()
+    shared = _SharedMemory(load_driver)
     try:
         shared.exchange(store, rank, size, num_bytes, name)
     except (OSError, PeerMemoryError) as error:
@@ -111,7 +127,8 @@ def _share(store: RankStore, rank: int, size: int, num_bytes: int, name: str) ->
 class _SharedMemory:
     """Memory of this rank and mappings of the other ranks' memory, until free()."""
 
-    def __init__(self) -> None:
+    def __init__(self, load_driver: Callable[[], PeerDriver]) -> None:
+        self._load_driver = load_driver
         self._driver: PeerDriver | None = None
         self._own = 0
         self._others: list[int] = []
@@ -122,7 +139,7 @@ class _SharedMemory:
         OSError, PeerMemoryError."""
         handle = b""
         try:
-            self._driver = driver = PeerDriver.load()
+            self._driver = driver = self._load_driver()
             self._own = driver.allocate(num_bytes)
             handle = driver.export_handle(self._own)
         finally:

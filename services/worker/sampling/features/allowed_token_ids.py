@@ -16,6 +16,8 @@ from quire.services.worker.step.slots import Rows
 class AllowedTokenIds:
     """Sampling feature with the allowed ids of each restricted slot; a slot without a list is unrestricted."""
 
+    parameters = frozenset({"allowed_token_ids"})
+
     def __init__(self, shard: VocabShard, device: torch.device) -> None:
         self._vocab_size = shard.vocab_size
         self._entries = SlotEntries(shard, device)

@@ -24,6 +24,8 @@ class BadWords:
     """Sampling feature that holds the banned words of each slot as token ids, and the tail of its output on the device,
     as long as the longest word less its last token."""
 
+    parameters = frozenset({"bad_word_token_ids"})
+
     def __init__(self, num_slots: int, shard: VocabShard, device: torch.device) -> None:
         self._shard = shard
         self._device = device

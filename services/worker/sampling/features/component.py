@@ -53,13 +53,21 @@ class SlotState(Protocol):
         """Drops the state of `slot`, which may hold none."""
 
 
-class Component(SlotState, Protocol):
+class ParameterState(SlotState, Protocol):
+    """State by slot of sequences that set certain parameters; admit() and release() are called for no others."""
+
+    @property
+    def parameters(self) -> frozenset[str]:
+        """Names of these parameters (SlotAdmission.parameters); one of them suffices."""
+
+
+class Component(ParameterState, Protocol):
     """Sampling feature that changes logits: it is bound to the rows of a step once, then applied in every step with the
     same rows. Slots that do not use it cost nothing."""
 
     def bind(self, slots: Rows) -> Bound | None:
-        """Prepares a step that samples `slots` [num_rows], ascending, one per row; returns None if none of them uses
-        the feature."""
+        """Prepares a step that samples `slots` [num_rows], ascending, one per row, one of which sets a parameter of the
+        feature; returns None if none of them uses it."""
 
 
 def rows_by_slot(rows: Rows, slots: Rows) -> tuple[Rows, Rows]:

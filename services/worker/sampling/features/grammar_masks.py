@@ -32,6 +32,8 @@ ANY_TOKEN = -1  # all bits of a word
 class GrammarMasks:
     """Sampling feature that owns the sequences under a grammar by slot, and the builder of their masks."""
 
+    parameters = frozenset({"grammar_id"})
+
     def __init__(
         self, num_slots: int, shard: VocabShard, grammars: CompilePool | None, ops: Ops, device: torch.device
     ) -> None:

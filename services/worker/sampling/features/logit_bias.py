@@ -16,6 +16,8 @@ from quire.services.worker.step.slots import Rows
 class LogitBias:
     """Sampling feature that holds token ids and their biases for each slot that has some."""
 
+    parameters = frozenset({"logit_bias"})
+
     def __init__(self, shard: VocabShard, device: torch.device) -> None:
         self._vocab_size = shard.vocab_size
         self._entries = SlotEntries(shard, device)

@@ -18,6 +18,8 @@ class MinTokens:
     """Sampling feature that holds the banned end and stop ids of each slot with a minimum, each with the first position
     in the sequence at which it is allowed."""
 
+    parameters = frozenset({"min_tokens"})
+
     def __init__(self, shard: VocabShard, device: torch.device) -> None:
         self._vocab_size = shard.vocab_size
         self._entries = SlotEntries(shard, device)

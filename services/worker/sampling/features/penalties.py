@@ -31,6 +31,8 @@ class Penalties:
     """Sampling feature that owns a pool of token counts over this rank's shard, int32 [pool_rows, shard.size], with a
     row per penalised slot. The pool doubles when it is full and never shrinks."""
 
+    parameters = frozenset({"repetition_penalty", "presence_penalty", "frequency_penalty"})
+
     def __init__(self, shard: VocabShard, device: torch.device) -> None:
         self.shard = shard
         self._device = device

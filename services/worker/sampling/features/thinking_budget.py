@@ -37,6 +37,8 @@ class ThinkingBudget:
     """Sampling feature that counts the tokens of open reasoning sections on the device, int32 [num_slots]; OUTSIDE
     where none is open."""
 
+    parameters = frozenset({"thinking_token_budget"})
+
     def __init__(self, num_slots: int, shard: VocabShard, device: torch.device) -> None:
         self.shard = shard
         self._device = device

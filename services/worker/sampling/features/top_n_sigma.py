@@ -19,6 +19,8 @@ from quire.services.worker.step.slots import Rows
 class TopNSigma:
     """Sampling feature that holds the number of standard deviations for each slot that asks for it."""
 
+    parameters = frozenset({"top_n_sigma"})
+
     def __init__(self, vocabulary: Vocabulary, device: torch.device) -> None:
         self._vocabulary, self._device = vocabulary, device
         self._slots: dict[int, float] = {}

@@ -20,8 +20,9 @@ Places = npt.NDArray[np.intp]
 class PastOutputs:
     """Index of the most recent outputs in two generations: once the younger one is full, the older one is dropped."""
 
-    def __init__(self, most: int) -> None:
-        """`most`: outputs to keep; at least half of them are kept at any time."""
+    def __init__(self, most: int, indexed_at_once: int = INDEXED_AT_ONCE) -> None:
+        """`most`: outputs to keep; at least half of them are kept at any time. `indexed_at_once`: tokens."""
+        self._indexed_at_once = indexed_at_once
         self._half = -(-most // 2)
         self._generations = [IndexedOutputs()]
 
@@ -35,8 +36,8 @@ class PastOutputs:
         self._generations[0].add(output)
 
     def index(self) -> None:
-        """Indexes up to INDEXED_AT_ONCE of the added tokens. Steps with drafts call it, so that others pay nothing."""
-        budget = INDEXED_AT_ONCE
+        """Indexes a limited number of the added tokens. Steps with drafts call it, so that others pay nothing."""
+        budget = self._indexed_at_once
         for generation in self._generations:
             budget -= generation.index(budget)
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from quire.services.worker.structured.backends import libraries
+from quire.services.worker.structured.backends.compile_child import DEFAULT_LIMITS, CompileLimits
 from quire.services.worker.structured.port import Grammar, GrammarBackend, MaskFiller, Matcher
 from quire.shared import structured_output
 from quire.shared.columns import I32
@@ -35,7 +36,13 @@ def library_names(setting: str) -> tuple[str, ...]:
     return (name,)
 
 
-def open_backend(setting: str, folder: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> GrammarBackend:
+def open_backend(
+    setting: str,
+    folder: Path,
+    vocab_size: int,
+    eos_token_ids: Sequence[int],
+    limits: CompileLimits = DEFAULT_LIMITS,
+) -> GrammarBackend:
     """Opens the backend of the setting over the vocabulary in `folder`: imports the first library and reads the
     tokenizer at once, the others when a constraint needs them. Raises QuireError."""
 
@@ -46,7 +53,7 @@ def open_backend(setting: str, folder: Path, vocab_size: int, eos_token_ids: Seq
 
         if name == LLGUIDANCE:
             return LLGuidanceBackend(folder, vocab_size, eos_token_ids)
-        return SubprocessBackend(name, folder, vocab_size, eos_token_ids)
+        return SubprocessBackend(name, folder, vocab_size, eos_token_ids, limits)
 
     first, *others = library_names(setting)
     if setting == AUTO:

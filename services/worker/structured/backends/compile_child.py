@@ -11,6 +11,7 @@ import json
 import resource
 import signal
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from quire.services.worker.structured.backends import libraries
@@ -18,15 +19,26 @@ from quire.services.worker.structured.backends.vocabulary import ModelVocabulary
 from quire.shared.pb.common.v1 import sampling_pb2
 from quire.shared.process.child import serve_requests
 
-MEMORY_BYTES = 1 << 30  # in addition to the library's own memory
-SECONDS = 8.0  # of CPU time per constraint
 OUT_OF_TIME = signal.SIGPROF  # terminates the process: nothing else can interrupt the library
 COMPILED, FAILED = b"\1", b"\0"
 
 
-def init_message(name: str, folder: Path, vocab_size: int, eos_token_ids: list[int]) -> bytes:
+@dataclass(frozen=True, slots=True)
+class CompileLimits:
+    """Limits of one compilation in a subprocess."""
+
+    seconds: float = 8.0  # of CPU time
+    memory_bytes: int = 1 << 30  # in addition to the library's own memory
+
+
+DEFAULT_LIMITS = CompileLimits()
+
+
+def init_message(
+    name: str, folder: Path, vocab_size: int, eos_token_ids: list[int], limits: CompileLimits = DEFAULT_LIMITS
+) -> bytes:
     """Serializes the arguments and limits that open_compiler() is started with in the subprocess."""
-    return json.dumps([name, str(folder), vocab_size, eos_token_ids, SECONDS, MEMORY_BYTES]).encode()
+    return json.dumps([name, str(folder), vocab_size, eos_token_ids, limits.seconds, limits.memory_bytes]).encode()
 
 
 def open_compiler(init_message: bytes) -> Callable[[bytes], bytes]:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from quire.services.worker.structured.backends import compile_child, libraries
+from quire.services.worker.structured.backends.compile_child import DEFAULT_LIMITS, CompileLimits
 from quire.services.worker.structured.backends.vocabulary import ModelVocabulary
 from quire.services.worker.structured.port import Grammar, MaskFiller
 from quire.shared import structured_output
@@ -23,11 +24,19 @@ class SubprocessBackend:
     """Grammar backend that compiles in a pool of child processes, within limits of time and memory, and loads the
     result here; starts the first child when opened."""
 
-    def __init__(self, name: str, folder: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
+    def __init__(
+        self,
+        name: str,
+        folder: Path,
+        vocab_size: int,
+        eos_token_ids: Sequence[int],
+        limits: CompileLimits = DEFAULT_LIMITS,
+    ) -> None:
+        self._limits = limits
         self._name = name
         self._vocabulary = ModelVocabulary.read(folder, vocab_size, eos_token_ids)
         self._library = libraries.library_class(name)(self._vocabulary)
-        self._init_message = compile_child.init_message(name, folder, vocab_size, list(eos_token_ids))
+        self._init_message = compile_child.init_message(name, folder, vocab_size, list(eos_token_ids), limits)
         self._idle_children: queue.LifoQueue[Child] = (
             queue.LifoQueue()
         )  # grows to the number of concurrent compilations
@@ -59,7 +68,7 @@ class SubprocessBackend:
             answer = child.ask(message)
         except ChildEnded as ended:
             too_slow = ended.status in (None, -compile_child.OUT_OF_TIME)
-            bound = f"{compile_child.SECONDS:.0f} s" if too_slow else f"{compile_child.MEMORY_BYTES >> 20} MiB"
+            bound = f"{self._limits.seconds:.0f} s" if too_slow else f"{self._limits.memory_bytes >> 20} MiB"
             raise refuse(f"{self._name} takes more than {bound} to compile it") from None
         finally:
             self._idle_children.put(child)

@@ -243,10 +243,10 @@ async def test_an_error_is_sent_after_the_lease_is_released_and_the_call_is_logg
     assert heard == [(0, ["INVALID_ARGUMENT" if isinstance(error, InvalidArgument) else "INTERNAL"])]
 
 
-async def test_many_refusals_are_logged_as_a_count(lines: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calls, "SECOND_S", 0.05)
+async def test_many_refusals_are_logged_as_a_count(lines: Lines) -> None:
     metrics = FrontendMetrics("m", 100)
-    each = Calls(CallAdmission(1, 1, 1, metrics), Access((), metrics, time.monotonic), metrics.calls)
+    admission, access = CallAdmission(1, 1, 1, metrics), Access((), metrics, time.monotonic)
+    each = Calls(admission, access, metrics.calls, interval_s=0.05)
     for _ in range(1000):
         each.log_refusal("POST /v1/completions", "429")
     assert len(lines) == calls.REFUSALS_A_SECOND

@@ -100,11 +100,22 @@ async def test_texts_are_truncated_at_the_requested_end(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "field", "text"),
     [
-        ({"texts": None}, "texts", "at least one text"),
+        ({"texts": None}, "texts", "at least one entry"),
         ({"texts": []}, "texts", "at least 1"),
         ({"texts": [""]}, "texts", "empty"),
-        ({"images": ["data:"]}, "images", "images is not supported"),
-        ({"inputs": [{"content": []}]}, "inputs", "inputs is not supported"),
+        (
+            {"texts": None, "images": ["data:image/png;base64,AA=="]},
+            "images",
+            "images are not supported by this server",
+        ),
+        ({"texts": ["a"], "images": ["data:"]}, "texts", "exactly one of texts, images and inputs"),
+        ({"texts": None, "inputs": [{"content": [{"type": "text"}]}]}, "inputs", "needs its text"),
+        (
+            {"texts": None, "inputs": [{"content": [{"type": "audio", "audio": "x"}]}]},
+            "inputs",
+            "of type 'audio' are not supported",
+        ),
+        ({"inputs": [{"content": []}]}, "inputs.0.content", "at least 1"),
         ({"input_type": "image"}, "input_type", "'search_document', 'search_query'"),
         ({"embedding_types": ["int8"]}, "embedding_types.0", "'float', 'base64', 'binary' or 'ubinary'"),
         ({"output_dimension": 2**21}, "output_dimension", "output_dimension must be in"),

@@ -21,7 +21,7 @@ import uvloop
 
 from quire.services.frontend.directory.directory import PublishedCaches
 from quire.services.frontend.directory.prefix_lookup import LookupTiming, PrefixLookup
-from quire.services.frontend.scheduler_client.prompt_hashes import PromptHashes
+from quire.services.frontend.scheduler_client.sequence import PromptHashes
 from quire.shared.columns import i32_bytes
 from quire.shared.kv import block_hash
 from quire.shared.metrics.frontend import FrontendMetrics

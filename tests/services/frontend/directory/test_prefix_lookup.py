@@ -17,8 +17,7 @@ import redis.exceptions
 from quire.services.frontend.composition.timing import FrontendTiming
 from quire.services.frontend.directory import directory
 from quire.services.frontend.directory.prefix_lookup import MAX_AT_ONCE, MAX_WAITING, LookupTiming, PrefixLookup
-from quire.services.frontend.scheduler_client.prompt_hashes import PromptHashes
-from quire.services.frontend.scheduler_client.sequence import PromptRequest
+from quire.services.frontend.scheduler_client.sequence import PromptHashes, PromptRequest
 from quire.shared.columns import i32_bytes
 from quire.shared.kv import block_hash
 from quire.shared.metrics.frontend import LOOKUP_OUTCOMES, FrontendMetrics

@@ -272,7 +272,7 @@ def of_priority_4() -> pb.ModelInferRequest:
         (of_another_type(), "INVALID_ARGUMENT", "text_input is BYTES, got 'FP32'"),
         (of_version_2(), "NOT_FOUND", "the version '2' does not exist; available: 1"),
         (infer(b"\xff"), "INVALID_ARGUMENT", "text_input is not UTF-8: invalid start byte at byte 0"),
-        (infer(image="..."), "INVALID_ARGUMENT", "the input 'image' does not exist; available: text_input, "),
+        (infer(picture="..."), "INVALID_ARGUMENT", "the input 'picture' does not exist; available: text_input, "),
         (infer(stream=True), "INVALID_ARGUMENT", "stream=true requires ModelStreamInfer"),
         (infer(sampling_parameters="{"), "INVALID_ARGUMENT", "sampling_parameters is not JSON: "),
         (infer(sampling_parameters="[]"), "INVALID_ARGUMENT", "sampling_parameters must be an object"),

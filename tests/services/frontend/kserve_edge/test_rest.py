@@ -112,7 +112,7 @@ async def test_a_stream_of_events(http: httpx.AsyncClient) -> None:
     ("path", "body", "status", "error"),
     [
         ("infer", {}, 400, "inputs: Field required"),
-        ("infer", infer(tensor("image", "x")), 400, "the input 'image' does not exist"),
+        ("infer", infer(tensor("picture", "x")), 400, "the input 'picture' does not exist"),
         ("infer", infer(tensor("stream", True)), 400, "stream=true requires /generate_stream, or gRPC"),
         ("infer", infer(tensor("sampling_parameters", 5)), 400, "sampling_parameters is BYTES, got int"),
         (

@@ -24,7 +24,7 @@ from tests.services.frontend.media.seeing import (
     text,
     user,
 )
-from tests.services.frontend.media.seeing_folder import plain, write_seeing_folder
+from tests.services.frontend.media.seeing_folder import NUM_EMBEDDINGS, plain, write_seeing_folder
 from tests.services.frontend.running import running
 from tests.services.frontend.scripted_scheduler import ScriptedScheduler, scheduler
 
@@ -232,3 +232,64 @@ async def test_a_model_of_texts_says_so_in_every_dialect(path: str, body: dict[s
         answered = await started.http.post(path, json=body)
     assert answered.status_code == 400
     assert "not supported by this server: models are given text only, not pictures" in answered.text
+
+
+async def test_conversations_with_pictures_are_pooled(seeing: Path) -> None:
+    """As vLLM's clients send them to embedding models that see."""
+    messages = user(text("look "), image(plain(RED)), text("!"))
+    async with seeing_frontend(seeing) as served:
+        for path in ("/v1/embeddings", "/pooling"):
+            shown, colours = await asked_prompt(served, path, messages=messages)
+            assert (shown, colours) == (turn("user", "look [picture]!"), [bytes(RED)])
+            shown, _ = await asked_prompt(served, path, messages=messages, add_generation_prompt=True)
+            assert shown == turn("user", "look [picture]!") + ANSWER
+        assert served.script.submissions[0].samples_nothing
+        for body, said in (
+            ({"messages": messages, "input": "x"}, "exactly one of input and messages must be given, got both"),
+            ({}, "exactly one of input and messages must be given, got neither"),
+            ({"messages": messages, "truncate_prompt_tokens": 3}, "a prompt with pictures is not cut"),
+            ({"messages": messages, "mm_processor_kwargs": {"colour": 1}}, "this model's processor has no such option"),
+            ({"messages": user({"type": "image_url"})}, "need image_url: a URL"),
+            ({"messages": [{"role": "user", "content": 5}]}, "content must be text or a list of parts"),
+        ):
+            assert said in (await served.refusal("/v1/embeddings", **body))[1]
+        assert served.store.held_bytes == 0
+
+
+async def test_cohere_embeds_pictures_and_texts_with_pictures(seeing: Path) -> None:
+    mixed = [{"content": [text("a "), image(plain(GREEN)), text(" b")]}, {"content": [text("a"), text("b")]}]
+    async with seeing_frontend(seeing) as served:
+        asked = served.ask("/v2/embed", images=[data_url(plain(RED)), data_url(plain(BLUE))])
+        submissions = [await served.submission(number, asked) for number in (0, 1)]
+        assert [shown_prompt(served, one) for one in submissions] == [turn("user", "[picture]")] * 2
+        assert [(await pixels_of(served, one))[0][:3] for one in submissions] == [bytes(RED), bytes(BLUE)]
+        served.script.resume()
+        answer = (await asked).json()
+        assert len(answer["embeddings"]["float"]) == 2
+        assert answer["meta"]["billed_units"]["image_tokens"] == 2 * NUM_EMBEDDINGS
+        served.script.pause()
+        asked = served.ask("/v2/embed", inputs=mixed)
+        submissions = [await served.submission(number, asked) for number in (2, 3)]
+        assert [shown_prompt(served, one) for one in submissions] == [turn("user", "a [picture] b"), "a\nb"]
+
+
+async def test_kserve_image_inputs(seeing: Path) -> None:
+    def tensor(name: str, *values: Any) -> dict[str, Any]:
+        return {"name": name, "datatype": "BYTES", "shape": [len(values)], "data": [*values]}
+
+    path = "/v2/models/seeing"
+    async with seeing_frontend(seeing) as served:
+        inputs = [tensor("text_input", "a <image> b <image>"), tensor("image", b64(RED), data_url(plain(BLUE)))]
+        shown, colours = await asked_prompt(served, f"{path}/infer", inputs=inputs)
+        assert (shown, colours) == ("a [picture] b [picture]", [bytes(RED), bytes(BLUE)])
+        shown, colours = await asked_prompt(served, f"{path}/generate", text_input="<image>?", image=b64(GREEN))
+        assert (shown, colours) == ("[picture]?", [bytes(GREEN)])
+        described = (await served.started.http.get(path)).json()["inputs"]
+        assert {"name": "image", "datatype": "BYTES", "shape": [-1]} in described
+        for image_input, said in (
+            (tensor("image", 5), "image holds base64 or URLs as texts, got int"),
+            (tensor("image", "@@"), "its base64 is invalid"),
+            (tensor("image", b64(RED), b64(BLUE)), "Expected there to be 2"),
+        ):
+            status, found = await served.refusal(f"{path}/infer", inputs=[tensor("text_input", "<image>"), image_input])
+            assert (status, said in found) == (400, True), found

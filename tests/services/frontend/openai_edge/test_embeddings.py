@@ -13,7 +13,7 @@ from quire.shared.columns import f32, u32
 from quire.shared.pb.common.v1.pooling_pb2 import POOLER_ALL, POOLER_MEAN, POOLER_STEP, PoolingParams
 from quire.shared.pb.inference.v1 import inference_pb2 as pb
 from tests.services.frontend.running import running
-from tests.services.frontend.scripted_scheduler import ScriptedScheduler, scheduler
+from tests.services.frontend.scripted_scheduler import ScriptedScheduler, prompt_of, scheduler
 
 
 def asking(*prompts: list[int], **params: object) -> pb.EmbedRequest:
@@ -104,15 +104,23 @@ async def test_normalize_has_a_second_name(folder: Path, path: str) -> None:
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "use_activation")
 
 
-@pytest.mark.parametrize("path", ["/v1/embeddings", "/pooling", "/classify"])
-async def test_a_conversation_is_refused_by_its_name(folder: Path, path: str) -> None:
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/pooling"])
+async def test_a_conversation_is_pooled_as_its_template_shows_it(folder: Path, path: str) -> None:
     script = ScriptedScheduler()
+    asked = {"messages": [{"role": "user", "content": "a"}]}
     async with scheduler(script), running(folder, script.address) as frontend:
-        answer = await frontend.http.post(path, json={"messages": [{"role": "user", "content": "a"}]})
+        for more in ({}, {"add_generation_prompt": True}, {"add_special_tokens": True}):
+            assert (await frontend.http.post(path, json=asked | more)).status_code == 200
         without = await frontend.http.post(path, json={"messages": None})
-    error = answer.json()["error"]
-    assert (answer.status_code, error["param"], error["code"]) == (400, "messages", "not_offered")
+        misspelt = await frontend.http.post(path, json=asked | {"add_generation_promt": True})
+        tokenizer = frontend.frontend.model.tokenizer
+        turn, begun, *_ = (
+            tokenizer.encode_inline(text, add_special_tokens=False)
+            for text in ("<|im_start|>user\na<|im_end|>\n", "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n")
+        )
+    assert [list(prompt_of(one)) for one in script.submissions[:2]] == [turn, begun]
     assert (without.status_code, without.json()["error"]["param"]) == (400, "input")
+    assert (misspelt.status_code, misspelt.json()["error"]["param"]) == (400, "add_generation_promt")
 
 
 async def test_token_vectors(folder: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from quire.services.worker.codec.media_codec import decode_fetched, decode_item, encode_fetched, encode_item
 from quire.services.worker.codec.step_codec import decode_plan, encode_plan
-from quire.services.worker.step.fetched_item import FetchedItem
+from quire.services.worker.step.fetched_item import FetchedItem, FetchedRows
 from quire.services.worker.step.media_items import MediaItem
 from quire.shared.columns import ColumnError, u32_bytes
 from quire.shared.pb.worker.v1 import worker_pb2 as pb
@@ -36,6 +36,17 @@ def test_pixels_reach_the_other_ranks() -> None:
     found = decode_fetched(encode_fetched(sent))
     assert [item[:3] for item in found] == [item[:3] for item in sent]
     assert all(np.array_equal(one.pixels, other.pixels) for one, other in zip(found, sent, strict=True))
+
+
+def test_rows_reach_the_other_ranks() -> None:
+    rows = np.arange(24, dtype=np.uint8).reshape(3, 8)
+    pixels = FetchedItem(b"p" * 32, 1, (), np.ones((1, 2, 2, 3), np.uint8))
+    first, second = decode_fetched(encode_fetched([FetchedRows(b"r" * 32, 3, rows), pixels]))
+    assert isinstance(first, FetchedRows)
+    assert first[:2] == (b"r" * 32, 3)
+    assert np.array_equal(first.rows, rows)
+    assert isinstance(second, FetchedItem)
+    assert np.array_equal(second.pixels, pixels.pixels)
 
 
 @pytest.mark.parametrize(

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
-from quire.services.worker.graphs import shared_prefixes
 from quire.services.worker.graphs.shared_prefixes import Group, cut, find_groups, num_tiles
 
 BLOCK_SIZE = 16
-
-
-@pytest.fixture(autouse=True)
-def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_prefixes, "LEAST_SAVED", 3 * BLOCK_SIZE)
 
 
 def find(tables: list[list[int]], seq_lens: list[int]) -> list[tuple[list[int], int]]:
     """Returns rows and blocks of each group; slots are the rows."""
     width = max(map(len, tables)) + 1
     table = np.array([row + [0] * (width - len(row)) for row in tables], dtype=np.int32)
-    found = find_groups(table, np.arange(len(tables)), np.array(seq_lens, dtype=np.int32), BLOCK_SIZE)
+    found = find_groups(
+        table, np.arange(len(tables)), np.array(seq_lens, dtype=np.int32), BLOCK_SIZE, least_saved=3 * BLOCK_SIZE
+    )
     return [(group.rows.tolist(), group.num_blocks) for group in found]
 
 

@@ -58,12 +58,11 @@ def parts(made: TokenVectors) -> list[torch.Tensor]:
     ],
 )
 def test_batched_scores_equal_those_of_single_pairs(
-    monkeypatch: pytest.MonkeyPatch, of_queries: list[int], of_documents: list[int], asked: list[int], most: int
+    of_queries: list[int], of_documents: list[int], asked: list[int], most: int
 ) -> None:
     """Covers batches that hold one document only, or a part of its query's vectors."""
-    monkeypatch.setattr(max_sim, "MAX_PRODUCTS", most)
     queries, documents = texts(of_queries), texts(of_documents)
-    found = max_sim.max_sim(queries.select(np.array(asked)), documents)
+    found = max_sim.max_sim(queries.select(np.array(asked)), documents, most)
     wanted = [plain(parts(queries)[query], one) for query, one in zip(asked, parts(documents), strict=True)]
     assert torch.allclose(found, torch.tensor(wanted), atol=1e-5)
 

@@ -106,14 +106,13 @@ async def test_cancelled_copy_keeps_its_memory_open() -> None:
         ours.acquire(theirs.own)  # an order that was still to come
 
 
-def test_a_gpu_whose_memory_cannot_be_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_whose_memory_cannot_be_shared() -> None:
     library = Library()
     whole, _ = pages_of(library, 20)
     library.refuses.add("cuIpcGetMemHandle")
     with pytest.raises(PeerMemoryError, match="cuIpcGetMemHandle failed with status 201"):
         PeerPages(whole, peer_driver.PeerDriver(library))
-    monkeypatch.setattr(peer_driver, "DRIVER", "libnobody.so.1")
-    assert PeerPages.of(whole) is None
+    assert PeerPages.of(whole, lambda: peer_driver.PeerDriver.load("libnobody.so.1")) is None
 
 
 class SharedMemory(Memory):

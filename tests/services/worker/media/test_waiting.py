@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from quire.services.worker.media.waiting import MOST_PIXELS, FetchedOrder, WaitingMedia
-from quire.services.worker.step.fetched_item import FetchedItem
+from quire.services.worker.step.fetched_item import FetchedItem, FetchedRows
 
 
 def order(name: str, side: int, receiver: str = "now", tiles: int = 1, num_releases: int = 0) -> FetchedOrder:
@@ -67,3 +67,12 @@ def test_an_item_is_encoded_after_the_releases_that_were_ordered_before_it() -> 
     for name, num_releases in [("a", 0), ("b", 2), ("c", 1), ("d", 0)]:
         waiting.put(order(name, 8, num_releases=num_releases))
     assert [taken(waiting, done) for done in (0, 0, 1, 2)] == [("ad", False), ("", False), ("c", False), ("b", True)]
+
+
+def test_rows_are_taken_one_item_at_a_time() -> None:
+    waiting = WaitingMedia()
+    for name in "ab":
+        waiting.put(order(name, 8))
+        rows = FetchedRows(name.upper().encode(), 1, np.zeros((1, 8), np.uint8))
+        waiting.put(FetchedOrder("now", rows, lambda error: None))
+    assert [taken(waiting) for _ in range(3)] == [("ab", False), ("A", False), ("B", True)]

@@ -48,9 +48,8 @@ with weights_memory.messages(admin_pb2.UpdateWeightsRequest(), [("a", torch.aran
 
 
 @pytest.fixture
-def spooling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SpooledStream]:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    with WeightSpool(1 << 26, lambda: "").open_stream() as found:
+def spooling(tmp_path: Path) -> Iterator[SpooledStream]:
+    with WeightSpool(1 << 26, lambda: "", tmp_path).open_stream() as found:
         yield found
 
 

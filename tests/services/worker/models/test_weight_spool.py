@@ -32,9 +32,8 @@ def head(**fields: Any) -> WeightsPiece:
 
 
 @pytest.fixture
-def spool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WeightSpool:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    return WeightSpool(8 * MIB, lambda: "")
+def spool(tmp_path: Path) -> WeightSpool:
+    return WeightSpool(8 * MIB, lambda: "", tmp_path)
 
 
 def test_every_kind_of_tensor_is_received_unchanged(spool: WeightSpool) -> None:
@@ -59,10 +58,9 @@ def test_every_kind_of_tensor_is_received_unchanged(spool: WeightSpool) -> None:
         assert torch.equal(sent, came), name
 
 
-def test_unused_spools_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+def test_unused_spools_are_removed(tmp_path: Path) -> None:
     in_use: list[str] = [""]
-    spool = WeightSpool(MIB, lambda: in_use[0])
+    spool = WeightSpool(MIB, lambda: in_use[0], tmp_path)
     kept = []
     for number in range(4):
         with spool.open_stream() as spooling:

@@ -246,10 +246,9 @@ def test_gpu_pages_are_remapped_at_one_address(monkeypatch: pytest.MonkeyPatch) 
     assert driver.mapped == placed
 
 
-def test_without_a_driver_the_setting_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quire.services.worker.sleep.cuda_region.DRIVER", "libquire-no-such-driver.so")
+def test_without_a_driver_the_setting_is_named() -> None:
     with pytest.raises(FailedPrecondition, match="enable_sleep_mode"):
-        VirtualMemory(0)
+        VirtualMemory(0, driver="libquire-no-such-driver.so")
 
 
 @pytest.mark.gpu

@@ -18,7 +18,6 @@ from quire.services.worker.sampling.accept import accept_drafts
 from quire.services.worker.spec_decode.acceptance_rates import SequenceAcceptanceRates
 from quire.services.worker.spec_decode.config import parse
 from quire.services.worker.spec_decode.history import TokenHistory
-from quire.services.worker.spec_decode.methods import past_outputs
 from quire.services.worker.spec_decode.methods.ngram import NgramProposer
 from quire.services.worker.spec_decode.methods.past_outputs import PastOutputs
 from quire.services.worker.spec_decode.methods.suffix import SuffixProposer, SuffixRule
@@ -212,9 +211,8 @@ def test_suffix_searches_outputs_of_ended_sequences_only() -> None:
     assert kept == 2
 
 
-def test_past_outputs_are_indexed_incrementally(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(past_outputs, "INDEXED_AT_ONCE", 7)
-    draw, past = random.Random(4), PastOutputs(6)
+def test_past_outputs_are_indexed_incrementally() -> None:
+    draw, past = random.Random(4), PastOutputs(6, indexed_at_once=7)
     outputs = [[draw.randrange(4) for _ in range(draw.randrange(2, 30))] for _ in range(5)]
     for output in outputs:
         past.add(np.array(output, dtype=np.int32))

@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from quire.services.worker.structured.backends import backend_selection, compile_child
+from quire.services.worker.structured.backends import backend_selection
 from quire.services.worker.structured.backends.backend_selection import open_backend
+from quire.services.worker.structured.backends.compile_child import DEFAULT_LIMITS, CompileLimits
 from quire.services.worker.structured.backends.llguidance_backend import LLGuidanceBackend
 from quire.services.worker.structured.bench.features import FEATURES
 from quire.services.worker.structured.port import GrammarBackend, Matcher
@@ -275,26 +276,21 @@ def test_keywords_that_no_library_enforces_are_refused(library: str, tokenizer: 
         pytest.param(LM_FORMAT_ENFORCER, "16 MiB", marks=pytest.mark.slow),
     ],
 )
-def test_an_exploding_grammar_ends_its_subprocess_only(
-    library: str, bound: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_exploding_grammar_ends_its_subprocess_only(library: str, bound: str) -> None:
     """llguidance supports it, because it follows automata lazily."""
     bomb = pb.StructuredOutput(regex="(a|b)*a(a|b){25}")
     assert LLGuidanceBackend(TINY, 4096, [0]).compile(bomb)
-    monkeypatch.setattr(compile_child, "SECONDS", 0.5 if bound == "8 s" else 60.0)
-    monkeypatch.setattr(compile_child, "MEMORY_BYTES", (1 << 30) if bound == "8 s" else 16 << 20)
-    careful = open_backend(library, TINY, 4096, [0])
+    limits = CompileLimits(seconds=0.5) if bound == "8 s" else CompileLimits(60.0, 16 << 20)
+    careful = open_backend(library, TINY, 4096, [0], limits)
     with pytest.raises(InvalidArgument, match=library):
         careful.compile(bomb)
     assert careful.compile(pb.StructuredOutput(regex="[ab]{3}"))
 
 
-def test_compiling_any_object_stays_within_the_time_limit(
-    monkeypatch: pytest.MonkeyPatch, tokenizer: Tokenizer
-) -> None:
+def test_compiling_any_object_stays_within_the_time_limit(tokenizer: Tokenizer) -> None:
     """Allows a quarter of the limit: a compiling subprocess has low priority on a busy machine."""
-    monkeypatch.setattr(compile_child, "SECONDS", compile_child.SECONDS / 4)
-    grammar = open_backend(OUTLINES_CORE, TINY, 4096, [0]).compile(pb.StructuredOutput(json_object=True))
+    limits = CompileLimits(DEFAULT_LIMITS.seconds / 4)
+    grammar = open_backend(OUTLINES_CORE, TINY, 4096, [0], limits).compile(pb.StructuredOutput(json_object=True))
     for said, ends in (('{"a": {"b": [1, "x"]}}', True), ("{}", True), ('{"a": 1', False), ("[1]", False)):
         tokens, matcher = tokenizer.encode(said).ids, grammar.start()
         assert (matcher.accept(tokens) == len(tokens) and matcher.can_end) == ends

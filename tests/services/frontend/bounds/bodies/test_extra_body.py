@@ -10,7 +10,7 @@ import pytest
 
 from quire.services.frontend.bounds.bodies import json_body
 from quire.services.frontend.bounds.bodies.extra_body import merge_extra_body
-from quire.services.frontend.bounds.prompt_limit import PromptLimit
+from quire.services.frontend.bounds.prompts import PromptLimit
 from quire.shared.errors import InvalidArgument
 from quire.shared.settings.request_limits import RequestLimits
 from tests.services.frontend.scripted_replies import prompt_text

@@ -20,7 +20,7 @@ from quire.services.frontend.bounds.bodies import spool as spool_module
 from quire.services.frontend.bounds.bodies.heavy_work import HEAVY_BYTES
 from quire.services.frontend.bounds.bodies.large_bodies import LargeBodies
 from quire.services.frontend.bounds.bodies.spool import Spool
-from quire.services.frontend.bounds.prompt_limit import PromptLimit
+from quire.services.frontend.bounds.prompts import PromptLimit
 from quire.shared.errors import InvalidArgument
 from quire.shared.pb.dialects import open_inference_pb2
 from quire.shared.pb.inference.v1 import inference_pb2 as pb

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import json
 import os
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 
 from quire.services.frontend.input_processor.grammars import grammar_process, grammar_validator
-from quire.services.frontend.input_processor.grammars.grammar_validator import GrammarValidator
+from quire.services.frontend.input_processor.grammars.grammar_validator import GrammarCompiler, GrammarValidator
 from quire.shared.errors import InvalidArgument
 from quire.shared.pb.common.v1 import sampling_pb2 as pb
 from quire.shared.structured_output.literals import SpecialTokens
@@ -90,16 +91,15 @@ HARMLESS: dict[str, dict[str, Any]] = {
 }
 
 
+SPECIALS = SpecialTokens({"<|end|>": 7})
+SLOW_LANE_CPU_S = 1.5
+
+
 @pytest.fixture(scope="module")
 def validator() -> Iterator[GrammarValidator]:
-    opened = GrammarValidator(SpecialTokens({"<|end|>": 7}), 4096)
+    opened = GrammarValidator(SPECIALS, 4096, slow_lane_cpu_s=SLOW_LANE_CPU_S)
     yield opened
     opened.close()
-
-
-@pytest.fixture(autouse=True)
-def _short_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grammar_validator, "SLOW_LANE_CPU_S", 1.5)
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -117,48 +117,46 @@ async def test_constraints_that_only_look_hostile_are_accepted(validator: Gramma
     await validator.check(pb.StructuredOutput(**HARMLESS[name]))
 
 
-async def test_other_grammars_are_checked_during_a_long_check(
-    validator: GrammarValidator, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_other_grammars_are_checked_during_a_long_check() -> None:
     slow = pb.StructuredOutput(regex="slow+")
-    asked, proceed, verdict = threading.Event(), threading.Event(), grammar_validator.GrammarCompiler.verdict
+    asked, proceed = threading.Event(), threading.Event()
 
-    def wait_with_slow(compiler: grammar_validator.GrammarCompiler, message: bytes, cpu_limit_s: float) -> str:
-        if message == grammar_process.encode_constraint(slow, ()):
-            asked.set()
-            proceed.wait(60)
-        return verdict(compiler, message, cpu_limit_s)
+    class WaitsWithSlow(GrammarCompiler):
+        def verdict(self, message: bytes, cpu_limit_s: float) -> str:
+            if message == grammar_process.encode_constraint(slow, ()):
+                asked.set()
+                proceed.wait(60)
+            return super().verdict(message, cpu_limit_s)
 
-    monkeypatch.setattr(grammar_validator.GrammarCompiler, "verdict", wait_with_slow)
-    checked = asyncio.ensure_future(validator.check(slow))
-    await asyncio.to_thread(asked.wait, 60)
-    for number in range(10):
-        await validator.check(pb.StructuredOutput(regex=f"a{number}+"))
-    assert not checked.done()
-    proceed.set()
-    await checked
+    with contextlib.closing(GrammarValidator(SPECIALS, 4096, compiler=WaitsWithSlow)) as validator:
+        checked = asyncio.ensure_future(validator.check(slow))
+        await asyncio.to_thread(asked.wait, 60)
+        for number in range(10):
+            await validator.check(pb.StructuredOutput(regex=f"a{number}+"))
+        assert not checked.done()
+        proceed.set()
+        await checked
 
 
-async def test_slow_constraints_delay_only_slow_constraints(
-    validator: GrammarValidator, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_slow_constraints_delay_only_slow_constraints() -> None:
     tried, proceed = list[bytes](), threading.Event()
 
-    def verdict(_: grammar_validator.GrammarCompiler, message: bytes, cpu_limit_s: float) -> str:
-        tried.append(message)
-        if b"long" in message:
-            proceed.wait(60)
-            raise grammar_validator.CompileTimeout
-        return ""
+    class Scripted(GrammarCompiler):
+        def verdict(self, message: bytes, cpu_limit_s: float) -> str:
+            tried.append(message)
+            if b"long" in message:
+                proceed.wait(60)
+                raise grammar_validator.CompileTimeout
+            return ""
 
-    monkeypatch.setattr(grammar_validator.GrammarCompiler, "verdict", verdict)
-    many = [asyncio.ensure_future(validator.check(pb.StructuredOutput(regex=f"long{n}"))) for n in range(20)]
-    await eventually(lambda: len(tried) >= grammar_validator.NUM_FAST_COMPILERS)
-    other = asyncio.ensure_future(validator.check(pb.StructuredOutput(regex="other")))
-    await loop_turns()
-    proceed.set()
-    await other
-    refused = await asyncio.gather(*many, return_exceptions=True)
+    with contextlib.closing(GrammarValidator(SPECIALS, 4096, compiler=Scripted)) as validator:
+        many = [asyncio.ensure_future(validator.check(pb.StructuredOutput(regex=f"long{n}"))) for n in range(20)]
+        await eventually(lambda: len(tried) >= grammar_validator.NUM_FAST_COMPILERS)
+        other = asyncio.ensure_future(validator.check(pb.StructuredOutput(regex="other")))
+        await loop_turns()
+        proceed.set()
+        await other
+        refused = await asyncio.gather(*many, return_exceptions=True)
     assert all(isinstance(refusal, InvalidArgument) for refusal in refused)
     assert [b"other" in message for message in tried].index(True) <= 2 * grammar_validator.NUM_FAST_COMPILERS + 1
 
@@ -172,7 +170,7 @@ async def test_the_limit_is_processor_time_at_low_priority(validator: GrammarVal
     checked = asyncio.ensure_future(validator.check(pb.StructuredOutput(regex="second")))
     for pid in stopped:
         os.kill(pid, signal.SIGSTOP)
-    await asyncio.sleep(2 * grammar_validator.SLOW_LANE_CPU_S)
+    await asyncio.sleep(2 * SLOW_LANE_CPU_S)
     for pid in stopped:
         os.kill(pid, signal.SIGCONT)
     await checked

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from quire.services.frontend.input_processor.processor import InputProcessor
-from quire.services.frontend.input_processor.sampling import logits_processors, sampling_rules, unsupported_fields
+from quire.services.frontend.input_processor.sampling import sampling_rules, unsupported_fields
 from quire.services.frontend.request.request import BeamSearch, RepetitionDetection
 from quire.services.frontend.tokenizer.generation_config import GenerationDefaults
 from quire.services.frontend.tokenizer.tokenizer import Tokenizer
@@ -195,16 +195,16 @@ def test_options_that_the_model_or_the_workers_lack_are_refused(given: dict[str,
 )
 def test_arguments_of_logits_processors_are_json_objects(asked: dict[str, str], text: str) -> None:
     with pytest.raises(InvalidArgument) as refusal:
-        logits_processors.check(sampling_rules.build({"logits_processors": asked}, NO_DEFAULTS))
+        sampling_rules.check_logits_processors(sampling_rules.build({"logits_processors": asked}, NO_DEFAULTS))
     assert refusal.value.message.startswith(text)
 
 
 def test_only_logits_processors_that_all_workers_have_can_be_named() -> None:
     asked = sampling_rules.build({"logits_processors": {"a": "", "c": "{}"}}, NO_DEFAULTS)
-    logits_processors.check(asked)
-    logits_processors.check_known(asked, frozenset({"a", "b", "c"}))
+    sampling_rules.check_logits_processors(asked)
+    sampling_rules.check_known_processors(asked, frozenset({"a", "b", "c"}))
     with pytest.raises(InvalidArgument, match="'c' does not exist; available: a, b"):
-        logits_processors.check_known(asked, frozenset({"a", "b"}))
+        sampling_rules.check_known_processors(asked, frozenset({"a", "b"}))
 
 
 def test_the_request_overrides_the_model_and_the_model_the_protocol() -> None:

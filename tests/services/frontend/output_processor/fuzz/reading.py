@@ -16,8 +16,7 @@ from quire.services.frontend.output_processor.answer_parser import CallDelta, Pa
 from quire.services.frontend.output_processor.parsing import registry
 from quire.services.frontend.output_processor.parsing.events import Content, Reasoning
 from quire.services.frontend.request.request import ChatPrompt, Request, Sampling, ToolUse
-from quire.services.frontend.scheduler_client.prompt_hashes import PromptHashes
-from quire.services.frontend.scheduler_client.sequence import PromptRequest
+from quire.services.frontend.scheduler_client.sequence import PromptHashes, PromptRequest
 from quire.services.frontend.tokenizer.tokenizer import Tokenizer
 from quire.shared.pb.common.v1 import sampling_pb2
 from tests.services.frontend.output_processor.fuzz.conversations import TOOLS, Answer

@@ -108,19 +108,18 @@ def test_grammars_of_a_lost_worker_are_ordered_again_elsewhere(core: NewCore) ->
     assert run(other) == [2, 3, 1]
 
 
-def test_idle_grammars_are_kept_up_to_the_limit(core: NewCore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grammars, "MAX_IDLE", 2)
+def test_idle_grammars_are_kept_up_to_the_limit(core: NewCore) -> None:
     c = core()
-    names = [bytes([i]) * 32 for i in range(3)]
+    names = [bytes([i]) * 32 for i in range(grammars.MAX_IDLE + 1)]
     for key, name in enumerate(names):
         c.add(under(key, name))
         c.on_grammar_prepared(name)
         c.cancel(key)
     assert orders(c) == [*(("prepare", name) for name in names), ("release", names[0])]
-    c.add(under(5, names[1]))
-    assert run(c) == [5]
+    c.add(under(1005, names[1]))
+    assert run(c) == [1005]
     assert orders(c) == []
-    c.add(under(6, names[0]))
+    c.add(under(1006, names[0]))
     assert orders(c) == [("prepare", names[0])]
 
 

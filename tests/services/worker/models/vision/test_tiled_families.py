@@ -14,6 +14,7 @@ from quire.services.worker.layers.config_file import ConfigFile
 from quire.services.worker.models.vision.idefics3 import Idefics3Vision, read_idefics3
 from quire.services.worker.models.vision.internvl import InternVLVision, read_internvl
 from quire.services.worker.models.vision.llama4 import Llama4Vision, read_llama4
+from quire.services.worker.models.vision.tiles import MAX_TILES
 from quire.services.worker.models.vision.vit import bucketed_rows
 from quire.shared.errors import InvalidArgument
 from tests.services.worker.models.vision.towers import (
@@ -130,10 +131,9 @@ def test_rows_are_those_of_transformers(
         torch.testing.assert_close(rows, wanted.flatten(0, 1), rtol=3e-4, atol=3e-4)
 
 
-def test_more_tiles_than_one_batch_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quire.services.worker.models.vision.tiles.MAX_TILES", 4)
+def test_more_tiles_than_one_batch_takes(tmp_path: Path) -> None:
     encoder = opened(saved(internvl({}), tmp_path), read_internvl, InternVLVision)
-    items = [random_item(num_tiles, SIDE) for num_tiles in (3, 6, 1)]
+    items = [random_item(num_tiles, SIDE) for num_tiles in (MAX_TILES - 1, MAX_TILES + 2, 1)]
     together, apart = encoder.encode(items), [encoder.encode([item])[0] for item in items]
     for rows, wanted in zip(together, apart, strict=True):
         torch.testing.assert_close(rows, wanted, rtol=1e-5, atol=1e-5)

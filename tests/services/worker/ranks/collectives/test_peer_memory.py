@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
-
 import pytest
 import torch
 
-from quire.services.worker.device import peer_driver
-from quire.services.worker.device.peer_driver import HANDLE_BYTES
+from quire.services.worker.device.peer_driver import HANDLE_BYTES, PeerDriver
 from quire.services.worker.ranks.collectives.peer_memory import ONE_SHOT_MAX_BYTES, open_mailbox
 from tests.pointers import pointee
 
@@ -42,15 +39,13 @@ class Driver:
 
 
 @pytest.fixture
-def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
-    made = Driver()
-    monkeypatch.setattr(ctypes, "CDLL", lambda _name: made)
-    return made
+def driver() -> Driver:
+    return Driver()
 
 
 def test_a_rank_finds_the_memory_of_all(driver: Driver) -> None:
     store = Store({"inbox of 0": bytes(HANDLE_BYTES).hex(), "inbox of 2": bytes(HANDLE_BYTES).hex()})
-    mailbox = open_mailbox(store, 1, 3, CPU)
+    mailbox = open_mailbox(store, 1, 3, CPU, load_driver=lambda: PeerDriver(driver))
     assert mailbox is not None
     assert mailbox.inboxes.tolist() == [1 << 40, 1 << 30, 1 << 40]
     assert mailbox.most_bytes == ONE_SHOT_MAX_BYTES // 2
@@ -63,23 +58,27 @@ def test_a_rank_finds_the_memory_of_all(driver: Driver) -> None:
 def test_rank_without_memory_is_reported(driver: Driver, step: str) -> None:
     driver.refuses = step
     store = Store()
-    assert open_mailbox(store, 0, 2, CPU) is None
+    assert open_mailbox(store, 0, 2, CPU, load_driver=lambda: PeerDriver(driver)) is None
     assert store == {"inbox of 0": ""}
 
 
-def test_a_machine_without_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peer_driver, "DRIVER", "libnobody.so.1")
+def test_a_machine_without_a_driver() -> None:
     store = Store()
-    assert open_mailbox(store, 1, 2, CPU) is None
+    assert open_mailbox(store, 1, 2, CPU, load_driver=lambda: PeerDriver.load("libnobody.so.1")) is None
     assert store == {"inbox of 1": ""}
 
 
 def test_memory_is_not_kept_where_another_rank_has_none(driver: Driver) -> None:
-    assert open_mailbox(Store({"inbox of 1": ""}), 0, 2, CPU) is None
+    assert open_mailbox(Store({"inbox of 1": ""}), 0, 2, CPU, load_driver=lambda: PeerDriver(driver)) is None
     assert driver.closed == ["cuMemFree_v2"]
 
 
 def test_memory_is_freed_if_another_rank_is_unreachable(driver: Driver) -> None:
     driver.refuses = "cuIpcOpenMemHandle_v2"
-    assert open_mailbox(Store({"inbox of 1": bytes(HANDLE_BYTES).hex()}), 0, 2, CPU) is None
+    assert (
+        open_mailbox(
+            Store({"inbox of 1": bytes(HANDLE_BYTES).hex()}), 0, 2, CPU, load_driver=lambda: PeerDriver(driver)
+        )
+        is None
+    )
     assert driver.closed == ["cuMemFree_v2"]

@@ -1,0 +1,110 @@
+"""An encode worker has a model's encoder alone; its rows are those that other workers compute."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from quire.services.worker.replica.replica import Replica
+from quire.services.worker.step.fetched_item import FetchedItem, FetchedRows
+from quire.services.worker.step.plan_violation import PlanViolation
+from quire.shared.errors import InvalidArgument, NotFound, Unavailable
+from tests.services.worker.checkpoints import make
+from tests.services.worker.media.pictures import NUM_ROWS, fetched, identifier_of, make_llava, picture
+from tests.spec_decode.pair import build
+
+SIZES = {"block_size": 4, "num_blocks": 50, "max_num_seqs": 8, "max_num_batched_tokens": 24}
+A, B = picture(1), picture(2)
+NAME = identifier_of(A)
+
+
+@pytest.fixture(scope="module")
+def llava(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("llava")
+    make_llava(folder)
+    return folder
+
+
+def prepared(replica: Replica, *items: FetchedItem | FetchedRows) -> tuple[object, ...]:
+    with torch.inference_mode():
+        batch = replica.media.encode(items)
+    batch.wait()
+    return batch.errors
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_rows_of_an_encode_worker_are_those_of_others(llava: Path, dtype: str) -> None:
+    encoder = build(None, llava, role="encode", dtype=dtype, **SIZES)
+    other = build(None, llava, dtype=dtype, **SIZES)
+    assert encoder.media.layout == other.media.layout != b""
+    for replica in (encoder, other):
+        assert prepared(replica, fetched(A), fetched(B)) == (None, None)
+    rows = encoder.media.read(NAME)
+    assert (rows.shape[0], rows.dtype) == (NUM_ROWS, np.uint8)
+    assert np.array_equal(rows, other.media.read(NAME))
+    other.media.release(NAME)
+    assert prepared(other, FetchedRows(NAME, NUM_ROWS, rows)) == (None,)
+    assert np.array_equal(rows, other.media.read(NAME))
+    assert other.media.num_rows == 2 * NUM_ROWS
+
+
+def test_rows_of_other_types_and_weights_have_another_layout(llava: Path, tmp_path: Path) -> None:
+    make_llava(tmp_path, seed=8)
+    layouts = {
+        build(None, folder, role="encode", dtype=dtype, **SIZES).media.layout
+        for folder in (llava, tmp_path)
+        for dtype in ("float32", "bfloat16")
+    }
+    assert len(layouts) == 4
+
+
+def test_it_has_no_language_weights_and_no_kv(llava: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", "quire"):
+        replica = build(None, llava, role="encode", **SIZES)
+    assert "no language weights, no KV cache" in caplog.text
+    assert "model loaded" not in caplog.text
+    assert replica.limits.layout.has_no_kv
+    assert not replica.pages.block_bytes
+
+
+def test_it_refuses_plans(llava: Path) -> None:
+    from quire.services.worker.runner.no_steps import NoSteps
+    from quire.services.worker.step.slots import NO_SLOTS
+
+    runner = NoSteps()
+    with pytest.raises(PlanViolation, match="executes no steps"):
+        runner.move_tokens(NO_SLOTS, NO_SLOTS)
+    with pytest.raises(PlanViolation, match="announced no encoder"):
+        runner.media.admit(0, [], 0)
+
+
+def test_rows_that_are_not_kept_are_not_found(llava: Path) -> None:
+    replica = build(None, llava, role="encode", **SIZES)
+    with pytest.raises(NotFound, match="does not keep the rows"):
+        replica.media.read(NAME)
+    prepared(replica, fetched(A))
+    replica.media.release(NAME)
+    with pytest.raises(NotFound, match=NAME.hex()):
+        replica.media.read(NAME)
+
+
+@pytest.mark.parametrize("width", [1, 63, 4 * 64 + 2, 64 * 4 * 17])
+def test_rows_of_another_width_are_refused(llava: Path, width: int) -> None:
+    replica = build(None, llava, **SIZES)
+    (error,) = prepared(replica, FetchedRows(NAME, 2, np.zeros((2, width), np.uint8)))
+    assert isinstance(error, Unavailable)
+    assert f"rows of {width} bytes" in error.message
+    assert replica.media.num_rows == 0
+
+
+def test_what_has_no_encoder_cannot_be_an_encode_worker(llava: Path, tmp_path: Path) -> None:
+    folder = make("llama", tmp_path).folder
+    with pytest.raises(InvalidArgument, match="role: encode needs a model with an encoder of pictures"):
+        build(None, folder, role="encode", **SIZES)
+    with pytest.raises(InvalidArgument, match="role: encode needs a model"):
+        build(None, llava, role="encode", language_model_only=True, **SIZES)
+    with pytest.raises(InvalidArgument, match="role: an encode worker is one process"):
+        build(None, llava, role="encode", tensor_parallel_size=2, **SIZES)
