@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from quire.services.frontend.calls.calls import Call
+from quire.services.frontend.access.access import Caller
 from quire.services.frontend.request.request import Request
 from quire.services.frontend.streams.store import StoreLimits, StoreUnavailable, StreamKey
 from quire.services.frontend.streams.stream import Stream
@@ -78,10 +78,10 @@ class StreamPolicy:
                 retry_after_ms=RETRY_MS,
             )
 
-    def check_count(self, of_client: int, of_all: int) -> None:
-        """Raises ResourceExhausted if a limit on the number of streams is reached; used where the shared store does not
-        count."""
-        for bound, found in (("per_tenant", of_client), ("all_tenants", of_all)):
+    def check_count(self, count: int, total: int) -> None:
+        """Raises ResourceExhausted if a client with `count` streams, or all with `total`, may have no further one; used
+        where the shared store does not count."""
+        for bound, found in (("per_tenant", count), ("all_tenants", total)):
             if found >= getattr(self.limits, bound):
                 raise self.full(bound)
 
@@ -120,6 +120,14 @@ class StreamPolicy:
                 raise ResourceExhausted(f"stream_limits: a stream may have {name}={limit}, this one would have {found}")
 
 
+def count_of_client(streams: Iterable[Stream], caller: Caller | None, address: str) -> int:
+    """Returns how many of the streams are the client's: of its key's tenant, or, without a key, of its address, since a
+    tenant that a client merely states may be a new one in every call."""
+    if caller is not None:
+        return sum(1 for stream in streams if stream.request.key_name and stream.key.tenant == caller.tenant)
+    return sum(1 for stream in streams if not stream.request.key_name and stream.address == address)
+
+
 def check_resumable(request: Request) -> None:
     """Raises InvalidArgument for requests whose output cannot be stored piece by piece."""
     if len(request.prompts) != 1:
@@ -130,15 +138,6 @@ def check_resumable(request: Request) -> None:
         raise InvalidArgument(
             "resumable cannot be combined with beam_search, which returns its results at the end", field="resumable"
         )
-
-
-def count_of_client(call: Call, streams: Iterable[Stream]) -> int:
-    """Returns how many of `streams` are of the call's client: of its key's tenant, or, without a key, of its address,
-    since a tenant that a client merely states may be a new one in every call."""
-    if call.caller is not None:
-        tenant = call.caller.tenant
-        return sum(1 for stream in streams if stream.request.key_name and stream.key.tenant == tenant)
-    return sum(1 for stream in streams if not stream.request.key_name and stream.address == call.address)
 
 
 def stream_exists(key: StreamKey) -> FailedPrecondition:

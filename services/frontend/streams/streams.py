@@ -139,7 +139,7 @@ class Streams:
         if not self.store.is_shared or not key.tenant:
             self.policy.check_count(count, len(self.known))
         running = (self.known[key] for key in self.running if key in self.known)
-        self.policy.check_running(count_of_client(call, running))
+        self.policy.check_running(count_of_client(running, call.caller, call.address))
         self.policy.check_memory("resumable", self.known.values())
 
     def _new_producer(self, stream: Stream, writer: MessageWriter, owner: str = "") -> LocalStream:

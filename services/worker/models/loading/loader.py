@@ -20,6 +20,7 @@ from quire.services.worker.layers.sharding import TensorPart
 from quire.services.worker.models.gguf import tensors as gguf
 from quire.services.worker.models.loading import weight_files
 from quire.services.worker.models.loading.copies import WeightCopier, threads_for
+from quire.services.worker.models.loading.dummy_weights import fill_dummy
 from quire.services.worker.models.loading.layer_storage import LayerStorage
 from quire.services.worker.models.loading.progress import Progress
 from quire.services.worker.models.loading.safetensors_layout import StoredTensor, stored_tensors
@@ -37,7 +38,6 @@ from quire.shared.logs import logger
 log = logger("worker.weights")
 
 NAMED_IN_ERRORS = 5
-DUMMY_PERIOD = 1_048_573  # prime, so that repeating it does not repeat a weight's rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +139,7 @@ def _place(
     missing, alternatives = dict(model.destinations()), model.alternatives
     if progress is not None:
         progress.total_bytes += sum(memory_of(destination).nbytes for destination in missing.values())
-    unexpected, passed_over, head = [], frozenset(model.passed_over), None
-    num_kv_scales = 0
+    unexpected, kv_scales, passed_over, head = [], [], frozenset(model.passed_over), None
     beginnings = (*BESIDE_TEXT, *(name for name in passed_over if name.endswith(".")))
     known = {*missing, *alternatives, *passed_over}
     for written, source in sources:
@@ -156,7 +155,7 @@ def _place(
         elif name == HEAD and name in passed_over:
             head = source.outliving_its_file()
         elif name.endswith(KV_SCALE_SUFFIXES):
-            num_kv_scales += 1
+            kv_scales.append(name)
         elif (
             not name.endswith(DERIVED_SUFFIXES)
             and name not in passed_over
@@ -164,43 +163,13 @@ def _place(
             and not is_on_other_stage(name)
         ):
             unexpected.append(name)
-    if num_kv_scales:
-        log.info(
-            "scales of cached keys and values are not used: they are cached with a scale of 1", tensors=num_kv_scales
-        )
+    if kv_scales:
+        log.info("scales of cached keys and values are not used", tensors=len(kv_scales))
     if head is not None:  # safetensors.torch.save_model keeps only the first name of tied weights
         for name in [name for name in missing if name.endswith(EMBEDDING)]:
             take(name, head, missing.pop(name), (name,))
     _complain(given, "lacks tensors that the model needs", list(missing))
     _complain(given, "holds tensors that the model does not have", unexpected)
-
-
-def fill_dummy(model: LoadableModel, seed: int) -> None:
-    """Fills and finishes the model with random weights, equal for equal seeds, that keep activations near 1 at any
-    depth; norms are 1, biases 0."""
-    destinations = [(name, memory_of(destination)) for name, destination in model.destinations()]
-    noise = torch.randn(DUMMY_PERIOD, generator=torch.Generator().manual_seed(seed))
-    noise = noise.to(destinations[0][1].device)  # on the device: host threads are slow while kernels are compiled
-    storage = LayerStorage(model, lambda: None)
-    for position, (name, destination) in enumerate(destinations):
-        storage.allocate((name,))
-        if not destination.is_floating_point():
-            destination.random_(generator=torch.Generator(destination.device).manual_seed(seed + position))
-        elif destination.dim() == 1:
-            destination.fill_(0.0 if name.endswith(".bias") else 1.0)
-        else:
-            _repeat(noise.roll(position * 7919), destination, scale=destination.size(1) ** -0.5)
-        storage.release((name,))
-    model.finish()
-
-
-def _repeat(noise: Tensor, destination: Tensor, scale: float) -> None:
-    """Fills a matrix by repeating the same numbers: much faster than drawing billions of them."""
-    noise = (noise * scale).to(destination)
-    flat = (destination if destination.is_contiguous() else destination.mT).view(-1)  # some are transposed
-    whole = flat.numel() // noise.numel() * noise.numel()
-    flat[:whole].view(-1, noise.numel()).copy_(noise)
-    flat[whole:].copy_(noise[: flat.numel() - whole])
 
 
 class Slices(Protocol):
