@@ -99,8 +99,8 @@ def decode(answer: bytes) -> MediaTiles:
     found = json.loads(head)
     if "refused" in found:
         raise InvalidArgument(found["refused"], field=found["field"])
-    num_tiles, height, width, numbers = found["layout"]
-    return MediaTiles(TileLayout(num_tiles, height, width, tuple(numbers)), pixels)
+    num_tiles, height, width, numbers, is_sound = found["layout"]
+    return MediaTiles(TileLayout(num_tiles, height, width, tuple(numbers), is_sound), pixels)
 
 
 if __name__ == "__main__":

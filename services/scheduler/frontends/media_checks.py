@@ -10,7 +10,7 @@ from quire.shared.pb.common.v1.media_pb2 import MediaItem
 
 MAX_ITEMS = 1024  # of one prompt
 MAX_LAYOUT = 2**16  # bytes of MediaItem.layout
-MODALITIES = ("image", "video")
+MODALITIES = ("image", "video", "audio")
 
 
 def wrong_media(items: Iterable[MediaItem], num_prompt_tokens: int) -> str:

@@ -9,6 +9,7 @@ from quire.services.worker.building.vision import STEPS_KEPT, Vision, VisionSize
 from quire.services.worker.media.encoder_cache import EncoderCache
 from quire.shared.errors import InvalidArgument
 from quire.shared.logs import logger
+from quire.shared.media.modalities import AUDIO
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 log = logger("worker.build")
 
-SOUND = ("audio",)
+SOUND = (AUDIO,)
 CLIPS_KEPT = 16  # of the default cache, at least
 
 

@@ -1,8 +1,9 @@
-"""Opens a model's encoder of pictures: layers, weights, and the cache of what it computes."""
+"""Opens a model's encoder of pictures or sound: layers, weights, and the cache of what it computes."""
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,13 +15,16 @@ from quire.services.worker.layers.placement import memory_of
 from quire.services.worker.layers.sharding import WHOLE
 from quire.services.worker.media.encoder_cache import EncoderCache
 from quire.services.worker.media.waiting import MOST_PIXELS
+from quire.services.worker.models.audio.registry import make_audio_encoder
 from quire.services.worker.models.vision.port import MediaInput
 from quire.services.worker.models.vision.registry import make_encoder, pictures_see_ahead
 from quire.services.worker.replica.media_encoding import MediaEncoding, NoMediaEncoding
 from quire.shared.errors import InvalidArgument
 from quire.shared.logs import logger
+from quire.shared.media.audio.processor import AudioProcessor
+from quire.shared.media.modalities import AUDIO, IMAGE
 from quire.shared.media.processor import WholeItemProcessor
-from quire.shared.media.registry import read_media_processor
+from quire.shared.media.registry import read_processor_of_media
 
 if TYPE_CHECKING:
     from quire.services.worker.layers.placement import LayerPlacement
@@ -35,7 +39,7 @@ log = logger("worker.build")
 
 STEPS_KEPT = 4  # rows of the default cache, in token budgets
 LARGEST_SIDE = 4096  # of the picture whose layout is taken for the largest
-PICTURES = ("image",)
+LONGEST_S = 30  # of the clip whose layout is; encoders compute longer ones in pieces
 EXCLUSIVE = ("pipeline_parallel_size", "context_parallel_size")  # options that have no place for rows of pictures
 
 
@@ -50,31 +54,31 @@ class Vision:
     row_bytes: int  # of the text model's embeddings
     scale: float  # factor of the rows
     sees_ahead: bool  # tokens of a picture see each other in both directions
-    modalities: tuple[str, ...] = PICTURES
+    modalities: tuple[str, ...]
 
     def warm_up(self, device: torch.device) -> int:
         """Encodes as many large pictures as one call may have, so that the memory for it is known and kernels are
         compiled. Returns the bytes of the rows that the cache may keep; rows may be wider than embeddings."""
         if self.largest is None:
             return self.cache.capacity * self.row_bytes
-        tiles, height, width, numbers = self.largest
-        pixels = torch.zeros((tiles, height, width, 3), dtype=torch.uint8, device=device)
-        count = max(1, MOST_PIXELS // (tiles * height * width))
-        rows = self.encoder.encode([MediaInput(pixels, numbers)] * count)[0]
+        dtype = torch.float32 if self.largest.is_sound else torch.uint8
+        pixels = torch.zeros(self.largest.shape, dtype=dtype, device=device)
+        count = max(1, MOST_PIXELS // math.prod(self.largest.shape[:3]))
+        rows = self.encoder.encode([MediaInput(pixels, self.largest.numbers)] * count)[0]
         return self.cache.capacity * rows.size(1) * rows.element_size()
 
 
-def read_processor(settings: WorkerSettings) -> MediaProcessor | None:
-    """Returns the processor of the pictures that the worker encodes; None for text models, families without an encoder,
+def read_processor(settings: WorkerSettings) -> MediaProcessor | AudioProcessor | None:
+    """Returns the processor of the media that the worker encodes; None for text models, families without an encoder,
     folders without the processor's files, with language_model_only, and with an option of EXCLUSIVE (logged)."""
     if settings.language_model_only:
         return None
-    processor = read_media_processor(Path(settings.model))
+    processor = read_processor_of_media(Path(settings.model))
     if processor is None:
         return None
     excluding = {name: getattr(settings, name) for name in EXCLUSIVE if getattr(settings, name) > 1}
     if excluding:
-        log.info("text alone is served: these options have no place for pictures", **excluding)
+        log.info("text alone is served: these options have no place for media", **excluding)
         return None
     return processor
 
@@ -92,14 +96,16 @@ def with_room_for_pictures(settings: WorkerSettings, limits: WorkerLimits) -> Wo
     return replace(limits, max_num_batched_tokens=least)
 
 
-def cache_capacity(settings: WorkerSettings, processor: MediaProcessor, max_num_batched_tokens: int) -> int:
+def cache_capacity(
+    settings: WorkerSettings, processor: MediaProcessor | AudioProcessor, max_num_batched_tokens: int
+) -> int:
     """Returns the number of rows that the encoder cache keeps. Raises InvalidArgument if encoder_cache_size is less
     than the rows of one item."""
     least = processor.max_embeddings
     if not settings.encoder_cache_size:
         return max(STEPS_KEPT * max_num_batched_tokens, least)
     if settings.encoder_cache_size < least:
-        text = f"encoder_cache_size: {settings.encoder_cache_size} rows, and a picture of this model may have {least}"
+        text = f"encoder_cache_size: {settings.encoder_cache_size} rows, and an item of this model may have {least}"
         raise InvalidArgument(text, field="encoder_cache_size")
     return settings.encoder_cache_size
 
@@ -107,7 +113,7 @@ def cache_capacity(settings: WorkerSettings, processor: MediaProcessor, max_num_
 def open_vision(
     settings: WorkerSettings, place: LayerPlacement, loader: Loader, model: CausalLM, max_num_batched_tokens: int
 ) -> Vision | None:
-    """Builds the encoder and loads its weights; None if the worker encodes no pictures."""
+    """Builds the encoder and loads its weights; None if the worker encodes no media."""
     hidden_size, processor = model.config.hidden_size, read_processor(settings)
     if processor is None:
         return None
@@ -121,17 +127,20 @@ def open_vision(
         return None
     loader.load(encoder, Path(settings.model), lambda _: True)
     cache = EncoderCache(cache_capacity(settings, processor, max_num_batched_tokens))
-    log.info("encoder of pictures loaded", rows=cache.capacity)
+    modalities = (AUDIO,) if isinstance(processor, AudioProcessor) else (IMAGE,)
+    log.info("encoder of media loaded", modalities=modalities, rows=cache.capacity)
     scale = model.config.scales.embedding if model.scales_media else 1.0
     row_bytes, sees_ahead = hidden_size * place.dtype.itemsize, pictures_see_ahead(settings)
-    return Vision(encoder, new, cache, _largest(processor), row_bytes, scale, sees_ahead)
+    return Vision(encoder, new, cache, _largest(processor), row_bytes, scale, sees_ahead, modalities)
 
 
 def new_encoder(
-    settings: WorkerSettings, place: LayerPlacement, hidden_size: int, processor: MediaProcessor
+    settings: WorkerSettings, place: LayerPlacement, hidden_size: int, processor: MediaProcessor | AudioProcessor
 ) -> MediaEncoder | None:
     """Returns the encoder without weights, for text embeddings of `hidden_size`; None for families without one."""
     values = json.loads((Path(settings.model) / "config.json").read_text())
+    if isinstance(processor, AudioProcessor):
+        return make_audio_encoder(values, hidden_size, on_one_rank(place))
     return make_encoder(values, hidden_size, on_one_rank(place), processor.normalization)
 
 
@@ -179,8 +188,10 @@ def on_one_rank(place: LayerPlacement) -> LayerPlacement:
     return replace(place, shard=WHOLE, adapters=None, quantization="none", checkpoint=None, batch_invariant=invariant)
 
 
-def _largest(processor: MediaProcessor) -> TileLayout | None:
-    """Returns the layout of a large picture; None if the processor refuses it."""
+def _largest(processor: MediaProcessor | AudioProcessor) -> TileLayout | None:
+    """Returns the layout of a large picture or a long clip; None if the processor refuses it."""
+    if isinstance(processor, AudioProcessor):
+        return processor.sound_layout(min(processor.max_samples, LONGEST_S * processor.rate), {})
     try:
         return processor.layout(LARGEST_SIDE, LARGEST_SIDE, {})
     except InvalidArgument:

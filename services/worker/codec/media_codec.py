@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Sequence
 
@@ -11,11 +12,12 @@ from quire.services.worker.step.fetched_item import FetchedItem
 from quire.services.worker.step.media_items import MediaItem
 from quire.shared.columns import ColumnError, i32, i32_bytes, u32, u32_bytes
 from quire.shared.kv.block_hash import HASH_BYTES
+from quire.shared.media.processor import TileLayout
 from quire.shared.pb.common.v1 import media_pb2
 
-# Of a fetched item: identifier, rows, tiles, height, width, length of the layout; the layout and the pixels follow.
-FETCHED = struct.Struct(f"<{HASH_BYTES}s5I")
-CHANNELS = 3
+# Of a fetched item: identifier, rows, tiles, height, width, length of the layout, whether it is sound; the layout and
+# the pixels follow.
+FETCHED = struct.Struct(f"<{HASH_BYTES}s5I?")
 
 
 def decode_item(wire: media_pb2.MediaItem) -> MediaItem:
@@ -50,8 +52,8 @@ def encode_fetched(items: Sequence[FetchedItem]) -> bytes:
     """Encodes items with their pixels, for the other ranks of a replica."""
     parts = []
     for item in items:
-        tiles, height, width, _ = item.pixels.shape
-        parts.append(FETCHED.pack(item.identifier, item.num_embeddings, tiles, height, width, len(item.layout)))
+        size, is_sound = item.pixels.shape[:3], item.pixels.dtype != np.uint8
+        parts.append(FETCHED.pack(item.identifier, item.num_embeddings, *size, len(item.layout), is_sound))
         parts += [i32_bytes(list(item.layout)), item.pixels.tobytes()]
     return b"".join(parts)
 
@@ -60,13 +62,12 @@ def decode_fetched(data: bytes) -> list[FetchedItem]:
     """Decodes the items of encode_fetched(); their pixels are read-only views."""
     items, at = [], 0
     while at < len(data):
-        identifier, num_embeddings, tiles, height, width, num_numbers = FETCHED.unpack_from(data, at)
+        identifier, num_embeddings, tiles, height, width, num_numbers, is_sound = FETCHED.unpack_from(data, at)
         at += FETCHED.size
-        layout = tuple(np.frombuffer(data, "<i4", num_numbers, at).tolist())
+        numbers = tuple(np.frombuffer(data, "<i4", num_numbers, at).tolist())
         at += 4 * num_numbers
-        shape = (tiles, height, width, CHANNELS)
-        size = tiles * height * width * CHANNELS
-        pixels = np.frombuffer(data, "u1", size, at).reshape(shape)
-        items.append(FetchedItem(identifier, num_embeddings, layout, pixels))
-        at += size
+        layout = TileLayout(tiles, height, width, numbers, is_sound)
+        pixels = np.frombuffer(data, layout.dtype, math.prod(layout.shape), at).reshape(layout.shape)
+        items.append(FetchedItem(identifier, num_embeddings, numbers, pixels))
+        at += layout.num_bytes
     return items

@@ -280,7 +280,7 @@ def test_features_of_another_size_fail_their_request_alone(tmp_path: Path, shape
     engine.add(0, prompt_of(3), None, media=media)
     engine.add(1, prompt_of(3), sound)
     engine.run()
-    assert f"media: features {list(shape)}, and the model needs [1, 5, 44]" in engine.ends[0].failure.message
+    assert f"media: features {list(shape)}, and the encoder needs [1, 5, 44]" in engine.ends[0].failure.message
     assert engine.ends[1].reason is Reason.LENGTH
 
 

@@ -14,18 +14,14 @@ from quire.services.worker.layers.feed_forward.activation import KNOWN
 from quire.services.worker.layers.feed_forward.mlp import PlainMLP
 from quire.services.worker.layers.linear import Projection
 from quire.services.worker.layers.norm.layer_norm import LayerNorm
+from quire.services.worker.models.audio.whisper import WhisperSound
+from quire.services.worker.models.audio.whisper_encoder import WhisperEncoderConfig, read_whisper_encoder
 from quire.services.worker.models.config.block_config import AttentionConfig, ScaleConfig
 from quire.services.worker.models.config.decoder_config import DecoderConfig, read_decoder
 from quire.services.worker.models.config.rope_config import NO_ROPE
 from quire.services.worker.models.config.size_bounds import check_sizes
 from quire.services.worker.models.positions import LearnedPositions
 from quire.services.worker.models.prenorm import PrenormLayer
-from quire.services.worker.models.speech.whisper_encoder import (
-    EPS,
-    WhisperEncoder,
-    WhisperEncoderConfig,
-    read_whisper_encoder,
-)
 from quire.shared.kv.kv_specs import FULL, Cross, LayerSpec
 
 if TYPE_CHECKING:
@@ -44,6 +40,7 @@ NAMES = {
     "max_position_embeddings": "max_target_positions",
     "hidden_act": "activation_function",
 }
+EPS = 1e-5
 HEAD = "proj_out.weight"  # tied to the embedding
 
 
@@ -124,7 +121,7 @@ class WhisperForConditionalGeneration(LearnedPositions):
             scales=ScaleConfig(embedding=scale),
         )
         known = {item.name: getattr(decoder, item.name) for item in fields(decoder)}
-        return WhisperConfig(**known, encoder=read_whisper_encoder(config))
+        return WhisperConfig(**known, encoder=read_whisper_encoder(config.without("scale_embedding")))
 
     @staticmethod
     def layer(index: int, config: DecoderConfig, backend: AttentionBackend, place: LayerPlacement) -> WhisperLayer:
@@ -139,7 +136,7 @@ class WhisperForConditionalGeneration(LearnedPositions):
     @staticmethod
     def kv_specs(config: DecoderConfig) -> tuple[LayerSpec, ...]:
         """Returns that each layer keeps the keys and values of all tokens, and those of the encoder's output."""
-        return ((FULL, Cross(_encoder_of(config).num_positions)),) * config.num_layers
+        return ((FULL, Cross(_encoder_of(config).max_positions)),) * config.num_layers
 
     @property
     def passed_over(self) -> tuple[str, ...]:
@@ -151,9 +148,9 @@ class WhisperForConditionalGeneration(LearnedPositions):
             *((HEAD,) if self.config.tie_word_embeddings else ()),
         )
 
-    def new_encoder(self, place: LayerPlacement) -> WhisperEncoder:
+    def new_encoder(self, place: LayerPlacement) -> WhisperSound:
         """Returns the encoder without weights."""
-        return WhisperEncoder(_encoder_of(self.config), place)
+        return WhisperSound(_encoder_of(self.config), place)
 
     def store_cross(self, rows: Tensor, tokens: Tensor, caches: list[LayerCache]) -> None:
         """Computes keys and values of each layer from the encoder's `rows` [num_rows, hidden_size] and writes them to
