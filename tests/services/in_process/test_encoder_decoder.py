@@ -3,6 +3,7 @@ the output of the encoder."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 from quire.services.in_process.engine_core import EngineCore
 from quire.services.scheduler.core.sequences.beam_search import BeamRules, BeamSearchState
@@ -285,6 +287,25 @@ def test_features_of_another_size_fail_their_request_alone(tmp_path: Path, shape
 
 
 @pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"tie_word_embeddings": False}, "tie_word_embeddings is False"),
+        ({"decoder_layers": 0}, "num_hidden_layers is 0: must be from 1 to 4096"),
+        ({"max_source_positions": 1 << 20}, "max_source_positions is 1048576: must be from 1 to 65536"),
+        ({"decoder_attention_heads": 5}, "32"),
+        ({"encoder_attention_heads": 5}, "audio_config has 5 heads, which do not divide 32"),
+        ({"activation_function": "tanh"}, "hidden_act is 'tanh'"),
+    ],
+)
+def test_configurations_that_cannot_run_are_refused(tmp_path: Path, changes: dict[str, Any], text: str) -> None:
+    make_whisper(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    with pytest.raises(InvalidArgument, match=text):
+        SoundEngine(tmp_path, [])
+
+
+@pytest.mark.parametrize(
     ("name", "value"),
     [("language_model_only", True), ("speculative_config", '{"method": "ngram", "num_speculative_tokens": 2}')],
 )
@@ -298,3 +319,56 @@ def test_a_cache_that_holds_no_sound_is_refused(tmp_path: Path) -> None:
     make_whisper(tmp_path)
     with pytest.raises(InvalidArgument, match="encoder_cache_size: 21 rows, and an item of this model has 22"):
         SoundEngine(tmp_path, [], encoder_cache_size=21)
+
+
+def test_tokens_that_the_author_suppresses_are_never_chosen(tmp_path: Path) -> None:
+    model, sound, prompt = make_whisper(tmp_path), spectrogram(3), prompt_of(6)
+    free = greedy(model, sound, prompt, NUM_TOKENS)
+    banned = free[2:3]
+    first = greedy(model, sound, prompt, 1, banned)
+    lists = {"suppress_tokens": banned, "begin_suppress_tokens": first}
+    (tmp_path / "generation_config.json").write_text(json.dumps(lists))
+    wanted = greedy(model, sound, prompt, NUM_TOKENS, banned, first)
+    assert wanted[0] not in (free[0], first[0])
+    engine = SoundEngine(tmp_path, [sound])
+    for key in (0, 1):
+        engine.add(key, prompt, sound)
+    engine.run()
+    assert [engine.answers[0], engine.answers[1]] == [wanted, wanted]
+
+
+@pytest.mark.parametrize("name", ["suppress_tokens", "begin_suppress_tokens"])
+@pytest.mark.parametrize("value", ["7", {"a": 1}, ["x"], [True], 5])
+def test_lists_of_suppressed_tokens_are_checked(tmp_path: Path, name: str, value: Any) -> None:
+    make_whisper(tmp_path)
+    (tmp_path / "generation_config.json").write_text(json.dumps({name: value}))
+    with pytest.raises(InvalidArgument, match=f"generation_config.json: {name} must be a list of token ids"):
+        SoundEngine(tmp_path, [])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"scale_embedding": True},
+        {"decoder_layers": 1, "encoder_layers": 4},
+        {"activation_function": "relu"},
+        {"encoder_attention_heads": 2, "decoder_attention_heads": 8},
+    ],
+)
+def test_variants_of_the_configuration(tmp_path: Path, changes: dict[str, Any]) -> None:
+    model, sound = make_whisper(tmp_path, **changes), spectrogram(3)
+    engine = SoundEngine(tmp_path, [sound])
+    engine.add(0, prompt_of(7), sound)
+    engine.run()
+    assert engine.answers[0] == greedy(model, sound, prompt_of(7), NUM_TOKENS)
+
+
+def test_published_names_without_the_outer_module_load(tmp_path: Path) -> None:
+    model, sound = make_whisper(tmp_path), spectrogram(3)
+    path = tmp_path / "model.safetensors"
+    named = {name.removeprefix("model."): tensor for name, tensor in load_file(path).items()}
+    save_file(named, path)
+    engine = SoundEngine(tmp_path, [sound])
+    engine.add(0, prompt_of(7), sound)
+    engine.run()
+    assert engine.answers[0] == greedy(model, sound, prompt_of(7), NUM_TOKENS)

@@ -3,20 +3,19 @@ sound."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from quire.services.worker.layers.attention.attention import Attention
 from quire.services.worker.layers.attention.cross_attention import CrossAttention, CrossProjections
-from quire.services.worker.layers.config_file import ConfigFile
+from quire.services.worker.layers.config_file import ConfigFile, refusal
 from quire.services.worker.layers.feed_forward.activation import KNOWN
 from quire.services.worker.layers.feed_forward.mlp import PlainMLP
 from quire.services.worker.layers.linear import Projection
 from quire.services.worker.layers.norm.layer_norm import LayerNorm
 from quire.services.worker.models.audio.whisper import WhisperSound
 from quire.services.worker.models.audio.whisper_encoder import WhisperEncoderConfig, read_whisper_encoder
-from quire.services.worker.models.config.block_config import AttentionConfig, ScaleConfig
+from quire.services.worker.models.config.block_config import AttentionConfig
 from quire.services.worker.models.config.decoder_config import DecoderConfig, read_decoder
 from quire.services.worker.models.config.rope_config import NO_ROPE
 from quire.services.worker.models.config.size_bounds import check_sizes
@@ -105,20 +104,21 @@ class WhisperForConditionalGeneration(LearnedPositions):
 
     @staticmethod
     def read(config: ConfigFile) -> WhisperConfig:
-        """Reads config.json under Whisper's field names. Raises InvalidArgument for sizes out of range."""
+        """Reads config.json under Whisper's field names; scale_embedding has no effect, as in transformers. Raises
+        InvalidArgument for sizes out of range and for an output head of its own."""
         values = {"tie_word_embeddings": True, "activation_function": "gelu", "max_target_positions": 448}
         values |= config.values
         named = values | {ours: values.get(theirs) for ours, theirs in NAMES.items()}
         named |= {"num_key_value_heads": None, "head_dim": None}  # multi-head attention
         check_sizes(named)
         decoder = read_decoder(ConfigFile(named), rope=NO_ROPE, activations=KNOWN)
-        scale = math.sqrt(decoder.hidden_size) if config.flag("scale_embedding") else 1.0
+        if not decoder.tie_word_embeddings:
+            raise refusal("tie_word_embeddings", False, "an output head of its own is not supported; true is")
         decoder = replace(
             decoder,
             rms_norm_eps=EPS,
             attention=AttentionConfig(qkv_bias=True, o_bias=True),
             feed_forward=replace(decoder.feed_forward, bias=True),
-            scales=ScaleConfig(embedding=scale),
         )
         known = {item.name: getattr(decoder, item.name) for item in fields(decoder)}
         return WhisperConfig(**known, encoder=read_whisper_encoder(config.without("scale_embedding")))
@@ -129,9 +129,8 @@ class WhisperForConditionalGeneration(LearnedPositions):
 
     @classmethod
     def final_norm(cls, config: DecoderConfig, place: LayerPlacement) -> LayerNorm:
-        """Returns the norm after the last layer; with a tied output head it takes the scale of the embedding back."""
-        scale = 1 / config.scales.embedding if config.tie_word_embeddings else 1.0
-        return LayerNorm("model.decoder.layer_norm", config.hidden_size, EPS, place, scale=scale)
+        """Returns the norm after the last layer."""
+        return LayerNorm("model.decoder.layer_norm", config.hidden_size, EPS, place)
 
     @staticmethod
     def kv_specs(config: DecoderConfig) -> tuple[LayerSpec, ...]:
@@ -141,12 +140,7 @@ class WhisperForConditionalGeneration(LearnedPositions):
     @property
     def passed_over(self) -> tuple[str, ...]:
         """Names of checkpoint tensors to ignore: those of the encoder, and the tied output head."""
-        return (
-            *super().passed_over,
-            "model.encoder.",
-            "encoder.",
-            *((HEAD,) if self.config.tie_word_embeddings else ()),
-        )
+        return (*super().passed_over, "model.encoder.", "encoder.", HEAD)
 
     def new_encoder(self, place: LayerPlacement) -> WhisperSound:
         """Returns the encoder without weights."""

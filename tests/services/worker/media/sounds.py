@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,9 +64,19 @@ def logits_of(model: Any, features: Features, tokens: list[int]) -> torch.Tensor
     return out
 
 
-def greedy(model: Any, features: Features, prompt: list[int], num_tokens: int) -> list[int]:
-    """Returns the tokens that transformers finds most likely after `prompt`."""
+@torch.inference_mode()
+def greedy(
+    model: Any,
+    features: Features,
+    prompt: list[int],
+    num_tokens: int,
+    banned: Sequence[int] = (),
+    banned_first: Sequence[int] = (),
+) -> list[int]:
+    """Returns the tokens that transformers finds most likely after `prompt`, without those that are banned."""
     tokens = list(prompt)
-    for _ in range(num_tokens):
-        tokens.append(int(logits_of(model, features, tokens)[-1].argmax()))
+    for number in range(num_tokens):
+        logits = logits_of(model, features, tokens)[-1]
+        logits[[*banned, *(() if number else banned_first)]] = float("-inf")
+        tokens.append(int(logits.argmax()))
     return tokens[len(prompt) :]
