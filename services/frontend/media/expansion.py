@@ -37,8 +37,8 @@ def check_count(num_placeholders: int, num_items: int, placeholder: str, field: 
         raise InvalidArgument(
             f"Expected there to be {num_items} prompt updates corresponding to {num_items} {modality} items, but "
             f"instead found {num_placeholders} prompt updates! This is likely because you forgot to include input "
-            f"placeholder tokens (here: `{placeholder}`) in the prompt. If the model has a chat template, make sure you "
-            "have applied it.",
+            f"placeholder tokens (here: `{placeholder}`) in the prompt. If the model has a chat template, make sure "
+            "you have applied it.",
             field=field,
         )
 
