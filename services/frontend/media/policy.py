@@ -27,7 +27,8 @@ class MediaBounds:
     fetch_s: float = 15.0  # all attempts and redirects of one item together
     redirects: int = 5
     attempts: int = 3
-    decode_s: float = 10.0  # processor time of one picture
+    decode_s: float = 10.0  # processor time of one item
+    audio_s: float = 600.0  # length of one clip of sound
     decode_bytes: int = 768 * MIB  # memory of a decoder process beyond what it begins with
 
 

@@ -128,8 +128,8 @@ def test_the_sound_matters(saved: Callable[[str], SoundCheckpoint], name: str) -
 
 @pytest.mark.parametrize("name", MODELS)
 def test_files_of_either_age(saved: Callable[[str], SoundCheckpoint], name: str) -> None:
-    """Published files have language_model.model. and language_model.lm_head, as transformers saves them; its own modules
-    are called model.language_model and lm_head."""
+    """Published files have language_model.model. and language_model.lm_head, as transformers saves them; its modules
+    are model.language_model and lm_head."""
     checkpoint = saved(name)
     tensors = load_file(checkpoint.folder / "model.safetensors")
     renamed = {_as_module(written): tensor for written, tensor in tensors.items()}
