@@ -20,6 +20,7 @@ from quire.shared.media.families.pixtral import make_pixtral
 from quire.shared.media.families.qwen2_audio import make_qwen2_audio
 from quire.shared.media.families.qwen_vl import make_qwen_vl
 from quire.shared.media.families.voxtral import make_voxtral
+from quire.shared.media.families.whisper import make_whisper
 from quire.shared.media.picture_sizes import FILES
 from quire.shared.media.processor import MediaProcessor
 
@@ -54,6 +55,8 @@ AUDIO_PROCESSORS: dict[str, Callable[[Path, Mapping[str, Any]], AudioProcessor]]
     "qwen2_audio": make_qwen2_audio,
     "voxtral": make_voxtral,
 }
+# The same for encoder-decoder models, whose encoder is described at the top of config.json
+ENCODER_DECODERS: dict[str, Callable[[Path, Mapping[str, Any]], AudioProcessor]] = {"whisper": make_whisper}
 
 
 def read_media_processor(folder: Path) -> MediaProcessor | None:
@@ -69,13 +72,18 @@ def read_media_processor(folder: Path) -> MediaProcessor | None:
 
 
 def read_audio_processor(folder: Path) -> AudioProcessor | None:
-    """Returns the processor of a model's sound; None if the model takes none, if its family is not in AUDIO_PROCESSORS,
-    or if the folder has no file that says how sound is processed. Raises InvalidArgument if its files do not fit
-    together."""
+    """Returns the processor of a model's sound; None if the model takes none, if its family is not in AUDIO_PROCESSORS
+    or ENCODER_DECODERS, or if the folder has no file that says how sound is processed. Raises InvalidArgument if its
+    files do not fit together."""
     path = folder / "config.json"
-    if not path.is_file() or not any((folder / name).is_file() for name in FILES):
+    if not path.is_file():
         return None
     config = json.loads(path.read_text())
+    make = ENCODER_DECODERS.get(config.get("model_type", ""))
+    if make is not None:
+        return make(folder, config)
+    if not any((folder / name).is_file() for name in FILES):
+        return None
     make = AUDIO_PROCESSORS.get(config.get("model_type", ""))
     return make(folder, config) if make is not None and config.get("audio_config") else None
 

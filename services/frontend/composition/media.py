@@ -12,7 +12,7 @@ from quire.services.frontend.media.pipeline import MediaLimits, MediaModel, Medi
 from quire.services.frontend.media.policy import MediaPolicy
 from quire.services.frontend.media.store import MediaStore
 from quire.services.frontend.tokenizer.tokenizer import Tokenizer
-from quire.shared.media.audio.processor import AudioProcessor
+from quire.shared.media.audio.processor import AttendedProcessor, AudioProcessor
 from quire.shared.media.modalities import AUDIO, IMAGE
 from quire.shared.media.processor import MediaProcessor
 from quire.shared.media.registry import read_audio_processor, read_media_processor
@@ -51,8 +51,8 @@ class MediaProcessors:
 
     @property
     def placeholder_ids(self) -> dict[str, int]:
-        """Tokens that stand for media in prompts, by modality."""
-        processors = {IMAGE: self.pictures, AUDIO: self.audio}
+        """Tokens that stand for media in prompts, by modality; none for a clip that a decoder attends to."""
+        processors = {IMAGE: self.pictures, AUDIO: None if isinstance(self.audio, AttendedProcessor) else self.audio}
         return {name: one.placeholder for name, one in processors.items() if one is not None}
 
     def pipeline(self, settings: FrontendSettings, tokenizer: Tokenizer) -> MediaPipeline:

@@ -21,7 +21,7 @@ from quire.services.frontend.media.tiles import MediaTiles
 from quire.services.frontend.request import conversation
 from quire.services.frontend.request.media import DEFAULT_MEDIA_OPTIONS, MediaOptions, MediaPart
 from quire.shared.errors import DeadlineExceeded, InvalidArgument, Unimplemented
-from quire.shared.media.audio.processor import AudioProcessor
+from quire.shared.media.audio.processor import AttendedProcessor, AudioProcessor
 from quire.shared.media.expansion import joins_of
 from quire.shared.media.modalities import AUDIO
 from quire.shared.media.processor import MediaProcessor, PromptTokenizer
@@ -94,6 +94,11 @@ class MediaModel:
     digest: bytes  # identity.model_digest()
     audio: AudioProcessor | None = None
 
+    @property
+    def attends(self) -> bool:
+        """Whether the model is an encoder-decoder, whose decoder attends to exactly one clip."""
+        return isinstance(self.audio, AttendedProcessor)
+
     def processor_of(self, modality: str) -> MediaProcessor | AudioProcessor:
         """Returns the processor of the items of a modality that the model takes."""
         processor = self.audio if modality == AUDIO else self.processor
@@ -141,10 +146,16 @@ class MediaPipeline:
 
     def check(self, parts: Sequence[MediaPart], options: MediaOptions) -> None:
         """Raises Unimplemented for items of a modality that the model does not take, InvalidArgument for too many
-        items, and for parts in which the edge found a fault."""
+        items, or none for an encoder-decoder, and for parts in which the edge found a fault."""
         for part in parts:
             if part.modality not in self.modalities:
                 raise conversation.not_taken(part.origin, self.modalities)
+        if self._model.attends and len(parts) != 1:
+            raise InvalidArgument(
+                f"The prompt has {len(parts)} clips, and this model's decoder attends to exactly one. Send one clip "
+                "with each prompt.",
+                field=parts[0].origin.field if parts else "prompt",
+            )
         for modality in self.modalities:
             self._limits.check(modality, sum(part.modality == modality for part in parts))
         for part in parts:
@@ -154,7 +165,7 @@ class MediaPipeline:
     @property
     def modalities(self) -> Sequence[str]:
         """Modalities of the items that prompts may have."""
-        return [*self._model.placeholders]
+        return [*self._model.placeholders, *([AUDIO] if self._model.attends else [])]
 
     def holding(self) -> MediaHolds:
         return self.store.holding()
@@ -176,6 +187,9 @@ class MediaPipeline:
         placeholders. Raises InvalidArgument, ResourceExhausted, and DeadlineExceeded at the deadline."""
         if not parts:
             return token_ids, ()
+        if self._model.attends:
+            async with _deadline(use.deadline_s):
+                return token_ids, tuple(map(expansion.attended, await self._items(parts, use, holds)))
         parts = self._in_order(token_ids, parts)
         async with _deadline(use.deadline_s):
             items = await self._items(parts, use, holds)

@@ -140,8 +140,8 @@ def new_encoder(
     """Returns the encoder without weights, for text embeddings of `hidden_size`; None for families without one."""
     values = json.loads((Path(settings.model) / "config.json").read_text())
     if isinstance(processor, AudioProcessor):
-        return make_audio_encoder(values, hidden_size, _whole(place))
-    return make_encoder(values, hidden_size, _whole(place), processor.normalization)
+        return make_audio_encoder(values, hidden_size, on_one_rank(place))
+    return make_encoder(values, hidden_size, on_one_rank(place), processor.normalization)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,13 +161,14 @@ def vision_size(
     encoder = None if processor is None else new_encoder(settings, place, hidden_size, processor)
     if processor is None or encoder is None:
         return VisionSize()
-    tensors = [memory_of(destination) for _, destination in encoder.destinations()]
     rows = cache_capacity(settings, processor, max_num_batched_tokens)
-    return VisionSize(
-        sum(tensor.numel() for tensor in tensors),
-        sum(tensor.nbytes for tensor in tensors),
-        rows * hidden_size * place.dtype.itemsize,
-    )
+    return size_of(encoder, rows * hidden_size * place.dtype.itemsize)
+
+
+def size_of(encoder: MediaEncoder, cache_bytes: int) -> VisionSize:
+    """Returns the memory of an encoder, whose cache has `cache_bytes`."""
+    tensors = [memory_of(destination) for _, destination in encoder.destinations()]
+    return VisionSize(sum(tensor.numel() for tensor in tensors), sum(tensor.nbytes for tensor in tensors), cache_bytes)
 
 
 def media_encoding(vision: Vision | None, device: torch.device) -> NoMediaEncoding:
@@ -179,7 +180,7 @@ def media_encoding(vision: Vision | None, device: torch.device) -> NoMediaEncodi
     )
 
 
-def _whole(place: LayerPlacement) -> LayerPlacement:
+def on_one_rank(place: LayerPlacement) -> LayerPlacement:
     """Returns the placement of the encoder: every rank has all of it, not quantized and without adapters. On the CPU it
     is batch-invariant with any layers, since each item is encoded alone (MediaOrders), and equal shapes give equal
     bits."""

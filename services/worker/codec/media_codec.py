@@ -27,8 +27,9 @@ def decode_item(wire: media_pb2.MediaItem) -> MediaItem:
         raise ColumnError(f"media item: {len(wire.identifier)} bytes of an identifier, {len(runs)} numbers of runs")
     pairs = tuple(zip(runs[::2], runs[1::2], strict=True))
     layout = tuple(i32(wire.layout).tolist())
+    sizes = wire.offset, wire.length, wire.num_embeddings
     try:
-        return MediaItem(wire.identifier, wire.offset, wire.length, wire.num_embeddings, pairs, wire.modality, layout)
+        return MediaItem(wire.identifier, *sizes, pairs, wire.modality, layout, wire.is_attended)
     except ValueError as error:
         raise ColumnError(f"media item: {error}") from None
 
@@ -43,6 +44,7 @@ def encode_item(item: MediaItem) -> media_pb2.MediaItem:
         embedding_runs=u32_bytes([number for run in item.runs for number in run]),
         modality=item.modality,
         layout=i32_bytes(list(item.layout)),
+        is_attended=item.is_attended,
     )
 
 

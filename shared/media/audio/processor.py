@@ -52,6 +52,16 @@ class AudioProcessor(Protocol):
         """Returns the tokens that replace the placeholder of an item with this layout."""
 
 
+@runtime_checkable
+class AttendedProcessor(Protocol):
+    """Extension of the processors of encoder-decoder models: the decoder attends to the rows of a clip, and no token
+    stands for it."""
+
+    @property
+    def is_attended(self) -> bool:
+        """Returns True."""
+
+
 def check_samples(num_samples: int, least: int, most: int, rate: int) -> None:
     """Raises InvalidArgument for a clip of less than `least` or more than `most` samples."""
     if num_samples < least:

@@ -10,6 +10,7 @@ passes.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import random
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
@@ -20,7 +21,7 @@ from quire.services.scheduler.core.limits import CoreLimits
 from quire.services.scheduler.core.plan import Admission, BeamMove, Logprobs, PromptLogprobs, StepPlan, StepResult
 from quire.services.scheduler.core.sequences.sequence import Sequence
 from quire.services.scheduler.core.transfers.orders import DiskOrder, TransferOrder
-from quire.shared.kv.kv_specs import State, reach
+from quire.shared.kv.kv_specs import Cross, State, reach, without_cross
 
 Entry = tuple[int, bytes]  # of a group: KV of a position, or a state
 Content = tuple[list[Entry], Entry]  # of a page: KV of its positions, and the state
@@ -70,6 +71,8 @@ class Slot:
     samples: bool = True  # else it ends with a vector when its tokens are computed
     lag: int = 0  # drafts that were right and have changed no state yet
     blocks: list[int] = field(default_factory=list)  # of each position one for each KV group
+    salt: list[int] = field(default_factory=list)  # what KV depends on besides the tokens
+    attended: dict[int, bytes] = field(default_factory=dict)  # blocks of the encoder's output, and their contents
 
 
 class ReferenceWorker:
@@ -84,11 +87,16 @@ class ReferenceWorker:
         self.slots: dict[int, Slot] = {}
         self.kv: dict[tuple[int, int], tuple[int, bytes]] = {}
         self._windows = {
-            group: reach(spec) or 1 << 40 for group, spec in enumerate(limits.kv_specs) if not isinstance(spec, State)
+            group: reach(spec) or 1 << 40
+            for group, spec in enumerate(limits.kv_specs)
+            if not isinstance(spec, State | Cross)
         }
         self._states = [group for group, spec in enumerate(limits.kv_specs) if isinstance(spec, State)]
         self.states: dict[int, tuple[int, bytes]] = {}  # by block
-        self._num_groups = len(limits.kv_specs)
+        self._num_groups = len(without_cross(limits.kv_specs))
+        self.rows: set[bytes] = set()  # items whose rows are kept
+        self.cross: dict[int, bytes] = {}  # content by block: identifier of the item, and number of the block
+        self.num_cross_writes = 0
         self.host: dict[int, Content] = {}  # by place
         self.disk: dict[int, tuple[bytes, Content]] = {}  # by place: the name, and what it holds
         self.num_computed_tokens = 0
@@ -156,6 +164,7 @@ class ReferenceWorker:
         assert not {source for source, _ in copies} & {target for _, target in copies}
         for source, target in copies:
             self.states[target] = self.states.get(source, (-1, b""))
+            self.cross.pop(target, None)
             for offset in range(self.limits.block_size):
                 self.kv[target, offset] = self.kv.get((source, offset), (-1, b""))
 
@@ -321,6 +330,23 @@ class ReferenceWorker:
             _num_candidates(sequence),
             not sequence.samples_nothing,
         )
+        if self.limits.cross_length:
+            self._attend(admission)
+
+    def _attend(self, admission: Admission) -> None:
+        """Stores which blocks of an encoder's output an admitted sequence reads, and writes them if they are new."""
+        row, (item,) = self.slots[admission.slot], admission.sequence.media
+        num_blocks = -(-item.num_embeddings // self.limits.block_size)
+        row.attended = {block: item.identifier + bytes([i]) for i, block in enumerate(admission.cross_blocks)}
+        assert len(row.attended) == len(admission.cross_blocks) == num_blocks
+        assert 0 not in row.attended
+        row.salt = list(item.identifier)
+        if admission.writes_cross:
+            assert item.identifier in self.rows, "rows are kept until they are used"
+            self.num_cross_writes += 1
+            self.cross |= row.attended
+            for block, offset in itertools.product(row.attended, range(self.limits.block_size)):
+                self.kv.pop((block, offset), None)
 
     def _counts(self, plan: StepPlan) -> dict[int, int]:
         """Returns the tokens of each slot that computes, slots ascending."""
@@ -343,7 +369,7 @@ class ReferenceWorker:
     def _store(self, row: Slot, count: int) -> None:
         for position in range(row.num_computed, row.num_computed + count):
             if position >= row.num_cached:
-                self._write(row, position, digest(row.tokens[: position + 1]))
+                self._write(row, position, digest(row.salt + row.tokens[: position + 1]))
 
     def _change_states(self, counts: dict[int, int]) -> None:
         """Updates the states of all rows at once: no row sees another one's update of this step."""
@@ -365,9 +391,10 @@ class ReferenceWorker:
         first = row.num_computed
         row.num_computed += count
         self.num_computed_tokens += count
+        assert all(self.cross.get(block) == content for block, content in row.attended.items()), "wrong output"
         for group, window in self._windows.items():
             for position in range(max(0, first - window + 1), row.num_computed):
-                right = group, digest(row.tokens[: position + 1])
+                right = group, digest(row.salt + row.tokens[: position + 1])
                 assert self.kv.get(self._place(row, position, group)) == right, "wrong KV"
         if row.num_computed < len(row.tokens) or not row.samples:
             return None
@@ -378,6 +405,7 @@ class ReferenceWorker:
         for group in self._windows:
             block, offset = self._place(row, position, group)
             assert block, "nothing is written into the null block"
+            self.cross.pop(block, None)
             self.kv[block, offset] = group, content
 
     def _place(self, row: Slot, position: int, group: int) -> tuple[int, int]:
