@@ -4,7 +4,6 @@ messages."""
 from __future__ import annotations
 
 import os
-import struct
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from quire.shared.pb.inference.v1 import inference_pb2 as pb
 AUDIO = "audio"
 URL_SCHEMES = ("data:", "http:", "https:", "file:")
 RATE = 16_000  # of an array without one: that of nearly all models
-FLOAT_CODING, FLOAT_BYTES, MOST_CHANNELS = 3, 4, 16
+MOST_CHANNELS = 16
 PARTS = ("audio", "audio_url", "input_audio")  # types of parts of messages
 
 
@@ -105,6 +104,8 @@ def _wav(array: Any, rate: float) -> bytes:
     -1 to 1, or 16-bit. Raises InvalidArgument for other shapes and types, and for a rate that is no whole number."""
     import numpy as np
 
+    from quire.shared.media.audio.wav import float_wav
+
     values = np.asarray(array)
     if values.ndim == 2 and values.shape[0] <= MOST_CHANNELS < values.shape[1]:
         values = values.T
@@ -117,9 +118,4 @@ def _wav(array: Any, rate: float) -> bytes:
             "send [num_samples] of floating point from -1 to 1, or of int16, and its sampling rate",
             field="multi_modal_data",
         )
-    channels = 1 if values.ndim == 1 else values.shape[1]
-    data = np.ascontiguousarray(values, dtype="<f4").tobytes()
-    frame = FLOAT_BYTES * channels
-    form = struct.pack("<HHIIHH", FLOAT_CODING, channels, int(rate), int(rate) * frame, frame, 8 * FLOAT_BYTES)
-    chunks = b"WAVEfmt " + struct.pack("<I", len(form)) + form + b"data" + struct.pack("<I", len(data)) + data
-    return b"RIFF" + struct.pack("<I", len(chunks)) + chunks
+    return float_wav(values, int(rate))

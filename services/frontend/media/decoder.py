@@ -56,6 +56,11 @@ class PictureDecoder:
         finally:
             self._num_waiting -= 1
 
+    async def samples(self, content: bytes) -> MediaTiles:
+        """Waits for a free process and returns the samples of a sound file at the model's rate, as one row of float32.
+        Raises InvalidArgument as decode()."""
+        return await self.decode(content, modality=decoder_process.SAMPLES)
+
     def _started(self, child: Child, question: bytes, modality: str) -> asyncio.Future[MediaTiles]:
         """Has `child` decode in a thread and returns the future tiles; the child is free again when it has answered,
         also where the caller has left."""
@@ -73,9 +78,10 @@ class PictureDecoder:
     def _ask(self, child: Child, question: bytes, modality: str) -> MediaTiles:
         """Returns the tiles that `child` renders; blocks. A process that ended is started again, up to ATTEMPTS
         times. Raises InvalidArgument for an item that exceeds processor time or memory."""
+        longest = decoder_process.decode_time(self._bounds, modality) * SLACK + 1.0
         for _ in range(ATTEMPTS):
             try:
-                return decoder_process.decode(child.ask(question, self._bounds.decode_s * SLACK + 1.0))
+                return decoder_process.decode(child.ask(question, longest))
             except ChildEnded as ended:
                 if ended.status in (None, -signal.SIGXCPU):
                     raise InvalidArgument(decoder_process.over_time(self._bounds, modality), field="messages") from None

@@ -32,6 +32,7 @@ from quire.shared.process.child import serve_requests
 from quire.shared.process.resource_limits import CpuTimeExceeded, cpu_time_limit, limit_memory
 
 END = b"\n"  # of the JSON
+SAMPLES = "samples"  # in the place of a modality: the samples of a sound file are asked for
 
 
 def introduction(bounds: MediaBounds, folder: Path) -> bytes:
@@ -55,7 +56,9 @@ def begin(introduced: bytes) -> Callable[[bytes], bytes]:
         head, _, content = message.partition(END)
         how = json.loads(head)
         try:
-            with cpu_time_limit(bounds.decode_s):
+            with cpu_time_limit(decode_time(bounds, how["modality"])):
+                if how["modality"] == SAMPLES:
+                    return encode(_samples(content, bounds, sound_of))
                 if how["modality"] == AUDIO:
                     return encode(_features(content, how["options"], bounds, sound_of))
                 return encode(_tiles(content, how, bounds, pictures_of))
@@ -75,6 +78,19 @@ def _import_sound_decoder() -> None:
         import av
 
         av.logging.set_level(None)
+
+
+def _samples(content: bytes, bounds: MediaBounds, processor: AudioProcessor | None) -> MediaTiles:
+    """Decodes the sound in the file `content` to the samples that the model takes, [1, 1, num_samples]. Raises
+    InvalidArgument for a file that is no sound, and one beyond the bounds."""
+    assert processor is not None  # only models that transcribe are asked
+    samples = decoding.decode(content, processor.rate, AudioBounds(seconds=bounds.audio_file_s))
+    return MediaTiles(TileLayout(1, 1, len(samples), is_sound=True), samples.astype("<f4").tobytes())
+
+
+def decode_time(bounds: MediaBounds, modality: str) -> float:
+    """Returns the seconds of processor time that an item may take."""
+    return bounds.audio_file_decode_s if modality == SAMPLES else bounds.decode_s
 
 
 def _features(
@@ -106,19 +122,26 @@ def question(content: bytes, options: MediaOptions, modality: str = IMAGE) -> by
     return json.dumps(how).encode() + END + content
 
 
-REMEDIES = {IMAGE: "Send a smaller picture.", AUDIO: "Send a shorter clip."}
+SHORTER = "Send a shorter clip."
+REMEDIES = {IMAGE: "Send a smaller picture.", AUDIO: SHORTER, SAMPLES: SHORTER}
 
 
 def over_memory(bounds: MediaBounds, modality: str) -> str:
     """Returns the refusal of an item that exceeds `decode_bytes`."""
     limit = bounds.decode_bytes >> 20
     text = f"decoding it takes too much memory (limit: {limit} MiB)"
-    return f"Failed to load {modality}: {text}. {REMEDIES[modality]}"
+    return f"Failed to load {_kind(modality)}: {text}. {REMEDIES[modality]}"
 
 
 def over_time(bounds: MediaBounds, modality: str) -> str:
     """Returns the refusal of an item that exceeds `decode_s`."""
-    return f"Failed to load {modality}: decoding it takes more than {bounds.decode_s:g} s. {REMEDIES[modality]}"
+    limit = decode_time(bounds, modality)
+    return f"Failed to load {_kind(modality)}: decoding it takes more than {limit:g} s. {REMEDIES[modality]}"
+
+
+def _kind(modality: str) -> str:
+    """Returns the name of an item in errors."""
+    return AUDIO if modality == SAMPLES else modality
 
 
 def _refusal(text: str, field: str = "messages") -> bytes:

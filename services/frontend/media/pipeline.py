@@ -9,7 +9,9 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, ParamSpec, Protocol, TypeVar
+
+import numpy as np
 
 from quire.services.frontend.media import expansion, identity, sources
 from quire.services.frontend.media.decoder import PictureDecoder
@@ -27,6 +29,9 @@ from quire.shared.media.modalities import AUDIO
 from quire.shared.media.processor import MediaProcessor, PromptTokenizer
 from quire.shared.metrics.media import MediaStatus
 from quire.shared.pb.common.v1 import media_pb2
+
+if TYPE_CHECKING:
+    from quire.shared.media.audio.waveform import F32
 
 MAX_AT_ONCE = 8  # items of one request that are fetched and processed at the same time
 LONG_BYTES = 256 * 1024  # more is decoded from base64 and hashed in a thread: 1 MiB takes about a millisecond
@@ -166,6 +171,29 @@ class MediaPipeline:
     def modalities(self) -> Sequence[str]:
         """Modalities of the items that prompts may have."""
         return [*self._model.placeholders, *([AUDIO] if self._model.attends else [])]
+
+    @property
+    def transcribes(self) -> bool:
+        """Whether the model turns one clip into text, so that samples() is of use."""
+        return self._model.attends
+
+    @property
+    def rate(self) -> int:
+        """Samples of sound a second that the model takes."""
+        assert self._model.audio is not None
+        return self._model.audio.rate
+
+    @property
+    def max_samples(self) -> int:
+        """Samples of the longest clip that the model takes."""
+        assert self._model.audio is not None
+        return self._model.audio.max_samples
+
+    async def samples(self, content: bytes) -> F32:
+        """Returns the samples of a sound file at the model's rate. Raises InvalidArgument for a file that cannot be
+        decoded within the bounds."""
+        tiles = await self._decoder.samples(content)
+        return np.frombuffer(tiles.pixels, tiles.layout.dtype)
 
     def holding(self) -> MediaHolds:
         return self.store.holding()

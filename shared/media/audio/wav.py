@@ -71,6 +71,15 @@ def read_wav(content: bytes, bounds: AudioBounds) -> Waveform:
     return require_samples(Waveform(mono(_values(data, form).reshape(-1, form.channels)), form.rate))
 
 
+def float_wav(samples: F32, rate: int) -> bytes:
+    """Returns a WAV file of float32 samples, [num_samples] or [num_samples, channels]."""
+    channels = 1 if samples.ndim == 1 else samples.shape[1]
+    data, frame = np.ascontiguousarray(samples, dtype="<f4").tobytes(), 4 * channels
+    form = struct.pack("<HHIIHH", FLOAT, channels, rate, rate * frame, frame, 32)
+    chunks = b"WAVEfmt " + struct.pack("<I", len(form)) + form + b"data" + struct.pack("<I", len(data)) + data
+    return b"RIFF" + struct.pack("<I", len(chunks)) + chunks
+
+
 def _chunks(content: bytes) -> Iterator[tuple[bytes, int, int]]:
     """Yields name, start and stated size of the chunks, in order."""
     at = HEAD_BYTES

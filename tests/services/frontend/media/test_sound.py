@@ -14,6 +14,7 @@ import pytest
 from quire.shared.columns import i32
 from quire.shared.media.audio.log_mel import MelSettings, log_mel
 from quire.shared.media.modalities import AUDIO
+from quire.shared.media.registry import read_audio_processor
 from tests.services.frontend.media.fetching import fetch_pixels
 from tests.services.frontend.media.hearing import (
     BINS,
@@ -189,3 +190,22 @@ async def test_a_text_that_spells_the_placeholder_takes_no_clip(served: Served) 
     )
     assert f"what is {PLACEHOLDER}?" in prompt
     assert prompt.count("[6]") == 1
+
+
+async def test_responses_take_the_parts_that_chats_take(served: Served) -> None:
+    """vllm#47659: the Responses API refused input_audio, which chat completions took."""
+    served.script.resume()
+    items = user(input_audio(wav(noise(4_000), RATE)), {"type": "input_text", "text": "What is said?"})
+    asked = await served.started.http.post("/v1/responses", json={"model": "", "input": items, "max_output_tokens": 1})
+    assert asked.status_code == 200, asked.text
+    assert served.script.submissions[-1].media[0].length == 6
+
+
+def test_every_length_has_as_many_tokens_as_the_encoder_computes_rows(folder: Path) -> None:
+    """QwenLM/Qwen2-Audio#103 (68 rows for 69 placeholders), vllm#11512 (some lengths of about two seconds)."""
+    processor = read_audio_processor(folder)
+    assert processor is not None
+    for num_samples in range(321, 2 * RATE, 37):
+        layout = processor.sound_layout(num_samples, {})
+        frames = -(-num_samples // 160)  # as transformers counts them in its attention mask
+        assert len(processor.expand(layout, None).token_ids) == (((frames - 1) // 2 + 1) - 2) // 2 + 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -79,7 +80,7 @@ def test_coded_files_hold_the_tone(container: str, codec: str, rate: int, channe
 
 @pytest.mark.parametrize("size", [0, 0x7FFFFFFF, 0xFFFFFFFF])
 def test_a_wav_of_a_pipe_without_a_size_is_read_to_its_end(size: int) -> None:
-    # openai-python#1219, vllm#16556: ffmpeg writes 0xFFFFFFFF when its output is a pipe
+    # kkroening/ffmpeg-python#118: ffmpeg writes 0xFFFFFFFF when its output is a pipe; pollinations#11457: 0x7FFFFFFF
     file = bytearray(wav(tone(300, 0.1, 16_000), 16_000))
     at = file.index(b"data") + 4
     file[at : at + 4] = struct.pack("<I", size)
@@ -182,3 +183,22 @@ def test_without_pyav_the_error_says_what_to_install(monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(sys.modules, "av", None)
     with pytest.raises(InvalidArgument, match=r"pip install 'quire\[audio\]'"):
         decode(b"fLaC" + bytes(100), 16_000)
+
+
+def test_stereo_at_another_rate_keeps_its_length() -> None:
+    """Blaizzy/mlx-vlm#2258: channels were resampled in the place of samples; sound lasted three times as long."""
+    both = np.repeat(tone(440, 1.0, 48_000)[:, None], 2, axis=1)
+    np.testing.assert_allclose(
+        decode(wav(both, 48_000), 16_000)[400:15_000], tone(440, 1.0, 16_000)[400:15_000], atol=2e-4
+    )
+
+
+def test_the_cost_of_resampling_grows_with_the_length() -> None:
+    """sgl-project/sglang#20054: two hours took 40 minutes, since the cost grew faster than the length."""
+    short, long = (noise(seconds * 44_100) for seconds in (2, 40))
+    times = []
+    for samples in (short, long):
+        file, begun = wav(samples, 44_100), time.process_time()
+        assert len(decode(file, 16_000)) == len(samples) * 160 // 441
+        times.append(time.process_time() - begun)
+    assert times[1] < 60 * times[0] + 1.0
