@@ -52,7 +52,7 @@ class NoStepMedia:
         """Raises PlanViolation: the model has no cross attention."""
         raise PlanViolation("writes_cross: this worker has announced no cross attention")
 
-    def rows(self, inputs: StepInputs) -> None:
+    def rows(self, inputs: StepInputs) -> MediaRows | None:
         """Returns None: no step has rows of media."""
         return None
 
@@ -93,7 +93,7 @@ class StepMedia(NoStepMedia):
         """Drops the items of a slot."""
         self.pending.pop(slot, None)
 
-    def rows(self, inputs: StepInputs) -> MediaRows | None:  # type: ignore[override]
+    def rows(self, inputs: StepInputs) -> MediaRows | None:
         """Returns the rows of media in a step; None if it has none."""
         found = _StepRows([], [], np.zeros(inputs.num_tokens, np.int32))
         for slot in [*self.pending]:
