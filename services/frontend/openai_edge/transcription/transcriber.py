@@ -17,7 +17,7 @@ from quire.shared.media.audio.wav import float_wav
 from quire.shared.media.modalities import AUDIO
 from quire.shared.transcription.joining import joined
 from quire.shared.transcription.quality import TEMPERATURES, QualityRules, compression_ratio
-from quire.shared.transcription.silence import Piece, cut_at_silence, is_silent
+from quire.shared.transcription.silence import Piece, spoken_pieces
 from quire.shared.transcription.timestamps import WhisperVocabulary, segments_of
 from quire.shared.transcription.transcript import Segment, Transcript
 
@@ -107,10 +107,9 @@ class Transcriber:
         return Transcript(segments, text, language, len(samples) / rate, task)
 
     def _spoken(self, samples: F32) -> list[Piece]:
-        """Returns the pieces of the sound that are not silent."""
+        """Returns the pieces of the sound that are not silent, without the silence around them."""
         rate, longest_s = self._files.rate, self._files.max_samples / self._files.rate
-        pieces = cut_at_silence(samples, rate, longest_s, longest_s / SEARCH_PART)
-        return [piece for piece in pieces if not is_silent(samples[piece.start : piece.end], rate)]
+        return spoken_pieces(samples, rate, longest_s, longest_s / SEARCH_PART)
 
     async def _detect(self, work: _Work, piece: Piece) -> str:
         """Returns the language of a piece: the most likely token of a language after the start."""
