@@ -14,6 +14,7 @@ ZERO = "<|0.00|>"
 LANGUAGE = re.compile(r"<\|([a-z]{2,3})\|>")
 START, END_OF_TEXT, PREVIOUS = "<|startoftranscript|>", "<|endoftext|>", "<|startofprev|>"
 TRANSCRIBE, TRANSLATE, NO_TIMESTAMPS = "<|transcribe|>", "<|translate|>", "<|notimestamps|>"
+GPT2_END_OF_TEXT = 50_256  # in the vocabulary of models that know English only; others have one token more before it
 NO_SPEECH = ("<|nospeech|>", "<|nocaptions|>")
 
 
@@ -39,13 +40,14 @@ class WhisperVocabulary:
             text = f"tokenizer.json: {missing[0]} is not a token; a tokenizer of Whisper is needed"
             raise InvalidArgument(text, field="model")
         found = {match[1]: id_ for text, id_ in tokens.items() if (match := LANGUAGE.fullmatch(text))}
+        is_english = tokens[END_OF_TEXT] == GPT2_END_OF_TEXT  # its tokenizer lists languages as well
         no_timestamps = tokens[NO_TIMESTAMPS]
         return cls(
             start=tokens[START],
             end_of_text=tokens[END_OF_TEXT],
             no_timestamps=no_timestamps,
             first_timestamp=tokens.get(ZERO, no_timestamps + 1),
-            languages=found if TRANSLATE in tokens else {},
+            languages={} if is_english or TRANSLATE not in tokens else found,
             transcribe=tokens.get(TRANSCRIBE),
             translate=tokens.get(TRANSLATE),
             previous=tokens.get(PREVIOUS),

@@ -3,6 +3,7 @@ transformers' WhisperFeatureExtractor within 2e-4."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 FLOOR = 1e-10  # of the power, before its logarithm
 RANGE = 8.0  # decades below the loudest value that are kept
 MOST_HZ = 8000.0
-LINEAR_HZ, LINEAR_MELS, LOG_STEP = 1000.0, 15.0, 27.0 / np.log(6.4)  # Slaney's scale is linear up to 1000 Hz
+LINEAR_HZ, LINEAR_MELS, LOG_STEP = 1000.0, 15.0, 27.0 / math.log(6.4)  # Slaney's scale is linear up to 1000 Hz
 FRAMES_AT_ONCE = 4096
 
 
@@ -91,7 +92,8 @@ def _scaled(features: F32) -> F32:
     """Returns logarithms limited to RANGE below the largest, and scaled to about -1 to 1."""
     if not features.size:
         return features
-    return (np.maximum(features, features.max() - np.float32(RANGE)) + np.float32(4)) / np.float32(4)
+    scaled: F32 = (np.maximum(features, features.max() - np.float32(RANGE)) + np.float32(4)) / np.float32(4)
+    return scaled
 
 
 @lru_cache(maxsize=8)
@@ -116,7 +118,7 @@ def _mels(hertz: float) -> float:
     """Returns a frequency on Slaney's scale."""
     if hertz < LINEAR_HZ:
         return hertz * LINEAR_MELS / LINEAR_HZ
-    return LINEAR_MELS + float(np.log(hertz / LINEAR_HZ)) * LOG_STEP
+    return LINEAR_MELS + math.log(hertz / LINEAR_HZ) * LOG_STEP
 
 
 def _hertz(mels: np.ndarray[Any, np.dtype[np.float64]]) -> np.ndarray[Any, np.dtype[np.float64]]:

@@ -62,4 +62,5 @@ def _taps(up: int, down: int, remainder: int) -> F32:
     distance = np.arange(-half + 1, half + 1) - remainder / up
     window = np.i0(BETA * np.sqrt(np.clip(1 - (distance / half) ** 2, 0, None))) / np.i0(BETA)
     taps = cutoff * np.sinc(cutoff * distance) * window
-    return (taps / taps.sum()).astype(np.float32)
+    normalized: F32 = (taps / taps.sum()).astype(np.float32)
+    return normalized

@@ -112,15 +112,16 @@ def _format(chunk: bytes) -> WavFormat:
 
 def _values(data: memoryview, form: WavFormat) -> F32:
     """Returns the samples of all channels, from -1 to 1."""
+    values: F32
     match form.coding, form.bits:
         case (1, 8):
-            values = (np.frombuffer(data, np.uint8).astype(np.float32) - 128) / 128
+            values = (np.frombuffer(data, np.uint8).astype(np.float32) - np.float32(128)) / np.float32(128)
         case (1, 16):
-            values = np.frombuffer(data, "<i2").astype(np.float32) / (1 << 15)
+            values = np.frombuffer(data, "<i2").astype(np.float32) / np.float32(1 << 15)
         case (1, 24):
             values = _of_24_bits(data)
         case (1, 32):
-            values = np.frombuffer(data, "<i4").astype(np.float32) / (1 << 31)
+            values = np.frombuffer(data, "<i4").astype(np.float32) / np.float32(1 << 31)
         case (3, 32):
             values = np.frombuffer(data, "<f4").astype(np.float32)
         case (3, 64):
@@ -137,7 +138,7 @@ def _of_24_bits(data: memoryview) -> F32:
     parts = np.frombuffer(data, np.uint8).reshape(-1, 3)
     wide = np.zeros((len(parts), 4), np.uint8)
     wide[:, 1:] = parts
-    return wide.reshape(-1).view("<i4").astype(np.float32) / (1 << 31)
+    return wide.reshape(-1).view("<i4").astype(np.float32) / np.float32(1 << 31)
 
 
 def _a_law() -> F32:

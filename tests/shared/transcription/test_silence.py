@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from quire.shared.transcription.silence import Piece, cut_at_silence, is_silent
+from quire.shared.transcription.silence import Piece, cut_at_silence, is_silent, spoken_pieces
 from tests.shared.media.audio.files import noise, tone
 
 RATE = 16_000
@@ -56,6 +56,31 @@ def test_random_sounds_are_covered_once() -> None:
         )
         most_s, search_s = 2.0, float(generator.choice([0.05, 0.5, 1.9]))
         check_covers(cut_at_silence(sound, rate, most_s, search_s), len(sound), int(most_s * rate))
+
+
+def test_pieces_begin_and_end_with_the_speech() -> None:
+    """A piece that begins with 20 s of silence has times from its own start, which would be wrong by as much."""
+    sound = speech((0.5, 8), (47.9, 51.9), (91.9, 94.9), seconds=110)
+    pieces = spoken_pieces(sound, RATE)
+    starts, ends = [piece.start / RATE for piece in pieces], [piece.end / RATE for piece in pieces]
+    np.testing.assert_allclose(starts, [0.3, 47.7, 91.7], atol=0.05)
+    np.testing.assert_allclose(ends, [8.2, 52.1, 95.1], atol=0.05)
+    assert spoken_pieces(np.zeros(40 * RATE, np.float32), RATE) == []
+    assert spoken_pieces(speech((0, 0.1), seconds=0.1), RATE) == [Piece(0, 1600)]
+
+
+def test_trimmed_pieces_keep_all_loud_samples() -> None:
+    generator = np.random.default_rng(4)
+    for _ in range(40):
+        sound = np.zeros(int(generator.integers(4_000, 60_000)), np.float32)
+        begin, end = sorted(generator.integers(0, len(sound), 2).tolist())
+        sound[begin:end] = 0.3
+        pieces = spoken_pieces(sound, RATE, 2.0, 0.5)
+        kept = np.zeros(len(sound), bool)
+        for piece in pieces:
+            kept[piece.start : piece.end] = True
+        if end - begin > RATE // 5:
+            assert kept[begin + RATE // 50 : end - RATE // 50].all()
 
 
 def test_silence_and_speech_are_told_apart() -> None:

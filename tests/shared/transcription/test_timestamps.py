@@ -16,8 +16,9 @@ MULTILINGUAL = {
     "<|translate|>": 50358, "<|transcribe|>": 50359, "<|startofprev|>": 50361, "<|nocaptions|>": 50362,
     "<|notimestamps|>": 50363,
 }  # fmt: skip
-ENGLISH = {
-    "<|endoftext|>": 50256, "<|startoftranscript|>": 50257, "<|startofprev|>": 50360, "<|nospeech|>": 50361,
+ENGLISH = {  # with languages that the model does not know
+    "<|endoftext|>": 50256, "<|startoftranscript|>": 50257, "<|en|>": 50258, "<|translate|>": 50357,
+    "<|transcribe|>": 50358, "<|startofprev|>": 50360, "<|nospeech|>": 50361,
     "<|notimestamps|>": 50362,
 }  # fmt: skip
 LARGE_V3 = {
@@ -48,7 +49,7 @@ def test_ids_of_the_three_kinds_of_tokenizers() -> None:
     assert VOCABULARY.languages == {"en": 50259, "zh": 50260, "haw": 50352}
     assert (VOCABULARY.transcribe, VOCABULARY.translate, VOCABULARY.no_speech) == (50359, 50358, 50362)
     english = WhisperVocabulary.of(ENGLISH)
-    assert (english.start, english.first_timestamp, english.languages, english.transcribe) == (50257, 50363, {}, None)
+    assert (english.start, english.first_timestamp, english.languages, english.transcribe) == (50257, 50363, {}, 50358)
     assert english.no_speech == 50361
     assert WhisperVocabulary.of(LARGE_V3).first_timestamp == 50365
     assert WhisperVocabulary.of({**LARGE_V3, "<|0.00|>": 50365}).languages["yue"] == 50358

@@ -4,6 +4,7 @@ higher temperatures."""
 from __future__ import annotations
 
 import asyncio
+import math
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,8 +16,8 @@ from quire.shared.errors import InvalidArgument
 from quire.shared.media.audio.wav import float_wav
 from quire.shared.media.modalities import AUDIO
 from quire.shared.transcription.joining import joined
-from quire.shared.transcription.quality import TEMPERATURES, QualityRules
-from quire.shared.transcription.silence import Piece, cut_at_silence, is_silent
+from quire.shared.transcription.quality import TEMPERATURES, QualityRules, compression_ratio
+from quire.shared.transcription.silence import Piece, spoken_pieces
 from quire.shared.transcription.timestamps import WhisperVocabulary, segments_of
 from quire.shared.transcription.transcript import Segment, Transcript
 
@@ -34,6 +35,7 @@ ORIGIN = PartOrigin("file", "", "file")
 SEARCH_PART = 6  # a cut lies in the last sixth of a piece
 MOST_PROMPT_TOKENS = 223  # of the text before: half of the decoder's context, as in the model's training
 RULES = QualityRules()
+NEVER = -100.0  # logit bias
 
 
 class SoundFiles(Protocol):
@@ -56,6 +58,7 @@ class _Spoken(NamedTuple):
 
     segments: list[Segment]
     text: str
+    avg_logprob: float
     is_accepted: bool
 
 
@@ -104,10 +107,9 @@ class Transcriber:
         return Transcript(segments, text, language, len(samples) / rate, task)
 
     def _spoken(self, samples: F32) -> list[Piece]:
-        """Returns the pieces of the sound that are not silent."""
+        """Returns the pieces of the sound that are not silent, without the silence around them."""
         rate, longest_s = self._files.rate, self._files.max_samples / self._files.rate
-        pieces = cut_at_silence(samples, rate, longest_s, longest_s / SEARCH_PART)
-        return [piece for piece in pieces if not is_silent(samples[piece.start : piece.end], rate)]
+        return spoken_pieces(samples, rate, longest_s, longest_s / SEARCH_PART)
 
     async def _detect(self, work: _Work, piece: Piece) -> str:
         """Returns the language of a piece: the most likely token of a language after the start."""
@@ -119,24 +121,48 @@ class Transcriber:
 
     async def _transcribe_pieces(self, work: _Work, pieces: Sequence[Piece]) -> list[_Spoken]:
         """Transcribes pieces in parallel; those whose text is a repetition or a guess are tried again, each time at the
-        next temperature."""
+        next temperature. If none is accepted, the best one is taken."""
         found: dict[Piece, _Spoken] = {}
         left = list(pieces)
         given = work.form.temperature
-        for temperature in [given] if given else TEMPERATURES:
+        for number, temperature in enumerate([given] if given else TEMPERATURES):
+            if number == 1:
+                left = await self._without_silence(work, left, found)
             if not left:
                 break
             prompts = [self._prompt(work, piece, self._beginning(work)) for piece in left]
             deltas = await self._run(work, prompts, self._sampling(work, temperature))
-            found |= {
-                piece: self._read(work, piece, delta, temperature) for piece, delta in zip(left, deltas, strict=True)
-            }
+            for piece, delta in zip(left, deltas, strict=True):
+                read = self._read(work, piece, delta, temperature)
+                found[piece] = max(found.get(piece, read), read, key=_worth)
             left = [piece for piece in left if not found[piece].is_accepted]
         return [found[piece] for piece in pieces]
 
+    async def _without_silence(self, work: _Work, pieces: Sequence[Piece], found: dict[Piece, _Spoken]) -> list[Piece]:
+        """Returns the pieces of doubtful text in which the model thinks that there is speech. The others, such as music
+        and noise, have no text from now on in `found`."""
+        token = self._vocabulary.no_speech
+        if token is None or not pieces:
+            return list(pieces)
+        sampling = Sampling(temperature=0.0, max_tokens=1, logprob_token_ids=[token])
+        prompts = [self._prompt(work, piece, [self._vocabulary.start]) for piece in pieces]
+        deltas = await self._run(work, prompts, sampling)
+        left = []
+        for piece, delta in zip(pieces, deltas, strict=True):
+            likely = math.exp(dict(delta.logprobs[0].top).get(token, -math.inf)) if delta.logprobs else 0.0
+            if RULES.is_silence(found[piece].avg_logprob, likely):
+                found[piece] = _Spoken([], "", 0.0, True)
+            else:
+                left.append(piece)
+        return left
+
     def _sampling(self, work: _Work, temperature: float) -> Sampling:
         form = work.form
-        return Sampling(temperature=temperature, seed=form.seed, max_tokens=form.max_tokens, logprobs=0)
+        # A model that may write time stamps must not decide against them.
+        bias = {self._vocabulary.no_timestamps: NEVER} if form.has_times else {}
+        return Sampling(
+            temperature=temperature, seed=form.seed, max_tokens=form.max_tokens, logprobs=0, logit_bias=bias
+        )
 
     def _beginning(self, work: _Work) -> list[int]:
         """Returns the tokens that a decoder continues: the client's text, start, language, task, and whether there are
@@ -182,8 +208,13 @@ class Transcriber:
         found = segments_of(delta.token_ids, known, self._text, piece_s, offset_s)
         segments = [replace(segment, temperature=temperature, avg_logprob=avg_logprob) for segment in found]
         text = joined(segment.text for segment in segments)
-        return _Spoken(segments, text, RULES.is_accepted(text, avg_logprob))
+        return _Spoken(segments, text, avg_logprob, RULES.is_accepted(text, avg_logprob))
 
     def _text(self, token_ids: Sequence[int]) -> str:
         """Returns the text of tokens; special ones are left out."""
         return self._tokenizer.decode([*token_ids], skip_special_tokens=True)
+
+
+def _worth(spoken: _Spoken) -> tuple[bool, bool, float]:
+    """Returns the order of attempts: accepted ones, then those that are no repetitions, then the most likely."""
+    return spoken.is_accepted, compression_ratio(spoken.text) <= RULES.most_compression, spoken.avg_logprob
