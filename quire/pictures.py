@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from quire import sounds
 from quire.shared.errors import InvalidArgument
 from quire.shared.pb.inference.v1 import inference_pb2 as pb
 
@@ -19,6 +20,7 @@ URL_SCHEMES = ("data:", "http:", "https:", "file:")
 PNG_MODES = frozenset({"1", "L", "LA", "I;16", "P", "RGB", "RGBA"})  # Pillow's, which PNG stores unchanged
 CHANNELS = (1, 3, 4)
 IMAGE = "image"
+MODALITIES = (IMAGE, "audio")  # keys of multi_modal_data
 PIL_PARTS = ("image_pil", "image")  # types of parts of messages with an image object, in vLLM and transformers
 
 
@@ -37,8 +39,9 @@ def _items(by_modality: Mapping[str, Any] | None, field: str) -> list[Any]:
     """Returns the pictures, or their names, in the dictionary `field` of a prompt; a single one as a list. Raises
     InvalidArgument for other modalities."""
     for modality in by_modality or ():
-        if modality != IMAGE:
-            raise InvalidArgument(f"{field}: {modality!r} is not supported; available: {IMAGE}", field=field)
+        if modality not in MODALITIES:
+            known = ", ".join(MODALITIES)
+            raise InvalidArgument(f"{field}: {modality!r} is not supported; available: {known}", field=field)
     items = (by_modality or {}).get(IMAGE)
     if items is None:
         return []
@@ -51,7 +54,7 @@ def content_parts(content: Sequence[Any]) -> list[pb.ContentPart]:
 
 
 def _content_part(part: Any) -> pb.ContentPart:
-    """Converts one part. Raises InvalidArgument for a type that is neither text nor a picture."""
+    """Converts one part. Raises InvalidArgument for a type that is neither text nor a picture nor sound."""
     if isinstance(part, str):
         return pb.ContentPart(text=part)
     kind = part.get("type")
@@ -63,7 +66,10 @@ def _content_part(part: Any) -> pb.ContentPart:
         url = part.get("image_url")
         url = url.get("url") if isinstance(url, Mapping) else url
         return pb.ContentPart(image=media_part(url, part.get("uuid")))
-    raise InvalidArgument(f"messages: parts of type {kind!r} are not supported; send text and images", field="messages")
+    if sounds.is_part(part):
+        return pb.ContentPart(audio=sounds.of_part(part))
+    text = f"messages: parts of type {kind!r} are not supported; send text, images and audio"
+    raise InvalidArgument(text, field="messages")
 
 
 def media_part(picture: Any, name: str | None = None) -> pb.MediaPart:

@@ -11,7 +11,7 @@ from typing import Any, TypedDict, TypeVar
 import grpc
 from google.rpc import error_details_pb2, status_pb2
 
-from quire import pictures
+from quire import pictures, sounds
 from quire.params import SamplingParams
 from quire.shared.errors import TRANSPORTS, Internal, InvalidArgument, QuireError, from_proto
 from quire.shared.pb.common.v1 import finish_pb2, pooling_pb2
@@ -27,7 +27,9 @@ class DictPrompt(TypedDict, total=False):
     prompt: str
     prompt_token_ids: Sequence[int]
     cache_salt: str  # prefixes are shared only with prompts of the same salt
-    multi_modal_data: Mapping[str, Any]  # {"image": one or a list: Pillow's images, arrays, paths, URLs or bytes}
+    # {"image": one or a list: Pillow's images, arrays, paths, URLs or bytes;
+    #  "audio": one or a list: arrays, pairs of an array and its sampling rate, paths, URLs or bytes}
+    multi_modal_data: Mapping[str, Any]
     multi_modal_uuids: Mapping[str, Any]  # names of these items, or of items that were sent before
     mm_processor_kwargs: Mapping[str, Any]  # options of the model's picture processor
 
@@ -148,11 +150,13 @@ def generate_request(prompt: Prompt, params: SamplingParams | None, options: Req
 
 
 def _add_fields(request: pb.GenerateRequest, prompt: DictPrompt) -> None:
-    """Adds the fields of a prompt besides its text or token ids. Raises InvalidArgument for a value that is no
-    picture."""
+    """Adds the fields of a prompt besides its text or token ids. Raises InvalidArgument for a value that is no picture
+    or no sound."""
     if salt := prompt.get("cache_salt"):
         request.options.cache_salt = salt
-    request.images.extend(pictures.of_prompt(prompt.get("multi_modal_data"), prompt.get("multi_modal_uuids")))
+    data, names = prompt.get("multi_modal_data"), prompt.get("multi_modal_uuids")
+    request.images.extend(pictures.of_prompt(data, names))
+    request.audios.extend(sounds.of_prompt(data, names))
     if options := prompt.get("mm_processor_kwargs"):
         request.media_options.processor = json.dumps(options)
 

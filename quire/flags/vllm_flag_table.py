@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-NO_MEDIA = "sound, video and embeddings of media are not supported; pictures are"
+NO_MEDIA = "video and embeddings of media are not supported; pictures and sound are"
 MEDIA_OPTIONS = "requests set mm_processor_kwargs and media_io_kwargs; defaults come from the model's processor files"
 MEDIA_ENCODER = "the encoder of pictures runs in the workers and has one implementation"
 NO_CODE = "extensions are loaded only from installed packages, by their entry points"

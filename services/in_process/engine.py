@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from quire.services.frontend.composition.media import media_pipeline
+from quire.services.frontend.composition.media import MediaProcessors
 from quire.services.frontend.generation.generation import Generation
 from quire.services.frontend.grpc_edge import requests, responses
 from quire.services.frontend.grpc_edge.requests import Arrival
@@ -38,7 +38,6 @@ from quire.services.worker.step.fetched_item import Pixels
 from quire.services.worker.structured.backends import backend_selection
 from quire.shared.errors import FailedPrecondition, Internal, InvalidArgument, QuireError
 from quire.shared.kv import block_hash
-from quire.shared.media.registry import read_media_processor
 from quire.shared.metrics.frontend import FrontendMetrics
 from quire.shared.models import model_identity
 from quire.shared.pb.common.v1 import model_pb2
@@ -76,16 +75,15 @@ class InProcessEngine:
         folder = Path(frontend.model)
         identity = model_identity.identity(folder, frontend.served_model_name)
         self.model_name = identity.name
-        pictures = None if frontend.language_model_only else read_media_processor(folder)
-        placeholder = None if pictures is None else pictures.placeholder
+        media = MediaProcessors.of(frontend)
         self._tokenizer = Tokenizer(
             folder,
             frontend.tokenizer_threads,
             frontend.chat_template,
             frontend.control_tokens,
-            placeholder_id=placeholder,
+            placeholder_ids=None if media is None else media.placeholder_ids,
         )
-        self._media = None if pictures is None else media_pipeline(frontend, pictures, self._tokenizer)
+        self._media = None if media is None else media.pipeline(frontend, self._tokenizer)
         self._pixels = StorePixels(MediaStore(0, 0) if self._media is None else self._media.store)
         self._engine_core = EngineCore(worker, scheduler, identity.name, OWNER, self._fetch_pixels)
         config = model_identity.read_config(folder)

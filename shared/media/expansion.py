@@ -49,9 +49,17 @@ def expand_placeholders(
 ) -> ExpandedPrompt:
     """Replaces the first placeholders by `expansions`, in order. There must be at least as many placeholders. Tokens
     that are joined belong to no item."""
+    return expand_each(token_ids, [(placeholder, expansion) for expansion in expansions], join)
+
+
+def expand_each(
+    token_ids: Sequence[int], expansions: Sequence[tuple[int, PlaceholderExpansion]], join: Join | None = None
+) -> ExpandedPrompt:
+    """Replaces placeholders of several kinds: each expansion comes with the token that it replaces, in the order in
+    which these stand in the prompt. Tokens that are joined belong to no item."""
     prompt = ExpandedPrompt([], [])
     begin = 0
-    for expansion in expansions:
+    for placeholder, expansion in expansions:
         at = token_ids.index(placeholder, begin)
         _append(prompt, token_ids[begin:at], join if prompt.items else None)
         num_cut = _append(prompt, expansion.token_ids, join)
@@ -77,6 +85,19 @@ def over_the_prompt(prompt: ExpandedPrompt) -> ExpandedPrompt:
         for item in prompt.items
     ]
     return ExpandedPrompt(prompt.token_ids, whole)
+
+
+def without_frame(token_ids: Sequence[int], placeholder: int, around: tuple[int, int]) -> list[int]:
+    """Returns the tokens without those directly before and after each placeholder, where both are the ones of
+    `around`."""
+    framed = (around[0], placeholder, around[1])
+    kept: list[int] = []
+    number = 0
+    while number < len(token_ids):
+        is_framed = tuple(token_ids[number : number + len(framed)]) == framed
+        kept.append(placeholder if is_framed else token_ids[number])
+        number += len(framed) if is_framed else 1
+    return kept
 
 
 def _append(prompt: ExpandedPrompt, tokens: Sequence[int], join: Join | None) -> int:

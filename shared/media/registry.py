@@ -1,4 +1,4 @@
-"""Processors of pictures by `model_type` of config.json."""
+"""Processors of pictures and sound by `model_type` of config.json."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from quire.shared.media.audio.processor import AudioProcessor
 from quire.shared.media.families.cohere2_vision import make_cohere2_vision
 from quire.shared.media.families.gemma3 import make_gemma3
 from quire.shared.media.families.got_ocr2 import make_got_ocr2
@@ -19,7 +20,10 @@ from quire.shared.media.families.llava_next import make_llava_next, make_llava_o
 from quire.shared.media.families.paligemma import make_paligemma
 from quire.shared.media.families.phi4_multimodal import make_phi4_multimodal
 from quire.shared.media.families.pixtral import make_pixtral
+from quire.shared.media.families.qwen2_audio import make_qwen2_audio
 from quire.shared.media.families.qwen_vl import make_qwen_vl
+from quire.shared.media.families.voxtral import make_voxtral
+from quire.shared.media.families.whisper import make_whisper
 from quire.shared.media.picture_sizes import FILES
 from quire.shared.media.processor import MediaProcessor
 
@@ -53,6 +57,14 @@ PROCESSORS: dict[str, Callable[[Path, Mapping[str, Any]], MediaProcessor]] = {
     "qwen3_vl_moe": make_qwen_vl,
 }
 
+# model_type -> function of the model's folder and config.json, for the families that take sound
+AUDIO_PROCESSORS: dict[str, Callable[[Path, Mapping[str, Any]], AudioProcessor]] = {
+    "qwen2_audio": make_qwen2_audio,
+    "voxtral": make_voxtral,
+}
+# The same for encoder-decoder models, whose encoder is described at the top of config.json
+ENCODER_DECODERS: dict[str, Callable[[Path, Mapping[str, Any]], AudioProcessor]] = {"whisper": make_whisper}
+
 
 def read_media_processor(folder: Path) -> MediaProcessor | None:
     """Returns the processor of a model's pictures; None if the model takes none, if its family is not in PROCESSORS,
@@ -64,3 +76,23 @@ def read_media_processor(folder: Path) -> MediaProcessor | None:
     config = json.loads(path.read_text())
     make = PROCESSORS.get(config.get("model_type", ""))
     return make(folder, config) if make is not None and config.get("vision_config") else None
+
+
+def read_audio_processor(folder: Path) -> AudioProcessor | None:
+    """Returns the processor of a model's sound; None if the model takes none, if its family is not in AUDIO_PROCESSORS
+    or ENCODER_DECODERS, or if the folder has no file that says how sound is processed. Raises InvalidArgument if its
+    files do not fit together."""
+    path = folder / "config.json"
+    if not path.is_file() or not any((folder / name).is_file() for name in FILES):
+        return None
+    config = json.loads(path.read_text())
+    kind = config.get("model_type", "")
+    if kind in ENCODER_DECODERS:
+        return ENCODER_DECODERS[kind](folder, config)
+    make = AUDIO_PROCESSORS.get(kind)
+    return make(folder, config) if make is not None and config.get("audio_config") else None
+
+
+def read_processor_of_media(folder: Path) -> MediaProcessor | AudioProcessor | None:
+    """Returns the processor of a model's pictures, or of its sound; None if it takes neither."""
+    return read_media_processor(folder) or read_audio_processor(folder)

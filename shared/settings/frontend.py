@@ -13,7 +13,7 @@ from quire.shared.settings.connection_limits import ConnectionLimits
 from quire.shared.settings.request_limits import RequestLimits
 from quire.shared.settings.stream_limits import StreamLimits
 
-MODALITIES = ("image", "video", "audio")  # names that limit_mm_per_prompt may have; only pictures are taken
+MODALITIES = ("image", "video", "audio")  # names that limit_mm_per_prompt may have; no model takes videos
 
 
 class FrontendSettings(Settings):
@@ -160,10 +160,10 @@ class FrontendSettings(Settings):
     )
 
     language_model_only: bool = Field(
-        False, description="take text only, also if the model has an encoder for pictures, which is not loaded then"
+        False, description="take text only, also if the model has an encoder for media, which is not loaded then"
     )
     limit_mm_per_prompt: dict[str, NonNegativeInt] = Field(
-        default_factory=dict, description="most pictures in one prompt, image=N; default: 256"
+        default_factory=dict, description="most pictures or clips in one prompt, image=N, audio=N; default: 256"
     )
     allowed_local_media_path: str = Field(
         "", description="folder whose files requests may name by file: URLs, as pictures; empty: none"

@@ -61,7 +61,7 @@ class FrontendCore:
             model.identity,
             lambda: self.client.limits,
             settings.served_model_aliases,
-            takes_pictures=model.media is not None,
+            modalities=() if model.media is None else model.media.modalities,
         )
         load = ClusterLoadCollector(self.load, lambda: self.catalogue.adapters, lambda: self.client.num_workers)
         ingress.metrics.registry.register(load)

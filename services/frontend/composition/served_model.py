@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from quire.services.frontend.composition.media import media_pipeline
+from quire.services.frontend.composition.media import MediaProcessors
 from quire.services.frontend.input_processor.pooling.pooling_traits import PoolingTraits
 from quire.services.frontend.input_processor.processor import InputProcessor
 from quire.services.frontend.media.pipeline import NoMedia
 from quire.services.frontend.tokenizer.tokenizer import Tokenizer
-from quire.shared.media.registry import read_media_processor
 from quire.shared.models import model_identity
 from quire.shared.settings.frontend import FrontendSettings
 
@@ -22,15 +21,15 @@ class ServedModel:
         self.identity = model_identity.identity(folder, settings.served_model_name)
         self.config = model_identity.read_config(folder)
         self.context: int = self.config.get("max_position_embeddings", self.identity.vocab_size)
-        media_processor = None if settings.language_model_only else read_media_processor(folder)
+        media = MediaProcessors.of(settings)
         self.tokenizer = Tokenizer(
             folder,
             settings.tokenizer_threads,
             settings.chat_template,
             settings.control_tokens,
-            placeholder_id=None if media_processor is None else media_processor.placeholder,
+            placeholder_ids=None if media is None else media.placeholder_ids,
         )
-        self.media = None if media_processor is None else media_pipeline(settings, media_processor, self.tokenizer)
+        self.media = None if media is None else media.pipeline(settings, self.tokenizer)
         self.pooling_traits = PoolingTraits.of(folder, self.config, self.identity.name, self.tokenizer)
         self.processor = InputProcessor(
             self.tokenizer,

@@ -33,10 +33,11 @@ class Catalogue:
         limits: Callable[[], ClusterLimits | None],
         aliases: Sequence[str] = (),
         *,
-        takes_pictures: bool = False,
+        modalities: Sequence[str] = (),
     ) -> None:
-        """Starts without adapters. `aliases`: further names of the model; answers carry its first name."""
-        self._media_modalities = ("image",) if takes_pictures else ()
+        """Starts without adapters. `aliases`: further names of the model; answers carry its first name.
+        `modalities`: what prompts may contain besides text."""
+        self._media_modalities = tuple(modalities)
         self._identity = identity
         self._limits = limits
         self._own_names = dict.fromkeys((identity.name, *aliases))

@@ -20,6 +20,7 @@ from quire.services.frontend.request.tool_offer import (
 )
 from quire.shared import strict_json
 from quire.shared.errors import InvalidArgument
+from quire.shared.media.modalities import AUDIO, IMAGE
 from quire.shared.pb.inference.v1 import inference_pb2 as pb
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -67,19 +68,22 @@ def _part(part: pb.ContentPart) -> Mapping[str, Any]:
             return {"type": "text", "text": part.text}
         case "image":
             return conversation.picture(media_part(part.image, PartOrigin(kind="image")))
+        case "audio":
+            return conversation.picture(media_part(part.audio, PartOrigin(kind="audio"), AUDIO))
     raise InvalidArgument("messages: a part of a message must be set", field="messages")
 
 
-def media_part(part: pb.MediaPart, origin: PartOrigin) -> MediaPart:
-    """Converts a picture. Raises InvalidArgument for one without a source and a name."""
+def media_part(part: pb.MediaPart, origin: PartOrigin, modality: str = IMAGE) -> MediaPart:
+    """Converts a media item. Raises InvalidArgument for one without a source and a name."""
     source = part.WhichOneof("source")
     if source is None and not part.name:
-        raise InvalidArgument(f"{origin.place} of type image need content, url or name", field=origin.field)
+        raise InvalidArgument(f"{origin.place} of type {modality} need content, url or name", field=origin.field)
     return MediaPart(
         part.url if source == "url" else None,
         part.content if source == "content" else None,
         name=part.name,
         origin=origin,
+        modality=modality,
     )
 
 

@@ -1,5 +1,5 @@
-"""Processes that decode and render pictures, so that a hostile file costs neither the event loop nor the frontend's
-memory."""
+"""Processes that decode and render pictures and sound, so that a hostile file costs neither the event loop nor the
+frontend's memory."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from quire.services.frontend.media.policy import MediaBounds
 from quire.services.frontend.media.tiles import MediaTiles
 from quire.services.frontend.request.media import DEFAULT_MEDIA_OPTIONS, MediaOptions
 from quire.shared.errors import InvalidArgument
+from quire.shared.media.modalities import IMAGE
 from quire.shared.process.child import Child, ChildEnded
 
-ATTEMPTS = 2  # of one picture: a process can be killed for reasons that are not the picture
+ATTEMPTS = 2  # of one item: a process can be killed for reasons that are not the item
 SLACK = 3.0  # elapsed seconds that are allowed for a second of processor time, on a busy machine
 
 
@@ -40,23 +41,31 @@ class PictureDecoder:
         """Pictures that wait for a process or are being decoded."""
         return self._num_waiting
 
-    async def decode(self, content: bytes, options: MediaOptions = DEFAULT_MEDIA_OPTIONS) -> MediaTiles:
-        """Waits for a free process and returns the tiles of the picture in the file `content`. Raises InvalidArgument
-        for a file that is no picture or cannot be decoded within the bounds, and for options that the model's processor
+    async def decode(
+        self, content: bytes, options: MediaOptions = DEFAULT_MEDIA_OPTIONS, modality: str = IMAGE
+    ) -> MediaTiles:
+        """Waits for a free process and returns the tiles of the item in the file `content`. Raises InvalidArgument for
+        a file of another kind or that cannot be decoded within the bounds, and for options that the model's processor
         does not have."""
         self._num_waiting += 1
         child: Child | None = None
         try:
             child = await self._free.get()
-            return await asyncio.shield(self._started(child, decoder_process.question(content, options)))
+            question = decoder_process.question(content, options, modality)
+            return await asyncio.shield(self._started(child, question, modality))
         finally:
             self._num_waiting -= 1
 
-    def _started(self, child: Child, question: bytes) -> asyncio.Future[MediaTiles]:
+    async def samples(self, content: bytes) -> MediaTiles:
+        """Waits for a free process and returns the samples of a sound file at the model's rate, as one row of float32.
+        Raises InvalidArgument as decode()."""
+        return await self.decode(content, modality=decoder_process.SAMPLES)
+
+    def _started(self, child: Child, question: bytes, modality: str) -> asyncio.Future[MediaTiles]:
         """Has `child` decode in a thread and returns the future tiles; the child is free again when it has answered,
         also where the caller has left."""
         loop = asyncio.get_running_loop()
-        future = loop.run_in_executor(self._threads, self._ask, child, question)
+        future = loop.run_in_executor(self._threads, self._ask, child, question, modality)
 
         def release(done: asyncio.Future[MediaTiles]) -> None:
             self._free.put_nowait(child)
@@ -66,16 +75,17 @@ class PictureDecoder:
         future.add_done_callback(release)
         return future
 
-    def _ask(self, child: Child, question: bytes) -> MediaTiles:
+    def _ask(self, child: Child, question: bytes, modality: str) -> MediaTiles:
         """Returns the tiles that `child` renders; blocks. A process that ended is started again, up to ATTEMPTS
-        times. Raises InvalidArgument for a picture that exceeds processor time or memory."""
+        times. Raises InvalidArgument for an item that exceeds processor time or memory."""
+        longest = decoder_process.decode_time(self._bounds, modality) * SLACK + 1.0
         for _ in range(ATTEMPTS):
             try:
-                return decoder_process.decode(child.ask(question, self._bounds.decode_s * SLACK + 1.0))
+                return decoder_process.decode(child.ask(question, longest))
             except ChildEnded as ended:
                 if ended.status in (None, -signal.SIGXCPU):
-                    raise InvalidArgument(decoder_process.over_time(self._bounds), field="messages") from None
-        raise InvalidArgument(decoder_process.over_memory(self._bounds), field="messages")
+                    raise InvalidArgument(decoder_process.over_time(self._bounds, modality), field="messages") from None
+        raise InvalidArgument(decoder_process.over_memory(self._bounds, modality), field="messages")
 
     @property
     def pids(self) -> list[int]:

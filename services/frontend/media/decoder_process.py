@@ -1,18 +1,20 @@
-"""A child process that decodes and renders pictures under bounds of memory and processor time; decoder.py owns it.
+"""A child process that decodes and renders media under bounds of memory and processor time; decoder.py owns it.
 
 Messages to and from the process:
 - introduction(), once: the bounds, and the model's folder, whose media processor is used (JSON)
-- question(), for each picture: a JSON line with the options, then the file's bytes
+- question(), for each item: a JSON line with the modality and the options, then the file's bytes
 - encode(): a JSON line with the layout, then the pixels of the tiles; or a JSON line with the refusal alone
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import resource
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from quire.services.frontend.media import pictures
 from quire.services.frontend.media.pictures import Colours
@@ -20,12 +22,17 @@ from quire.services.frontend.media.policy import MediaBounds
 from quire.services.frontend.media.tiles import MediaTiles
 from quire.services.frontend.request.media import MediaOptions
 from quire.shared.errors import InvalidArgument
+from quire.shared.media.audio import decoding
+from quire.shared.media.audio.processor import AudioProcessor
+from quire.shared.media.audio.waveform import AudioBounds
+from quire.shared.media.modalities import AUDIO, IMAGE
 from quire.shared.media.processor import MediaProcessor, TileLayout
-from quire.shared.media.registry import read_media_processor
+from quire.shared.media.registry import read_audio_processor, read_media_processor
 from quire.shared.process.child import serve_requests
 from quire.shared.process.resource_limits import CpuTimeExceeded, cpu_time_limit, limit_memory
 
 END = b"\n"  # of the JSON
+SAMPLES = "samples"  # in the place of a modality: the samples of a sound file are asked for
 
 
 def introduction(bounds: MediaBounds, folder: Path) -> bytes:
@@ -38,50 +45,103 @@ def begin(introduced: bytes) -> Callable[[bytes], bytes]:
     encoded tiles or a refusal. `introduced`: the MediaBounds and the folder as JSON."""
     given = json.loads(introduced)
     bounds = MediaBounds(**given["bounds"])
-    processor = read_media_processor(Path(given["folder"]))
-    assert processor is not None
+    pictures_of, sound_of = (read(Path(given["folder"])) for read in (read_media_processor, read_audio_processor))
+    if sound_of is not None:
+        _import_sound_decoder()
     limit_memory(bounds.decode_bytes)
 
     def answer(message: bytes) -> bytes:
-        """Processes the picture of one question within the bounds on processor time and memory; returns its tiles or
-        the refusal, encoded."""
+        """Processes the item of one question within the bounds on processor time and memory; returns its tiles or the
+        refusal, encoded."""
         head, _, content = message.partition(END)
+        how = json.loads(head)
         try:
-            with cpu_time_limit(bounds.decode_s):
-                return encode(_tiles(content, json.loads(head), bounds, processor))
+            with cpu_time_limit(decode_time(bounds, how["modality"])):
+                if how["modality"] == SAMPLES:
+                    return encode(_samples(content, bounds, sound_of))
+                if how["modality"] == AUDIO:
+                    return encode(_features(content, how["options"], bounds, sound_of))
+                return encode(_tiles(content, how, bounds, pictures_of))
         except InvalidArgument as error:
             return _refusal(error.message, error.field)
         except CpuTimeExceeded:
-            return _refusal(over_time(bounds))
+            return _refusal(over_time(bounds, how["modality"]))
         except MemoryError:
-            return _refusal(over_memory(bounds))
+            return _refusal(over_memory(bounds, how["modality"]))
 
     return answer
 
 
-def _tiles(content: bytes, how: dict[str, object], bounds: MediaBounds, processor: MediaProcessor) -> MediaTiles:
+def _import_sound_decoder() -> None:
+    """Loads the library that decodes sound, before memory is limited; without it, files that need it are refused."""
+    with contextlib.suppress(ImportError):
+        import av
+
+        av.logging.set_level(None)
+
+
+def _samples(content: bytes, bounds: MediaBounds, processor: AudioProcessor | None) -> MediaTiles:
+    """Decodes the sound in the file `content` to the samples that the model takes, [1, 1, num_samples]. Raises
+    InvalidArgument for a file that is no sound, and one beyond the bounds."""
+    assert processor is not None  # only models that transcribe are asked
+    samples = decoding.decode(content, processor.rate, AudioBounds(seconds=bounds.audio_file_s))
+    return MediaTiles(TileLayout(1, 1, len(samples), is_sound=True), samples.astype("<f4").tobytes())
+
+
+def decode_time(bounds: MediaBounds, modality: str) -> float:
+    """Returns the seconds of processor time that an item may take."""
+    return bounds.audio_file_decode_s if modality == SAMPLES else bounds.decode_s
+
+
+def _features(
+    content: bytes, options: Mapping[str, Any], bounds: MediaBounds, processor: AudioProcessor | None
+) -> MediaTiles:
+    """Decodes the sound in the file `content` and computes its features. Raises InvalidArgument for a file that is no
+    sound, one beyond the bounds, and unknown options."""
+    assert processor is not None  # the pipeline refuses sound otherwise
+    seconds = min(bounds.audio_s, processor.max_samples / processor.rate)
+    samples = decoding.decode(content, processor.rate, AudioBounds(seconds=seconds))
+    layout = processor.sound_layout(min(len(samples), processor.max_samples), options)
+    features = processor.features(samples[: processor.max_samples], layout)
+    return MediaTiles(layout, features.astype(layout.dtype).tobytes())
+
+
+def _tiles(content: bytes, how: dict[str, object], bounds: MediaBounds, processor: MediaProcessor | None) -> MediaTiles:
     """Decodes the file `content` and renders its tiles. `how`: the JSON line of a question. Raises InvalidArgument for
     a file that is no picture, one beyond the bounds, and unknown options."""
+    assert processor is not None  # the pipeline refuses pictures otherwise
     picture = pictures.decode(content, bounds, Colours(str(how["mode"]), tuple(how["background"])))  # type: ignore[arg-type]
     layout = processor.layout(picture.height, picture.width, how["options"])  # type: ignore[arg-type]
     return MediaTiles(layout, processor.render(picture, layout).tobytes())
 
 
-def question(content: bytes, options: MediaOptions) -> bytes:
-    """Returns the message that asks for the tiles of the picture in the file `content`."""
-    how = {"mode": options.image_mode, "background": options.background, "options": dict(options.processor)}
+def question(content: bytes, options: MediaOptions, modality: str = IMAGE) -> bytes:
+    """Returns the message that asks for the tiles of the item in the file `content`."""
+    colours = {"mode": options.image_mode, "background": options.background}
+    how = {"modality": modality, **colours, "options": dict(options.processor)}
     return json.dumps(how).encode() + END + content
 
 
-def over_memory(bounds: MediaBounds) -> str:
-    """Returns the refusal of a picture that exceeds `decode_bytes`."""
+SHORTER = "Send a shorter clip."
+REMEDIES = {IMAGE: "Send a smaller picture.", AUDIO: SHORTER, SAMPLES: SHORTER}
+
+
+def over_memory(bounds: MediaBounds, modality: str) -> str:
+    """Returns the refusal of an item that exceeds `decode_bytes`."""
     limit = bounds.decode_bytes >> 20
-    return f"Failed to load image: decoding it takes too much memory (limit: {limit} MiB). Send a smaller picture."
+    text = f"decoding it takes too much memory (limit: {limit} MiB)"
+    return f"Failed to load {_kind(modality)}: {text}. {REMEDIES[modality]}"
 
 
-def over_time(bounds: MediaBounds) -> str:
-    """Returns the refusal of a picture that exceeds `decode_s`."""
-    return f"Failed to load image: decoding it takes more than {bounds.decode_s:g} s. Send a smaller picture."
+def over_time(bounds: MediaBounds, modality: str) -> str:
+    """Returns the refusal of an item that exceeds `decode_s`."""
+    limit = decode_time(bounds, modality)
+    return f"Failed to load {_kind(modality)}: decoding it takes more than {limit:g} s. {REMEDIES[modality]}"
+
+
+def _kind(modality: str) -> str:
+    """Returns the name of an item in errors."""
+    return AUDIO if modality == SAMPLES else modality
 
 
 def _refusal(text: str, field: str = "messages") -> bytes:
@@ -99,8 +159,8 @@ def decode(answer: bytes) -> MediaTiles:
     found = json.loads(head)
     if "refused" in found:
         raise InvalidArgument(found["refused"], field=found["field"])
-    num_tiles, height, width, numbers = found["layout"]
-    return MediaTiles(TileLayout(num_tiles, height, width, tuple(numbers)), pixels)
+    num_tiles, height, width, numbers, is_sound = found["layout"]
+    return MediaTiles(TileLayout(num_tiles, height, width, tuple(numbers), is_sound), pixels)
 
 
 if __name__ == "__main__":

@@ -9,11 +9,10 @@ from typing import NamedTuple
 from quire.services.frontend.media.tiles import MediaTiles
 from quire.shared.columns import i32_bytes, u32_bytes
 from quire.shared.errors import InvalidArgument
-from quire.shared.media.expansion import ExpandedItem, Join, expand_placeholders, over_the_prompt
+from quire.shared.media.expansion import ExpandedItem, Join, expand_each, over_the_prompt
+from quire.shared.media.modalities import IMAGE
 from quire.shared.media.processor import PlaceholderExpansion
 from quire.shared.pb.common.v1 import media_pb2
-
-IMAGE = "image"
 
 
 class PlacedItem(NamedTuple):
@@ -22,9 +21,11 @@ class PlacedItem(NamedTuple):
     identifier: bytes
     tiles: MediaTiles
     expansion: PlaceholderExpansion
+    placeholder: int
+    modality: str = IMAGE
 
 
-def check_count(num_placeholders: int, num_items: int, placeholder: str, field: str) -> None:
+def check_count(num_placeholders: int, num_items: int, placeholder: str, field: str, modality: str = IMAGE) -> None:
     """Raises InvalidArgument, for the field of the items, unless there are as many placeholders as items."""
     if num_placeholders > num_items:
         raise InvalidArgument(
@@ -34,29 +35,41 @@ def check_count(num_placeholders: int, num_items: int, placeholder: str, field: 
         )
     if num_placeholders < num_items:
         raise InvalidArgument(
-            f"Expected there to be {num_items} prompt updates corresponding to {num_items} image items, but instead "
-            f"found {num_placeholders} prompt updates! This is likely because you forgot to include input placeholder "
-            f"tokens (here: `{placeholder}`) in the prompt. If the model has a chat template, make sure you have "
-            "applied it.",
+            f"Expected there to be {num_items} prompt updates corresponding to {num_items} {modality} items, but "
+            f"instead found {num_placeholders} prompt updates! This is likely because you forgot to include input "
+            f"placeholder tokens (here: `{placeholder}`) in the prompt. If the model has a chat template, make sure "
+            "you have applied it.",
             field=field,
         )
 
 
 def expand(
     token_ids: Sequence[int],
-    placeholder: int,
     items: Sequence[PlacedItem],
     join: Join | None = None,
     *,
     covers_prompt: bool = False,
 ) -> tuple[list[int], tuple[media_pb2.MediaItem, ...]]:
     """Returns the tokens with each placeholder replaced by the expansion of its item, and the items with their offsets.
-    There must be as many placeholders as items. `join`: see shared/media/expansion.py; `covers_prompt`: the only item
+    Items are in the order of their placeholders. `join`: see shared/media/expansion.py; `covers_prompt`: the only item
     is the whole prompt."""
-    prompt = expand_placeholders(token_ids, placeholder, [item.expansion for item in items], join)
+    prompt = expand_each(token_ids, [(item.placeholder, item.expansion) for item in items], join)
     if covers_prompt:
         prompt = over_the_prompt(prompt)
     return prompt.token_ids, tuple(_message(*each) for each in zip(items, prompt.items, strict=True))
+
+
+def attended(item: PlacedItem) -> media_pb2.MediaItem:
+    """Returns an item to whose rows the decoder attends, as schedulers and workers get it. It is part of the hashes of
+    all blocks, as its range is the first token."""
+    return media_pb2.MediaItem(
+        identifier=item.identifier,
+        length=1,
+        num_embeddings=item.expansion.num_embeddings,
+        modality=item.modality,
+        layout=i32_bytes(item.tiles.layout.numbers),
+        is_attended=True,
+    )
 
 
 def _message(item: PlacedItem, place: ExpandedItem) -> media_pb2.MediaItem:
@@ -68,6 +81,6 @@ def _message(item: PlacedItem, place: ExpandedItem) -> media_pb2.MediaItem:
         length=place.length,
         num_embeddings=item.expansion.num_embeddings,
         embedding_runs=b"" if runs == [0, place.length] else u32_bytes(runs),
-        modality=IMAGE,
+        modality=item.modality,
         layout=i32_bytes(item.tiles.layout.numbers),
     )

@@ -1,14 +1,17 @@
-"""Preparation of the pictures of prompts: parts of requests become tiles in the store, and their placeholders become
-the tokens of the pictures."""
+"""Preparation of the pictures and the sound of prompts: parts of requests become tiles in the store, and their
+placeholders become the tokens of the items."""
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, ParamSpec, Protocol, TypeVar
+
+import numpy as np
 
 from quire.services.frontend.media import expansion, identity, sources
 from quire.services.frontend.media.decoder import PictureDecoder
@@ -20,14 +23,18 @@ from quire.services.frontend.media.tiles import MediaTiles
 from quire.services.frontend.request import conversation
 from quire.services.frontend.request.media import DEFAULT_MEDIA_OPTIONS, MediaOptions, MediaPart
 from quire.shared.errors import DeadlineExceeded, InvalidArgument, Unimplemented
+from quire.shared.media.audio.processor import AttendedProcessor, AudioProcessor
 from quire.shared.media.expansion import joins_of
+from quire.shared.media.modalities import AUDIO
 from quire.shared.media.processor import MediaProcessor, PromptTokenizer, WholePromptProcessor
 from quire.shared.metrics.media import MediaStatus
 from quire.shared.pb.common.v1 import media_pb2
 
+if TYPE_CHECKING:
+    from quire.shared.media.audio.waveform import F32
+
 MAX_AT_ONCE = 8  # items of one request that are fetched and processed at the same time
 LONG_BYTES = 256 * 1024  # more is decoded from base64 and hashed in a thread: 1 MiB takes about a millisecond
-IMAGE = "image"
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -84,12 +91,24 @@ class NoMedia:
 
 @dataclass(frozen=True, slots=True)
 class MediaModel:
-    """Model as far as its pictures are concerned."""
+    """Model as far as its pictures and its sound are concerned."""
 
-    processor: MediaProcessor
+    processor: MediaProcessor | None  # of pictures
     tokenizer: PromptTokenizer
-    placeholder: str  # text of processor.placeholder
+    placeholders: Mapping[str, str]  # by modality: text of its processor's placeholder
     digest: bytes  # identity.model_digest()
+    audio: AudioProcessor | None = None
+
+    @property
+    def attends(self) -> bool:
+        """Whether the model is an encoder-decoder, whose decoder attends to exactly one clip."""
+        return isinstance(self.audio, AttendedProcessor)
+
+    def processor_of(self, modality: str) -> MediaProcessor | AudioProcessor:
+        """Returns the processor of the items of a modality that the model takes."""
+        processor = self.audio if modality == AUDIO else self.processor
+        assert processor is not None
+        return processor
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,20 +118,20 @@ class MediaLimits:
     most: int = 256
     by_modality: Mapping[str, int] = field(default_factory=dict)
 
-    def check(self, num_images: int) -> None:
-        """Raises InvalidArgument for more pictures than a prompt may have."""
-        most = min(self.most, self.by_modality.get(IMAGE, self.most))
-        if num_images > most:
+    def check(self, modality: str, num_items: int) -> None:
+        """Raises InvalidArgument for more items of a modality than a prompt may have."""
+        most = min(self.most, self.by_modality.get(modality, self.most))
+        if num_items > most:
             raise InvalidArgument(
-                f"At most {most} image(s) may be provided in one prompt."
+                f"At most {most} {modality}(s) may be provided in one prompt."
                 + (" Set `--limit-mm-per-prompt` to increase this limit." if most < self.most else "")
-                + f" This prompt has {num_images}.",
+                + f" This prompt has {num_items}.",
                 field="messages",
             )
 
 
 class MediaPipeline:
-    """PromptMedia of a model that takes pictures. Owns the processes that decode them."""
+    """PromptMedia of a model that takes pictures or sound. Owns the processes that decode them."""
 
     def __init__(
         self,
@@ -131,11 +150,50 @@ class MediaPipeline:
         self._decoder = PictureDecoder(folder, policy.bounds, num_processes)
 
     def check(self, parts: Sequence[MediaPart], options: MediaOptions) -> None:
-        """Raises InvalidArgument for too many pictures, and for parts in which the edge found a fault."""
-        self._limits.check(len(parts))
+        """Raises Unimplemented for items of a modality that the model does not take, InvalidArgument for too many
+        items, or none for an encoder-decoder, and for parts in which the edge found a fault."""
+        for part in parts:
+            if part.modality not in self.modalities:
+                raise conversation.not_taken(part.origin, self.modalities)
+        if self._model.attends and len(parts) != 1:
+            raise InvalidArgument(
+                f"The prompt has {len(parts)} clips, and this model's decoder attends to exactly one. Send one clip "
+                "with each prompt.",
+                field=parts[0].origin.field if parts else "prompt",
+            )
+        for modality in self.modalities:
+            self._limits.check(modality, sum(part.modality == modality for part in parts))
         for part in parts:
             if part.fault:
                 raise InvalidArgument(part.fault, field=part.origin.field)
+
+    @property
+    def modalities(self) -> Sequence[str]:
+        """Modalities of the items that prompts may have."""
+        return [*self._model.placeholders, *([AUDIO] if self._model.attends else [])]
+
+    @property
+    def transcribes(self) -> bool:
+        """Whether the model turns one clip into text, so that samples() is of use."""
+        return self._model.attends
+
+    @property
+    def rate(self) -> int:
+        """Samples of sound a second that the model takes."""
+        assert self._model.audio is not None
+        return self._model.audio.rate
+
+    @property
+    def max_samples(self) -> int:
+        """Samples of the longest clip that the model takes."""
+        assert self._model.audio is not None
+        return self._model.audio.max_samples
+
+    async def samples(self, content: bytes) -> F32:
+        """Returns the samples of a sound file at the model's rate. Raises InvalidArgument for a file that cannot be
+        decoded within the bounds."""
+        tiles = await self._decoder.samples(content)
+        return np.frombuffer(tiles.pixels, tiles.layout.dtype)
 
     def holding(self) -> MediaHolds:
         return self.store.holding()
@@ -153,19 +211,34 @@ class MediaPipeline:
     async def place(
         self, token_ids: Sequence[int], parts: Sequence[MediaPart], use: MediaUse, holds: MediaHolds
     ) -> Placed:
-        """Fetches, decodes and renders the pictures, holds them, and puts their tokens in the places of their
+        """Fetches, decodes and renders the items, holds them, and puts their tokens in the places of their
         placeholders. Raises InvalidArgument, ResourceExhausted, and DeadlineExceeded at the deadline."""
-        placeholder = self._model.processor.placeholder
         if not parts:
             return token_ids, ()
-        expansion.check_count(
-            list(token_ids).count(placeholder), len(parts), self._model.placeholder, parts[0].origin.field
-        )
+        if self._model.attends:
+            async with _deadline(use.deadline_s):
+                return token_ids, tuple(map(expansion.attended, await self._items(parts, use, holds)))
+        parts = self._in_order(token_ids, parts)
         async with _deadline(use.deadline_s):
             items = await self._items(parts, use, holds)
-        join = joins_of(self._model.processor, self._model.tokenizer)
-        covers_prompt = isinstance(self._model.processor, WholePromptProcessor)
-        return expansion.expand(list(token_ids), placeholder, items, join, covers_prompt=covers_prompt)
+        pictures = self._model.processor
+        join = None if pictures is None else joins_of(pictures, self._model.tokenizer)
+        covers_prompt = isinstance(pictures, WholePromptProcessor)
+        return expansion.expand(list(token_ids), items, join, covers_prompt=covers_prompt)
+
+    def _in_order(self, token_ids: Sequence[int], parts: Sequence[MediaPart]) -> list[MediaPart]:
+        """Returns the parts in the order of the placeholders in a prompt: those of one modality keep theirs. Raises
+        InvalidArgument unless there are as many placeholders as parts of each modality."""
+        modalities: dict[int, str] = {}
+        waiting: dict[str, deque[MediaPart]] = {}
+        for modality, text in self._model.placeholders.items():
+            placeholder = self._model.processor_of(modality).placeholder
+            modalities[placeholder] = modality
+            waiting[modality] = deque(part for part in parts if part.modality == modality)
+            count, given = list(token_ids).count(placeholder), len(waiting[modality])
+            expansion.check_count(count, given, text, parts[0].origin.field, modality)
+        found = (modalities[token] for token in token_ids if token in modalities)
+        return [waiting[modality].popleft() for modality in found]
 
     async def _items(self, parts: Sequence[MediaPart], use: MediaUse, holds: MediaHolds) -> list[PlacedItem]:
         """Returns the items of the parts, some at a time. The first error ends the others."""
@@ -185,7 +258,7 @@ class MediaPipeline:
     async def _item(
         self, index: int, part: MediaPart, use: MediaUse, holds: MediaHolds, budget: _ByteBudget
     ) -> PlacedItem:
-        """Reads the file of part `index`, or finds the earlier picture that it names, and holds the tiles until `holds`
+        """Reads the file of part `index`, or finds the earlier item that it names, and holds the tiles until `holds`
         ends. `budget`: counts the bytes of all files of the request. Raises QuireError."""
         options = use.options
         name = _name(part, use)
@@ -195,7 +268,7 @@ class MediaPipeline:
             identifier = self.store.named(name)
             if identifier is None:
                 raise InvalidArgument(
-                    f"Cache miss for image at index {index} but data is not provided. Send the picture together "
+                    f"Cache miss for {part.modality} at index {index} but data is not provided. Send it together "
                     "with its name again.",
                     field=part.origin.field,
                 )
@@ -205,14 +278,16 @@ class MediaPipeline:
 
         async def make() -> MediaTiles:
             assert content is not None
-            return await self._decoder.decode(content, options)
+            return await self._decoder.decode(content, options, part.modality)
 
         with holds.clock.processing():
             tiles = await holds.hold(identifier, make, name)
-        return PlacedItem(identifier, tiles, self._model.processor.expand(tiles.layout, self._model.tokenizer))
+        processor = self._model.processor_of(part.modality)
+        expanded = processor.expand(tiles.layout, self._model.tokenizer)
+        return PlacedItem(identifier, tiles, expanded, processor.placeholder, part.modality)
 
     async def _content(self, part: MediaPart) -> bytes | None:
-        """Returns the bytes of a part's file; None if the part only names an earlier picture. Raises
+        """Returns the bytes of a part's file; None if the part only names an earlier item. Raises
         InvalidArgument."""
         if part.content is not None:
             return await self._fetcher.read(sources.InlineData(part.content, ""))
@@ -249,7 +324,7 @@ def _name(part: MediaPart, use: MediaUse) -> bytes:
     of processing."""
     if not part.name:
         return b""
-    return repr((use.tenant, part.name, identity.options_key(use.options))).encode()
+    return repr((use.tenant, part.name, part.modality, identity.options_key(use.options))).encode()
 
 
 async def _in_thread_if_long(given: str | bytes, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

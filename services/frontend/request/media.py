@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from quire.shared.media.modalities import IMAGE
+
 WHITE = (255, 255, 255)
 
 
@@ -22,13 +24,14 @@ CHAT_PART = PartOrigin()
 
 @dataclass(frozen=True, slots=True)
 class MediaPart:
-    """One picture. Without `url` and `content` it refers to an earlier one by its name."""
+    """One picture or clip of sound. Without `url` and `content` it refers to an earlier one by its name."""
 
     url: str | None = field(default=None, repr=False)  # data:, http(s): or file: URL, not parsed yet
     content: bytes | None = field(default=None, repr=False)  # a whole file
     name: str = ""  # the client's name of the item (uuid); empty: none
-    fault: str = ""  # error of a part without a picture, for models that take pictures; empty: none
+    fault: str = ""  # error of a part without an item, for models that take such items; empty: none
     origin: PartOrigin = CHAT_PART
+    modality: str = IMAGE
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ are hidden as well, since adjoining texts could complete them.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -54,20 +54,20 @@ class ControlTokens:
         template: str,
         marks: Iterable[str] = (),
         normalize: Callable[[str], str] | None = None,
-        placeholder: str = "",
+        placeholders: Collection[str] = (),
     ) -> None:
         """Collects the control tokens among the added ones.
 
         `added`: the added tokens of tokenizer.json. `marks`: markers of reasoning, also if the template does not
-        contain them. `normalize`: the tokenizer's normalization of a text. `placeholder`: token that stands for a
-        picture; empty: none.
+        contain them. `normalize`: the tokenizer's normalization of a text. `placeholders`: tokens that stand for
+        pictures and videos.
         """
         marks = set(marks)
         control_tokens = [
             _control_token(token)
             for token in added
             if token["special"]
-            or token["content"] == placeholder
+            or token["content"] in placeholders
             or _is_control_token(token["content"], template, marks)
         ]
         whole_words = [token.text for token in control_tokens if token.single_word]
@@ -79,7 +79,7 @@ class ControlTokens:
             (
                 token.text
                 for token in control_tokens
-                if (token.special and token.text not in marks) or token.text == placeholder
+                if (token.special and token.text not in marks) or token.text in placeholders
             ),
             others=PRIVATE,
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -57,18 +57,18 @@ class Tokenizer:
         chat_template: str = "",
         control_tokens: ControlTokenPolicy = "raw_prompts",
         *,
-        placeholder_id: int | None = None,
+        placeholder_ids: Mapping[str, int] | None = None,
         render_budgets: RenderBudgets = DEFAULT_BUDGETS,
     ) -> None:
         """Loads the tokenizer and its templates.
 
         `chat_template`: a file to use instead of the folder's template. `control_tokens`: where users may write them.
-        `placeholder_id`: the token that stands for a picture; None: the model takes none. `render_budgets`: time limits
-        of chat templates.
+        `placeholder_ids`: by modality, the tokens that stand for media; None: the model takes text only.
+        `render_budgets`: time limits of chat templates.
         """
         self._hf = _read(folder)
         self.template = template_files.load(folder, chat_template)
-        self.placeholder = self._placeholder(placeholder_id)
+        self.placeholders = {name: self._placeholder(name, one) for name, one in (placeholder_ids or {}).items()}
         renderer_config = self._renderer_config(self.template, guarded=control_tokens != EVERYWHERE)
         self.chat_renderer = ChatRenderer(renderer_config, render_budgets)
         self.info = {
@@ -78,7 +78,10 @@ class Tokenizer:
         }
         self._allowed = control_tokens
         self._control = ControlTokens(
-            renderer_config.added, self.template.source, renderer_config.marks, placeholder=self.placeholder
+            renderer_config.added,
+            self.template.source,
+            renderer_config.marks,
+            placeholders=[*self.placeholders.values()],
         )
         self._encoder = Encoder(self._hf, threads, () if control_tokens == EVERYWHERE else tuple(self._control.tokens))
         self.defaults: GenerationDefaults = read_defaults(folder)
@@ -102,15 +105,15 @@ class Tokenizer:
             marks=frozenset(mark for pair in THINKING_TOKENS for mark in pair),
             normalizer=_picklable(self._hf.normalizer),
             guarded=guarded,
-            placeholder=self.placeholder,
+            placeholders=self.placeholders,
         )
 
-    def _placeholder(self, token_id: int | None) -> str:
-        """Returns the text of the token that stands for a picture; empty for None. Raises InvalidArgument if the
+    def _placeholder(self, modality: str, token_id: int) -> str:
+        """Returns the text of the token that stands for the items of a modality. Raises InvalidArgument if the
         tokenizer does not have the token."""
-        text = "" if token_id is None else self._hf.id_to_token(token_id)
+        text = self._hf.id_to_token(token_id)
         if text is None:
-            raise InvalidArgument(f"model: tokenizer.json has no token {token_id} for pictures", field="model")
+            raise InvalidArgument(f"model: tokenizer.json has no token {token_id} for {modality} items", field="model")
         return str(text)
 
     def encode_plainly(self, text: str) -> list[int]:
@@ -253,6 +256,11 @@ class Tokenizer:
     def special_ids(self) -> frozenset[int]:
         """Ids of the tokens that skip_special_tokens omits."""
         return self._skipped_but(frozenset())
+
+    @property
+    def added_tokens(self) -> dict[str, int]:
+        """Ids of the added tokens, by their literal text."""
+        return {text: token_id for token_id, text in self._added.items()}
 
     def added_token(self, token_id: int) -> str | None:
         """Returns the literal text of an added token; None for others."""

@@ -11,7 +11,9 @@ from quire.services.worker.limits import worker_limits
 from quire.services.worker.simulated.engine import SimulatedEngine
 from quire.services.worker.simulated.timing import Timing
 from quire.shared import logs
-from quire.shared.media.registry import read_media_processor
+from quire.shared.media.audio.processor import AudioProcessor
+from quire.shared.media.modalities import AUDIO, IMAGE
+from quire.shared.media.registry import read_processor_of_media
 from quire.shared.models import model_identity
 from quire.shared.pb.worker.v1 import worker_pb2 as pb
 from quire.shared.process import lifecycle
@@ -69,10 +71,11 @@ class SimulatedWorker:
         self._engine = SimulatedEngine(limits, config["vocab_size"], timing)
         message = hello.base_hello(settings, name, address, limits)
         message.device = "simulated"
-        processor = None if settings.language_model_only else read_media_processor(Path(settings.model))
+        processor = None if settings.language_model_only else read_processor_of_media(Path(settings.model))
         if processor is not None:
             rows = max(ROWS_KEPT, processor.max_embeddings)
-            message.encoder.CopyFrom(pb.Encoder(capacity=settings.encoder_cache_size or rows, modalities=["image"]))
+            modality = AUDIO if isinstance(processor, AudioProcessor) else IMAGE
+            message.encoder.CopyFrom(pb.Encoder(capacity=settings.encoder_cache_size or rows, modalities=[modality]))
         self._session = AttachmentLoop(settings, self._engine, message, self, shutdown)
 
     async def run(self) -> None:

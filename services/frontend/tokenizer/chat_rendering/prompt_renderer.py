@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from quire.services.frontend.request.request import ChatPrompt
@@ -33,7 +33,7 @@ class RendererConfig:
     marks: Iterable[str] = ()  # tokens that begin and end reasoning
     normalizer: Any = None  # from the tokenizers package
     guarded: bool = False  # texts of users cannot spell control tokens
-    placeholder: str = ""  # token that stands for a picture; empty: the model takes none
+    placeholders: Mapping[str, str] = field(default_factory=dict)  # tokens that stand for media, by modality
     probing_s: float = PROBING_S
 
     @classmethod
@@ -54,7 +54,7 @@ class RenderedChat(NamedTuple):
     """Conversation as the tokenizers read it."""
 
     sections: list[TextSection]
-    media: Sequence[int] = ()  # indexes of the prompt's pictures, in the order of their placeholders
+    media: Sequence[int] = ()  # indexes of the prompt's media, in the order of their placeholders
 
 
 class PromptRenderer:
@@ -77,9 +77,9 @@ class PromptRenderer:
             self.template.source,
             renderer_config.marks,
             normalize,
-            renderer_config.placeholder,
+            [*renderer_config.placeholders.values()],
         )
-        self._placeholder = renderer_config.placeholder
+        self._placeholders = renderer_config.placeholders
         self._shapes: dict[str, MessageShape] = {}  # by the template's text
 
     def shape(self, *, name: str = "", tools: bool = False) -> MessageShape:
@@ -87,7 +87,7 @@ class PromptRenderer:
         source = self.template.chosen(name=name, tools=tools)
         if source not in self._shapes:
             self.template.compiled(source)
-            self._shapes[source] = select_shape(self._probed(source), source, self._placeholder)
+            self._shapes[source] = select_shape(self._probed(source), source, self._placeholders)
         return self._shapes[source]
 
     @property
@@ -111,7 +111,7 @@ class PromptRenderer:
         scope = {"documents": None, **self.renderer_config.variables}
 
         def render(probe: ShapeProbe, messages: Sequence[Mapping[str, Any]], shape: MessageShape) -> str:
-            shown = pictures.for_template(messages, shape, self._placeholder)
+            shown = pictures.for_template(messages, shape, self._placeholders)
             given = {"messages": shown, "tools": tools_for_template(probe.tools, shape)}
             return self.template.run(source, scope | given | {"add_generation_prompt": probe.add_generation_prompt})
 
@@ -136,7 +136,7 @@ class PromptRenderer:
     def _text(self, prompt: ChatPrompt, shape: MessageShape) -> str:
         """Renders the conversation, whose messages already have the template's shape, to one text."""
         return self.template.render(
-            pictures.for_template(prompt.messages, shape, self._placeholder),
+            pictures.for_template(prompt.messages, shape, self._placeholders),
             tools=prompt.tools,
             no_tools=tools_for_template((), shape),
             add_generation_prompt=prompt.add_generation_prompt,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from quire.services.frontend.request.conversation import IMAGE
+from quire.services.frontend.request.conversation import MEDIA_PARTS
 from quire.services.frontend.tokenizer.message_shapes.shape import TURN_CONTENT, MessageShape
 
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")  # names under which templates look for the reasoning
@@ -20,13 +20,13 @@ def text_of(content: Any) -> str:
 
 
 def has_pictures(content: Any) -> bool:
-    """Returns whether a content has parts that stand for pictures."""
-    return isinstance(content, list) and any(part.get("type") == IMAGE for part in content)
+    """Returns whether a content has parts that stand for pictures or videos."""
+    return isinstance(content, list) and any(part.get("type") in MEDIA_PARTS for part in content)
 
 
 def pictures_of(content: Any) -> list[Any]:
-    """Returns the parts of a content that stand for pictures."""
-    return [part for part in content if part.get("type") == IMAGE] if isinstance(content, list) else []
+    """Returns the parts of a content that stand for pictures or videos."""
+    return [part for part in content if part.get("type") in MEDIA_PARTS] if isinstance(content, list) else []
 
 
 def reasoning_of(turn: Mapping[str, Any]) -> str:

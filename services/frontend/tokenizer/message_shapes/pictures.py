@@ -1,11 +1,11 @@
-"""Pictures in conversations: their order, and the form in which a template reads them."""
+"""Pictures and videos in conversations: their order, and the form in which a template reads them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from quire.services.frontend.request.conversation import IMAGE
+from quire.services.frontend.request.conversation import MEDIA_PARTS
 from quire.services.frontend.tokenizer.message_shapes.contents import (
     SEPARATOR,
     content_form,
@@ -37,21 +37,25 @@ def apply_shape(turns: Sequence[Message], shape: MessageShape) -> list[Message]:
 
 
 def order_of(turns: Sequence[Message]) -> list[int]:
-    """Returns the indexes of the pictures in the order in which the template shows them."""
+    """Returns the indexes of the media in the order in which the template shows them."""
     return [part["number"] for turn in turns for part in pictures_of(turn.get("content")) if "number" in part]
 
 
-def for_template(turns: Sequence[Message], shape: MessageShape, placeholder: str) -> list[Message]:
-    """Returns the turns with pictures as the template reads them: as parts of type image, or as placeholders before the
-    text. A placeholder that stands in the text already is one of them."""
-    return [_shown(turn, shape, placeholder) if has_pictures(turn.get("content")) else turn for turn in turns]
+def for_template(turns: Sequence[Message], shape: MessageShape, placeholders: Mapping[str, str]) -> list[Message]:
+    """Returns the turns with media as the template reads them: as parts of type image or video, or as `placeholders`
+    (by modality) before the text. A placeholder that stands in the text already is one of them."""
+    return [_shown(turn, shape, placeholders) if has_pictures(turn.get("content")) else turn for turn in turns]
 
 
-def _shown(turn: Message, shape: MessageShape, placeholder: str) -> Message:
-    """Returns a turn with pictures in the form that the template reads."""
+def _shown(turn: Message, shape: MessageShape, placeholders: Mapping[str, str]) -> Message:
+    """Returns a turn with media in the form that the template reads."""
     content = turn["content"]
     if shape.pictures == "parts" and content_form(turn["role"], shape) != "text":
-        return {**turn, "content": [{"type": IMAGE} if part.get("type") == IMAGE else part for part in content]}
+        shown = [{"type": part["type"]} if part.get("type") in MEDIA_PARTS else part for part in content]
+        return {**turn, "content": shown}
     text = text_of(content)
-    missing = len(pictures_of(content)) - text.count(placeholder)
-    return {**turn, "content": SEPARATOR.join([*[placeholder] * missing, *([text] if text else [])])}
+    missing = [placeholders[part["type"]] for part in pictures_of(content)]
+    for placeholder in set(missing):
+        for _ in range(min(text.count(placeholder), missing.count(placeholder))):
+            missing.remove(placeholder)
+    return {**turn, "content": SEPARATOR.join([*missing, *([text] if text else [])])}

@@ -1,0 +1,4 @@
+"""Names of the modalities of media items, as protocols, settings and chat templates have them."""
+
+IMAGE, VIDEO = "image", "video"
+AUDIO = "audio"
