@@ -67,7 +67,7 @@ def _content_part(part: Any) -> pb.ContentPart:
         url = url.get("url") if isinstance(url, Mapping) else url
         return pb.ContentPart(image=media_part(url, part.get("uuid")))
     if sounds.is_part(part):
-        return pb.ContentPart(audio=sounds.of_part(part))
+        return pb.ContentPart(audio=sounds.message_part(part))
     text = f"messages: parts of type {kind!r} are not supported; send text, images and audio"
     raise InvalidArgument(text, field="messages")
 

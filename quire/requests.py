@@ -156,7 +156,7 @@ def _add_fields(request: pb.GenerateRequest, prompt: DictPrompt) -> None:
         request.options.cache_salt = salt
     data, names = prompt.get("multi_modal_data"), prompt.get("multi_modal_uuids")
     request.images.extend(pictures.of_prompt(data, names))
-    request.audios.extend(sounds.of_prompt(data, names))
+    request.audios.extend(sounds.prompt_parts(data, names))
     if options := prompt.get("mm_processor_kwargs"):
         request.media_options.processor = json.dumps(options)
 

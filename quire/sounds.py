@@ -18,7 +18,7 @@ MOST_CHANNELS = 16
 PARTS = ("audio", "audio_url", "input_audio")  # types of parts of messages
 
 
-def of_prompt(data: Mapping[str, Any] | None, uuids: Mapping[str, Any] | None) -> list[pb.MediaPart]:
+def prompt_parts(data: Mapping[str, Any] | None, uuids: Mapping[str, Any] | None) -> list[pb.MediaPart]:
     """Returns the clips of a prompt. `data`: multi_modal_data, `uuids`: multi_modal_uuids, both by modality. Raises
     InvalidArgument for a value that is no sound."""
     given, names = _items((data or {}).get(AUDIO)), _items((uuids or {}).get(AUDIO))
@@ -45,7 +45,7 @@ def is_part(part: Mapping[str, Any]) -> bool:
     return part.get("type") in PARTS or (part.get("type") is None and any(name in part for name in PARTS))
 
 
-def of_part(part: Mapping[str, Any]) -> pb.MediaPart:
+def message_part(part: Mapping[str, Any]) -> pb.MediaPart:
     """Returns the clip of a part: of type audio with an array, a pair, a path or bytes, audio_url, or input_audio.
     Raises InvalidArgument for a value that is no sound."""
     value = next((part[name] for name in PARTS if part.get(name) is not None), None)

@@ -45,8 +45,9 @@ def begin(introduced: bytes) -> Callable[[bytes], bytes]:
     encoded tiles or a refusal. `introduced`: the MediaBounds and the folder as JSON."""
     given = json.loads(introduced)
     bounds = MediaBounds(**given["bounds"])
-    pictures_of, sound_of = (read(Path(given["folder"])) for read in (read_media_processor, read_audio_processor))
-    if sound_of is not None:
+    folder = Path(given["folder"])
+    picture_processor, sound_processor = read_media_processor(folder), read_audio_processor(folder)
+    if sound_processor is not None:
         _import_sound_decoder()
     limit_memory(bounds.decode_bytes)
 
@@ -58,10 +59,10 @@ def begin(introduced: bytes) -> Callable[[bytes], bytes]:
         try:
             with cpu_time_limit(decode_time(bounds, how["modality"])):
                 if how["modality"] == SAMPLES:
-                    return encode(_samples(content, bounds, sound_of))
+                    return encode(_samples(content, bounds, sound_processor))
                 if how["modality"] == AUDIO:
-                    return encode(_features(content, how["options"], bounds, sound_of))
-                return encode(_tiles(content, how, bounds, pictures_of))
+                    return encode(_features(content, how["options"], bounds, sound_processor))
+                return encode(_tiles(content, how, bounds, picture_processor))
         except InvalidArgument as error:
             return _refusal(error.message, error.field)
         except CpuTimeExceeded:

@@ -56,18 +56,17 @@ def _routers(context: ServingContext) -> Sequence[Router]:
         pooling,
         InvocationRoutes(generation, pooling, context.bounds),
         TokenRoutes(context),
-        *_transcription(context),
         ModelRoutes(context.catalogue),
     )
-    return [one.router for one in routes]
+    return [*(one.router for one in routes), *_transcription(context)]
 
 
-def _transcription(context: ServingContext) -> Sequence[TranscriptionRoutes]:
-    """Returns the routes of transcriptions, if the model transcribes."""
+def _transcription(context: ServingContext) -> Sequence[Router]:
+    """Returns the router of transcriptions, if the model transcribes."""
     if context.sound is None:
         return ()
     transcriber = Transcriber(context.generator, context.tokenizer, context.sound)
-    return (TranscriptionRoutes(transcriber, context.catalogue),)
+    return (TranscriptionRoutes(transcriber, context.catalogue).router,)
 
 
 def _examples(model: str) -> Mapping[str, Mapping[str, Any]]:

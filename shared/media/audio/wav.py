@@ -119,7 +119,7 @@ def _values(data: memoryview, form: WavFormat) -> F32:
         case (1, 16):
             values = np.frombuffer(data, "<i2").astype(np.float32) / np.float32(1 << 15)
         case (1, 24):
-            values = _of_24_bits(data)
+            values = _wide_values(data)
         case (1, 32):
             values = np.frombuffer(data, "<i4").astype(np.float32) / np.float32(1 << 31)
         case (3, 32):
@@ -133,7 +133,7 @@ def _values(data: memoryview, form: WavFormat) -> F32:
     return values
 
 
-def _of_24_bits(data: memoryview) -> F32:
+def _wide_values(data: memoryview) -> F32:
     """Returns the values of signed little-endian samples of three bytes."""
     parts = np.frombuffer(data, np.uint8).reshape(-1, 3)
     wide = np.zeros((len(parts), 4), np.uint8)

@@ -162,7 +162,7 @@ def test_of_guesses_the_best_one_is_taken(served: Served) -> None:
         (
             {"response_format": "verbose_json", "timestamp_granularities[]": "word"},
             400,
-            "times of words are not offered",
+            "times of words are not supported",
         ),
         ({"hotwords": "Quire"}, 400, "hotwords: transcriptions of this server have no such field; leave it out"),
         ({"model": "other"}, 404, "The model `other` does not exist"),

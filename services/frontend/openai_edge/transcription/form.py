@@ -112,7 +112,7 @@ def _granularities(fields: Mapping[str, list[str]], form: str) -> tuple[str, ...
     if given and form != "verbose_json":
         raise InvalidArgument(f"{GRANULARITIES}: needs response_format verbose_json, got {form}", field=GRANULARITIES)
     if "word" in given:
-        raise Unimplemented(f"{GRANULARITIES}: times of words are not offered; ask for segment", field=GRANULARITIES)
+        raise Unimplemented(f"{GRANULARITIES}: times of words are not supported; ask for segment", field=GRANULARITIES)
     return tuple(given) or ("segment",)
 
 

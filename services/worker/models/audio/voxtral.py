@@ -29,8 +29,8 @@ class VoxtralEncoder:
         """Builds the encoder without weights. `activation`: of the projector, whose input joins as many positions as
         make up intermediate_size."""
         self._tower = WhisperEncoder(TOWER, config, place)
-        parts = (Projection(f"{PROJECTOR}.{name}", text_size) for name in ("linear_1", "linear_2"))
-        self._projector = PlainMLP(*parts, config.intermediate_size, False, place, activation=activation)
+        first, second = (Projection(f"{PROJECTOR}.{name}", text_size) for name in ("linear_1", "linear_2"))
+        self._projector = PlainMLP(first, second, config.intermediate_size, False, place, activation=activation)
 
     @property
     def alternatives(self) -> Mapping[str, Alternative]:
